@@ -34,7 +34,7 @@ def loaded(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize("modules", FORBIDDEN)
-def test_modules_do_not_load_what_is_not_their_own(modules: str) -> None:
+def test_modules_do_not_load_forbidden_packages(modules: str) -> None:
     assert loaded(f"import {modules}").isdisjoint(FORBIDDEN[modules])
 
 
@@ -75,7 +75,7 @@ def modules() -> list[Path]:
 
 
 @pytest.mark.parametrize("module", modules(), ids=str)
-def test_a_module_of_mptcore_imports_lower_layers_alone(module: Path) -> None:
+def test_a_module_of_mptcore_imports_only_lower_layers(module: Path) -> None:
     own = module.parts[0].removesuffix(".py")
     for name in imports_of(MPTCORE / module):
         layer = name.split(".")[1]
@@ -90,7 +90,7 @@ def test_a_module_of_mptcore_imports_lower_layers_alone(module: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["families", "specs/families"])
-def test_families_do_not_know_each_other(folder: str) -> None:
+def test_families_do_not_import_each_other(folder: str) -> None:
     package = folder.replace("/", ".")
     for module in (path for path in modules() if path.is_relative_to(folder)):
         family = module.relative_to(folder).parts[0].removesuffix(".py")
@@ -102,7 +102,7 @@ def test_families_do_not_know_each_other(folder: str) -> None:
                 assert (family, ".".join(other[:2])) in BETWEEN_FAMILIES, f"{module}: {name}"
 
 
-def test_only_run_knows_all_families() -> None:
+def test_only_run_imports_all_families() -> None:
     knowing = [
         module
         for module in modules()
@@ -143,7 +143,7 @@ def test_each_folder_of_the_service_has_its_place(folder: str) -> None:
 
 
 @pytest.mark.parametrize("file", python_files(SERVICE), ids=lambda f: str(f.relative_to(SERVICE)))
-def test_a_folder_of_the_service_imports_lower_ones_alone(file: Path) -> None:
+def test_a_folder_of_the_service_imports_only_lower_folders(file: Path) -> None:
     own = file.relative_to(SERVICE).parts[0].removesuffix(".py")
     for name in imports(file):
         if own != "web":

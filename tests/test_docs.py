@@ -46,7 +46,7 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_what_is_generated_is_up_to_date(page: str) -> None:
+def test_generated_pages_are_up_to_date(page: str) -> None:
     assert (ROOT / "docs" / page).read_text() == pages()[page], "run `make docs`"
 
 
@@ -56,7 +56,7 @@ def test_every_setting_is_explained() -> None:
     assert [variable for variable, meaning in rows if not meaning] == []
 
 
-def test_every_variable_that_is_read_is_listed() -> None:
+def test_every_environment_variable_is_listed() -> None:
     read = {name for file in CODE for name in re.findall(r"\bMPT_[A-Z_]+[A-Z]", file.read_text())}
     listed = set(re.findall(r"`(MPT_\w+)`", pages()["settings.md"]))
     assert read - listed == set()
@@ -67,11 +67,11 @@ def test_every_variable_that_is_read_is_listed() -> None:
     [block for file in DOCUMENTS for block in blocks(file) if block.language == "json"],
     ids=lambda block: block.document,
 )
-def test_specs_are_accepted(block: Block) -> None:
+def test_specs_in_the_docs_are_valid(block: Block) -> None:
     assert parse_spec(block.text.encode()).limit_problems(Limits()) == []
 
 
-def test_every_risk_names_tests_that_are_there() -> None:
+def test_every_risk_names_existing_tests() -> None:
     rows = re.findall(r"^\| API\d+ .*\| (.*) \|$", (ROOT / "docs/security.md").read_text(), re.M)
     assert len(rows) == 10
     for row in rows:
@@ -83,7 +83,7 @@ def test_every_risk_names_tests_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_links_lead_somewhere(document: Path) -> None:
+def test_links_are_valid(document: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", document.read_text()):
         file = document.parent / target if target else document
         assert file.exists(), target
@@ -94,7 +94,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_commands_are_there(document: Path) -> None:
+def test_documented_commands_exist(document: Path) -> None:
     code = re.findall(r"```sh.*?```|`[^`\n]+`", document.read_text(), re.S)
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
     commands = set(typer.main.get_group(app).commands)

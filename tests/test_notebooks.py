@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 @pytest.mark.usefixtures("folder")
-def test_a_notebook_is_kept_with_what_it_shows(file: Path) -> None:
+def test_a_notebook_is_stored_with_its_output(file: Path) -> None:
     kept = json.loads(file.read_text())
     again = copy.deepcopy(kept)
     execute(again)

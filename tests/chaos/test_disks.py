@@ -230,7 +230,7 @@ def require_all(lab: Lab, client: Client, long: str, short: list[str]) -> None:
     assert counts.records == sum(map(len, expected.values()))
 
 
-def test_a_store_that_is_mounted_read_only(store_disk: Disk, tmp_path: Path) -> None:
+def test_read_only_store(store_disk: Disk, tmp_path: Path) -> None:
     """Each command ends with the reason, and no traceback."""
     settings = Settings(store=store_disk.folder / "unserved", database_url=None)
     prepare(settings)
@@ -261,7 +261,7 @@ class TestServedStore:
             require_all(served, client, long, [*accepted, submit(served).json()["id"]])
         assert "Traceback" not in served.log.read_text()
 
-    def test_a_disk_that_becomes_read_only(self, store_disk: Disk, served: Lab) -> None:
+    def test_disk_becomes_read_only(self, store_disk: Disk, served: Lab) -> None:
         """The kernel found an error of the disk. After a repair and a new start all goes on."""
         with served.client() as client:
             long = begin(client)
@@ -295,7 +295,7 @@ class TestLab:
             require_all(lab, client, long, accepted)
         assert "Traceback" not in lab.log.read_text()
 
-    def test_a_disk_of_postgresql_that_becomes_read_only(
+    def test_read_only_disk_of_postgresql(
         self, database_disk: Disk, lab: Lab, servers: tuple[PostgreSQL, Redis]
     ) -> None:
         """The kernel found an error of the disk: no answer is an internal error. After a repair
@@ -313,7 +313,7 @@ class TestLab:
             require_all(lab, client, long, accepted)
         assert "Traceback" not in lab.log.read_text()
 
-    def test_a_full_disk_of_the_files(self, store_disk: Disk, lab: Lab, tmp_path: Path) -> None:
+    def test_full_disk_of_the_store(self, store_disk: Disk, lab: Lab, tmp_path: Path) -> None:
         """Uploads are refused and leave nothing. A run whose weights find no space fails and says
         so. Once there is space, the upload succeeds."""
         data = tmp_path / "a.csv"

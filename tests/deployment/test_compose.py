@@ -62,7 +62,7 @@ def test_only_the_api_is_published_and_on_loopback() -> None:
     assert not any(published.values())
 
 
-def test_all_but_the_migration_are_restarted() -> None:
+def test_services_restart_except_the_migration() -> None:
     """A migration that fails fails again: it would be started for ever."""
     found = services()
     policies = {name: service["restart"] for name, service in found.items()}
@@ -85,7 +85,7 @@ def test_no_process_shows_the_secrets_of_its_environment() -> None:
     assert [name for name, service in services().items() if "init" in service] == []
 
 
-def test_one_run_cannot_take_the_memory_of_the_machine() -> None:
+def test_each_container_has_a_memory_limit() -> None:
     assert services()["worker-cpu"]["mem_limit"] == "4g"
 
 
@@ -110,7 +110,7 @@ def test_a_change_of_the_code_leaves_the_layer_of_the_dependencies() -> None:
     assert "COPY --from=dependencies /opt/venv /opt/venv\n" in final
 
 
-def test_the_pages_name_compose_2_and_the_older_one_in_a_note() -> None:
+def test_docs_name_compose_2_and_mention_the_older_version() -> None:
     """The pages use `docker compose`; a note mentions `docker-compose` once."""
     files = [FILE, *(FILE.parent / "docs").glob("*.md"), FILE.parent / "README.md"]
     older = {

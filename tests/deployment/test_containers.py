@@ -132,7 +132,7 @@ def test_a_killed_container_costs_no_record(
 
 
 @pytest.mark.parametrize("command", ["stop", "down", "restart"])
-def test_a_lab_that_is_stopped_hands_its_run_back(
+def test_stopping_the_lab_hands_its_run_back(
     containers: Containers, client: Client, undisturbed: list[Record], command: str
 ) -> None:
     experiment_id = begin_long_run(client)
@@ -143,7 +143,7 @@ def test_a_lab_that_is_stopped_hands_its_run_back(
     assert require_undisturbed(containers, experiment_id, undisturbed).lost == 0
 
 
-def test_the_folder_of_data_is_used(containers: Containers, client: Client, data: Path) -> None:
+def test_the_data_folder_is_used(containers: Containers, client: Client, data: Path) -> None:
     """A language model of MPT_DATA, and an upload of a file that lies there."""
     model = client.submit(lm_specs.BASE)["id"]
     dataset = client.upload(data / "rows.csv")["id"]
@@ -207,7 +207,7 @@ def follow(containers: Containers, tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the backup belongs to the containers' user")
-def test_a_backup_by_the_pages_commands_is_restored_by_them(
+def test_backup_and_restore_with_the_documented_commands(
     containers: Containers, client: Client, undisturbed: list[Record], follow: Callable[[str], str]
 ) -> None:
     experiment_id = begin_long_run(client)

@@ -61,7 +61,7 @@ def test_every_part_has_a_unit() -> None:
 
 
 @pytest.mark.parametrize("file", UNITS, ids=name_of)
-def test_a_unit_starts_a_command_that_is_there(file: Path) -> None:
+def test_a_unit_starts_an_existing_command(file: Path) -> None:
     (line,) = Unit(file)["ExecStart"]
     program, name, *arguments = line.split()
     assert program == "/opt/mptlab/bin/mpt"
@@ -70,7 +70,7 @@ def test_a_unit_starts_a_command_that_is_there(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", UNITS, ids=name_of)
-def test_a_unit_names_settings_that_are_there(file: Path) -> None:
+def test_a_unit_names_existing_settings(file: Path) -> None:
     unit = Unit(file)
     given = dict(one.split("=", 1) for one in unit["Environment"])
     assert {name for name in given if name != "CUDA_VISIBLE_DEVICES"} <= VARIABLES
@@ -81,7 +81,7 @@ def test_a_unit_names_settings_that_are_there(file: Path) -> None:
     assert not any(name in file.read_text() for name in ("PASSWORD=", "REDIS_URL="))
 
 
-def test_the_environment_names_settings_that_are_there() -> None:
+def test_the_environment_names_existing_settings() -> None:
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment]
     parser.read_string("[all]\n" + (DEPLOY / "systemd" / "environment").read_text())
@@ -91,7 +91,7 @@ def test_the_environment_names_settings_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("file", UNITS, ids=name_of)
-def test_a_unit_is_hardened_and_lives(file: Path) -> None:
+def test_hardened_units_start(file: Path) -> None:
     unit = Unit(file)
     for name, value in {
         "User": "mptlab", "NoNewPrivileges": "yes", "CapabilityBoundingSet": "", "UMask": "0077",
@@ -223,7 +223,9 @@ def given(tmp_path_factory: pytest.TempPathFactory, prepared_store: Path) -> dic
 
 
 @pytest.mark.parametrize(("name", "expression"), list(expressions()))
-def test_what_is_asked_is_given(name: str, expression: str, given: dict[str, set[str]]) -> None:
+def test_dashboard_queries_match_exported_metrics(
+    name: str, expression: str, given: dict[str, set[str]]
+) -> None:
     found = list(selectors(promql.parse(expression)))
     assert len(found) == len(re.findall(r"\b(?:mpt_\w+|up)\b", expression))
     for selector in found:
@@ -231,7 +233,7 @@ def test_what_is_asked_is_given(name: str, expression: str, given: dict[str, set
         assert {one.name for one in selector.matchers.matchers} <= given[selector.name]
 
 
-def test_every_metric_is_asked_for_and_described(given: dict[str, set[str]]) -> None:
+def test_every_metric_is_used_and_described(given: dict[str, set[str]]) -> None:
     """A panel or an alert uses each metric, and docs/lab.md describes it."""
     asked = " ".join(expression for _, expression in expressions())
     described = (DEPLOY.parent / "docs" / "lab.md").read_text()
@@ -241,7 +243,7 @@ def test_every_metric_is_asked_for_and_described(given: dict[str, set[str]]) -> 
         assert f"`{family}" in described, name
 
 
-def test_alerts_say_what_and_how_bad() -> None:
+def test_alerts_have_a_summary_and_a_severity() -> None:
     operations = (DEPLOY.parent / "docs" / "operations.md").read_text()
     for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]:
         for rule in group["rules"]:

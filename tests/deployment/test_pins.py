@@ -21,7 +21,7 @@ def test_each_package_of_cuda_is_pinned_once() -> None:
     assert not set(cuda) & set(pinned("constraints.txt"))
 
 
-def test_both_files_are_taken_where_torch_is_installed() -> None:
+def test_both_constraint_files_are_used_to_install_torch() -> None:
     for file in ("Dockerfile", "Makefile", ".dockerignore", "docs/operations.md"):
         text = (ROOT / file).read_text()
         assert 0 < text.count("constraints.txt") <= text.count("constraints-cuda.txt"), file

@@ -27,7 +27,7 @@ chmod +x .venv/bin/pip
     ("driver", "index", "asked"),
     [(False, True, [CPU]), (False, False, []), (True, True, [])],
 )
-def test_torch_is_for_the_cpu_where_there_is_no_driver(
+def test_without_a_gpu_driver_the_cpu_build_of_torch_is_installed(
     tmp_path: Path, driver: bool, index: bool, asked: list[str]
 ) -> None:
     programs = {"nvidia-smi": f"exit {1 - driver}", "curl": f"exit {1 - index}", "py": PYTHON}
@@ -47,7 +47,7 @@ def test_torch_is_for_the_cpu_where_there_is_no_driver(
     assert started.read_text() == (ROOT / PTH).read_text()
 
 
-def test_pip_prefers_the_build_for_the_cpu_where_both_are_offered(tmp_path: Path) -> None:
+def test_pip_prefers_the_cpu_build_if_both_are_available(tmp_path: Path) -> None:
     (pin,) = re.findall(r'"(torch==[^"]*)"', (ROOT / "pyproject.toml").read_text())
     version = pin.removeprefix("torch==")
     for offered in (version, f"{version}+cpu"):

@@ -81,7 +81,7 @@ def test_a_table_with_missing_values_is_fitted_and_scored(client: Client, tmp_pa
     assert found["mpt"] == pytest.approx(found["lml"], rel=1e-9)
 
 
-def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(client: Client) -> None:
+def test_a_missing_checkpoint_is_refused_with_the_available_names(client: Client) -> None:
     data = {"source": "text", "lines": tiny_lm.lines(3)}
     model = {**TINY, "checkpoint": "nobody/nothing"}
     with pytest.raises(Refused, match="there is no checkpoint nobody/nothing; there are tiny"):

@@ -53,7 +53,7 @@ def test_from_submission_to_curves_and_cancel_pause_resume(lab: Settings) -> Non
         client.cancel(again["id"])
 
 
-def test_a_node_told_to_stop_hands_back(lab: Settings) -> None:
+def test_a_stopped_node_hands_back_its_run(lab: Settings) -> None:
     with lab_processes(lab) as running, running.client() as client:
         submitted = client.submit(MEDIUM, cache=False)["id"]
         began(running, submitted)
@@ -69,7 +69,7 @@ def test_a_node_told_to_stop_hands_back(lab: Settings) -> None:
         assert (ended["status"], ended["attempt"]) == ("succeeded", 2)
 
 
-def test_the_broker_is_away(lab: Settings, redis: Redis) -> None:
+def test_broker_outage(lab: Settings, redis: Redis) -> None:
     """Submitting and reading need no broker; what was dispatched meanwhile is not lost."""
     with lab_processes(lab) as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
@@ -82,7 +82,7 @@ def test_the_broker_is_away(lab: Settings, redis: Redis) -> None:
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
 
 
-def test_the_broker_forgets_and_is_a_black_hole(lab: Settings, redis: Redis) -> None:
+def test_broker_loses_messages_and_stops_answering(lab: Settings, redis: Redis) -> None:
     with lab_processes(lab) as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
         ids = []
@@ -98,7 +98,7 @@ def test_the_broker_forgets_and_is_a_black_hole(lab: Settings, redis: Redis) -> 
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
 
 
-def test_the_database_is_away_during_a_run(lab: Settings, postgresql: PostgreSQL) -> None:
+def test_database_outage_during_a_run(lab: Settings, postgresql: PostgreSQL) -> None:
     """The run goes on, its records wait, and nothing is reaped when the database is back."""
     with lab_processes(lab) as running, running.client() as client:
         submitted = client.submit(MEDIUM, cache=False)["id"]
@@ -133,7 +133,7 @@ def test_killed(lab: Settings, victim: str) -> None:
         assert series["x"] == list(range(1, 61))
 
 
-def test_a_node_stopped_past_its_lease_writes_nothing_more(lab: Settings) -> None:
+def test_a_node_frozen_past_its_lease_writes_nothing(lab: Settings) -> None:
     with lab_processes(lab, workers=2) as running, running.client() as client:
         submitted = client.submit(MEDIUM, cache=False)["id"]
         began(running, submitted)
@@ -151,7 +151,7 @@ def test_a_node_stopped_past_its_lease_writes_nothing_more(lab: Settings) -> Non
         assert frozen.is_running()
 
 
-def test_every_doorbell_rung_ten_times(lab: Settings) -> None:
+def test_duplicate_notifications_start_each_run_once(lab: Settings) -> None:
     """Doubled and old messages find a dispatch that is not theirs: one attempt per claim."""
     with lab_processes(lab) as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
@@ -171,7 +171,7 @@ def test_every_doorbell_rung_ten_times(lab: Settings) -> None:
         assert [client.get(i)["attempt"] for i in ids] == [1, 1]
 
 
-def test_a_deaf_node_begins_anew(lab: Settings) -> None:
+def test_a_node_that_receives_no_messages_restarts(lab: Settings) -> None:
     """A dispatch whose doorbell no one heard, while the only node is idle."""
     with lab_processes(lab, MPT_DISPATCH_TIMEOUT_S="6") as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")

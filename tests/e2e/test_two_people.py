@@ -14,7 +14,7 @@ RUN = ppca_spec(data__dim=60, evaluate__masks__per_size=1000)
 FLOOD = 40
 
 
-def test_one_floods_and_the_other_runs_next(lab: Settings, tmp_path: Path) -> None:
+def test_a_user_with_few_experiments_is_not_starved(lab: Settings, tmp_path: Path) -> None:
     second_key = tmp_path / "key"
     database = Database(lab.url)
     with database.transaction() as session:

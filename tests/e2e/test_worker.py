@@ -60,7 +60,7 @@ def wait_for(
     raise TimeoutError(experiment.status)
 
 
-def test_killed_midway_and_started_again(database: Database, settings: Settings) -> None:
+def test_a_killed_worker_resumes_its_run(database: Database, settings: Settings) -> None:
     experiment_id = submit(database, data__dim=60, evaluate__masks__per_size=4000)
     with local_worker(settings) as worker:
         wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
@@ -94,7 +94,7 @@ def test_cancel_ends_a_run_within_5_s(database: Database, settings: Settings) ->
         )
 
 
-def test_told_to_stop_it_hands_back(database: Database, settings: Settings) -> None:
+def test_a_stopped_worker_hands_back_its_run(database: Database, settings: Settings) -> None:
     experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=20_000)
     with local_worker(settings, start_fresh) as worker:
         wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
@@ -108,7 +108,7 @@ def test_told_to_stop_it_hands_back(database: Database, settings: Settings) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_serve_takes_all_it_started_with_it(
+def test_serve_ends_all_its_child_processes(
     tmp_path_factory: pytest.TempPathFactory, number: signal.Signals
 ) -> None:
     store_ = tmp_path_factory.mktemp("serve")

@@ -50,7 +50,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
     return made
 
 
-def test_up_finds_no_difference_and_down_leaves_nothing(config: Config) -> None:
+def test_upgrade_matches_the_models_and_downgrade_leaves_nothing(config: Config) -> None:
     database = Database(config.attributes["url"])
     for _ in range(2):
         command.upgrade(config, "head")
@@ -61,7 +61,7 @@ def test_up_finds_no_difference_and_down_leaves_nothing(config: Config) -> None:
         assert set(inspect(database.engine).get_table_names()) <= {"alembic_version"}
 
 
-def test_what_is_stored_survives(config: Config) -> None:
+def test_stored_data_survive_the_migrations(config: Config) -> None:
     database = Database(config.attributes["url"])
     command.upgrade(config, "0001")
     rows = [
@@ -102,7 +102,7 @@ def test_uploads_of_the_same_bytes_stay_apart(config: Config) -> None:
     command.downgrade(config, "0007")
 
 
-def test_users_and_keys_of_before_may_what_they_could(config: Config) -> None:
+def test_existing_users_and_keys_keep_their_permissions(config: Config) -> None:
     """The local user's all, as the first admin; and back, no key does more than it may."""
     database = Database(config.attributes["url"])
     command.upgrade(config, "0010")
@@ -127,7 +127,7 @@ def test_users_and_keys_of_before_may_what_they_could(config: Config) -> None:
         assert set(revoked) == {parse(limited)[0], parse(brief)[0]}
 
 
-def test_bytes_of_before_are_counted(config: Config) -> None:
+def test_existing_bytes_are_counted(config: Config) -> None:
     """The bytes count like records that the experiment gets later."""
     database = Database(config.attributes["url"])
     command.upgrade(config, "head")
@@ -159,7 +159,7 @@ def sweep_of(owner_id: int) -> Sweep:
     return sweeps.new(owner_id, SweepSubmission.model_validate(grid))
 
 
-def test_counters_of_before_are_filled(config: Config) -> None:
+def test_counters_are_filled_from_existing_rows(config: Config) -> None:
     """They are computed from existing experiments and from the stored usage of purged ones."""
     database = Database(config.attributes["url"])
     command.upgrade(config, "head")

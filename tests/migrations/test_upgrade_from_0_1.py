@@ -75,7 +75,7 @@ def test_an_upgrade_keeps_everything(upgraded: Settings) -> None:
         assert api.post("/v1/experiments", json={"spec": ended["spec"]}).status_code in (200, 202)
 
 
-def test_what_waited_runs_after_an_upgrade(upgraded: Settings) -> None:
+def test_queued_experiments_run_after_an_upgrade(upgraded: Settings) -> None:
     with closing(Database(upgraded.url)) as database, database.transaction() as session:
         dispatch = dispatch_next(session)
         assert dispatch is not None

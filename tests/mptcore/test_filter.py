@@ -65,7 +65,7 @@ def test_a_bad_spec_ends_with_2_and_a_sentence_for_each_field() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"not json\n", b"[1]\n"])
-def test_what_is_no_spec_ends_with_2(text: bytes) -> None:
+def test_input_that_is_not_a_spec_ends_with_2(text: bytes) -> None:
     status, records, errors = run(text)
     assert (status, records) == (2, [])
     assert errors.startswith("/: ")
@@ -146,7 +146,7 @@ def test_supervised_the_envelope_adds_environment_variables(
     assert found["HF_TOKEN"] == "from the envelope"
 
 
-def test_a_spare_that_gets_no_spec_ends_with_0(
+def test_a_spare_process_without_a_spec_ends_with_0(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))

@@ -48,7 +48,7 @@ def test_a_registered_family_passes_the_contract(tree: Path) -> None:
     assert "17 passed" in done.stdout
 
 
-def test_it_runs_through_the_whole_filter(tree: Path, tmp_path: Path) -> None:
+def test_the_toy_family_runs_through_the_whole_filter(tree: Path, tmp_path: Path) -> None:
     folder = tmp_path / "datasets" / "chain"
     folder.mkdir(parents=True)
     np.save(folder / "x.npy", OBSERVATIONS)
@@ -63,7 +63,7 @@ def test_it_runs_through_the_whole_filter(tree: Path, tmp_path: Path) -> None:
     assert values["lml"] == pytest.approx(np.log(0.5) + np.log(steps).sum(1).mean())
 
 
-def test_its_bad_specs_are_refused_by_field(tree: Path) -> None:
+def test_bad_specs_of_the_toy_family_are_refused_by_field(tree: Path) -> None:
     wrong = {**SPEC, "model": {"family": "markov", "stay": 2}}
     done = run(tree, "-m", "mptcore", text=json.dumps(wrong))
     assert (done.returncode, done.stderr) == (INVALID, "/model/stay: less than 1\n")
@@ -85,7 +85,7 @@ print(json.dumps([answer.json(), schemas, pages()["spec-fields.md"]]))
 """
 
 
-def test_the_service_and_the_docs_describe_it(tree: Path, settings: Settings) -> None:
+def test_the_service_and_the_docs_describe_the_toy_family(tree: Path, settings: Settings) -> None:
     spec = {**SPEC, "data": {"source": "digits", "binarize": "threshold"},
             "evaluate": {}}  # fmt: skip
     done = run(tree, "-c", ASK_THE_SERVICE, text=json.dumps(spec), MPT_STORE=str(settings.store))
@@ -97,6 +97,6 @@ def test_the_service_and_the_docs_describe_it(tree: Path, settings: Settings) ->
     assert f"| `stay` | number (above 0, below 1) |  | {DESCRIPTION} |\n" in page
 
 
-def test_without_its_registration_the_family_is_unknown() -> None:
+def test_an_unregistered_family_is_unknown() -> None:
     with pytest.raises(SpecError, match=r"/model/family: one of 'ppca', .*'masked_lm'$"):
         validate_spec(SPEC)

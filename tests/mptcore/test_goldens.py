@@ -258,7 +258,7 @@ def lines_of(spec: ExperimentSpec, work_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_records_are_those_recorded(name: str, tmp_path: Path) -> None:
+def test_records_equal_the_goldens(name: str, tmp_path: Path) -> None:
     spec = spec_named(name)
     lines = lines_of(spec, tmp_path / "work")
     file = GOLDENS / f"{name.replace(',', '').replace(' ', '-')}.ndjson"

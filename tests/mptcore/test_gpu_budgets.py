@@ -195,7 +195,7 @@ def test_whatever_the_form_of_its_moment_a_step_is_that_of_a_cpu(
         assert trained(DEVICE) == pytest.approx(expected, rel=1e-9)
 
 
-def test_data_that_leave_a_gpu_no_room_are_sent_step_by_step() -> None:
+def test_data_that_fill_a_gpu_are_sent_step_by_step() -> None:
     """The same numbers, of data of which the device holds a quarter."""
     found = []
     for memory_bytes in (2**20, 3 * 20 * DIM * 4):
@@ -212,7 +212,7 @@ def test_data_that_leave_a_gpu_no_room_are_sent_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("learn_mean", [False, True])
-def test_a_step_of_a_gaussian_that_is_short_of_memory_has_the_same_gradient(
+def test_a_gaussian_step_with_too_little_memory_has_the_same_gradient(
     learn_mean: bool,
 ) -> None:
     """Check the analytic gradient and the gradient of autograd."""
@@ -238,7 +238,7 @@ def test_a_step_of_a_gaussian_that_is_short_of_memory_has_the_same_gradient(
             trainer.advance()
 
 
-def test_scores_that_are_short_of_memory_are_the_same() -> None:
+def test_scores_with_too_little_memory_are_the_same() -> None:
     batch = SizedMasks([(3, 32)], masks(32))
     with pretended_gpu() as gpu:
         model, found = gaussian(60), []
@@ -248,7 +248,7 @@ def test_scores_that_are_short_of_memory_are_the_same() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_what_did_not_fit_is_not_tried_again() -> None:
+def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
     """The model remembers the size for this batch and for later batches."""
     batches = [SizedMasks([(3, 32)], masks(32)) for _ in range(4)]
     with pretended_gpu() as gpu:

@@ -14,7 +14,7 @@ CPU = torch.arange(6.0).view(2, 3)
 
 
 @pytest.mark.parametrize("mixed", ["mm", "add", "stack", "out", "index", "generator"])
-def test_what_it_refuses(mixed: str) -> None:
+def test_the_pretended_gpu_refuses_mixed_devices(mixed: str) -> None:
     with pretended_gpu():
         gpu = CPU.to(DEVICE)
         attempts: dict[str, Callable[[], object]] = {
@@ -76,7 +76,7 @@ def counts(gpu: PretendedGpu) -> tuple[int, int, int, int]:
     return gpu.launches, gpu.synchronisations, gpu.to_device, gpu.to_host
 
 
-def test_what_it_counts() -> None:
+def test_the_pretended_gpu_counts_launches_and_copies() -> None:
     with pretended_gpu() as gpu:
         x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=DEVICE)
         assert counts(gpu) == (0, 0, 1, 0)
@@ -112,14 +112,14 @@ def test_gradients_and_tied_parameters_are_those_of_the_cpu() -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_a_network_without_weights_is_left_alone() -> None:
+def test_a_network_without_weights_is_unchanged() -> None:
     with pretended_gpu(), torch.device("meta"):
         made = nn.Linear(2, 2)
     assert made.weight.device.type == "meta"
     assert type(made.weight) is nn.Parameter
 
 
-def test_it_is_gone_afterwards() -> None:
+def test_the_pretended_gpu_is_removed_afterwards() -> None:
     before = torch.cuda.is_available()
     with pretended_gpu(), torch.inference_mode():
         x = torch.ones(2, 2, device=DEVICE)

@@ -37,7 +37,7 @@ LISTS: list[tuple[Callable[[Client], Any], str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("call", "path", "query"), LISTS)
-def test_what_is_listed(
+def test_calls_that_list(
     client: Client, answers: Answers, call: Callable[[Client], Any], path: str,
     query: dict[str, str],
 ) -> None:  # fmt: skip
@@ -55,7 +55,7 @@ DOCUMENTS: list[tuple[Callable[[Client], Any], str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("call", "path", "query"), DOCUMENTS)
-def test_what_is_read(
+def test_calls_that_read(
     client: Client, answers: Answers, call: Callable[[Client], Any], path: str,
     query: dict[str, str],
 ) -> None:  # fmt: skip
@@ -64,7 +64,7 @@ def test_what_is_read(
     assert answers.sent == ("GET", path, query)
 
 
-def test_many_are_asked_for_by_fifties_each_once(client: Client, answers: Answers) -> None:
+def test_many_ids_are_requested_in_groups_of_fifty(client: Client, answers: Answers) -> None:
     ids = [f"{i:02}" for i in range(51)]
     answers.says(*({"items": [{"id": one} for one in some]} for some in (ids[:50], ids[50:])))
     assert [one["id"] for one in client.get_many([*ids, "07"])] == [*ids, "07"]
@@ -72,7 +72,7 @@ def test_many_are_asked_for_by_fifties_each_once(client: Client, answers: Answer
     assert {request.url.path for request in answers.seen} == {"/v1/experiments:batchGet"}
 
 
-def test_all_that_match_are_cancelled(client: Client, answers: Answers) -> None:
+def test_all_matching_experiments_are_cancelled(client: Client, answers: Answers) -> None:
     """A request after the other, until nothing more matches."""
     answers.says(
         {"cancelled": 500, "ending": 0, "more": True},
@@ -100,7 +100,7 @@ def test_a_bundle_is_written(client: Client, answers: Answers, tmp_path: Path) -
         (lambda c: c.get_sweep("a/b"), "sweeps/a%2Fb"),
     ],
 )
-def test_ids_and_names_are_one_part_of_a_path(
+def test_ids_and_names_are_quoted_in_paths(
     client: Client, answers: Answers, call: Callable[[Client], Any], path: str
 ) -> None:
     answers.says({"id": "a", "series": []})
@@ -118,7 +118,7 @@ BODIES: list[tuple[Callable[[Client], Any], str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("call", "method", "path", "body"), BODIES)
-def test_what_a_call_says(
+def test_requests_sent_by_calls(
     client: Client, answers: Answers, call: Callable[[Client], Any], method: str, path: str,
     body: Any,
 ) -> None:  # fmt: skip
@@ -135,7 +135,7 @@ def test_what_a_call_says(
         (lambda c: c.revoke_key("ann", "k"), "/v1/users/ann/keys/k"),
     ],
 )
-def test_what_is_deleted_answers_nothing(
+def test_a_deletion_returns_nothing(
     client: Client, answers: Answers, call: Callable[[Client], Any], path: str
 ) -> None:
     answers.given = [httpx.Response(204)]
@@ -143,7 +143,9 @@ def test_what_is_deleted_answers_nothing(
     assert answers.sent == ("DELETE", path, {})
 
 
-def test_a_batch_says_all_and_gives_ids_in_order(client: Client, answers: Answers) -> None:
+def test_a_batch_sends_all_fields_and_returns_ids_in_order(
+    client: Client, answers: Answers
+) -> None:
     answers.says({"items": [{"id": "b"}, {"id": "a"}]})
     both: list[dict[str, Any]] = [{"spec": SPEC, "name": "one"}, {"spec": SPEC}]
     assert client.batch(iter(both), idempotency_key="once") == ["b", "a"]
@@ -159,7 +161,7 @@ def test_a_batch_says_all_and_gives_ids_in_order(client: Client, answers: Answer
         ({"list": [{"data.n": 5}], "name": "s"}, {"list": [{"data.n": 5}], "name": "s"}),
     ],
 )
-def test_a_sweep_says_its_points(
+def test_a_sweep_sends_its_points(
     client: Client, answers: Answers, how: dict[str, Any], said: Any
 ) -> None:
     answers.says({"id": "s"})
@@ -169,7 +171,7 @@ def test_a_sweep_says_its_points(
     assert answers.seen[0].headers["Idempotency-Key"] == "once"
 
 
-def test_a_sweep_of_before(client: Client, answers: Answers) -> None:
+def test_a_sweep_of_an_earlier_version(client: Client, answers: Answers) -> None:
     answers.says({"id": "s"})
     client.get_sweep("a").get()
     client.sweep(SPEC).get()
@@ -197,7 +199,7 @@ def test_a_log_is_read_to_its_end(client: Client, answers: Answers) -> None:
         assert {request.url.path for request in answers.seen} == {"/v1/experiments/a/logs"}
 
 
-def test_curves_of_many_say_what_is_wanted(
+def test_a_request_for_many_curves_names_series_and_labels(
     client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The request is repeated if the service is busy, because it changes nothing."""
@@ -213,7 +215,7 @@ def test_curves_of_many_say_what_is_wanted(
     assert answers.body == {"ids": ["a"], "series": None, "labels": {}, "max_points": 100_000}
 
 
-def test_files_are_written_where_they_are_wanted(
+def test_files_are_written_to_the_given_folder(
     client: Client, answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All, or those of some names; none that is not there, nor half of one."""
@@ -277,7 +279,7 @@ def test_a_file_is_read_as_a_spec(client: Client, answers: Answers, tmp_path: Pa
     assert answers.sent == ("POST", "/v1/experiments:validate", {})
 
 
-def test_no_preset_of_several_specs_is_one(client: Client, answers: Answers) -> None:
+def test_a_preset_with_several_specs_is_not_a_single_spec(client: Client, answers: Answers) -> None:
     answers.says({"specs": [SPEC]}, {"id": "a"})
     client.submit("fig1")
     assert answers.body == {"spec": SPEC}
@@ -300,7 +302,7 @@ READS: list[Callable[[Client], Any]] = [
 
 
 @pytest.mark.parametrize("call", READS)
-def test_what_reads_is_sent_again(
+def test_reading_requests_are_retried(
     client: Client,
     answers: Answers,
     monkeypatch: pytest.MonkeyPatch,
@@ -324,7 +326,7 @@ def test_what_reads_is_sent_again(
         (lambda c, **how: c.events_of("a", **how), "/v1/experiments/a/events"),
     ],
 )
-def test_which_events_are_followed(
+def test_kinds_of_events_that_are_followed(
     client: Client, answers: Answers, call: Callable[..., Iterator[Any]], path: str
 ) -> None:
     told = 'id: 7\ndata: {"x": 1}\n\nevent: end\ndata: {"reason": "ended"}\n\n'
@@ -357,7 +359,7 @@ def test_a_comparison_is_a_frame(
 
 
 @pytest.mark.parametrize(("for_s", "sent"), [(0.0, 1), (20.0, 2), (None, 1)])
-def test_for_how_long_a_client_tries_again(
+def test_retries_stop_after_the_timeout(
     answers: Answers, monkeypatch: pytest.MonkeyPatch, for_s: float | None, sent: int
 ) -> None:
     """An argument has priority over the environment variable."""
@@ -373,7 +375,7 @@ def test_for_how_long_a_client_tries_again(
     assert len(answers.seen) == sent
 
 
-def test_the_last_look_of_a_wait_is_one(client: Client, answers: Answers) -> None:
+def test_the_last_poll_of_a_wait_sends_a_single_request(client: Client, answers: Answers) -> None:
     answers.given = [httpx.Response(503)]
     with pytest.raises(TimeoutError):
         client._look("/v1/experiments/a", time.monotonic())
@@ -387,7 +389,7 @@ def test_the_last_look_of_a_wait_is_one(client: Client, answers: Answers) -> Non
         ("http://a", "ü", "the API key has an invalid character: copy it again"),
     ],
 )
-def test_what_is_no_url_or_no_key_is_told_in_words(url: str, key: str, told: str) -> None:
+def test_invalid_urls_and_keys_give_a_readable_error(url: str, key: str, told: str) -> None:
     with pytest.raises(Refused) as refused:
         Client(url, key)
     assert str(refused.value) == told

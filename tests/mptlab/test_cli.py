@@ -25,7 +25,9 @@ def test_submit_wait_curves(environment: dict[str, str], tmp_path: Path) -> None
     assert series["x"] == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_queue_and_ones_share_of_it(environment: dict[str, str], client: Client) -> None:
+def test_the_queue_and_the_own_share_are_printed(
+    environment: dict[str, str], client: Client
+) -> None:
     spec = ppca_spec(compute__device="cuda")
     waiting = client.submit(spec)["id"]
     code, output, _ = mpt_here(environment, "queue")
@@ -44,7 +46,7 @@ def test_submit_from_standard_input_and_wait(environment: dict[str, str]) -> Non
     assert "mpt" in output
 
 
-def test_what_is_refused_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_refusal_is_printed_on_a_single_line(environment: dict[str, str], tmp_path: Path) -> None:
     text = json.dumps(ppca_spec(model__latent_dim=9))
     code, output, error = mpt(environment, "submit", "-", text=text)
     assert (code, output) == (1, "")

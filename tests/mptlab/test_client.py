@@ -45,7 +45,7 @@ def test_a_retry_under_one_key_is_queued_once(client: Client) -> None:
     assert made[0] == made[1]
 
 
-def test_filters_hold_on_every_page(client: Client) -> None:
+def test_filters_apply_to_every_page(client: Client) -> None:
     ids = [client.submit(ppca_spec())["id"] for _ in range(5)]
     for one in ids[::2]:
         client.cancel(one)
@@ -62,7 +62,7 @@ def test_filters_and_orders_go_to_the_service(client: Client) -> None:
         list(client.experiments(filter="nam = a"))
 
 
-def test_curves_of_more_than_may_be_asked_for_at_once(
+def test_curves_of_more_experiments_than_one_request_allows(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "MAX_AT_ONCE", 2)
@@ -73,7 +73,7 @@ def test_curves_of_more_than_may_be_asked_for_at_once(
         client.curves_of([ids[0], "a"])
 
 
-def test_more_experiments_than_may_be_asked_for_at_once(
+def test_more_experiments_than_one_page_allows(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "MAX_WITH_SPECS", 2)
@@ -85,14 +85,14 @@ def test_more_experiments_than_may_be_asked_for_at_once(
         client.get_many([*ids, "a"])
 
 
-def test_what_the_workers_did_and_what_the_users_had(client: Client) -> None:
+def test_worker_history_and_user_usage(client: Client) -> None:
     history = client.worker_history(hours=1)
     assert (history["items"], len(history["at"])) == ([], 60)
     assert [one["name"] for one in client.usage()] == ["local"]
     assert client.retention() == {"delete": [], "purge": []}
 
 
-def test_a_wait_for_what_does_not_end(client: Client) -> None:
+def test_a_wait_without_an_end_times_out(client: Client) -> None:
     queued = client.submit(ppca_spec())["id"]
     seen: list[str] = []
     began = time.monotonic()
@@ -113,7 +113,7 @@ def shown(*looks: dict[str, Any], terminal: bool = True) -> str:
     return screen.getvalue()
 
 
-def test_a_bar_is_as_full_as_the_run_is_far() -> None:
+def test_the_progress_bar_shows_the_share_that_is_done() -> None:
     progress = {"done": 30, "total": 120, "unit": "masks"}
     bar = shown({"status": "queued", "progress": None}, {"status": "running", "progress": progress})
     last = bar.rpartition("running")[2]
@@ -122,7 +122,7 @@ def test_a_bar_is_as_full_as_the_run_is_far() -> None:
     assert "1/4 points" in shown({"status": "running", "progress": progress, "points": 4})
 
 
-def test_a_plain_line_says_how_long_it_takes_yet() -> None:
+def test_a_plain_progress_line_shows_the_remaining_time() -> None:
     """Check an experiment and a sweep; a line is printed for each tenth."""
     end = (datetime.now(UTC) + timedelta(seconds=90)).isoformat()
     progress = {"done": 30, "total": 120, "unit": "masks"}

@@ -39,7 +39,7 @@ def run(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> A
     return asked_json(environment, "submit", str(file), *options, "--watch")
 
 
-def test_what_is_set_stands_in_the_spec(run: Any) -> None:
+def test_fields_given_with_set_are_in_the_spec(run: Any) -> None:
     assert run["status"] == "succeeded"
     assert (run["spec"]["seeds"], run["name"], run["tags"]) == ([4, 44], "a run", ["t1", "t2"])
 
@@ -58,7 +58,7 @@ def test_a_list_is_filtered(environment: Environment, run: Any, filters: tuple[s
     assert [line.split()[0] for line in shown.splitlines() if "a run" in line] == [run["id"]]
 
 
-def test_no_more_are_listed_than_asked_for(environment: Environment, client: Client) -> None:
+def test_a_list_has_at_most_the_requested_length(environment: Environment, client: Client) -> None:
     waiting = [client.submit(WAITING)["id"] for _ in range(3)]
     newest = [one["id"] for one in asked_json(environment, "list", "--limit", "2")]
     assert newest == waiting[:0:-1]
@@ -66,7 +66,7 @@ def test_no_more_are_listed_than_asked_for(environment: Environment, client: Cli
         client.cancel(one)
 
 
-def test_an_experiment_is_named_by_a_part_of_its_id_or_its_name(
+def test_an_experiment_is_found_by_part_of_its_id_or_name(
     environment: Environment, run: Any
 ) -> None:
     for typed in (run["id"], run["id"][:-1], "a run"):
@@ -78,7 +78,7 @@ def test_an_experiment_is_named_by_a_part_of_its_id_or_its_name(
     assert ["status", "succeeded"] in [line.split() for line in shown.splitlines()]
 
 
-def test_what_may_be_several_is_not_guessed(environment: Environment, client: Client) -> None:
+def test_an_ambiguous_name_is_refused(environment: Environment, client: Client) -> None:
     twins = [client.submit(WAITING, name="twin")["id"] for _ in range(2)]
     code, _, error = mpt(environment, "cancel", "twin")
     assert code == 2
@@ -126,7 +126,7 @@ def test_curves_as_a_table_and_as_a_figure(
     ],
 )
 @pytest.mark.usefixtures("run")
-def test_what_cannot_be_done_is_one_line(
+def test_an_impossible_command_prints_a_single_line(
     environment: Environment, arguments: tuple[str, ...], told: str
 ) -> None:
     code, output, error = mpt(environment, *arguments, text=json.dumps(ppca_spec()))
@@ -143,7 +143,7 @@ def test_what_cannot_be_done_is_one_line(
         ("sweep", "-", "--over", "data.n=1..99999999999"), ("presets", "--json", "run", "table1"),
     ],
 )  # fmt: skip
-def test_what_is_mistyped_is_told_without_a_traceback(
+def test_a_mistyped_command_prints_no_traceback(
     environment: Environment, arguments: tuple[str, ...]
 ) -> None:
     code, _, error = mpt(environment, *arguments, text="{}")
@@ -152,9 +152,7 @@ def test_what_is_mistyped_is_told_without_a_traceback(
     assert error
 
 
-def test_a_run_that_failed_has_an_exit_status_of_its_own(
-    environment: Environment, client: Client
-) -> None:
+def test_a_failed_run_has_its_own_exit_status(environment: Environment, client: Client) -> None:
     first = client.submit(WAITING)["id"]
     second = client.submit(WAITING, after=[first], name="second")["id"]
     client.cancel(first)
@@ -172,7 +170,7 @@ def heeds_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_an_interrupted_watch_says_that_the_run_goes_on(
+def test_an_interrupted_watch_says_that_the_run_continues(
     environment: Environment, client: Client
 ) -> None:
     waiting = client.submit(WAITING)["id"]
@@ -215,7 +213,7 @@ def test_the_life_of_an_experiment(environment: Environment, client: Client) -> 
 
 
 @pytest.mark.parametrize(("typed", "is_deleted"), [("y\n", True), ("n\n", False), ("\n", False)])
-def test_who_can_be_asked_is_asked_before_a_deletion(
+def test_a_deletion_asks_for_confirmation_in_a_terminal(
     environment: Environment, client: Client, typed: str, is_deleted: bool
 ) -> None:
     one = client.submit(WAITING, name="asked about")["id"]
@@ -270,7 +268,7 @@ def test_a_sweep_is_followed_to_its_table(environment: Environment, tmp_path: Pa
     assert sweep_id in [one["id"] for one in asked_json(environment, "sweeps")]
 
 
-def test_what_looks_like_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_markup_in_names_is_printed_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(["lml[model=a]"], [["[red]x\x1b[31m"]])
     shown = capsys.readouterr().out
     assert "lml[model=a]" in shown
@@ -302,7 +300,7 @@ def test_an_upload(environment: Environment, tmp_path: Path) -> None:
     assert names[dataset_id.strip()] == "mine.csv"
 
 
-def test_what_works(environment: Environment) -> None:
+def test_a_status_command_lists_the_workers(environment: Environment) -> None:
     (one,) = asked_json(environment, "workers")
     assert one["queue"] == "cpu"
     assert asked_json(environment, "queue")["share"]["raw_shares"] == 1

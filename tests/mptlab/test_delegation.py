@@ -53,7 +53,7 @@ def test_a_call_is_made_with_the_experiments_id(
     assert client.calls == [called]
 
 
-def test_what_changes_is_seen() -> None:
+def test_changed_fields_are_updated() -> None:
     changes = (Experiment.refresh, Experiment.cancel, Experiment.pause, Experiment.resume)
     for change in (*changes, lambda one: one.change(name="new")):
         one = Experiment(cast(Client, Recording()), DOCUMENT)

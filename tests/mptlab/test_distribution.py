@@ -91,7 +91,7 @@ def test_the_client_needs_seven_distributions_and_the_server_the_same_of_them() 
     assert CLIENT["scripts"] == SERVER["scripts"]
 
 
-def test_the_client_loads_nothing_of_the_server(environment: Path) -> None:
+def test_the_client_imports_no_server_code(environment: Path) -> None:
     program = "import mptlab.cli, sys; print(mptlab.__version__, *sys.modules)"
     done = run(environment / "python", "-I", "-c", program)
     version, *modules = done.stdout.split()
@@ -100,7 +100,7 @@ def test_the_client_loads_nothing_of_the_server(environment: Path) -> None:
     assert NOT_THE_CLIENTS.isdisjoint(modules)
 
 
-def test_nothing_of_the_server_is_there(environment: Path) -> None:
+def test_the_client_distribution_contains_no_server_code(environment: Path) -> None:
     program = "import sys, importlib.util as u; print(*map(u.find_spec, sys.argv[1:]))"
     done = run(environment / "python", "-I", "-c", program, *NOT_THE_CLIENTS)
     assert done.stdout.split() == ["None"] * len(NOT_THE_CLIENTS)
@@ -121,7 +121,9 @@ def test_the_command_line(environment: Path) -> None:
         ("plot()", "matplotlib", "plots"),
     ],
 )
-def test_what_needs_more_says_what(environment: Path, call: str, package: str, extra: str) -> None:
+def test_commands_that_need_an_extra_name_it(
+    environment: Path, call: str, package: str, extra: str
+) -> None:
     done = run(environment / "python", "-I", "-c", f"import mptlab; mptlab.Curves().{call}")
     assert done.stderr.splitlines()[-1] == (
         f"ImportError: {package} is not installed: run pip install {package}, "
@@ -130,7 +132,7 @@ def test_what_needs_more_says_what(environment: Path, call: str, package: str, e
 
 
 @pytest.mark.parametrize("command", ["serve", "migrate", "worker"])
-def test_what_needs_the_server_says_so(environment: Path, command: str) -> None:
+def test_commands_that_need_the_server_say_so(environment: Path, command: str) -> None:
     done = run(environment / "mpt", command)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (

@@ -26,7 +26,7 @@ def test_a_service_that_does_not_answer_is_named_with_what_to_do() -> None:
     )
 
 
-def test_what_has_not_succeeded_is_named_with_its_failure() -> None:
+def test_an_unsuccessful_experiment_is_named_with_its_failure() -> None:
     failure = {"kind": "invalid", "message": "why"}
     one = {"id": "ab", "name": "mine", "status": "failed", "failure": failure}
     assert str(NotSucceeded(one)) == "ab (mine) failed: invalid: why"

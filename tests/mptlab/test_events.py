@@ -54,7 +54,7 @@ def test_the_log_as_a_command(client: Client, environment: dict[str, str]) -> No
         assert mpt(environment, "logs", run.id, *options.split())[1] == ""
 
 
-def test_a_stream_goes_on_where_it_was_after_the_server_was_killed(
+def test_a_stream_continues_after_the_server_was_killed(
     killable: Killable, database: Database
 ) -> None:
     run = killable.client.experiments.create(ppca_spec(), cache=False)
@@ -77,14 +77,12 @@ def test_a_stream_goes_on_where_it_was_after_the_server_was_killed(
         assert rest.result(60) == ["queued", "cancelled"]
 
 
-def test_no_stream_of_what_is_not_there(client: Client) -> None:
+def test_a_stream_of_a_missing_experiment_is_refused(client: Client) -> None:
     with pytest.raises(Refused, match="no experiment of this id"):
         next(client.events_of("0" * 32))
 
 
-def test_a_stream_of_what_is_open_no_longer_says_so(
-    client: Client, environment: dict[str, str]
-) -> None:
+def test_a_stream_that_loses_access_says_so(client: Client, environment: dict[str, str]) -> None:
     key = client.add_key("local")
     with Client(client.url, key["key"]) as other:
         events = other.events(after="now")
@@ -95,7 +93,7 @@ def test_a_stream_of_what_is_open_no_longer_says_so(
             list(events)
 
 
-def test_nothing_answers_at_first() -> None:
+def test_a_stream_waits_for_a_server_that_starts_late() -> None:
     with Client(f"http://127.0.0.1:{serve.free_port()}", "key", for_s=0.0) as client:
         with pytest.raises(NoAnswer):
             next(client.events())
@@ -143,18 +141,18 @@ EVENT = b'event: status\nid: 7\ndata: {"id": "7"}\n\n'
 END = b'event: end\nid: 7\ndata: {"reason": "ended"}\n\n'
 
 
-def test_what_is_no_stream_is_not_asked_again() -> None:
+def test_an_answer_that_is_not_a_stream_is_not_retried() -> None:
     with answering((JSON, b"{}")) as (_, client):
         with pytest.raises(Refused, match="cannot read events from"):
             next(client.events())
 
 
-def test_a_ping_is_no_event() -> None:
+def test_a_ping_is_not_an_event() -> None:
     with answering((STREAM, b": ping\n\n" + EVENT + b": ping\n\n" + END)) as (_, client):
         assert [*client.events()] == [{"id": "7"}]
 
 
-def test_from_now_on_is_from_the_first_now_on() -> None:
+def test_a_stream_from_now_keeps_its_first_position() -> None:
     """The position is kept when a stream is reopened that was cut off before its first event."""
     page = (JSON, json.dumps({"items": [], "last_id": "5"}).encode())
     with answering(page, (STREAM, b": ping\n\n"), (STREAM, EVENT + END)) as (server, client):

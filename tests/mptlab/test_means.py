@@ -30,7 +30,7 @@ def test_the_title_names_the_labels_other_than_the_seed() -> None:
     assert mean.title == "perplexity"
 
 
-def test_a_mean_says_what_its_error_covers() -> None:
+def test_a_mean_states_which_variation_its_error_covers() -> None:
     def covers(name: str, *seeds: int) -> str:
         metrics = [
             {"name": name, "value": 1.0, "std_err": 0.1, "labels": {"seed": seed}} for seed in seeds
@@ -45,6 +45,6 @@ def test_a_mean_says_what_its_error_covers() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_95_percent_intervals_hold_the_truth(case: str) -> None:
+def test_95_percent_intervals_contain_the_truth(case: str) -> None:
     """The short form of `make calibration`: at least 95 %, less four standard errors."""
     assert coverage(case, repeats := 1000) > 0.95 - 4 * math.sqrt(0.95 * 0.05 / repeats)

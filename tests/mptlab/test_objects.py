@@ -81,7 +81,7 @@ def test_a_preset_by_its_name(connected: Client) -> None:
         connected.experiments.create("tabel1")
 
 
-def test_a_wait_shows_progress_unless_asked_not_to(
+def test_a_wait_shows_progress_by_default(
     connected: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cancelled = connected.experiments.create(WAITING).cancel()
@@ -91,7 +91,7 @@ def test_a_wait_shows_progress_unless_asked_not_to(
     assert capsys.readouterr().err == ""
 
 
-def test_what_has_not_succeeded_is_loud(connected: Client) -> None:
+def test_an_unsuccessful_run_raises(connected: Client) -> None:
     first = connected.experiments.create(WAITING, name="first")
     second = connected.experiments.create(WAITING, after=[first.id])
     with pytest.raises(TimeoutError, match="is queued after 0 s"):
@@ -107,7 +107,7 @@ def test_what_has_not_succeeded_is_loud(connected: Client) -> None:
         sweep.wait()
 
 
-def test_the_newest_are_listed(connected: Client, run: Experiment) -> None:
+def test_the_newest_experiments_are_listed(connected: Client, run: Experiment) -> None:
     waiting = [connected.experiments.create(WAITING).cancel() for _ in range(2)]
     listed = connected.experiments.list(2)
     assert [one.id for one in listed] == [one.id for one in waiting[::-1]]
@@ -115,7 +115,9 @@ def test_the_newest_are_listed(connected: Client, run: Experiment) -> None:
     assert len(connected.experiments.list(None, limit=1, name="<b>run")) == 1
 
 
-def test_experiments_are_compared_by_what_differs(connected: Client, run: Experiment) -> None:
+def test_experiments_are_compared_by_their_different_fields(
+    connected: Client, run: Experiment
+) -> None:
     other = connected.experiments.create(ppca_spec(seeds=[4], data__n=60), wait=True)
     frame = connected.compare([run, other.id])
     assert list(frame.index) == [run.id, other.id]
@@ -163,14 +165,14 @@ def test_a_refusal_names_field_and_reason(connected: Client) -> None:
     assert (raised.value.reason, raised.value.status) == ("invalid_request", 422)
 
 
-def test_what_json_does_not_have_is_not_sent(connected: Client) -> None:
+def test_values_that_json_does_not_have_are_refused(connected: Client) -> None:
     with pytest.raises(TypeError, match="is not valid JSON"):
         to_json({"a": object()})
     with pytest.raises(ValueError, match="not JSON compliant"):
         connected.submit({**WAITING, "data": {"n": float("nan")}})
 
 
-def test_no_server_is_there() -> None:
+def test_a_missing_server_gives_a_readable_error() -> None:
     with (
         Client("http://127.0.0.1:1", "key", for_s=0.0) as client,
         pytest.raises(NoAnswer, match=r"^http://127\.0\.0\.1:1 does not answer \(.*mpt serve"),

@@ -44,7 +44,7 @@ class Service:
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_busy_is_asked_again(status: int) -> None:
+def test_a_busy_answer_is_retried(status: int) -> None:
     service = Service(answer(status))
     assert service.ask().status_code == 200
     assert service.told == [f"HTTP {status}"]
@@ -52,7 +52,7 @@ def test_busy_is_asked_again(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 400, 404, 409, 422, 428, 430, 500, 501, 505])
-def test_no_other_answer_is_asked_again(status: int) -> None:
+def test_other_answers_are_not_retried(status: int) -> None:
     service = Service(answer(status))
     assert service.ask().status_code == status
     assert (len(service.asked_at), service.told) == (1, [])
@@ -65,7 +65,7 @@ NOT_ANSWERED = [httpx.ReadError("cut"), httpx.WriteError("cut"), httpx.ReadTimeo
 
 
 @pytest.mark.parametrize("error", [*NOT_SENT, *NOT_ANSWERED])
-def test_what_is_idempotent_is_sent_until_it_is_answered(error: Exception) -> None:
+def test_idempotent_requests_are_retried_until_answered(error: Exception) -> None:
     service = Service(error, error)
     assert service.ask().status_code == 200
     assert len(service.asked_at) == 3
@@ -73,38 +73,38 @@ def test_what_is_idempotent_is_sent_until_it_is_answered(error: Exception) -> No
 
 
 @pytest.mark.parametrize("error", NOT_SENT)
-def test_what_was_not_sent_is_sent_again(error: Exception) -> None:
+def test_unsent_requests_are_retried(error: Exception) -> None:
     assert Service(error).ask(idempotent=False).status_code == 200
 
 
 @pytest.mark.parametrize("error", NOT_ANSWERED)
-def test_what_may_have_arrived_is_not_sent_twice(error: Exception) -> None:
+def test_requests_that_may_have_arrived_are_not_retried(error: Exception) -> None:
     service = Service(error)
     with pytest.raises(type(error)):
         service.ask(idempotent=False)
     assert len(service.asked_at) == 1
 
 
-def test_what_is_not_idempotent_is_not_sent_again_to_the_busy() -> None:
+def test_non_idempotent_requests_are_not_retried_when_busy() -> None:
     service = Service(answer(503))
     assert service.ask(idempotent=False).status_code == 503
     assert len(service.asked_at) == 1
 
 
-def test_what_was_refused_unread_is_sent_again() -> None:
+def test_requests_refused_before_reading_are_retried() -> None:
     service = Service(answer(429, Retry_After="1"))
     assert service.ask(idempotent=False).status_code == 200
     assert service.pauses_s[0] >= 1
 
 
-def test_no_defect_of_the_request_is_tried_again() -> None:
+def test_errors_of_the_request_are_not_retried() -> None:
     service = Service(httpx.UnsupportedProtocol("ftp"))
     with pytest.raises(httpx.UnsupportedProtocol):
         service.ask()
     assert len(service.asked_at) == 1
 
 
-def test_at_the_end_of_its_time_comes_the_last_outcome() -> None:
+def test_the_last_outcome_is_returned_at_the_timeout() -> None:
     service = Service(*[answer(503)] * 1000)
     began = time.monotonic()
     assert service.ask(for_s=0.5).status_code == 503
@@ -116,7 +116,7 @@ def test_at_the_end_of_its_time_comes_the_last_outcome() -> None:
     assert len(service.asked_at) == 1
 
 
-def test_no_pause_is_longer_than_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pauses_are_limited_by_the_remaining_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     assert Service(answer(503, Retry_After="7")).ask(for_s=0.5).status_code == 200
@@ -124,7 +124,7 @@ def test_no_pause_is_longer_than_the_time_left(monkeypatch: pytest.MonkeyPatch) 
     assert 0 < pause < 0.5  # of which a little has passed
 
 
-def test_a_pause_that_is_asked_for_is_kept() -> None:
+def test_a_retry_after_header_is_respected() -> None:
     service = Service(answer(503, Retry_After="1"))
     service.ask()
     assert service.pauses_s[0] >= 1
@@ -138,11 +138,11 @@ def seconds_of(said: str) -> float:
     ("said", "seconds"),
     [("7", 7.0), ("0", 0.0), ("", 0.0), ("soon", 0.0), ("1.5", 0.0)],
 )
-def test_seconds_are_what_is_said(said: str, seconds: float) -> None:
+def test_retry_after_in_seconds(said: str, seconds: float) -> None:
     assert seconds_of(said) == seconds
 
 
-def test_a_date_is_the_time_to_it() -> None:
+def test_retry_after_as_a_date() -> None:
     at = datetime.now(UTC) + timedelta(seconds=500)
     assert seconds_of(format_datetime(at, usegmt=True)) == pytest.approx(500, abs=60)
     assert retries._retry_after_s(answer(503)) == 0.0
@@ -174,16 +174,16 @@ def test_pauses_grow_up_to_a_bound() -> None:
 
 
 @pytest.mark.parametrize("said", ["soon", "-9"])
-def test_what_is_no_pause_does_not_lengthen_it(said: str) -> None:
+def test_an_invalid_retry_after_is_ignored(said: str) -> None:
     assert longest_pause_s(answer(503, Retry_After=said), 1) <= 0.2
 
 
-def test_no_pause_that_is_asked_for_is_longer_than_a_minute() -> None:
+def test_retry_after_is_limited_to_a_minute() -> None:
     assert longest_pause_s(answer(503, Retry_After="59"), 1) == 59
     assert longest_pause_s(answer(503, Retry_After="3600"), 1) == 60
 
 
-def test_half_a_minute_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_retry_time_is_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MPT_RETRY_S", raising=False)
     assert retry_s() == RETRY_S == 30
     monkeypatch.setenv("MPT_RETRY_S", "2.5")

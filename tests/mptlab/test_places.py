@@ -22,9 +22,7 @@ def settings_of(client: Client) -> tuple[str, str]:
 
 
 @pytest.mark.usefixtures("_no_settings")
-def test_where_the_url_and_the_key_come_from(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_sources_of_the_url_and_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The order is: arguments, environment variables, defaults of this machine."""
     (tmp_path / "api-key").write_text("mpt_file_a\n")
     assert settings_of(Client()) == ("http://127.0.0.1:8765", "Bearer mpt_file_a")
@@ -37,7 +35,7 @@ def test_where_the_url_and_the_key_come_from(
 
 
 @pytest.mark.usefixtures("_no_settings")
-def test_no_client_without_a_key(tmp_path: Path) -> None:
+def test_a_client_needs_a_key(tmp_path: Path) -> None:
     told = f"no API key: set MPT_API_KEY, or start `mpt serve`, which writes {tmp_path}/api-key"
     with pytest.raises(Refused) as refused:
         Client()
@@ -46,14 +44,14 @@ def test_no_client_without_a_key(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_no_settings")
 @pytest.mark.parametrize("host", ["lab.example", "127.0.0.1.example", "10.0.0.1"])
-def test_the_local_key_goes_to_no_other_machine(tmp_path: Path, host: str) -> None:
+def test_the_local_key_is_sent_to_no_other_machine(tmp_path: Path, host: str) -> None:
     (tmp_path / "api-key").write_text("mpt_file_a\n")
     with pytest.raises(Refused, match="no API key for"):
         Client(f"http://{host}:8765")
     assert settings_of(Client("http://localhost:1"))[1] == "Bearer mpt_file_a"
 
 
-def test_a_store_unless_the_user_names_one_is_in_the_data_directory(
+def test_the_default_store_is_in_the_data_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
@@ -66,6 +64,6 @@ def test_a_store_unless_the_user_names_one_is_in_the_data_directory(
 @pytest.mark.parametrize(
     ("url", "key"), [("lab:8765", "k"), ("http://lab", "k\n"), ("http://a", "ü")]
 )
-def test_no_client_of_what_is_no_url_or_no_key(url: str, key: str) -> None:
+def test_a_client_refuses_an_invalid_url_or_key(url: str, key: str) -> None:
     with pytest.raises(Refused, match=r"is not a URL: start it with http|has an invalid character"):
         Client(url, key)

@@ -58,7 +58,7 @@ def test_each_form_draws_the_series(kind: str) -> None:
     assert line.get_linewidth() == 1
 
 
-def test_a_figure_has_room_for_its_words() -> None:
+def test_the_texts_of_a_figure_fit() -> None:
     figure = draw([series("score")])
     assert tuple(figure.get_size_inches()) == (5.5, 3.4)
     assert isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine)
@@ -83,7 +83,7 @@ def test_each_series_has_a_colour_of_its_own_with_its_fill(kind: str) -> None:
     assert {to_hex(fill[0]) for fill in fills} == set(cycle)
 
 
-def test_moments_of_training_go_from_light_to_dark() -> None:
+def test_epochs_are_drawn_from_light_to_dark() -> None:
     during = [series("score", epoch=epoch) for epoch in (0, 10, 20)]
     lines = axes_of("evolution", *during).lines
     shades = mpl.colormaps["viridis_r"].resampled(4)
@@ -117,7 +117,7 @@ def test_differences_by_rate_have_a_rate_on_their_axis() -> None:
     assert by_rate.get_ylabel() == "model − baseline, nats per token"
 
 
-def test_what_is_missing_leaves_a_gap() -> None:
+def test_missing_values_leave_a_gap() -> None:
     gap = series("score") | {"value": [-3.0, None, -1.0], "std_err": [None, None, 0.1]}
     assert np.isnan(np.asarray(axes_of("scores", gap).lines[0].get_ydata(), dtype=float)[1])
 
@@ -132,7 +132,7 @@ def test_scores_are_those_at_the_end_of_training() -> None:
     assert len({line.get_color() for line in evolution.lines}) == 3
 
 
-def test_the_lml_is_beside_what_training_maximises() -> None:
+def test_the_lml_is_drawn_beside_the_objective() -> None:
     axes = axes_of(None, series("score"), series("mpt", seed=4), series("lml", seed=4))
     assert [(line.get_label(), line.get_linestyle()) for line in axes.lines] == [
         ("mpt seed 4", "-"), ("lml seed 4", "--")
@@ -148,13 +148,15 @@ def test_the_lml_is_beside_what_training_maximises() -> None:
         (None, "loss", "the experiment has no curves yet"),
     ],
 )
-def test_what_cannot_be_drawn_is_told(kind: str | None, found: str, told: str) -> None:
+def test_curves_that_cannot_be_drawn_give_a_readable_error(
+    kind: str | None, found: str, told: str
+) -> None:
     with pytest.raises(ValueError, match=told):
         draw([series(found)], kind)
 
 
 @pytest.mark.parametrize(("name", "begins"), [("a.pdf", b"%PDF"), ("a.svg", b"<?xml")])
-def test_a_saved_figure_is_of_vectors(tmp_path: Path, name: str, begins: bytes) -> None:
+def test_a_saved_figure_is_a_vector_graphic(tmp_path: Path, name: str, begins: bytes) -> None:
     figure = Curves([series("score", seed=4)], title="words").plot(file=tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(begins)
     assert figure._repr_png_().startswith(b"\x89PNG")

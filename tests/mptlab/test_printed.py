@@ -32,7 +32,7 @@ def test_a_program_reads_lines_that_are_not_folded(capsys: pytest.CaptureFixture
     assert row.split() == ["x" * 300, "1.5", "-"]
 
 
-def test_a_terminal_is_not_commanded() -> None:
+def test_control_characters_are_not_sent_to_a_terminal() -> None:
     assert printable("a\x1b[31mb\u202e\n") == "a\ufffd[31mb\ufffd\ufffd"
 
 
@@ -50,7 +50,9 @@ def test_how_experiments_ended_is_printed(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out.splitlines() == ["a  n\ufffd", *lines, "b"]
 
 
-def test_the_exit_status_tells_what_has_not_succeeded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_status_reports_unsuccessful_experiments(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     good, bad = {"id": "a", "status": "succeeded"}, {"id": "b", "status": "cancelled"}
     exit_unless_succeeded([good])
     with pytest.raises(typer.Exit) as ended:
@@ -63,7 +65,7 @@ def test_the_exit_status_tells_what_has_not_succeeded(capsys: pytest.CaptureFixt
     ("command", "end"),
     [("watch", "; to cancel it: mpt cancel a b"), ("table", ""), ("logs -f", "")],
 )
-def test_who_stops_waiting_is_told_how_to_come_back(
+def test_an_interrupted_wait_prints_how_to_resume_it(
     capsys: pytest.CaptureFixture[str], command: str, end: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt), comes_back(command, ["a", "b"]):
@@ -72,7 +74,7 @@ def test_who_stops_waiting_is_told_how_to_come_back(
     assert capsys.readouterr() == ("", told)
 
 
-def test_an_outage_is_told_as_it_happens(
+def test_an_outage_is_printed_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A command tells on stderr what its client waits for."""
@@ -103,7 +105,7 @@ def test_values_of_a_sweep_are_bounded_and_of_json() -> None:
     assert _values("x=1,true") == ["x=1", True]
 
 
-def test_what_there_is_of_an_experiment_is_told() -> None:
+def test_the_available_fields_of_an_experiment_are_printed() -> None:
     one: dict[str, Any] = {
         "id": "ab",
         "name": "mine",

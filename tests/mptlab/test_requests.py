@@ -39,7 +39,7 @@ PLAIN: list[tuple[Callable[[Client], Any], str, str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("call", "method", "path", "query"), PLAIN)
-def test_where_a_call_goes(
+def test_the_address_of_a_call(
     client: Client, answers: Answers, call: Callable[[Client], Any], method: str, path: str,
     query: dict[str, str],
 ) -> None:  # fmt: skip
@@ -63,7 +63,7 @@ LISTS: list[tuple[Callable[[Client], Any], str, dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("call", "path", "query", "key"), LISTS)
-def test_a_list_is_what_the_answer_holds(
+def test_a_list_contains_the_items_of_the_answer(
     client: Client, answers: Answers, call: Callable[[Client], Any], path: str,
     query: dict[str, str], key: str,
 ) -> None:  # fmt: skip
@@ -73,7 +73,7 @@ def test_a_list_is_what_the_answer_holds(
 
 
 @pytest.mark.parametrize(("call", "method", "path", "query"), PLAIN)
-def test_what_is_refused_raises_with_its_sentence(
+def test_a_refusal_raises_an_error_with_its_message(
     client: Client, answers: Answers, call: Callable[[Client], Any], method: str, path: str,
     query: dict[str, str],
 ) -> None:  # fmt: skip
@@ -88,7 +88,7 @@ IDEMPOTENT = {"get", "cancel", "pause", "retry", "preset", "validate", "submit",
 
 
 @pytest.mark.parametrize("name", [*sorted(IDEMPOTENT), "resume"])
-def test_only_what_may_be_sent_twice_is(
+def test_only_idempotent_requests_are_sent_twice(
     client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("MPT_RETRY_S", str(LATER))
@@ -106,7 +106,7 @@ def test_only_what_may_be_sent_twice_is(
 
 
 @pytest.mark.parametrize("name", ["cancel", "retry"])
-def test_what_is_asked_of_a_sweep_may_be_sent_twice(
+def test_reading_requests_for_sweeps_may_be_sent_twice(
     answers: Answers, client: Client, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("MPT_RETRY_S", str(LATER))
@@ -115,7 +115,7 @@ def test_what_is_asked_of_a_sweep_may_be_sent_twice(
     assert [request.url.path for request in answers.seen] == [f"/v1/sweeps/a:{name}"] * 2
 
 
-def test_a_submission_says_all_that_it_is_given(client: Client, answers: Answers) -> None:
+def test_a_submission_sends_all_given_fields(client: Client, answers: Answers) -> None:
     client.submit(SPEC, name="a", tags=["b"], idempotency_key="once")
     assert answers.body == {"spec": SPEC, "name": "a", "tags": ["b"]}
     assert answers.seen[0].headers["Idempotency-Key"] == "once"
@@ -124,7 +124,7 @@ def test_a_submission_says_all_that_it_is_given(client: Client, answers: Answers
 
 
 @pytest.mark.parametrize("call", [lambda c: c.submit(SPEC), lambda c: c.retry("a")])
-def test_each_call_has_a_key_of_its_own(
+def test_each_call_has_its_own_idempotency_key(
     client: Client, answers: Answers, call: Callable[[Client], Any]
 ) -> None:
     call(client)
@@ -141,7 +141,7 @@ def test_a_verdict_names_its_experiments_in_order(client: Client, answers: Answe
     assert request.url.params.multi_items() == [("experiment", "b"), ("experiment", "a")]
 
 
-def test_every_page_until_there_is_none(client: Client, answers: Answers) -> None:
+def test_all_pages_are_read(client: Client, answers: Answers) -> None:
     answers.says({"items": [1, 2], "next_cursor": "x"}, {"items": [], "next_cursor": "y"},
                  {"items": [3], "next_cursor": None})  # fmt: skip
     assert [*client.experiments(status="failed")] == [1, 2, 3]  # type: ignore[comparison-overlap]
@@ -197,7 +197,7 @@ def test_an_artifact_is_its_bytes(
         (httpx.Response(400, json={"x": 1}), "{'x': 1}"),
     ],
 )
-def test_a_refusal_that_is_no_problem_document(
+def test_a_refusal_without_a_problem_document(
     client: Client, answers: Answers, answer: httpx.Response, said: str
 ) -> None:
     answers.given = [answer]
@@ -209,13 +209,15 @@ def test_a_refusal_that_is_no_problem_document(
 @pytest.mark.parametrize(
     ("status", "ready"), [(200, True), (204, True), (503, False), (404, False)]
 )
-def test_ready_is_what_answers(client: Client, answers: Answers, status: int, ready: bool) -> None:
+def test_a_service_that_answers_is_ready(
+    client: Client, answers: Answers, status: int, ready: bool
+) -> None:
     answers.says({}, status=status)
     assert client.is_ready() is ready
     assert answers.sent == ("GET", "/readyz", {})
 
 
-def test_what_does_not_answer_is_not_ready() -> None:
+def test_a_service_that_does_not_answer_is_not_ready() -> None:
     with Client("http://127.0.0.1:1", "key") as client:
         assert client.is_ready() is False
 
@@ -224,7 +226,7 @@ RUNNING = {"terminal": False, "status": "running"}
 ENDED = {"terminal": True, "status": "failed"}
 
 
-def test_a_wait_ends_with_what_is_waited_for(client: Client, answers: Answers) -> None:
+def test_a_wait_ends_when_the_experiment_ends(client: Client, answers: Answers) -> None:
     answers.says(RUNNING, RUNNING, ENDED)
     seen: list[Any] = []
     assert client.wait("a", on_change=seen.append, poll_s=0.01) == ENDED
@@ -232,13 +234,13 @@ def test_a_wait_ends_with_what_is_waited_for(client: Client, answers: Answers) -
     assert [request.url.path for request in answers.seen] == ["/v1/experiments/a"] * 3
 
 
-def test_what_has_ended_is_not_waited_for(client: Client, answers: Answers) -> None:
+def test_ended_experiments_are_not_waited_for(client: Client, answers: Answers) -> None:
     answers.says(ENDED)
     assert client.wait("a", timeout_s=0, poll_s=1e9) == ENDED
     assert len(answers.seen) == 1
 
 
-def test_no_wait_beyond_its_time(client: Client, answers: Answers) -> None:
+def test_a_wait_ends_at_its_timeout(client: Client, answers: Answers) -> None:
     answers.says(RUNNING)
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=r"^a is running after 0\.2 s$"):
@@ -247,7 +249,7 @@ def test_no_wait_beyond_its_time(client: Client, answers: Answers) -> None:
     assert len(answers.seen) == 2  # at once, and at the end
 
 
-def test_a_wait_looks_as_often_as_it_is_told(
+def test_a_wait_polls_at_the_given_interval(
     client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
@@ -260,7 +262,7 @@ def test_a_wait_looks_as_often_as_it_is_told(
 
 
 @pytest.mark.parametrize("timeout_s", [None, LATER])
-def test_a_wait_goes_on_over_an_outage(
+def test_a_wait_survives_an_outage(
     client: Client, answers: Answers, timeout_s: float | None
 ) -> None:
     """Longer than other calls do, which here are not sent again at all."""
@@ -269,7 +271,7 @@ def test_a_wait_goes_on_over_an_outage(
     assert client.wait("a", timeout_s, poll_s=0.01) == ENDED
 
 
-def test_no_wait_for_a_service_that_stays_away(client: Client, answers: Answers) -> None:
+def test_a_wait_ends_if_the_service_stays_unreachable(client: Client, answers: Answers) -> None:
     answers.given = [httpx.Response(200, json=RUNNING), httpx.Response(503)]
     with pytest.raises(TimeoutError, match=r"^http://lab:1 does not answer: HTTP 503$"):
         client.wait("a", timeout_s=0.3, poll_s=0.01)
@@ -284,14 +286,14 @@ def test_no_wait_for_a_service_that_stays_away(client: Client, answers: Answers)
     assert isinstance(raised.value.__cause__, httpx.ConnectError)
 
 
-def test_what_has_gone_meanwhile_ends_a_wait(client: Client, answers: Answers) -> None:
+def test_a_deleted_experiment_ends_a_wait(client: Client, answers: Answers) -> None:
     answers.given = [httpx.Response(200, json=RUNNING),
                      httpx.Response(404, json={"detail": "gone"})]  # fmt: skip
     with pytest.raises(Refused, match=r"^gone$"):
         client.wait("a", math.inf, poll_s=0.01)
 
 
-def test_an_outage_is_told_with_its_cause(
+def test_an_outage_is_reported_with_its_cause(
     client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MPT_RETRY_S", str(LATER))
@@ -308,19 +310,21 @@ def test_a_client_is_closed_at_the_end_of_its_block() -> None:
     assert client._http.is_closed
 
 
-def test_what_is_not_the_service_is_told(client: Client, answers: Answers) -> None:
+def test_an_answer_of_another_program_gives_a_readable_error(
+    client: Client, answers: Answers
+) -> None:
     """The answer looks like the login page of a proxy with status 200."""
     answers.given = [httpx.Response(200, text="<html>")]
     with pytest.raises(Refused, match=r"^the server at http://lab:1/v1/me is not MPT Lab"):
         client.me()
 
 
-def test_ids_are_one_part_of_a_path(client: Client, answers: Answers) -> None:
+def test_ids_are_quoted_in_paths(client: Client, answers: Answers) -> None:
     client.get("../me?x=1")
     assert answers.seen[0].url.raw_path == b"/v1/experiments/..%2Fme%3Fx%3D1"
 
 
-def test_an_experiment_or_its_document_stands_for_its_id(client: Client, answers: Answers) -> None:
+def test_an_experiment_object_is_accepted_as_id(client: Client, answers: Answers) -> None:
     answers.says({"id": "a", "status": "queued"})
     client.cancel(client.experiments.get("a"))
     client.cancel({"id": "a"})

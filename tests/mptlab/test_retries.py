@@ -71,7 +71,7 @@ def busy(count: int, **more: object) -> pytest.MarkDecorator:
 
 
 @busy(2)
-def test_a_busy_service_is_asked_again(answers: Answers) -> None:
+def test_a_busy_service_is_retried(answers: Answers) -> None:
     told: list[str] = []
     with Client(answers.url, "key", on_outage=told.append) as client:
         assert client.get("a")["id"] == "a"
@@ -80,7 +80,7 @@ def test_a_busy_service_is_asked_again(answers: Answers) -> None:
 
 
 @busy(1, retry_after="1")
-def test_a_pause_that_is_asked_for_is_kept(answers: Answers) -> None:
+def test_a_retry_after_header_is_respected(answers: Answers) -> None:
     began = time.monotonic()
     with Client(answers.url, "key") as client:
         client.get("a")
@@ -88,7 +88,7 @@ def test_a_pause_that_is_asked_for_is_kept(answers: Answers) -> None:
 
 
 @busy(2)
-def test_a_submission_is_sent_again_under_one_key_of_its_own(answers: Answers) -> None:
+def test_a_retried_submission_keeps_its_idempotency_key(answers: Answers) -> None:
     with Client(answers.url, "key") as client:
         client.submit({})
         client.submit({})
@@ -98,21 +98,21 @@ def test_a_submission_is_sent_again_under_one_key_of_its_own(answers: Answers) -
 
 
 @busy(1)
-def test_what_is_not_idempotent_is_sent_once(answers: Answers) -> None:
+def test_non_idempotent_requests_are_sent_once(answers: Answers) -> None:
     with Client(answers.url, "key") as client, pytest.raises(Refused, match="busy"):
         client.resume("a")
     assert len(answers.seen) == 1
 
 
 @busy(1, status=422)
-def test_a_refusal_is_not_asked_again(answers: Answers) -> None:
+def test_a_refusal_is_not_retried(answers: Answers) -> None:
     with Client(answers.url, "key") as client, pytest.raises(Refused):
         client.get("a")
     assert len(answers.seen) == 1
 
 
 @busy(1000)
-def test_a_wait_ends_at_its_own_time(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_ends_at_its_own_timeout(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPT_RETRY_S", "0")
     with Client(answers.url, "key") as client:
         with pytest.raises(Refused):
@@ -123,7 +123,7 @@ def test_a_wait_ends_at_its_own_time(answers: Answers, monkeypatch: pytest.Monke
 
 
 @busy(1000, retry_after="20")
-def test_no_pause_is_longer_than_the_time_left(
+def test_pauses_are_limited_by_the_remaining_time(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MPT_RETRY_S", "0.5")
@@ -140,7 +140,7 @@ def test_no_pause_is_longer_than_the_time_left(
     assert time.monotonic() - began < 5
 
 
-def test_a_service_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_service(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPT_RETRY_S", "0.5")
     told: list[str] = []
     url = f"http://127.0.0.1:{serve.free_port()}"
@@ -169,7 +169,7 @@ def test_wait_survives_a_server_that_is_killed_and_started_again(
 
 
 @busy(6)
-def test_an_outage_is_told_once_to_threads_that_share_a_client(answers: Answers) -> None:
+def test_an_outage_is_reported_once_for_threads_that_share_a_client(answers: Answers) -> None:
     told: list[str] = []
     client = Client(answers.url, "key", on_outage=told.append)
     with ThreadPoolExecutor(6) as threads:
@@ -180,7 +180,7 @@ def test_an_outage_is_told_once_to_threads_that_share_a_client(answers: Answers)
     assert len(told) == 2
 
 
-def test_many_waits_together_look_no_more_often_than_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_waits_together_poll_at_most_like_ten(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
     pauses: list[float] = []
     all_wait = threading.Barrier(40)

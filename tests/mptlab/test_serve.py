@@ -23,7 +23,7 @@ from tests.support.processes import MPT, wait_until
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def test_a_person_sees_what_becomes_of_runs_and_nothing_else(tmp_path: Path) -> None:
+def test_the_terminal_shows_only_the_outcome_of_runs(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     port = serve.free_port()
     environment = {**os.environ, "MPT_STORE": str(tmp_path / "store")}
@@ -65,7 +65,9 @@ def test_a_person_sees_what_becomes_of_runs_and_nothing_else(tmp_path: Path) -> 
     assert not [line for line in lines if "{" in line or "GET" in line], lines
 
 
-def test_a_client_alone_serves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_distribution_cannot_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     why = "this command needs the server, but only the client is installed: install mptlab-server"
     with pytest.raises(RuntimeError, match=f"^{why}$"):
@@ -74,14 +76,14 @@ def test_a_client_alone_serves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         pass
 
 
-def test_a_command_becomes_the_program_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_replaces_itself_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(os, "execv", lambda *given: became.append(given))
     serve.become("service", "--port", "1")
     assert became == [(sys.executable, [sys.executable, "-m", "service", "--port", "1"])]
 
 
-def test_a_port_that_is_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_used_port_is_refused(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

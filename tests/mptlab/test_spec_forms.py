@@ -11,7 +11,7 @@ from mptlab import Curves
 from mptlab.specs import changed, flat, is_file, parse_spec, parse_value, plain, read_spec, to_json
 
 
-def test_what_json_does_not_know_is_made_plain() -> None:
+def test_other_types_are_converted_for_json() -> None:
     asked: list[str] = []
 
     def dumped(mode: str) -> dict[str, int]:
@@ -42,7 +42,7 @@ def test_what_json_does_not_know_is_made_plain() -> None:
         ("table1", False), ("a.json5", False), ({"a": 1}, False), (None, False),
     ],
 )  # fmt: skip
-def test_a_file_is_told_from_a_preset(given: object, names_a_file: bool) -> None:
+def test_files_and_presets_are_distinguished(given: object, names_a_file: bool) -> None:
     assert is_file(given) == names_a_file
 
 
@@ -56,13 +56,13 @@ def test_a_file_is_told_from_a_preset(given: object, names_a_file: bool) -> None
         ("a: 1", "a.json", "a.json is not valid JSON: Expecting value at line 1, column 1"),
     ],
 )  # fmt: skip
-def test_a_text_that_is_no_spec_says_where(text: str, name: str, told: str) -> None:
+def test_a_text_that_is_not_a_spec_gives_the_position(text: str, name: str, told: str) -> None:
     with pytest.raises(ValueError, match=name) as error:
         parse_spec(text, name)
     assert str(error.value) == told
 
 
-def test_a_text_that_is_no_yaml_says_where_in_one_line() -> None:
+def test_invalid_yaml_gives_the_position_in_a_single_line() -> None:
     with pytest.raises(ValueError, match=r"^a\.yaml is not valid YAML: .*line 1, column") as error:
         parse_spec("{", "a.yaml")
     assert "\n" not in str(error.value)
@@ -78,12 +78,12 @@ def test_a_spec_is_read_from_a_file_of_either_form(tmp_path: Path) -> None:
         assert read_spec(tmp_path / name) == spec
 
 
-def test_a_value_is_json_where_it_can_be() -> None:
+def test_values_are_parsed_as_json_if_possible() -> None:
     typed = {"3": 3, "[1, 2]": [1, 2], "true": True, "a b": "a b", '"3"': "3", "": ""}
     assert {text: parse_value(text) for text in typed} == typed
 
 
-def test_a_path_that_leads_nowhere_is_refused() -> None:
+def test_an_unknown_path_of_a_spec_is_refused() -> None:
     spec: dict[str, Any] = {"a": {"b": 1}, "c": [1]}
     for path in ("a.b.c", "c.d", "a.b.c.d"):
         with pytest.raises(ValueError, match="is not a valid path") as error:

@@ -73,7 +73,7 @@ def test_a_batch_gives_ids_in_order(client: Client) -> None:
     )
 
 
-def test_one_comes_after_another(client: Client) -> None:
+def test_an_experiment_waits_for_another(client: Client) -> None:
     first = client.submit(SPEC)["id"]
     second = client.submit(SPEC, after=[first])
     assert second["queue"]["reason"] == f"it waits for {first} (queued) to succeed"

@@ -21,7 +21,7 @@ def test_each_metric_is_a_column_with_its_error() -> None:
     }
 
 
-def test_only_what_differs_is_compared() -> None:
+def test_only_different_fields_are_compared() -> None:
     one = {"id": "a", "name": None, "status": "succeeded", "metrics": [metric(-1.0, 0.0)]}
     rows = comparison(
         [
@@ -34,7 +34,7 @@ def test_only_what_differs_is_compared() -> None:
     assert [row["mpt"] for row in rows] == [-1.0, None]
 
 
-def test_a_field_that_only_some_have_differs() -> None:
+def test_a_field_that_some_lack_is_shown_as_different() -> None:
     """It also differs from a field that is null; a single experiment differs in nothing."""
     one: dict[str, Any] = {"id": "a", "name": None, "status": "queued", "metrics": []}
     both = [{**one, "spec": {"n": 1, "seed": None}}, {**one, "spec": {"n": 1}}]
@@ -45,7 +45,7 @@ def test_a_field_that_only_some_have_differs() -> None:
 
 
 @pytest.mark.parametrize("name", ["mpt", "mpt[model=a]"])
-def test_a_metric_is_one_cell(name: str) -> None:
+def test_a_metric_is_a_single_cell(name: str) -> None:
     row = {"point": 0, "experiment_id": "a", name: -60.34567891, f"{name} std_err": 0.0123}
     assert for_people([row]) == [{"point": 0, name: "-60.346 ± 0.012"}]
     assert for_people([row | {f"{name} count": 3}]) == [{"point": 0, name: "-60.346 ± 0.012"}]

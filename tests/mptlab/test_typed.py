@@ -68,7 +68,7 @@ def test_experiments_are_changed_one_by_one(typed: Typed, command: str) -> None:
     assert json.loads(shown) == [{"id": ID, "status": "new"}]
 
 
-def test_what_matches_is_cancelled(typed: Typed) -> None:
+def test_matching_experiments_are_cancelled(typed: Typed) -> None:
     client = Recording(cancel_matching={"cancelled": 3, "ending": 1})
     told = "3 cancelled, 1 running will end soon\n"
     assert typed(client, "cancel", "--tag", "a", "--status", "queued") == (0, told, "")
@@ -82,7 +82,7 @@ def test_what_matches_is_cancelled(typed: Typed) -> None:
     assert json.loads(typed(client, "cancel", "--tag", "a", "--json")[1])["ending"] == 1
 
 
-def test_a_list_asks_for_what_was_typed(typed: Typed) -> None:
+def test_a_list_sends_the_typed_filters(typed: Typed) -> None:
     client = Recording(experiments=lambda **_: iter([FULL, {**FULL, "id": "second"}]))
     words = (
         "list",
@@ -145,7 +145,7 @@ def test_a_limit_is_a_number_or_none(typed: Typed, option: str, number: str) -> 
     assert typed(Recording(), "admin", "user", "set", "ann")[0] == 2
 
 
-def test_the_audit_is_asked_page_by_page(typed: Typed) -> None:
+def test_the_audit_is_read_page_by_page(typed: Typed) -> None:
     client = Recording(audit=lambda **_: iter([{"at": str(i), "actor": "a"} for i in range(3)]))
     words = ("admin", "audit", "--actor", "ann", "--object", "x", "--limit", "2", "--json")
     assert [one["at"] for one in json.loads(typed(client, *words)[1])] == ["0", "1"]
@@ -176,7 +176,7 @@ def test_the_audit_is_asked_page_by_page(typed: Typed) -> None:
         (["admin", "sweep", "--dry-run"], ("service.operations.retention", "--dry-run")),
     ],
 )  # fmt: skip
-def test_a_part_of_the_service_is_another_program(
+def test_a_part_of_the_service_runs_as_a_program(
     monkeypatch: pytest.MonkeyPatch, words: list[str], became: tuple[str, ...]
 ) -> None:
     found: list[tuple[str, ...]] = []
@@ -203,7 +203,7 @@ def asked(*experiments: dict[str, Any]) -> tuple[CommandContext, Recording]:
     return CommandContext(client, False), client
 
 
-def test_a_part_of_an_id_or_a_name_is_looked_for() -> None:
+def test_experiments_are_searched_by_part_of_id_or_name() -> None:
     found, client = asked({"id": "abc1", "status": "queued"})
     assert found.id(ID) == ID
     assert client.calls == []
@@ -221,7 +221,7 @@ def test_a_part_of_an_id_or_a_name_is_looked_for() -> None:
     assert len(client.calls) == 1
 
 
-def test_what_may_be_several_is_listed() -> None:
+def test_ambiguous_names_list_the_matches() -> None:
     found, _ = asked({"id": "abc1", "status": "queued"}, {"id": "abc2", "status": "failed"})
     with pytest.raises(typer.BadParameter) as refused:
         found.id("abc")
@@ -241,7 +241,7 @@ def submitted(**beside: Any) -> tuple[Any, ...]:
         (["--name", ""], submitted(name="")),
     ],
 )  # fmt: skip
-def test_a_submission_is_what_was_typed(
+def test_a_submission_sends_the_typed_fields(
     typed: Typed, tmp_path: Path, words: list[str], called: tuple[Any, ...]
 ) -> None:
     client = Recording(submit={"id": ID, "status": "queued"})
@@ -261,7 +261,7 @@ def test_a_change_is_a_field_and_its_value(typed: Typed, pair: str) -> None:
     assert ("is not FIELD=VALUE" in error) != is_whole
 
 
-def test_a_valid_spec_is_told_with_what_it_takes(typed: Typed) -> None:
+def test_validation_prints_the_cost_of_a_spec(typed: Typed) -> None:
     told = {"masks": 24, "points": 6, "memory_bytes": 3 * 2**20, "queue_reason": "a worker",
             "runtime": {"median_s": 12.4}, "cached_from": None}  # fmt: skip
     code, shown, _ = typed(Recording(validate=told), "validate", "-", text="{}")
@@ -274,7 +274,7 @@ def test_a_valid_spec_is_told_with_what_it_takes(typed: Typed) -> None:
     assert "runtime          unknown" in typed(unknown, "validate", "-", text="{}")[1]
 
 
-def test_a_sweep_asks_for_each_field(typed: Typed) -> None:
+def test_a_sweep_sends_each_field(typed: Typed) -> None:
     class Sweep:
         id = "s1"
 
@@ -311,7 +311,7 @@ def test_a_verdict_is_a_table_and_a_line(typed: Typed) -> None:
     assert (code, told) == (3, ["incomplete:", "a", "curve"])
 
 
-def test_ones_own_share_is_printed_as_slurm_does(typed: Typed) -> None:
+def test_the_own_share_is_printed_like_slurm(typed: Typed) -> None:
     share = {"raw_shares": 1, "norm_shares": 0.5, "raw_usage": 3.25, "effectv_usage": None,
              "level_fs": 2, "fair_share": 1 / 3}  # fmt: skip
     waiting = {"id": ID, "queue": {"reason": "priority", "estimated_start": None}}
@@ -330,7 +330,7 @@ def test_ones_own_share_is_printed_as_slurm_does(typed: Typed) -> None:
     assert len(typed(Recording(queue=none), "queue")[1].splitlines()) == 3
 
 
-def test_a_command_that_asks_the_service_has_options_for_it(
+def test_commands_that_call_the_service_have_connection_options(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client: Any = Recording()

@@ -15,7 +15,7 @@ from tests.mutants.results import EQUIVALENT, Sample, equivalents, meta_file
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def test_each_module_with_a_function_is_asked_or_left_out_with_a_reason() -> None:
+def test_each_module_with_a_function_is_tested_or_excluded_with_a_reason() -> None:
     files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     with_functions = {
         file.relative_to(ROOT).as_posix()
@@ -30,7 +30,7 @@ def test_each_module_with_a_function_is_asked_or_left_out_with_a_reason() -> Non
 
 
 @pytest.mark.parametrize("module", NARROWER)
-def test_a_modules_tests_are_there(module: str) -> None:
+def test_the_tests_of_each_module_exist(module: str) -> None:
     for path in NARROWER[module]:
         assert (ROOT / path).exists(), path
 
@@ -50,7 +50,7 @@ def files_in(folder: str) -> set[str]:
     return {file.relative_to(ROOT).as_posix() for file in (ROOT / folder).glob("test_*.py")}
 
 
-def test_each_equivalent_mutant_has_a_reason_and_is_of_a_module_that_is_asked() -> None:
+def test_each_equivalent_mutant_has_a_reason_and_a_tested_module() -> None:
     lines = [line for line in EQUIVALENT.read_text().splitlines() if not line.startswith("#")]
     assert len(equivalents()) == len(lines)
     for mutant, reason in equivalents().items():
@@ -68,7 +68,7 @@ def test_the_parts_of_a_sample_are_equal_and_make_the_whole() -> None:
     assert all(170 < len(part) < 230 for part in parts)
 
 
-def test_only_what_has_no_answer_is_asked(tmp_path: Path) -> None:
+def test_only_mutants_without_a_result_are_run(tmp_path: Path) -> None:
     module = "mptcore/data/digits.py"
     prepare(tmp_path, [module], MODULES[module])
     names = results.mutants_of(tmp_path, module)

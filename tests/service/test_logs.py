@@ -61,7 +61,7 @@ def lines(lab: Settings) -> list[Line]:
     return [json.loads(line) for line in running.log.read_text().splitlines()]
 
 
-def test_every_line_says_what_it_is_about(lines: list[Line], lab: Settings) -> None:
+def test_log_lines_name_their_request_and_experiment(lines: list[Line], lab: Settings) -> None:
     assert all({"event", "level", "logger", "timestamp"} <= set(line) for line in lines)
     (submitted,) = [line for line in lines if line["event"] == "submitted"]
     experiment_id = submitted["experiment_id"]
@@ -121,7 +121,7 @@ def test_preparing_a_store_says_why_the_database_cannot_be_used(settings: Settin
 
 
 @pytest.mark.usefixtures("logging_restored")
-def test_everything_that_a_process_says_is_a_line_of_json(
+def test_all_output_of_a_process_is_json_lines(
     lab: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Threads, destructors, warnings, Celery's handlers, a missing setting, and a warm parent."""
@@ -162,7 +162,7 @@ def test_everything_that_a_process_says_is_a_line_of_json(
 
 
 @pytest.mark.usefixtures("logging_restored")
-def test_a_terminal_shows_text_and_of_what_succeeds_runs_alone(
+def test_a_terminal_shows_text_and_of_info_messages_only_those_of_runs(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     configure_logs(LogForm.TERMINAL)
@@ -187,7 +187,7 @@ def test_a_line_of_a_signal_handler_is_like_the_others(
     assert capfd.readouterr().err == "it stops\n"
 
 
-def test_what_a_warm_parent_writes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_output_of_the_warm_parent_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Its traceback, where torch cannot be imported."""
     caplog.set_level("WARNING")
     ours, theirs = socket.socketpair()
@@ -213,7 +213,7 @@ def test_what_a_warm_parent_writes_is_logged(caplog: pytest.LogCaptureFixture) -
         ("POST", 202, 60, True),
     ],
 )
-def test_what_leaves_a_line(
+def test_requests_that_are_logged(
     method: str,
     status: int,
     slow_s: float,
@@ -232,7 +232,7 @@ def test_what_leaves_a_line(
     assert bool(caplog.records) == logged
 
 
-def test_a_slow_request_says_what_it_waited_for(
+def test_a_slow_request_logs_its_waits(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Threads and connections that others hold, and a lock of the database."""
@@ -300,7 +300,7 @@ def test_metrics_have_no_label_that_a_client_chooses(api: TestClient) -> None:
 
 
 @pytest.mark.usefixtures("logging_restored")
-def test_no_address_that_is_asked_is_told() -> None:
+def test_addresses_of_webhooks_are_not_logged() -> None:
     """A webhook's may hold a token."""
     configure_logs()
     assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)

@@ -31,7 +31,9 @@ def write(folder: Path, monkeypatch: pytest.MonkeyPatch, **secrets: str) -> None
         monkeypatch.setenv(f"MPT_{name}_FILE".upper(), str(file))
 
 
-def test_each_secret_may_stand_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_secret_may_be_given_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     passwords = {"database_password": PASSWORD, "redis_password": PASSWORD}
     write(tmp_path, monkeypatch, **{name: f"{text}\n" for name, text in (URLS | passwords).items()})
     settings = Settings()
@@ -41,14 +43,14 @@ def test_each_secret_may_stand_in_a_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert "db:5432" not in repr(settings)
 
 
-def test_a_password_of_the_url_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_password_in_the_url_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, broker = "postgresql+psycopg://mpt:own@db/mpt", "redis://user:own@broker/0"
     write(tmp_path, monkeypatch, database_url=url, database_password="x", redis_password="x",
           redis_url=broker)  # fmt: skip
     assert (Settings().url, Settings().broker_url) == (url, broker)
 
 
-def test_a_name_of_the_url_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_in_the_url_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, monkeypatch, redis_url="redis://user@broker/0", redis_password="x")
     assert Settings().broker_url == "redis://user:x@broker/0"
 
@@ -60,7 +62,7 @@ def test_a_name_of_the_url_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("\n", "MPT_REDIS_URL_FILE names a file that is"),
     ],
 )
-def test_a_file_that_is_not_as_it_should_be(
+def test_an_invalid_secret_file(
     content: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "redis"
@@ -71,7 +73,9 @@ def test_a_file_that_is_not_as_it_should_be(
         Settings()
 
 
-def test_a_secret_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_is_given_in_one_place_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, monkeypatch, redis_url="redis://one/0")
     monkeypatch.setenv("MPT_REDIS_URL", "redis://other/0")
     with pytest.raises(SettingsError, match="both MPT_REDIS_URL and MPT_REDIS_URL_FILE"):
@@ -94,7 +98,7 @@ def guarded(tmp_path: Path) -> Iterator[Redis]:
     server.stop()
 
 
-def test_processes_read_them_and_log_none(lab: Settings, guarded: Redis, tmp_path: Path) -> None:
+def test_processes_read_secrets_and_log_none(lab: Settings, guarded: Redis, tmp_path: Path) -> None:
     """A lab whose broker wants a password, and goes away and comes back."""
     files = {"database_url": lab.url, "database_password": "of-the-database",
              "redis_url": guarded.new_url(), "redis_password": PASSWORD}  # fmt: skip

@@ -107,7 +107,9 @@ class ModelContract:
         assert self.model(torch.device(device)).device.type == device
         self.assert_same(self.scores(masks, device), self.scores(masks))
 
-    def test_resumed_is_undisturbed(self, spec: ExperimentSpec, tmp_path: Path) -> None:
+    def test_a_resumed_run_equals_an_uninterrupted_one(
+        self, spec: ExperimentSpec, tmp_path: Path
+    ) -> None:
         whole = records(spec, tmp_path / "whole")
         for stop_after in {2, len(whole) // 2}:
             folder = tmp_path / str(stop_after)
@@ -187,7 +189,7 @@ class TractableContract(ModelContract):
     def masks(self) -> Tensor:
         return every_mask(self.tractable().dim)[::3]
 
-    def test_enumeration_is_the_joint(self) -> None:
+    def test_enumerated_scores_sum_to_the_joint(self) -> None:
         """The mean score over all masks of a size, summed over sizes, is log p(x)."""
         model = self.tractable()
         sizes = range(1, model.dim + 1)

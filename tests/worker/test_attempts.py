@@ -145,7 +145,7 @@ def test_weights_that_were_changed_start_no_run(
         load_weights("ppca", trained)
 
 
-def test_an_upload_that_was_cut_is_not_read(
+def test_a_truncated_upload_is_not_read(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = b"a line\n" * 100
@@ -194,7 +194,7 @@ def test_two_checkpoints_of_an_experiment_are_kept(either: Database) -> None:
         assert session.scalar(select(func.count()).select_from(Checkpoint)) == 0
 
 
-def test_files_of_earlier_attempts_go(database: Database, settings: Settings) -> None:
+def test_files_of_earlier_attempts_are_deleted(database: Database, settings: Settings) -> None:
     """Once an attempt has two checkpoints of its own, those of others serve no one; at the end, no
     file is left that no record names."""
     experiment_id = submitted(database)
@@ -228,7 +228,7 @@ def test_files_of_earlier_attempts_go(database: Database, settings: Settings) ->
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELLED])
-def test_files_of_the_last_attempt_go_too(
+def test_files_of_the_last_attempt_are_deleted(
     database: Database, settings: Settings, status: Status
 ) -> None:
     """A run that ended early has left files that no record names."""
@@ -257,7 +257,7 @@ def test_checkpoints_after_the_same_record(either: Database) -> None:
     assert [one.file for one in known] == ["1/3", "1/2"]
 
 
-def test_a_run_that_begins_again_takes_the_place_of_what_was_kept(either: Database) -> None:
+def test_a_restarted_run_replaces_its_records(either: Database) -> None:
     experiment_id = submitted(either)
     first = claim_next(either)
     write(either, first, checkpoint(4))
@@ -275,7 +275,7 @@ def test_a_run_that_begins_again_takes_the_place_of_what_was_kept(either: Databa
         assert session.get_one(Experiment, experiment_id).last_seq == 1
 
 
-def test_a_series_takes_one_id(either: Database) -> None:
+def test_a_series_uses_a_single_id(either: Database) -> None:
     """A sequence that every batch takes from comes to its end."""
     claim = claimed(either)
     for seq in range(1, 6):

@@ -77,7 +77,7 @@ def test_a_run_is_handed_back_before_the_end(running: Lab, client: Client) -> No
     assert not events(running, "left no checkpoint in time")
 
 
-def test_no_run_is_begun_that_could_save_no_checkpoint(running: Lab, client: Client) -> None:
+def test_no_run_starts_without_time_for_a_checkpoint(running: Lab, client: Client) -> None:
     """The remaining time is shorter than the time for a checkpoint and the end."""
     submitted = client.submit(LONG)["id"]
     assert worker(running, 600, MPT_CHECKPOINT_EVERY_S="600").wait(timeout=150) == 0

@@ -42,7 +42,7 @@ def test_nothing_is_kept_of_a_message(settings: Settings) -> None:
     }
 
 
-def test_what_celery_says_in_a_signal_handler_is_a_line_of_the_log(
+def test_celery_messages_in_a_signal_handler_are_logged(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MPT_LOG", "json")

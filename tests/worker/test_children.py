@@ -44,7 +44,7 @@ def forked(warm: WarmParent) -> Runner:
     return runner
 
 
-def test_its_records_are_those_of_the_filter(warm: WarmParent) -> None:
+def test_a_child_gives_the_records_of_the_filter(warm: WarmParent) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "mptcore"], input=json.dumps(SPEC).encode(), capture_output=True,
         check=True,
@@ -74,7 +74,7 @@ def test_exit_status_and_stderr(warm: WarmParent, start: str) -> None:
         assert runner.kill() == status
 
 
-def test_one_that_crashes_ends_with_status_1_and_its_traceback(warm: WarmParent) -> None:
+def test_a_crashed_child_exits_with_status_1_and_a_traceback(warm: WarmParent) -> None:
     runner = Runner(warm.fork)
     wait_until(lambda: runner.read(0.1) is not None and runner.ready)
     runner.signal(signal.SIGINT)
@@ -86,7 +86,7 @@ def test_one_that_crashes_ends_with_status_1_and_its_traceback(warm: WarmParent)
     assert runner.kill() == 1
 
 
-def test_the_parent_has_a_session_of_its_own(warm: WarmParent) -> None:
+def test_the_parent_has_its_own_session(warm: WarmParent) -> None:
     """Ctrl-C at a terminal then reaches only the worker, which lets its run save."""
     assert os.getsid(warm._process.pid) == warm._process.pid
 
@@ -110,7 +110,7 @@ def test_the_parent_is_told_whether_to_import_transformers(
     assert (TRANSFORMERS in started[0]) == transformers
 
 
-def test_one_that_is_killed_is_gone(warm: WarmParent) -> None:
+def test_a_killed_child_is_gone(warm: WarmParent) -> None:
     runner = forked(warm)
     pid = runner.child.pid
     assert pid is not None
@@ -119,7 +119,7 @@ def test_one_that_is_killed_is_gone(warm: WarmParent) -> None:
     wait_until(lambda: not before.is_running(), what="the end of its zombie")
 
 
-def test_one_that_is_killed_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_is_killed_before_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent still imports torch."""
     monkeypatch.setattr(children, "CLOSE_S", 60.0)
     parent = WarmParent()
@@ -135,7 +135,7 @@ def test_one_that_is_killed_before_it_is_there(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("transformers", "given"), [(False, None), (True, None), (False, "3")])
-def test_what_a_parent_imports_before_it_is_ready(
+def test_modules_imported_before_the_parent_is_ready(
     monkeypatch: pytest.MonkeyPatch, transformers: bool, given: str | None
 ) -> None:
     """OpenBLAS starts no threads before that, unless the environment says how many."""
@@ -172,7 +172,7 @@ def test_what_a_parent_imports_before_it_is_ready(
     assert done == ["mptcore.run", *more]
 
 
-def test_where_the_parent_dies_its_runners_are_lost() -> None:
+def test_runners_are_lost_if_the_parent_dies() -> None:
     parent = WarmParent()
     runner = forked(parent)
     child = psutil.Process(runner.child.pid)

@@ -40,7 +40,7 @@ class Clock(threading.Event):
         return self.now >= self.ends_at
 
 
-def test_it_looks_more_often_for_a_while_after_a_choice(
+def test_the_dispatcher_polls_faster_after_a_choice(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = settings.model_copy(update={"poll_s": 0.125})
@@ -115,7 +115,7 @@ def test_gpu_workers_choose_first(database: Database, doorbell: Dispatcher) -> N
     ]  # fmt: skip
 
 
-def test_workers_that_are_silent_get_nothing(database: Database, doorbell: Dispatcher) -> None:
+def test_silent_workers_get_nothing(database: Database, doorbell: Dispatcher) -> None:
     register(database, cpu=1)
     submitted(database)
     with database.transaction() as session:
@@ -125,7 +125,7 @@ def test_workers_that_are_silent_get_nothing(database: Database, doorbell: Dispa
     assert len(doorbell.dispatch()) == 1
 
 
-def test_a_database_that_is_away_ends_no_dispatcher(
+def test_a_dispatcher_survives_a_database_outage(
     database: Database, doorbell: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register(database, cpu=1)
@@ -141,7 +141,7 @@ def test_a_database_that_is_away_ends_no_dispatcher(
 
 
 @pytest.mark.parametrize("error", [None, BrokerError("away"), ConnectionError("away")])
-def test_a_dispatch_is_rung_and_a_broker_that_is_away_ends_nothing(
+def test_a_dispatch_is_notified_and_a_broker_outage_is_survived(
     doorbell: Dispatcher,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -166,7 +166,7 @@ def test_a_dispatch_is_rung_and_a_broker_that_is_away_ends_nothing(
         assert line.message == "the broker is unreachable, the reaper will requeue the run: away"
 
 
-def test_an_error_of_the_dispatcher_s_own_is_loud(
+def test_a_programming_error_ends_the_dispatcher(
     doorbell: Dispatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ring(*_: object) -> None:

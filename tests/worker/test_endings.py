@@ -144,7 +144,7 @@ def away(patch: pytest.MonkeyPatch, is_over: Callable[[], bool]) -> Iterator[Non
         yield
 
 
-def test_a_full_spool_is_no_silence_of_the_run(
+def test_a_full_spool_does_not_count_as_silence(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the database is away for longer than a run may be silent, the supervisor does not
@@ -158,7 +158,7 @@ def test_a_full_spool_is_no_silence_of_the_run(
     assert counts.clean, str(counts)
 
 
-def test_what_waited_for_the_database_is_committed_in_parts(
+def test_records_that_waited_for_the_database_are_committed_in_parts(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = claimed(database)
@@ -235,7 +235,7 @@ def test_a_record_that_cannot_be_stored_fails_the_run(
     assert counts.clean, str(counts)
 
 
-def test_a_run_that_is_killed_leaves_nothing() -> None:
+def test_a_killed_run_leaves_no_process() -> None:
     """The run has unread output; no thread, open file or record is left."""
     gc.collect()  # what other tests have left
     before = len(os.listdir("/proc/self/fd")), threading.active_count()

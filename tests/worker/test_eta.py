@@ -25,17 +25,17 @@ def last(pieces: list[tuple[int, float]], first: int = 0) -> float:
     return found
 
 
-def test_steady_work_goes_on_so() -> None:
+def test_steady_work_is_extrapolated() -> None:
     """Work before the first report, by loading or by another attempt, does not count."""
     assert last([(10, 2.0)] * 5, first=450) == pytest.approx(100.0)
 
 
-def test_nothing_is_said_of_too_few_pieces() -> None:
+def test_too_few_updates_give_no_estimate() -> None:
     found = etas([(10, 2.0)] * MIN_PIECES)
     assert [one is None for one in found] == [*[True] * MIN_PIECES, False]
 
 
-def test_words_that_are_read_together_are_one_piece() -> None:
+def test_updates_read_together_count_once() -> None:
     """Otherwise a pipe that was read late would suggest unlimited speeds."""
     late = [(10, 2.0), (10, 0.0), (10, 6.0), (10, 0.0), (10, MIN_S / 2)]
     found = etas([*late, (10, 4.0 - MIN_S / 2)])
@@ -44,7 +44,7 @@ def test_words_that_are_read_together_are_one_piece() -> None:
     assert found[-1] == pytest.approx(joined)
 
 
-def test_what_comes_before_the_first_work_does_not_count() -> None:
+def test_time_before_the_first_work_does_not_count() -> None:
     """A model is fitted, which is told too."""
     assert last([(0, 50.0), (0, 70.0), *[(10, 2.0)] * 5]) == pytest.approx(190.0)
 

@@ -35,7 +35,7 @@ EXITS: list[tuple[dict[str, Any], list[Any], str, str, tuple[str | None, str | N
 
 
 @pytest.mark.parametrize(("how", "records", "ended", "status", "why"), EXITS)
-def test_how_a_run_ended_is_what_its_process_says(
+def test_the_outcome_follows_the_exit_status(
     watch: Watch, how: dict[str, Any], records: list[Any], ended: str, status: str, why: Any
 ) -> None:
     assert watch.run([*points(1), *records], **how)[0] == ended
@@ -86,7 +86,7 @@ def test_a_malformed_record_fails_its_run(watch: Watch, kind: str) -> None:
     assert "a record of the run cannot be stored" in (watch.failure[1] or "")
 
 
-def test_out_of_memory_is_said_with_the_peak(watch: Watch) -> None:
+def test_out_of_memory_is_reported_with_the_peak(watch: Watch) -> None:
     assert watch.run([failure("oom")], status=1)[0] == "failed"
     kind, message = watch.failure
     assert kind == "oom"
@@ -131,7 +131,7 @@ MEMORY = [{"seq": None, "record": "memory", "device_bytes": size} for size in (5
 
 
 @pytest.mark.parametrize("status", [0, 1, 3, GONE])
-def test_however_a_run_ends_its_peak_is_kept(watch: Watch, status: int) -> None:
+def test_the_peak_is_kept_for_every_outcome(watch: Watch, status: int) -> None:
     """On a GPU by the latest word of its runner."""
     watch.claim = replace(watch.claim, queue=Queue.GPU)
     watch.run(MEMORY, status=status)
@@ -143,9 +143,7 @@ def test_the_peak_on_a_cpu_is_of_main_memory(watch: Watch) -> None:
     assert (peak_bytes(watch) or 0) > 2**20
 
 
-def test_a_run_that_writes_more_than_any_spec_may_is_ended(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_writes_too_much_is_ended(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit of the supervisor's own, whatever the runner's code does."""
     monkeypatch.setattr(supervisor, "OTHER_RECORDS", 2)
     limits = watch.settings.limits.model_copy(update={"points": 3})

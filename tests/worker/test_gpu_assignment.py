@@ -49,9 +49,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("0,7,1", [FIRST]),
     ],
 )
-def test_what_is_visible(
-    names: str | None, seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_visible_gpus(names: str | None, seen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if names is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
     assert gpus.visible() == seen
@@ -67,7 +65,7 @@ def test_a_gpu_is_divided_by_its_present_mode(
     assert gpus.visible() == seen
 
 
-def test_where_nvml_does_not_begin_nothing_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_no_gpu_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     class Without(Nvml):
         def nvmlInit(self) -> None:
             raise self.NVMLError("library not found")
@@ -83,7 +81,7 @@ def test_figures_of_a_part_of_a_gpu() -> None:
     assert (found["gpu_memory_free"], found["gpu_memory_ours"]) == (9 * GIB, GIB)
 
 
-def test_what_a_driver_does_not_tell_hides_nothing_else() -> None:
+def test_missing_driver_figures_do_not_hide_others() -> None:
     found = gpus.figures(SECOND, run_pid=42)
     assert (found["gpu_memory_free"], found["gpu_memory_total"]) == (None, None)
     assert (found["gpu"], found["gpu_number"], found["gpu_memory_ours"]) == ("A GPU", 1, 0)
@@ -113,9 +111,7 @@ def test_workers_spread_over_the_gpus(
 
 
 @pytest.mark.usefixtures("can_compute")
-def test_a_worker_that_was_pinned_stays(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pinned_worker_keeps_its_gpu(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-89a")
         monkeypatch.setattr(node, "worker_name", lambda number=number: f"w{number}")
@@ -123,7 +119,7 @@ def test_a_worker_that_was_pinned_stays(
         assert os.environ["CUDA_VISIBLE_DEVICES"] == SECOND
 
 
-def test_one_whose_gpu_does_not_serve_is_gone_again(
+def test_a_worker_with_an_unusable_gpu_ends(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:

@@ -68,7 +68,7 @@ def test_a_worker_that_is_busy_stops_when_its_run_or_its_time_is_over(killed: li
 
 
 @pytest.mark.parametrize(("ends_after", "retires"), [(1, False), (3, True)])
-def test_a_worker_that_was_told_to_stop_is_not_told_again(
+def test_a_stopping_worker_is_not_signalled_again(
     killed: list[Any], ends_after: int, retires: bool
 ) -> None:
     one, _ = ended(Stopping(ends_after))

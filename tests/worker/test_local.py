@@ -33,7 +33,7 @@ def test_an_error_ends_the_worker(settings: Settings, monkeypatch: pytest.Monkey
     assert left == []
 
 
-def test_all_its_parts_run_until_it_stops(
+def test_all_parts_of_a_local_worker_run_until_it_stops(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = LocalWorker(settings)
@@ -56,7 +56,7 @@ def test_all_its_parts_run_until_it_stops(
     assert not worker.lifetime.failed
 
 
-def test_it_takes_what_is_next_within_the_limits(
+def test_a_local_worker_claims_the_next_run_within_the_limits(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for the time of a heartbeat if the database is unreachable."""

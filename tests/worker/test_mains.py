@@ -71,7 +71,7 @@ def test_a_reaper_has_a_sweeper_and_a_messenger(
     assert ran == ["in a thread", sweeper, "in a thread", messenger, (Reaper, stopping)]
 
 
-def test_a_dispatcher_rings_through_the_broker(
+def test_a_dispatcher_notifies_through_the_broker(
     rung: Settings, done: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(self: Dispatcher, stopping: threading.Event) -> None:

@@ -21,7 +21,7 @@ GIB = 2**30
         (3 * GIB, 2 * GIB, 3 * GIB),
     ],
 )
-def test_what_a_run_may_use(
+def test_memory_that_a_run_may_use(
     monkeypatch: pytest.MonkeyPatch, setting: int | None, container: int | None, expected: int
 ) -> None:
     machine = type("Machine", (), {"total": 8 * GIB, "available": 7 * GIB})
@@ -46,7 +46,7 @@ def test_a_process_is_over_its_limit_at_its_peak() -> None:
     assert not exactly.is_over(None)
 
 
-def test_the_peak_and_the_limit_are_told_in_gibibytes() -> None:
+def test_the_peak_and_the_limit_are_given_in_gibibytes() -> None:
     found = memory.Memory(3 * GIB)
     found.peak = GIB // 4
     assert str(found) == "peak 0.25 GiB of main memory, limit 3.00 GiB"

@@ -84,7 +84,7 @@ def make_due(database: Database) -> None:
         session.execute(due.values(next_at=now() - 1))
 
 
-def test_an_end_is_told_signed_once(
+def test_an_end_is_delivered_once_and_signed(
     either: Database, messenger: Messenger, receiver: Receiver
 ) -> None:
     before = ended(either)
@@ -125,7 +125,7 @@ def test_ends_of_all_kinds(either: Database, messenger: Messenger, receiver: Rec
     assert sorted(experiments(receiver)) == sorted([failing.experiment_id, chained, waiting])
 
 
-def test_only_the_ends_that_are_wanted_of_ones_own(
+def test_only_selected_ends_of_own_experiments_are_delivered(
     either: Database, messenger: Messenger, receiver: Receiver
 ) -> None:
     webhook(either, receiver.url, "failed")
@@ -143,7 +143,7 @@ def test_only_the_ends_that_are_wanted_of_ones_own(
     assert experiments(receiver) == [failed]
 
 
-def test_what_is_rolled_back_is_not_told(either: Database, receiver: Receiver) -> None:
+def test_rolled_back_ends_are_not_delivered(either: Database, receiver: Receiver) -> None:
     webhook(either, receiver.url)
     claim = claimed(either)
 
@@ -158,7 +158,7 @@ def test_what_is_rolled_back_is_not_told(either: Database, receiver: Receiver) -
 
 
 @pytest.mark.parametrize("status", [500, 404, 302])
-def test_what_is_not_taken_is_tried_again(
+def test_failed_deliveries_are_retried(
     either: Database, messenger: Messenger, receiver: Receiver, status: int
 ) -> None:
     receiver.statuses = [status, 204]
@@ -177,7 +177,7 @@ def test_what_is_not_taken_is_tried_again(
     assert (delivery.last_error, delivery.next_at) == (None, None)
 
 
-def test_why_it_was_not_told_is_in_the_log(
+def test_the_cause_of_a_failed_delivery_is_logged(
     either: Database, messenger: Messenger, caplog: pytest.LogCaptureFixture
 ) -> None:
     hook = webhook(either, f"http://127.0.0.1:{free_port()}/")
@@ -189,7 +189,7 @@ def test_why_it_was_not_told_is_in_the_log(
     assert "Connect" in vars(line)["cause"]
 
 
-def test_it_is_given_up_in_the_end(
+def test_deliveries_are_given_up_finally(
     either: Database, messenger: Messenger, receiver: Receiver
 ) -> None:
     receiver.statuses = [503]
@@ -210,7 +210,7 @@ def test_it_is_given_up_in_the_end(
     assert delivery.last_error == "the answer was 503; it must be 2xx"
 
 
-def test_two_do_not_send_the_same(either: Database, receiver: Receiver) -> None:
+def test_two_messengers_do_not_send_the_same_delivery(either: Database, receiver: Receiver) -> None:
     webhook(either, receiver.url)
     ended(either)
     with either.transaction() as session:
@@ -230,7 +230,7 @@ def test_two_do_not_send_the_same(either: Database, receiver: Receiver) -> None:
     assert deliveries(either)[0].delivered_at is not None
 
 
-def test_one_that_does_not_answer_keeps_no_other_waiting(
+def test_a_silent_receiver_does_not_delay_others(
     either: Database, messenger: Messenger, receiver: Receiver
 ) -> None:
     dead = webhook(either, "http://127.0.0.1:9/")
@@ -261,7 +261,7 @@ def test_a_slow_address_does_not_slow_another(
     assert {one.delivered_at is None for one in deliveries(either)} == {True, False}
 
 
-def test_names_that_are_never_found_hold_up_no_other_user(
+def test_unknown_host_names_do_not_delay_other_users(
     either: Database, messenger: Messenger, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The user has as many as allowed; each look-up keeps its thread."""
@@ -303,7 +303,7 @@ def test_names_that_are_never_found_hold_up_no_other_user(
     assert most[0] == LOOK_UPS
 
 
-def test_all_webhooks_have_their_turn(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_webhooks_are_served_in_turn(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check more due webhooks than are sent at once."""
     monkeypatch.setattr(store, "TOGETHER", 2)
     hooks = {webhook(either, f"http://127.0.0.1:9/{i}") for i in range(4)}
@@ -316,7 +316,9 @@ def test_all_webhooks_have_their_turn(either: Database, monkeypatch: pytest.Monk
     assert told == hooks
 
 
-def test_what_goes_with_what(either: Database, messenger: Messenger, receiver: Receiver) -> None:
+def test_deliveries_are_deleted_with_their_experiment_or_webhook(
+    either: Database, messenger: Messenger, receiver: Receiver
+) -> None:
     """Deliveries go with their experiment, with their webhook, and after a week."""
     hook = webhook(either, receiver.url)
     gone, old = ended(either), ended(either)
@@ -343,7 +345,7 @@ def test_what_goes_with_what(either: Database, messenger: Messenger, receiver: R
     assert deliveries(either) == []
 
 
-def test_what_was_to_be_told_by_a_webhook_that_is_gone(
+def test_deliveries_of_a_deleted_webhook_are_not_sent(
     either: Database, messenger: Messenger
 ) -> None:
     """Its experiment ended while it was deleted: nothing is sent, and it is forgotten."""
@@ -358,7 +360,7 @@ def test_what_was_to_be_told_by_a_webhook_that_is_gone(
     assert deliveries(either) == []
 
 
-def test_an_address_that_cannot_be_understood_ends_nothing(
+def test_an_invalid_address_does_not_end_the_messenger(
     either: Database, messenger: Messenger, receiver: Receiver
 ) -> None:
     webhook(either, "http://[")
@@ -369,7 +371,7 @@ def test_an_address_that_cannot_be_understood_ends_nothing(
     assert len([one for one in deliveries(either) if one.last_error]) == 1
 
 
-def test_a_disabled_users_are_not_told(either: Database, receiver: Receiver) -> None:
+def test_webhooks_of_a_disabled_user_are_not_sent(either: Database, receiver: Receiver) -> None:
     webhook(either, receiver.url)
     claim = claimed(either)
     with either.transaction() as session:
@@ -378,7 +380,7 @@ def test_a_disabled_users_are_not_told(either: Database, receiver: Receiver) -> 
     assert deliveries(either) == []
 
 
-def test_nor_of_what_ended_before(
+def test_experiments_that_ended_before_are_not_delivered(
     either: Database, messenger: Messenger, receiver: Receiver
 ) -> None:
     webhook(either, receiver.url)
@@ -394,7 +396,7 @@ def test_nor_of_what_ended_before(
     assert deliveries(either) == []
 
 
-def test_a_webhook_that_is_being_told_is_not_told_beside(
+def test_a_webhook_has_one_delivery_at_a_time(
     either: Database, messenger: Messenger, receiver: Receiver
 ) -> None:
     """Its next end waits until this one is settled; other webhooks do not wait."""

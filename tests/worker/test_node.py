@@ -189,9 +189,7 @@ def test_the_threads_of_a_node(
     assert broker_answers() is True
 
 
-def test_a_node_that_was_told_to_stop_does_not(
-    rung: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopping_node_does_not_restart(rung: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(rung.model_copy(update={"warm_parent": False}), Queue.CPU)
     monkeypatch.setattr(node.celery, "worker_main", lambda arguments: node._shut_down())
     node.run()
@@ -212,7 +210,7 @@ class Slots:
 
 
 @pytest.mark.parametrize("event", ["stopping", "retiring"])
-def test_a_node_that_ends_begins_no_run(
+def test_an_ending_node_starts_no_run(
     rung: Settings, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
     node, slot = Node(rung, Queue.CPU), Slots()
@@ -223,7 +221,7 @@ def test_a_node_that_ends_begins_no_run(
     assert slot.ran == [("before", 1)]
 
 
-def test_a_node_on_which_no_run_can_begin_fails(
+def test_a_node_that_cannot_start_runs_fails(
     rung: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node, failed = Node(rung, Queue.CPU), []
@@ -237,7 +235,7 @@ def test_a_node_on_which_no_run_can_begin_fails(
     ("lifetime_s", "more"),
     [(None, []), (100.0, ["--lifetime", "60s"]), (30.0, ["--lifetime", "1s"])],
 )
-def test_a_deaf_node_begins_anew_with_the_time_that_it_has_left(
+def test_a_deaf_node_restarts_with_its_remaining_time(
     rung: Settings,
     monkeypatch: pytest.MonkeyPatch,
     lifetime_s: float | None,

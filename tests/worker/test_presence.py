@@ -23,7 +23,7 @@ from worker.presence import Presence
 DEAF_S = 0.2
 
 
-def test_a_node_whose_broker_is_away_is_not_deaf(settings: Settings, tmp_path: Path) -> None:
+def test_a_node_without_a_broker_is_not_deaf(settings: Settings, tmp_path: Path) -> None:
     """A dispatch waits for this idle node all the while."""
     redis = Redis(tmp_path / "redis")
     redis.folder.mkdir()
@@ -103,7 +103,7 @@ LONG = 100.0
         ([LONG, LONG, 2.0], [1, 1, 1], [1, 1, 1], []),  # it has waited no longer than allowed
     ],
 )
-def test_only_a_node_that_was_idle_all_the_while_is_deaf(
+def test_only_an_idle_node_can_be_deaf(
     database: Database,
     settings: Settings,
     waited: list[float],

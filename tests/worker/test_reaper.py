@@ -55,7 +55,7 @@ def test_grace_at_the_start(database: Database, running: str, reaper: Reaper) ->
     assert status(database, running) == "queued"
 
 
-def test_grace_after_the_database_was_away(
+def test_grace_after_a_database_outage(
     database: Database, running: str, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
@@ -131,7 +131,7 @@ def test_a_database_that_hangs_within_a_tick(
     assert status(database, running) == "running"
 
 
-def test_it_ticks_until_it_stops(
+def test_the_reaper_ticks_until_it_stops(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reaper = Reaper(database, settings.model_copy(update={"heartbeat_s": 0.01}))
@@ -171,7 +171,7 @@ class ScriptedSession:
     ],
     ids=["a lease", "almost a lease", "a clock set back", "a gap", "a clock that stands still"],
 )
-def test_it_reaps_after_a_whole_lease_without_a_gap(
+def test_the_reaper_acts_after_a_whole_lease_without_a_gap(
     settings: Settings, database: Database, clock: list[float], is_up: list[bool]
 ) -> None:
     times = {"lease_s": 10.0, "heartbeat_s": 1.0}
@@ -180,7 +180,7 @@ def test_it_reaps_after_a_whole_lease_without_a_gap(
     assert [reaper._has_been_up(session) for _ in clock] == is_up
 
 
-def test_a_clock_that_was_set_back_keeps_nothing(either: Database, settings: Settings) -> None:
+def test_a_clock_set_back_delays_no_clean_up(either: Database, settings: Settings) -> None:
     """A run whose worker is gone, a dispatch that was lost and a worker that is gone, an hour ahead
     of the clock: all are put right within a lease, as if it had not been set."""
     clock = FakeClock(either.engine, 1e6 + 3600)

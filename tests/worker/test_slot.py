@@ -139,7 +139,7 @@ def test_an_upload_that_was_changed_since_is_not_read(
     assert "was changed or cut short" in (failed.failure_message or "")
 
 
-def test_over_its_memory(database: Database, settings: Settings) -> None:
+def test_a_run_over_its_memory_is_ended(database: Database, settings: Settings) -> None:
     """Two gigabytes of data where half of one is allowed: ended, with the peak, and the slot
     goes on."""
     limited = settings.model_copy(update={"run_memory_bytes": 700 * 2**20})
@@ -156,7 +156,7 @@ def test_over_its_memory(database: Database, settings: Settings) -> None:
     assert load(database, after).status == "succeeded"
 
 
-def test_a_runner_that_reports_nothing(
+def test_a_silent_runner_is_ended(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = (sys.executable, "-c", "import time; time.sleep(600)")

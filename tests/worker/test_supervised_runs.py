@@ -102,7 +102,7 @@ def test_a_runner_that_ignores_sigterm_is_killed(database: Database, settings: S
     assert ended == "cancelled"
 
 
-def test_time_limit(database: Database, settings: Settings) -> None:
+def test_a_run_over_its_time_limit_is_ended(database: Database, settings: Settings) -> None:
     spec = {**LONG, "compute": {"device": "cpu", "max_runtime_s": 1}}
     ended, experiment = outcome(database, settings, spec)
     assert ended == "failed"
@@ -111,7 +111,7 @@ def test_time_limit(database: Database, settings: Settings) -> None:
     assert "raise compute.max_runtime_s" in message
 
 
-def test_a_killed_runner_is_tried_again(database: Database, settings: Settings) -> None:
+def test_a_killed_runner_is_retried(database: Database, settings: Settings) -> None:
     ended, experiment = outcome(
         database, settings, LONG, lambda claim, runner: runner.signal(signal.SIGKILL)
     )
@@ -158,7 +158,7 @@ def test_a_lost_lease_ends_the_run(database: Database, settings: Settings) -> No
         ),
     ],
 )
-def test_a_run_that_fails_says_why(
+def test_a_failed_run_has_a_reason(
     database: Database, settings: Settings, spec: dict[str, Any], kind: str, words: str
 ) -> None:
     claim = claimed(database, ppca_spec())
@@ -170,7 +170,7 @@ def test_a_run_that_fails_says_why(
     assert words in message
 
 
-def test_the_database_is_away_for_a_while(
+def test_a_run_survives_a_database_outage(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stands in for a lost connection, which SQLite does not have; PostgreSQL's is tested with a

@@ -74,9 +74,7 @@ def test_only_a_run_that_may_download_gets_the_token_of_the_hub(
     assert watch.run()[1].orders[0]["environment"] == hub_environment() != {}
 
 
-def test_the_order_of_an_attempt_that_goes_on(
-    watch: Watch, claim: Claim, database: Database
-) -> None:
+def test_the_order_of_a_resumed_attempt(watch: Watch, claim: Claim, database: Database) -> None:
     looks = ([*points(1), checkpoint(1, "a")], [*points(2), checkpoint(2, "b")])
     assert watch.run(*looks, status=3)[0] == "unfinished"
     watch.claim = claim_next(database)
@@ -130,7 +128,7 @@ def progress(done: int) -> dict[str, Any]:
     return {"seq": None, "record": "progress", "done": done, "total": 20, "unit": "masks"}
 
 
-def test_the_end_is_told_by_the_time_between_words_of_progress(watch: Watch) -> None:
+def test_the_end_is_estimated_from_the_time_between_progress_records(watch: Watch) -> None:
     """The time before the first report, which includes loading, does not count."""
     loading: list[Any] = [()] * 40
     pieces = [look for done in range(1, 6) for look in ([progress(done)], *[()] * 7)]
@@ -138,7 +136,7 @@ def test_the_end_is_told_by_the_time_between_words_of_progress(watch: Watch) -> 
     assert watch.found.progress_eta_s == pytest.approx(15 * 8 * LOOK_S)
 
 
-def test_a_run_that_begins_again_has_its_own_pace(watch: Watch) -> None:
+def test_a_restarted_run_has_its_own_pace(watch: Watch) -> None:
     pieces = [look for done in range(1, 6) for look in ([progress(done)], *[()] * 7)]
     watch.run(*pieces, [{"seq": None, "record": "restart"}, progress(1)])
     assert (watch.found.progress_done, watch.found.progress_eta_s) == (1, None)
@@ -159,7 +157,7 @@ def test_after_the_end_the_last_records_are_committed_at_once(
     assert watch.commits == [(LOOK_S, 3), (2 * LOOK_S, 3), (2 * LOOK_S, 3), (2 * LOOK_S, 2)]
 
 
-def test_after_the_end_a_refusal_is_told_at_once(watch: Watch) -> None:
+def test_after_the_end_a_refusal_is_reported_at_once(watch: Watch) -> None:
     assert watch.run([], points(2**70))[0] == "failed"
     assert watch.clock.now == BEGAN + 3 * LOOK_S
 
@@ -168,7 +166,7 @@ def kept(folder: Path) -> set[str]:
     return {str(file.relative_to(folder)) for file in folder.glob("*/*")}
 
 
-def test_no_file_is_deleted_that_may_be_gone_on_from(watch: Watch, claim: Claim) -> None:
+def test_usable_checkpoint_files_are_not_deleted(watch: Watch, claim: Claim) -> None:
     """The two that the database names, and what this attempt saved after them; no other."""
     folder = watch.settings.store / "checkpoints" / claim.experiment_id
     for name in ("0/z", "1/a", "1/b", "1/c", "1/d", "2/x"):
@@ -196,12 +194,12 @@ def test_a_run_that_falls_silent_is_ended_at_once(watch: Watch) -> None:
     assert (first, number) == (10 * LOOK_S + STALL_S + LOOK_S, signal.SIGKILL)
 
 
-def test_a_silence_that_ends_in_time_is_none(watch: Watch) -> None:
+def test_a_short_silence_is_allowed(watch: Watch) -> None:
     silent: list[Any] = [[]] * round(STALL_S / LOOK_S)
     assert watch.run(points(1), *silent, points(2), *silent, points(3))[0] == "succeeded"
 
 
-def test_a_run_that_takes_too_much_memory_is_ended_at_once(watch: Watch) -> None:
+def test_a_run_over_its_memory_is_ended_at_once(watch: Watch) -> None:
     watch.settings = watch.settings.model_copy(update={"run_memory_bytes": 2**20})
     ended, runner = watch.run(points(1), points(2), status=None,
                             child=type("Me", (), {"pid": os.getpid()}))  # fmt: skip
@@ -235,7 +233,7 @@ def test_a_cancelled_run_ends_by_itself(watch: Watch) -> None:
     assert watch.found.last_seq == 1
 
 
-def test_an_end_that_no_one_tells_of(watch: Watch) -> None:
+def test_a_hanging_warm_parent_is_ended(watch: Watch) -> None:
     """A warm parent that hangs: after a while it is ended as well."""
     desire(watch, DesiredState.CANCEL)
     ended, runner = watch.run(status=None, heeds_sigkill=False)
@@ -279,7 +277,7 @@ SPOILED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("spoiled", "why"), SPOILED)
-def test_no_record_after_one_that_cannot_be_stored(
+def test_no_record_is_stored_after_a_refused_record(
     watch: Watch, spoiled: dict[str, Any], why: str
 ) -> None:
     looks = [points(1), [], [], [], [spoiled, *points(4)], points(5), [], [], []]
@@ -304,7 +302,7 @@ def test_a_lease_is_renewed_until_a_refused_run_has_ended(
     assert watch.commits[-1][0] > supervisor.UNHEARD_S - HEARTBEAT_S
 
 
-def test_a_refusal_gives_the_drivers_words_and_not_the_statement(
+def test_a_refusal_has_the_message_of_the_driver_without_the_statement(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At once, and no more of them than a person reads."""
@@ -341,7 +339,7 @@ def test_a_checkpoint_is_kept_where_older_ones_cannot_be_deleted(
     assert runner.checkpoints == ["b"]
 
 
-def test_the_run_goes_on_while_the_database_is_away(
+def test_the_run_continues_during_a_database_outage(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked at every heartbeat; then all that waited goes in, each record once."""
@@ -368,7 +366,7 @@ def test_the_outcome_waits_for_the_database(watch: Watch, monkeypatch: pytest.Mo
     assert watch.clock.now < BEGAN + 5 + 2 * HEARTBEAT_S
 
 
-def test_a_runner_waits_while_too_much_is_spooled(
+def test_a_runner_waits_while_the_spool_is_full(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its silence does not count during this time."""

@@ -22,7 +22,7 @@ __all__ = ["running"]  # a fixture
 @pytest.mark.parametrize(
     "error", [OSError(5, "I/O error"), OperationalError("x", None, Exception())]
 )
-def test_a_sweep_that_fails_is_tried_again(
+def test_a_failed_retention_run_is_retried(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*_: object) -> None:
@@ -32,7 +32,7 @@ def test_a_sweep_that_fails_is_tried_again(
     Sweeper(database, settings).sweep()
 
 
-def test_uploads_that_were_cut_off_are_removed(database: Database, settings: Settings) -> None:
+def test_interrupted_uploads_are_removed(database: Database, settings: Settings) -> None:
     folder = settings.all_incoming / "a"
     folder.mkdir(parents=True)
     os.utime(folder, (0, 0))
@@ -50,7 +50,7 @@ def test_the_hubs_cache_is_trimmed(
     assert not model.exists()
 
 
-def test_checkpoints_of_what_ended_without_a_worker_are_removed(
+def test_checkpoints_of_experiments_that_ended_without_a_worker_are_removed(
     database: Database, running: str, settings: Settings
 ) -> None:
     """Paused with a checkpoint, then cancelled by the API: no worker is there to clean up. What is

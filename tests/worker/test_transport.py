@@ -84,7 +84,7 @@ def test_a_message_for_later_is_dropped(
 
 
 @pytest.mark.parametrize("error", [KeyError("task"), RecursionError(), AssertionError()])
-def test_a_message_that_is_no_dispatch_is_dropped(
+def test_a_message_that_is_not_a_dispatch_is_dropped(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     message = Message({}, {})
@@ -123,7 +123,7 @@ def raising(error: Exception) -> Any:
     return read
 
 
-def test_what_is_not_a_message_counts_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_messages_count_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
     channel = Channel.__new__(Channel)
     monkeypatch.setattr(redis.Channel, "_brpop_read", raising(ValueError("no JSON")))
     assert channel._brpop_read() is True
@@ -185,7 +185,7 @@ def test_only_keys_of_a_wrong_type_are_deleted(
     assert len(deleted) == len(wrong)
 
 
-def test_a_queue_of_a_wrong_type_is_deleted_where_it_is_read(
+def test_a_queue_of_a_wrong_type_is_deleted_when_read(
     channel: Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Channel, "active_queues", {"cpu"})

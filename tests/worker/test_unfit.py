@@ -29,7 +29,7 @@ from worker.supervisor import Supervision
 from worker.warm_parent import Forks
 
 
-def test_a_runner_that_never_was_ready_fails_no_run(
+def test_a_runner_that_never_was_ready_does_not_fail_the_run(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = (sys.executable, "-c", "raise ImportError('no torch')")
@@ -62,7 +62,7 @@ def test_a_worker_without_torch_is_not_ready(
     parent.close()
 
 
-def test_who_is_told_to_stop_does_not_wait_for_torch() -> None:
+def test_a_stopping_worker_does_not_wait_for_torch() -> None:
     parent = WarmParent()
     os.kill(parent._process.pid, signal.SIGSTOP)
     waiting = threading.Thread(target=parent.wait_until_ready, args=[lambda: True], daemon=True)
@@ -72,7 +72,7 @@ def test_who_is_told_to_stop_does_not_wait_for_torch() -> None:
     parent.close()
 
 
-def test_a_parent_that_stands_still_does_not_hold_its_slot(
+def test_a_frozen_parent_does_not_block_its_slot(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(children, "CLOSE_S", 0.3)
@@ -86,7 +86,7 @@ def test_a_parent_that_stands_still_does_not_hold_its_slot(
     parent.close()
 
 
-def test_what_is_forgotten_in_a_round_is_not_told_of_in_it() -> None:
+def test_an_unregistered_pipe_gets_no_event_in_the_same_round() -> None:
     ours, theirs = socket.socketpair()
     forks = Forks(ours)
     calls = []
@@ -124,7 +124,7 @@ def test_silence_is_measured_in_seconds(
     runner.kill()
 
 
-def test_a_pipe_of_the_usual_size_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_of_the_usual_size_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -137,7 +137,7 @@ def test_a_pipe_of_the_usual_size_will_do(monkeypatch: pytest.MonkeyPatch) -> No
     runner.kill()
 
 
-def test_nothing_is_waited_for_once_a_runner_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_waits_after_the_end_of_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = started("true")
     wait_until(lambda: not runner.alive)
     select, waited = runner._selector.select, []
@@ -153,7 +153,7 @@ def test_nothing_is_waited_for_once_a_runner_has_ended(monkeypatch: pytest.Monke
     runner.kill()
 
 
-def test_lines_that_are_no_records_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_are_not_records_are_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runners, "LINE_BYTES", 10_000)
     code = (
         "print('[' * 100_000); print('x' * 300_000, end='', flush=True);"
@@ -168,7 +168,7 @@ def test_lines_that_are_no_records_do_no_harm(monkeypatch: pytest.MonkeyPatch) -
     runner.kill()
 
 
-def test_a_process_that_outlives_its_runner_does_not_hold_the_slot(
+def test_a_process_that_outlives_its_runner_does_not_block_the_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runners, "DRAIN_S", 0.3)

@@ -32,11 +32,11 @@ def test_a_gpu_worker_without_a_gpu_refuses_to_start(lab: Settings) -> None:
         assert session.scalar(select(Worker.id)) is None
 
 
-def test_where_there_is_no_gpu_there_is_no_worker_for_each(lab: Settings) -> None:
+def test_without_gpus_no_worker_per_gpu_starts(lab: Settings) -> None:
     assert "NVML tells of no GPU here" in refusal(lab, "worker", "gpu", "--all")
 
 
-def test_a_worker_for_each_is_of_gpus() -> None:
+def test_one_worker_per_gpu_is_only_for_gpus() -> None:
     command = [*MPT, "worker", "cpu", "--all"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 2

@@ -34,7 +34,9 @@ def test_images_are_rows_of_pixels_from_0_to_1(kind: Any) -> None:
     assert not torch.equal(few.x, load(kind(source=source, n=100, seed=4, heldout=0.2)).x)
 
 
-def test_missing_data_say_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_missing_data_says_how_to_get_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
     monkeypatch.delenv("MPT_ALLOW_DOWNLOAD", raising=False)
     with pytest.raises(RunError, match="MPT_ALLOW_DOWNLOAD=1"):
@@ -44,6 +46,6 @@ def test_missing_data_say_how_to_get_them(tmp_path: Path, monkeypatch: pytest.Mo
         load(MnistData(source="mnist"))
 
 
-def test_torchvision_is_imported_whichever_torch_there_is() -> None:
+def test_torchvision_is_imported_with_any_torch_build() -> None:
     assert torchvision_datasets().MNIST
     assert torchvision_datasets().FashionMNIST

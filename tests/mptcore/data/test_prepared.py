@@ -25,7 +25,7 @@ def upload(**options: Any) -> UploadData:
     return UploadData(source="upload", dataset="abc", n=3, dim=2, **options)
 
 
-def test_what_is_not_asked_for_is_not_prepared() -> None:
+def test_data_are_unchanged_by_default() -> None:
     data = Dataset(X, heldout=X)
     assert prepared(data, upload()) is data
 
@@ -49,7 +49,7 @@ def test_a_stochastic_binarization_has_the_value_s_share_as_its_probability() ->
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1])
-def test_values_out_of_the_range_are_not_binarized(value: float) -> None:
+def test_values_outside_the_range_are_not_binarized(value: float) -> None:
     x = X.clone()
     x[0, 0] = value
     with pytest.raises(RunError) as error:
@@ -76,7 +76,7 @@ def simulated(noise: Any, precision: float) -> Dataset:
 
 
 @pytest.mark.parametrize("noise", ["isotropic", "shared"])
-def test_simulated_data_have_the_noise_that_is_asked_for(noise: str) -> None:
+def test_simulated_data_have_the_requested_noise(noise: str) -> None:
     """Isotropic: a variance of 1/noise_precision, apart in each dimension. Shared: a standard
     deviation of 1/noise_precision, the same for all."""
     exact, noisy = simulated(noise, 1e12), simulated(noise, 4.0)
@@ -94,7 +94,7 @@ def test_simulated_data_have_the_noise_that_is_asked_for(noise: str) -> None:
     assert correlation == pytest.approx(1.0 if together else 0.0, abs=0.05)
 
 
-def test_what_is_held_out_is_chosen_by_the_seed_and_keeps_its_order() -> None:
+def test_heldout_rows_depend_on_the_seed_and_keep_their_order() -> None:
     data = Dataset(torch.arange(10.0)[:, None], {"mean": torch.zeros(1)})
     assert data.held_out(0, 3) is data
     found = data.held_out(4, 3)
@@ -161,7 +161,7 @@ def test_all_images_keep_their_order_and_some_are_chosen_at_random(
     assert torchvision[-1] == ("/data", True, True)
 
 
-def test_what_a_run_read_is_told_by_its_pixels(torchvision: object) -> None:
+def test_digest_of_images_depends_on_their_pixels(torchvision: object) -> None:
     other = images(FashionMnistData(source="fashion_mnist"), torch.Generator()).x
     assert torch.equal(other, (250 - PIXELS).flatten(1).float() / 255)
     digest = hashlib.sha256((250 - PIXELS).numpy().tobytes()).hexdigest()

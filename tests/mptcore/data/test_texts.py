@@ -192,7 +192,7 @@ def test_many_columns_of_two_kinds_are_named_in_part(tmp_path: Path) -> None:
     assert "numbers (n0, n1, n2, n3, n4, …) and" in look(path).problems[0]
 
 
-def test_the_exit_status_of_an_inspection_tells_of_problems(
+def test_exit_status_of_an_inspection_reports_problems(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "elsewhere")  # this process is not to limit itself

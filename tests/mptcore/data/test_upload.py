@@ -100,7 +100,7 @@ def test_a_csv_needs_no_header(tmp_path: Path) -> None:
         ("x.parquet", ["row 2, column b is inf"]),
     ],
 )
-def test_cells_that_are_no_numbers_are_named(name: str, told: list[str], tmp_path: Path) -> None:
+def test_cells_that_are_not_numbers_are_named(name: str, told: list[str], tmp_path: Path) -> None:
     array = TABLE.copy()
     array[2, 1] = np.inf
     *named, cure = inspect(written(tmp_path, name, array)).problems
@@ -109,7 +109,7 @@ def test_cells_that_are_no_numbers_are_named(name: str, told: list[str], tmp_pat
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_not_what_its_name_says_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_file_with_the_wrong_extension_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(b"\x00\x01 this is no table \xff\n" * 20)
     found = inspect(path)
@@ -130,7 +130,9 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(name: str, tmp_path: P
         ),
     ],
 )
-def test_what_a_file_is_instead_is_told(name: str, other: str, told: str, tmp_path: Path) -> None:
+def test_the_actual_format_of_a_wrong_file_is_named(
+    name: str, other: str, told: str, tmp_path: Path
+) -> None:
     (tmp_path / "other").mkdir()
     path = written(tmp_path, other).rename(tmp_path / "other" / name)
     assert inspect(path).problems == [f"not a {path.suffix} file: it {told}"]
@@ -169,7 +171,9 @@ def written_object(path: Path, array: Any) -> Path:
         (np.array([["a", "b"]]), "real numbers"),
     ],
 )
-def test_what_is_no_table_of_numbers_is_refused(array: Any, says: str, tmp_path: Path) -> None:
+def test_files_without_a_table_of_numbers_are_refused(
+    array: Any, says: str, tmp_path: Path
+) -> None:
     np.save(tmp_path / "x.npy", array)
     assert says in inspect(tmp_path / "x.npy").problems[0]
 
@@ -238,7 +242,7 @@ def test_rows_and_columns_without_any_value_are_named(
         uploaded(chosen)
 
 
-def test_a_first_line_with_missing_values_is_no_header(tmp_path: Path) -> None:
+def test_a_first_line_with_missing_values_is_not_a_header(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("1,NA,3\n4,5,6\n")
     assert inspect(path).problems == [FIRST_LINE]
@@ -257,7 +261,7 @@ def test_semicolons_are_named(text: str, tmp_path: Path) -> None:
     assert inspect(path).problems[0].endswith("separated by commas, not by semicolons")
 
 
-def test_an_error_does_not_tell_where_the_file_lies(tmp_path: Path) -> None:
+def test_errors_do_not_reveal_the_path_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(b"PAR1;")
     (told,) = inspect(path).problems
@@ -274,7 +278,7 @@ def test_missing_line_breaks_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.parquet"])
-def test_the_index_of_a_pandas_table_is_no_column(
+def test_the_index_of_a_pandas_table_is_not_a_column(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a new upload: what was uploaded before that was noticed is what it was."""

@@ -41,7 +41,7 @@ def test_the_cells_of_a_file_are_limited(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", "x.parquet"])
-def test_nothing_of_a_file_that_is_too_large_is_decoded(
+def test_too_large_files_are_not_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def decode(*arguments: Any, **options: Any) -> Any:
@@ -80,7 +80,7 @@ HALVES = {name: header((10**4, 10**4 + 1)) for name in ("a.npy", "b.npy")}
         ("x.npz", npz({str(i): b"" for i in range(1001)}), "it declares 1001 arrays; at most 1000"),
     ],
 )
-def test_a_header_may_not_promise_more(
+def test_oversized_headers_are_refused(
     tmp_path: Path, name: str, content: bytes, problem: str
 ) -> None:
     (tmp_path / name).write_bytes(content)

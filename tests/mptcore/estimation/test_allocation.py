@@ -50,7 +50,7 @@ def enumerated() -> list[Tensor]:
     return pools
 
 
-def test_skewed_scores_are_not_biased_by_the_plan_they_make() -> None:
+def test_the_plan_does_not_bias_skewed_scores() -> None:
     """Kept scores that choose the counts, or when to stop, push the sum upwards: those of this
     skewness by 0.5 of the error, and by 0.25 where each score has the same weight."""
     generator = torch.Generator().manual_seed(0)
@@ -79,7 +79,7 @@ def test_targets_are_reached(enumerated: list[Tensor], target: float) -> None:
 
 
 @pytest.mark.parametrize(("strata", "share", "target"), [(10, 0.05, 1.0), (1, 0.1, 0.3)])
-def test_rare_large_scores_are_met_and_in_the_error(
+def test_rare_large_scores_are_found_and_enter_the_error(
     strata: int, share: float, target: float
 ) -> None:
     """One of 20 masks, or of 10, has a score with a deviation 200 times as large. A pilot of eight
@@ -90,7 +90,7 @@ def test_rare_large_scores_are_met_and_in_the_error(
     assert (z.std() - 1).abs() < 4 / math.sqrt(2 * seeds)
 
 
-def test_an_error_that_rests_on_few_large_scores_is_not_given() -> None:
+def test_an_error_based_on_few_large_scores_is_null() -> None:
     """Among 258 draws, k are lower by 20, and two are kept. The standard error is about
     20 √(k / 258) / √2 and has 2 k degrees of freedom."""
     found = [sampled(spiked(1, 0.01, 20.0), 100.0, seed)[0] for seed in range(60)]
@@ -114,7 +114,7 @@ def test_sizes_of_few_masks_are_enumerated(enumerated: list[Tensor]) -> None:
     assert sampled(few, 100.0, 0)[0].std_err != 0
 
 
-def test_a_tight_target_enumerates_what_it_would_draw_as_often(enumerated: list[Tensor]) -> None:
+def test_a_tight_target_enumerates_sizes_with_few_masks(enumerated: list[Tensor]) -> None:
     """A target however tight takes no more than all masks and the pilot; and a size that is
     enumerated because of the scores that are kept biases nothing, for its weight was left."""
     truth = sum(pool.mean().item() for pool in enumerated)
@@ -127,7 +127,7 @@ def test_a_tight_target_enumerates_what_it_would_draw_as_often(enumerated: list[
     assert (z.std() - 1).abs() < 4 / math.sqrt(2 * seeds)
 
 
-def test_neyman_spends_least_for_a_variance() -> None:
+def test_neyman_allocation_has_the_least_cost_for_a_variance() -> None:
     deviation = torch.tensor([0.1, 1.0, 5.0], dtype=torch.float64)
     counts = neyman(deviation, 0.01)
     assert ((deviation**2 / counts).sum()).item() <= 0.01
@@ -136,7 +136,7 @@ def test_neyman_spends_least_for_a_variance() -> None:
     assert counts.sum().item() < equal
 
 
-def test_a_plan_is_cut_to_what_may_be_spent() -> None:
+def test_a_plan_is_cut_to_the_budget() -> None:
     counts, least = torch.tensor([2, 50, 1000]), torch.tensor([2, 2, 1])
     cut = affordable(counts, least, 100)
     assert int(cut.sum()) <= 100
@@ -149,7 +149,7 @@ def records(**changes: Any) -> list[Record]:
     return list(run(parse_spec(json.dumps({**BASE, **changes}).encode())))
 
 
-def test_a_target_is_reached_and_said_with_its_masks() -> None:
+def test_a_reached_target_is_recorded_with_its_mask_count() -> None:
     found = records(evaluate={"target_std_err": 0.05})
     assert std_err_of(metric(found, "mpt")) <= 0.05
     assert metric(found, "target_reached").value == 1
@@ -159,7 +159,7 @@ def test_a_target_is_reached_and_said_with_its_masks() -> None:
     assert not [r for r in found if isinstance(r, Log) and r.level == "warning"]
 
 
-def test_a_target_out_of_reach_says_so() -> None:
+def test_an_unreachable_target_is_recorded_as_not_reached() -> None:
     found = records(evaluate={"target_std_err": 1e-6, "max_masks": 150})
     (warning,) = [r for r in found if isinstance(r, Log) and r.level == "warning"]
     assert "was not reached" in warning.message
@@ -167,7 +167,7 @@ def test_a_target_out_of_reach_says_so() -> None:
     assert value_of(metric(found, "masks")) <= 150
 
 
-def test_the_target_of_one_size_is_that_of_d_times_its_score() -> None:
+def test_the_target_of_one_size_applies_to_d_times_its_score() -> None:
     masks = {"schedule": "fixed", "size": 20}
     found = records(data=WIDE, evaluate={"masks": masks, "target_std_err": 0.2})
     assert 0.1 < std_err_of(metric(found, "biased_score")) <= 0.2
@@ -175,7 +175,7 @@ def test_the_target_of_one_size_is_that_of_d_times_its_score() -> None:
     assert point.std_err == pytest.approx(std_err_of(metric(found, "biased_score")) / 30)
 
 
-def test_the_target_of_listed_sizes_is_that_of_their_sum() -> None:
+def test_the_target_of_listed_sizes_applies_to_their_sum() -> None:
     masks = {"schedule": "sizes", "sizes": [10, 27]}
     found = records(data=WIDE, evaluate={"masks": masks, "target_std_err": 0.02})
     total = metric(found, "score_sum")
@@ -212,7 +212,7 @@ def test_a_target_without_its_quantity_is_refused(evaluate: dict[str, Any], prob
     assert problem in one.detail
 
 
-def test_progress_is_towards_the_plan() -> None:
+def test_progress_counts_towards_the_plan() -> None:
     evaluate = {"target_std_err": 0.1, "max_masks": 10_000}
     found = records(data=WIDE, evaluate=evaluate, seeds=[4, 44, 444])
     progress = [one for one in found if isinstance(one, Progress)]

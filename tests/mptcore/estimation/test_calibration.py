@@ -17,7 +17,7 @@ def holds(found: Coverage, share: float) -> bool:
 
 
 @pytest.mark.parametrize("per_size", [12, 20])
-def test_intervals_of_the_errors_that_are_given_hold_the_truth(per_size: int) -> None:
+def test_reported_intervals_contain_the_truth(per_size: int) -> None:
     """In 90 % of the seeds or more, of the worst kind."""
     for what, found in coverages(per_size, REPEATS):
         assert not found.given or holds(found, 0.9), (what, found)

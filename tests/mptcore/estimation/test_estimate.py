@@ -45,7 +45,7 @@ def test_records_of_an_estimate() -> None:
     assert point("score", 3, few, LABELS) == Point("score", 3, 1.0, None, 3, LABELS, why)
 
 
-def test_records_of_what_has_not_converged() -> None:
+def test_records_of_an_unconverged_estimate() -> None:
     assert list(final_metric("mpt", KNOWN, LABELS, None)) == [metric("mpt", KNOWN, LABELS)]
     assert list(final_metric("mpt", KNOWN, LABELS, "not final: why")) == [
         Metric("mpt", None, None, LABELS, "not final: why"),

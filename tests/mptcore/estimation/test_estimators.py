@@ -61,7 +61,9 @@ def model_of(dim: int, latent_dim: int, n: int, seed: int) -> tuple[LowRankGauss
     design=st.sampled_from(["independent", "balanced", "nested"]),
     seed=st.integers(0, 10**6),
 )
-def test_fast_is_direct(dim: int, latent_dim: int, n: int, design: Design, seed: int) -> None:
+def test_the_fast_route_equals_the_direct_route(
+    dim: int, latent_dim: int, n: int, design: Design, seed: int
+) -> None:
     density, x = model_of(dim, min(latent_dim, dim - 1), n, seed)
     moment = moment_of(x, density.mean, density.noise_variance.min().item())
     model = LinearGaussianModel(density, moment)
@@ -93,7 +95,7 @@ def test_a_moment_is_factored_where_its_rank_is_low(rank: int) -> None:
 
 
 @pytest.mark.parametrize(("left_out", "kind"), [(0.2e-8, FactoredMoment), (1.2e-8, DenseMoment)])
-def test_a_factor_leaves_out_at_most_what_no_score_shows(left_out: float, kind: type) -> None:
+def test_a_low_rank_factor_drops_nothing_that_changes_a_score(left_out: float, kind: type) -> None:
     """λ_max / ψ of what it leaves out, times D, is at most 1e-8, whose half moves no sum of scores
     by more than 5e-9 nats."""
     dim, noise = 30, 0.2
@@ -181,7 +183,7 @@ def test_the_bias_over_sizes_is_that_of_enumeration() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-def test_precision_is_that_asked_for(precision: str) -> None:
+def test_the_requested_precision_is_used(precision: str) -> None:
     masks = {"schedule": "all", "design": "exhaustive"}
     found = records(evaluate={"masks": masks}, compute={"threads": 1, "precision": precision})
     assert abs(metrics(found)["difference"][0]) < (1e-11 if precision == "float64" else 1e-4)
@@ -191,7 +193,7 @@ def replicates(count: int) -> Estimate:
     return Estimate.of(torch.arange(count, dtype=torch.float64))
 
 
-def test_an_error_is_given_from_twelve_replicates_on() -> None:
+def test_errors_are_reported_from_twelve_replicates_on() -> None:
     """In metrics and points alike: seven degrees of freedom, two thirds of those that normal scores
     have, and what follows from the estimate has as many."""
     few, enough = replicates(11), replicates(12)
@@ -222,7 +224,7 @@ def metric_of(estimate: Estimate) -> Metric:
     return metric("mpt", estimate, {})
 
 
-def test_a_sum_has_the_degrees_of_its_weakest_part() -> None:
+def test_a_sum_has_the_fewest_degrees_of_freedom_of_its_parts() -> None:
     """Eleven masks of one size leave a sum without an error; exact parts count for nothing."""
     enough, exact = replicates(12), Estimate(1.0, 0.0, 1, 0)
     assert total_of([enough, enough]).known_std_err == pytest.approx(math.sqrt(2 * 13 / 12))
@@ -231,7 +233,7 @@ def test_a_sum_has_the_degrees_of_its_weakest_part() -> None:
     assert total_of([enough, replicates(1)]).std_err is None
 
 
-def test_the_degrees_of_an_interval_by_hand() -> None:
+def test_degrees_of_freedom_of_an_interval_by_hand() -> None:
     """Welch and Satterthwaite's: of variances 1 and 3 with 4 and 6 degrees, 16 / (1/4 + 9/6). A
     score of 1 among 19 of 0 has the kurtosis 1/0.0475 − 3: two of 19 degrees."""
     parts = [Estimate(0.0, 1.0, 9, 9, 4), Estimate(0.0, math.sqrt(3), 9, 9, 6)]
@@ -243,7 +245,7 @@ def test_the_degrees_of_an_interval_by_hand() -> None:
     assert replicates(12).interval_degrees == 11  # flat scores count as normal ones
 
 
-def test_an_interval_is_given_where_degrees_are_few() -> None:
+def test_an_interval_is_reported_for_few_degrees_of_freedom() -> None:
     """Quantiles of Student's t by the tables: 2.3646 for 7 degrees, 2.0860 for 20."""
     assert t_quantile(4) == pytest.approx(2.7764, rel=2e-3)
     assert t_quantile(7) == pytest.approx(2.3646, rel=2e-4)
@@ -260,9 +262,7 @@ def test_an_interval_is_given_where_degrees_are_few() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "per_size"), [(1, 12), (7, 12), (10, 13)])
-def test_the_errors_that_are_given_have_the_t_distribution_s_spread(
-    sizes: int, per_size: int
-) -> None:
+def test_reported_errors_follow_the_t_distribution(sizes: int, per_size: int) -> None:
     """Normal scores: z has the standard deviation of Student's t with as many degrees of freedom,
     √(ν / (ν − 2)), within four standard errors."""
     generator = torch.Generator().manual_seed(0)
@@ -304,7 +304,7 @@ def test_a_mean_by_hand() -> None:
     assert total.std_err == pytest.approx(math.sqrt(7 / 3))
 
 
-def test_a_difference_from_the_lml_has_the_lml_s_error_too() -> None:
+def test_the_error_of_a_difference_includes_that_of_the_lml() -> None:
     gap = Estimate(5.0, 3.0, 9, 8).beyond(Evidence(2.0, 4.0))
     assert gap == Estimate(3.0, 5.0, 9, 8)
     assert Estimate(5.0, None, 9).beyond(Evidence(2.0, 4.0)).std_err is None

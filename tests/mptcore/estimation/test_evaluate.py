@@ -133,7 +133,7 @@ def test_a_baseline_is_scored_with_the_same_masks() -> None:
     }  # fmt: skip
 
 
-def test_one_fixed_size_has_a_sum_of_its_own_and_a_joint_score() -> None:
+def test_a_fixed_size_has_a_biased_score_and_a_joint_score() -> None:
     masks = {"schedule": "fixed", "size": 2, "design": "exhaustive"}
     assert exactly(evaluated({"model": Numbers()}, masks=masks)) == {
         "lml": (20, 0), "biased_score": (pytest.approx(14), 0), "bias": (pytest.approx(-6), 0),
@@ -143,7 +143,7 @@ def test_one_fixed_size_has_a_sum_of_its_own_and_a_joint_score() -> None:
     assert not any("joint" in name for name in exactly(evaluated(mixed, masks=masks)))
 
 
-def test_listed_sizes_have_a_sum_with_a_target_alone() -> None:
+def test_listed_sizes_have_a_sum_only_with_a_target() -> None:
     masks = {"schedule": "sizes", "sizes": [1, 3]}
     assert exactly(evaluated({"model": Numbers()}, masks=masks)) == {"lml": (20, 0)}
     found = exactly(evaluated({"model": Numbers()}, masks=masks, **TARGET))
@@ -170,7 +170,7 @@ def test_convergence_is_the_difference_after_each_mask(
     assert {one.reason for one in points[1:]} == {why}
 
 
-def test_scores_that_are_never_final_say_why() -> None:
+def test_never_final_scores_give_a_reason() -> None:
     model = Sampled(bias=0)
     model.never_final = "not final: by recursion"
     found = evaluated({"model": model}, masks={"schedule": "all"}, bias=True, convergence=True)
@@ -192,7 +192,7 @@ def test_a_bias_within_its_error_may_be_quoted() -> None:
 
 
 @pytest.mark.parametrize("design", ["independent", "exhaustive"])
-def test_what_is_in_doubt_widens_the_error(design: str) -> None:
+def test_doubtful_samples_widen_the_error(design: str) -> None:
     """Each term adds half a nat with the same sign: 3 · 0.04 / 2 in D · S(2)."""
     masks = {"schedule": "fixed", "size": 2, "design": design}
     masks |= {"per_size": 2000} if design == "independent" else {}
@@ -204,7 +204,7 @@ def test_what_is_in_doubt_widens_the_error(design: str) -> None:
 
 
 @pytest.mark.parametrize(("doubtful", "reached"), [(0.0, 1.0), (0.04, 0.0)])
-def test_a_target_is_not_reached_by_what_is_in_doubt(doubtful: float, reached: float) -> None:
+def test_doubtful_samples_do_not_reach_a_target(doubtful: float, reached: float) -> None:
     """Three sizes with half a nat for 4 % of the terms are 0.06 nats, more than the target."""
     masks = {"schedule": "all"}
     spec = {"masks": masks, "target_std_err": 0.05, "max_masks": 20_000}
@@ -238,7 +238,7 @@ def test_the_sum_over_a_grid_is_as_final_as_the_lml_of_that_grid() -> None:
 
 
 @pytest.mark.parametrize(("shift", "final"), [(0.0166, True), (0.0167, False), (math.nan, False)])
-def test_a_score_that_another_quadrature_moves_is_not_final(shift: float, final: bool) -> None:
+def test_a_score_that_depends_on_the_quadrature_is_not_final(shift: float, final: bool) -> None:
     """The change is larger than the share of 0.05 nats for one of three dimensions."""
 
     class OnGrid(Numbers):
@@ -264,7 +264,7 @@ def test_the_lml_of_samples_makes_its_differences_doubtful() -> None:
     assert metric(found, "difference").reason == "not final: few samples"
 
 
-def test_a_note_on_a_model_comes_first() -> None:
+def test_a_note_on_a_model_is_the_first_record() -> None:
     model = Numbers()
     model.note = "by low rank"
     models: dict[str, VectorModel] = {"model": Numbers(), "baseline": model}
@@ -281,7 +281,7 @@ def test_a_note_on_a_model_comes_first() -> None:
         ((2**20, 2**20), (9, 9), 5, 1),
     ],
 )
-def test_masks_that_are_scored_together_fit_the_memory(
+def test_batches_of_masks_fit_the_memory(
     sizes: tuple[int, int], least: tuple[int, int], memory: int | None, batch: int
 ) -> None:
     models = {str(i): Numbers(1, *one) for i, one in enumerate(zip(sizes, least, strict=True))}
@@ -302,14 +302,16 @@ def test_a_difference_from_the_lml_is_no_more_final_than_its_score() -> None:
 
 
 @pytest.mark.parametrize("target", [{}, TARGET])
-def test_the_bias_of_one_fixed_size_is_that_of_d_times_its_score(target: dict[str, Any]) -> None:
+def test_the_bias_of_a_fixed_size_is_d_times_its_score_minus_the_lml(
+    target: dict[str, Any],
+) -> None:
     masks = {"schedule": "fixed", "rate": 0.4, "per_size": 20}
     found = evaluated({"model": Sampled(bias=0.5)}, masks=masks, **target)
     assert metric(found, "biased_score_bias_estimate").value == pytest.approx(DIM * 0.5)
     assert metric(found, "biased_score").value is None
 
 
-def test_masks_whose_scores_vary_are_drawn_again() -> None:
+def test_sampled_masks_are_drawn_again_for_their_variance() -> None:
     """There are seven masks. One sampled model of two is enough to score them more than once."""
     masks = {"schedule": "all"}
     exact = Exact()

@@ -52,7 +52,7 @@ def test_masks_do_not_depend_on_the_batch(design: Design) -> None:
         assert torch.equal(masked, small[size])
 
 
-def test_independent_masks_come_in_the_published_order() -> None:
+def test_independent_masks_have_the_published_order() -> None:
     found = drawn(AllSizes(per_size=3), seed=44)
     generator = torch.Generator().manual_seed(44)
     for size in range(1, DIM + 1):
@@ -64,7 +64,7 @@ def test_independent_masks_come_in_the_published_order() -> None:
 @pytest.mark.parametrize("seed", [0, 4, 44444, 2**63])
 @pytest.mark.parametrize("count", [1, 2, 3, 64, 129])
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 10, 17, 200, WIDE - 1, WIDE, 3000])
-def test_permutations_are_those_of_torch_one_by_one(dim: int, count: int, seed: int) -> None:
+def test_permutations_equal_those_of_torch(dim: int, count: int, seed: int) -> None:
     ours, theirs = (torch.Generator().manual_seed(seed) for _ in range(2))
     for first in {1, dim // 2 + 1, dim}:  # each goes on with the same stream
         drawn = permutations(count, dim, ours, first)
@@ -98,7 +98,7 @@ def test_balanced_masks_by_hand() -> None:
                 assert mask.nonzero().flatten().tolist() == window
 
 
-def test_nested_masks_are_the_beginnings_of_permutations() -> None:
+def test_nested_masks_are_prefixes_of_permutations() -> None:
     orders = permutations(4, 5, torch.Generator().manual_seed(3), 5).tolist()
     for size, masked in drawn(AllSizes(per_size=4, design="nested"), seed=3, dim=5).items():
         for order, mask in zip(orders, masked, strict=True):

@@ -25,13 +25,13 @@ CURE = "raise draws"
         (0.0, 0.1, 0.06, False),
     ],
 )
-def test_a_bias_or_weights_that_cannot_be_borne(
+def test_too_large_bias_or_weights_are_doubtful(
     bias: float, std_err: float | None, share: float, final: bool
 ) -> None:
     assert (doubtful_reason(bias, std_err, share, CURE) is None) == final
 
 
-def test_what_is_not_final_says_why_and_what_to_do() -> None:
+def test_unfinished_scores_give_a_reason_and_a_cure() -> None:
     share = "the importance weights of 6% of its terms cannot be trusted, more than 5%"
     assert doubtful_reason(9.0, 0.1, 0.06, CURE) == f"not final: {share}; raise draws"
     bias = "its estimated bias of -0.12 nats is beyond"

@@ -86,7 +86,7 @@ def scored(
     return result_of(score_masks(models, masks, cache or ScoreCache(), **options))
 
 
-def test_what_did_not_fit_is_not_tried_again() -> None:
+def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
     """Each model by itself."""
     crowded, roomy = Crowded(), Numbers()
     (one, two, three) = scored(crowded, roomy, max_masks=8)
@@ -107,14 +107,14 @@ def test_each_size_has_its_scores_by_each_model(max_masks: int) -> None:
             assert one.grades is None
 
 
-def test_sizes_in_one_batch_are_told_apart() -> None:
+def test_sizes_in_one_batch_are_kept_apart() -> None:
     first, second = (batch.masked for batch in enumerate_masks((1, 2), DIM, 3))
     both = SizedMasks([(1, 3), (2, 3)], torch.cat([first, second]))
     found = result_of(score_masks([Numbers()], [both], ScoreCache()))
     assert [(one.size, one.values.tolist()) for (one,) in found] == list(NUMBERS.items())[:2]
 
 
-def test_joint_scores_stand_beside_the_scores() -> None:
+def test_joint_scores_are_computed_with_the_scores() -> None:
     for (one,), numbers in zip(scored(JointNumbers(), joint=True), NUMBERS.values(), strict=True):
         assert one.joint is not None
         assert one.joint.tolist() == [100 * number for number in numbers]
@@ -122,7 +122,7 @@ def test_joint_scores_stand_beside_the_scores() -> None:
         assert one.grades is None
 
 
-def test_sampled_scores_have_grades_and_an_exact_baseline_has_none_to_add() -> None:
+def test_sampled_scores_have_grades_and_exact_scores_add_nothing() -> None:
     for (own, other), numbers in zip(
         scored(SampledNumbers(), Numbers()), NUMBERS.values(), strict=True
     ):
@@ -137,11 +137,11 @@ def test_sampled_scores_have_grades_and_an_exact_baseline_has_none_to_add() -> N
         assert other.grades.tolist() == [[0.0] * len(numbers)] * 3
 
 
-def test_nothing_is_scored_without_masks() -> None:
+def test_no_masks_give_no_scores() -> None:
     assert result_of(score_masks([Numbers()], [], ScoreCache())) == []
 
 
-def test_records_of_a_size_come_as_soon_as_it_is_scored() -> None:
+def test_a_size_is_recorded_as_soon_as_it_is_scored() -> None:
     """Before the step of the batch that begins the next, and with its scores."""
 
     def told(scores: tuple[SizeScores, ...]) -> Iterator[Record]:
@@ -161,7 +161,7 @@ def test_records_of_a_size_come_as_soon_as_it_is_scored() -> None:
     ]
 
 
-def test_kept_scores_are_not_computed_again_but_counted() -> None:
+def test_cached_scores_are_counted_and_not_recomputed() -> None:
     """Models that draw numbers for each mask go on where they were: of batches of 2, 1, 2, 1 and 1,
     the first three are kept."""
     cache, model = ScoreCache(), Numbers()
@@ -198,7 +198,7 @@ def test_the_difference_of_sampled_scores() -> None:
     assert (OWN - exact).values.tolist() == [-3, 4]
 
 
-def test_parts_of_a_size_joined() -> None:
+def test_parts_of_a_size_are_joined() -> None:
     both = joined([OWN, OTHER])
     assert both.size == 2
     assert both.values.tolist() == [1, 5, 4, 1]
@@ -210,7 +210,7 @@ def test_parts_of_a_size_joined() -> None:
     assert plain.grades is None
 
 
-def test_all_masks_of_a_size_leave_the_error_of_sampling_alone() -> None:
+def test_enumerated_masks_leave_only_the_sampling_error() -> None:
     """The root of the sum of their variances, 0.05, over their number."""
     every, drawn = AllSizes(design="exhaustive"), AllSizes(per_size=2)
     exact, sampled = size_estimate(graded(2, [1, 5]), every), size_estimate(OWN, every)
@@ -238,7 +238,7 @@ def test_sums_over_sizes() -> None:
 
 
 @pytest.mark.parametrize("design", ["independent", "nested", "balanced"])
-def test_convergence_says_how_many_masks_of_each_size(design: Any) -> None:
+def test_convergence_records_the_number_of_masks_of_each_size(design: Any) -> None:
     curve = [graded(1, [1, 3, 2, 2]), graded(2, [10, 14, 18, 2])]
     found = convergence(curve, AllSizes(per_size=4, design=design))
     assert [one.n for one in found] == [1, 2, 3, 4]
@@ -248,7 +248,7 @@ def test_convergence_says_how_many_masks_of_each_size(design: Any) -> None:
         assert [one.degrees for one in found[1:]] == pytest.approx([first, 2 * first, 3 * first])
 
 
-def test_convergence_of_large_scores_loses_no_digits() -> None:
+def test_convergence_of_large_scores_keeps_its_digits() -> None:
     """Scores of one size are about 1e9, those of another about −1e9, so their squares cancel."""
     small = [graded(1, [1, 3, 2, 2]), graded(2, [10, 14, 18, 2])]
     large = [graded(1, [1e9 + 1, 1e9 + 3, 1e9 + 2, 1e9 + 2]),

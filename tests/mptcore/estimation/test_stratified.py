@@ -54,7 +54,7 @@ def one_round() -> StratifiedSample:
     return sample
 
 
-def test_a_pilot_weighs_nothing() -> None:
+def test_the_pilot_has_weight_zero() -> None:
     sample = pilot()
     assert sample.masks == 12
     assert sample.counts.tolist() == [0, 0]
@@ -65,7 +65,7 @@ def test_a_pilot_weighs_nothing() -> None:
     assert sample.means.dtype == torch.float64
 
 
-def test_a_pilot_that_enumerates_is_the_mean() -> None:
+def test_a_pilot_that_enumerates_gives_the_mean() -> None:
     sample = pilot(torch.tensor([True, False]))
     assert sample.masks == 12
     assert sample.counts.tolist() == [10, 0]
@@ -90,7 +90,7 @@ def test_a_round_adds_its_share() -> None:
     assert sample.draws[1][0].tolist() == [0, 2, 7]
 
 
-def test_a_round_that_lacks_a_stratum_is_refused() -> None:
+def test_a_round_without_a_stratum_is_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
         pilot().add(rows([4.0]), torch.tensor([0.25]).double(), NONE[:1])
 
@@ -128,7 +128,7 @@ def test_estimates_of_each_stratum() -> None:
     ]
 
 
-def test_estimates_on_the_way_are_of_the_weight_that_is_given() -> None:
+def test_interim_estimates_use_the_given_weights() -> None:
     sample = one_round()
     for share, stratum, so_far in zip(
         (0.25, 0.5), sample.estimates(), sample.estimates_so_far(), strict=True
@@ -149,7 +149,7 @@ def test_the_sum_over_strata_and_its_degrees() -> None:
     assert astuple(other)[:4] == pytest.approx((-10, 2 * math.sqrt(sum(parts)), 3, degrees))
 
 
-def test_what_is_enumerated_leaves_no_error_and_any_degrees() -> None:
+def test_enumerated_strata_have_no_error_and_any_degrees_of_freedom() -> None:
     own, _ = pilot(~NONE).total_estimates()
     assert astuple(own)[:4] == (5, 0, 12, math.inf)
 
@@ -174,7 +174,7 @@ def test_neyman_by_hand() -> None:
     assert neyman(deviations, 1e-30).tolist() == [10**15, 10**15, 0]
 
 
-def test_what_is_above_the_least_is_cut_in_proportion() -> None:
+def test_the_part_above_the_minimum_is_cut_in_proportion() -> None:
     counts, least = torch.tensor([2, 12, 42]), torch.tensor([2, 2, 2])
     assert affordable(counts, least, 56).tolist() == [2, 12, 42]
     assert affordable(counts, least, 55).tolist() == [2, 11, 41]
@@ -273,7 +273,7 @@ def test_the_first_plan_of_two_strata_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("available", "first"), [(5, 5), (6, 6), (7, 4)])
-def test_a_pilot_enumerates_where_it_and_two_more_would_be_all(available: int, first: int) -> None:
+def test_a_pilot_enumerates_strata_with_at_most_two_masks_more(available: int, first: int) -> None:
     """The other stratum has many; a plan that wants all of a stratum draws all."""
     seen = Seen()
     masks = torch.tensor([available, math.inf], dtype=torch.float64)
@@ -286,7 +286,7 @@ def test_a_pilot_enumerates_where_it_and_two_more_would_be_all(available: int, f
     assert sample.masks == sum(map(sum, seen.counts)) == seen.planned[-1]
 
 
-def test_a_plan_of_all_masks_draws_each_of_them() -> None:
+def test_a_plan_of_all_masks_enumerates_them() -> None:
     """With one mask more, the plan would draw a quarter first."""
     planned = Seen()
     planned.sample(WIDTHS[:1], 0.3, 10_000, 8)
@@ -298,7 +298,7 @@ def test_a_plan_of_all_masks_draws_each_of_them() -> None:
         assert seen.counts[1] == [count]
 
 
-def test_the_interim_is_told_after_each_round_but_the_last() -> None:
+def test_interim_values_are_reported_after_each_round_except_the_last() -> None:
     def interim(sample: StratifiedSample) -> list[Record]:
         return [Log("info", f"{sample.masks}")]
 
@@ -317,7 +317,7 @@ def told(sample: StratifiedSample, target: float, scale: float = 1.0) -> list[Re
     return list(target_records(sample, 0, target, scale, LABELS))
 
 
-def test_a_target_is_reached_by_an_error_as_large() -> None:
+def test_an_error_equal_to_the_target_reaches_it() -> None:
     sample = pilot(~NONE)
     sample.spread = torch.tensor([0.01, 0.01], dtype=torch.float64)
     sample.draws = [one.repeat(1, 50) for one in sample.draws]
@@ -339,7 +339,7 @@ def test_a_target_is_reached_by_an_error_as_large() -> None:
     assert told(sample, 2 * own, scale=2.0) == reached
 
 
-def test_an_error_that_is_not_known_reaches_no_target() -> None:
+def test_an_unknown_error_reaches_no_target() -> None:
     *_, missed, warning = told(one_round(), 100.0)
     assert missed == Metric("target_reached", 0.0, 0.0, LABELS)
     assert isinstance(warning, Log)

@@ -46,7 +46,7 @@ def test_all_masks_sum_to_the_lml(model: dict[str, Any]) -> None:
     assert value_of(metric(found, "difference_heldout")) == pytest.approx(0, abs=1e-8)
 
 
-def test_it_equals_dense_conditionals_of_heldout_rows() -> None:
+def test_heldout_score_equals_dense_conditionals() -> None:
     spec = spec_of({"model": {**PPCA, "init": "maximum_likelihood"}, "data": DATA})
     assert isinstance(spec, LinearGaussianExperiment)
     found = ran(spec.model.model_dump(), ALL)
@@ -62,7 +62,7 @@ def test_it_equals_dense_conditionals_of_heldout_rows() -> None:
     assert value_of(metric(found, "mpt_heldout")) == pytest.approx(expected, rel=1e-9)
 
 
-def test_drawn_masks_give_its_error_and_count_in_progress() -> None:
+def test_heldout_masks_give_an_error_and_count_in_progress() -> None:
     found = ran(PPCA, {"schedule": "all", "per_size": 30})
     mpt, lml = metric(found, "mpt_heldout"), metric(found, "lml_heldout")
     assert 0 < abs(value_of(mpt) - value_of(lml)) < 3 * std_err_of(mpt)
@@ -74,7 +74,7 @@ def test_drawn_masks_give_its_error_and_count_in_progress() -> None:
     assert names == own | {f"{name}_heldout" for name in own}
 
 
-def test_it_reaches_its_own_target() -> None:
+def test_the_heldout_score_reaches_its_own_target() -> None:
     found = ran(PPCA, {"schedule": "fixed", "size": 10}, 20, target_std_err=0.3)
     assert 0 < std_err_of(metric(found, "biased_score_heldout")) <= 0.3
     assert metric(found, "target_reached_heldout").value == 1
@@ -83,7 +83,7 @@ def test_it_reaches_its_own_target() -> None:
     assert last.done == last.total
 
 
-def test_listed_sizes_have_no_sum_and_score_nothing() -> None:
+def test_listed_sizes_score_no_heldout_masks() -> None:
     found = ran(PPCA, {"schedule": "sizes", "sizes": [2, 4], "per_size": 30})
     names = {one.name for one in found if isinstance(one, Metric)}
     assert names == {"lml", "lml_heldout"}

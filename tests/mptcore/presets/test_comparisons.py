@@ -305,7 +305,7 @@ def test_table2() -> None:
 @pytest.mark.parametrize("xs", [PAPER_RATES[:98], (*PAPER_RATES[:98], 0.995)])
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("judge", [language_judges.fig5_bert, language_judges.table2])
-def test_a_curve_over_other_rates_is_not_the_paper_s(
+def test_a_curve_over_other_rates_is_not_compared(
     judge: Judge, which: int, xs: Sequence[float]
 ) -> None:
     rows = [of_rates([-1.0] * 99) + metrics("area", [-1.0]) for _ in range(2)]
@@ -414,6 +414,6 @@ TOO_FEW: dict[str, Callable[[], list[Figure]]] = {
 
 
 @pytest.mark.parametrize("what", TOO_FEW)
-def test_too_few_are_refused(what: str) -> None:
+def test_too_few_results_are_refused(what: str) -> None:
     with pytest.raises(ValueError, match=r"zip\(\)"):
         TOO_FEW[what]()

@@ -168,7 +168,7 @@ def test_fig5_right(sign: int) -> None:
     assert fig5_bert(FALLING, [*FLAT[1:], -10.0 + sign * 0.51]) == "differs"
 
 
-def test_bert_s_late_fall_is_that_of_the_last_tenth() -> None:
+def test_the_late_fall_of_bert_is_measured_over_the_last_tenth() -> None:
     """One that falls by 3 between 60 and 80 %, and by 1 at the start, has none at the end."""
     middle = [-1.0] + [-2.0] * 58 + [-2 - 3 * min(1.0, x / 20) for x in range(40)]
     assert fig5_bert(middle, FLAT) == "differs"

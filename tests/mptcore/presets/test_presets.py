@@ -51,7 +51,7 @@ def _run(spec: ExperimentSpec) -> Results:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_the_verdict_is_that_it_agrees(name: str) -> None:
+def test_each_quick_preset_agrees(name: str) -> None:
     verdict = PRESETS[name].verdict(results_of(PRESETS[name]))
     assert [c for c in verdict.comparisons if not c.agrees] == []
     assert verdict.verdict == "agrees", verdict.missing
@@ -66,7 +66,7 @@ def test_the_verdict_is_that_it_agrees(name: str) -> None:
         if figure not in ("std_err", "true_lml", "margin")
     ],
 )
-def test_another_published_value_makes_it_differ(name: str, figure: str) -> None:
+def test_a_wrong_published_value_gives_differs(name: str, figure: str) -> None:
     preset = PRESETS[name]
     wrong = tuple(_wrong(value, figure) for value in preset.published[figure])
     published = {**preset.published, figure: wrong}
@@ -75,7 +75,7 @@ def test_another_published_value_makes_it_differ(name: str, figure: str) -> None
 
 
 @pytest.mark.parametrize("name", [name for name in QUICK if "margin" in PRESETS[name].published])
-def test_a_margin_below_the_error_shows_nothing(name: str) -> None:
+def test_a_margin_below_the_error_is_inconclusive(name: str) -> None:
     preset = PRESETS[name]
     published = {**preset.published, "margin": (1e-6,)}
     verdict = replace(preset, published=published).verdict(results_of(preset))
@@ -123,7 +123,7 @@ def test_language_models_are_judged_by_curve_and_area(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in PAPER_LANGUAGE if not n.endswith("-blocks")])
-def test_each_has_a_variant_with_packed_texts(name: str) -> None:
+def test_each_language_preset_has_a_variant_with_packed_texts(name: str) -> None:
     own, packed = PRESETS[name], PRESETS[f"{name}-blocks"]
     assert packed.published == own.published
     for one, other in zip(own.specs, packed.specs, strict=True):
@@ -170,7 +170,7 @@ def made_up_area(seed: int, area: float) -> Results:
     return Results.of_records([{**metric, "labels": {"seed": seed}}])
 
 
-def test_uniform_sizes_lead_by_more_than_their_paired_error() -> None:
+def test_uniform_sizes_must_lead_by_more_than_their_paired_error() -> None:
     """Whatever the areas differ by from seed to seed; Student's interval for five pairs."""
     preset = PRESETS["uniform-against-fixed"]
     leads = [8.0, 9.0, 10.0, 11.0, 12.0]
@@ -183,7 +183,7 @@ def test_uniform_sizes_lead_by_more_than_their_paired_error() -> None:
     assert preset.verdict(areas_of_pairs([-one for one in leads])).verdict == "differs"
 
 
-def test_pairs_differ_in_their_masks_alone() -> None:
+def test_pairs_differ_only_in_their_masks() -> None:
     specs = PRESETS["uniform-against-fixed"].specs
     assert [spec.seeds for spec in specs[::2]] == [(seed,) for seed in judges.SEEDS]
     for uniform, fixed in zip(specs[::2], specs[1::2], strict=True):
@@ -335,7 +335,7 @@ def test_a_missing_curve_is_incomplete() -> None:
         assert preset.verdict([]).verdict == "incomplete"
 
 
-def test_the_specs_of_each_preset_are_those_that_its_result_was_measured_with() -> None:
+def test_the_specs_of_each_preset_have_their_recorded_digest() -> None:
     """Compare the SHA-256 of the specs. If you change a preset deliberately, change its digest
     here."""
     specs = {

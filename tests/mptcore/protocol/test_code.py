@@ -21,19 +21,19 @@ def forgotten() -> Iterator[None]:
         cached.cache_clear()
 
 
-def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "PACKAGES", ("torch", "no-such-package"))
     found = package_versions()
     assert {*found} == {"python", "torch", "no-such-package"}
     assert (found["torch"], found["no-such-package"]) == (version("torch"), "none")
 
 
-def test_every_library_that_results_depend_upon_has_its_version() -> None:
+def test_every_library_that_changes_results_has_a_version() -> None:
     assert {"python", *PACKAGES} == {*package_versions()}
     assert {*LIBRARIES} <= {*PACKAGES}
 
 
-def test_other_libraries_are_another_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_library_versions_change_the_core_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     here = core_digest()
     forgotten_versions = {"torch": "9"}
     for cached in (core_digest, package_versions):

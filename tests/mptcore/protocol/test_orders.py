@@ -48,7 +48,7 @@ def test_an_envelope_adds_folders_files_and_times() -> None:
     assert found.spec == validate_spec(SMALL)
 
 
-def test_the_sender_of_an_envelope_has_limits_of_its_own() -> None:
+def test_the_sender_of_an_envelope_sets_its_limits() -> None:
     large: dict[str, Any] = {**SMALL, "data": {**SMALL["data"], "n": Limits().elements // 4}}
     with pytest.raises(SpecError, match="N · D is at most"):
         parse_assignment(line(large))
@@ -70,12 +70,12 @@ def test_a_bad_envelope_is_refused_by_its_field(envelope: dict[str, Any], told: 
     assert str(refused.value).startswith(told)
 
 
-def test_a_spec_in_an_envelope_is_refused_by_its_own_field() -> None:
+def test_problems_of_a_spec_in_an_envelope_name_the_field_of_the_spec() -> None:
     with pytest.raises(SpecError, match=r"^/seeds: at least 1 items$"):
         parse_assignment(line({"spec": {**SMALL, "seeds": []}}))
 
 
-def test_orders_are_obeyed_to_the_end_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_are_read_to_the_end_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that is no order is passed over, and then the process ends with 1."""
     obeyed: list[tuple[Order, bool]] = []
     ended = threading.Event()

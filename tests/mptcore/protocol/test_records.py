@@ -59,7 +59,7 @@ def test_equal_records_give_equal_lines() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_null_with_a_reason(value: float) -> None:
+def test_non_finite_values_are_null_with_a_reason(value: float) -> None:
     point = json.loads(encode(3, Point("score", 1, value, 0.5, 2)))
     assert (point["value"], point["std_err"], point["reason"]) == (None, 0.5, f"value is {value}")
     metric = json.loads(encode(3, Metric("lml", 1.0, value)))

@@ -53,7 +53,7 @@ def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Pa
         assert first + records(spec, folder) == whole
 
 
-def test_a_run_that_goes_on_on_a_gpu_gives_each_point_once(tmp_path: Path) -> None:
+def test_a_run_resumed_on_a_gpu_gives_each_point_once(tmp_path: Path) -> None:
     """Though it scores more masks at a time there."""
     spec = spec_of(
         {
@@ -77,7 +77,7 @@ def places(lines: list[str]) -> list[tuple[Any, ...]]:
     return [(one["seq"], one["record"], one.get("x"), one.get("name")) for one in found]
 
 
-def test_stopping_again_and_again_changes_nothing(tmp_path: Path) -> None:
+def test_repeated_stops_change_nothing(tmp_path: Path) -> None:
     spec = spec_of(SPECS["training"])
     whole = records(spec, tmp_path / "whole")
     lines: list[str] = []
@@ -86,7 +86,7 @@ def test_stopping_again_and_again_changes_nothing(tmp_path: Path) -> None:
     assert lines == whole
 
 
-def test_a_broken_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+def test_a_broken_checkpoint_is_replaced_by_the_previous_one(tmp_path: Path) -> None:
     spec = spec_of(SPECS["training"])
     given = records(spec, tmp_path, 10)
     records(spec, tmp_path, 60)
@@ -101,12 +101,12 @@ def test_a_broken_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None
     assert first_whole(spec, files(tmp_path)) is None
 
 
-def test_a_checkpoint_of_another_spec_is_not_taken(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_spec_is_not_used(tmp_path: Path) -> None:
     records(spec_of(SPECS["training"]), tmp_path, 10)
     assert first_whole(spec_of(SPECS["scores"]), files(tmp_path)) is None
 
 
-def test_a_checkpoint_of_an_earlier_version_is_not_taken(
+def test_a_checkpoint_of_an_earlier_version_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its tensors have other names: the run begins again, and its records are the same."""
@@ -139,7 +139,7 @@ def rest_of(process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
     return lines
 
 
-def test_a_supervisor_stops_a_run_and_another_goes_on(tmp_path: Path) -> None:
+def test_a_stopped_run_is_resumed_by_another_supervisor(tmp_path: Path) -> None:
     spec = {**BASE, "train": {"epochs": 400}, "seeds": [4]}
     envelope = {"spec": spec, "checkpoint_dir": str(tmp_path / "c"), "work_dir": str(tmp_path)}
     process = start(envelope)
@@ -192,7 +192,7 @@ def kinds(out: io.StringIO) -> Counter[str]:
     return Counter(json.loads(line)["record"] for line in out.getvalue().splitlines())
 
 
-def test_a_checkpoint_is_saved_when_the_one_before_is_known(tmp_path: Path) -> None:
+def test_a_checkpoint_is_saved_only_after_the_previous_one_is_known(tmp_path: Path) -> None:
     """Otherwise there would be ever more files that the supervisor does not know."""
     out = io.StringIO()
     runner = supervised(spec_of(SPECS["training"]), tmp_path, out)
@@ -200,7 +200,7 @@ def test_a_checkpoint_is_saved_when_the_one_before_is_known(tmp_path: Path) -> N
     assert kinds(out)["checkpoint"] == len(files(tmp_path)) == 1
 
 
-def test_a_disk_that_takes_no_checkpoint_ends_no_run(
+def test_a_full_disk_for_checkpoints_does_not_end_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()

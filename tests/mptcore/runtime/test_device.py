@@ -23,7 +23,7 @@ from tests.support.specs import SMALL
 CPU = torch.device("cpu")
 
 
-def test_auto_takes_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_a_gpu_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_of(Compute(device="auto")) == CPU
     with pytest.raises(RunError, match="this machine has none"):
@@ -40,7 +40,7 @@ def settings() -> tuple[bool, ...]:
     return *tf32, cudnn.benchmark, not cudnn.deterministic
 
 
-def test_how_freely_a_gpu_computes() -> None:
+def test_determinism_settings_of_a_gpu() -> None:
     fast, exact = Compute(determinism="fast"), Compute()
     with pretended_gpu():
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
@@ -67,7 +67,7 @@ def resumed(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_run_that_goes_on_elsewhere_says_from_where(tmp_path: Path) -> None:
+def test_a_run_resumed_on_another_device_names_the_first_one(tmp_path: Path) -> None:
     spec = {**SMALL, "compute": {"threads": 1, "device": "auto"}}
     with pretended_gpu():
         records(spec_of(spec), tmp_path, stop_after=2)
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_elsewhere_says_from_where(tmp_path: Path) -> None:
     assert resumed(spec, tmp_path)["resumed_from"] is None
 
 
-def test_auto_is_bfloat16_where_a_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_bfloat16_if_the_gpu_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dtype_of("auto", CPU) == dtype_of("float32", CPU) == torch.float32
     assert dtype_of("bfloat16", CPU) == torch.bfloat16
     with pretended_gpu():

@@ -8,9 +8,7 @@ import pytest
 from mptcore.runtime.durable import sync_folder, write_durably
 
 
-def test_nothing_is_left_of_a_file_that_could_not_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -20,7 +18,7 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_then(
+def test_file_and_folder_are_synced_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Record each sync and whether the file had its final name by then. Another process that writes
@@ -56,7 +54,7 @@ def test_a_folder_that_cannot_be_synced_is_closed(
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_file_that_could_not_be_opened_has_its_own_error(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_keeps_its_error(tmp_path: Path) -> None:
     """The error of the clean-up does not replace it."""
     with pytest.raises(FileNotFoundError) as caught:
         write_durably(tmp_path / "gone" / "a", b"x")

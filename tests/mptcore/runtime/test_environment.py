@@ -52,7 +52,7 @@ def environments(spec: dict[str, Any], **how: Any) -> list[dict[str, Any]]:
     return [line for line in lines_of(spec, **how) if line["record"] == "environment"]
 
 
-def test_it_says_code_machine_threads_precision_and_seeds() -> None:
+def test_the_environment_has_code_machine_threads_precision_and_seeds() -> None:
     (found,) = environments(ppca_spec(seeds=[4, 44], compute=COMPUTE))
     assert found["seq"] is None
     assert found["core"] == core_digest()
@@ -67,7 +67,7 @@ def test_it_says_code_machine_threads_precision_and_seeds() -> None:
     assert found["inputs"] == {}
 
 
-def test_of_a_precision_that_is_auto_it_says_what_it_was(
+def test_the_environment_records_the_precision_chosen_by_auto(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_lm.checkpoint(tmp_path / "tiny")
@@ -92,7 +92,7 @@ def test_a_run_gets_no_more_threads_than_there_are_processors(
     assert log["message"].endswith(f"{given} threads{more if given < asked_for else ''}")
 
 
-def test_a_run_that_resumes_with_fewer_threads_says_so(
+def test_a_run_resumed_with_fewer_threads_logs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spec = ppca_spec(compute={**COMPUTE, "threads": 3})
@@ -106,17 +106,17 @@ def test_a_run_that_resumes_with_fewer_threads_says_so(
     assert found["resumed_from"].endswith(", 2 threads")
 
 
-def test_it_comes_once_the_run_has_begun() -> None:
+def test_the_environment_is_sent_after_the_start_of_the_run() -> None:
     lines = lines_of(ppca_spec(compute=COMPUTE))
     assert [line["record"] for line in lines[:2]] == ["log", "environment"]
 
 
-def test_a_run_of_its_own_prints_beside_its_records_its_progress_alone() -> None:
+def test_an_unsupervised_run_prints_only_records_and_progress() -> None:
     lines = lines_of(ppca_spec(compute=COMPUTE), supervised=False)
     assert {line["record"] for line in lines if line["seq"] is None} == {"progress"}
 
 
-def test_texts_and_checkpoints_are_named_by_their_digests(
+def test_texts_and_checkpoints_are_recorded_with_their_digests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_lm.checkpoint(tmp_path / "models" / "tiny")
@@ -136,7 +136,7 @@ def test_texts_and_checkpoints_are_named_by_their_digests(
     assert f"files sha256 {last['inputs'][whole]}" in lines[2]["message"]
 
 
-def test_uploads_are_named_by_their_digests(tmp_path: Path) -> None:
+def test_uploads_are_recorded_with_their_digests(tmp_path: Path) -> None:
     file = tmp_path / "mine.npy"
     np.save(file, np.random.default_rng(3).normal(size=(9, 4)))
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -152,7 +152,9 @@ def test_uploads_are_named_by_their_digests(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("driver", ["610.0", None])
-def test_a_gpu_is_told_with_its_driver(monkeypatch: pytest.MonkeyPatch, driver: str | None) -> None:
+def test_a_gpu_is_recorded_with_its_driver(
+    monkeypatch: pytest.MonkeyPatch, driver: str | None
+) -> None:
     nvml = Nvml()
     if driver is None:
         monkeypatch.setattr(nvml, "nvmlInit", failing)
@@ -172,7 +174,7 @@ def failing() -> None:
     raise NVMLError
 
 
-def test_a_processor_is_named_where_linux_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_is_named_without_proc_cpuinfo(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "processor : 0\nmodel name\t: A CPU: the second\nmodel name\t: Other\n"
     monkeypatch.setattr(Path, "read_text", lambda self: text)
     assert _cpu_model() == "A CPU: the second"

@@ -33,19 +33,21 @@ def refused(name: str = "one", pattern: str = PATTERN) -> str:
     return str(error.value)
 
 
-def test_without_a_supervisor_it_is_the_last_in_the_store(stored: Path) -> None:
+def test_without_a_supervisor_the_newest_file_of_the_store_is_used(stored: Path) -> None:
     assert input_file("one", PATTERN) == stored / "c.npy"
     assert inputs.used() == {f"MPT_STORE/{PATTERN}": digest("c.npy")}
     deleted = "the store has no file of it; it may have been deleted"
     assert refused(pattern="datasets/two/*") == deleted
 
 
-def test_without_a_store_there_is_none(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_store_an_input_is_not_found(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("MPT_STORE")
     assert refused() == "MPT_STORE, the folder that holds it, is not set"
 
 
-def test_a_supervisor_says_which_file_and_what_it_holds(stored: Path) -> None:
+def test_a_supervisor_gives_the_file_and_its_digest(stored: Path) -> None:
     file = str(stored / "a.npy")
     good, other = (Input(file=file, sha256=digest(text)) for text in ("a.npy", "other"))
     inputs.locate({"one": good, "two": other})

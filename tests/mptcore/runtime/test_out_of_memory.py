@@ -22,12 +22,12 @@ from mptcore.runtime.out_of_memory import by_rows, in_halves, in_smaller_parts, 
         "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
     ],
 )
-def test_it_is_known_whichever_library_says_it(message: str) -> None:
+def test_out_of_memory_errors_of_all_libraries_are_recognised(message: str) -> None:
     assert is_out_of_memory(RuntimeError(message))
     assert not is_out_of_memory(ValueError(message))
 
 
-def test_other_errors_are_not_it() -> None:
+def test_other_errors_are_not_out_of_memory() -> None:
     assert is_out_of_memory(MemoryError())
     assert is_out_of_memory(torch.OutOfMemoryError("?"))
     for message in (
@@ -47,7 +47,7 @@ def squares(most: int, seen: list[int], numbers: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("most", "parts"), [(9, [9]), (4, [9, 5, 3, 3, 3]), (1, None)])
-def test_halves_down_to_one(most: int, parts: list[int] | None) -> None:
+def test_batches_are_halved_down_to_one(most: int, parts: list[int] | None) -> None:
     numbers, seen, told = torch.arange(9.0), list[int](), list[int]()
     found = in_halves(
         lambda some: squares(most, seen, some), numbers, lambda some: told.append(len(some))
@@ -58,19 +58,19 @@ def test_halves_down_to_one(most: int, parts: list[int] | None) -> None:
     assert told == [one for one in seen if one > most]
 
 
-def test_of_nothing_there_are_no_halves() -> None:
+def test_an_empty_batch_is_not_halved() -> None:
     nothing = torch.zeros(0)
     assert torch.equal(in_halves(lambda some: squares(1, [], some), nothing), nothing[None])
 
 
-def test_one_that_is_too_large_is_an_error() -> None:
+def test_a_single_item_that_does_not_fit_is_an_error() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         in_halves(lambda some: squares(0, [], some), torch.arange(4.0))
     with pytest.raises(torch.OutOfMemoryError):
         in_smaller_parts(lambda parts: squares(0, [], parts[0]), [torch.arange(3)])
 
 
-def test_other_errors_are_told_at_once() -> None:
+def test_other_errors_are_raised_at_once() -> None:
     def fail(_: object) -> Tensor:
         seen.append(1)
         raise RuntimeError("something else")
@@ -83,7 +83,7 @@ def test_other_errors_are_told_at_once() -> None:
     assert seen == [1, 1]
 
 
-def test_all_begins_again_with_smaller_parts() -> None:
+def test_the_computation_restarts_with_smaller_parts() -> None:
     def compute(parts: list[Tensor]) -> list[int]:
         for part in parts:
             squares(2, [], part)

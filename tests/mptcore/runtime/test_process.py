@@ -34,7 +34,7 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
-def test_large_temporaries_are_not_cleared_anew() -> None:
+def test_memory_of_large_temporaries_is_reused() -> None:
     """Once some were made. A page that comes anew from the kernel is a fault: of 4 KiB, or of 2 MiB
     where pages are large."""
     command = [sys.executable, "-c", LARGE_TEMPORARIES]

@@ -27,7 +27,7 @@ def progress(spec: dict[str, Any]) -> list[Progress]:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_it_rises_over_the_whole_run_to_its_end(name: str) -> None:
+def test_progress_rises_to_its_total(name: str) -> None:
     found = progress(SPECS[name])
     done = [one.done for one in found]
     assert len(done) > 2
@@ -36,7 +36,7 @@ def test_it_rises_over_the_whole_run_to_its_end(name: str) -> None:
     assert found[-1].done == found[-1].total
 
 
-def test_its_total_is_what_the_target_takes() -> None:
+def test_the_total_of_progress_follows_the_target() -> None:
     found = progress(ppca_spec(evaluate=TARGET, data__n=50, data__dim=20, seeds=[4, 44]))
     assert found[0].total > 2 * found[-1].total
 

@@ -23,7 +23,7 @@ from tests.support.runs import spec_of
 from tests.support.specs import SMALL, line
 
 
-def test_memory_that_torch_does_not_get_is_told() -> None:
+def test_a_failed_allocation_of_torch_is_reported_as_out_of_memory() -> None:
     """The run sends a failure record; torch reports the error in a different form."""
 
     def hungry(*arguments: object) -> Iterator[None]:
@@ -39,7 +39,7 @@ def test_memory_that_torch_does_not_get_is_told() -> None:
 
 
 @pytest.mark.parametrize(("saving_s", "saved_at"), [(0.5, [30, 60, 90, 120, 150]), (11, [30, 140])])
-def test_what_takes_long_is_saved_less_often(
+def test_slow_checkpoints_are_saved_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving_s: float, saved_at: list[float]
 ) -> None:
     """In at most a tenth of the run's time."""
@@ -98,7 +98,7 @@ def told(runner: SpecRunner) -> list[tuple[str, int]]:
     return [(line["record"], line["seq"] or line["after"]) for line in lines]
 
 
-def test_progress_has_no_place_among_the_records(tmp_path: Path) -> None:
+def test_progress_has_no_seq(tmp_path: Path) -> None:
     """It comes where batches end, which are of other sizes on a GPU. What was told is not again."""
     spec = spec_of(SMALL)
     Snapshot.of(Session(seq=1, masks=20), spec).save(tmp_path)
@@ -117,7 +117,7 @@ def test_progress_has_no_place_among_the_records(tmp_path: Path) -> None:
     assert lines[0]["done"] == 30
 
 
-def test_a_run_goes_on_while_it_is_saved(tmp_path: Path, pen: threading.Semaphore) -> None:
+def test_a_run_continues_while_it_is_saved(tmp_path: Path, pen: threading.Semaphore) -> None:
     """No second save begins during the first."""
 
     def steps(*arguments: object) -> Iterator[Log]:
@@ -135,7 +135,7 @@ def test_a_run_goes_on_while_it_is_saved(tmp_path: Path, pen: threading.Semaphor
     ]  # fmt: skip
 
 
-def test_a_run_of_its_own_tells_of_all_that_it_saves(
+def test_an_unsupervised_run_reports_every_checkpoint(
     tmp_path: Path, pen: threading.Semaphore
 ) -> None:
     def steps(*arguments: object) -> Iterator[Log]:
@@ -146,7 +146,7 @@ def test_a_run_of_its_own_tells_of_all_that_it_saves(
     assert told(began) == [("log", 1), ("snapshot", 1), ("checkpoint", 1)]
 
 
-def test_a_run_of_its_own_keeps_the_two_latest(
+def test_an_unsupervised_run_keeps_the_two_latest_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "MAX_SAVING", math.inf)
@@ -163,7 +163,9 @@ def test_a_run_of_its_own_keeps_the_two_latest(
     assert [int(path.name[:9]) for path in files(tmp_path)] == [5, 4]
 
 
-def test_a_stop_waits_for_what_is_being_saved(tmp_path: Path, pen: threading.Semaphore) -> None:
+def test_a_stop_waits_for_the_checkpoint_in_progress(
+    tmp_path: Path, pen: threading.Semaphore
+) -> None:
     """The stop also waits for the save that begins then."""
 
     def steps(*arguments: object) -> Iterator[Log]:

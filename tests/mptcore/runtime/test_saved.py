@@ -30,7 +30,7 @@ def saved(folder: Path, **changes: Any) -> tuple[Path, Session]:
     return folder / Snapshot.of(session, SPEC).save(folder).file, session
 
 
-def test_what_is_saved_is_what_is_found(tmp_path: Path) -> None:
+def test_a_saved_state_is_found_again(tmp_path: Path) -> None:
     path, session = saved(tmp_path / "a" / "b")
     found = first_whole(SPEC, [path])
     assert found is not None
@@ -47,7 +47,7 @@ def test_what_is_saved_is_what_is_found(tmp_path: Path) -> None:
         assert torch.equal(mine, kept)
 
 
-def test_what_is_saved_is_what_the_run_was_when_the_snapshot_was_taken(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_state_at_the_snapshot(tmp_path: Path) -> None:
     """It may be written while the training goes on."""
     weights = torch.zeros(3)
     training = TrainingState(7, 40, 90, (), {"weights": weights, "transposed": torch.ones(2, 3).T})
@@ -63,9 +63,7 @@ def test_what_is_saved_is_what_the_run_was_when_the_snapshot_was_taken(tmp_path:
     assert found.training.tensors["transposed"].shape == (3, 2)
 
 
-def test_nothing_is_left_of_what_could_not_be_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full either for safetensors, which raises its own error, or at the end."""
 
     def full(*arguments: object) -> None:
@@ -83,7 +81,7 @@ def test_nothing_is_left_of_what_could_not_be_saved(
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_session_that_has_nothing_yet_is_saved(tmp_path: Path) -> None:
+def test_an_empty_session_is_saved(tmp_path: Path) -> None:
     path, _ = saved(tmp_path, training=None, scores=ScoreCache())
     found = first_whole(SPEC, [path])
     assert found is not None
@@ -91,7 +89,7 @@ def test_a_session_that_has_nothing_yet_is_saved(tmp_path: Path) -> None:
     assert found.scores.values == []
 
 
-def test_a_file_is_named_by_its_number_and_its_digest(tmp_path: Path) -> None:
+def test_a_checkpoint_file_is_named_by_number_and_digest(tmp_path: Path) -> None:
     session = Session(seq=3)
     first = Snapshot.of(session, SPEC).save(tmp_path)
     digest = hashlib.sha256((tmp_path / first.file).read_bytes()).hexdigest()
@@ -103,7 +101,7 @@ def test_a_file_is_named_by_its_number_and_its_digest(tmp_path: Path) -> None:
     assert [path.name for path in files(tmp_path)] == [later.file, "000000009-0.safetensors"]
 
 
-def test_the_first_whole_one_is_taken(tmp_path: Path) -> None:
+def test_the_first_undamaged_checkpoint_is_used(tmp_path: Path) -> None:
     paths = [saved(tmp_path, device=device)[0] for device in ("cpu", "cuda")]
     for order, device in ((paths, "cpu"), (paths[::-1], "cuda")):
         found = first_whole(SPEC, [tmp_path / "0-gone.safetensors", *order])
@@ -112,7 +110,7 @@ def test_the_first_whole_one_is_taken(tmp_path: Path) -> None:
     assert first_whole(SPEC, [tmp_path / "0-gone.safetensors"]) is None
 
 
-def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_the_two_latest_checkpoints_are_kept(tmp_path: Path) -> None:
     paths = [saved(tmp_path)[0] for _ in range(4)]
     other = tmp_path / "weights.safetensors"
     other.touch()
@@ -128,7 +126,7 @@ def renamed(content: bytes, folder: Path) -> Path:
     return path
 
 
-def test_what_is_no_checkpoint_is_not_taken(tmp_path: Path) -> None:
+def test_files_that_are_not_checkpoints_are_ignored(tmp_path: Path) -> None:
     """Though its name tells its digest: no tensors, no header, another format."""
     assert first_whole(SPEC, [renamed(b"x" * 100, tmp_path)]) is None
     content = as_bytes({"scores": torch.zeros(1)})
@@ -142,7 +140,7 @@ def test_what_is_no_checkpoint_is_not_taken(tmp_path: Path) -> None:
         assert first_whole(SPEC, [renamed(as_bytes({}, header | change), tmp_path)]) is None
 
 
-def test_a_checkpoint_of_other_seeds_is_not_taken(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_seeds_is_not_used(tmp_path: Path) -> None:
     path, _ = saved(tmp_path)
     assert first_whole(spec_of(ppca_spec(seeds=[4, 45])), [path]) is None
 

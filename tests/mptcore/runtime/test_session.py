@@ -21,7 +21,7 @@ def test_scores_of_batches_of_another_size_are_computed_again() -> None:
     assert not cache.holds_next(2)
 
 
-def test_progress_is_told_about_a_hundred_times_and_at_the_end() -> None:
+def test_progress_is_reported_about_a_hundred_times_and_at_the_end() -> None:
     def work() -> Work[None]:
         yield Step(Log("info", "begins"))
         for _ in range(1000):
@@ -45,7 +45,7 @@ def told(steps: list[Step], totals: list[int], session: Session) -> list[tuple[i
     return [(one.done, one.total) for one in found if isinstance(one, Progress)]
 
 
-def test_a_short_run_tells_each_step_and_a_longer_one_its_end_too() -> None:
+def test_short_and_long_runs_report_progress_to_the_end() -> None:
     """A hundredth of 205 masks is two: an odd total ends between two of them."""
     assert told([Step(masks=1)] * 4, [4] * 4, Session()) == [(1, 4), (2, 4), (3, 4), (4, 4)]
     found = told([Step(masks=1)] * 205, [205] * 205, Session())
@@ -54,7 +54,7 @@ def test_a_short_run_tells_each_step_and_a_longer_one_its_end_too() -> None:
     assert told([Step(masks=1)] * 6, [300] * 6, Session()) == [(3, 300), (6, 300)]
 
 
-def test_a_step_without_masks_asks_for_no_total_and_tells_no_progress() -> None:
+def test_a_step_without_masks_reports_no_progress() -> None:
     session = Session(stage=Stage("training", 1, 9, "epochs"))
     log = Log("info", "here")
     steps = [Step(masks=2), Step(log), Step(masks=2), Step()]
@@ -64,13 +64,13 @@ def test_a_step_without_masks_asks_for_no_total_and_tells_no_progress() -> None:
     assert session.masks == 4
 
 
-def test_the_total_is_asked_for_whenever_masks_were_scored() -> None:
+def test_the_total_is_computed_after_each_scored_batch() -> None:
     """The portions are those of the total by then."""
     found = told([Step(masks=5)] * 3, [10_000, 500, 2000], Session(masks=10))
     assert found == [(20, 500)]
 
 
-def test_masks_that_evaluations_leave_out() -> None:
+def test_masks_left_out_of_evaluations() -> None:
     """The second and those to come are expected to be as the latest, until they have a plan."""
     session = Session()
     assert session.left_out(3) == 0
@@ -87,14 +87,14 @@ def test_masks_that_evaluations_leave_out() -> None:
     assert session.left_out(3) == 30 + 5 + 5
 
 
-def test_a_plan_begins_with_its_step() -> None:
+def test_a_plan_is_stored_with_its_step() -> None:
     session, plan = Session(), MaskPlan(9, 9)
     list(with_progress((step for step in [Step(plan=plan)]), session, lambda: 0))
     assert session.plans == [plan]
     assert session.plans[0] is plan
 
 
-def test_scores_that_are_kept_are_given_in_their_order() -> None:
+def test_cached_scores_are_returned_in_order() -> None:
     def refuse() -> torch.Tensor:
         raise AssertionError
 

@@ -18,7 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "artifacts" / "e1"
 
 
-def test_what_is_kept_is_loaded_by_its_family(folder: Path) -> None:
+def test_saved_tensors_are_loaded_by_their_family(folder: Path) -> None:
     keep_weights("markov", TENSORS, {"seeds": "4"}, folder)
     tensors, header = load_weights("markov", "e1")
     assert torch.equal(tensors["w"], TENSORS["w"])
@@ -33,7 +33,7 @@ def test_what_is_kept_is_loaded_by_its_family(folder: Path) -> None:
         (None, "experiment e1 kept its weights in a form of an earlier version"),
     ],
 )
-def test_other_files_end_as_a_sentence(
+def test_other_files_give_a_readable_error(
     header: dict[str, str] | None, reason: str, folder: Path
 ) -> None:
     folder.mkdir(parents=True)
@@ -50,6 +50,6 @@ def test_the_same_weights_are_the_same_file(folder: Path) -> None:
     assert len(set(found)) == 1
 
 
-def test_no_file_ends_as_a_sentence(folder: Path) -> None:
+def test_a_missing_file_gives_a_readable_error(folder: Path) -> None:
     with pytest.raises(RunError, match="has no weights that can be used"):
         load_weights("markov", "e1")

@@ -115,7 +115,7 @@ def uniform_grid(nodes: int, extent: float) -> UniformGrid:
     return UniformGrid(method="uniform_grid", nodes=nodes, extent=extent)
 
 
-def test_the_most_nodes_are_those_whose_double_is_within_the_bound() -> None:
+def test_the_maximum_of_nodes_leaves_room_for_doubling() -> None:
     for dims in (1, 2, 3):
         most = math.floor(2_000_000 ** (1 / dims) / 2)
         if most > 2000:
@@ -149,7 +149,7 @@ def test_the_work_of_a_vae_is_that_of_scores_training_and_its_likelihood() -> No
     assert latent(DEEP, evaluate=one).work() == 1797 * 64 * (3 * 4 + 500)
 
 
-def test_a_network_has_so_many_activations() -> None:
+def test_the_activations_of_a_network_are_counted() -> None:
     dense = Dense(layers="dense", widths=(5, 7))
     assert dense.numbers_per_observation(64) == 64 + 5 + 7
     halved = Convolutional(layers="convolutional", channels=(3, 5), width=11)

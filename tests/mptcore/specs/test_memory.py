@@ -70,7 +70,7 @@ def test_tables_of_a_moment_of_low_rank_are_made_of_each_dimension() -> None:
     assert taken(value) == scored + 2 * trained
 
 
-def test_what_is_refused_for_its_memory_names_what_takes_it() -> None:
+def test_a_memory_refusal_names_the_field_that_uses_the_memory() -> None:
     large = vectors(10**6)
     parsed(large, taken(large))
     assert refused(large, taken(large) - 2**20) == "/evaluate/masks/per_size"
@@ -116,7 +116,7 @@ def latent_memory(base: dict[str, Any], **changes: Any) -> int:
     return validate_spec({**base, **changes}).memory_estimate()
 
 
-def test_a_vae_with_a_grid_takes_its_outputs_at_each_node() -> None:
+def test_a_vae_with_a_grid_needs_memory_for_outputs_at_each_node() -> None:
     """The data three times, three outputs of 64 pixels at 20² nodes; in training for each mask what
     the gradient needs of each row and pixel."""
     whole = latent_memory(LINEAR)
@@ -131,7 +131,7 @@ def test_a_vae_with_a_grid_takes_its_outputs_at_each_node() -> None:
     assert latent_memory(LINEAR, train=batches) - whole == 4 * 3 * 400 * (4 * 10 + 6 * 64)
 
 
-def test_a_vae_without_a_grid_takes_its_networks_activations() -> None:
+def test_a_vae_without_a_grid_needs_memory_for_activations() -> None:
     """64 outputs and 64 hidden units, for ten starts of each of four latent dimensions."""
     whole = latent_memory(DEEP)
     assert whole == 4 * (3 * 1797 * 64 + 6 * 40 * 128) + 2**28

@@ -40,12 +40,12 @@ TOO_LARGE = "the integer is too large: 64 bits hold those from -2^63 to 2^63 - 1
         (b'"\\ud800"', "text may not hold half of a surrogate pair"),
     ],
 )
-def test_a_text_that_is_refused_as_a_whole_says_why(text: bytes, detail: str) -> None:
+def test_a_refused_text_gives_a_reason(text: bytes, detail: str) -> None:
     (problem,) = refused(text).problems
     assert (problem.pointer, problem.detail) == ("", detail)
 
 
-def test_a_value_that_is_refused_is_named_by_its_pointer() -> None:
+def test_a_refused_value_is_named_by_its_pointer() -> None:
     def found(value: Any) -> list[tuple[str, str]]:
         return [(one.pointer, one.detail) for one in refused(json.dumps(value).encode()).problems]
 
@@ -58,7 +58,7 @@ def test_a_value_that_is_refused_is_named_by_its_pointer() -> None:
     assert found([{"a" * (MAX_KEY_LENGTH + 1): 1}]) == [("/0", long)]
 
 
-def test_the_first_problems_of_a_text_are_listed_and_all_are_counted() -> None:
+def test_the_first_problems_are_listed_and_all_are_counted() -> None:
     for count in (MAX_PROBLEMS, MAX_PROBLEMS + 3):
         error = refused(json.dumps([float("nan")] * count).encode())
         assert (len(error.problems), error.count) == (MAX_PROBLEMS, count)
@@ -79,7 +79,7 @@ def test_an_object_of_too_many_keys_is_refused() -> None:
     assert problem.detail == f"an object has at most {MAX_KEYS} keys, not {MAX_KEYS + 1}"
 
 
-def test_what_is_just_within_the_limits_of_a_text_is_read() -> None:
+def test_texts_just_within_the_limits_are_read() -> None:
     nested: Any = 1
     for _ in range(MAX_DEPTH):
         nested = [nested]
@@ -101,7 +101,7 @@ class Items(BaseModel):
     items: list[Item]
 
 
-def test_a_hundred_sentences_are_made() -> None:
+def test_at_most_a_hundred_messages_are_written() -> None:
     value = {"items": [{"x": "a"}] * 5000}
     with pytest.raises(ValidationError) as caught:
         Items.model_validate(value)
@@ -153,7 +153,7 @@ def long_list_error(value: Any) -> ValidationError:
     return caught.value
 
 
-def test_the_first_errors_of_a_long_list_are_made_and_the_others_counted() -> None:
+def test_the_first_errors_of_a_long_list_are_listed_and_all_counted() -> None:
     value = [{"x": 1}, *({"x": "a"} for _ in range(MAX_PROBLEMS + 5))]
     *made, more = long_list_error(value).errors()
     assert [one["loc"] for one in made] == [(i + 1, "x") for i in range(MAX_PROBLEMS)]

@@ -35,7 +35,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("changes", CASES)
-def test_a_run_writes_so_many(changes: dict[str, Any]) -> None:
+def test_the_points_of_a_run_are_counted(changes: dict[str, Any]) -> None:
     """Exactly so many of its curves, and at most so many of its training."""
     parsed = spec_of(spec(**changes))
     found = Counter(one.series for one in run(parsed) if isinstance(one, Point))
@@ -69,7 +69,7 @@ def test_more_points_than_the_limit_are_refused() -> None:
         (TRAINED | {"train": {"epochs": 100}}, "/train/evaluate_every", "raise it"),
     ],
 )
-def test_the_field_that_most_points_follow_from_is_named(
+def test_the_field_that_causes_most_points_is_named(
     changes: dict[str, Any], pointer: str, cure: str
 ) -> None:
     (problem,) = spec_of(spec(**changes)).limit_problems(Limits(points=5))
@@ -108,7 +108,9 @@ BESIDE_A_PPCA: dict[str, Any] = {
     [(VAE, 4 * 2 * 64, 4 * 4 * 6), (TEXT, 3 * 2 * 3, 4 * 6), (BESIDE_A_PPCA, 3 * 64, 0)],
     ids=["vae", "text", "vae and ppca"],
 )
-def test_other_families_count_alike(value: dict[str, Any], curve: int, training: int) -> None:
+def test_other_families_count_points_in_the_same_way(
+    value: dict[str, Any], curve: int, training: int
+) -> None:
     """Starts × curves × sizes or rates × models and their difference, and six series of a step."""
     parsed = spec_of(value)
     count = parsed.point_count()

@@ -39,7 +39,7 @@ def problems(spec: dict[str, Any], limits: Limits | None = None) -> list[str]:
 
 
 @pytest.mark.parametrize("line", CASES)
-def test_each_problem_is_told_with_its_field(line: str) -> None:
+def test_each_problem_names_its_field(line: str) -> None:
     case = json.loads(line)
     spec = BASES[case["base"]]
     for path, value in case["change"].items():
@@ -52,7 +52,7 @@ WEIGHTS = {"init": "experiment", "experiment": "e"}
 UPLOAD = {"source": "upload", "dataset": "abc", "n": 20}
 
 
-def test_what_is_just_within_a_bound_is_accepted() -> None:
+def test_values_just_within_a_bound_are_accepted() -> None:
     within: list[tuple[dict[str, Any], str, Any]] = [
         (VECTORS, "data/heldout", 0.5),
         (VECTORS, "data", {**VECTORS["data"], "n": 2, "heldout": 0.5}),
@@ -74,7 +74,7 @@ def test_what_is_just_within_a_bound_is_accepted() -> None:
     assert problems(changed(BASE, "data/lines", lines)) == [detail]
 
 
-def test_the_least_masks_of_a_target_are_accepted() -> None:
+def test_the_minimum_of_masks_for_a_target_is_accepted() -> None:
     """Ten of each of twelve sizes: a pilot of eight, and two."""
     spec = changed(VECTORS, "data/dim", 12)
     target = {"target_std_err": 0.1, "max_masks": 120}
@@ -83,7 +83,7 @@ def test_the_least_masks_of_a_target_are_accepted() -> None:
     assert problems(changed(spec, "evaluate", {**target, "max_masks": 119})) == [told]
 
 
-def test_what_is_too_large_for_a_server_says_what_to_lower() -> None:
+def test_a_spec_too_large_for_the_server_says_what_to_lower() -> None:
     tiny = Limits(mask_work=1, train_work=1)
     trained = changed(VECTORS, "train", {"epochs": 4})
     scored, trains = problems(trained, tiny)
@@ -106,7 +106,7 @@ def test_what_is_too_large_for_a_server_says_what_to_lower() -> None:
     ]
 
 
-def test_integers_are_those_of_64_bits() -> None:
+def test_integers_are_limited_to_64_bits() -> None:
     for number in (-(2**63), 2**63 - 1):
         assert parse_json(f'{{"a": [{number}]}}'.encode()) == {"a": [number]}
     for number in (-(2**63) - 1, 2**63):
@@ -114,14 +114,14 @@ def test_integers_are_those_of_64_bits() -> None:
             parse_json(f'{{"a": [{number}]}}'.encode())
 
 
-def test_a_name_that_is_nearly_known_is_suggested() -> None:
+def test_the_closest_known_name_is_suggested() -> None:
     known = ["latent_dim", "latent_dims", "noise"]
     assert meant("latent_dimz", known, "--") == "did you mean --latent_dim? "
     assert meant("nois", known) == "did you mean noise? "
     assert meant("xyz", known) == ""
 
 
-def test_the_problems_of_a_part_are_told_by_the_pointer_of_the_whole() -> None:
+def test_problems_of_a_part_have_the_pointer_in_the_whole_spec() -> None:
     inner = SpecError([Problem("/a", "no"), Problem("", "none")], count=7)
     outer = inner.within("/specs/3")
     assert outer.problems == [Problem("/specs/3/a", "no"), Problem("/specs/3", "none")]
@@ -130,7 +130,7 @@ def test_the_problems_of_a_part_are_told_by_the_pointer_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize("kind", ["enum", "literal_error"])
-def test_a_choice_is_told_with_all_that_may_be_chosen(kind: str) -> None:
+def test_a_wrong_choice_is_refused_with_the_allowed_values(kind: str) -> None:
     def told(expected: str) -> str:
         return sentence({"type": kind, "ctx": {"expected": expected}})
 
@@ -138,12 +138,12 @@ def test_a_choice_is_told_with_all_that_may_be_chosen(kind: str) -> None:
     assert told("'a' or 'b'") == "one of 'a' or 'b'"
 
 
-def test_a_pattern_without_a_sentence_is_told_as_it_is() -> None:
+def test_a_pattern_without_a_description_is_shown_itself() -> None:
     context = {"pattern": "^a$"}
     assert sentence({"type": "string_pattern_mismatch", "ctx": context}) == "text like ^a$"
 
 
-def test_one_choice_stands_for_a_list_of_one() -> None:
+def test_a_single_choice_is_read_as_a_list() -> None:
     choices = Literal["a", "b"]
     adapter: TypeAdapter[Any] = TypeAdapter(
         Annotated[tuple[choices, ...], Field(strict=False), one_or_more(choices)]
@@ -154,7 +154,7 @@ def test_one_choice_stands_for_a_list_of_one() -> None:
     assert several["maxItems"] == 2
 
 
-def test_the_family_of_a_model_says_what_an_experiment_is() -> None:
+def test_the_family_of_the_model_selects_the_experiment_class() -> None:
     """A value without a discriminator is checked as the first kind."""
     adapter: TypeAdapter[Any] = TypeAdapter(ExperimentSpec)
     for base, kind in ((VECTORS, LinearGaussianExperiment), (LINEAR, VaeExperiment)):

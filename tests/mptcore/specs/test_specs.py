@@ -82,7 +82,7 @@ SINGLE: list[tuple[str, Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("field", "value", "pointer", "says"), SINGLE)
-def test_a_bad_field_is_named_and_told_what_is_allowed(
+def test_a_bad_field_is_named_with_the_allowed_values(
     field: str, value: Any, pointer: str, says: str
 ) -> None:
     found = problems(changed(field, value))
@@ -94,7 +94,7 @@ def test_a_bad_item_does_not_make_a_list_too_short() -> None:
     assert list(problems(changed("/seeds", [-1]))) == ["/seeds/0"]
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     spec = {**GOOD, "bogus": 1, "seeds": [], "compute": {"threads": 0}}
     found = problems(json.dumps(spec).encode())
     assert set(found) == {"/bogus", "/seeds", "/compute/threads"}
@@ -113,7 +113,7 @@ def test_exhaustive_is_for_few_dimensions() -> None:
     assert "at most 100000 masks" in found["/evaluate/masks/design"]
 
 
-def test_limits_name_what_is_too_large() -> None:
+def test_limits_name_the_field_that_is_too_large() -> None:
     text = json.dumps(GOOD).encode()
     assert "/data" in problems(text, Limits(elements=100))
     assert "lower per_size" in problems(text, Limits(mask_work=10))["/evaluate/masks/per_size"]
@@ -124,7 +124,7 @@ def test_limits_name_what_is_too_large() -> None:
 LARGE = "/evaluate/masks/per_size"
 
 
-def test_the_work_that_is_accepted_is_that_of_thirty_days() -> None:
+def test_work_of_up_to_thirty_days_is_accepted() -> None:
     """The limit is for two cores, as docs/speed.md describes."""
     spec = deepcopy(GOOD)
     spec["model"] |= {"latent_dim": 50, "init": "random"}
@@ -138,7 +138,7 @@ def test_the_work_that_is_accepted_is_that_of_thirty_days() -> None:
     }
 
 
-def test_masks_of_few_dimensions_count_for_what_it_takes_to_draw_them() -> None:
+def test_masks_of_few_dimensions_count_the_cost_of_drawing_them() -> None:
     limits = Limits(mask_work=6 * 3 * 20_000)
     parse_spec(json.dumps(GOOD).encode(), limits)
     assert list(problems(changed("/evaluate/masks/per_size", 4), limits)) == [LARGE]
@@ -184,7 +184,7 @@ def test_an_objective_is_a_list_or_one_string(spec: dict[str, Any]) -> None:
             with_objective(["mpt", "mpt"])
 
 
-def test_what_an_earlier_version_stored_is_read_and_run() -> None:
+def test_specs_stored_by_an_earlier_version_are_read_and_run() -> None:
     """`objectives` until version 0.1; a request may not say so any more."""
     old = {**LINEAR_VAE, "train": {"objectives": ["mpt", "elbo"], "epochs": 2}}
     now = validate_spec({**LINEAR_VAE, "train": {"objective": ["mpt", "elbo"], "epochs": 2}})

@@ -35,12 +35,12 @@ def stepped(optimizer_class: Any) -> Tensor:
     return parameter.detach()
 
 
-def test_it_steps_as_torch_s() -> None:
+def test_adam_steps_equal_those_of_torch() -> None:
     assert torch.equal(stepped(Adam), stepped(torch.optim.Adam))
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_it_asks_for_no_compiler() -> None:
+def test_adam_needs_no_compiler() -> None:
     stepped(Adam)
     with pytest.raises(ImportError, match="_dynamo"):
         stepped(torch.optim.Adam)
@@ -48,5 +48,5 @@ def test_it_asks_for_no_compiler() -> None:
 
 @pytest.mark.usefixtures("no_compiler")
 @pytest.mark.parametrize("family", ["ppca", "vae"])
-def test_a_training_asks_for_no_compiler(family: str) -> None:
+def test_a_training_needs_no_compiler(family: str) -> None:
     assert points(list(run(spec_of(FAMILIES[family]))), "lml")

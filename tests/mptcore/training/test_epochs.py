@@ -98,7 +98,7 @@ def test_an_epoch_is_heldout_points_then_curves_then_training() -> None:
     assert session.stage is None
 
 
-def test_after_training_its_optimizer_is_not_kept() -> None:
+def test_the_optimizer_is_dropped_after_training() -> None:
     trainer, session = Counting(), Session(seq=7, masks=40)
     list(train(trainer, session, None, curves))
     assert session.training is not None
@@ -109,7 +109,7 @@ def test_after_training_its_optimizer_is_not_kept() -> None:
     assert session.training() is state
 
 
-def test_a_resumed_training_goes_on_from_its_epoch() -> None:
+def test_a_resumed_training_continues_from_its_epoch() -> None:
     trainer, session = Counting(), Session()
     resumed = TrainingState(2, 9, 20, (), {"parameter/w": torch.tensor(2)})
     work = train(trainer, session, resumed, curves)
@@ -120,7 +120,7 @@ def test_a_resumed_training_goes_on_from_its_epoch() -> None:
     assert session.seq == 9
 
 
-def test_training_that_diverges_gives_the_points_of_its_epoch_first() -> None:
+def test_diverging_training_records_the_points_of_its_epoch_first() -> None:
     found: list[Step] = []
     with pytest.raises(DivergedError) as error:
         found.extend(train(Counting(fails_at=2), Session(), None, curves))
@@ -132,7 +132,7 @@ def test_training_that_diverges_gives_the_points_of_its_epoch_first() -> None:
     assert told(found) == [*WHOLE[:7], ("loss 2", 0), ("lml 2", 0)]
 
 
-def test_a_score_of_one_step_has_no_error_and_says_why() -> None:
+def test_the_score_of_a_single_step_has_no_error_but_a_reason() -> None:
     found = score_of_step("mpt", 3, -2.5, 12, {"seed": 4})
     assert (found.series, found.x, found.value) == ("mpt", 3, -2.5)
     assert (found.std_err, found.n, found.labels) == (None, 12, {"seed": 4})
@@ -157,7 +157,7 @@ def stepped(one: Learned) -> list[float]:
     return values
 
 
-def test_what_was_learned_is_restored_with_its_optimizer_and_generators() -> None:
+def test_weights_optimizer_and_generators_are_restored() -> None:
     first, second = learned(1), learned(2)
     fresh = {name: tensor.clone() for name, tensor in first.tensors().items()}
     assert set(fresh) == {"parameter/w", "generator/masks"}

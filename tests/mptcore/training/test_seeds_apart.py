@@ -77,7 +77,7 @@ def numbers_of(spec: dict[str, Any], seeds: list[int]) -> Numbers:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_seed_gives_the_same_numbers_in_any_company(family: str) -> None:
+def test_a_seed_gives_the_same_numbers_in_any_batch(family: str) -> None:
     spec = FAMILIES[family]
     first = numbers_of(spec, [44, 4])
     tolerance = 1e-8 if spec["model"]["family"] in ("ppca", "factor_analysis") else 1e-5

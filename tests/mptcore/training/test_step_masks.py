@@ -32,7 +32,7 @@ def masks_of(sizes: list[int], generator: torch.Generator) -> Tensor:
     return masks
 
 
-def test_masks_that_are_drawn_ahead_are_those_of_the_next_step() -> None:
+def test_prefetched_masks_are_those_of_the_next_step() -> None:
     """Until they are asked for, the generators are where they were."""
     plain, ready = (step_masks(schedule="all", per_size=2) for _ in range(2))
     for fraction in (0.1, 0.2):
@@ -113,7 +113,7 @@ def test_a_ramp_s_size_follows_the_training(fraction: float, size: int) -> None:
     assert masks.sum(-1).tolist() == [[size], [size]]
 
 
-def test_generators_go_by_the_place_of_their_seed() -> None:
+def test_generators_follow_the_order_of_their_seeds() -> None:
     found = step_masks(schedule="uniform").generators()
     assert [found[f"masks/{i}"].initial_seed() for i in range(2)] == [
         generator.initial_seed() for generator in generators()

@@ -34,7 +34,7 @@ def test_the_audit_is_append_only(either: Database, statement: str) -> None:
         assert (entry.actor, entry.action) == ("a test", "test.done")
 
 
-def test_sqlite_replaces_no_line(settings: Settings, database: Database) -> None:
+def test_audit_lines_cannot_be_replaced_on_sqlite(settings: Settings, database: Database) -> None:
     """Use a connection without our settings; it can still insert a new line."""
     with database.transaction() as session:
         audit.note(session, "a test", "test.done", "1")
@@ -54,7 +54,7 @@ def test_sqlite_replaces_no_line(settings: Settings, database: Database) -> None
         assert {one.actor for one in audit.newest(session, limit=2)} == {"a test"}
 
 
-def test_each_deed_is_written_with_who_did_it(admin: TestClient) -> None:
+def test_each_action_is_logged_with_its_user(admin: TestClient) -> None:
     made = member(admin)
     own = bearer(made["key"])
     spec = {"spec": ppca_spec()}

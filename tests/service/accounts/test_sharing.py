@@ -50,7 +50,7 @@ def text_spec(dataset_id: str) -> dict[str, Any]:
         ("datasets", text_spec),
     ],
 )
-def test_what_is_shared_can_be_started_from(
+def test_weights_of_shared_experiments_can_be_used(
     admin: TestClient, ann: dict[str, str], bob: dict[str, str], kind: str, spec: Any
 ) -> None:
     if kind == "experiments":
@@ -107,7 +107,7 @@ def test_workers_and_metrics_show_no_one_elses_ids(
     assert shared not in told
 
 
-def test_a_key_of_an_admins_without_the_scope_is_a_members(
+def test_an_admins_key_without_the_scope_has_the_rights_of_a_member(
     admin: TestClient, ann: dict[str, str]
 ) -> None:
     one = submit(admin, headers=ann)
@@ -119,7 +119,7 @@ def test_a_key_of_an_admins_without_the_scope_is_a_members(
     assert listed.status_code == 422
 
 
-def test_the_same_upload_of_another_is_another(
+def test_equal_uploads_of_two_users_are_separate(
     admin: TestClient, ann: dict[str, str], bob: dict[str, str]
 ) -> None:
     path = "/v1/datasets?name=a.npy"
@@ -132,7 +132,7 @@ def test_the_same_upload_of_another_is_another(
     assert admin.get(f"/v1/datasets/{shared['id']}", headers=bob).json() == shared
 
 
-def test_changes_are_those_that_are_given(admin: TestClient) -> None:
+def test_only_the_given_fields_are_changed(admin: TestClient) -> None:
     one = submit(admin)
     path = f"/v1/experiments/{one}"
     first = admin.patch(path, json={"name": "n", "note": "m", "tags": ["a"], "priority": 3}).json()

@@ -72,13 +72,13 @@ def told(api: TestClient, key: str) -> str:
     return detail
 
 
-def test_a_checksum_is_that_of_githubs_tokens() -> None:
+def test_the_checksum_of_a_key_equals_that_of_github_tokens() -> None:
     """Use 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, which GitHub published as an example."""
     assert checksum("zQWBuTSOoRi4A9spHcVY5ncnsDkxkJ") == "0mLq17"
     assert checksum("") == "000000"
 
 
-def test_a_mistyped_key_is_told_without_a_look(
+def test_a_mistyped_key_is_refused_without_a_query(
     admin: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = member(admin)["key"]
@@ -98,12 +98,12 @@ def test_a_mistyped_key_is_told_without_a_look(
     assert "no API key" in told(admin, key.rpartition("_")[0].rpartition("_")[0])
 
 
-def test_a_key_without_its_checksum_is_another(admin: TestClient) -> None:
+def test_a_key_without_a_valid_checksum_is_refused(admin: TestClient) -> None:
     key = member(admin)["key"]
     assert "no such API key" in told(admin, key.rpartition("_")[0])
 
 
-def test_keys_of_before_serve(admin: TestClient) -> None:
+def test_keys_of_earlier_versions_are_accepted(admin: TestClient) -> None:
     secret = "5" * 64
     with database_of(admin).transaction() as session:
         user = accounts.find(session, "local")
@@ -114,7 +114,7 @@ def test_keys_of_before_serve(admin: TestClient) -> None:
     assert "no such API key" in told(admin, f"mpt_0123_{secret[:-1]}6")
 
 
-def test_what_ends_a_key_ends_it_at_once_in_every_process(processes: list[TestClient]) -> None:
+def test_a_revoked_key_ends_at_once_in_every_process(processes: list[TestClient]) -> None:
     one, other = processes
     key = member(one)
     second = one.post("/v1/users/ann/keys", json={}).json()
@@ -139,14 +139,14 @@ def test_what_ends_a_key_ends_it_at_once_in_every_process(processes: list[TestCl
     assert "expired" in told(other, second["key"])
 
 
-def test_a_key_lasts_as_long_as_it_was_made_for(admin: TestClient) -> None:
+def test_a_key_expires_at_its_date(admin: TestClient) -> None:
     key = member(admin, lasts_days=1e-9)
     assert "expired" in told(admin, key["key"])
     longer = admin.post("/v1/users/ann/keys", json={"lasts_days": 30}).json()
     assert admin.get(ME, headers=bearer(longer["key"])).status_code == 200
 
 
-def test_a_key_is_shown_once_and_kept_nowhere(admin: TestClient) -> None:
+def test_a_key_is_shown_once_and_not_stored(admin: TestClient) -> None:
     made = member(admin, name="laptop")
     secret = made["key"].split("_")[2]
     (listed,) = admin.get("/v1/users/ann/keys").json()["items"]
@@ -201,7 +201,7 @@ def test_a_key_has_no_scope_beyond_its_users_role(admin: TestClient) -> None:
     assert admin.get(ME, headers=bearer(key["key"])).json()["scopes"] == ["metrics"]
 
 
-def test_what_a_caller_lacks_is_named(admin: TestClient) -> None:
+def test_a_missing_scope_is_named(admin: TestClient) -> None:
     key = member(admin, scopes=["read"])["key"]
     answer = admin.post("/v1/experiments", json={}, headers=bearer(key))
     assert (answer.status_code, answer.json()["reason"]) == (403, "scope_missing")
@@ -221,7 +221,7 @@ def test_there_is_always_an_admin(admin: TestClient) -> None:
     assert admin.get(ME).json()["scopes"] == ["read", "submit", "cancel", "metrics"]
 
 
-def test_a_name_is_one_users(admin: TestClient) -> None:
+def test_user_names_are_unique(admin: TestClient) -> None:
     assert admin.post("/v1/users", json={"name": "ann"}).status_code == 201
     answer = admin.post("/v1/users", json={"name": "ann", "role": "admin"})
     assert (answer.status_code, answer.json()["reason"]) == (409, "name_taken")
@@ -236,7 +236,7 @@ def test_a_bad_name(admin: TestClient, name: str) -> None:
     assert answer.json()["errors"][0]["pointer"] == "/name"
 
 
-def test_one_revokes_ones_own_keys(admin: TestClient) -> None:
+def test_users_revoke_their_own_keys(admin: TestClient) -> None:
     made = member(admin)
     own = bearer(made["key"])
     others = admin.get("/v1/users/local/keys").json()["items"][0]["id"]
@@ -271,7 +271,7 @@ def test_a_user_of_a_key_file_is_a_member(database: Database, tmp_path: Path) ->
         assert session.scalar(select(User.role).where(User.name == "ann")) == Role.MEMBER
 
 
-def test_how_a_user_stands_in_the_queue_is_set_by_an_admin(admin: TestClient) -> None:
+def test_an_admin_sets_the_queue_settings_of_a_user(admin: TestClient) -> None:
     ann = bearer(member(admin)["key"])
     standing = {"shares": 3, "max_running": 2, "max_submitted": 1,
                 "max_gpu_hours_a_day": 1.5, "may_jump": True}  # fmt: skip
@@ -292,14 +292,16 @@ def test_how_a_user_stands_in_the_queue_is_set_by_an_admin(admin: TestClient) ->
     [("shares", 0), ("shares", 10_001), ("shares", None), ("max_running", -1),
      ("max_submitted", 2**31), ("max_gpu_hours_a_day", -1.0), ("may_jump", None)],
 )  # fmt: skip
-def test_what_cannot_be_set_of_a_user(admin: TestClient, field: str, value: int | None) -> None:
+def test_invalid_settings_of_a_user_are_refused(
+    admin: TestClient, field: str, value: int | None
+) -> None:
     member(admin)
     answer = admin.patch("/v1/users/ann", json={field: value})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == f"/{field}"
 
 
-def test_no_priority_that_jumps_by_a_change(admin: TestClient) -> None:
+def test_a_change_cannot_raise_the_priority_above_the_limit(admin: TestClient) -> None:
     ann = bearer(member(admin)["key"])
     made = admin.post("/v1/experiments", headers=ann, json={"spec": ppca_spec()}).json()
     path = f"/v1/experiments/{made['id']}"

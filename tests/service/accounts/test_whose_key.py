@@ -35,7 +35,7 @@ def whose(database: Database, key: str) -> str | None:
             return None
 
 
-def test_a_key_is_its_users(database: Database, key: str, tmp_path: Path) -> None:
+def test_a_key_belongs_to_its_user(database: Database, key: str, tmp_path: Path) -> None:
     other = made(database, "bob", tmp_path / "bob")
     assert (whose(database, key), whose(database, other)) == ("ada", "bob")
 
@@ -63,14 +63,14 @@ REFUSED: list[Callable[[str, str, str, str], str]] = [
 
 
 @pytest.mark.parametrize("spoil", REFUSED)
-def test_no_user_of_what_is_not_quite_a_key(
+def test_an_incomplete_key_has_no_user(
     database: Database, key: str, spoil: Callable[[str, str, str, str], str]
 ) -> None:
     assert whose(database, key) == "ada"
     assert whose(database, spoil(*key.split("_"))) is None
 
 
-def test_of_a_secret_only_its_digest_is_kept(database: Database, key: str) -> None:
+def test_only_the_digest_of_a_secret_is_stored(database: Database, key: str) -> None:
     _, key_id, secret = key.split("_", 2)  # the checksum belongs to it
     with database.snapshot() as session:
         kept = session.get_one(ApiKey, key_id)
@@ -92,7 +92,7 @@ def counted(database: Database) -> tuple[int, int]:
     return users or 0, keys or 0
 
 
-def test_a_new_key_is_random_and_the_users_alone(database: Database, tmp_path: Path) -> None:
+def test_a_new_key_is_random_and_only_for_its_user(database: Database, tmp_path: Path) -> None:
     first, second = (made(database, name, tmp_path / name) for name in ("a", "b"))
     for key in (first, second):
         assert re.fullmatch(KEY, key)
@@ -110,13 +110,15 @@ def test_a_key_is_written_on_the_disk_where_it_stays(
     assert whose(database, made(database, "ada", tmp_path / "key")) == "ada"
 
 
-def test_a_key_that_is_there_is_kept(database: Database, key: str, tmp_path: Path) -> None:
+def test_an_existing_key_is_kept(database: Database, key: str, tmp_path: Path) -> None:
     before = counted(database)
     assert made(database, "ada", tmp_path / "ada") == key
     assert counted(database) == before
 
 
-def test_a_key_that_the_database_lost_is_known_again(database: Database, tmp_path: Path) -> None:
+def test_a_key_missing_in_the_database_is_restored_from_its_file(
+    database: Database, tmp_path: Path
+) -> None:
     file = tmp_path / "key"
     file.write_text("mpt_Az09_secretAZ09\n")
     assert made(database, "eve", file) == "mpt_Az09_secretAZ09"
@@ -127,7 +129,7 @@ NO_KEYS = ["", "mpt_", "mpt_a_", "mpt__a", "mpt_a_b-", "xmpt_a_b", "MPT_a_b", f"
 
 
 @pytest.mark.parametrize("content", NO_KEYS)
-def test_a_file_that_holds_no_whole_key_is_replaced(
+def test_a_file_with_an_incomplete_key_is_replaced(
     database: Database, tmp_path: Path, content: str
 ) -> None:
     file = tmp_path / "key"
@@ -144,7 +146,7 @@ def test_a_key_of_the_longest_id_is_kept(database: Database, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_key_of_the_store_has_what_its_users_role_may(
+def test_a_key_of_the_store_has_the_scopes_of_its_users_role(
     database: Database, tmp_path: Path, role: Role
 ) -> None:
     with database.transaction() as session:
@@ -155,7 +157,7 @@ def test_a_key_of_the_store_has_what_its_users_role_may(
         assert set(key.scopes) == {*ROLE_SCOPES[role]}
 
 
-def test_whose_several_keys_are(database: Database, tmp_path: Path) -> None:
+def test_owners_of_several_keys(database: Database, tmp_path: Path) -> None:
     """Only valid keys among the requested ones are returned."""
     keys = {name: made(database, name, tmp_path / name) for name in ("ada", "bob", "cy", "di")}
     ids = {name: key.split("_")[1] for name, key in keys.items()}

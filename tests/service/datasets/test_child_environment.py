@@ -34,7 +34,7 @@ USEFUL = dict.fromkeys(
 )
 
 
-def test_a_run_gets_what_it_needs_and_no_secret() -> None:
+def test_a_run_gets_the_needed_variables_and_no_secret() -> None:
     found = child_environment.run_environment({**SECRETS, **HUB, **USEFUL})
     assert found == USEFUL
 

@@ -137,7 +137,7 @@ def pickled() -> bytes:
         ("a.npy", lambda: b"", "not a .npy file"),
     ],
 )
-def test_what_is_refused_leaves_nothing(
+def test_a_refused_upload_leaves_nothing(
     api: TestClient, settings: Settings, name: str, content: Callable[[], bytes], words: str
 ) -> None:
     answer = post(api, name, content())
@@ -165,7 +165,7 @@ def test_too_large(settings: Settings) -> None:
 
 
 @pytest.mark.usefixtures("inspected_here")
-def test_others_uploads_are_not_there(
+def test_uploads_of_others_are_not_found(
     api: TestClient, database: Database, settings: Settings, tmp_path: Path
 ) -> None:
     made = post(api, "good.npy", npy(GOOD)).json()
@@ -226,7 +226,7 @@ def test_text_is_uploaded(
         ("a.parquet", b"PAR1 and no more", "not a readable .parquet file"),
     ],
 )
-def test_text_that_is_none_is_refused(
+def test_a_file_that_is_not_text_is_refused(
     api: TestClient, settings: Settings, name: str, content: bytes, words: str
 ) -> None:
     answer = post(api, name, content)

@@ -57,7 +57,7 @@ def test_a_body_that_does_not_say_its_size_is_counted_as_it_comes(
     assert stored(narrow) == []
 
 
-def test_two_at_once_do_not_share_the_last_room(
+def test_two_uploads_at_once_do_not_share_the_last_space(
     api: TestClient, narrow: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both saw the room when they began."""
@@ -69,7 +69,7 @@ def test_two_at_once_do_not_share_the_last_room(
     assert len(stored(narrow)) == 2
 
 
-def test_so_many_uploads_of_one_user_at_once() -> None:
+def test_uploads_of_a_user_at_once_are_limited() -> None:
     bodies = Bodies()
     with bodies.upload(1, 2), bodies.upload(1, 2):
         with pytest.raises(ApiError) as refused, bodies.upload(1, 2):
@@ -82,7 +82,7 @@ def test_so_many_uploads_of_one_user_at_once() -> None:
         pass
 
 
-def test_an_upload_is_one_of_few(api: TestClient, settings: Settings) -> None:
+def test_too_many_uploads_in_all_are_refused(api: TestClient, settings: Settings) -> None:
     bodies: Bodies = api.app.state.bodies  # type: ignore[attr-defined]
     with ExitStack() as held:
         for user_id in range(10):

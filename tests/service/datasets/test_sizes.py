@@ -38,7 +38,7 @@ def sizes(answer: Any) -> tuple[int, int]:
     return data["n"], data["dim"]
 
 
-def test_what_is_left_out_is_filled_in(api: TestClient, dataset: str) -> None:
+def test_omitted_sizes_are_filled_in(api: TestClient, dataset: str) -> None:
     for given in ({}, {"n": 10}, {"dim": 4}, {"n": 10, "dim": 4}):
         body = {"spec": spec_of(dataset, **given)}
         for path in ("/v1/experiments:validate", "/v1/experiments"):
@@ -47,7 +47,7 @@ def test_what_is_left_out_is_filled_in(api: TestClient, dataset: str) -> None:
         assert sizes(api.get(made[0]["url"])) == (10, 4)
 
 
-def test_of_the_part_that_is_read(api: TestClient) -> None:
+def test_sizes_of_the_selected_columns_or_array(api: TestClient) -> None:
     table = post(api, "a.csv", CSV.encode()).json()["id"]
     check = "/v1/experiments:validate"
     assert sizes(api.post(check, json={"spec": spec_of(table)})) == (7, 3)
@@ -74,7 +74,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_what_is_wrong_is_refused_by_its_name(api: TestClient, dataset: str) -> None:
+def test_wrong_sizes_are_refused_by_field(api: TestClient, dataset: str) -> None:
     for changes, pointer, words in WRONG:
         spec = spec_of(**{"dataset": dataset, **changes})
         (told,) = api.post("/v1/experiments", json={"spec": spec}).json()["errors"]
@@ -85,7 +85,7 @@ def test_what_is_wrong_is_refused_by_its_name(api: TestClient, dataset: str) -> 
         assert told["pointer"] == f"/experiments/1/spec{pointer}"
 
 
-def test_what_stands_beside_is_looked_at_too(api: TestClient, dataset: str) -> None:
+def test_other_fields_of_a_submission_are_checked_too(api: TestClient, dataset: str) -> None:
     body = {"spec": spec_of(dataset), "priority": 1000, "tag": []}
     told = api.post("/v1/experiments", json=body).json()["errors"]
     assert sorted(one["pointer"] for one in told) == ["/priority", "/tag"]
@@ -99,7 +99,7 @@ def test_text_has_no_dimensions(api: TestClient) -> None:
     ]
 
 
-def test_sizes_of_what_is_anothers_are_not_told(
+def test_sizes_of_uploads_of_others_are_not_revealed(
     dataset: str, database: Database, settings: Settings
 ) -> None:
     """Neither as such, nor by what contradicts them."""
@@ -126,7 +126,7 @@ def test_the_cache_knows_both_spellings(api: TestClient, dataset: str, database:
     assert first == second
 
 
-def test_sent_again_it_is_the_same_also_once_the_upload_is_gone(
+def test_a_repeated_request_is_answered_after_its_upload_is_deleted(
     api: TestClient, dataset: str
 ) -> None:
     body = {"spec": spec_of(dataset)}
@@ -143,7 +143,7 @@ def test_sent_again_it_is_the_same_also_once_the_upload_is_gone(
     assert api.post("/v1/experiments", json=body).status_code == 422
 
 
-def test_a_sweep_sent_again_is_the_same_also_once_the_upload_is_gone(
+def test_a_repeated_sweep_is_answered_after_its_upload_is_deleted(
     api: TestClient, dataset: str
 ) -> None:
     body = {"spec": spec_of(dataset), "grid": {"seeds": [[1], [2]]}}
@@ -179,7 +179,7 @@ def test_others_write_while_sizes_are_looked_up(
     assert len(looked_up) == 1
 
 
-def test_each_point_of_a_sweep_has_those_of_its_upload(api: TestClient, dataset: str) -> None:
+def test_each_point_of_a_sweep_has_the_sizes_of_its_upload(api: TestClient, dataset: str) -> None:
     other = post(api, "more.npy", npy(np.vstack([GOOD, GOOD]))).json()["id"]
     body = {"spec": spec_of(dataset), "grid": {"data.dataset": [dataset, other], "seeds": [[1]]}}
     made = api.post("/v1/sweeps", json=body).json()
@@ -190,7 +190,7 @@ def test_each_point_of_a_sweep_has_those_of_its_upload(api: TestClient, dataset:
     assert found == [(10, 4), (20, 4), (10, 4)]
 
 
-def test_a_sweep_over_a_size_is_refused_where_it_is_another(api: TestClient, dataset: str) -> None:
+def test_a_sweep_over_a_wrong_size_is_refused(api: TestClient, dataset: str) -> None:
     body = {"spec": spec_of(dataset), "grid": {"data.n": [10, 11]}}
     (told,) = api.post("/v1/sweeps", json=body).json()["errors"]
     assert told["pointer"] == "/grid/data.n/1"

@@ -51,7 +51,7 @@ def rows(settings: Settings) -> int:
 # What is sent twice
 
 
-def test_the_same_bytes_are_one_data_set(api: TestClient, settings: Settings) -> None:
+def test_equal_bytes_of_a_user_are_stored_once(api: TestClient, settings: Settings) -> None:
     first = post(api, "first.npy", npy(GOOD))
     again = post(api, "again.npy", npy(GOOD))
     assert (first.status_code, again.status_code) == (201, 200)
@@ -59,7 +59,7 @@ def test_the_same_bytes_are_one_data_set(api: TestClient, settings: Settings) ->
     assert stored(settings) == [settings.datasets(first.json()["id"])]
 
 
-def test_sent_again_they_mend_what_was_damaged(api: TestClient, settings: Settings) -> None:
+def test_a_repeated_upload_repairs_a_damaged_file(api: TestClient, settings: Settings) -> None:
     made = post(api, "a.npy", npy(GOOD)).json()
     file = settings.datasets(made["id"]) / "data.npy"
     for damage in (lambda: file.write_bytes(b""), file.unlink):
@@ -69,7 +69,7 @@ def test_sent_again_they_mend_what_was_damaged(api: TestClient, settings: Settin
 
 
 @pytest.mark.parametrize("mode", ["settings", "lab"])
-def test_sent_twice_at_once_they_are_one(
+def test_two_equal_uploads_at_once_are_stored_once(
     request: pytest.FixtureRequest, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both are inspected before either is stored, by two processes of the API."""
@@ -125,7 +125,7 @@ def test_a_user_has_one_inspection_at_a_time(
 
 
 @pytest.mark.parametrize("mode", ["settings", "lab"])
-def test_sent_again_while_they_are_deleted(
+def test_an_upload_is_repeated_during_its_deletion(
     request: pytest.FixtureRequest, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The delete comes before the file is moved, or after it: nothing is left without a row."""
@@ -204,7 +204,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(hasty: tuple[Server, Settings]
     wait_until(lambda: stored(settings) == [], timeout_s=1.2)  # before it is taken to stall
 
 
-def test_so_many_at_once_and_no_more(hasty: tuple[Server, Settings]) -> None:
+def test_uploads_at_once_are_limited(hasty: tuple[Server, Settings]) -> None:
     server, settings = hasty
     under_way = [server.begin(10_000) for _ in range(2)]
     wait_until(lambda: len(stored(settings)) == 2)
@@ -237,7 +237,7 @@ def test_a_disk_keeps_its_reserve(settings: Settings, declared: bool) -> None:
     [(errno.ENOSPC, 507, "disk_full"), (errno.EDQUOT, 507, "disk_full"),
      (errno.EROFS, 503, "disk_read_only")],
 )  # fmt: skip
-def test_a_disk_that_takes_no_file_is_told(
+def test_a_full_disk_is_reported_to_the_uploader(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, code: int, status: int, reason: str
 ) -> None:
     """`make chaos` has real disks."""
@@ -299,7 +299,9 @@ def test_what_is_answered_is_on_the_disk(
 # What a process left that was ended
 
 
-def test_the_sweep(api: TestClient, settings: Settings, database: Database) -> None:
+def test_retention_deletes_unused_files(
+    api: TestClient, settings: Settings, database: Database
+) -> None:
     kept = post(api, "a.npy", npy(GOOD)).json()["id"]
     cut_off, unfinished, young = (f"{i:032x}" for i in range(3))
     for name in (kept, cut_off, unfinished, young):
@@ -324,7 +326,7 @@ def test_the_sweep(api: TestClient, settings: Settings, database: Database) -> N
         (OSError("disk I/O error"), 500),
     ],
 )
-def test_a_commit_of_which_nothing_is_known(
+def test_a_commit_with_unknown_outcome(
     api: TestClient, settings: Settings, database: Database, error: Exception, status: int
 ) -> None:
     """An error as the row is committed, whatever its kind: the file stays until the sweep can see
@@ -364,7 +366,7 @@ def test_a_disk_that_fails_after_the_move(
     assert stored(settings) == []
 
 
-def test_a_sweep_bears_another_at_the_same_time(
+def test_two_retention_runs_at_once(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first cleanup saw two folders; a second one removes both."""
@@ -384,9 +386,7 @@ def test_a_sweep_bears_another_at_the_same_time(
     assert stored(settings) == []
 
 
-def test_an_upload_that_is_still_written_to_is_not_swept(
-    settings: Settings, database: Database
-) -> None:
+def test_an_upload_in_progress_is_not_deleted(settings: Settings, database: Database) -> None:
     folder = settings.all_incoming / "a"
     folder.mkdir(parents=True)
     (folder / "data.npy").write_bytes(b"")

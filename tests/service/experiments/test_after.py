@@ -70,7 +70,7 @@ def nothing_waits(database: Database) -> bool:
         return not session.scalars(select(Wait)).all() and not session.scalars(held).all()
 
 
-def test_it_waits_until_all_have_succeeded(admin: TestClient) -> None:
+def test_an_experiment_waits_until_all_predecessors_have_succeeded(admin: TestClient) -> None:
     database = database_of(admin)
     first, second = submit(admin), submit(admin)
     last = submit(admin, first, second, priority=100)
@@ -138,7 +138,7 @@ def test_a_run_that_is_lost_too_often_fails_what_comes_after_it(admin: TestClien
     assert get(admin, last)["status"] == "failed"
 
 
-def test_weights_of_what_has_not_ended_are_waited_for(admin: TestClient) -> None:
+def test_an_experiment_waits_for_the_run_that_trains_its_weights(admin: TestClient) -> None:
     database = database_of(admin)
     trained = submit(admin, spec=TRAINED)
     waiting = submit(admin, spec=from_weights(trained))
@@ -149,7 +149,7 @@ def test_weights_of_what_has_not_ended_are_waited_for(admin: TestClient) -> None
     assert claim_next(database).experiment_id == ready
 
 
-def test_what_cannot_be_waited_for_is_refused(admin: TestClient) -> None:
+def test_invalid_predecessors_are_refused(admin: TestClient) -> None:
     ended, untrained = submit(admin), submit(admin)
     admin.post(f"/v1/experiments/{ended}:cancel")
     someone = member(admin)
@@ -172,7 +172,7 @@ def test_what_cannot_be_waited_for_is_refused(admin: TestClient) -> None:
     submit(admin, shared)
 
 
-def test_a_retry_waits_for_the_same(admin: TestClient) -> None:
+def test_a_retry_keeps_its_predecessors(admin: TestClient) -> None:
     first = submit(admin)
     second = submit(admin, first)
     admin.post(f"/v1/experiments/{second}:cancel")
@@ -184,7 +184,7 @@ def test_a_retry_waits_for_the_same(admin: TestClient) -> None:
     assert refused.json()["errors"][0]["pointer"] == "/after/0"
 
 
-def test_another_users_reader_is_not_told_for_what(admin: TestClient) -> None:
+def test_readers_do_not_see_private_predecessors(admin: TestClient) -> None:
     first = submit(admin)
     shared = submit(admin, first, visibility="lab")
     own = bearer(member(admin)["key"])
@@ -192,14 +192,14 @@ def test_another_users_reader_is_not_told_for_what(admin: TestClient) -> None:
     assert seen["queue"]["reason"] == "it waits for other experiments to succeed"
 
 
-def test_what_is_waited_for_is_counted_in_no_place(admin: TestClient) -> None:
+def test_waiting_experiments_have_no_queue_position(admin: TestClient) -> None:
     first = submit(admin)
     for _ in range(3):
         submit(admin, first, priority=50)
     assert get(admin, submit(admin))["queue"]["position"] == 1
 
 
-def test_one_that_ends_meanwhile_is_not_waited_for_for_ever(lab: Settings) -> None:
+def test_a_predecessor_that_ends_during_submission_releases_its_successor(lab: Settings) -> None:
     """A submission that is to come after a run is stored before that run may end."""
     database = Database(lab.url, connections=3)
     first = submitted(database)
@@ -298,7 +298,7 @@ def test_what_fails_with_a_run_costs_a_few_statements(admin: TestClient) -> None
     assert costs[0] == costs[1]
 
 
-def test_two_that_end_at_once_free_what_waits_for_both(lab: Settings) -> None:
+def test_two_predecessors_that_end_at_once_release_their_successor(lab: Settings) -> None:
     database = Database(lab.url, connections=3)
     with database.transaction() as session:
         plain = Submission.model_validate({"spec": ppca_spec()})
@@ -317,7 +317,7 @@ def test_two_that_end_at_once_free_what_waits_for_both(lab: Settings) -> None:
     assert nothing_waits(database)
 
 
-def test_what_waits_may_be_cancelled_itself(admin: TestClient) -> None:
+def test_a_waiting_experiment_can_be_cancelled(admin: TestClient) -> None:
     database = database_of(admin)
     first = submit(admin)
     last = submit(admin, first)

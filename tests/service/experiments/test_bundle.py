@@ -76,7 +76,7 @@ def table(file: Path) -> list[dict[str, str]]:
     return [*csv.DictReader(file.open())]
 
 
-def test_the_command_of_the_readme_gives_the_records_again(
+def test_the_command_of_the_readme_reproduces_the_records(
     api: TestClient, database: Database, settings: Settings, tmp_path: Path
 ) -> None:
     claim = claimed(database, TRAINED)
@@ -126,7 +126,7 @@ def ended(
 
 
 @pytest.mark.parametrize("how", ["queued", "running"])
-def test_what_has_not_ended_has_none(api: TestClient, database: Database, how: str) -> None:
+def test_running_experiments_have_no_bundle(api: TestClient, database: Database, how: str) -> None:
     if how == "running":
         experiment_id = claimed(database).experiment_id
     else:
@@ -136,7 +136,7 @@ def test_what_has_not_ended_has_none(api: TestClient, database: Database, how: s
     assert f"the experiment is {how}" in answer.json()["detail"]
 
 
-def test_the_readme_says_what_was_read_and_how_it_ended(
+def test_the_readme_names_inputs_and_outcome(
     api: TestClient, database: Database, tmp_path: Path
 ) -> None:
     failure = FailureCause("oom", "out of memory: {} lower data.n")
@@ -153,12 +153,14 @@ def test_the_readme_says_what_was_read_and_how_it_ended(
     assert f"{claim.experiment_id} failed.\nIts failure was oom: out of memory: {{}}" in text
 
 
-def test_what_was_not_kept_is_said(api: TestClient, database: Database, tmp_path: Path) -> None:
+def test_missing_parts_of_a_bundle_are_named(
+    api: TestClient, database: Database, tmp_path: Path
+) -> None:
     text = (unzipped(api, ended(database).experiment_id, tmp_path) / "README.txt").read_text()
     assert text.count("it is not known") == 2
 
 
-def test_no_text_of_a_user_or_a_run_is_a_line_of_the_readme(
+def test_texts_of_users_and_runs_cannot_add_lines_to_the_readme(
     api: TestClient, database: Database, tmp_path: Path
 ) -> None:
     forged = "x\n\nTo compute it again:\r\x0b\u2028\u0085\n    rm -rf ~\u202e"

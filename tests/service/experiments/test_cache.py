@@ -53,7 +53,7 @@ def count(api: TestClient) -> int:
         return session.scalar(select(func.count()).select_from(Experiment)) or 0
 
 
-def test_the_same_spec_is_answered_with_what_it_gave(admin: TestClient) -> None:
+def test_an_equal_spec_is_answered_from_the_cache(admin: TestClient) -> None:
     one = computed(admin, name="first")
     body = {"spec": ppca_spec(), "name": "first", "priority": 5}
     answer = admin.post("/v1/experiments", json=body)
@@ -72,7 +72,7 @@ def test_the_same_spec_is_answered_with_what_it_gave(admin: TestClient) -> None:
     "said", [{"name": "b"}, {"tags": ["b"]}, {"note": "b"}, {"visibility": "lab"}]
 )
 @pytest.mark.parametrize("route", ["one", "batch", "validate"])
-def test_nothing_that_was_sent_is_passed_over(
+def test_a_different_name_or_sharing_is_not_answered_from_the_cache(
     admin: TestClient, said: dict[str, Any], route: str
 ) -> None:
     """An equal experiment with another name, or not shared, does not answer."""
@@ -89,13 +89,13 @@ def test_nothing_that_was_sent_is_passed_over(
         assert found == (one if answers else None)
 
 
-def test_of_several_the_one_of_that_name_answers(admin: TestClient) -> None:
+def test_of_several_results_the_one_with_the_same_name_answers(admin: TestClient) -> None:
     first, second = (computed(admin, name=name) for name in ("a", "b"))
     assert post(admin, name="a")["cached_from"] == first
     assert post(admin)["cached_from"] == second
 
 
-def test_what_differs_is_computed(admin: TestClient) -> None:
+def test_a_different_spec_is_computed(admin: TestClient) -> None:
     one = computed(admin)
     assert post(admin, ppca_spec(seeds=[5]))["cached_from"] is None
     assert post(admin, ppca_spec(compute__threads=2))["cached_from"] is None
@@ -103,14 +103,14 @@ def test_what_differs_is_computed(admin: TestClient) -> None:
     assert (again["cached_from"], again["id"] != one) == (None, True)
 
 
-def test_what_failed_or_has_not_ended_answers_for_nothing(admin: TestClient) -> None:
+def test_failed_or_running_experiments_are_not_cached(admin: TestClient) -> None:
     computed(admin, Status.FAILED)
     waiting = post(admin)["id"]
     other = post(admin)
     assert (other["cached_from"], other["id"] != waiting) == (None, True)
 
 
-def test_only_what_the_caller_may_read_answers(admin: TestClient) -> None:
+def test_only_readable_results_are_cached(admin: TestClient) -> None:
     theirs = bearer(member(admin)["key"])
     hidden = computed(admin, headers=theirs)
     assert post(admin)["cached_from"] is None  # an admin, too, has no private result of another's
@@ -135,7 +135,7 @@ def test_a_hit_costs_no_quota(admin: TestClient) -> None:
     assert refused.json()["reason"] == "limit_reached"
 
 
-def test_a_batch_and_a_sweep_are_answered_in_part(admin: TestClient) -> None:
+def test_batches_and_sweeps_are_partly_answered_from_the_cache(admin: TestClient) -> None:
     one = computed(admin)
     body = {"experiments": [{"spec": ppca_spec(seeds=[s])} for s in (4, 5)]}
     for _ in range(2):  # a replay says the same
@@ -157,13 +157,15 @@ def test_a_batch_and_a_sweep_are_answered_in_part(admin: TestClient) -> None:
     assert (found["visibility"], found["sweep"]) == ("private", None)
 
 
-def test_another_core_computes_anew(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_core_version_computes_again(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     computed(admin)
     monkeypatch.setattr(cache, "core_digest", lambda: "f" * 16)
     assert post(admin)["cached_from"] is None
 
 
-def test_a_worker_of_another_core_leaves_no_result_for_this_one(
+def test_results_of_another_core_version_are_not_used(
     admin: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a lab is upgraded, a service is newer than its workers."""
@@ -182,7 +184,7 @@ def test_the_digest_is_of_every_source() -> None:
     assert core_digest() == core_digest()
 
 
-def test_a_changed_file_is_another(tmp_path: Path) -> None:
+def test_a_changed_input_file_changes_the_cache_key(tmp_path: Path) -> None:
     """Check also a file whose content, size and time of change are restored."""
     file = tmp_path / "a.txt"
     file.write_text("one")
@@ -224,7 +226,9 @@ def seeing(folders: Settings) -> Any:
         yield api
 
 
-def test_a_changed_text_or_checkpoint_computes_anew(seeing: TestClient, folders: Settings) -> None:
+def test_a_changed_text_or_checkpoint_is_computed_again(
+    seeing: TestClient, folders: Settings
+) -> None:
     one = computed(seeing, spec=TEXT)
     assert post(seeing, TEXT)["cached_from"] == one
     assert folders.data_dir is not None
@@ -235,7 +239,7 @@ def test_a_changed_text_or_checkpoint_computes_anew(seeing: TestClient, folders:
         assert post(seeing, TEXT)["cached_from"] is None
 
 
-def test_a_changed_checkpoint_of_the_baseline_computes_anew(
+def test_a_changed_checkpoint_of_the_baseline_is_computed_again(
     seeing: TestClient, folders: Settings
 ) -> None:
     assert folders.models_dir is not None
@@ -248,7 +252,9 @@ def test_a_changed_checkpoint_of_the_baseline_computes_anew(
     assert post(seeing, spec)["cached_from"] is None
 
 
-def test_what_is_not_in_sight_has_no_key(settings: Settings, folders: Settings) -> None:
+def test_specs_with_invisible_inputs_have_no_cache_key(
+    settings: Settings, folders: Settings
+) -> None:
     spec = validate_spec(TEXT)
     assert Inputs(settings).files(spec) is None
     assert len(Inputs(folders).files(spec) or ()) == 2
@@ -288,7 +294,7 @@ def test_what_is_not_in_sight_has_no_key(settings: Settings, folders: Settings) 
         ),
     ],
 )
-def test_what_is_not_there_is_refused_with_what_is(
+def test_missing_inputs_are_refused_with_the_available_names(
     seeing: TestClient, part: str, value: Any, pointer: str, detail: str
 ) -> None:
     for path in ("/v1/experiments", "/v1/experiments:validate"):
@@ -297,7 +303,7 @@ def test_what_is_not_there_is_refused_with_what_is(
         assert answer.json()["errors"] == [{"pointer": f"/spec{pointer}", "detail": detail}]
 
 
-def test_images_that_are_not_there_are_refused(
+def test_missing_images_are_refused(
     seeing: TestClient, folders: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = {"model": {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}}
@@ -315,7 +321,7 @@ def test_images_that_are_not_there_are_refused(
     assert seeing.post("/v1/experiments", json=body).status_code == 202
 
 
-def test_what_cannot_be_known_is_let_through(
+def test_inputs_that_cannot_be_checked_are_accepted(
     seeing: TestClient, admin: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Check without the folders, and for a file that may be on a hub."""
@@ -328,7 +334,7 @@ def test_what_cannot_be_known_is_let_through(
     assert seeing.post("/v1/experiments", json={"spec": text}).status_code == 422
 
 
-def test_a_checkpoint_in_the_hubs_cache_is_there(seeing: TestClient, folders: Settings) -> None:
+def test_a_checkpoint_in_the_hub_cache_is_accepted(seeing: TestClient, folders: Settings) -> None:
     spec = {**TEXT, "model": {"family": "masked_lm", "checkpoint": "org/model"}}
     assert seeing.post("/v1/experiments", json={"spec": spec}).status_code == 422
     (Path(os.environ["HF_HOME"]) / "hub/models--org--model").mkdir(parents=True)

@@ -58,7 +58,7 @@ def test_an_administrator_ends_a_users_backlog(
     assert admin.post(URL, params=where).json() == {"cancelled": 0, "ending": 0, "more": False}
 
 
-def test_filters_are_those_of_the_list(admin: TestClient) -> None:
+def test_cancelling_uses_the_filters_of_the_list(admin: TestClient) -> None:
     kept, tagged, paused = (submitted(admin, 1, tags=[tag])[0] for tag in "abc")
     change(database_of(admin), paused, status=Status.PAUSED)
     for query, count in (
@@ -78,7 +78,7 @@ def test_without_a_filter_nothing_is_cancelled(admin: TestClient, query: dict[st
     assert row(database_of(admin), one).status == Status.QUEUED
 
 
-def test_what_is_shared_with_a_member_is_not_cancelled(admin: TestClient) -> None:
+def test_shared_experiments_of_others_are_not_cancelled(admin: TestClient) -> None:
     key = member(admin)["key"]
     (one,) = submitted(admin, 1, visibility="lab")
     for whose in ("lab", "mine"):

@@ -70,7 +70,7 @@ def started_from(experiment_id: str) -> dict[str, Any]:
     )
 
 
-def test_what_is_deleted_is_seen_by_no_one(admin: TestClient) -> None:
+def test_deleted_experiments_are_invisible(admin: TestClient) -> None:
     one = submit(admin, TRAINED)
     admin.patch(f"/v1/experiments/{one}", json={"visibility": "lab"})
     becomes(admin, one, Status.SUCCEEDED)
@@ -98,7 +98,7 @@ def test_what_is_deleted_is_seen_by_no_one(admin: TestClient) -> None:
     assert admin.get("/v1/experiments?whose=all").json()["items"] == []
 
 
-def test_what_is_deleted_is_brought_back_while_its_files_are_kept(
+def test_deleted_experiments_can_be_restored_while_their_files_are_kept(
     admin: TestClient, settings: Settings
 ) -> None:
     headers = bearer(member(admin)["key"])
@@ -136,7 +136,9 @@ def deleted_ago(api: TestClient, experiment_id: str, ago_s: float) -> None:
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_what_runs_is_cancelled_before_it_is_deleted(admin: TestClient, status: Status) -> None:
+def test_running_experiments_are_cancelled_before_deletion(
+    admin: TestClient, status: Status
+) -> None:
     one = submit(admin)
     becomes(admin, one, status)
     answer = admin.delete(f"/v1/experiments/{one}")
@@ -154,7 +156,7 @@ def test_what_runs_is_cancelled_before_it_is_deleted(admin: TestClient, status: 
         assert experiment.deleted_at is not None
 
 
-def test_what_is_pinned_stays(admin: TestClient, place: Settings) -> None:
+def test_pinned_experiments_are_not_deleted(admin: TestClient, place: Settings) -> None:
     one = submit(admin)
     assert admin.patch(f"/v1/experiments/{one}", json={"pinned": True}).json()["pinned"]
     becomes(admin, one, Status.SUCCEEDED, ago_s=1000)
@@ -168,7 +170,7 @@ def test_what_is_pinned_stays(admin: TestClient, place: Settings) -> None:
     assert admin.delete(f"/v1/experiments/{one}").status_code == 204
 
 
-def test_a_deleted_ones_key_is_free(admin: TestClient) -> None:
+def test_the_key_of_a_deleted_experiment_is_free(admin: TestClient) -> None:
     headers = {"Idempotency-Key": "nightly"}
     first = submit(admin, headers=headers)
     assert submit(admin, headers=headers) == first
@@ -178,7 +180,9 @@ def test_a_deleted_ones_key_is_free(admin: TestClient) -> None:
     assert submit(admin, headers=headers) == second
 
 
-def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place: Settings) -> None:
+def test_a_purge_deletes_all_rows_of_one_experiment_only(
+    admin: TestClient, place: Settings
+) -> None:
     database = database_of(admin)
     kept = submit(admin)
     becomes(admin, kept, Status.SUCCEEDED)
@@ -214,7 +218,7 @@ def test_a_purge_leaves_nothing_of_it_and_all_of_others(admin: TestClient, place
     assert admin.get("/v1/audit?limit=1").json()["items"][0]["action"] == "experiment.purged"
 
 
-def test_every_table_of_an_experiments_is_purged() -> None:
+def test_every_table_with_experiment_rows_is_purged() -> None:
     """A table that is added and names experiments is to be purged with them, or a purge fails."""
     naming = {
         table.name
@@ -229,7 +233,7 @@ def test_every_table_of_an_experiments_is_purged() -> None:
 
 
 @pytest.mark.parametrize("part", ["model", "baseline"])
-def test_what_an_unfinished_run_starts_from_is_purged_after_it(
+def test_weights_are_purged_after_the_runs_that_need_them(
     admin: TestClient, place: Settings, part: str
 ) -> None:
     trained = submit(admin, TRAINED)
@@ -251,7 +255,7 @@ def test_what_an_unfinished_run_starts_from_is_purged_after_it(
     assert not files.exists()
 
 
-def test_age_removes_what_ended_long_ago(admin: TestClient, place: Settings) -> None:
+def test_old_experiments_are_deleted_by_age(admin: TestClient, place: Settings) -> None:
     ages = {Status.SUCCEEDED: 100.0, Status.FAILED: 100.0, Status.CANCELLED: 10.0}
     ids = {}
     for status in (*ages, Status.QUEUED, Status.RUNNING, Status.PAUSED):
@@ -267,7 +271,9 @@ def test_age_removes_what_ended_long_ago(admin: TestClient, place: Settings) -> 
     assert (entry["actor"], entry["action"]) == ("sweeper", "experiment.deleted")
 
 
-def test_a_quota_removes_each_users_oldest(admin: TestClient, place: Settings) -> None:
+def test_a_quota_deletes_the_oldest_experiments_of_each_user(
+    admin: TestClient, place: Settings
+) -> None:
     own = bearer(member(admin)["key"])
     anns, locals_ = ([submit(admin, headers=h) for _ in range(3)] for h in (own, {}))
     for number, one in enumerate((*anns, *locals_)):
@@ -286,7 +292,9 @@ def test_a_quota_removes_each_users_oldest(admin: TestClient, place: Settings) -
     assert [*retention.planned(database_of(admin), limited)] == []
 
 
-def test_pinned_files_count_against_the_quota_and_stay(admin: TestClient, place: Settings) -> None:
+def test_pinned_files_count_against_the_quota_and_are_kept(
+    admin: TestClient, place: Settings
+) -> None:
     pinned, older, newer = (submit(admin) for _ in range(3))
     for number, one in enumerate((pinned, older, newer)):
         becomes(admin, one, Status.SUCCEEDED, ago_s=100.0 - number)
@@ -297,7 +305,7 @@ def test_pinned_files_count_against_the_quota_and_stay(admin: TestClient, place:
     assert [one.experiment_id for one in planned] == [older]
 
 
-def test_a_sweep_says_what_it_would_free(
+def test_a_dry_run_reports_what_it_would_free(
     admin: TestClient, place: Settings, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -378,7 +386,7 @@ def ended(either: Database) -> list[str]:
     return ids
 
 
-def test_retention_goes_in_pages(
+def test_retention_works_in_pages(
     either: Database, ended: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No statement reads or changes more than a page, however many experiments are due."""

@@ -18,7 +18,7 @@ def cache(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
     return settings.store / "hub" / "hub"
 
 
-def test_what_was_read_longest_ago_goes_first(settings: Settings, cache: Path) -> None:
+def test_least_recently_read_files_are_deleted_first(settings: Settings, cache: Path) -> None:
     oldest = cached(cache, "a", 1000, 3 * UNUSED_S)
     old = cached(cache, "b", 1000, 2 * UNUSED_S)
     new = cached(cache, "c", 1000, 60)
@@ -30,7 +30,7 @@ def test_what_was_read_longest_ago_goes_first(settings: Settings, cache: Path) -
     assert (old.exists(), new.exists()) == (False, True)
 
 
-def test_a_cache_outside_of_the_store_is_left_alone(
+def test_a_cache_outside_the_store_is_not_trimmed(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "mine"))

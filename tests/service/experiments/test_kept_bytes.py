@@ -92,7 +92,7 @@ def test_each_record_counts_once(either: Database) -> None:
     assert counted(either) == spec
 
 
-def test_a_lost_attempts_records_count_up_to_its_checkpoint(either: Database) -> None:
+def test_records_of_a_lost_attempt_count_up_to_its_checkpoint(either: Database) -> None:
     first = claimed(either)
     checkpoint = {"seq": None, "record": "checkpoint", "after": 2, "file": "c", "sha256": "0"}
     write(either, first, point(1), point(2), checkpoint)
@@ -110,7 +110,7 @@ def checkpoint(file: str, size: int) -> dict[str, Any]:
             "bytes": size}  # fmt: skip
 
 
-def test_the_checkpoints_that_are_kept_count(either: Database) -> None:
+def test_kept_checkpoints_are_counted(either: Database) -> None:
     """Two of each experiment, until it ends."""
     claim = claimed(either)
     spec = counted(either)
@@ -144,7 +144,7 @@ def test_a_heartbeat_without_records_counts_nothing(either: Database) -> None:
     assert len([one for one in statements if "byte_changes" in one]) == 1
 
 
-def test_no_run_waits_for_a_submission(lab: Settings) -> None:
+def test_a_run_does_not_wait_for_a_submission(lab: Settings) -> None:
     """Neither a claim, whose attempt refers to the user, nor a batch needs the lock that a user's
     submissions and uploads take."""
     database = Database(lab.url, timeouts="-c lock_timeout=2s")
@@ -171,7 +171,7 @@ def test_folding_keeps_the_sums(either: Database) -> None:
         assert quota.kept_by_user(session) == {k: v for k, v in before.items() if v}
 
 
-def test_what_another_transaction_holds_is_not_folded(lab: Settings) -> None:
+def test_locked_rows_are_not_folded(lab: Settings) -> None:
     database = Database(lab.url, connections=3, timeouts="-c lock_timeout=2s")
     with database.transaction() as session:
         for _ in range(quota.FOLDED_FROM):
@@ -184,7 +184,9 @@ def test_what_another_transaction_holds_is_not_folded(lab: Settings) -> None:
     database.close()
 
 
-def test_measured_later(admin: TestClient, place: Settings) -> None:
+def test_retention_measures_artifacts_recorded_without_a_size(
+    admin: TestClient, place: Settings
+) -> None:
     """Artifacts that were recorded before sizes were, once their run has ended."""
     database = database_of(admin)
     claim = claimed(database)
@@ -238,7 +240,7 @@ def refused(api: TestClient, path: str, body: Any, **more: Any) -> None:
     assert "and your limit is " in answer.json()["detail"]
 
 
-def test_every_door_is_closed_to_a_user_without_room(admin: TestClient) -> None:
+def test_every_submission_of_a_user_over_quota_is_refused(admin: TestClient) -> None:
     headers = bearer(member(admin)["key"])
     spec = ppca_spec(model__init="random")
     one = {"spec": spec, "cache": False}
@@ -272,7 +274,7 @@ def counted_of_all(api: TestClient) -> dict[int, int]:
         return quota.kept_by_user(session)
 
 
-def test_what_may_yet_be_written_counts(either: Database) -> None:
+def test_expected_output_of_running_experiments_counts(either: Database) -> None:
     """A limit that one experiment and its points fit into takes a second one only when the first
     has ended with less."""
     submission = Submission.model_validate({"spec": ppca_spec()})
@@ -296,14 +298,14 @@ def test_what_may_yet_be_written_counts(either: Database) -> None:
     submit(fair_share)
 
 
-def test_a_users_own_limit_goes_before_the_labs(either: Database) -> None:
+def test_the_limit_of_a_user_overrides_that_of_the_lab(either: Database) -> None:
     with either.transaction() as session:
         for own, lab, most in ((None, None, None), (None, 7, 7), (0, 7, 0), (9, None, 9)):
             session.execute(update(User).where(User.id == 1).values(max_bytes=own))
             assert quota.limit(session, 1, FairShare(max_bytes=lab)) == most
 
 
-def test_what_is_kept_is_shown(admin: TestClient) -> None:
+def test_stored_bytes_are_shown(admin: TestClient) -> None:
     submitted(database_of(admin))
     kept = counted(database_of(admin))
     queue = admin.get("/v1/queue").json()
@@ -360,9 +362,7 @@ def test_two_changes_at_once_count_once(lab: Settings) -> None:
     database.close()
 
 
-def test_what_a_request_made_counts_until_its_key_is_forgotten(
-    admin: TestClient, place: Settings
-) -> None:
+def test_stored_requests_count_until_their_key_expires(admin: TestClient, place: Settings) -> None:
     database = database_of(admin)
     spec = {"spec": ppca_spec()}
     headers = {"Idempotency-Key": "k"}
@@ -393,7 +393,7 @@ def test_what_a_request_made_counts_until_its_key_is_forgotten(
         assert bytes_agree(session)
 
 
-def test_a_sweep_that_the_cache_answers_needs_room_too(admin: TestClient) -> None:
+def test_a_sweep_answered_from_the_cache_needs_space(admin: TestClient) -> None:
     database = database_of(admin)
     admin.post("/v1/experiments", json={"spec": ppca_spec()})
     claim = claim_next(database)

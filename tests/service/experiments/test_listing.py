@@ -152,7 +152,7 @@ def found(database: Database, limit: int = 10, **wanted: Any) -> str:
     ],
     ids=str,
 )
-def test_what_is_found(filled: Database, wanted: dict[str, Any], names: str) -> None:
+def test_filters_of_the_list(filled: Database, wanted: dict[str, Any], names: str) -> None:
     assert found(filled, **wanted) == names
 
 
@@ -168,7 +168,7 @@ WALKS: list[dict[str, Any]] = [
 ]
 
 
-def test_pages_go_on_where_the_last_one_ended(either: Database) -> None:
+def test_pages_continue_after_the_last_item(either: Database) -> None:
     """Check also many experiments with the same place in the order."""
     fill(either)
     with either.transaction() as session:
@@ -222,7 +222,9 @@ def test_pages_go_on_where_the_last_one_ended(either: Database) -> None:
         (" or ".join(["name = a"] * 51), 1, "at most 50 comparisons, not 51"),
     ],
 )
-def test_what_means_nothing_is_shown(filled: Database, text: str, column: int, told: str) -> None:
+def test_meaningless_filters_are_refused(
+    filled: Database, text: str, column: int, told: str
+) -> None:
     with pytest.raises(ApiError) as caught:
         found(filled, filter=text)
     (problem,) = caught.value.problems
@@ -241,7 +243,9 @@ def test_what_means_nothing_is_shown(filled: Database, text: str, column: int, t
         ("metrics.lml{sed=4}", 17, "did you mean seed?"),
     ],
 )
-def test_what_orders_nothing_is_shown(filled: Database, text: str, column: int, told: str) -> None:
+def test_meaningless_orders_are_refused(
+    filled: Database, text: str, column: int, told: str
+) -> None:
     with pytest.raises(ApiError) as caught:
         found(filled, order_by=text)
     (problem,) = caught.value.problems
@@ -265,7 +269,7 @@ COMPARED = (
 
 
 @pytest.mark.parametrize("text", ['"; DROP TABLE users; --', "%", "_", "\\", "\0", "\ud800", "{}"])
-def test_text_is_only_text(filled: Database, text: str) -> None:
+def test_search_text_is_taken_literally(filled: Database, text: str) -> None:
     for one in COMPARED:
         assert found(filled, filter=one.format(text)) == ""
     assert found(filled, name=text, tag=[text], q=text, owner=text) == ""

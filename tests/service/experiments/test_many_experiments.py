@@ -26,7 +26,7 @@ def ids(database: Database) -> list[str]:
     return [claim.experiment_id, running(database, "runs")[0].experiment_id, submitted(database)]
 
 
-def test_many_are_as_one_by_one(api: TestClient, ids: list[str]) -> None:
+def test_many_equal_the_single_requests(api: TestClient, ids: list[str]) -> None:
     order = [ids[2], ids[0], ids[1]]
     items = api.post(URL, json={"ids": order}).json()["items"]
     each: list[Any] = [api.get(f"/v1/experiments/{one}").json() for one in order]
@@ -38,7 +38,7 @@ def test_many_are_as_one_by_one(api: TestClient, ids: list[str]) -> None:
     assert [one["queue"] is None for one in items] == [False, True, True]
 
 
-def test_all_or_none(
+def test_a_request_for_many_fails_as_a_whole(
     api: TestClient, database: Database, settings: Settings, ids: list[str]
 ) -> None:
     with database.transaction() as session:
@@ -59,7 +59,7 @@ def _bearer(settings: Settings) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("ids", "pointer"), [([], "/ids"), (["a", "a"], "/ids/1"), ([*map(str, range(51))], "/ids")]
 )
-def test_what_is_no_list_of_some(api: TestClient, ids: list[str], pointer: str) -> None:
+def test_invalid_lists_of_ids_are_refused(api: TestClient, ids: list[str], pointer: str) -> None:
     answer = api.post(URL, json={"ids": ids})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == pointer

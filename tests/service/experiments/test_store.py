@@ -59,18 +59,18 @@ def test_all_of_a_submission_is_stored(database: Database) -> None:
     assert len(made.id) == 32
 
 
-def test_what_is_made_is_given_as_it_stands_in_the_tables(database: Database) -> None:
+def test_new_rows_are_returned_as_stored(database: Database) -> None:
     made = submit(database)
     assert (made.attempt, made.lost, made.last_seq, made.dispatch_no) == (0, 0, 0, 0)
     assert made.created_at > 1.5e9
 
 
-def test_without_a_key_each_is_a_new_one(database: Database) -> None:
+def test_without_a_key_each_submission_is_new(database: Database) -> None:
     assert submit(database).id < submit(database).id
     assert counted(database) == 2
 
 
-def test_a_retry_is_like_the_old_one(database: Database) -> None:
+def test_a_retry_copies_the_old_submission(database: Database) -> None:
     old = submit(database, OTHER, **BESIDE)
     change(database, old.id, status=Status.FAILED, attempt=3, failure_kind="oom")
     with database.transaction() as session:
@@ -105,7 +105,7 @@ def refused(database: Database, most: int, priority: int = 0, more: int = 1) -> 
     return "", ""
 
 
-def test_no_more_than_the_limit_of_those_that_have_not_ended(database: Database) -> None:
+def test_unfinished_experiments_are_limited(database: Database) -> None:
     """Experiments of others and finished ones do not count; the limit of the user is checked
     first."""
     with database.snapshot() as session:
@@ -127,7 +127,7 @@ def test_no_more_than_the_limit_of_those_that_have_not_ended(database: Database)
         assert (refused(database, 100) == ("", "")) == may
 
 
-def test_no_priority_that_jumps_without_leave(database: Database) -> None:
+def test_a_high_priority_needs_permission(database: Database) -> None:
     with database.transaction() as session:
         session.execute(update(User).where(User.id == OTHER).values(may_jump=True))
     assert refused(database, 9, MAX_PRIORITY) == ("", "")
@@ -154,7 +154,7 @@ def test_the_queue_of_a_user_is_in_the_order_in_which_it_runs(database: Database
             found[0].spec  # noqa: B018
 
 
-def test_what_is_open_to_a_reader(database: Database) -> None:
+def test_experiments_visible_to_a_reader(database: Database) -> None:
     """A member sees own and shared experiments, an admin sees all, and nobody sees deleted ones."""
     mine, theirs, deleted = submit(database).id, *(submit(database, OTHER).id for _ in "ab")
     shared = submit(database, OTHER, visibility="lab").id
@@ -179,7 +179,7 @@ def test_what_is_open_to_a_reader(database: Database) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_specs_are_read_only_where_they_are_wanted(database: Database, whole: bool) -> None:
+def test_specs_are_read_only_if_requested(database: Database, whole: bool) -> None:
     made = submit(database)
     me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
     with database.snapshot() as session:
@@ -238,7 +238,7 @@ def test_attempts_are_in_their_order(database: Database) -> None:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_who_submitted_is_noted(database: Database, again: bool) -> None:
+def test_the_audit_names_who_submitted(database: Database, again: bool) -> None:
     me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
     with database.transaction() as session:
         made = stored.submit(session, ME, submission(), by=me)
@@ -250,7 +250,7 @@ def test_who_submitted_is_noted(database: Database, again: bool) -> None:
         assert note.details == ({"retry_of": made.retry_of} if again else {})
 
 
-def test_what_it_comes_after_is_kept_with_it(database: Database) -> None:
+def test_predecessors_are_stored(database: Database) -> None:
     """Named or by its weights, each once; held only while one of them has not ended. A retry waits
     for those that have not ended by then."""
     first, second = submit(database).id, submit(database).id

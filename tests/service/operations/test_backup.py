@@ -193,7 +193,7 @@ def test_the_command_saves_and_restores(
 
 
 @pytest.mark.usefixtures("mpt")
-def test_what_ran_is_put_back_behind_a_fence(
+def test_running_experiments_are_queued_again_after_a_restore(
     there: Settings, elsewhere: Settings, tmp_path: Path
 ) -> None:
     """No worker that outlived the loss writes on; what its owner wants is done; no loss is counted
@@ -231,7 +231,7 @@ def test_what_ran_is_put_back_behind_a_fence(
                 lease.heartbeat(session, late, 60)
 
 
-def test_an_earlier_backup_is_brought_up_to_date(settings: Settings, tmp_path: Path) -> None:
+def test_a_backup_of_an_earlier_version_is_migrated(settings: Settings, tmp_path: Path) -> None:
     """Existing files are not copied again; truncated or changed files are."""
     for name in ("artifacts/a/1/kept", "artifacts/a/1/changed", *LEFT_OUT):
         file = settings.store / name
@@ -269,7 +269,7 @@ def test_files_are_copied_before_the_database_and_after(
     assert (saved / "new" / "file").exists()
 
 
-def test_a_repeated_backup_loses_what_the_store_has_lost(
+def test_a_repeated_backup_removes_files_that_the_store_deleted(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At its end: a backup that fails, or a hard link of an older one, still has the file."""
@@ -301,7 +301,7 @@ def refuse(*_: object) -> None:
     raise BackupFailed("pg_dump failed")
 
 
-def test_what_is_damaged_is_told(api: TestClient, settings: Settings, tmp_path: Path) -> None:
+def test_damaged_files_are_reported(api: TestClient, settings: Settings, tmp_path: Path) -> None:
     made = api.post("/v1/datasets", params={"name": "rows.csv"}, content=ROWS).json()["id"]
     folder = tmp_path / "backup"
     backup.save(settings, folder)
@@ -313,7 +313,7 @@ def test_what_is_damaged_is_told(api: TestClient, settings: Settings, tmp_path: 
 
 @pytest.mark.usefixtures("mpt")
 @pytest.mark.parametrize("taken", ["store", "database"])
-def test_nothing_is_written_over(
+def test_existing_files_are_not_overwritten(
     there: Settings, elsewhere: Settings, tmp_path: Path, taken: str
 ) -> None:
     folder = tmp_path / "backup"

@@ -63,7 +63,7 @@ def test_a_process_makes_its_files_for_its_owner_alone(tmp_path: Path) -> None:
         settings.key_file.chmod(0o644)
 
 
-def test_what_an_api_process_has_loaded_is_not_searched_for_garbage(settings: Settings) -> None:
+def test_loaded_modules_are_frozen_for_the_garbage_collector(settings: Settings) -> None:
     """The OpenAPI document is included, so no request waits for it."""
     script = (
         "import gc, service.__main__ as api\n"
@@ -82,7 +82,7 @@ def test_what_an_api_process_has_loaded_is_not_searched_for_garbage(settings: Se
 
 
 @pytest.mark.parametrize("broken", ["", "mpt_0123", "mpt_0123456789abcdef_\n"])
-def test_a_key_file_that_a_crash_left_is_made_anew(settings: Settings, broken: str) -> None:
+def test_an_incomplete_key_file_is_replaced(settings: Settings, broken: str) -> None:
     settings.key_file.write_text(broken)
     prepare(settings)
     key = settings.key_file.read_text().strip()
@@ -137,9 +137,7 @@ def test_a_process_refuses_tables_of_a_newer_version(settings: Settings, module:
 
 
 @pytest.mark.parametrize("revision", ["0018", "9999"])
-def test_an_api_whose_tables_were_changed_under_it_is_not_ready(
-    settings: Settings, revision: str
-) -> None:
+def test_an_api_is_not_ready_after_another_migration(settings: Settings, revision: str) -> None:
     with TestClient(create_app(settings)) as api:
         assert api.get("/readyz").status_code == 200
         with closing(Database(settings.url)) as database, database.transaction() as session:
@@ -209,7 +207,7 @@ def test_migrations_have_no_time_limit(
         database.check_tables()
 
 
-def test_what_is_committed_is_on_the_disk(settings: Settings) -> None:
+def test_committed_data_are_on_the_disk(settings: Settings) -> None:
     """SQLite syncs its log at each commit only where synchronous is FULL (2)."""
     with closing(Database(settings.url)) as database:
         for kind in (database.transaction, database.snapshot):

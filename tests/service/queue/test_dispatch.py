@@ -54,7 +54,7 @@ def idle_gpu(database: Database, free: float, ours: float = 0.0, name: str = "g"
 
 
 @pytest.mark.parametrize("queue", Queue)
-def test_a_dispatch_is_written_down(database: Database, queue: Queue) -> None:
+def test_a_dispatch_is_stored(database: Database, queue: Queue) -> None:
     """Under a new number each time."""
     one = waiting(database, "auto")
     change(database, one, dispatch_no=4)
@@ -85,7 +85,7 @@ def test_the_oldest_of_the_highest_priority_of_both_devices(
 
 
 @pytest.mark.parametrize("held", [held for held in Held if held != Held.NOT])
-def test_what_is_held_is_passed_over(database: Database, held: Held) -> None:
+def test_held_experiments_are_not_dispatched(database: Database, held: Held) -> None:
     """It is passed over at any priority."""
     first, second = waiting(database, "cpu", priority=1), waiting(database, "cpu")
     change(database, first, held=held)
@@ -93,7 +93,7 @@ def test_what_is_held_is_passed_over(database: Database, held: Held) -> None:
 
 
 @pytest.mark.parametrize("status", ["paused", "running", "dispatched", "succeeded"])
-def test_only_what_is_queued_is_chosen(database: Database, status: str) -> None:
+def test_only_queued_experiments_are_dispatched(database: Database, status: str) -> None:
     change(database, waiting(database, "cpu", priority=1), status=status)
     queued = waiting(database, "cpu")
     assert [chosen(database), chosen(database)] == [queued, None]
@@ -116,7 +116,7 @@ def test_no_run_on_a_gpu_without_the_memory_for_it(
 
 @pytest.mark.parametrize(("large", "waits"), [(60, False), (60.1, True), (80, True), (80.1, False)])
 @pytest.mark.parametrize("gib", [1, None])
-def test_a_gpu_is_kept_for_what_fits_once_our_own_runs_have_ended(
+def test_a_gpu_waits_for_a_run_that_fits_after_our_own_runs(
     database: Database, large: float, waits: bool, gib: float | None
 ) -> None:
     """60 GiB are free and ours have 20: what fits into 80 waits for these to end, and nothing goes
@@ -127,7 +127,7 @@ def test_a_gpu_is_kept_for_what_fits_once_our_own_runs_have_ended(
     assert chosen(database, Queue.GPU) == expected
 
 
-def test_what_a_run_takes_that_is_not_known_waits_for_no_one(database: Database) -> None:
+def test_a_run_with_unknown_memory_is_not_delayed(database: Database) -> None:
     idle_gpu(database, 0, ours=20)
     run = waiting(database, "cuda")
     assert chosen(database, Queue.GPU) == run

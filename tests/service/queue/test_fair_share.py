@@ -25,7 +25,7 @@ from tests.support.shared_lab import SharedLab
 JOB_S = 100.0
 
 
-def test_one_of_another_starts_within_the_length_of_one(either: Database) -> None:
+def test_a_second_user_starts_within_the_length_of_a_run(either: Database) -> None:
     lab = SharedLab(either, FairShare(spare_slots=0), cpus=2)
     flooder, other = 1, lab.user("other")
     lab.submit(flooder, 1000, JOB_S, priority=100)
@@ -38,7 +38,7 @@ def test_one_of_another_starts_within_the_length_of_one(either: Database) -> Non
     assert len([owner for _, owner, _ in lab.starts if owner == flooder]) >= 20
 
 
-def test_parts_are_as_shares(database: Database) -> None:
+def test_use_is_proportional_to_shares(database: Database) -> None:
     """1 : 2 : 4 over ten half-lives, within 5 %."""
     half_life_s = 3000.0
     lab = SharedLab(database, FairShare(half_life_s=half_life_s, advance_s=10))
@@ -71,7 +71,7 @@ def test_shares_of_short_runs_lag_by_one_advance_and_no_more(database: Database)
 
 
 @pytest.mark.parametrize("queue", ["cpu", "gpu"])
-def test_one_user_leaves_a_worker_of_each_kind_to_the_others(either: Database, queue: str) -> None:
+def test_a_user_leaves_a_worker_of_each_kind_to_others(either: Database, queue: str) -> None:
     """However long its runs are: another user that comes starts at once."""
     lab = SharedLab(either, FairShare(), cpus=3, gpus=3)
     first, second = lab.user("first"), lab.user("second")
@@ -97,7 +97,7 @@ def test_one_user_leaves_a_worker_of_each_kind_to_the_others(either: Database, q
         ([{}], 1, 1, 1),
     ],
 )
-def test_workers_are_spared_for_others_where_there_are_any(
+def test_workers_are_reserved_only_if_there_are_other_users(
     database: Database, others: list[dict[str, Any]], workers: int, spare: int, starts: int
 ) -> None:
     lab = SharedLab(database, FairShare(spare_slots=spare), cpus=workers)
@@ -138,7 +138,7 @@ def test_the_oldest_experiment_is_first_among_users_of_equal_usage(either: Datab
     assert [owner for _, owner, _ in lab.starts] == users[::-1]
 
 
-def test_priority_orders_ones_own_runs_alone(either: Database) -> None:
+def test_priority_orders_only_the_runs_of_its_user(either: Database) -> None:
     lab = SharedLab(either, FairShare())
     mild, loud = lab.user("mild"), lab.user("loud")
     mine = lab.submit(mild, 2, JOB_S)
@@ -147,7 +147,7 @@ def test_priority_orders_ones_own_runs_alone(either: Database) -> None:
     assert [one for _, _, one in lab.starts] == [mine[0], *high, mine[1], *low]
 
 
-def test_what_an_administrator_lets_jump_goes_first(either: Database) -> None:
+def test_a_priority_allowed_by_an_administrator_comes_first(either: Database) -> None:
     lab = SharedLab(either, FairShare())
     jumper = lab.user("jumper", may_jump=True)
     lab.submit(jumper, 5, JOB_S)
@@ -158,7 +158,7 @@ def test_what_an_administrator_lets_jump_goes_first(either: Database) -> None:
     assert [one for _, _, one in lab.starts[-2:]] == [*urgent, *waiting]
 
 
-def test_what_is_under_way_counts_before_it_ends(either: Database) -> None:
+def test_running_experiments_count_as_usage(either: Database) -> None:
     """Each of two users gets two of four slots that are free at once. A user with unfinished long
     runs does not count as a user without usage, and does not get the next two slots."""
     lab = SharedLab(either, FairShare(), cpus=4)
@@ -171,7 +171,7 @@ def test_what_is_under_way_counts_before_it_ends(either: Database) -> None:
     assert Counter(owner for _, owner, _ in lab.starts) == {first: 3, second: 3}
 
 
-def test_what_is_on_its_way_to_a_worker_counts(either: Database) -> None:
+def test_dispatched_experiments_count_as_usage(either: Database) -> None:
     """A dispatcher that fills four slots in one transaction deals them out."""
     lab = SharedLab(either, FairShare())
     users = [lab.user("first"), lab.user("second")]
@@ -183,7 +183,7 @@ def test_what_is_on_its_way_to_a_worker_counts(either: Database) -> None:
     assert owners == dict.fromkeys(users, 2)
 
 
-def test_the_limit_of_running_ones_under_concurrent_dispatchers(either: Database) -> None:
+def test_the_limit_of_running_experiments_with_concurrent_dispatchers(either: Database) -> None:
     lab = SharedLab(either, FairShare(max_running=3))
     capped = lab.user("capped", max_running=2)
     for owner in (1, capped):
@@ -200,9 +200,7 @@ def test_the_limit_of_running_ones_under_concurrent_dispatchers(either: Database
 
 
 @pytest.mark.parametrize("columns", [{"disabled_at": 1.0}, {"max_running": 0}])
-def test_nothing_of_a_held_user_starts_until_it_may(
-    either: Database, columns: dict[str, Any]
-) -> None:
+def test_experiments_of_a_held_user_do_not_start(either: Database, columns: dict[str, Any]) -> None:
     """Runs of a disabled user continue; queued experiments wait, whatever their priority. Other
     users are not delayed."""
     lab = SharedLab(either, FairShare(), cpus=2)
@@ -227,7 +225,7 @@ def test_nothing_of_a_held_user_starts_until_it_may(
     assert {one for _, _, one in lab.starts[4:]} == set(queued)
 
 
-def test_the_limit_of_submitted_ones_under_concurrent_requests(either: Database) -> None:
+def test_the_limit_of_submitted_experiments_with_concurrent_requests(either: Database) -> None:
     lab = SharedLab(either, FairShare(max_submitted=3))
 
     def submit(_: int) -> str:
@@ -243,7 +241,7 @@ def test_the_limit_of_submitted_ones_under_concurrent_requests(either: Database)
     assert found == {"accepted": 3, refusal: 5}
 
 
-def test_the_last_place_is_kept_for_the_gpu_run_that_comes_before(either: Database) -> None:
+def test_the_last_slot_is_reserved_for_an_earlier_gpu_run(either: Database) -> None:
     """A free CPU slot is filled from behind only where that delays no GPU run."""
     lab = SharedLab(either, FairShare(), cpus=2, gpus=1)
     other, capped = lab.user("other"), lab.user("capped", max_running=2)
@@ -257,7 +255,7 @@ def test_the_last_place_is_kept_for_the_gpu_run_that_comes_before(either: Databa
     assert len(started) == 3  # one CPU run went beside it
 
 
-def test_a_share_in_the_words_of_slurm(either: Database) -> None:
+def test_a_share_has_the_terms_of_slurm(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=1)
     heavy, light = lab.user("heavy", shares=3), lab.user("light")
     lab.submit(heavy, 2, JOB_S)
@@ -276,12 +274,12 @@ def test_a_share_in_the_words_of_slurm(either: Database) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_one_starves(seed: int, database: Database) -> None:
+def test_no_user_starves(seed: int, database: Database) -> None:
     """tests.chaos.fairness runs a thousand of these."""
     assert starved(database, seed) == []
 
 
-def test_above_100_is_not_for_everyone(api: TestClient, database: Database) -> None:
+def test_a_priority_above_100_needs_permission(api: TestClient, database: Database) -> None:
     body = {"spec": ppca_spec(), "priority": 101}
     refused = api.post("/v1/experiments", json=body)
     assert (refused.status_code, refused.json()["reason"]) == (403, "may_not_jump")
@@ -290,7 +288,7 @@ def test_above_100_is_not_for_everyone(api: TestClient, database: Database) -> N
     assert api.post("/v1/experiments", json=body).status_code == 202
 
 
-def test_beyond_the_limit_of_submitted_ones_is_409(api: TestClient, database: Database) -> None:
+def test_submissions_beyond_the_limit_get_409(api: TestClient, database: Database) -> None:
     with database.transaction() as session:
         session.execute(update(User).values(max_submitted=2))
     key = {"Idempotency-Key": "k"}
@@ -321,7 +319,7 @@ def test_the_queue_of_a_user(api: TestClient, database: Database) -> None:
     assert found["share"]["fair_share"] == 1
 
 
-def test_who_has_used_the_server_most_comes_first(
+def test_usage_is_listed_by_the_heaviest_user_first(
     api: TestClient, database: Database, settings: Settings
 ) -> None:
     with database.transaction() as session:

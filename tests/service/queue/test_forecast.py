@@ -41,7 +41,7 @@ def queue_snapshots(lab: SharedLab, for_s: float = 0.0) -> QueueSnapshots:
     return QueueSnapshots(WITHIN_S, lab.fair_share, for_s)
 
 
-def test_who_reads_what_is_anothers_is_not_told_of_its_own_limit(database: Database) -> None:
+def test_reasons_for_a_reader_do_not_mention_the_readers_limit(database: Database) -> None:
     lab = SharedLab(database, FairShare(max_running=1), cpus=2)
     other = lab.user("b")
     lab.submit(1, 1, JOB_S)
@@ -59,7 +59,7 @@ def test_who_reads_what_is_anothers_is_not_told_of_its_own_limit(database: Datab
     ]
 
 
-def test_a_position_is_how_many_then_run_before_it(either: Database) -> None:
+def test_a_position_counts_the_runs_before_it(either: Database) -> None:
     """Runs take as long as the previous ones; users have different shares and usage."""
     generator = random.Random(2)
     lab = SharedLab(either, FairShare())
@@ -104,7 +104,7 @@ def test_positions_of_short_runs_are_those_of_the_dispatcher(database: Database)
     }
 
 
-def test_a_position_far_behind_is_by_shares(database: Database) -> None:
+def test_a_distant_position_is_estimated_from_shares(database: Database) -> None:
     """Beyond what is simulated: of two users, of whom one has twice the shares."""
     lab = SharedLab(database, FairShare(), cpus=1)
     double = lab.user("double", shares=2)
@@ -118,7 +118,7 @@ def test_a_position_far_behind_is_by_shares(database: Database) -> None:
     assert running not in found
 
 
-def test_spare_workers_are_the_reason(either: Database) -> None:
+def test_reserved_workers_are_the_reason(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=2)
     other = lab.user("other")
     _, waits = lab.submit(1, 2, JOB_S)
@@ -133,7 +133,7 @@ def test_spare_workers_are_the_reason(either: Database) -> None:
     assert found_places(lab, [others])[others].position == 0
 
 
-def test_a_start_is_by_progress_or_by_the_last_runs_or_not_known(either: Database) -> None:
+def test_a_start_is_estimated_from_progress_or_recent_runs(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=1)
     (running,) = lab.submit(1, 1, 1000.0)
     first, second = lab.submit(1, 2, JOB_S)
@@ -160,7 +160,7 @@ def test_a_start_is_by_progress_or_by_the_last_runs_or_not_known(either: Databas
     ("free_in_s", "told_s"),
     [(0.5, 1), (59.5, 60), (60, 60), (61, 120), (3590, 3600), (3601, 4200), (4201, 4800)],
 )
-def test_a_start_far_off_is_told_less_precisely(free_in_s: float, told_s: float) -> None:
+def test_a_distant_start_is_rounded(free_in_s: float, told_s: float) -> None:
     """It is given to the second within a minute, to the minute within an hour, then to ten
     minutes."""
     run = Running(owner_id=1, started_at=0.0, end=free_in_s)
@@ -168,7 +168,7 @@ def test_a_start_far_off_is_told_less_precisely(free_in_s: float, told_s: float)
     assert forecast.start_after(0, Slots(workers=1, idle=0)) == told_s
 
 
-def test_a_start_is_by_the_pace_of_what_runs(either: Database) -> None:
+def test_a_start_follows_the_progress_of_current_runs(either: Database) -> None:
     """The speed is measured from the first report, and holds for a resumed run."""
     lab = SharedLab(either, FairShare(), cpus=1)
     (running,) = lab.submit(1, 1, 1000.0)
@@ -183,7 +183,7 @@ def test_a_start_is_by_the_pace_of_what_runs(either: Database) -> None:
     assert 30 <= start.timestamp() - lab.clock.now <= 31
 
 
-def test_the_progress_of_a_resumed_run_tells_no_start(either: Database) -> None:
+def test_the_progress_of_a_resumed_run_gives_no_start(either: Database) -> None:
     """It began before this attempt did: the time of the attempt says nothing about its speed."""
     lab = SharedLab(either, FairShare(), cpus=1)
     lab.submit(1, 3, JOB_S)
@@ -204,7 +204,7 @@ def test_the_progress_of_a_resumed_run_tells_no_start(either: Database) -> None:
         assert left_s <= start.timestamp() - lab.clock.now <= left_s + 60
 
 
-def test_what_takes_longer_than_was_told_may_end_at_any_moment(either: Database) -> None:
+def test_an_overdue_run_may_end_at_any_moment(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=2)
     capped = lab.user("capped", max_running=1)
     running, waits = lab.submit(capped, 2, 1000.0)
@@ -217,7 +217,7 @@ def test_what_takes_longer_than_was_told_may_end_at_any_moment(either: Database)
     assert 0 <= start.timestamp() - lab.clock.now <= 1
 
 
-def test_a_user_at_its_limit_starts_when_one_of_its_own_ends(either: Database) -> None:
+def test_a_user_at_its_limit_starts_when_its_own_run_ends(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=3)
     capped = lab.user("capped", max_running=2)
     (one, _) = lab.submit(capped, 2, JOB_S)
@@ -251,7 +251,7 @@ def test_a_users_gpu_hours_are_the_reason(either: Database) -> None:
     assert told == "its owner has had the GPU-hours of a day"
 
 
-def test_the_place_kept_for_a_gpu_run_is_the_reason(either: Database) -> None:
+def test_the_slot_reserved_for_a_gpu_run_is_the_reason(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=1, gpus=1)
     other, capped = lab.user("other"), lab.user("capped", max_running=1)
     lab.submit(other, 1, JOB_S, device="cuda")

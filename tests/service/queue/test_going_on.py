@@ -30,7 +30,7 @@ def batch(kind: str, seq: int) -> Batch:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_up_to_the_checkpoint_and_no_further(either: Database, kind: str) -> None:
+def test_a_reaped_run_keeps_its_records_up_to_the_checkpoint(either: Database, kind: str) -> None:
     first = claimed(either)
     before, after = batch(kind, 3), batch(kind, 4)
     before.add({"seq": None, "record": "checkpoint", "after": 3, "file": "c", "sha256": "0" * 64})

@@ -68,7 +68,7 @@ IDLE: tuple[tuple[dict[str, Any], ...], ...] = (
 """Points of sweeps none of which may start."""
 
 
-def test_what_cannot_run_costs_a_choice_nothing(database: Database) -> None:
+def test_held_experiments_do_not_slow_a_choice(database: Database) -> None:
     """However many sweeps with a limit are paused, at their limit, or wait for others."""
     costs = []
     for _ in range(2):
@@ -86,7 +86,7 @@ def _turns(database: Database) -> int:
         return len(session.scalars(select(Turn)).all())
 
 
-def test_a_choice_looks_at_so_many_sweeps_at_once(database: Database) -> None:
+def test_a_choice_examines_a_limited_number_of_sweeps(database: Database) -> None:
     limited_sweeps(database, 2 * holds.TURNS_AT_ONCE + 1, *IDLE[0])
     left = []
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_a_choice_looks_at_so_many_sweeps_at_once(database: Database) -> None:
     assert left == [holds.TURNS_AT_ONCE + 1, 1, 0]
 
 
-def test_many_notes_of_one_sweep_delay_no_other(database: Database) -> None:
+def test_many_turns_of_a_sweep_do_not_delay_others(database: Database) -> None:
     limited_sweeps(database, 1, *IDLE[0])
     with database.transaction() as session:
         sweep_id = session.scalars(select(Sweep.id)).one()
@@ -105,7 +105,7 @@ def test_many_notes_of_one_sweep_delay_no_other(database: Database) -> None:
     assert chosen(database) is not None
 
 
-def test_what_was_held_when_it_was_paused_starts_in_its_turn(either: Database) -> None:
+def test_a_held_experiment_that_was_paused_starts_in_order(either: Database) -> None:
     first, second = limited_sweeps(
         either, 1, {"status": Status.RUNNING}, {"status": Status.PAUSED, "held": Held.SWEEP}
     )
@@ -120,7 +120,7 @@ def test_what_was_held_when_it_was_paused_starts_in_its_turn(either: Database) -
     assert chosen(either) == second
 
 
-def test_what_its_last_predecessor_frees_starts(either: Database) -> None:
+def test_an_experiment_starts_after_its_last_predecessor(either: Database) -> None:
     submitted(either)
     before = claim_next(either)
     waits, _ = limited_sweeps(either, 1, {"held": Held.AFTER}, {"status": Status.SUCCEEDED})
@@ -135,7 +135,7 @@ def test_what_its_last_predecessor_frees_starts(either: Database) -> None:
     assert chosen(either) == waits
 
 
-def test_what_was_freed_while_its_sweeps_limit_was_lifted_starts(either: Database) -> None:
+def test_an_experiment_released_while_the_limit_is_lifted_starts(either: Database) -> None:
     """Two transactions at once: one saw the limit, the other lifted it."""
     (one,) = limited_sweeps(either, 1, {"held": Held.SWEEP})
     with either.transaction() as session:
@@ -143,7 +143,7 @@ def test_what_was_freed_while_its_sweeps_limit_was_lifted_starts(either: Databas
     assert chosen(either) == one
 
 
-def test_what_another_transaction_holds_is_let_go_later(lab: Settings) -> None:
+def test_locked_experiments_are_released_later(lab: Settings) -> None:
     with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
         (one,) = limited_sweeps(database, 1, {"held": Held.SWEEP})
         with other.transaction() as session:
@@ -152,7 +152,7 @@ def test_what_another_transaction_holds_is_let_go_later(lab: Settings) -> None:
         assert chosen(database) == one
 
 
-def test_notes_of_sweeps_that_are_gone_are_dropped(database: Database) -> None:
+def test_turns_of_deleted_sweeps_are_dropped(database: Database) -> None:
     limited_sweeps(database, 1, *IDLE[0])
     with database.transaction() as session:
         for table in (Wait, Experiment, Sweep):

@@ -120,7 +120,7 @@ def test_a_claim(database: Database) -> None:
     ]
 
 
-def test_a_claim_that_goes_on(database: Database) -> None:
+def test_a_claim_that_resumes(database: Database) -> None:
     first = claimed(database)
     change(database, first.experiment_id, started_at=5.0)
     save(database, first, 3, "a")
@@ -147,7 +147,7 @@ def test_the_latest_checkpoint_of_one_record_is_the_latest_attempts(database: Da
 
 
 @pytest.mark.parametrize("off", [-1, 1])
-def test_no_claim_of_another_dispatch(database: Database, off: int) -> None:
+def test_a_claim_of_another_dispatch_is_refused(database: Database, off: int) -> None:
     submitted(database)
     experiment_id, number = dispatched(database)
     with database.transaction() as session:
@@ -162,7 +162,7 @@ def test_no_claim_of_another_dispatch(database: Database, off: int) -> None:
         (5, 5, True), (6, 5, False), (None, 0, True), (1, 0, False), (lease.MAX_BYTES, None, True)
     ],
 )  # fmt: skip
-def test_no_claim_of_what_takes_more_than_there_is(
+def test_a_claim_without_enough_memory_is_refused(
     database: Database, takes: int | None, room: int | None, may: bool
 ) -> None:
     """It goes back to the queue, and counts no attempt."""
@@ -182,7 +182,7 @@ def test_no_claim_of_what_takes_more_than_there_is(
 
 
 @pytest.mark.parametrize("queue", [None, *Queue])
-def test_a_claim_has_a_slot_of_its_queue(database: Database, queue: Queue | None) -> None:
+def test_a_claim_uses_a_slot_of_its_queue(database: Database, queue: Queue | None) -> None:
     """A dispatch from before there were two queues names none: it belongs to the CPU queue."""
     submitted(database)
     experiment_id, number = dispatched(database)
@@ -197,7 +197,7 @@ def test_a_claim_has_a_slot_of_its_queue(database: Database, queue: Queue | None
     assert is_now(line.started_at)
 
 
-def test_a_claim_by_another_core_answers_for_no_other(database: Database) -> None:
+def test_a_claim_by_another_core_is_not_cached_for_others(database: Database) -> None:
     """The result no longer matches the cache key, so the key is deleted."""
     for key in (core_digest() + "rest", "other core"):
         experiment_id = submitted(database)
@@ -207,7 +207,7 @@ def test_a_claim_by_another_core_answers_for_no_other(database: Database) -> Non
         assert row(database, experiment_id).cache_key == kept
 
 
-def test_no_claim_of_what_was_cancelled_meanwhile(database: Database) -> None:
+def test_a_cancelled_experiment_is_not_claimed(database: Database) -> None:
     submitted(database)
     experiment_id, number = dispatched(database)
     change(database, experiment_id, status=Status.CANCELLED)
@@ -215,7 +215,7 @@ def test_no_claim_of_what_was_cancelled_meanwhile(database: Database) -> None:
         assert lease.claim(session, experiment_id, number, worker="w", lease_s=1) is None
 
 
-def test_a_run_that_begins_again_forgets_records_and_checkpoints(database: Database) -> None:
+def test_a_restarted_run_deletes_records_and_checkpoints(database: Database) -> None:
     claim = claimed(database)
     save(database, claim, 1, "a")
     with database.transaction() as session:
@@ -226,7 +226,7 @@ def test_a_run_that_begins_again_forgets_records_and_checkpoints(database: Datab
         assert session.scalars(select(Series).where(of_it)).all() == []
 
 
-def test_a_heartbeat_renews_and_says_what_is_desired(database: Database) -> None:
+def test_a_heartbeat_renews_the_lease_and_returns_the_desired_state(database: Database) -> None:
     claim = claimed(database, lease_s=1)
     change(database, claim.experiment_id, desired_state=DesiredState.PAUSE)
     with database.transaction() as session:
@@ -245,7 +245,7 @@ FENCED: list[Callable[[Session, Claim], object]] = [
 
 @pytest.mark.parametrize("write", FENCED)
 @pytest.mark.parametrize("columns", [{"attempt": 2}, {"attempt": 0}, {"status": Status.QUEUED}])
-def test_no_write_of_an_attempt_that_is_over(
+def test_an_ended_attempt_writes_nothing(
     database: Database, write: Callable[[Session, Claim], object], columns: dict[str, Any]
 ) -> None:
     claim = claimed(database)
@@ -282,7 +282,7 @@ def test_the_end_of_an_attempt(database: Database, failure: FailureCause | None)
 @pytest.mark.parametrize(
     ("desired", "becomes"), [("run", "queued"), ("pause", "paused"), ("cancel", "cancelled")]
 )
-def test_an_attempt_that_is_handed_back(database: Database, desired: str, becomes: str) -> None:
+def test_an_attempt_is_handed_back(database: Database, desired: str, becomes: str) -> None:
     claim = claimed(database)
     save(database, claim, 3, "a")
     change(database, claim.experiment_id, desired_state=DesiredState(desired))
@@ -320,7 +320,9 @@ def test_a_runner_that_was_killed_from_outside(
 
 
 @pytest.mark.parametrize(("max_lost", "becomes"), [(3, "queued"), (2, "failed")])
-def test_no_more_losses_than_are_borne(database: Database, max_lost: int, becomes: str) -> None:
+def test_a_run_fails_after_the_maximum_of_losses(
+    database: Database, max_lost: int, becomes: str
+) -> None:
     claim = claimed(database)
     change(database, claim.experiment_id, lost=2)
     with database.transaction() as session:
@@ -336,9 +338,7 @@ def test_no_more_losses_than_are_borne(database: Database, max_lost: int, become
 
 
 @pytest.mark.parametrize(("expires", "is_over"), [(99.0, True), (100.0, False), (101.0, False)])
-def test_no_reaping_before_the_lease_is_over(
-    database: Database, expires: float, is_over: bool
-) -> None:
+def test_a_valid_lease_is_not_reaped(database: Database, expires: float, is_over: bool) -> None:
     claim = claimed(database)
     change(database, claim.experiment_id, lease_expires_at=expires)
     with database.transaction() as session:
@@ -358,7 +358,7 @@ def test_no_reaping_before_the_lease_is_over(
 
 
 @pytest.mark.parametrize(("at", "is_over"), [(69.0, True), (70.0, False), (71.0, False)])
-def test_no_reaping_of_a_dispatch_that_may_still_be_claimed(
+def test_a_dispatch_that_may_be_claimed_is_not_reaped(
     database: Database, at: float, is_over: bool
 ) -> None:
     submitted(database)
@@ -376,7 +376,7 @@ def test_no_reaping_of_a_dispatch_that_may_still_be_claimed(
         }
 
 
-def test_no_reaping_of_what_only_looks_late(database: Database) -> None:
+def test_only_running_leases_and_open_dispatches_are_reaped(database: Database) -> None:
     """A waiting run has no lease, and a running one no dispatch to be claimed."""
     running, ended = claimed(database), claimed(database)
     waiting = submitted(database)
@@ -388,7 +388,7 @@ def test_no_reaping_of_what_only_looks_late(database: Database) -> None:
         assert lease.reap(session, dispatch_timeout_s=30, max_lost=3) == []
 
 
-def test_reaping_asks_the_clock_where_it_is_given_none(database: Database) -> None:
+def test_reaping_reads_the_clock_by_default(database: Database) -> None:
     over, good = claimed(database), claimed(database)
     change(database, over.experiment_id, lease_expires_at=time.time() - SOON_S)
     change(database, good.experiment_id, lease_expires_at=time.time() + SOON_S)
@@ -400,7 +400,7 @@ def test_reaping_asks_the_clock_where_it_is_given_none(database: Database) -> No
     assert reaped == [(over.experiment_id, "failed"), (unclaimed, "queued")]
 
 
-def test_no_checkpoint_is_forgotten_that_may_serve(database: Database) -> None:
+def test_usable_checkpoints_are_kept(database: Database) -> None:
     ids = []
     for status, finished_s in (("succeeded", 200), ("succeeded", 20), ("paused", 200)):
         claim = claimed(database)

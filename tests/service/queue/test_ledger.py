@@ -49,7 +49,7 @@ def had_s(starts: list[float], at: float, length_s: float) -> float:
     return sum(max(0.0, end - begin) for begin, end in ends)
 
 
-def test_the_last_place_is_kept_for_no_gpu_run_without_hours(either: Database) -> None:
+def test_no_slot_is_reserved_for_a_gpu_run_without_hours(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=1, gpus=1)
     spent = lab.user("spent", max_running=1, max_gpu_hours_a_day=JOB_S / 3600)
     lab.submit(spent, 2, JOB_S, device="cuda", priority=1)
@@ -58,7 +58,7 @@ def test_the_last_place_is_kept_for_no_gpu_run_without_hours(either: Database) -
     assert [one for _, _, one in lab.starts][1] == on_cpu
 
 
-def test_the_ledger_adds_up_however_it_is_folded(either: Database) -> None:
+def test_folding_does_not_change_the_sum_of_the_ledger(either: Database) -> None:
     """At any time: the integral of decayed use over all attempts, with the GPU's weight."""
     fair_share = FairShare(half_life_s=500, gpu_weight=7)
     lab = SharedLab(either, fair_share, cpus=2, gpus=1)
@@ -109,7 +109,7 @@ def _expire_and_reap(session: Session) -> None:
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-def test_however_an_attempt_ends_its_line_ends_with_it(either: Database, how: str) -> None:
+def test_every_end_of_an_attempt_ends_its_ledger_line(either: Database, how: str) -> None:
     lab = SharedLab(either, FairShare())
     (one,) = lab.submit(1, 1, JOB_S)
     lab.run(1)
@@ -123,7 +123,7 @@ def test_however_an_attempt_ends_its_line_ends_with_it(either: Database, how: st
         assert session.scalar(select(Attempt.folded)) is True
 
 
-def test_a_user_does_not_pay_for_a_reaper_that_was_away(either: Database) -> None:
+def test_a_user_does_not_pay_for_a_delayed_reaper(either: Database) -> None:
     lab = SharedLab(either, FairShare())
     lab.submit(1, 1, JOB_S)
     lab.run(1)

@@ -82,7 +82,7 @@ def reason(database: Database, experiment_id: str) -> str:
         return queue_positions(session, [one], QueueSnapshots())[experiment_id].reason
 
 
-def test_what_others_use_is_a_condition_and_a_reason(either: Database) -> None:
+def test_gpu_memory_used_by_others_delays_a_run_with_a_reason(either: Database) -> None:
     register(either, "g", free=49)
     large, small = submit(either, 60), submit(either, 40)
     used = "GPU 0 is used by a process outside this service (31 GiB)"
@@ -97,7 +97,7 @@ def test_what_others_use_is_a_condition_and_a_reason(either: Database) -> None:
     assert freed.experiment_id == large
 
 
-def test_a_claim_where_there_is_no_room_is_put_back(either: Database) -> None:
+def test_a_claim_without_gpu_memory_is_queued_again(either: Database) -> None:
     """The message went to the wrong one of two workers: no attempt is counted."""
     register(either, "full", free=10, uuid="GPU-a")
     register(either, "free", free=80, uuid="GPU-b")
@@ -114,7 +114,7 @@ def test_a_claim_where_there_is_no_room_is_put_back(either: Database) -> None:
     assert claim(either, again, "free")
 
 
-def test_two_workers_of_one_gpu_do_not_take_its_memory_twice(either: Database) -> None:
+def test_two_workers_of_a_gpu_do_not_use_its_memory_twice(either: Database) -> None:
     register(either, "a", free=80)
     register(either, "b", free=80)
     first, second = submit(either, 50), submit(either, 50)
@@ -153,7 +153,9 @@ def test_small_runs_do_not_keep_a_large_one_from_a_gpu_that_they_share(either: D
     assert following.experiment_id == large
 
 
-def test_what_no_worker_could_hold_is_refused(api: TestClient, database: Database) -> None:
+def test_experiments_too_large_for_every_worker_are_refused(
+    api: TestClient, database: Database
+) -> None:
     body = {"spec": ppca_spec(compute__device="cuda", data__n=100_000, data__dim=1000)}
     body["spec"]["evaluate"] = {"masks": {"schedule": "fixed", "size": 1, "per_size": 1}}
     assert api.post("/v1/experiments:validate", json=body).status_code == 200
@@ -173,7 +175,7 @@ def test_what_no_worker_could_hold_is_refused(api: TestClient, database: Databas
     assert api.post("/v1/experiments", json=body).status_code == 202
 
 
-def test_a_family_learns_from_what_its_runs_took(either: Database) -> None:
+def test_memory_estimates_use_the_peaks_of_earlier_runs(either: Database) -> None:
     spec = validate_spec(ppca_spec(data__n=200_000, data__dim=100))
     with either.snapshot() as session:
         plain = MemoryModel(session).expected(spec)
@@ -191,7 +193,7 @@ def test_a_family_learns_from_what_its_runs_took(either: Database) -> None:
     assert found.expected == RUNTIME_BYTES[Queue.CPU] + 3 * plain.by_spec
 
 
-def test_learning_reads_no_attempt_that_tells_nothing(either: Database) -> None:
+def test_memory_estimates_read_only_informative_attempts(either: Database) -> None:
     """There may be a million of them, and each submission learns."""
     submitted(either)
     statements: list[tuple[str, Any]] = []
@@ -243,7 +245,9 @@ def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path:
     assert line.ended_at is not None
 
 
-def test_what_a_worker_says_of_its_gpu(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_figures_reported_by_a_worker(
+    either: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On the fourth GPU, 31 GiB belong to another process and 5 GiB to run 42."""
     cards = [Card(f"GPU-{i}", 44 * GIB, {7: 31 * GIB, 42: 5 * GIB}) for i in range(4)]
     monkeypatch.setattr(gpus, "pynvml", Nvml(*cards))

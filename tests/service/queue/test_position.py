@@ -78,7 +78,7 @@ def place(database: Database, experiment_id: str) -> tuple[int, str]:
     return found.position, found.reason
 
 
-def test_auto_goes_to_a_gpu_where_one_is_idle_else_to_a_cpu(lab: Settings) -> None:
+def test_auto_uses_an_idle_gpu_or_else_a_cpu(lab: Settings) -> None:
     database = Database(lab.url)
     register(database, gpu=2, cpu=2)
     occupy(database, "gpu0")
@@ -93,7 +93,7 @@ def test_auto_goes_to_a_gpu_where_one_is_idle_else_to_a_cpu(lab: Settings) -> No
     assert place(database, ids[4]) == (0, "all 2 CPU workers are busy, next in turn")
 
 
-def test_what_a_disabled_user_has_queued_is_before_no_one(either: Database) -> None:
+def test_experiments_of_a_disabled_user_delay_nobody(either: Database) -> None:
     register(either, cpu=1)
     with either.transaction() as session:
         disabled = User(name="disabled", disabled_at=1.0)
@@ -107,7 +107,7 @@ def test_what_a_disabled_user_has_queued_is_before_no_one(either: Database) -> N
     assert "its owner is disabled" in place(either, other)[1]
 
 
-def test_the_reason_names_what_is_missing(either: Database) -> None:
+def test_the_reason_names_the_missing_worker_or_limit(either: Database) -> None:
     on_gpu, anywhere, on_cpu = (submit(either, device) for device in ("cuda", "auto", "cpu"))
     assert place(either, on_gpu) == (0, "no GPU worker is registered")
     assert place(either, anywhere) == (0, "no worker is registered")
@@ -132,7 +132,7 @@ def test_the_reason_names_what_is_missing(either: Database) -> None:
     assert (asked.position, asked.reason) == (0, "all 2 GPU workers are busy, next in turn")
 
 
-def test_a_scene_serves_for_its_time_whoever_knows_itself_in_it(database: Database) -> None:
+def test_a_snapshot_is_used_for_the_experiments_that_it_contains(database: Database) -> None:
     mine = submit(database, "cuda")
     kept = QueueSnapshots(for_s=1000.0)
     assert (
@@ -152,7 +152,7 @@ def test_a_scene_serves_for_its_time_whoever_knows_itself_in_it(database: Databa
     assert found_places(database, mine, queue_snapshots=kept)[mine].reason == "next in turn"
 
 
-def test_a_place_of_what_came_after_the_scene_is_behind_what_it_has(database: Database) -> None:
+def test_an_experiment_newer_than_the_snapshot_is_placed_last(database: Database) -> None:
     kept = QueueSnapshots(for_s=1000.0)
     first = submit(database)
     urgent = submit(database, priority=5)
@@ -187,7 +187,7 @@ def reason_of(database: Database, experiment_id: str, queue_snapshots: QueueSnap
     ].reason
 
 
-def test_while_one_makes_the_next_scene_the_last_serves_the_others(
+def test_the_old_snapshot_is_used_while_the_next_is_made(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, mine = QueueSnapshots(for_s=1.0), submit(database)
@@ -215,7 +215,7 @@ def test_while_one_makes_the_next_scene_the_last_serves_the_others(
         assert first.result() == second.result() == "next in turn"
 
 
-def test_the_next_scene_is_made_beside_those_who_ask(
+def test_the_next_snapshot_is_made_in_the_background(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, mine = QueueSnapshots(for_s=1.0, database=database), submit(database)
@@ -238,7 +238,7 @@ def test_the_next_scene_is_made_beside_those_who_ask(
     assert makers == ["queue-snapshot_0", threading.current_thread().name]
 
 
-def test_who_asks_does_not_wait_for_a_scene_that_waits_for_its_connection(
+def test_requests_do_not_wait_for_a_snapshot_without_a_connection(
     settings: Settings, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(Database(settings.url, connections=1)) as database:
@@ -254,7 +254,7 @@ def test_who_asks_does_not_wait_for_a_scene_that_waits_for_its_connection(
                 assert pool.submit(kept.of, session, {1}).result(timeout=20) is not first
 
 
-def test_answers_share_a_scene_for_as_long_as_the_settings_say(settings: Settings) -> None:
+def test_answers_share_a_snapshot_for_the_configured_time(settings: Settings) -> None:
     given = settings.model_copy(update={"places_for_s": 1000.0})
     key = settings.key_file.read_text().strip()
     with TestClient(create_app(given), headers={"Authorization": f"Bearer {key}"}) as api:
@@ -266,7 +266,7 @@ def test_answers_share_a_scene_for_as_long_as_the_settings_say(settings: Setting
         )
 
 
-def test_many_places_are_those_of_each(either: Database) -> None:
+def test_many_positions_equal_the_single_ones(either: Database) -> None:
     """The definition: experiments before it in the shorter of the queues in which it waits."""
     generator = random.Random(1)
     register(either, gpu=1, cpu=1)
@@ -292,7 +292,7 @@ def test_many_places_are_those_of_each(either: Database) -> None:
     assert set(together) == set(ids)
 
 
-def test_a_decision_is_a_look_into_the_index(lab: Settings) -> None:
+def test_a_choice_reads_only_the_index(lab: Settings) -> None:
     """However many wait, and however many have been: pages of the database that are touched."""
     database = Database(lab.url)
     ages = (("a", "cuda", "succeeded"), ("b", "cuda", "queued"), ("c", "auto", "queued"))
@@ -318,7 +318,7 @@ def test_a_decision_is_a_look_into_the_index(lab: Settings) -> None:
     assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 100
 
 
-def test_validation_says_where_it_would_wait(api: TestClient, database: Database) -> None:
+def test_validation_gives_the_queue_position(api: TestClient, database: Database) -> None:
     spec = ppca_spec(compute__device="cuda")
     answer = api.post("/v1/experiments:validate", json={"spec": spec}).json()
     assert (answer["queue_position"], answer["queue_reason"]) == (0, "no GPU worker is registered")

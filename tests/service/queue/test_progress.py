@@ -28,7 +28,7 @@ def progress(api: TestClient, claim: Claim) -> dict[str, Any]:
     return found
 
 
-def test_a_run_says_when_it_will_be_done(api: TestClient, database: Database) -> None:
+def test_a_run_estimates_its_end(api: TestClient, database: Database) -> None:
     claim = claimed(database)
     tell(database, claim, 60.0, stage=STAGE)
     found = progress(api, claim)
@@ -41,7 +41,7 @@ def test_a_run_says_when_it_will_be_done(api: TestClient, database: Database) ->
     assert again == found  # it is of when it was told: who knows it is answered 304
 
 
-def test_where_it_cannot_be_told_it_is_null(api: TestClient, database: Database) -> None:
+def test_an_unknown_end_is_null(api: TestClient, database: Database) -> None:
     claim = claimed(database)
     tell(database, claim, 60.0, stage=STAGE)
     tell(database, claim, None)
@@ -50,7 +50,7 @@ def test_where_it_cannot_be_told_it_is_null(api: TestClient, database: Database)
 
 
 @pytest.mark.parametrize("how", ["ended", "handed back"])
-def test_what_does_not_run_has_no_end_to_come(
+def test_experiments_that_do_not_run_have_no_expected_end(
     api: TestClient, database: Database, how: str
 ) -> None:
     claim = claimed(database)

@@ -124,7 +124,7 @@ def test_a_dispatch_from_before_the_reaper_is_stale(either: Database) -> None:
     assert claim(either, new) is not None
 
 
-def test_a_batch_again_changes_nothing(either: Database) -> None:
+def test_a_repeated_batch_changes_nothing(either: Database) -> None:
     claimed = running(either)
     for _ in range(2):
         assert write(either, claimed, batch(1, 5)) == "run"
@@ -135,9 +135,7 @@ def test_a_batch_again_changes_nothing(either: Database) -> None:
         assert found.last_seq == 14
 
 
-def test_a_run_that_logs_without_end_is_cut_short(
-    either: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logs_of_a_run_are_limited(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the same place however its batches fall, and also where one is sent twice."""
     monkeypatch.setattr(recording, "MAX_LOGS", 5)
     claimed = running(either)
@@ -153,7 +151,7 @@ def test_a_run_that_logs_without_end_is_cut_short(
     assert found[5].data == {"level": "warning", "message": recording.LAST_LOG}
 
 
-def test_the_fence_shuts_out_an_older_attempt(either: Database) -> None:
+def test_the_fence_refuses_an_older_attempt(either: Database) -> None:
     old = running(either)
     write(either, old, batch(1, 5))
     expire(either, old)
@@ -179,7 +177,7 @@ def end(database: Database, claimed: Claim) -> None:
         lease.finish(session, claimed, Status.SUCCEEDED)
 
 
-def test_an_expired_lease_that_no_one_reaped_is_still_good(either: Database) -> None:
+def test_an_expired_lease_is_valid_until_it_is_reaped(either: Database) -> None:
     claimed = running(either)
     expire(either, claimed)
     write(either, claimed, batch(1, 5))
@@ -211,7 +209,7 @@ def test_a_hand_back_is_not_a_loss(either: Database) -> None:
 
 
 @pytest.mark.parametrize(("desired", "ends"), [("cancel", "cancelled"), ("pause", "paused")])
-def test_a_run_that_was_to_end_and_is_lost_ends(
+def test_a_lost_run_with_a_pending_cancel_ends(
     either: Database, desired: DesiredState, ends: str
 ) -> None:
     claimed = running(either)
@@ -224,7 +222,7 @@ def test_a_run_that_was_to_end_and_is_lost_ends(
         assert (finished_at is None) == (ends == "paused")
 
 
-def test_no_write_after_a_cancel(either: Database) -> None:
+def test_nothing_is_written_after_a_cancel(either: Database) -> None:
     claimed = running(either)
     with either.transaction() as session:
         lease.finish(session, claimed, Status.CANCELLED)
@@ -254,7 +252,7 @@ def frozen(lab: Settings, *statements: str) -> Iterator[None]:
         yield
 
 
-def test_a_frozen_transaction_holds_back_only_what_it_touched(lab: Settings) -> None:
+def test_a_frozen_transaction_delays_only_its_own_rows(lab: Settings) -> None:
     with closing(Database(lab.url, timeouts="-c lock_timeout=300")) as database:
         held, lost = running(database), running(database)
         ended_held, ended = running(database), running(database)

@@ -24,7 +24,7 @@ def begin_anew(database: Database) -> int:
 @pytest.mark.parametrize(
     ("desired", "becomes"), [("run", "queued"), ("pause", "paused"), ("cancel", "cancelled")]
 )
-def test_what_ran_goes_where_its_owner_wants(
+def test_restored_running_experiments_follow_the_desired_state(
     database: Database, desired: str, becomes: str
 ) -> None:
     """Its slot counts until its lease was over."""
@@ -46,7 +46,7 @@ def test_what_ran_goes_where_its_owner_wants(
         assert session.scalars(select(Attempt.ended_at)).all() == [RAN_UNTIL]
 
 
-def test_what_was_on_its_way_to_a_worker_waits_again(database: Database) -> None:
+def test_restored_dispatched_experiments_are_queued(database: Database) -> None:
     submitted(database)
     experiment_id, number = dispatched(database)
     assert begin_anew(database) == 1
@@ -59,7 +59,7 @@ def test_what_was_on_its_way_to_a_worker_waits_again(database: Database) -> None
     ("status", "raised"),
     [("queued", BEYOND), ("paused", BEYOND), ("succeeded", 0), ("failed", 0), ("cancelled", 0)],
 )
-def test_what_was_not_under_way_stays_as_it_is(
+def test_other_restored_experiments_are_unchanged(
     database: Database, status: str, raised: int
 ) -> None:
     """Runnable experiments get numbers that earlier workers do not know."""

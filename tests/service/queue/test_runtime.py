@@ -50,7 +50,7 @@ def validated(api: TestClient, **changes: object) -> dict[str, object]:
     return found
 
 
-def test_a_validation_says_what_a_submission_would_cost(admin: TestClient) -> None:
+def test_validation_estimates_the_cost(admin: TestClient) -> None:
     for i in range(MIN_RUNS - 1):
         ran(admin, 10.0 + i)
     ran(admin, 1000.0, Status.FAILED)
@@ -81,7 +81,7 @@ def present(api: TestClient, *hosts: str) -> None:
             workers.beat(session, f"{host}:1", Vitals(host, Queue.CPU, 2**40))
 
 
-def test_a_machine_has_its_own_time(admin: TestClient) -> None:
+def test_runtimes_are_estimated_for_each_machine(admin: TestClient) -> None:
     """The machine needs present workers and enough finished runs; the slowest machine is
     reported."""
     for host, took_s in (("fast", 10.0), ("slow", 40.0), ("gone", 90.0), ("new", 70.0)):
@@ -96,7 +96,7 @@ def test_a_machine_has_its_own_time(admin: TestClient) -> None:
     assert found["runs"] == MIN_RUNS  # type: ignore[index]
 
 
-def test_a_machine_that_is_new_is_told_by_the_others(admin: TestClient) -> None:
+def test_the_runtime_on_a_new_machine_is_estimated_from_others(admin: TestClient) -> None:
     for _ in range(MIN_RUNS):
         ran(admin, 10.0, worker="gone:7")
     present(admin, "new")
@@ -104,14 +104,14 @@ def test_a_machine_that_is_new_is_told_by_the_others(admin: TestClient) -> None:
     assert (found["host"], found["runs"]) == (None, MIN_RUNS)  # type: ignore[index]
 
 
-def test_a_validation_says_when_it_may_start(admin: TestClient) -> None:
+def test_validation_estimates_the_start(admin: TestClient) -> None:
     assert validated(admin)["estimated_start"] is None
     assert validated(admin)["estimate"] == "no CPU worker is registered"
     present(admin, "idle")
     assert validated(admin)["estimated_start"] is not None
 
 
-def test_a_validation_says_what_is_computed_already(admin: TestClient) -> None:
+def test_validation_reports_a_cached_result(admin: TestClient) -> None:
     assert validated(admin)["cached_from"] is None
     made = admin.post("/v1/experiments", json={"spec": ppca_spec()}).json()["id"]
     claim = claim_next(database_of(admin))
@@ -123,7 +123,7 @@ def test_a_validation_says_what_is_computed_already(admin: TestClient) -> None:
 
 
 @pytest.mark.parametrize(("runs", "slope"), [(9, 0.0), (30, 0.7)])
-def test_four_of_five_runs_are_within_what_is_said(runs: int, slope: float) -> None:
+def test_four_of_five_runs_are_within_the_estimate(runs: int, slope: float) -> None:
     """Check the next run in each of a thousand labs: 80 %, less the loss from fitting a line to few
     runs, within five standard errors."""
     generator = random.Random(1)

@@ -60,7 +60,7 @@ def other(database: Database) -> str:
 
 
 @pytest.mark.parametrize(("status", "desired", "becomes"), AT_ONCE)
-def test_what_waits_is_changed_at_once(
+def test_waiting_experiments_change_state_at_once(
     database: Database, other: str, status: Status, desired: DesiredState, becomes: Status
 ) -> None:
     experiment_id = submitted(database)
@@ -78,7 +78,7 @@ def test_what_waits_is_changed_at_once(
 
 
 @pytest.mark.parametrize(("status", "desired"), REFUSED)
-def test_no_change_that_the_state_does_not_allow(
+def test_changes_that_the_state_forbids_are_refused(
     database: Database, other: str, status: Status, desired: DesiredState
 ) -> None:
     experiment_id = submitted(database)
@@ -89,7 +89,7 @@ def test_no_change_that_the_state_does_not_allow(
 
 
 @pytest.mark.parametrize(("desired", "asked", "granted"), OF_A_RUN)
-def test_a_run_is_told_and_a_cancel_is_not_taken_back(
+def test_a_running_experiment_is_signalled_and_a_cancel_is_final(
     database: Database, other: str, desired: DesiredState, asked: DesiredState, granted: bool
 ) -> None:
     experiment_id = submitted(database)
@@ -102,7 +102,7 @@ def test_a_run_is_told_and_a_cancel_is_not_taken_back(
     assert status_events(database, experiment_id) == [{"status": "queued"}]
 
 
-def test_nothing_is_granted_of_what_is_not_there(database: Database, other: str) -> None:
+def test_missing_experiments_cannot_be_changed(database: Database, other: str) -> None:
     assert request(database, "0" * 32, CANCEL) is None
     assert row(database, other).status == "queued"
 
@@ -142,7 +142,7 @@ def after(database: Database, *others: str) -> str:
 
 
 @pytest.mark.usefixtures("webhook")
-def test_what_comes_after_fails_along_the_chain(database: Database, other: str) -> None:
+def test_successors_fail_along_the_chain(database: Database, other: str) -> None:
     """Each is told what began it; what does not come after goes on."""
     first = submitted(database)
     second, beside = after(database, first), after(database, first)
@@ -165,7 +165,7 @@ def sweep(database: Database, **beside: Any) -> str:
 
 
 @pytest.mark.parametrize("concurrency", [1, None])
-def test_what_is_resumed_waits_for_its_turn_in_its_sweep(
+def test_a_resumed_experiment_waits_for_the_limit_of_its_sweep(
     database: Database, concurrency: int | None
 ) -> None:
     """The sweep has a limit."""
@@ -210,7 +210,7 @@ def test_a_sweep_is_cancelled_as_a_whole(database: Database, other: str) -> None
         )  # the run has not ended yet
 
 
-def test_what_is_paused_for_ever_fills_no_disk(
+def test_files_of_long_paused_experiments_are_deleted(
     either: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The latest of what it has become are kept, and its log."""

@@ -79,18 +79,18 @@ def test_the_last_hours(api: TestClient, database: Database) -> None:
 
 
 @pytest.mark.parametrize("hours", ["0", "25", "a"])
-def test_hours_have_bounds(api: TestClient, hours: str) -> None:
+def test_the_number_of_hours_is_bounded(api: TestClient, hours: str) -> None:
     assert api.get("/v1/workers/history", params={"hours": hours}).status_code == 422
 
 
-def test_a_worker_that_beats_leaves_samples(database: Database, settings: Settings) -> None:
+def test_a_worker_with_heartbeats_leaves_samples(database: Database, settings: Settings) -> None:
     Presence(database, settings, "w", Queue.CPU)._beat()
     (sample,) = kept(database)
     assert (sample.worker_id, sample.busy) == ("w", False)
     assert sample.memory_free
 
 
-def test_a_beat_is_no_sample_each_second(
+def test_not_every_heartbeat_is_a_sample(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1000.0]
@@ -103,7 +103,7 @@ def test_a_beat_is_no_sample_each_second(
     assert taken == [1000.0, 1030.0]
 
 
-def test_samples_go_after_a_day(database: Database, settings: Settings) -> None:
+def test_samples_are_deleted_after_a_day(database: Database, settings: Settings) -> None:
     keep(database, "w", [5, KEPT_MINUTES - 5, KEPT_MINUTES + 5], busy=False, free=1)
     Sweeper(database, settings).sweep()
     assert len(kept(database)) == 2

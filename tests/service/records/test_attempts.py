@@ -19,7 +19,7 @@ def keep(database: Database, claim: Claim, **parts: Any) -> None:
         record(session, claim, batch, 60)
 
 
-def test_each_attempt_says_what_it_was_computed_with(api: TestClient, database: Database) -> None:
+def test_each_attempt_records_its_environment(api: TestClient, database: Database) -> None:
     """Earlier attempts of a resumed run are included. Lists leave this out."""
     claim = claimed(database)
     url = f"/v1/experiments/{claim.experiment_id}"

@@ -76,7 +76,7 @@ UNDISTURBED = {name: [float(r["x"]) for r in RECORDS if r.get("series") == name]
 
 
 @pytest.mark.parametrize("mode", ["settings", "lab"])
-def test_a_reader_across_a_resume_sees_each_point_once(
+def test_a_reader_sees_each_point_once_across_a_resume(
     request: pytest.FixtureRequest, mode: str
 ) -> None:
     """The run is handed back after 40 records with a checkpoint after 25, and goes on in blocks
@@ -111,7 +111,7 @@ def test_after_cuts_blocks(either: Database) -> None:
         assert {one.name: one.x for one in found} == {n: x for n, x in wanted.items() if x}
 
 
-def test_a_block_without_numbers_is_taken_as_evenly_spaced(either: Database) -> None:
+def test_a_block_without_numbers_is_read_as_evenly_spaced(either: Database) -> None:
     experiment_id = submitted(either)
     write(either, claim_next(either), 0, LAST)
     with either.transaction() as session:
@@ -162,7 +162,7 @@ def store_series(
             session.expunge_all()
 
 
-def test_points_are_thinned_while_they_are_read(database: Database) -> None:
+def test_points_are_downsampled_while_they_are_read(database: Database) -> None:
     """400,000 points, 15 MB: thinned in a fraction of that memory, and no spike is lost."""
     experiment_id = submitted(database)
     values = np.sin(np.arange(COUNT * BLOCKS) / 1e4)
@@ -182,7 +182,7 @@ def test_points_are_thinned_while_they_are_read(database: Database) -> None:
     assert peak < 8e6
 
 
-def test_what_is_shown_does_not_depend_on_how_blocks_are_cut(either: Database) -> None:
+def test_downsampling_does_not_depend_on_the_blocks(either: Database) -> None:
     values = np.random.default_rng(0).normal(size=250_000)
     values[1000:1400] = np.nan
     shown = []
@@ -202,7 +202,7 @@ def test_what_is_shown_does_not_depend_on_how_blocks_are_cut(either: Database) -
     ]
 
 
-def test_all_series_together_keep_to_the_points_asked_for(database: Database) -> None:
+def test_all_series_together_have_at_most_the_requested_points(database: Database) -> None:
     experiment_id = submitted(database)
     write(database, claim_next(database), 0, LAST)
     totals = {name: len(x) for name, x in UNDISTURBED.items()}

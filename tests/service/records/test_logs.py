@@ -31,7 +31,7 @@ def told(page: dict[str, Any]) -> list[int]:
     return [one["seq"] for one in page["items"]]
 
 
-def test_pages_of_it(api: TestClient, url: str) -> None:
+def test_a_log_in_pages(api: TestClient, url: str) -> None:
     first = api.get(url, params={"limit": 3}).json()
     assert (told(first), first["last_seq"], first["more"]) == ([1, 2, 3], 3, True)
     rest = api.get(url, params={"limit": 3, "after": 3}).json()
@@ -40,7 +40,7 @@ def test_pages_of_it(api: TestClient, url: str) -> None:
     assert (told(none), none["last_seq"], none["more"]) == ([], 4, False)
 
 
-def test_of_a_level(api: TestClient, url: str) -> None:
+def test_a_log_of_a_level(api: TestClient, url: str) -> None:
     page = api.get(url, params={"level": "warning"}).json()
     assert told(page) == [2, 4]
     assert {one["level"] for one in page["items"]} == {"warning"}
@@ -55,7 +55,7 @@ def test_of_a_level(api: TestClient, url: str) -> None:
 @pytest.mark.parametrize(
     "how", [{"params": {"format": "text"}}, {"headers": {"Accept": "text/plain"}}]
 )
-def test_as_text(api: TestClient, url: str, how: dict[str, Any]) -> None:
+def test_a_log_as_text(api: TestClient, url: str, how: dict[str, Any]) -> None:
     answer = api.get(url, **how)
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     lines = [line.split(maxsplit=2) for line in answer.text.splitlines()]
@@ -68,5 +68,5 @@ def test_as_text(api: TestClient, url: str, how: dict[str, Any]) -> None:
     assert (part.headers["MPT-Last-Seq"], part.headers["MPT-More"]) == ("2", "true")
 
 
-def test_no_other_form(api: TestClient, url: str) -> None:
+def test_other_formats_of_a_log_are_refused(api: TestClient, url: str) -> None:
     assert api.get(url, headers={"Accept": "text/html"}).status_code == 406

@@ -42,7 +42,7 @@ def get(api: TestClient, **body: Any) -> Any:
     return api.post(URL, json=body)
 
 
-def test_many_are_as_one_by_one(api: TestClient, ids: list[str]) -> None:
+def test_many_equal_the_single_requests(api: TestClient, ids: list[str]) -> None:
     order = [ids[2], ids[0], ids[1]]
     answer = get(api, ids=order)
     document = answer.json()
@@ -101,7 +101,7 @@ def test_csv_and_arrow_name_the_experiment(api: TestClient, ids: list[str]) -> N
         ({"max_points": 9}, 200, None),
     ],
 )
-def test_what_is_refused(
+def test_invalid_requests_are_refused(
     api: TestClient, ids: list[str], body: Any, status: int, pointer: str | None
 ) -> None:
     answer = api.post(URL, json={**({} if body == {} else {"ids": ids}), **body})
@@ -112,12 +112,12 @@ def test_what_is_refused(
         assert "there " in answer.json()["detail"]
 
 
-def test_twice_is_refused(api: TestClient, ids: list[str]) -> None:
+def test_duplicate_ids_are_refused(api: TestClient, ids: list[str]) -> None:
     answer = get(api, ids=[ids[0], ids[1], ids[0]])
     assert [one["pointer"] for one in answer.json()["errors"]] == ["/ids/2"]
 
 
-def test_foreign_is_as_missing(
+def test_experiments_of_others_are_not_found(
     api: TestClient, database: Database, settings: Settings, ids: list[str]
 ) -> None:
     """All or nothing, word for word; what is shared or deleted is told apart rightly."""

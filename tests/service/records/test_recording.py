@@ -68,7 +68,7 @@ def claim(database: Database) -> Claim:
     return claimed(database)
 
 
-def test_labels_are_one_text_in_whatever_order() -> None:
+def test_labels_are_canonical() -> None:
     assert canonical({"b": 1, "a": "x"}) == '{"a":"x","b":1}' == canonical({"a": "x", "b": 1})
 
 
@@ -226,7 +226,7 @@ def test_no_more_logs_than_are_kept(
         assert found[3]["data"] == {"level": "warning", "message": recording.LAST_LOG}
 
 
-def test_progress_stays_until_there_is_more(database: Database, claim: Claim) -> None:
+def test_progress_is_kept_until_the_next(database: Database, claim: Claim) -> None:
     write(
         database, claim, {"seq": None, "record": "progress", "done": 3, "total": 9, "unit": "masks"}
     )
@@ -236,7 +236,7 @@ def test_progress_stays_until_there_is_more(database: Database, claim: Claim) ->
     assert found.last_seq == 3
 
 
-def test_progress_says_its_stage_and_when_it_ends(database: Database, claim: Claim) -> None:
+def test_progress_has_a_stage_and_an_expected_end(database: Database, claim: Claim) -> None:
     """Earlier progress does not change the stage."""
     told = {"seq": None, "record": "progress", "done": 3, "total": 9, "unit": "masks"}
     staged = batch_of(told | {"stage": {"seed": 4}})
@@ -261,9 +261,7 @@ def test_a_heartbeat_does_not_move_the_last_record(database: Database, claim: Cl
     assert (found.lease_expires_at or 0) > 1.0
 
 
-def test_records_that_come_again_replace_those_that_were_kept(
-    database: Database, claim: Claim
-) -> None:
+def test_repeated_records_replace_the_stored_ones(database: Database, claim: Claim) -> None:
     write(database, claim, point(8), checkpoint(8, "a"))
     write(database, claim, {"seq": None, "record": "restart"})
     assert row(database, claim.experiment_id).last_seq == 0
@@ -277,7 +275,7 @@ def environment(**parts: Any) -> dict[str, Any]:
     return {"seq": None, "record": "environment", "threads": 2, "inputs": {}} | parts
 
 
-def test_each_attempt_keeps_what_it_was_computed_with(database: Database) -> None:
+def test_each_attempt_stores_its_environment(database: Database) -> None:
     claim = claimed(database)
     write(database, claim, log(1), environment())
     write(database, claim, environment(inputs={"a": "d"}))  # the latest word

@@ -11,7 +11,7 @@ from service.records.spreadsheets import cell, csv_text
     "text",
     ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "-", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "\n5", "＝1"],
 )
-def test_no_text_is_a_formula(text: str) -> None:
+def test_texts_are_not_formulas(text: str) -> None:
     assert cell(text) == f"'{text}"
 
 

@@ -45,7 +45,7 @@ def changed(database: Database, changes: Changes) -> set[str | int]:
         return {one.id for one in changes.look(session) if one.what == "experiment"}
 
 
-def test_an_event_that_comes_to_light_late_is_not_passed_over(far: Database) -> None:
+def test_an_event_that_becomes_visible_late_is_delivered(far: Database) -> None:
     """The transaction with the lower event id commits last. Listeners of the other experiment wake
     at once, and again when the horizon has passed its event."""
     slow_one, quick_one = submitted(far), submitted(far)
@@ -63,7 +63,7 @@ def test_an_event_that_comes_to_light_late_is_not_passed_over(far: Database) -> 
     assert changed(far, changes) == set()
 
 
-def test_no_event_is_passed_over_in_any_order_of_commits(far: Database) -> None:
+def test_every_event_is_delivered_in_any_order_of_commits(far: Database) -> None:
     """Three transactions, in every order of writing and committing, with a look after each step:
     events up to the horizon are complete for ever."""
     experiment = submitted(far)
@@ -133,7 +133,7 @@ def transaction_without_events(server: PostgreSQL, lab: Settings) -> Iterator[No
 
 
 @pytest.mark.parametrize("held", [foreign_transaction, transaction_without_events])
-def test_only_writers_of_events_hold_the_horizon_back(
+def test_only_writers_of_events_delay_the_horizon(
     held: Callable[..., Iterator[None]], far: Database, lab: Settings, postgresql: PostgreSQL
 ) -> None:
     one = submitted(far)
@@ -147,9 +147,7 @@ def test_only_writers_of_events_hold_the_horizon_back(
         assert changes.horizon == max(visible_events(far))
 
 
-def test_a_look_that_fails_takes_nothing_away(
-    far: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_poll_loses_nothing(far: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next poll reports the changes that the failed one could not read."""
     one = submitted(far)
     changes = Changes()
@@ -167,7 +165,7 @@ def unreachable(*_: object) -> NoReturn:
     raise OperationalError("SELECT", {}, Exception("the connection was closed"))
 
 
-def test_what_begins_later_holds_nothing_back(far: Database) -> None:
+def test_later_transactions_do_not_delay_the_horizon(far: Database) -> None:
     slow_one, early, late = (submitted(far) for _ in range(3))
     changes = Changes()
     changed(far, changes)
@@ -184,9 +182,7 @@ def test_what_begins_later_holds_nothing_back(far: Database) -> None:
         assert changed(far, changes) >= {slow_one, early, late}
 
 
-def test_pages_tell_both_of_two_that_commit_the_other_way_round(
-    far: Database, lab: Settings
-) -> None:
+def test_pages_contain_both_events_committed_in_reverse_order(far: Database, lab: Settings) -> None:
     headers = bearer(lab.key_file.read_text().strip())
     slow_one, quick_one = submitted(far), submitted(far)
     with (
@@ -206,7 +202,7 @@ def test_pages_tell_both_of_two_that_commit_the_other_way_round(
     assert told == [slow_one, quick_one]
 
 
-def test_a_run_that_moves_is_seen(either: Database) -> None:
+def test_progress_of_a_run_is_noticed(either: Database) -> None:
     changes = Changes()
     submitted(either)
     claim = claim_next(either)

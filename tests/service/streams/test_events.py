@@ -67,7 +67,7 @@ def xs(events: dict[str, Any]) -> list[float]:
 WHOLE = ["queued", "dispatched", "running", "log", "log", "progress", "points", "succeeded"]
 
 
-def test_all_that_happened_to_an_experiment(admin: TestClient) -> None:
+def test_all_events_of_an_experiment(admin: TestClient) -> None:
     claim = claimed(database_of(admin))
     url = f"/v1/experiments/{claim.experiment_id}/events"
     recorded(admin, claim, log(1), point(2), log(3), point(4), progress(7))
@@ -92,7 +92,7 @@ def test_all_that_happened_to_an_experiment(admin: TestClient) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 1000])
-def test_from_each_id_on_comes_the_rest(api: TestClient, limit: int) -> None:
+def test_events_after_each_id(api: TestClient, limit: int) -> None:
     """Whatever the last event was that was read, and however long the pages are."""
     claim = claimed(database_of(api))
     url = f"/v1/experiments/{claim.experiment_id}/events"
@@ -109,7 +109,7 @@ def test_from_each_id_on_comes_the_rest(api: TestClient, limit: int) -> None:
         assert found == whole[i + 1 :]
 
 
-def test_points_come_once_also_where_a_run_goes_back(admin: TestClient) -> None:
+def test_points_come_once_after_a_run_returned_to_its_checkpoint(admin: TestClient) -> None:
     """The run returns to its checkpoint and records again the points that were already read."""
     database = database_of(admin)
     claim = claimed(database)
@@ -131,7 +131,7 @@ def test_points_come_once_also_where_a_run_goes_back(admin: TestClient) -> None:
     assert xs(page(admin, url, after=first["last_id"])) == [5]
 
 
-def test_only_the_kinds_that_are_asked_for(api: TestClient) -> None:
+def test_only_the_requested_kinds(api: TestClient) -> None:
     claim = claimed(database_of(api))
     url = f"/v1/experiments/{claim.experiment_id}/events"
     recorded(api, claim, log(1), point(2), progress(7))
@@ -152,7 +152,7 @@ def test_from_now_on(api: TestClient) -> None:
     assert kinds(page(api, url, after=now["last_id"], kind="log")) == ["log"]
 
 
-def test_too_many_series_to_show_are_told_of(api: TestClient) -> None:
+def test_too_many_series_are_reported(api: TestClient) -> None:
     claim = claimed(database_of(api))
     names = [f"{a}{b}{c}" for a in "abcdefghijklmnopqr" for b in "abcdefghijklmnopqr" for c in
              "abcdefghijklmnop"]  # fmt: skip
@@ -165,7 +165,7 @@ def test_too_many_series_to_show_are_told_of(api: TestClient) -> None:
 
 
 @pytest.mark.parametrize("after", ["x", "1-2", "-1", "1-2-9999999999", "9" * 19, "1-2-3-4", "٣"])
-def test_what_is_no_id_is_refused(api: TestClient, after: str) -> None:
+def test_invalid_ids_are_refused(api: TestClient, after: str) -> None:
     for how, pointer in (
         ({"params": {"after": after}}, "/query/after"),
         ({"headers": {"Last-Event-ID": after.encode()}}, "/header/last-event-id"),
@@ -176,7 +176,7 @@ def test_what_is_no_id_is_refused(api: TestClient, after: str) -> None:
         assert "the `id` of an event" in answer.json()["errors"][0]["detail"]
 
 
-def test_all_of_ones_own(api: TestClient) -> None:
+def test_all_events_of_the_caller(api: TestClient) -> None:
     """Events of other users are not included, even if shared."""
     theirs = bearer(member(api)["key"])
     database = database_of(api)
@@ -204,7 +204,7 @@ def test_pages_of_many(admin: TestClient) -> None:
     assert page(admin, "/v1/events", after=after)["items"] == []
 
 
-def test_a_sweeps(admin: TestClient) -> None:
+def test_events_of_a_sweep(admin: TestClient) -> None:
     """Its experiments' events, notices of those that run, and that all have ended."""
     database = database_of(admin)
     submitted(database)
@@ -254,7 +254,7 @@ def test_an_id_that_is_gone_is_not_given_again(admin: TestClient) -> None:
     assert kinds(found) == ["queued"]
 
 
-def test_a_cancelled_one_ends(api: TestClient) -> None:
+def test_the_stream_of_a_cancelled_experiment_ends(api: TestClient) -> None:
     database = database_of(api)
     experiment_id = submitted(database)
     with database.transaction() as session:

@@ -124,7 +124,7 @@ def test_a_sweep_by_one_stream(client: httpx.Client, database: Database) -> None
     assert told[-1].body == {"reason": "ended"}
 
 
-def test_all_of_ones_own_by_one_stream(client: httpx.Client, database: Database) -> None:
+def test_all_events_of_the_caller_by_one_stream(client: httpx.Client, database: Database) -> None:
     before = submitted(database)
     with stream(client, "/v1/events", params={"after": "now"}) as events:
         wait_until(lambda: client.get("/v1/events").status_code == 200)
@@ -138,7 +138,7 @@ def test_all_of_ones_own_by_one_stream(client: httpx.Client, database: Database)
         assert next(events).body["experiment_id"] == later["id"] != before
 
 
-def test_who_may_not_listen_any_more_is_told(client: httpx.Client, database: Database) -> None:
+def test_a_stream_that_loses_permission_says_so(client: httpx.Client, database: Database) -> None:
     """A key that was revoked, what is shared no longer, and what was deleted."""
     experiment_id = submitted(database, visibility="lab")
     sweep = client.post(
@@ -207,7 +207,7 @@ def test_a_key_that_may_read_no_longer(client: httpx.Client, database: Database)
         assert [told.body for told in events] == [{"reason": "refused"}]
 
 
-def test_a_user_has_so_many_streams(client: httpx.Client, database: Database) -> None:
+def test_streams_of_a_user_are_limited(client: httpx.Client, database: Database) -> None:
     with ExitStack() as stack:
         for _ in range(MOST):
             stack.enter_context(stream(client, "/v1/events"))
@@ -232,7 +232,7 @@ def is_open(client: httpx.Client) -> bool:
         return answer.status_code == 200
 
 
-def test_what_is_not_there_has_no_stream(client: httpx.Client) -> None:
+def test_missing_experiments_have_no_stream(client: httpx.Client) -> None:
     for path in ("/v1/experiments/a/events", "/v1/sweeps/a/events"):
         refused = client.get(path, headers={"Accept": "text/event-stream"})
         assert refused.status_code == 404
@@ -283,7 +283,7 @@ def has_been_woken(poller: Poller, listeners: int) -> bool:
     return len(poller._listeners) == listeners and not poller._new
 
 
-def test_who_listens_comes_again_where_no_one_looks_any_more(
+def test_streams_close_after_an_internal_error_and_work_again(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an error of the service itself the stream closes, and the next one is served."""
@@ -306,7 +306,7 @@ def test_who_listens_comes_again_where_no_one_looks_any_more(
             assert next(events).data["status"] == "queued"
 
 
-def test_what_happens_while_keys_cannot_be_looked_at(
+def test_streams_continue_while_keys_cannot_be_checked(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look that sees the end is the one in which the database goes away."""

@@ -64,7 +64,7 @@ def ids(answer: Any) -> Any:
 
 
 @ALL
-def test_a_request_sent_again_has_the_answer_of_the_first(admin: TestClient, path: str) -> None:
+def test_a_repeated_request_gets_the_first_answer(admin: TestClient, path: str) -> None:
     body, path = BODIES[path], filled(admin, path)
     first = send(admin, path, body)
     after_first = counts(admin)
@@ -91,7 +91,7 @@ def test_a_key_is_for_one_request(admin: TestClient, path: str) -> None:
     assert len(refused) >= 2
 
 
-def test_a_key_is_its_users_alone(admin: TestClient) -> None:
+def test_an_idempotency_key_is_only_for_its_user(admin: TestClient) -> None:
     """An admin who retries another user's experiment uses the admin's own keys."""
     ann = bearer(member(admin)["key"])
     mine = send(admin, "/v1/experiments", ONE)
@@ -158,7 +158,7 @@ def test_answers_from_the_cache_fill_no_store_beyond_its_limit(admin: TestClient
 
 
 @ALL
-def test_two_at_once_make_one(
+def test_two_equal_requests_at_once_are_stored_once(
     processes: list[TestClient], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither finds the other's key before it begins to write."""
@@ -228,7 +228,7 @@ def test_a_second_request_waits_for_the_first(place: Settings, is_known: bool) -
 
 
 @pytest.mark.parametrize("of_before", ["/v1/experiments", "/v1/experiments:batch", "/v1/sweeps"])
-def test_a_request_of_an_earlier_version_is_known_by_its_path(
+def test_requests_of_an_earlier_version_are_matched_by_path(
     admin: TestClient, of_before: str
 ) -> None:
     """A client that got no answer while the lab was upgraded sends it again."""

@@ -54,7 +54,7 @@ def validated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         ({"grid": {"data": [TEXT["data"]] * 4, "seeds": [[i] for i in range(100)]}}, 77),
     ],
 )
-def test_what_would_store_too_much_is_refused_before_it_is_made(
+def test_too_large_requests_are_refused_before_expansion(
     api: TestClient, validated: list[Any], points: dict[str, Any], mib: int
 ) -> None:
     ((_, detail),) = refused(api, spec=TEXT, **points)
@@ -66,7 +66,7 @@ def test_what_would_store_too_much_is_refused_before_it_is_made(
     assert api.get("/v1/sweeps").json()["items"] == []
 
 
-def test_what_defaults_add_counts(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_count_towards_the_size(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(api.get(f"/v1/experiments/{submitted(api)}").content)
     monkeypatch.setattr(expansion, "MAX_STORED_BYTES", 3 * size)
     grid = {"seeds": [[i] for i in range(9)]}
@@ -80,7 +80,7 @@ def submitted(api: TestClient, **beside: Any) -> str:
 
 
 @pytest.mark.parametrize(("most", "is_refused"), [(6, False), (5, True)])
-def test_a_request_comes_after_so_many_in_all(
+def test_predecessors_of_a_request_are_limited(
     api: TestClient, monkeypatch: pytest.MonkeyPatch, most: int, is_refused: bool
 ) -> None:
     """Predecessors cannot end while the references to them are stored, so their number is
@@ -98,14 +98,14 @@ def test_a_request_comes_after_so_many_in_all(
         assert bytes_agree(session)
 
 
-def test_a_base_spec_is_no_larger_than_one_that_is_sent_alone(api: TestClient) -> None:
+def test_a_base_spec_has_the_size_limit_of_a_single_spec(api: TestClient) -> None:
     long = {**TEXT, "data": {"source": "text", "lines": ["word " * 60_000]}}
     ((pointer, detail),) = refused(api, spec=long, grid={"seeds": [[1]]})
     assert pointer == "/spec"
     assert detail.startswith("at most 262144 bytes, as of one experiment, not 300")
 
 
-def test_points_that_are_all_wrong_are_given_up_soon(api: TestClient, validated: list[Any]) -> None:
+def test_expansion_stops_after_many_wrong_points(api: TestClient, validated: list[Any]) -> None:
     grid = {"seeds": [[i] for i in range(1000)]}
     (found,) = refused(api, spec={**SPEC, "modell": {}}, grid=grid)
     assert found[0] == "/spec/modell"
@@ -159,7 +159,7 @@ def test_others_write_while_a_request_prepares(
 
 
 @pytest.mark.parametrize("path", ["/v1/experiments", "/v1/experiments:batch", "/v1/sweeps"])
-def test_what_fails_meanwhile_is_not_waited_for(
+def test_a_predecessor_that_fails_during_preparation_is_noticed(
     api: TestClient, while_it_prepares: list[Callable[[], object]], path: str
 ) -> None:
     first = submitted(api)
@@ -176,7 +176,7 @@ def test_what_fails_meanwhile_is_not_waited_for(
 
 
 @pytest.mark.parametrize("of_one", [True, False])
-def test_what_an_owner_changes_meanwhile_holds_for_the_retry(
+def test_changes_during_preparation_apply_to_a_retry(
     api: TestClient, while_it_prepares: list[Callable[[], object]], of_one: bool
 ) -> None:
     made = sweep(api, list=[{"seeds": [1]}], visibility="lab")
@@ -191,7 +191,7 @@ def test_what_an_owner_changes_meanwhile_holds_for_the_retry(
     assert api.get(f"/v1/experiments/{new}").json()["visibility"] == "private"
 
 
-def test_what_is_retried_meanwhile_is_retried_once(
+def test_an_experiment_retried_during_preparation_is_retried_once(
     api: TestClient, while_it_prepares: list[Callable[[], object]]
 ) -> None:
     made = sweep(api, list=[{"seeds": [1]}, {"seeds": [2]}])
@@ -201,7 +201,7 @@ def test_what_is_retried_meanwhile_is_retried_once(
     assert count(api) == 4
 
 
-def test_what_is_deleted_meanwhile_answers_for_no_point(
+def test_a_result_deleted_during_preparation_is_not_used(
     api: TestClient, while_it_prepares: list[Callable[[], object]]
 ) -> None:
     one = submitted(api)
@@ -214,7 +214,7 @@ def test_what_is_deleted_meanwhile_answers_for_no_point(
     assert (row["status"], row["experiment_id"] != one) == ("queued", True)
 
 
-def test_a_request_that_is_cut_off_leaves_nothing(
+def test_an_interrupted_request_leaves_nothing(
     api: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between any two of its statements: the database takes all back."""
@@ -233,7 +233,7 @@ def test_a_request_that_is_cut_off_leaves_nothing(
     assert api.post("/v1/sweeps", json=body, headers=key).json()["points"] == 2
 
 
-def test_sweeps_are_limited_though_the_cache_answers_all_points(
+def test_sweeps_are_limited_even_if_the_cache_answers_all_points(
     api: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted(api)
@@ -251,7 +251,7 @@ def test_sweeps_are_limited_though_the_cache_answers_all_points(
     assert answer.json()["detail"].startswith("you have 2 sweeps, and your limit is 2: delete some")
 
 
-def test_what_no_version_accepts_any_more_is_not_retried(api: TestClient) -> None:
+def test_specs_that_are_no_longer_valid_are_not_retried(api: TestClient) -> None:
     old = submitted(api)
     spec = {**SPEC, "model": {"family": "gone"}}
     change(database_of(api), old, status=Status.FAILED, spec=spec)

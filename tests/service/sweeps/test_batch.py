@@ -28,7 +28,7 @@ def count(api: TestClient, table: type[Any] = Experiment) -> int:
         return session.scalar(select(func.count()).select_from(table)) or 0
 
 
-def test_a_batch_is_as_so_many_submissions(admin: TestClient) -> None:
+def test_a_batch_equals_single_submissions(admin: TestClient) -> None:
     answer = admin.post(PATH, json={"experiments": entries(3)})
     assert answer.status_code == 202
     for i, one in enumerate(answer.json()["items"]):
@@ -55,7 +55,7 @@ def bind(answer: Any) -> str:
     return first
 
 
-def test_one_that_is_wrong_refuses_all_and_is_named(admin: TestClient) -> None:
+def test_a_wrong_submission_refuses_the_batch_and_is_named(admin: TestClient) -> None:
     bad = entries(3)
     bad[1]["spec"]["model"]["latent_dim"] = 0
     bad[2]["spec"]["modell"] = {}
@@ -75,7 +75,7 @@ def test_one_that_is_wrong_refuses_all_and_is_named(admin: TestClient) -> None:
     assert count(admin) == 0
 
 
-def test_there_are_from_one_to_a_thousand(admin: TestClient) -> None:
+def test_a_batch_has_one_to_a_thousand_submissions(admin: TestClient) -> None:
     for number, detail in ((0, "at least 1 items"), (1001, "at most 1000 items")):
         answer = admin.post(PATH, json={"experiments": entries(number)})
         assert answer.json()["errors"] == [{"pointer": "/experiments", "detail": detail}]
@@ -83,7 +83,7 @@ def test_there_are_from_one_to_a_thousand(admin: TestClient) -> None:
     assert count(admin) == 1000
 
 
-def test_the_limit_of_submitted_runs_is_for_all_of_them(admin: TestClient) -> None:
+def test_the_limit_of_submitted_experiments_applies_to_the_whole_batch(admin: TestClient) -> None:
     with database_of(admin).transaction() as session:
         session.execute(update(User).where(User.id == 1).values(max_submitted=3))
     assert admin.post(PATH, json={"experiments": entries(2)}).status_code == 202
@@ -93,7 +93,7 @@ def test_the_limit_of_submitted_runs_is_for_all_of_them(admin: TestClient) -> No
     assert count(admin) == 3
 
 
-def test_the_same_request_under_one_key_is_made_once(admin: TestClient) -> None:
+def test_a_batch_with_a_key_is_stored_once(admin: TestClient) -> None:
     key = {"Idempotency-Key": "once"}
     first = admin.post(PATH, json={"experiments": entries(2)}, headers=key).json()
     assert admin.post(PATH, json={"experiments": entries(2)}, headers=key).json() == first

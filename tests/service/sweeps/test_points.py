@@ -73,7 +73,7 @@ def drawn(**draws: Any) -> list[dict[str, Any]]:
     return [dict(one.values) for one in Points.model_validate({"random": draws}).points()]
 
 
-def test_random_draws_are_of_what_is_given_and_the_same_for_a_seed() -> None:
+def test_random_points_use_the_given_values_and_seed() -> None:
     fields = {
         "a": [1, "x"],
         "b": {"low": 1, "high": 3},
@@ -94,7 +94,7 @@ def test_random_draws_are_of_what_is_given_and_the_same_for_a_seed() -> None:
     assert all(isinstance(one["d"], int) for one in found)
 
 
-def test_one_bad_point_refuses_all_and_is_named(admin: TestClient) -> None:
+def test_a_bad_point_refuses_the_sweep_and_is_named(admin: TestClient) -> None:
     grid = {"seeds": [[4], [44]], "model.latent_dim": [1, 9, 2]}
     assert refused(admin, spec=SPEC, grid=grid) == [
         (
@@ -113,7 +113,7 @@ def test_one_bad_point_refuses_all_and_is_named(admin: TestClient) -> None:
     assert detail.startswith("point 0 (model.latent_dim=")
 
 
-def test_what_is_wrong_beside_the_swept_fields_is_in_the_spec(admin: TestClient) -> None:
+def test_errors_outside_the_swept_fields_point_to_the_spec(admin: TestClient) -> None:
     """A contradiction between a swept field and another names the other, and the point."""
     generator = ppca_spec()
     ((pointer, detail),) = refused(admin, spec=generator, grid={"data.latent_dim": [2, 3]})
@@ -161,14 +161,14 @@ def test_what_is_wrong_beside_the_swept_fields_is_in_the_spec(admin: TestClient)
         ({"grid": GRID, "concurrency": 0}, "/concurrency", "greater than or equal to 1"),
     ],
 )
-def test_what_is_no_sweep_is_refused(
+def test_invalid_sweeps_are_refused(
     admin: TestClient, body: dict[str, Any], pointer: str, detail: str
 ) -> None:
     found = refused(admin, spec=SPEC, **body)
     assert any(one[0] == pointer and detail in one[1] for one in found), found
 
 
-def test_what_a_point_names_is_looked_up(admin: TestClient) -> None:
+def test_references_of_points_are_checked(admin: TestClient) -> None:
     upload = {"source": "upload", "dataset": "a" * 32, "n": 9, "dim": 7}
     found = refused(admin, spec=SPEC, grid={"data": [SPEC["data"], upload]})
     assert [one[0] for one in found] == ["/grid/data/1/dataset"]

@@ -86,7 +86,7 @@ def test_the_limit_of_submitted_runs_counts(admin: TestClient) -> None:
     assert admin.get("/v1/sweeps").json()["items"] == []
 
 
-def test_a_sweep_under_one_key_is_made_once(admin: TestClient) -> None:
+def test_a_sweep_with_a_key_is_stored_once(admin: TestClient) -> None:
     key = {"Idempotency-Key": "once"}
     assert sweep(admin, key)["id"] == sweep(admin, key)["id"]
     assert count(admin) == 6
@@ -96,7 +96,7 @@ def test_a_sweep_under_one_key_is_made_once(admin: TestClient) -> None:
     assert (single.status_code, single.json()["reason"]) == (409, "idempotency_key_reused")
 
 
-def test_points_are_added_later_once_under_one_key(admin: TestClient) -> None:
+def test_points_added_with_a_key_are_stored_once(admin: TestClient) -> None:
     made = sweep(admin)
     path, more = made["urls"]["points"], {"grid": {"evaluate.masks.per_size": [5, 6]}}
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_points_are_added_later_once_under_one_key(admin: TestClient) -> None:
     )
 
 
-def test_no_more_run_at_once_than_the_sweep_allows(admin: TestClient) -> None:
+def test_the_limit_of_a_sweep_holds(admin: TestClient) -> None:
     """Whatever its runs come to: the next takes the place, in the order of the points."""
     made = sweep(admin, concurrency=2)
     database = database_of(admin)
@@ -145,7 +145,7 @@ def test_no_more_run_at_once_than_the_sweep_allows(admin: TestClient) -> None:
         assert session.scalars(select(Turn)).all() == []
 
 
-def test_what_is_resumed_or_retried_takes_its_turn(admin: TestClient) -> None:
+def test_resumed_and_retried_points_wait_for_the_limit(admin: TestClient) -> None:
     made = sweep(admin, concurrency=1)
     database = database_of(admin)
     ids = [row["experiment_id"] for row in rows(admin, made["id"])]
@@ -202,7 +202,7 @@ def test_a_sweep_is_cancelled_and_retried_as_a_whole(admin: TestClient) -> None:
     assert states(admin, made["id"]) == ["succeeded"] + ["queued"] * 5
 
 
-def test_a_retry_is_refused_where_what_it_names_is_gone(admin: TestClient) -> None:
+def test_a_retry_with_missing_references_is_refused(admin: TestClient) -> None:
     trained = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
     first = admin.post("/v1/experiments", json={"spec": trained}).json()["id"]
     from_it = {"init": "experiment", "experiment": first, "noise_precision": None}
@@ -273,7 +273,7 @@ def test_a_table_has_metrics_over_seeds_with_their_errors(admin: TestClient) -> 
     ]  # fmt: skip
 
 
-def test_points_that_differ_in_their_seeds_alone_are_pooled(admin: TestClient) -> None:
+def test_points_that_differ_only_in_their_seeds_are_pooled(admin: TestClient) -> None:
     grid = {"data.n": [50, 60], "seeds": [[0], [1], [2]]}
     made = sweep(admin, grid=grid)
     for row, value in zip(rows(admin, made["id"]), (1.0, 2.0, 6.0, 5.0, 5.0, 5.0), strict=True):
@@ -296,7 +296,7 @@ def test_points_that_differ_in_their_seeds_alone_are_pooled(admin: TestClient) -
     assert len(csv_of(admin, made)[0]) == 3 + 2 + 3
 
 
-def test_what_is_shared_is_read_and_what_is_not_is_left_out(admin: TestClient) -> None:
+def test_a_table_contains_only_visible_points(admin: TestClient) -> None:
     made = sweep(admin)
     own = bearer(member(admin)["key"])
     assert admin.get(made["urls"]["self"], headers=own).status_code == 404
@@ -313,7 +313,7 @@ def test_what_is_shared_is_read_and_what_is_not_is_left_out(admin: TestClient) -
     assert admin.get("/v1/sweeps", headers=own).json()["items"] == []
 
 
-def test_a_deleted_sweep_goes_with_what_was_made_for_it(admin: TestClient) -> None:
+def test_a_deleted_sweep_deletes_its_own_experiments(admin: TestClient) -> None:
     made = sweep(admin)
     database = database_of(admin)
     running = claim_next(database)
@@ -383,7 +383,7 @@ def test_a_list_of_sweeps_reads_no_specs(admin: TestClient) -> None:
     assert not any("sweeps.spec" in one for one in statements)
 
 
-def test_the_end_is_estimated_from_what_is_left(admin: TestClient) -> None:
+def test_the_end_is_estimated_from_the_remaining_points(admin: TestClient) -> None:
     made = sweep(admin, concurrency=2)
     assert made["estimated_end"] is None
     assert made["estimate"]

@@ -49,7 +49,7 @@ def read_only(settings: Settings) -> Iterator[None]:
             session.execute(text(f"{alter} = off"))
 
 
-def test_idle_too_long_in_a_transaction_passes(lab: Settings) -> None:
+def test_an_idle_transaction_timeout_is_transient(lab: Settings) -> None:
     with closing(Database(lab.url)) as database:
 
         def fall_asleep() -> None:
@@ -146,7 +146,7 @@ def full_disk(engine: Engine) -> Iterator[None]:
     ("state", "trouble"),
     [("53100", DISK_FULL), ("25006", READ_ONLY), ("42501", NOT_PERMITTED), ("57P03", None)],
 )
-def test_why_postgresql_does_not_write(lab: Settings, state: str, trouble: str | None) -> None:
+def test_write_errors_of_postgresql(lab: Settings, state: str, trouble: str | None) -> None:
     """An error of each state, which the server itself raises."""
     with closing(Database(lab.url)) as database:
         raised = f"DO $$ BEGIN RAISE SQLSTATE '{state}'; END $$"
@@ -157,7 +157,7 @@ def test_why_postgresql_does_not_write(lab: Settings, state: str, trouble: str |
         assert database.check_writable() is None, "a write that succeeds clears it"
 
 
-def test_a_server_that_only_reads_passes(lab: Settings) -> None:
+def test_a_read_only_server_is_transient(lab: Settings) -> None:
     key = lab.key_file.read_text().strip()
     headers = {"Authorization": f"Bearer {key}"}
     with read_only(lab), TestClient(create_app(lab), headers=headers) as api:
@@ -169,7 +169,7 @@ def test_a_server_that_only_reads_passes(lab: Settings) -> None:
         assert api.get("/v1/experiments").status_code == 200
 
 
-def test_a_defect_does_not_pass(lab: Settings, settings: Settings) -> None:
+def test_a_programming_error_is_not_transient(lab: Settings, settings: Settings) -> None:
     for url, wrong in ((lab.url, "SELECT 1/'a'"), (settings.url, "SELECT nothing('a')")):
         with closing(Database(url)) as database, database.snapshot() as session:
             with pytest.raises((DataError, ProgrammingError)) as raised:
@@ -177,7 +177,7 @@ def test_a_defect_does_not_pass(lab: Settings, settings: Settings) -> None:
             assert not isinstance(raised.value, TRANSIENT_DB_ERRORS)
 
 
-def test_a_locked_file_passes(settings: Settings) -> None:
+def test_a_locked_file_is_transient(settings: Settings) -> None:
     holder = sqlite3.connect(settings.store / "mptlab.sqlite3", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with closing(Database(settings.url)) as database, database.snapshot() as session:
@@ -188,14 +188,14 @@ def test_a_locked_file_passes(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("change", ["DROP TABLE workers", "ALTER TABLE workers RENAME host TO h"])
-def test_a_missing_table_or_column_is_named_so(either: Database, change: str) -> None:
+def test_missing_tables_and_columns_are_named(either: Database, change: str) -> None:
     with either.transaction() as session:
         session.execute(text(change))
     with either.snapshot() as session, pytest.raises(NotMigrated, match="run `mpt migrate`"):
         session.execute(text("SELECT host FROM workers"))
 
 
-def test_text_that_cannot_be_stored_is_mended(either: Database) -> None:
+def test_text_that_cannot_be_stored_is_repaired(either: Database) -> None:
     claimed = running(either)
     with either.transaction() as session:
         lease.finish(session, claimed, Status.FAILED, FailureCause("error", f"a\0b{HALF_A_PAIR}"))

@@ -164,7 +164,7 @@ def test_unknown_series_and_labels(api: TestClient, database: Database) -> None:
     assert ask("loss") == (404, "there is no series loss: the series are score")
 
 
-def test_no_route_passes_over_a_query_parameter(api: TestClient) -> None:
+def test_no_route_ignores_a_query_parameter(api: TestClient) -> None:
     app = api.app
     assert isinstance(app, FastAPI)
     own_page = {"Sec-Fetch-Site": "same-origin"}  # which sign-in asks for first
@@ -211,7 +211,7 @@ def test_only_a_sensible_request_id_is_echoed(api: TestClient, given: str, kept:
 
 
 @pytest.mark.parametrize("path", ["/v1/experiments/", "/v1/sweeps/", "/openapi.json/"])
-def test_a_path_with_another_slash_is_none(api: TestClient, path: str) -> None:
+def test_a_path_with_an_extra_slash_is_unknown(api: TestClient, path: str) -> None:
     """A redirect would lead to what the header Host says."""
     answer = api.get(path, headers={"Host": "evil.example"}, follow_redirects=False)
     assert answer.status_code == 404
@@ -219,7 +219,7 @@ def test_a_path_with_another_slash_is_none(api: TestClient, path: str) -> None:
     assert "location" not in answer.headers
 
 
-def test_pages_follow_each_other(api: TestClient) -> None:
+def test_pages_continue_each_other(api: TestClient) -> None:
     submitted = [submit(api) for _ in range(5)]
     seen, cursor = [], None
     for _ in range(3):
@@ -233,7 +233,7 @@ def test_pages_follow_each_other(api: TestClient) -> None:
     assert api.get("/v1/experiments?status=failed").json()["items"] == []
 
 
-def test_a_page_has_the_metrics_that_are_asked_for(api: TestClient, database: Database) -> None:
+def test_a_page_has_the_requested_metrics(api: TestClient, database: Database) -> None:
     ids = [submit(api) for _ in range(2)]
     with database.transaction() as session:
         for name, seed, value in (("lml", 4, -1.0), ("lml", 44, None), ("mpt", 4, -2.0)):
@@ -314,7 +314,7 @@ def test_cancel(api: TestClient, database: Database) -> None:
     assert late.json()["reason"] == "wrong_state"
 
 
-def test_others_experiments_are_not_there(
+def test_experiments_of_others_are_unknown(
     api: TestClient, database: Database, settings: Settings
 ) -> None:
     mine = submit(api)
@@ -328,7 +328,7 @@ def test_others_experiments_are_not_there(
     assert api.get("/v1/experiments").json()["items"] == []
 
 
-def test_the_key_is_the_users_alone(settings: Settings) -> None:
+def test_the_key_file_is_readable_only_by_its_user(settings: Settings) -> None:
     assert settings.key_file.stat().st_mode & 0o777 == 0o600
     assert settings.store.stat().st_mode & 0o777 == 0o700
 

@@ -114,7 +114,7 @@ def keys(settings: Settings, database: Database) -> dict[str, str]:
     return made
 
 
-def test_no_body_is_read_for_a_key_that_is_refused(app: FastAPI, keys: dict[str, str]) -> None:
+def test_no_body_is_read_for_a_refused_key(app: FastAPI, keys: dict[str, str]) -> None:
     """Check all routes, including those added later."""
     answered: dict[str, set[str]] = {kind: set() for kind in ("no key", *keys)}
 
@@ -136,7 +136,7 @@ def test_no_body_is_read_for_a_key_that_is_refused(app: FastAPI, keys: dict[str,
     }
 
 
-def test_who_has_no_key_sends_a_small_body_at_most(app: FastAPI) -> None:
+def test_callers_without_a_key_send_only_small_bodies(app: FastAPI) -> None:
     one = Exchange("POST", "/v1/sign-in")
     assert one.ask(app) == 413
     assert one.pieces <= PUBLIC_BYTES / 1000 + 1
@@ -144,14 +144,14 @@ def test_who_has_no_key_sends_a_small_body_at_most(app: FastAPI) -> None:
     assert (said.ask(app), said.pieces) == (413, 0)
 
 
-def test_a_router_that_asks_for_no_key_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_without_authentication_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for route_class in (APIRoute, PublicRoute):
         monkeypatch.setattr(main, "ROUTERS", [APIRouter(route_class=route_class)])
         with pytest.raises(AssertionError):
             main._routes.__wrapped__()
 
 
-def test_a_key_is_looked_up_once(api: TestClient) -> None:
+def test_a_key_is_queried_once(api: TestClient) -> None:
     looks: list[str] = []
 
     def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
@@ -216,7 +216,7 @@ def test_a_body_that_would_be_validated_on_the_event_loop_is_an_error() -> None:
         async def noted(body: Noted) -> None: ...
 
 
-def test_while_a_body_comes_nothing_is_held(app: FastAPI, settings: Settings) -> None:
+def test_no_connection_is_held_while_a_body_arrives(app: FastAPI, settings: Settings) -> None:
     """Neither a connection to the database nor a turn to write."""
     key = settings.key_file.read_text().strip()
     body = json.dumps({"spec": ppca_spec()}).encode()
@@ -331,7 +331,9 @@ def test_one_address_leaves_room_for_bodies_of_others(
     assert not app.state.bodies._counts
 
 
-def test_a_body_without_a_key_comes_sooner(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_without_a_key_has_a_shorter_timeout(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Than the setting `body_s` says, which is 30 s."""
     monkeypatch.setattr(bodies, "PUBLIC_BODY_S", 0.01)
     one = Stalled("POST", "/v1/sign-in")
@@ -339,7 +341,7 @@ def test_a_body_without_a_key_comes_sooner(app: FastAPI, monkeypatch: pytest.Mon
     assert json.loads(one.answered[1]["body"])["detail"] == "a body comes within 0.01 s"
 
 
-def test_a_user_has_few_large_bodies_under_way(app: FastAPI, settings: Settings) -> None:
+def test_large_bodies_of_a_user_are_limited(app: FastAPI, settings: Settings) -> None:
     """Each is kept in memory until it is there, for half a minute."""
     bearer = {"Authorization": f"Bearer {settings.key_file.read_text().strip()}"}
 

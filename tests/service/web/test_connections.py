@@ -73,7 +73,7 @@ def answer(connection: socket.socket) -> bytes:
     return bytes(received)
 
 
-def test_heads_of_a_usual_size_are_taken(port: int) -> None:
+def test_heads_of_usual_size_are_accepted(port: int) -> None:
     with connect(port) as connection:
         for _ in range(3):  # each is counted for itself
             connection.sendall(HEAD + b"X-Long: " + b"x" * (HEAD_BYTES // 2) + b"\r\n\r\n")
@@ -84,7 +84,7 @@ def test_heads_of_a_usual_size_are_taken(port: int) -> None:
 
 
 @pytest.mark.parametrize("bomb", [b"X-Long: " + b"x" * 2**20, b"X-Many: 1\r\n" * 10**5])
-def test_a_head_that_is_too_large_is_refused_while_it_comes(port: int, bomb: bytes) -> None:
+def test_a_too_large_head_is_refused_while_it_arrives(port: int, bomb: bytes) -> None:
     with connect(port) as connection:
         try:
             connection.sendall(HEAD + bomb)
@@ -107,7 +107,7 @@ def test_a_url_that_is_too_large_is_refused(port: int) -> None:
     [b"0\r\n" + b"a:b\r\n" * 10**6, b"0\r\nA: " + b"a" * 2**22, b"1;" + b"a" * 2**22],
     ids=["many trailers", "one trailer", "a chunk size"],
 )
-def test_a_body_of_trailers_is_refused_while_it_comes(
+def test_a_body_of_trailers_is_refused_while_it_arrives(
     port: int, bomb: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[int] = []
@@ -140,7 +140,7 @@ def test_a_body_may_come_in_small_chunks(port: int) -> None:
 
 
 @pytest.mark.parametrize("before", [b"", HEAD + b"\r\n"])
-def test_a_head_that_comes_too_slowly_is_given_up(port: int, before: bytes) -> None:
+def test_a_slow_head_times_out(port: int, before: bytes) -> None:
     """The first of a connection, and a later one."""
     with connect(port) as connection:
         connection.sendall(before)
@@ -157,7 +157,7 @@ def test_a_head_that_comes_too_slowly_is_given_up(port: int, before: bytes) -> N
         pytest.fail("it was still listened to")
 
 
-def test_a_body_that_comes_too_slowly_is_given_up(port: int) -> None:
+def test_a_slow_body_times_out(port: int) -> None:
     with connect(port) as connection:
         connection.sendall(SIGN_IN + b"Content-Length: 100\r\n\r\n{")
         assert connection.recv(65536).startswith(b"HTTP/1.1 408")
@@ -173,7 +173,7 @@ def test_an_answer_to_a_body_that_is_not_read_closes_the_connection(port: int) -
             assert b"\r\nconnection: close\r\n" in told
 
 
-def test_an_answer_that_no_one_takes_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_not_read_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_S", 60.0)
     with connect(port) as connection:
         mine = connection.getsockname()[1]
@@ -203,7 +203,7 @@ class Sending(asyncio.Transport):
         self.is_aborted = True
 
 
-def test_who_takes_an_answer_slowly_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only clients that read nothing are disconnected."""
     monkeypatch.setattr(connections, "STALL_S", 0.01)
     transport = Sending([9, 8, 7, 6, 5, 5])
@@ -269,7 +269,7 @@ def for_three(
         yield chosen
 
 
-def test_of_too_many_connections_the_one_that_is_idle_longest_is_closed(for_three: int) -> None:
+def test_the_longest_idle_connection_is_closed_first(for_three: int) -> None:
     with used(for_three, 1) as (oldest,), used(for_three, 2) as others, used(for_three, 1):
         assert answer(oldest) == b""
         for one in others:
@@ -285,7 +285,7 @@ def awaited(port: int, head: bytes) -> socket.socket:
     return connection
 
 
-def test_where_none_is_idle_the_body_that_is_awaited_longest_makes_room(
+def test_without_idle_connections_the_longest_awaited_body_is_closed(
     for_three: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "PUBLIC_BODY_S", 600.0)
@@ -304,9 +304,7 @@ def test_where_none_is_idle_the_body_that_is_awaited_longest_makes_room(
         assert newest.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-def test_a_connection_is_refused_where_all_others_are_busy(
-    for_three: int, settings: Settings
-) -> None:
+def test_a_connection_is_refused_if_all_others_are_busy(for_three: int, settings: Settings) -> None:
     """All other connections are uploads, which are never replaced."""
     key = settings.key_file.read_bytes().strip()
     head = b"POST /v1/datasets?name=a.npy HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + key

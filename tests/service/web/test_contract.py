@@ -63,7 +63,7 @@ def test_every_field_and_parameter_is_described(document: dict[str, Any]) -> Non
     assert len(schemas) > 50
 
 
-def test_every_problem_is_a_problem(document: dict[str, Any]) -> None:
+def test_every_error_response_is_a_problem_document(document: dict[str, Any]) -> None:
     for name, operation in operations(document):
         for status, response in operation["responses"].items():
             if status[0] in "45":
@@ -178,7 +178,7 @@ NEVER = {
 tests/service/streams."""
 
 
-def test_every_answer_that_is_promised_is_given(
+def test_every_documented_answer_is_given(
     api: TestClient, database: Database, settings: Settings, document: dict[str, Any]
 ) -> None:
     """No other answer is given: each operation is tested for all documented answers."""

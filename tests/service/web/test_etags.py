@@ -30,7 +30,9 @@ def ask(api: TestClient, url: str, tag: str | None = None, **how: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_what_is_known_is_not_sent_again(api: TestClient, database: Database, path: str) -> None:
+def test_unchanged_answers_are_not_sent_again(
+    api: TestClient, database: Database, path: str
+) -> None:
     claim = claimed(database)
     url = f"/v1/experiments/{claim.experiment_id}{path}"
     with database.transaction() as session:
@@ -95,7 +97,7 @@ def test_another_attempt_has_another_tag(api: TestClient, database: Database) ->
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_tag_opens_nothing(
+def test_an_etag_gives_no_access(
     api: TestClient, database: Database, settings: Settings, path: str
 ) -> None:
     claim = claimed(database)

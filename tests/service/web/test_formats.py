@@ -102,7 +102,7 @@ def said(headers: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("form", ["csv", "arrow"])
-def test_thinned_and_empty(api: TestClient, path: str, form: str) -> None:
+def test_downsampled_and_empty_curves(api: TestClient, path: str, form: str) -> None:
     thin = api.get(path, params={"format": form, "max_points": 4})
     assert said(thin.headers) == (False, True, 8, 8)
     empty = api.get(path, params={"format": form, "after": 8})
@@ -135,7 +135,7 @@ def test_accept(api: TestClient, path: str, accept: str, media_type: str | None)
         assert forced.headers["content-type"] == "application/json"
 
 
-def test_what_is_not_there_is_named(api: TestClient, path: str) -> None:
+def test_missing_series_are_named(api: TestClient, path: str) -> None:
     for query, status, told in (
         ("?format=xml", 422, "'json', 'csv' or 'arrow'"),
         ("?colour=1", 422, "/query/colour: not a label of these series: there are model, seed"),

@@ -16,7 +16,7 @@ def test_every_answer_tells_browsers_to_trust_nothing(api: TestClient, path: str
     assert {name: found[name] for name in SECURE} == SECURE
 
 
-def test_no_other_origin_may_ask_unless_a_setting_names_it(settings: Settings) -> None:
+def test_other_origins_are_refused_unless_configured(settings: Settings) -> None:
     asks = {"Origin": PAGE, "Access-Control-Request-Method": "GET"}
     with TestClient(create_app(settings)) as api:
         assert "access-control-allow-origin" not in api.get("/healthz", headers=asks).headers
@@ -33,7 +33,7 @@ def test_no_other_origin_may_ask_unless_a_setting_names_it(settings: Settings) -
 @pytest.mark.parametrize(
     ("host", "status"), [("mpt.lab", 200), ("127.0.0.1:8765", 200), ("evil.example", 400)]
 )
-def test_only_trusted_names_are_answered_where_a_setting_says_so(
+def test_only_configured_host_names_are_answered(
     settings: Settings, host: str, status: int
 ) -> None:
     headers = {"Host": host}

@@ -68,7 +68,7 @@ def test_few_errors_are_listed_as_they_are(api: TestClient) -> None:
     assert "more" not in problem["detail"]
 
 
-def test_what_is_long_is_cut() -> None:
+def test_long_texts_are_cut() -> None:
     name = "x" * 5000
     answer = problem_response(invalid([Problem(f"/{name}", f"not {name}")]))
     (item,) = json.loads(bytes(answer.body))["errors"]
@@ -82,7 +82,7 @@ def test_what_is_long_is_cut() -> None:
         (SweepSubmission, {"spec": {}, "list": [{"A": 1}] * 1000}),
     ],
 )
-def test_of_a_long_list_the_first_errors_are_made(
+def test_only_the_first_errors_of_a_long_list_are_listed(
     model: type[BaseModel], value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pydantic takes microseconds for each, and holds up all other threads meanwhile."""
@@ -100,7 +100,7 @@ def test_of_a_long_list_the_first_errors_are_made(
     assert caught.value.error_count() == MAX_PROBLEMS + 1
 
 
-def test_the_largest_requests_that_are_meant_are_taken() -> None:
+def test_the_largest_allowed_requests_are_accepted() -> None:
     """A sweep of 10,000 points of ten fields, and a batch of 1,000 full submissions, are well
     within the limit."""
     points = [{f"model.field_{j}": 0.5 for j in range(10)}] * 10_000

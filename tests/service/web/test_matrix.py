@@ -387,7 +387,7 @@ def _fresh(body: dict[str, Any], objects: dict[str, str]) -> dict[str, Any]:
     [one for one in MATRIX if one.path.startswith("/v1/") and "_id}" in one.path],
     ids=lambda one: one.name,
 )
-def test_what_is_private_is_as_if_it_were_not_there(lab: Lab, one: Row) -> None:
+def test_private_things_are_not_found(lab: Lab, one: Row) -> None:
     """The answer to another member is the same, word for word."""
     there = lab.objects(one.ids, Visibility.PRIVATE, one.status)
     nowhere = {name: "0" * (16 if name == "key_id" else 32) for name in there}
@@ -404,7 +404,7 @@ def test_what_is_private_is_as_if_it_were_not_there(lab: Lab, one: Row) -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_viewer_reads_what_is_shared(lab: Lab) -> None:
+def test_a_viewer_reads_shared_experiments(lab: Lab) -> None:
     headers = {"Authorization": f"Bearer {lab.keys['viewer']}"}
     ids = {"experiment_id", "dataset_id"}
     one, hidden = (lab.objects(ids, of) for of in (Visibility.LAB, Visibility.PRIVATE))

@@ -79,7 +79,7 @@ def test_a_query_that_is_wrong(api: TestClient, query: str, detail: str) -> None
     assert list(told(api.get(f"/v1/experiments?{query}")).values()) == [detail]
 
 
-def test_what_a_pattern_asks_for_is_said_in_words(api: TestClient) -> None:
+def test_patterns_are_explained_in_words(api: TestClient) -> None:
     answer = api.post("/v1/datasets?name=a.doc", content=b"x")
     assert told(answer)["/query/name"].startswith("a file's name that ends with .npy, .npz, .csv")
     answer = api.post("/v1/users", json={"name": "Ann B"})
@@ -115,19 +115,19 @@ def test_every_pattern_has_words(api: TestClient) -> None:
         ("/v1/" + "x" * 5000, ""),
     ],
 )
-def test_a_path_that_there_is_not(api: TestClient, path: str, near: str) -> None:
+def test_an_unknown_path(api: TestClient, path: str, near: str) -> None:
     answer = api.get(path)
     assert answer.status_code == 404
     assert answer.json()["detail"] == f"there is no such path: {near}/openapi.json lists them all"
 
 
-def test_a_method_that_is_not_for_a_path(api: TestClient) -> None:
+def test_a_wrong_method_for_a_path(api: TestClient) -> None:
     answer = api.delete("/v1/queue")
     assert (answer.status_code, answer.headers["Allow"]) == (405, "GET")
     assert answer.json()["detail"] == "DELETE is not for this path: GET is"
 
 
-def test_a_state_says_what_it_allows(api: TestClient) -> None:
+def test_a_refused_change_names_the_allowed_ones(api: TestClient) -> None:
     one = api.post("/v1/experiments", json={"spec": SPEC}).json()["id"]
     api.post(f"/v1/experiments/{one}:cancel")
     for verb in ("pause", "resume"):
@@ -145,7 +145,7 @@ def test_a_state_says_what_it_allows(api: TestClient) -> None:
     assert told(answer)["/query/experiment"].startswith("table1 has 3 specs: give 3 experiments")
 
 
-def test_an_upload_is_no_form(api: TestClient) -> None:
+def test_an_upload_as_a_form_is_refused(api: TestClient) -> None:
     answer = api.post("/v1/datasets?name=a.npy", files={"file": ("a.npy", b"x")})
     assert list(told(answer)) == ["/header/Content-Type"]
     assert "curl --data-binary @FILE" in answer.json()["detail"]

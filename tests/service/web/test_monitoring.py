@@ -103,7 +103,7 @@ def scrape(api: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-def test_metrics_of_nothing(api: TestClient) -> None:
+def test_metrics_of_an_empty_lab(api: TestClient) -> None:
     found = scrape(api)
     assert found["mpt_queue_oldest_seconds", ()] == 0
     assert found["mpt_wait_seconds_count", ()] == 0
@@ -210,7 +210,7 @@ def test_the_gpu_memory_of_each_run(api: TestClient, history: str) -> None:
     assert found == {("mpt_run_gpu_memory_bytes", (history, "GPU-1", BUSY)): 5e9}
 
 
-def test_a_lease_that_no_reaper_saw_to(api: TestClient, history: str) -> None:
+def test_an_expired_lease_without_a_reaper(api: TestClient, history: str) -> None:
     database: Database = api.app.state.database  # type: ignore[attr-defined]
     with database.transaction() as session:
         expired = update(Experiment).where(Experiment.id == history)

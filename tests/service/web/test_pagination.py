@@ -26,7 +26,7 @@ def ids(database: Database) -> list[str]:
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_only_a_page_that_leaves_some_out_has_a_next_one(
+def test_only_an_incomplete_page_has_a_next_page(
     api: TestClient, ids: list[str], path: str
 ) -> None:
     for limit in (1, 2, 3, 4, 500):
@@ -36,7 +36,7 @@ def test_only_a_page_that_leaves_some_out_has_a_next_one(
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_no_page_twice_and_none_left_out(api: TestClient, ids: list[str], path: str) -> None:
+def test_each_item_is_on_exactly_one_page(api: TestClient, ids: list[str], path: str) -> None:
     for limit in (1, 2):
         seen, cursor = [], ""
         while cursor is not None:
@@ -46,7 +46,7 @@ def test_no_page_twice_and_none_left_out(api: TestClient, ids: list[str], path: 
         assert seen == ids[::-1]
 
 
-def test_a_cursor_is_of_its_own_list(api: TestClient, ids: list[str]) -> None:
+def test_a_cursor_is_only_for_its_own_list(api: TestClient, ids: list[str]) -> None:
     def ask(cursor: str, **query: str) -> tuple[int, str]:
         answer = api.get("/v1/experiments", params={"limit": 1, **query, "cursor": cursor})
         return answer.status_code, answer.json().get("detail", "")
@@ -91,13 +91,13 @@ def test_a_cursor_is_of_its_own_list(api: TestClient, ids: list[str]) -> None:
         (f"filter={'a' * 2001}", "/query/filter"),
     ],
 )
-def test_what_no_list_can_be_filtered_by(api: TestClient, query: str, pointer: str) -> None:
+def test_unknown_filters_are_refused(api: TestClient, query: str, pointer: str) -> None:
     answer = api.get(f"/v1/experiments?{query}")
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"].startswith(pointer)
 
 
-def test_fifty_on_a_page_unless_asked_otherwise(api: TestClient, database: Database) -> None:
+def test_the_default_page_has_fifty_items(api: TestClient, database: Database) -> None:
     for _ in range(51):
         submitted(database)
     page = api.get("/v1/experiments").json()
@@ -116,7 +116,7 @@ def test_fifty_on_a_page_unless_asked_otherwise(api: TestClient, database: Datab
         ("fields=full&limit=51", False),
     ],
 )
-def test_no_page_beyond_its_bounds(api: TestClient, query: str, inside: bool) -> None:
+def test_the_page_size_is_bounded(api: TestClient, query: str, inside: bool) -> None:
     assert api.get(f"/v1/experiments?{query}").status_code == (200 if inside else 422)
 
 
@@ -134,14 +134,14 @@ def test_no_page_beyond_its_bounds(api: TestClient, query: str, inside: bool) ->
         ("after=2147483648", False),
     ],
 )
-def test_no_curve_beyond_its_bounds(
+def test_the_curve_length_is_bounded(
     api: TestClient, database: Database, path: str, query: str, inside: bool
 ) -> None:
     answer = api.get(f"/v1/experiments/{submitted(database)}/{path}?{query}")
     assert answer.status_code == (200 if inside else 422)
 
 
-def test_a_family_that_there_is_not(api: TestClient) -> None:
+def test_an_unknown_family_is_refused(api: TestClient) -> None:
     answer = api.get("/v1/experiments?family=vae&family=vea")
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]

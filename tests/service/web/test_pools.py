@@ -68,7 +68,7 @@ def test_readers_are_answered_while_writers_wait(settings: Settings) -> None:
         assert {one.result().status_code for one in posts} == {202}
 
 
-def test_one_user_leaves_a_place_to_the_others() -> None:
+def test_a_user_leaves_a_thread_to_others() -> None:
     async def places() -> list[bool]:
         writers = FairLimiter(3, of_user=2)
         async with writers.one(1), writers.one(1):
@@ -86,7 +86,7 @@ def calls(dependant: Dependant) -> set[object]:
     return {dependant.call}.union(*nested)
 
 
-def test_every_handler_that_writes_is_one_of_few() -> None:
+def test_every_writing_handler_uses_the_pool_of_writers() -> None:
     """`:validate` and `:batchGet` are POSTs that only read, and an upload holds no thread while it
     comes."""
     routes = [route for router in ROUTERS for route in router.routes]
@@ -101,7 +101,7 @@ def test_every_handler_that_writes_is_one_of_few() -> None:
     assert found == {*reading, "/v1/datasets"}
 
 
-def test_a_writer_that_waits_too_long_is_told_so(settings: Settings) -> None:
+def test_a_writer_that_waits_too_long_gets_an_error(settings: Settings) -> None:
     few = settings.model_copy(update={"api_writers": 1, "write_wait_s": 0.05})
     with served(few) as api, ThreadPoolExecutor(2) as pool, write_lock(settings):
         posts = [pool.submit(post, api) for _ in range(2)]
@@ -159,7 +159,7 @@ def test_slow_requests_of_one_user_leave_threads_and_connections_to_others(lab: 
     database.close()
 
 
-def test_every_plain_handler_that_reads_is_one_of_few() -> None:
+def test_every_reading_handler_uses_the_pool_of_readers() -> None:
     routes = [route for router in ROUTERS for route in router.routes]
     found = {
         route.path

@@ -81,7 +81,7 @@ def submit(api: TestClient, spec: dict[str, Any], *tags: str, **beside: Any) -> 
     return experiment
 
 
-def test_runs_of_presets_are_found_however_they_were_submitted(api: TestClient) -> None:
+def test_runs_of_presets_are_found_for_any_kind_of_submission(api: TestClient) -> None:
     """They are found by their spec if they have no tag, and by tag if the spec is computed
     otherwise."""
     first, second, third = api.get("/v1/presets/table1").json()["specs"]
@@ -101,9 +101,7 @@ def test_runs_of_presets_are_found_however_they_were_submitted(api: TestClient) 
     assert runs_of(api, "table1")[1] == untagged
 
 
-def test_runs_of_others_are_shown_where_they_are_shared_and_have_succeeded(
-    api: TestClient, database: Database
-) -> None:
+def test_shared_successful_runs_of_others_are_shown(api: TestClient, database: Database) -> None:
     shared = store_results(api, database, 0.1)
     made = api.post("/v1/users", json={"name": "ann", "role": "member"})
     assert made.status_code == 201, made.text

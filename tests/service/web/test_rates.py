@@ -50,14 +50,14 @@ def check_refused(answer: Response) -> None:
     assert 1 <= int(answer.headers["retry-after"]) <= WINDOW_S
 
 
-def test_each_window_tells_its_own_end(settings: Settings, soon: None) -> None:
+def test_each_rate_window_reports_its_own_end(settings: Settings, soon: None) -> None:
     with served(settings, rate_per_user=3) as api:
         wait_until(lambda: seconds_left(api.get(ME)) == 1)
         wait_until(lambda: seconds_left(api.get(ME)) == 2)
         assert api.get(ME).status_code == 200
 
 
-def test_a_user_who_asks_too_often_is_told_when_to_ask_again(settings: Settings) -> None:
+def test_a_user_over_the_rate_limit_gets_retry_after(settings: Settings) -> None:
     with served(settings, rate_per_user=3) as api:
         for left in (2, 1, 0):
             answer = api.get(ME)
@@ -67,7 +67,7 @@ def test_a_user_who_asks_too_often_is_told_when_to_ask_again(settings: Settings)
         check_refused(api.get(ME))
 
 
-def test_a_refusal_ends_with_its_window(
+def test_a_rate_refusal_ends_with_its_window(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served(settings, rate_per_user=1) as api:
@@ -77,7 +77,7 @@ def test_a_refusal_ends_with_its_window(
         assert statuses(api, 1) == [200]
 
 
-def test_keys_of_one_user_are_counted_together_and_others_apart(settings: Settings) -> None:
+def test_keys_of_a_user_are_counted_together(settings: Settings) -> None:
     with served(settings, rate_per_user=5) as api:
         (mine,) = [api.get(ME).json()["name"]]
         second = api.post(f"/v1/users/{mine}/keys", json={"name": "b"}).json()["key"]
@@ -90,7 +90,7 @@ def test_keys_of_one_user_are_counted_together_and_others_apart(settings: Settin
         assert statuses(api, 1, Authorization=f"Bearer {hers}") == [200]
 
 
-def test_wrong_keys_are_refused_by_address_and_hurt_no_one_who_is_known(
+def test_wrong_keys_are_limited_by_address_without_harm_to_known_users(
     settings: Settings,
 ) -> None:
     with served(settings, rate_per_address=4) as api:
@@ -99,7 +99,7 @@ def test_wrong_keys_are_refused_by_address_and_hurt_no_one_who_is_known(
         assert statuses(api, 1) == [200]
 
 
-def test_probes_of_health_are_counted_apart(settings: Settings) -> None:
+def test_health_probes_are_counted_separately(settings: Settings) -> None:
     """Health checks and other requests have separate limits, also for each address."""
     with served(settings, rate_per_address=3) as api:
         assert statuses(api, 3, **WRONG) == [401, 401, 429]
@@ -109,7 +109,7 @@ def test_probes_of_health_are_counted_apart(settings: Settings) -> None:
         check_refused(found[-1])
 
 
-def test_a_probe_asks_no_redis(lab: Settings) -> None:
+def test_a_health_probe_does_not_query_redis(lab: Settings) -> None:
     """Redis may be slow or unreachable, and the process is still alive."""
     with served(lab, rate_per_address=1) as one, served(lab, rate_per_address=1) as other:
         assert [api.get("/healthz").status_code for api in (one, other)] == [200, 200]
@@ -126,7 +126,7 @@ def test_bad_bodies_are_counted_too(settings: Settings) -> None:
         assert api.get("/readyz", headers=WRONG).status_code == 429
 
 
-def test_a_key_that_is_revoked_is_known_no_more(settings: Settings) -> None:
+def test_a_revoked_key_is_unknown(settings: Settings) -> None:
     with served(settings, rate_per_address=6) as api:
         name = api.get(ME).json()["name"]
         made = api.post(f"/v1/users/{name}/keys", json={"name": "b"}).json()
@@ -138,7 +138,7 @@ def test_a_key_that_is_revoked_is_known_no_more(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize(("trusted", "apart"), [("testclient", True), ("10.0.0.1", False)])
-def test_addresses_are_a_proxys_word_only_where_it_is_trusted(
+def test_forwarded_addresses_are_used_only_from_trusted_proxies(
     settings: Settings, trusted: str, apart: bool
 ) -> None:
     """Addresses are trusted as uvicorn does with --forwarded-allow-ips."""
@@ -157,7 +157,7 @@ def test_addresses_are_a_proxys_word_only_where_it_is_trusted(
         ("192.0.2.1", "192.0.2.2", False),
     ],
 )
-def test_whose_address_it_is(settings: Settings, one: str, other: str, same: bool) -> None:
+def test_the_address_of_a_client(settings: Settings, one: str, other: str, same: bool) -> None:
     app = create_app(settings.model_copy(update={"rate_per_address": 1}))
     with ExitStack() as stack:
         first, second = (

@@ -73,7 +73,7 @@ def test_a_revoked_key(settings: Settings, database: Database, tmp_path: Path) -
         lambda key: key.swapcase(),
     ],
 )
-def test_what_is_nearly_a_key(settings: Settings, change: Callable[[str], str]) -> None:
+def test_incomplete_keys_are_refused(settings: Settings, change: Callable[[str], str]) -> None:
     key = settings.key_file.read_text().strip()
     with TestClient(create_app(settings)) as api:
         headers = {"Authorization": f"Bearer {change(key)}"}
@@ -92,7 +92,7 @@ def test_data_sets_of_others_are_not_listed(
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELLED])
-def test_weights_of_what_will_not_succeed(
+def test_weights_of_a_failed_experiment_are_refused(
     api: TestClient, database: Database, status: Status
 ) -> None:
     """The weights of an unfinished experiment are waited for; see test_after.py."""
@@ -106,7 +106,9 @@ def test_weights_of_what_will_not_succeed(
     submitted(api, spec)
 
 
-def test_weights_of_what_was_not_trained(api: TestClient, database: Database) -> None:
+def test_weights_of_an_untrained_experiment_are_refused(
+    api: TestClient, database: Database
+) -> None:
     scored = submitted(api, ppca_spec())
     becomes(database, scored, Status.SUCCEEDED)
     answer = api.post("/v1/experiments", json={"spec": started_from(scored)})
@@ -116,7 +118,7 @@ def test_weights_of_what_was_not_trained(api: TestClient, database: Database) ->
 @pytest.mark.parametrize(
     "beside", [{"name": "other"}, {"tags": ["b"]}, {"note": "n"}, {"priority": 1}]
 )
-def test_a_key_reused_for_what_differs_beside_the_spec(
+def test_a_key_reused_with_different_fields_beside_the_spec(
     api: TestClient, beside: dict[str, Any]
 ) -> None:
     body = {"spec": ppca_spec(), "name": "one", "tags": ["a"]}
@@ -129,7 +131,7 @@ def test_a_key_reused_for_what_differs_beside_the_spec(
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_only_what_failed_or_was_cancelled_is_retried(
+def test_only_failed_or_cancelled_experiments_are_retried(
     api: TestClient, database: Database, status: Status
 ) -> None:
     old = submitted(api, ppca_spec())
@@ -142,7 +144,7 @@ def test_only_what_failed_or_was_cancelled_is_retried(
 
 @pytest.mark.parametrize(("most", "status"), [(7, 201), (6, 413)])
 @pytest.mark.parametrize("declared", [True, False])
-def test_an_upload_of_a_byte_too_many(
+def test_an_upload_that_is_one_byte_too_large(
     settings: Settings, most: int, status: int, declared: bool
 ) -> None:
     limited = settings.model_copy(update={"max_upload_bytes": most})
@@ -153,7 +155,7 @@ def test_an_upload_of_a_byte_too_many(
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
-def test_a_database_that_is_away_is_no_error_of_ours(
+def test_a_database_outage_is_not_an_internal_error(
     api: TestClient, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     """Away for the store alone: what is behind a route meets it, whatever the route."""

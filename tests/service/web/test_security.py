@@ -38,7 +38,7 @@ def of_upload(address: str) -> dict[str, Any]:
         (of_upload, "/spec/data/dataset"),
     ],
 )
-def test_no_field_of_a_spec_takes_an_address(
+def test_no_field_of_a_spec_accepts_a_url(
     api: TestClient, spec: Any, pointer: str, address: str
 ) -> None:
     answer = api.post("/v1/experiments", json={"spec": spec(address)})
@@ -55,7 +55,7 @@ def test_no_field_of_a_spec_takes_an_address(
         ("GET", "/v1/sweeps/a:retry", {"POST"}),
     ],
 )
-def test_a_method_that_is_not_allowed_is_told_those_that_are(
+def test_a_wrong_method_is_refused_with_the_allowed_ones(
     api: TestClient, method: str, path: str, allowed: set[str]
 ) -> None:
     answer = api.request(method, path)

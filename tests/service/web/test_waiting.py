@@ -45,7 +45,7 @@ def ask(client: httpx.Client) -> Iterator[Callable[..., Future[httpx.Response]]]
         yield lambda *args, **headers: pool.submit(asked, client, *args, **headers)
 
 
-def test_the_answer_comes_when_it_has_ended(ask: Any, database: Database) -> None:
+def test_the_answer_comes_when_the_experiment_has_ended(ask: Any, database: Database) -> None:
     claim = claimed(database)
     answer = ask(claim.experiment_id, "wait=1000")
     change(database, claim.experiment_id, progress_done=1, progress_total=2)
@@ -56,7 +56,7 @@ def test_the_answer_comes_when_it_has_ended(ask: Any, database: Database) -> Non
     assert answer.result().headers["Preference-Applied"] == f"wait={CAP_S:g}"
 
 
-def test_the_answer_comes_when_it_has_changed(
+def test_the_answer_comes_when_the_experiment_has_changed(
     client: httpx.Client, ask: Any, database: Database
 ) -> None:
     claim = claimed(database)
@@ -69,7 +69,9 @@ def test_the_answer_comes_when_it_has_changed(
     assert asked(client, claim.experiment_id, "wait=15", **{"If-None-Match": tag}).is_success
 
 
-def test_in_the_end_the_answer_is_as_it_is(client: httpx.Client, database: Database) -> None:
+def test_after_the_wait_the_current_state_is_answered(
+    client: httpx.Client, database: Database
+) -> None:
     experiment_id = submitted(database)
     answer = asked(client, experiment_id, "wait=1")
     assert answer.json()["status"] == "queued"
@@ -79,7 +81,7 @@ def test_in_the_end_the_answer_is_as_it_is(client: httpx.Client, database: Datab
 
 
 @pytest.mark.parametrize("prefer", ["", "wait", "wait=x", "wait=-1", "respond-async", "wait=0"])
-def test_what_is_no_wait_is_answered_at_once(
+def test_invalid_waits_are_answered_at_once(
     client: httpx.Client, database: Database, prefer: str
 ) -> None:
     answer = asked(client, submitted(database), prefer)
@@ -98,7 +100,9 @@ def test_forms_of_the_header(client: httpx.Client, database: Database, prefer: s
     assert answer.headers["Preference-Applied"] == "wait=5"
 
 
-def test_who_has_as_many_as_it_may_does_not_wait(client: httpx.Client, database: Database) -> None:
+def test_a_user_with_too_many_waits_is_answered_at_once(
+    client: httpx.Client, database: Database
+) -> None:
     experiment_id = submitted(database)
     with ExitStack() as stack:
         for _ in range(MOST):
@@ -109,11 +113,11 @@ def test_who_has_as_many_as_it_may_does_not_wait(client: httpx.Client, database:
     assert "Preference-Applied" not in answer.headers
 
 
-def test_what_is_not_there_is_not_waited_for(client: httpx.Client, database: Database) -> None:
+def test_missing_experiments_are_not_waited_for(client: httpx.Client, database: Database) -> None:
     assert asked(client, "0" * 32, "wait=15").status_code == 404
 
 
-def test_a_key_that_is_revoked_meanwhile_is_told_nothing(
+def test_a_key_revoked_during_the_wait_gets_no_data(
     client: httpx.Client, database: Database
 ) -> None:
     experiment_id = submitted(database, visibility="lab")

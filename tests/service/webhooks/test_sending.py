@@ -41,16 +41,16 @@ PUBLIC = ["8.8.8.8", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "::ffff:8.8
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_these_are_not_public(address: str) -> None:
+def test_private_addresses(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_these_are_public(address: str) -> None:
+def test_public_addresses(address: str) -> None:
     assert is_public(address)
 
 
-def test_signed_as_published() -> None:
+def test_deliveries_are_signed_as_published() -> None:
     """The example of the scheme's own libraries."""
     at = datetime.fromtimestamp(1614265330, UTC)
     signed = Signer("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").sign(
@@ -93,7 +93,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     return known
 
 
-def test_to_the_address_that_was_looked_at(names: dict[str, list[str]]) -> None:
+def test_deliveries_go_to_the_checked_address(names: dict[str, list[str]]) -> None:
     names["hook.test"] = ["127.0.0.1"]
     with receiving() as receiver:
         assert told(f"http://hook.test:{receiver.port}/") is None
@@ -102,7 +102,9 @@ def test_to_the_address_that_was_looked_at(names: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["8.8.8.8", "127.0.0.1"], ["::1"]])
-def test_not_to_a_private_address(names: dict[str, list[str]], addresses: list[str]) -> None:
+def test_deliveries_to_private_addresses_are_refused(
+    names: dict[str, list[str]], addresses: list[str]
+) -> None:
     """Check also a name with several addresses of which one is private."""
     names["hook.test"] = addresses
     with receiving() as receiver:
@@ -113,11 +115,11 @@ def test_not_to_a_private_address(names: dict[str, list[str]], addresses: list[s
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 300])
-def test_a_host_that_is_no_name(host: str) -> None:
+def test_an_invalid_host_name(host: str) -> None:
     assert told(f"https://{host}/") == UNKNOWN_HOST
 
 
-def test_not_by_a_redirect_or_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redirects_and_proxies_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     with receiving() as receiver, receiving() as proxy:
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
         monkeypatch.setenv("ALL_PROXY", f"http://127.0.0.1:{proxy.port}")
@@ -127,7 +129,9 @@ def test_not_by_a_redirect_or_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert proxy.told == []
 
 
-def test_what_does_not_answer(names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_that_does_not_answer(
+    names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert told("http://nothing.invalid/") == UNKNOWN_HOST
     assert told("http://127.0.0.1:9/") == NO_CONNECTION
     monkeypatch.setattr(sending, "TRY_S", 0.5)
@@ -136,7 +140,7 @@ def test_what_does_not_answer(names: dict[str, list[str]], monkeypatch: pytest.M
         assert told(f"http://127.0.0.1:{port}/") == "no answer within 0.5 s"
 
 
-def test_an_answer_that_is_no_http() -> None:
+def test_an_answer_that_is_not_http() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
@@ -184,7 +188,7 @@ def test_an_answer_that_trickles_or_floods(monkeypatch: pytest.MonkeyPatch) -> N
             thread.join()
 
 
-def test_tls_is_for_the_name_and_not_for_the_address(
+def test_tls_verifies_the_host_name(
     names: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"

@@ -24,7 +24,7 @@ def secret(size: int) -> str:
     return f"whsec_{base64.b64encode(bytes(size)).decode()}"
 
 
-def test_made_listed_and_deleted(api: TestClient) -> None:
+def test_a_webhook_is_created_listed_and_deleted(api: TestClient) -> None:
     made = api.post("/v1/webhooks", json={"url": URL, "statuses": ["failed", "failed"]})
     assert made.status_code == 201, made.text
     shown = made.json()
@@ -40,7 +40,7 @@ def test_made_listed_and_deleted(api: TestClient) -> None:
     assert api.get("/v1/webhooks").json() == {"items": [given]}
 
 
-def test_how_it_stands(api: TestClient, database: Database) -> None:
+def test_the_state_of_a_webhooks_deliveries(api: TestClient, database: Database) -> None:
     api.post("/v1/webhooks", json={"url": URL})
     made = [submitted(database) for _ in range(4)]
     with database.transaction() as session:
@@ -87,7 +87,7 @@ def test_how_it_stands(api: TestClient, database: Database) -> None:
         ("statuses", ["running"], "'succeeded', 'failed' or 'cancelled'"),
     ],
 )
-def test_what_is_refused(api: TestClient, field: str, value: Any, words: str) -> None:
+def test_invalid_requests_are_refused(api: TestClient, field: str, value: Any, words: str) -> None:
     answer = api.post("/v1/webhooks", json={"url": URL, field: value})
     assert answer.status_code == 422, answer.text
     (error,) = answer.json()["errors"]
@@ -95,7 +95,7 @@ def test_what_is_refused(api: TestClient, field: str, value: Any, words: str) ->
     assert words in error["detail"]
 
 
-def test_an_administrator_may_allow_others(settings: Settings) -> None:
+def test_settings_allow_http_and_private_addresses(settings: Settings) -> None:
     allowing = settings.model_copy(update={"webhooks_by_http": True, "webhooks_to_private": True})
     headers = bearer(settings.key_file.read_text().strip())
     with TestClient(create_app(allowing), headers=headers) as api:
@@ -104,7 +104,7 @@ def test_an_administrator_may_allow_others(settings: Settings) -> None:
         assert api.post("/v1/webhooks", json={"url": "ftp://example.org/"}).status_code == 422
 
 
-def test_a_user_has_so_many(api: TestClient) -> None:
+def test_webhooks_of_a_user_are_limited(api: TestClient) -> None:
     answers = [api.post("/v1/webhooks", json={"url": URL}) for _ in range(MAX_WEBHOOKS + 1)]
     assert [one.status_code for one in answers] == [201] * MAX_WEBHOOKS + [409]
     assert answers[-1].json()["reason"] == "limit_reached"

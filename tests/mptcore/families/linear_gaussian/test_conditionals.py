@@ -80,7 +80,7 @@ class DenseReference:
         curve = [problem.model.scores(masks_of(problem.dim, size)).mean() for size in sizes]
         assert math.fsum(curve) == pytest.approx(problem.lml, abs=1e-11)
 
-    def test_fast_route_is_the_direct_route(self, problem: Problem) -> None:
+    def test_fast_route_equals_the_direct_route(self, problem: Problem) -> None:
         for size in range(1, problem.dim + 1):
             masks = masks_of(problem.dim, size)
             direct = [problem.density.conditional_log_probs(problem.x, m).mean() for m in masks]
@@ -88,14 +88,14 @@ class DenseReference:
                 problem.model.scores(masks), torch.stack(direct), rtol=0, atol=1e-11
             )
 
-    def test_density_is_that_of_the_dense_gaussian(self, problem: Problem) -> None:
+    def test_density_equals_the_dense_gaussian(self, problem: Problem) -> None:
         density = problem.density
         dense = torch.distributions.MultivariateNormal(density.mean, density.covariance)
         expected: Tensor = dense.log_prob(problem.x)  # type: ignore[no-untyped-call]
         torch.testing.assert_close(density.log_prob(problem.x), expected)
         assert problem.model.log_marginal_likelihood() == pytest.approx(problem.lml, abs=1e-11)
 
-    def test_joint_score_is_the_marginal_taken_from_the_whole(self, problem: Problem) -> None:
+    def test_joint_score_is_the_lml_minus_the_observed_marginal(self, problem: Problem) -> None:
         """Check log p(x_M | x_R) = log p(x) − log p(x_R)."""
         for mask in some_masks(problem.dim):
             seen = ~mask
@@ -117,7 +117,7 @@ class DenseReference:
         expected = log_probs.mean().item()
         assert problem.model.scores(everything).item() == pytest.approx(expected, abs=1e-12)
 
-    def test_units_of_observations_do_not_matter_to_the_score(self, problem: Problem) -> None:
+    def test_units_of_the_observations_do_not_change_the_score(self, problem: Problem) -> None:
         """Twice the same observations have the same mean."""
         twice = Problem(problem.density, problem.x.repeat(2, 1))
         masks = masks_of(problem.dim, 2)
@@ -146,6 +146,6 @@ class TestFactorAnalysis(DenseReference):
         return LowRankGaussian(loadings, mean, noise)
 
 
-def test_shapes_that_do_not_fit_are_named() -> None:
+def test_mismatched_shapes_are_named() -> None:
     with pytest.raises(ValueError, match=r"\(D, K\), \(D,\), \(D,\), not \[\(3, 2\), \(2,\)"):
         LowRankGaussian(torch.zeros(3, 2), torch.zeros(2), torch.ones(3))

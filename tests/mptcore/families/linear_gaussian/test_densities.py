@@ -49,7 +49,7 @@ def equal(one: LowRankGaussian, other: LowRankGaussian) -> bool:
     return all(torch.equal(getattr(one, part), getattr(other, part)) for part in parts)
 
 
-def test_a_fit_is_of_the_datas_own_mean_and_moment() -> None:
+def test_a_fit_has_the_mean_and_moment_of_the_data() -> None:
     found = data()
     mean = found.x.mean(0)
     moment = second_moment(found.x, mean)
@@ -98,7 +98,7 @@ def test_data_without_variance_beyond_the_loadings_have_no_maximum() -> None:
     assert ppca.maximum_likelihood(moment, x.mean(0), K, 4.0).noise_variance[0] == 0.25
 
 
-def test_a_noise_variance_has_a_least_share_of_its_columns() -> None:
+def test_a_noise_variance_has_a_lower_bound() -> None:
     """A Heywood case: two columns that are the same have no noise."""
     x = data().x.clone() * 100
     x[:, 1] = x[:, 0]
@@ -126,7 +126,7 @@ def test_constant_columns_are_listed_up_to_ten(count: int) -> None:
         em.refuse_constant_columns(Dataset(x[:, -2:] * torch.tensor([1, 0]), columns=("a", "b")))
 
 
-def test_a_random_start_is_drawn_by_its_generator() -> None:
+def test_a_random_start_uses_its_generator() -> None:
     spec = PpcaModel(family="ppca", latent_dim=K, init="random", noise_precision=4.0)
     found = initial_density(spec, data(), 0, torch.Generator().manual_seed(3))
     drawn = torch.randn(DIM, K, generator=torch.Generator().manual_seed(3))
@@ -172,7 +172,7 @@ def model(family: Any = FactorAnalysisModel, **changes: Any) -> Any:
     return family.model_validate({**values, **changes})
 
 
-def test_a_seed_takes_its_own_density_or_that_of_the_first(
+def test_a_seed_loads_its_own_density_or_the_first(
     kept: dict[int, LowRankGaussian],
 ) -> None:
     for seed, taken in ((7, 7), (8, 8), (9, 7)):
@@ -196,7 +196,7 @@ def test_a_density_of_another_shape_or_noise_is_refused(kept: object) -> None:
     assert kept_density(model(PpcaModel, experiment="alike"), DIM, 1).noise_variance[0] == 1
 
 
-def test_without_a_folder_nothing_is_kept() -> None:
+def test_without_a_folder_nothing_is_saved() -> None:
     found = keep_densities({}, None)
     assert found == Log("info", "the weights are not kept: no work directory was given")
 
@@ -213,14 +213,14 @@ def test_all_parts_of_a_density_are_moved() -> None:
     }
 
 
-def test_a_density_has_shapes_that_fit() -> None:
+def test_a_density_checks_its_shapes() -> None:
     with pytest.raises(ValueError, match=r"not \[\(6, 2\), \(5,\), \(6,\)\]"):
         LowRankGaussian(normal(6, 2), normal(5), normal(6))
     with pytest.raises(ValueError, match=r"not \[\(6, 2\), \(6,\), \(5,\)\]"):
         LowRankGaussian(normal(6, 2), normal(6), normal(5))
 
 
-def test_a_marginal_and_its_conditionals_are_those_of_the_dense_normal() -> None:
+def test_marginal_and_conditionals_equal_the_dense_normal() -> None:
     density = LowRankGaussian(normal(DIM, K), normal(DIM, seed=1), normal(DIM, seed=2).exp())
     x, places = normal(4, DIM, seed=3), torch.tensor([4, 1])
     dense = torch.distributions.MultivariateNormal(density.mean, density.covariance)
@@ -239,7 +239,7 @@ def test_a_marginal_and_its_conditionals_are_those_of_the_dense_normal() -> None
         assert torch.allclose(found[:, j], joint - rest.log_prob(x[:, ~masked]))
 
 
-def test_all_forms_of_a_moment_are_one_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_forms_of_a_moment_give_the_same_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check also rows that are processed in several parts."""
     monkeypatch.setattr("mptcore.families.linear_gaussian.moments.ROWS", 100)
     x, mean = data().x, normal(DIM, seed=9)

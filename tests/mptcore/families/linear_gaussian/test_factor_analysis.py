@@ -42,7 +42,7 @@ def test_em_reaches_the_likelihood_of_scikit_learn() -> None:
     assert density.log_prob(x).mean().item() >= reference.score(x.numpy()) - 1e-6
 
 
-def test_it_fits_better_than_ppca_where_noise_differs() -> None:
+def test_it_fits_better_than_ppca_if_the_noise_differs_by_column() -> None:
     x = sample()
     moment = second_moment(x, x.mean(0))
     own = maximum_likelihood(moment, x.mean(0), 2).log_prob(x).mean()
@@ -100,7 +100,7 @@ def fitted(**changes: Any) -> tuple[LinearGaussianExperiment, list[Record]]:
     return spec, list(run(spec))
 
 
-def test_a_fit_shows_its_iterations_and_their_lml() -> None:
+def test_a_fit_records_the_lml_of_its_iterations() -> None:
     """Once for two seeds that share the data; and the last one is the model that is scored."""
     _, found = fitted(seeds=[3, 4])
     lml = points(found, "lml_fitting")
@@ -116,7 +116,7 @@ def test_a_fit_shows_its_iterations_and_their_lml() -> None:
     assert {(one.done, one.total, one.unit) for one in told} == {(0, 24, "masks")}
 
 
-def test_later_iterations_have_fewer_points_within_their_bound(
+def test_later_iterations_have_fewer_points(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(em, "STANDSTILL", -torch.inf)  # so that it never converges

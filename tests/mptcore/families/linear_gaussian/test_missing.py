@@ -83,7 +83,7 @@ def score_by_definition(density: LowRankGaussian, x: Tensor, mask: Tensor) -> fl
 
 
 @pytest.mark.parametrize("noise", [1.0, 1e-5], ids=["by moments", "by residuals"])
-def test_scores_of_all_masks_sum_to_the_lml_of_what_is_observed(noise: float) -> None:
+def test_scores_of_all_masks_sum_to_the_lml_of_the_observed_values(noise: float) -> None:
     density, x = density_of(noise), sample(30)
     model = scorable(density, x, CPU)
     assert (model.note is None) == (noise == 1)
@@ -96,7 +96,7 @@ def test_scores_of_all_masks_sum_to_the_lml_of_what_is_observed(noise: float) ->
     assert torch.cat(found).tolist() == pytest.approx(direct, rel=1e-8)
 
 
-def test_a_joint_score_is_of_what_is_observed() -> None:
+def test_a_joint_score_uses_the_observed_values() -> None:
     density, x = density_of(), sample(30)
     model, lml = scorable(density, x, CPU), observed_log_prob(density, x)
     for mask in itertools.islice(masks_of(DIM, 2), 4):
@@ -146,7 +146,7 @@ def test_em_of_complete_data_finds_the_fit_of_their_covariance(
     torch.testing.assert_close(last.density.covariance, expected.covariance, rtol=0, atol=1e-3)
 
 
-def test_em_is_quick_where_the_noise_is_small() -> None:
+def test_em_is_fast_for_small_noise() -> None:
     """One step with expanded parameters finds mean and covariance; without, 20,000 do not."""
     density = density_of(dim=WIDE)
     z = torch.randn(300, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -233,7 +233,7 @@ def test_drawn_masks_have_an_error(upload: Uploaded) -> None:
     assert 0 < abs(value_of(mpt) - value_of(lml)) < 3 * std_err_of(mpt)
 
 
-def test_a_fit_that_did_not_converge_is_told(
+def test_an_unconverged_fit_gives_a_warning(
     upload: Uploaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(em, "MAX_ITERATIONS", 20)
@@ -257,7 +257,7 @@ VAE = {"family": "linear_vae", "latent_dim": 1, "conditionals": GRID,
     ],
     ids=["vae", "train"],
 )
-def test_what_needs_every_value_is_refused(
+def test_missing_values_are_refused_by_other_families(
     changes: dict[str, Any], words: str, upload: Uploaded
 ) -> None:
     x = sample(60, 0.0)[2:]

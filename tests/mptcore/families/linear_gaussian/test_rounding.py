@@ -107,7 +107,7 @@ def test_a_wide_model_with_next_to_no_noise(size: int) -> None:
     scale=st.sampled_from([1e-3, 1.0, 1e3]),
     seed=st.integers(0, 1000),
 )
-def test_scores_have_eight_digits_wherever_they_are(
+def test_scores_have_eight_digits_at_any_offset(
     exponents: tuple[float, float],
     shape: tuple[int, int, int],
     fits: bool,
@@ -162,12 +162,12 @@ def test_enumeration_without_noise_is_the_likelihood() -> None:
     assert said(records, BY_RESIDUALS) == [f"seed 0: {BY_RESIDUALS}"]
 
 
-def test_what_needs_no_other_route_says_nothing() -> None:
+def test_well_conditioned_scores_log_no_change_of_route() -> None:
     assert not said(records_of(spec_of(5.0)), "computed")
 
 
 @pytest.mark.parametrize("train", [None, {"epochs": 2}])
-def test_float32_is_raised(train: dict[str, Any] | None) -> None:
+def test_float32_is_raised_to_float64(train: dict[str, Any] | None) -> None:
     init = "generator" if train is None else "random"
     model = {"family": "ppca", "latent_dim": 2, "noise_precision": 50.0, "init": init}
     changes = {"model": model, "train": train}
@@ -270,7 +270,7 @@ def log_noise_derivative(problem: Case, masks: list[Tensor], rows: Sequence[int]
     return float((mpmath.fsum(after) - mpmath.fsum(before)) / STEP / len(masks))
 
 
-def test_a_training_stays_with_its_route_and_says_so() -> None:
+def test_a_training_keeps_its_route_and_logs_it() -> None:
     """Noise that is learned from data without any goes down until sums of moments do not do."""
     model = {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"}
     train = {"objective": "lml", "epochs": 60, "learning_rate": 0.5, "learn_noise_precision": True}
@@ -280,7 +280,7 @@ def test_a_training_stays_with_its_route_and_says_so() -> None:
     assert 5 < int(spoken[0].split()[2]) < 60
 
 
-def test_each_step_is_asked_for_its_route() -> None:
+def test_the_route_is_chosen_for_each_step() -> None:
     """Steps of few observations, as large as they come, leave the first epoch's bound behind."""
     model = {"family": "ppca", "latent_dim": 2, "noise_precision": 100.0, "init": "random"}
     train = {"objective": "lml", "epochs": 1, "learning_rate": 50.0, "batch_size": 2}
@@ -289,7 +289,7 @@ def test_each_step_is_asked_for_its_route() -> None:
     assert [message.split()[2] for message in spoken] == ["0"]
 
 
-def test_a_mean_far_from_the_data_takes_the_route_that_keeps_digits() -> None:
+def test_a_mean_far_from_the_data_uses_residuals() -> None:
     """The data's own moment is small there; that about the model's mean is not."""
     problem = case(6, 2, 5, alike(6, 1.0), True)
     for distance, by_residuals in ((0.0, False), (1e5, True)):
@@ -298,7 +298,7 @@ def test_a_mean_far_from_the_data_takes_the_route_that_keeps_digits() -> None:
         assert trainer._choose_route(trainer._full) == by_residuals
 
 
-def test_a_resumed_training_goes_on_by_its_route() -> None:
+def test_a_resumed_training_keeps_its_route() -> None:
     problem = case(6, 2, 5, alike(6, 1e6), True)
     trainer, _ = trainer_on(problem, False)
     fresh, _ = trainer_on(problem, False)

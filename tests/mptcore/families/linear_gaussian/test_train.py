@@ -172,13 +172,13 @@ def test_epochs_are_recorded_from_before_the_first_step_to_the_last() -> None:
     assert first == pytest.approx(start.log_prob(x).mean().item(), abs=1e-10)
 
 
-def test_a_start_trains_the_same_alone_and_in_company() -> None:
+def test_a_seed_trains_the_same_alone_and_in_a_batch() -> None:
     together = series(list(run(spec_of(train={"epochs": 20}))), "lml")[44]
     alone = series(list(run(spec_of(train={"epochs": 20}, seeds=[44]))), "lml")[44]
     assert [p.value for p in alone] == pytest.approx([p.value for p in together], abs=1e-10)
 
 
-def test_curves_on_the_way_carry_their_epoch() -> None:
+def test_curves_during_training_have_their_epoch_as_label() -> None:
     spec = spec_of(train={"curve_at": [0, 2]})
     points = [record for record in run(spec) if isinstance(record, Point) and record.x == 1]
     labels = [point.labels for point in points if point.series == "score"]
@@ -188,7 +188,7 @@ def test_curves_on_the_way_carry_their_epoch() -> None:
     ]
 
 
-def test_the_loss_is_the_score_with_the_other_sign() -> None:
+def test_the_loss_is_the_negative_score() -> None:
     records = list(run(spec_of(train={"epochs": 2})))
     for seed in (4, 44):
         loss, score = (series(records, name)[seed] for name in ("loss", "mpt"))
@@ -204,7 +204,7 @@ def test_the_loss_of_the_likelihood_is_exact() -> None:
     assert series(records, "mpt") == {}
 
 
-def test_a_resumed_training_does_not_begin_again(
+def test_a_resumed_training_does_not_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epochs: list[int] = []
@@ -223,7 +223,7 @@ def test_a_resumed_training_does_not_begin_again(
 
 
 @pytest.mark.parametrize("memory_mib", [None, 3])
-def test_masks_are_scored_within_the_memory_that_is_given(
+def test_masks_are_scored_within_the_given_memory(
     monkeypatch: pytest.MonkeyPatch, memory_mib: int | None
 ) -> None:
     asked: list[int | None] = []
@@ -265,7 +265,7 @@ def _matrix(moment: DenseMoment | FactoredMoment) -> torch.Tensor:
     return moment.factor @ moment.factor.mT
 
 
-def test_what_is_held_out_is_scored_apart() -> None:
+def test_heldout_observations_are_scored_separately() -> None:
     spec = spec_of(data={**BASE["data"], "heldout": 0.25}, train={"epochs": 2, "batch_size": 7})
     records = list(run(spec))
     assert len(series(records, "lml_heldout")[4]) == 3
@@ -273,7 +273,7 @@ def test_what_is_held_out_is_scored_apart() -> None:
     assert len(held) == 2
 
 
-def test_a_loss_that_is_not_finite_stops_training_and_says_so(
+def test_a_non_finite_loss_stops_training_with_a_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     records: list[Record] = []
@@ -297,9 +297,7 @@ def _collect(spec: LinearGaussianExperiment, into: list[Record]) -> None:
         into.append(record)
 
 
-def test_weights_are_kept_and_taken_up_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "artifacts" / "first-1"
     spec = spec_of(train={"epochs": 30})
     records = [r for r in resumable(spec, Session(work_dir=folder)) if r is not None]

@@ -58,7 +58,7 @@ def test_every_second_step_and_the_last_are_recorded() -> None:
     assert torch.equal(weights_of(ready), before)
 
 
-def test_the_loss_of_held_out_sequences_is_under_the_same_masks() -> None:
+def test_the_heldout_loss_always_uses_the_same_masks() -> None:
     """Without dropout, and where losses are recorded."""
     held = masker(7, seed=1)
     ready = trainer(held)
@@ -75,7 +75,7 @@ def test_the_loss_of_held_out_sequences_is_under_the_same_masks() -> None:
     assert trainer().heldout_points() == []
 
 
-def test_so_many_held_out_sequences_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_heldout_sequences_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mptcore.families.masked_lm.trainer.HELDOUT_DRAWS", 3)
     held = masker(7)
     assert heldout_masks(held).sizes.tolist() == held.corpus.sizes[:3].tolist()
@@ -87,7 +87,7 @@ def test_the_masks_of_held_out_sequences_are_always_the_same_and_their_own() -> 
     assert torch.equal(heldout_masks(held).places, own.places)
 
 
-def test_uniform_sizes_are_from_one_to_all() -> None:
+def test_uniform_sizes_range_from_one_to_all_tokens() -> None:
     """The sizes are computed from the first uniform numbers: floor(u · D) + 1 of D tokens."""
     own, chosen = masker(12), torch.arange(12).repeat(20)
     found = uniform_sizes(own, chosen, torch.Generator().manual_seed(3))
@@ -97,7 +97,7 @@ def test_uniform_sizes_are_from_one_to_all() -> None:
     assert set((found.counts == sizes).tolist()) == {True, False}
 
 
-def test_a_loss_that_is_not_finite_ends_the_training_with_its_point() -> None:
+def test_a_non_finite_loss_ends_the_training_after_its_point() -> None:
     """Before the step is taken."""
     ready = trainer()
     ready.epoch = 3  # which is not recorded otherwise
@@ -112,7 +112,7 @@ def test_a_loss_that_is_not_finite_ends_the_training_with_its_point() -> None:
     assert not ready.adam.state
 
 
-def test_dropout_is_that_of_the_seed_and_the_step_whatever_was_drawn_before() -> None:
+def test_dropout_depends_only_on_the_seed_and_the_step() -> None:
     def losses(seed: int, epoch: int, drawn: int) -> float:
         ready = trainer(seed=seed)
         ready.epoch = epoch
@@ -131,7 +131,7 @@ def test_dropout_is_that_of_the_seed_and_the_step_whatever_was_drawn_before() ->
     assert losses(44, 0, 0) != first
 
 
-def test_a_training_that_is_taken_up_goes_on_as_the_first() -> None:
+def test_a_resumed_training_equals_an_uninterrupted_one() -> None:
     """Weights, moments, masks and the order of the sequences."""
     first, again = trainer(), trainer(seed=5)
     for first.epoch in range(2):
@@ -148,7 +148,7 @@ def test_a_training_that_is_taken_up_goes_on_as_the_first() -> None:
     assert kept["order"].tolist() != first.tensors()["order"].tolist()
 
 
-def test_weights_are_those_of_the_network_each_once() -> None:
+def test_each_weight_of_the_network_is_saved_once() -> None:
     ready = trainer()
     found = ready.weights()
     assert list(found) == [name for name, _ in ready.network.named_parameters()]
@@ -182,7 +182,7 @@ def test_listed_rates_are_drawn_for_each_sequence() -> None:
     assert set(places) == {0, 1, 2}
 
 
-def test_masks_and_dropout_have_generators_of_their_own() -> None:
+def test_masks_and_dropout_have_separate_generators() -> None:
     ready = trainer(seed=44)
     assert ready.generator.initial_seed() == generator_for(44, "train masks").initial_seed()
     assert ready.dropout == generator_for(44, "dropout").initial_seed()
@@ -204,7 +204,7 @@ def test_uniform_masks_of_a_step() -> None:
     assert torch.equal(found.places, expected.places)
 
 
-def test_the_random_numbers_of_a_gpu_are_kept_too() -> None:
+def test_the_random_state_of_a_gpu_is_saved() -> None:
     gpu = torch.device("cuda", 0)
     assert _devices(gpu) == [gpu]
     assert _devices(CPU) == []

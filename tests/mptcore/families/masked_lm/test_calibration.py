@@ -14,7 +14,7 @@ REPEATS = 80
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_error_over_orders_is_that_of_the_sequences_given(case: str) -> None:
+def test_the_error_over_orders_is_conditional_on_the_sequences(case: str) -> None:
     """The z-scores have sd 1 and mean 0, within four standard errors of these."""
     for one in calibrations(case, REPEATS):
         assert abs(one.sd - 1) < 4 / math.sqrt(2 * REPEATS), one.what
@@ -22,7 +22,7 @@ def test_the_error_over_orders_is_that_of_the_sequences_given(case: str) -> None
 
 
 @pytest.mark.parametrize("case", FEW_RATES)
-def test_errors_of_few_rates_hold_the_truth_or_are_not_given(case: str) -> None:
+def test_errors_of_few_rates_are_calibrated_or_null(case: str) -> None:
     """Two standard errors hold it in 88 % or more of the areas, less four standard errors; or the
     record says why there is none."""
     found = coverages(case, repeats := 100)
@@ -37,7 +37,7 @@ def test_errors_of_few_rates_hold_the_truth_or_are_not_given(case: str) -> None:
         assert all("raise per_size" in one.reason for one in found.values())
 
 
-def test_the_population_s_error_has_a_name_of_its_own() -> None:
+def test_the_population_error_has_its_own_name() -> None:
     """It is that between sequences, whatever the orders; fewer than four give no other."""
     toy = Toy.of(20)
     metrics = toy.measured(10, 20, 0)

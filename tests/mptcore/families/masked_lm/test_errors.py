@@ -124,7 +124,7 @@ def test_an_area_with_a_rate_of_unknown_error_has_none() -> None:
     assert alone.population(0) == Estimate(-3.0, None, 1)
 
 
-def test_rates_stand_for_the_axis_up_to_halfway() -> None:
+def test_a_rate_covers_the_axis_halfway_to_its_neighbours() -> None:
     assert cell_widths([0.3]) == [1]
     assert cell_widths([0.1, 0.2, 0.4]) == pytest.approx([0.1, 0.15, 0.2])
     assert cell_widths([0.01, 0.9]) == pytest.approx([0.455, 0.545])

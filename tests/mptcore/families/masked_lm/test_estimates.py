@@ -63,7 +63,7 @@ def chi_square(probability: float, degrees: int) -> float:
 
 
 @pytest.mark.parametrize("factor", [0.76, 1.96])
-def test_the_check_of_calibration_refuses_errors_that_are_off(factor: float) -> None:
+def test_the_calibration_check_detects_wrong_errors(factor: float) -> None:
     """The deviation is the largest that passed with 60 seeds when the bounds were about 0 and 2."""
     draws = torch.randn(SEEDS, generator=torch.Generator().manual_seed(2)).double()
     values = (draws / draws.std()).tolist()
@@ -147,7 +147,7 @@ def test_a_target_of_the_cumulative_score(models: dict[str, MaskedLm]) -> None:
     assert not [record for record in runs[0] if isinstance(record, Point)]
 
 
-def test_all_parts_of_the_sizes_together_are_uniform(models: dict[str, MaskedLm]) -> None:
+def test_all_strata_together_have_uniform_sizes(models: dict[str, MaskedLm]) -> None:
     """The sizes are from 1 to D, as the sum over sizes requires."""
     spec = MaskedLmEvaluate.model_validate({"target_std_err": 1, "target": "cumulative"})
     masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
@@ -165,7 +165,7 @@ def test_all_parts_of_the_sizes_together_are_uniform(models: dict[str, MaskedLm]
         assert (weights == 1).all()
 
 
-def test_a_target_that_cannot_be_reached_is_said(models: dict[str, MaskedLm]) -> None:
+def test_an_unreachable_target_is_recorded(models: dict[str, MaskedLm]) -> None:
     masks = {"schedule": "rates", "rates": RATES}
     own = {"model": models["model"]}
     records = evaluated(own, 1, masks=masks, target_std_err=1e-6, max_masks=200)
@@ -188,7 +188,9 @@ def test_orders_estimate_the_cumulative_score(models: dict[str, MaskedLm]) -> No
     assert value_of(spread) > 3 * std_err_of(spread) > 0
 
 
-def test_pll_is_exact_and_a_part_of_the_text_has_an_error(models: dict[str, MaskedLm]) -> None:
+def test_pll_of_the_whole_text_is_exact_and_of_a_part_has_an_error(
+    models: dict[str, MaskedLm],
+) -> None:
     own = {"model": models["model"]}
     masks = {"schedule": "rates", "rates": [0.5]}
     whole = metric(evaluated(own, 0, masks=masks, pll=True, sequences=40), "pll")
@@ -215,7 +217,7 @@ def test_bits_and_perplexity_follow_from_the_score(models: dict[str, MaskedLm]) 
     assert perplexity == pytest.approx(2**bits)
 
 
-def test_one_rate_and_one_mask_give_no_error(models: dict[str, MaskedLm]) -> None:
+def test_one_rate_with_one_mask_has_no_error(models: dict[str, MaskedLm]) -> None:
     masks = {"schedule": "rates", "rates": [0.5]}
     records = evaluated({"model": models["model"]}, 0, masks=masks)
     (point,) = (r for r in records if isinstance(r, Point))
@@ -224,7 +226,7 @@ def test_one_rate_and_one_mask_give_no_error(models: dict[str, MaskedLm]) -> Non
     assert metric(records, "area_population").std_err is not None
 
 
-def test_the_paper_s_rates_stand_for_a_hundredth_each() -> None:
+def test_each_rate_of_the_paper_covers_a_hundredth() -> None:
     spec = MaskedLmEvaluate()
     assert len(spec.masks.rates) == 99
     assert cell_widths(spec.masks.rates) == pytest.approx([0.01] * 99)
@@ -247,7 +249,7 @@ def test_two_stage_sampling_by_hand() -> None:
     assert (token.mean, token.std_err) == (1, 0)
 
 
-def test_each_order_is_drawn_anew_for_its_own_sequence() -> None:
+def test_each_sequence_has_its_own_orders() -> None:
     """Along an order the first mask hides all, and each next one token less. Over many orders
     each token is as often as the others the first to be seen."""
     toy, scored = Toy.of(4), list[MaskedBatch]()

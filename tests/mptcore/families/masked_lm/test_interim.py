@@ -49,7 +49,7 @@ def places(found: list[Point], rate: float) -> list[float]:
 
 
 @pytest.mark.usefixtures("long")
-def test_a_long_curve_shows_at_every_tenth() -> None:
+def test_a_long_curve_has_an_interim_point_at_every_tenth() -> None:
     found = points(ran(CURVE), INTERIM)
     assert {one.labels["model"] for one in found} == {"model", "baseline"}
     model = [one for one in found if one.labels["model"] == "model"]
@@ -60,7 +60,9 @@ def test_a_long_curve_shows_at_every_tenth() -> None:
     assert None not in errors
 
 
-def test_a_short_one_shows_at_its_end_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_curve_has_an_interim_point_only_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     short = ran(CURVE)
     assert points(short, INTERIM) == []
     monkeypatch.setattr(evaluation, "PIECE_TOKENS", 1)
@@ -75,7 +77,7 @@ def test_a_short_one_shows_at_its_end_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("long")
-def test_nothing_shows_before_a_token_was_drawn() -> None:
+def test_no_interim_point_before_a_token_is_drawn() -> None:
     model = {**LANGUAGE, "corruption": "bert"}
     rare = {"masks": {"schedule": "rates", "rates": [0.02, 0.9], "per_size": 2}}
     found = points(ran({**CURVE, "model": model, "baseline": None, "evaluate": rare}), INTERIM)
@@ -84,7 +86,7 @@ def test_nothing_shows_before_a_token_was_drawn() -> None:
 
 
 @pytest.mark.usefixtures("long")
-def test_where_it_shows_does_not_hang_on_memory() -> None:
+def test_interim_points_do_not_depend_on_memory() -> None:
     """Memory differs between machines, but a run that resumes elsewhere gives the same records."""
     large = {**CURVE, "compute": {**CURVE["compute"], "memory_mib": 100}}
     first, second = (points(ran(one), INTERIM) for one in (CURVE, large))
@@ -106,7 +108,7 @@ def test_resumed_records_are_those_of_an_undisturbed_run(
         assert first + records(spec_of(spec), folder) == whole
 
 
-def test_a_run_towards_a_target_shows_after_each_round() -> None:
+def test_a_run_with_a_target_has_interim_points_after_each_round() -> None:
     found = ran(TARGET)
     interim = [one for one in points(found, INTERIM) if one.labels["model"] == "model"]
     final = [one for one in points(found, "score_by_rate") if one.labels["model"] == "model"]
@@ -141,7 +143,7 @@ def test_the_mean_over_all_masks_is_that_of_the_rate(per_size: int) -> None:
         assert (estimate.n, estimate.degrees) == (whole.n, 39)
 
 
-def test_the_mean_over_some_masks_has_the_error_of_what_is_left() -> None:
+def test_the_error_of_an_interim_mean_is_that_of_the_remaining_masks() -> None:
     """With sequences in random order, one in twenty deviates by more than two errors."""
     z = []
     whole = scores(1, 4000)

@@ -37,7 +37,7 @@ def test_exact_numbers_of_tokens(rate: float) -> None:
     assert float(ours / plain) == pytest.approx(1, abs=0.01)
 
 
-def test_each_token_is_as_likely_and_so_is_each_pair() -> None:
+def test_tokens_and_pairs_are_masked_equally_often() -> None:
     """With m of D tokens masked, each token is in m of D masks and each pair in m (m − 1) of D (D −
     1)."""
     own, m = masker(), 3
@@ -53,7 +53,7 @@ def test_each_token_is_as_likely_and_so_is_each_pair() -> None:
     assert torch.allclose(together, expected, atol=4 * 0.5 / times**0.5)
 
 
-def test_few_bits_are_left_for_keys_where_sequences_are_many(
+def test_many_sequences_leave_few_bits_for_keys(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Keys that are the same are no tokens more."""
@@ -88,7 +88,7 @@ def test_mask_replaces_all_and_bert_four_fifths() -> None:
     assert float((seen == target).double().mean()) == pytest.approx(0.1 + 0.1 / 15, abs=2 / n**0.5)
 
 
-def test_some_of_a_batch_are_what_they_were_in_it() -> None:
+def test_selected_rows_of_a_batch_are_unchanged() -> None:
     draws, _ = drawn(masker("bert"), 0.3, 3)
     chosen = torch.tensor([7, 0, 31])
     part = draws[chosen]
@@ -98,7 +98,7 @@ def test_some_of_a_batch_are_what_they_were_in_it() -> None:
     assert part.expected.equal(draws.expected[chosen])
 
 
-def test_along_an_order_each_step_sees_one_more() -> None:
+def test_each_step_of_an_order_sees_one_token_more() -> None:
     """Each step reveals the first of the masked tokens to the next step."""
     own = masker()
     size = int(own.corpus.sizes[0])
@@ -113,7 +113,7 @@ def test_along_an_order_each_step_sees_one_more() -> None:
         assert int(masked.sum()) == size - step
 
 
-def test_singles_hide_each_token_once() -> None:
+def test_single_masks_hide_each_token_once() -> None:
     own = masker()
     masked = torch.stack([sequence(own.singles(0), i).masked for i in range(own.corpus.sizes[0])])
     assert masked[:, 1:-1].equal(torch.eye(len(masked), dtype=torch.bool))

@@ -63,9 +63,7 @@ def test_scores_are_those_of_plain_transformers(
 
 
 @pytest.mark.parametrize("tokens", [10**6, 100, 1])
-def test_groups_that_are_padded_and_groups_that_are_not(
-    tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_padded_and_unpadded_groups(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All padded together, some, and a group for each length: ModernBERT's layers see all of a
     sequence or a window of it."""
     monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", tokens)
@@ -84,7 +82,7 @@ def test_groups_that_are_padded_and_groups_that_are_not(
     assert scores({"model": model}, draws)[0, 0].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_half_of_a_group_at_most_is_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_half_of_a_group_is_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """One long sequence among short ones is a group by itself."""
     monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", 4096)
     lines = ["cat " * 30, *["the cat sat"] * 20, "a dog"]
@@ -122,7 +120,7 @@ def test_training_keeps_the_activations_of_all_layers() -> None:
     assert torch.equal(model.bytes_per_sequence(draws), layers * layer + logits)
 
 
-def test_attention_drops_out_in_training_alone() -> None:
+def test_attention_dropout_is_used_only_in_training() -> None:
     sizes: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.5}
     model = MaskedLm(tiny_lm.network(scale=3.0, **sizes), CPU, torch.float32)
     draws = Masker(corpus_of(tiny_lm.lines(1)), 4, 15).singles(0)
@@ -132,7 +130,7 @@ def test_attention_drops_out_in_training_alone() -> None:
         assert found[0].equal(found[1]) != training
 
 
-def test_all_orders_and_all_masks_give_one_cumulative_score() -> None:
+def test_all_orders_and_all_masks_give_the_same_cumulative_score() -> None:
     """A vocabulary of five words and four positions, enumerated: for conditionals that come from no
     joint density the mean over all orders of the chain is the sum over sizes of the mean over
     masks, and the orders differ."""
@@ -165,7 +163,7 @@ def test_all_orders_and_all_masks_give_one_cumulative_score() -> None:
     assert float(singles.sum()) == pytest.approx(4 * sum(by_size[1]) / 4, abs=1e-5)
 
 
-def test_two_halves_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_halved_if_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands in for a GPU, which no test has: the first batch is refused, its halves are not."""
     text = corpus_of(tiny_lm.lines(8))
     draws, _ = Masker(text, 4, 15).at_rates(
@@ -187,7 +185,7 @@ def test_two_halves_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> No
     assert refused
 
 
-def test_what_is_imported_beforehand_is_each_model_and_touches_no_gpu(
+def test_preloading_imports_each_model_and_touches_no_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process that has a CUDA context, or another thread, cannot fork runs."""

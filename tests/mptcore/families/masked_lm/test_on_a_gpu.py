@@ -115,7 +115,7 @@ def computed_in(found: Tensor) -> torch.dtype:
 
 
 @pytest.mark.parametrize("precision", ["auto", "float32"])
-def test_a_language_model_on_a_gpu_is_in_bfloat16_unless_told(
+def test_a_language_model_on_a_gpu_uses_bfloat16_by_default(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights and products; weights that are trained stay in float32."""
@@ -183,7 +183,7 @@ def test_a_training_step_of_a_language_model(monkeypatch: pytest.MonkeyPatch) ->
         assert gpu.launches <= 4  # for the weights that decay, and for the others
 
 
-def test_a_language_model_is_trained_on_by_another_device() -> None:
+def test_a_language_model_resumes_training_on_another_device() -> None:
     """Each device has a different optimizer: from a CPU to a GPU, and back."""
     moves = ((DEVICE, DEVICE, DEVICE), (CPU, DEVICE, CPU))
     found = []
@@ -206,7 +206,7 @@ def gradients(trainer: MaskedLmTrainer) -> list[Tensor]:
     return [one.cpu() for one in found if one is not None]
 
 
-def test_a_step_that_is_short_of_memory_has_the_same_gradient() -> None:
+def test_a_step_with_too_little_memory_has_the_same_gradient() -> None:
     with pretended_gpu() as gpu:
         trainer = trainer_of(16, **WITHOUT_DROPOUT)
         expected = trainer.step()
@@ -222,7 +222,7 @@ def test_a_step_that_is_short_of_memory_has_the_same_gradient() -> None:
             trainer.step()
 
 
-def test_training_that_is_short_of_memory_resumes_to_the_same_bits() -> None:
+def test_training_with_too_little_memory_resumes_to_the_same_bits() -> None:
     """Dropout is drawn for each part, so a step is split as in an undisturbed run, although earlier
     steps and scores did not fit into memory."""
     with pretended_gpu() as gpu:
@@ -239,7 +239,7 @@ def test_training_that_is_short_of_memory_resumes_to_the_same_bits() -> None:
     assert all(map(torch.equal, found, expected))
 
 
-def test_a_network_that_is_made_anew_touches_no_generator_of_a_gpu(
+def test_creating_a_network_uses_no_gpu_generator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_lm.checkpoint(tmp_path / "tiny")
@@ -255,7 +255,7 @@ def test_a_network_that_is_made_anew_touches_no_generator_of_a_gpu(
     assert gpu.forks == []
 
 
-def test_scores_that_are_short_of_memory_are_the_same() -> None:
+def test_scores_with_too_little_memory_are_the_same() -> None:
     with pretended_gpu() as gpu:
         model, found = language_model(), []
         for gpu.most_numbers in (None, 700):
@@ -263,7 +263,7 @@ def test_scores_that_are_short_of_memory_are_the_same() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_what_did_not_fit_is_not_tried_again() -> None:
+def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
     """The size is tried neither in the same batch nor in later ones."""
     with pretended_gpu() as gpu:
         model = {"model": language_model()}

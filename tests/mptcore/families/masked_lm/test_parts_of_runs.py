@@ -46,7 +46,7 @@ def model(**changes: Any) -> MaskedLmModel:
     return MaskedLmModel.model_validate({"family": "masked_lm", "checkpoint": "tiny", **changes})
 
 
-def test_the_longest_sequence_is_the_architectures() -> None:
+def test_the_architecture_sets_the_longest_sequence() -> None:
     def config(kind: str, **sizes: int) -> Any:
         return SimpleNamespace(model_type=kind, pad_token_id=1, **sizes)
 
@@ -56,7 +56,7 @@ def test_the_longest_sequence_is_the_architectures() -> None:
         assert positions(config(kind, max_position_embeddings=514)) == 512
 
 
-def test_another_architecture_is_refused_with_those_that_are_run(models: Path) -> None:
+def test_an_unsupported_architecture_is_refused_with_the_supported_names(models: Path) -> None:
     (models / "other").mkdir()
     (models / "other" / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(RunError) as error:
@@ -80,7 +80,7 @@ def test_a_tokenizer_that_is_not_fast_is_refused(
     assert str(error.value) == told
 
 
-def test_a_revision_is_for_the_hub(models: Path) -> None:
+def test_a_revision_is_only_for_the_hub(models: Path) -> None:
     with pytest.raises(RunError) as error:
         PretrainedSource.of(model(revision="main"))
     told = "the checkpoint tiny lies in MPT_MODELS_DIR, which has no revisions: leave it null"
@@ -92,7 +92,7 @@ def test_a_revision_is_for_the_hub(models: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", [True, False])
-def test_a_checkpoint_is_named_by_the_digest_of_its_files(models: Path, weights: bool) -> None:
+def test_a_checkpoint_is_identified_by_the_digest_of_its_files(models: Path, weights: bool) -> None:
     found = PretrainedSource.of(model()).digest(weights)
     patterns = ["*.json", "*.safetensors"] if weights else ["*.json"]
     digest = hashlib.sha256()
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_the_hub_has_the_digest_of_the_same_files(
     assert of_hub.digest(weights=True) == PretrainedSource.of(model()).digest(weights=True)
 
 
-def test_random_weights_are_those_of_their_seed(models: Path) -> None:
+def test_random_weights_depend_on_the_seed(models: Path) -> None:
     source = PretrainedSource.of(model())
     first, again, other = (
         network_of(model(init="random"), source.tokenizer(), seed) for seed in (4, 4, 5)
@@ -134,7 +134,7 @@ def run_of(**data: Any) -> MaskedLmRun:
     return MaskedLmRun(spec, Session(), CPU, torch.float32)
 
 
-def test_what_is_held_out_is_chosen_by_the_seed_and_never_all() -> None:
+def test_heldout_sequences_depend_on_the_seed_and_are_never_all() -> None:
     whole = corpus_of(tiny_lm.lines(10))
     trained_on, scored = run_of(heldout=0.3, seed=5)._split(whole)
     order = torch.randperm(10, generator=generator_for(5, "heldout"))
@@ -154,7 +154,7 @@ def test_one_sequence_cannot_be_held_out() -> None:
     assert error.value.cause == "invalid"
 
 
-def test_some_texts_are_chosen_by_the_seed_and_keep_their_order() -> None:
+def test_a_subset_of_texts_depends_on_the_seed_and_keeps_its_order() -> None:
     lines = tiny_lm.lines(12)
     spec = PlainText.model_validate({"source": "text", "lines": lines, "n": 5, "seed": 3})
     found = corpus.read(spec, tiny_lm.tokenizer(), 40)
@@ -165,7 +165,7 @@ def test_some_texts_are_chosen_by_the_seed_and_keep_their_order() -> None:
     assert json.dumps([row[0] for row in texts(spec)]) == json.dumps(lines)
 
 
-def test_a_text_without_a_token_gives_nothing_to_score() -> None:
+def test_a_text_without_tokens_has_no_score() -> None:
     with pytest.raises(RunError) as error:
         corpus_of(["[SEP]", "[CLS] [SEP]"])
     assert str(error.value) == (
@@ -174,7 +174,7 @@ def test_a_text_without_a_token_gives_nothing_to_score() -> None:
     assert corpus_of(["cat"]).sizes.tolist() == [1]
 
 
-def test_a_text_is_described_by_what_is_scored() -> None:
+def test_a_text_is_described_by_its_scored_tokens() -> None:
     text = corpus_of(["[SEP]", "the cat sat", "a red dog ran"])
     whole = "2 sequences, 7 tokens that can be masked"
     left_out = "1 sequences without one were left out"

@@ -74,7 +74,7 @@ def test_pretrained_against_random(name: str) -> None:
     assert value_of(area(found, model="model")) > value_of(area(found, model="baseline"))
 
 
-def test_a_random_bert_of_the_paper_s_size_has_a_flat_curve_and_its_area() -> None:
+def test_a_random_bert_has_a_flat_curve_and_the_published_area() -> None:
     """Table 2's random rows are −5245 to −5362: −log 30,522 for each of 512 tokens, and a little
     more for predictions that are not quite uniform."""
     sizes = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}

@@ -20,7 +20,7 @@ def metrics(records: Iterable[Record]) -> list[Metric]:
     return [one for one in records if isinstance(one, Metric)]
 
 
-def test_two_models_have_a_difference_and_labels_of_their_own() -> None:
+def test_two_models_have_a_difference_and_labels() -> None:
     assert BOTH.model_names == ["model", "baseline", "difference"]
     assert [BOTH.labels_of(name) for name in BOTH.model_names] == [OWN, OTHER, SEED]
     assert (ALONE.model_names, ALONE.labels_of("model")) == (["model"], SEED)
@@ -41,7 +41,7 @@ def test_interim_scores_are_points_of_each_model_at_a_rate() -> None:
     assert second.value == -6
 
 
-def test_a_metric_is_named_for_what_it_is_of() -> None:
+def test_the_name_of_a_metric_says_what_it_measures() -> None:
     unknown = Estimate(1.0, None, 1)
     assert BOTH.metric("pll", "baseline", SCORE, "_x") == Metric("pll_x", -3.0, 0.1, OTHER)
     assert BOTH.metric("pll", "difference", SCORE, "_x") == Metric(
@@ -52,7 +52,7 @@ def test_a_metric_is_named_for_what_it_is_of() -> None:
     assert told == "one draw gives no standard error"
 
 
-def test_an_area_is_told_for_its_tokens_and_per_token() -> None:
+def test_an_area_is_recorded_for_all_tokens_and_per_token() -> None:
     """Over rates of a width of one half."""
     population = Estimate(-3.0, None, 5)
     found = metrics(BOTH.area("model", SCORE, 0.5, 512, population))
@@ -68,7 +68,7 @@ def test_an_area_is_told_for_its_tokens_and_per_token() -> None:
     assert (perplexity.value, perplexity.std_err) == pytest.approx((math.exp(6), 0.2 * math.exp(6)))
 
 
-def test_the_width_is_told_once_and_a_difference_has_no_perplexity() -> None:
+def test_the_width_is_recorded_once_and_a_difference_has_no_perplexity() -> None:
     names = {
         model: [one.name for one in metrics(BOTH.area(model, SCORE, 0.5, 512, SCORE))]
         for model in BOTH.model_names

@@ -70,7 +70,7 @@ def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Pa
         assert first + records(spec, folder) == whole
 
 
-def test_a_resumed_training_goes_on_where_it_was_saved(
+def test_a_resumed_training_continues_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, step = spec_of(SPECS["training"]), MaskedLmTrainer.step
@@ -89,7 +89,7 @@ def test_a_resumed_training_goes_on_where_it_was_saved(
     assert steps == 2 * undisturbed
 
 
-def test_records_say_what_ran(tmp_path: Path) -> None:
+def test_records_describe_the_model(tmp_path: Path) -> None:
     found = ran(SPECS["curve"])
     said = " ".join(r.message for r in found if isinstance(r, Log))
     assert "model: tiny, pretrained, files sha256" in said
@@ -98,7 +98,7 @@ def test_records_say_what_ran(tmp_path: Path) -> None:
     assert len(points(found, "score_difference")) == 2 * 4
 
 
-def test_training_learns_and_its_weights_are_kept(tmp_path: Path) -> None:
+def test_training_learns_and_saves_its_weights(tmp_path: Path) -> None:
     """Text in which every word is the same is learned in a few steps; the weights that are kept
     give the scores that the training ended with."""
     same = {"source": "text", "lines": ["cat cat cat cat"] * 20, "heldout": 0.5}
@@ -181,7 +181,7 @@ def test_unknown_words_are_text_and_only_the_frame_is_special() -> None:
     assert one.maskable == [False, True, True, True, False]
 
 
-def test_sequences_that_are_cut_are_counted_aloud() -> None:
+def test_cut_sequences_are_counted_in_the_log() -> None:
     lines = ["the cat sat", "the old dog ran on a red mat", "a cat sat on a mat", "cat"]
     for max_length, cut in ((7, 2), (8, 1), (10, 0)):
         found = ran({**BASE, "data": {"source": "text", "lines": lines, "max_length": max_length}})
@@ -201,14 +201,14 @@ def test_packed_texts_are_not_cut() -> None:
     assert the_value(ran({**BASE, "data": data}), "sequences_cut") == 0
 
 
-def test_the_area_says_how_much_of_the_axis_it_covers() -> None:
+def test_the_area_is_recorded_with_its_coverage_of_the_axis() -> None:
     found = ran({**SPECS["curve"], "seeds": [4]})
     assert the_value(found, "area_width") == pytest.approx(0.8)  # 0 to 0.8, by rates 0.2 apart
     target = {**BASE["evaluate"], "target_std_err": 0.4}
     assert the_value(ran({**BASE, "evaluate": target}), "area_width") == pytest.approx(0.8)
 
 
-def test_a_saved_training_leaves_its_optimizer_behind_at_the_end(tmp_path: Path) -> None:
+def test_the_final_weights_contain_no_optimizer(tmp_path: Path) -> None:
     assert not [r for r in ran(SPECS["training"]) if isinstance(r, Checkpoint)]
     spec = spec_of(SPECS["training"])
     whole = records(spec, tmp_path / "whole")
@@ -226,7 +226,7 @@ def refused(value: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_an_unknown_checkpoint_is_refused_with_its_cure() -> None:
+def test_an_unknown_checkpoint_is_refused_with_advice() -> None:
     message = refused(with_model(checkpoint="nobody/knows-this"))
     assert "the checkpoint nobody/knows-this cannot be used" in message
     cure = ": put it into the folder MPT_MODELS_DIR, or let this machine reach the hub ("
@@ -280,9 +280,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused(models: Path) -> None:
     assert "without a mask token" in refused(with_model(checkpoint="unmasked"))
 
 
-def test_text_that_gives_nothing_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_without_tokens_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gives nothing to score" in refused(with_data(lines=["[SEP]", "[CLS]"]))
     monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
     assert "there is no text a.txt" in refused(with_data(file="a.txt"))
@@ -363,7 +361,7 @@ def huge(models: Path) -> None:
     (models / "huge" / "config.json").write_text(json.dumps(config))
 
 
-def test_a_sequence_by_itself_has_no_error() -> None:
+def test_a_single_sequence_has_no_error() -> None:
     """Its one mask cannot tell how its others would differ, nor one order how others would."""
     spec = with_data(lines=["the cat sat on a mat"])
     found = ran({**spec, "evaluate": {**BASE["evaluate"], "orders": 1}})
@@ -382,7 +380,7 @@ def test_a_local_checkpoint_has_no_revision(models: Path) -> None:
     assert "no revisions" in refused(with_model(revision="main"))
 
 
-def test_a_folder_beside_the_runner_is_no_checkpoint(
+def test_a_folder_in_the_working_directory_is_not_a_checkpoint(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_lm.checkpoint(tmp_path / "here" / "beside")
@@ -390,7 +388,7 @@ def test_a_folder_beside_the_runner_is_no_checkpoint(
     assert "no id of the hub" in refused(with_model(checkpoint="here/beside"))
 
 
-def test_weights_go_with_the_tokenizer_they_were_trained_with(models: Path, tmp_path: Path) -> None:
+def test_weights_are_saved_with_their_tokenizer(models: Path, tmp_path: Path) -> None:
     ran(SPECS["training"], tmp_path / "store" / "artifacts" / "first")
     tiny_lm.network(words=["x", "y"]).save_pretrained(models / "other")
     tiny_lm.tokenizer(["x", "y"]).save_pretrained(models / "other")

@@ -124,7 +124,7 @@ def test_a_ramp_goes_from_its_start_to_its_end() -> None:
     assert counts == [[2], [3], [4], [5], [6], [7], [8], [9], [10], [11]]
 
 
-def test_all_sequences_come_before_any_comes_again() -> None:
+def test_every_sequence_is_used_before_any_is_repeated() -> None:
     ready = trainer()
     chosen = torch.cat([ready._next_sequences(8) for _ in range(3)])
     assert sorted(chosen[:12].tolist()) == sorted(chosen[12:].tolist()) == list(range(12))

@@ -48,7 +48,7 @@ def annealing_of(
     return annealing, posterior_draws(about, chains, generator), density_of(model).log_prob(x)
 
 
-def test_backward_weights_are_those_of_forward_ones() -> None:
+def test_backward_weights_equal_forward_weights() -> None:
     """E[min(p/w, 1)] over backward chains from the posterior is E[min(w/p, 1)] over forward ones
     (Crooks 2000): of bounded means the error is known. That of p/w itself, one, has no variance: q
     has heavier tails than p, so that ten temperatures found 0.79 ± 0.06."""
@@ -66,7 +66,7 @@ def test_backward_weights_are_those_of_forward_ones() -> None:
     assert forward.mean().item() == pytest.approx(backward.mean().item(), abs=4 * error)
 
 
-def test_a_transition_moves_where_a_trajectory_would_come_back() -> None:
+def test_a_transition_moves_although_a_trajectory_would_return() -> None:
     """A step of √2 turns a normal by a quarter: four of them end where they began, and a chain
     without jitter would stay for ever."""
     annealing, z, _ = annealing_of(chains=50, leapfrog_steps=4)
@@ -76,7 +76,7 @@ def test_a_transition_moves_where_a_trajectory_would_come_back() -> None:
     assert (moved - z).norm(dim=-1).median() > 0.05
 
 
-def test_a_transition_leaves_the_posterior_as_it_is() -> None:
+def test_a_transition_preserves_the_posterior() -> None:
     """Large steps, that are often refused: a jitter that knew of z would move it."""
     annealing, z, _ = annealing_of(chains=2000, leapfrog_steps=4)
     size = torch.full((N,), 0.85, dtype=z.dtype)
@@ -116,7 +116,7 @@ class Recorded:
         return (yield from self.forward())
 
 
-def test_the_chains_of_each_part_start_at_what_its_observations_were_drawn_with(
+def test_reverse_chains_start_at_the_latent_values_of_the_simulation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = linear_gaussian(Importance(method="importance"), exact=True)

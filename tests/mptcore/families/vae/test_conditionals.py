@@ -30,7 +30,7 @@ from tests.support.runs import result_of
 
 
 @pytest.mark.parametrize("size", [40, 39])
-def test_precise_noise_where_all_or_nearly_all_is_masked(size: int) -> None:
+def test_precise_noise_with_nearly_all_dimensions_masked(size: int) -> None:
     """The prior is p(z | x_R) there, and p(x_j | z) a needle in it: S(D) was 6.6 nats too high, and
     S(D − 1) 5.8, with nothing in doubt."""
     case = needles(noise_precision=1e3)
@@ -46,7 +46,7 @@ def test_precise_noise_where_all_or_nearly_all_is_masked(size: int) -> None:
     assert doubtful.max() < 0.05
 
 
-def test_needles_are_foreseen() -> None:
+def test_few_effective_draws_are_predicted() -> None:
     """The effective sample size of 200 draws, by a pilot of 100."""
     generator = torch.Generator().manual_seed(1)
     width = torch.tensor([0.01, 0.1, 3.0], dtype=torch.float64)
@@ -100,7 +100,9 @@ def test_a_sample_stands_for_many_that_are_narrow(monkeypatch: pytest.MonkeyPatc
     assert 0.7 < gaps.std() / told < 1.3
 
 
-def test_rough_values_tell_of_those_that_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rough_values_estimate_observations_that_are_not_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Any sample corrects rough values that are too low by a constant, and leaves no error."""
     monkeypatch.setattr(conditionals, "MAX_NARROW", 0)
     monkeypatch.setattr(conditionals, "MIN_NARROW", 20)
@@ -174,7 +176,7 @@ def test_what_draws_of_their_own_miss_is_missed_by_both_sums(several_modes: Case
     assert gaps.mean().abs() < 4 * 0.02 / math.sqrt(len(gaps))
 
 
-def test_all_masks_have_the_error_of_the_draws() -> None:
+def test_exhaustive_masks_have_the_error_of_the_draws() -> None:
     """Exhaustive masks leave no other; it was 0."""
     model = linear_gaussian(Importance(method="importance", draws=60), exact=False)
     x, _ = simulated(model, 5)
@@ -206,7 +208,7 @@ def test_the_narrow_are_chosen_by_other_draws_than_are_averaged() -> None:
     assert (gaps / variance.sqrt()).mean().abs() < 4 / math.sqrt(len(gaps))
 
 
-def test_conditionals_in_doubt_are_drawn_again(
+def test_doubtful_conditionals_are_drawn_again(
     monkeypatch: pytest.MonkeyPatch, several_modes: Case
 ) -> None:
     """The proposal is refitted to trial draws, and there are more draws."""

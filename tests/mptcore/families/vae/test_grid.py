@@ -77,7 +77,7 @@ def test_weights_sum_to_one_and_give_the_prior_s_moments(grid: AnyGrid, latent_d
 
 
 @pytest.mark.parametrize("latent_dim", [1, 2, 3])
-def test_with_gaussian_outputs_it_is_ppca(latent_dim: int) -> None:
+def test_gaussian_outputs_give_ppca(latent_dim: int) -> None:
     grid = UniformGrid(method="uniform_grid", nodes=60, extent=7.0)
     model = linear_vae(6, latent_dim, grid, GaussianLikelihood(2.0), 0.7)
     x = torch.randn(9, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -176,7 +176,7 @@ def test_data_far_from_zero_lose_no_digits(offset: float) -> None:
     assert found == pytest.approx(expected, abs=1e-3 * math.sqrt(1 + offset))
 
 
-def test_what_is_all_but_impossible_has_its_probability() -> None:
+def test_nearly_impossible_values_keep_their_probability() -> None:
     """A log odds of 300 in float32, whose least number is e^-87; and its gradient."""
     outputs = torch.full((3, 2), 300.0, requires_grad=True)
     share = torch.full((1, 3), -math.log(3))

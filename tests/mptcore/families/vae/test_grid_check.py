@@ -19,7 +19,7 @@ from tests.mptcore.families.vae.test_grid import GRIDS, binary, linear_vae
     ("nodes", "noise_precision", "scale", "least_off"),
     [(40, 100.0, 1.0, 0.2), (20, 1000.0, 1.0, 20.0), (120, 100.0, 0.2, 1.0)],
 )
-def test_no_final_score_is_off(
+def test_final_scores_are_correct(
     nodes: int, noise_precision: float, scale: float, least_off: float
 ) -> None:
     """Against PPCA. Every one of them was final, and off by up to `least_off` or more."""

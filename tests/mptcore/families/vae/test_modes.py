@@ -90,7 +90,7 @@ def test_a_mode_counts_once() -> None:
     assert modes_at([0.0, 5.0], [0.0, 0.0]).found_once().item() == pytest.approx(1)
 
 
-def test_further_climbs_count_too() -> None:
+def test_further_climbs_are_counted() -> None:
     """What they confirm is no longer found once, and what only they find is added."""
     first, further = modes_at([0.0, 5.0], [0.0, 0.0]), modes_at([5.1, 9.0], [0.0, 0.0])
     joined = first.joined(further)

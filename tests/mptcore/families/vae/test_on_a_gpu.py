@@ -133,7 +133,7 @@ def test_annealing_and_pictures_on_a_gpu(tmp_path: Path) -> None:
     assert_alike(found, records(spec_of(on_cpu), tmp_path / "cpu"))
 
 
-def test_a_generator_goes_on_from_a_state_of_its_own_kind_alone() -> None:
+def test_a_generator_is_restored_only_from_the_same_device() -> None:
     """The state of another kind of generator gives a fixed seed that no generator began with."""
     with pretended_gpu():
         on_cpu, on_gpu = (generator_for(1, "draws", torch.device(kind)) for kind in ("cpu", "cuda"))
@@ -151,7 +151,7 @@ def test_a_generator_goes_on_from_a_state_of_its_own_kind_alone() -> None:
         assert on_gpu.initial_seed() != seeds[0]
 
 
-def test_training_goes_on_elsewhere(tmp_path: Path) -> None:
+def test_training_resumes_on_another_device(tmp_path: Path) -> None:
     """Training moves from a CPU to a GPU and back, and ends with other draws."""
     train = {"objective": ["elbo"], "epochs": 6, "lml_samples": 2}
     of = spec(RECURSIVE, train=train)
@@ -175,7 +175,7 @@ def gradients(start: TrainingStart) -> list[Tensor]:
     ("conditionals", "objective"),
     [(RECURSIVE, "mpt"), (RECURSIVE, "elbo"), (GRID, "lml")],
 )
-def test_a_step_that_is_short_of_memory_has_the_same_gradient(
+def test_a_step_with_too_little_memory_has_the_same_gradient(
     conditionals: dict[str, Any], objective: str
 ) -> None:
     """Check the gradients of the ELBO, of the LML, and of the encoder trained next to scored
@@ -202,7 +202,7 @@ def test_a_step_that_is_short_of_memory_has_the_same_gradient(
     ("conditionals", "dim", "most", "most_of_elbo"),
     [(GRID, DIM, 2000, 300), (IMPORTANCE, 100, 45_000, 2500)],
 )
-def test_what_is_measured_while_memory_is_short_is_the_same(
+def test_measurements_with_too_little_memory_are_the_same(
     conditionals: dict[str, Any], dim: int, most: int, most_of_elbo: int
 ) -> None:
     """The LML of the end and of a curve, and the ELBO: from the same draws."""
@@ -233,7 +233,7 @@ def test_what_is_measured_while_memory_is_short_is_the_same(
 
 
 @pytest.mark.parametrize("likelihood", [BernoulliLikelihood(), GaussianLikelihood(3.0)])
-def test_masks_scored_together_have_the_scores_of_a_cpu(
+def test_masks_scored_together_have_the_same_scores_as_on_a_cpu(
     likelihood: Likelihood, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a grid: a few at a time, and with values that are nearly impossible."""

@@ -59,7 +59,7 @@ def test_a_likelihood_is_that_of_its_distribution(likelihood: Likelihood) -> Non
 
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 @pytest.mark.parametrize("observed", ["all", "alike", "each"])
-def test_a_likelihood_at_nodes_is_the_sum_of_what_is_observed(
+def test_a_likelihood_at_nodes_sums_the_observed_dimensions(
     likelihood: Likelihood, observed: str
 ) -> None:
     x, outputs = data(likelihood), normal(G, D, seed=2)
@@ -167,7 +167,7 @@ def test_the_bound_and_its_parts_are_those_of_normal_distributions() -> None:
     assert torch.allclose(found, expected - divergence(mean, log_variance).sum(-1))
 
 
-def test_chains_in_doubt_add_nothing_to_the_error() -> None:
+def test_doubtful_chains_add_nothing_to_the_error() -> None:
     """Few chains have an effective sample size that is not in doubt."""
     summary = summary_of((1 + 0.1 * normal(500, 40).abs()).log())
     summary.doubtful[7] = 1

@@ -48,7 +48,7 @@ def tiles(file: Path) -> list[list[list[int]]]:
     return shades
 
 
-def test_images_stand_above_what_is_seen_and_what_is_expected(tmp_path: Path) -> None:
+def test_a_picture_shows_originals_masked_images_and_expectations(tmp_path: Path) -> None:
     """The smallest value is black, the largest white; masked pixels are grey."""
     x = torch.arange(12 * DIM).float().view(12, DIM) % 5 - 1  # from −1 to 3
     reconstructions, samples = pictures(start_of(x), tmp_path / "new")
@@ -68,7 +68,7 @@ def test_images_stand_above_what_is_seen_and_what_is_expected(tmp_path: Path) ->
     assert tiles(tmp_path / "new" / samples.file) == [[[255] * DIM] * SHOWN] * 5
 
 
-def test_held_out_images_are_shown_where_there_are_any(tmp_path: Path) -> None:
+def test_heldout_images_are_shown_if_there_are_any(tmp_path: Path) -> None:
     x = torch.tensor([[0.0, 1.0] * 8]).repeat(12, 1)
     heldout = torch.full((3, DIM), 1.0)
     reconstructions, _ = pictures(start_of(x, heldout), tmp_path)
@@ -76,6 +76,6 @@ def test_held_out_images_are_shown_where_there_are_any(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dim", [15, 17])
-def test_data_that_are_no_square_images_have_no_pictures(tmp_path: Path, dim: int) -> None:
+def test_data_that_are_not_square_images_have_no_pictures(tmp_path: Path, dim: int) -> None:
     assert list(pictures(start_of(torch.zeros(12, dim)), tmp_path)) == []
     assert list(tmp_path.iterdir()) == []

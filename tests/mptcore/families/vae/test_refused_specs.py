@@ -57,7 +57,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_run_is_refused(name: str) -> None:
+def test_invalid_specs_are_refused(name: str) -> None:
     base, path, value, pointer = REFUSED[name]
     with pytest.raises(SpecError) as refused:
         validate_spec(changed(base, path, value))
@@ -83,7 +83,7 @@ TOO_LARGE: dict[str, tuple[dict[str, Any], str, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", TOO_LARGE)
-def test_what_is_too_large_is_refused(name: str) -> None:
+def test_too_large_specs_are_refused(name: str) -> None:
     base, path, value, pointer = TOO_LARGE[name]
     limits = Limits(memory_bytes=2**29, latent_work=4 * 10**11)
     with pytest.raises(SpecError) as refused:

@@ -149,7 +149,7 @@ def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Pa
         assert first + records(spec, folder) == whole
 
 
-def test_a_resumed_training_does_not_begin_again(
+def test_a_resumed_training_does_not_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec, advance = spec_of(RESUMED["deep"]), VaeTrainer.advance
@@ -166,7 +166,7 @@ def test_a_resumed_training_does_not_begin_again(
     assert epochs == [0, 1, 2, 3, 4, 5]
 
 
-def test_weights_and_pictures_are_kept_and_weights_used_again(
+def test_weights_and_pictures_are_saved_and_weights_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
@@ -221,7 +221,7 @@ def kept_loadings(spec: VaeExperiment, x: Tensor, seed: int, objective: Objectiv
     return weight.flatten().tolist()
 
 
-def test_collapse_is_told() -> None:
+def test_collapse_is_logged() -> None:
     """With this much noise the prior explains the data, and z is not used."""
     likelihood = {"distribution": "gaussian", "noise_precision": 0.001}
     train = {"objective": ["elbo"], "epochs": 200, "learning_rate": 0.02,
@@ -231,7 +231,7 @@ def test_collapse_is_told() -> None:
     assert any(isinstance(r, Log) and r.message.startswith("collapse") for r in found)
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_records() -> None:
+def test_a_non_finite_loss_stops_training_and_keeps_the_records() -> None:
     spec = changed(FEW, "model/likelihood/noise_precision", 1e12)
     train = {"objective": ["elbo"], "epochs": 50, "learning_rate": 100.0, "lml_samples": 2}
     found: list[Record] = []
@@ -257,7 +257,7 @@ def test_annealing_and_its_bracket() -> None:
     assert std_err_of(above) == std_err_of(gap)
 
 
-def test_the_lower_of_two_that_differ_is_not_final() -> None:
+def test_the_lower_of_two_different_lmls_is_not_final() -> None:
     low, high, near = Evidence(1.0, 0.1), Evidence(2.0, 0.1), Evidence(1.2, 0.1)
     assert [one.unconverged_reason for one in compared(low, near)] == [None, None]
     annealed, sampled = compared(low, high)
@@ -297,7 +297,7 @@ def test_all_masks_are_scored_by_importance_with_an_error() -> None:
     assert 0 < std_err_of(score) < 0.1
 
 
-def test_what_few_draws_give_is_not_final() -> None:
+def test_scores_from_few_draws_are_not_final() -> None:
     few = {"method": "importance", "draws": 4, "steps": 1}
     evaluate = {
         "lml": {"method": "iwae", "samples": 3, "steps": 1},
@@ -326,7 +326,7 @@ def test_an_upload_that_is_not_binary_is_refused(
         ran({**LINEAR, "data": {**source, "binarize": "stochastic"}})
 
 
-def test_the_baseline_s_likelihood_of_held_out_data_is_of_these() -> None:
+def test_the_baseline_scores_the_heldout_data() -> None:
     ppca: Any = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
     ppca["noise_precision"] = 2.0
     evaluate = {**FEW["evaluate"], "masks": {"schedule": "sizes", "sizes": [64], "per_size": 2}}
@@ -360,14 +360,14 @@ def test_binarized_and_standardized_data() -> None:
     assert values.std(correction=0).item() == pytest.approx(1, abs=1e-12)
 
 
-def test_the_same_mask_scored_again_tells_of_the_draws() -> None:
+def test_repeated_scores_of_a_mask_estimate_the_error_of_the_draws() -> None:
     """All dimensions are masked in every mask; the error is that of what is drawn."""
     masks = {"schedule": "fixed", "size": 64, "per_size": 12}
     found = ran(changed(FEW, "evaluate/masks", masks))
     assert metric(found, "biased_score_not_final", seed=0).std_err
 
 
-def test_what_is_recorded_does_not_change_training() -> None:
+def test_recording_does_not_change_training() -> None:
     train = {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 20, "lml_samples": 4}
     evaluate = {**DEEP["evaluate"], "lml": {"method": "iwae", "samples": 4, "steps": 1}}
     quick = {**FEW, "evaluate": evaluate}

@@ -130,7 +130,7 @@ def test_the_defaults_are_right_where_the_posterior_is_narrow() -> None:
     assert errors.max() < 1
 
 
-def test_recursion_reaches_them_where_the_encoder_is_exact(masks: Tensor) -> None:
+def test_recursion_is_exact_with_an_exact_encoder(masks: Tensor) -> None:
     """A logarithm of a mean of n draws is biased by about 1/n: what twice the draws give, twice,
     less what n give is not."""
     model = linear_gaussian(Recursive(method="recursive"), exact=True)
@@ -148,7 +148,7 @@ def test_recursion_reaches_them_where_the_encoder_is_exact(masks: Tensor) -> Non
     assert (gaps.mean(0) / (gaps.std(0) / math.sqrt(len(gaps)))).abs().max() < 4
 
 
-def test_few_rounds_and_a_wrong_encoder_do_not(masks: Tensor) -> None:
+def test_recursion_fails_with_few_rounds_and_a_wrong_encoder(masks: Tensor) -> None:
     model = linear_gaussian(Recursive(method="recursive", draws=300, rounds=1), exact=False)
     x, _ = simulated(model, N)
     assert errors_of(model, masks, x, ppca_of(model, x).scores(masks))[2:].max() < -8
@@ -169,7 +169,7 @@ def test_the_elbo_is_below_the_lml_and_equal_for_the_exact_posterior() -> None:
             assert found.mean().item() < truth - 0.1
 
 
-def test_the_jackknife_takes_the_bias_of_few_draws() -> None:
+def test_the_jackknife_removes_the_bias_of_few_draws() -> None:
     """The mean over many observations and repeats: below the truth without it."""
     model = linear_gaussian(Importance(method="importance"), exact=False)
     x, _ = simulated(model, N)
@@ -233,7 +233,7 @@ def prior_of(x: Tensor) -> Proposal:
     ],
     ids=lambda layers: layers.layers,
 )
-def test_networks_decode_a_column_as_they_decode_all(
+def test_decoding_some_columns_equals_decoding_all(
     layers: Dense | Convolutional, outputs: BernoulliLikelihood | GaussianLikelihood
 ) -> None:
     if isinstance(layers, Dense):
@@ -259,7 +259,7 @@ def test_networks_decode_a_column_as_they_decode_all(
     assert all(p.grad is not None for p in decoder.parameters())
 
 
-def test_a_fit_is_exact_in_one_step_where_the_decoder_is_linear() -> None:
+def test_a_fit_to_a_linear_decoder_is_exact_in_one_step() -> None:
     model = linear_gaussian(Importance(method="importance"), exact=True)
     x, _ = simulated(model, N)
     with torch.no_grad():
@@ -300,7 +300,7 @@ def test_a_proposal_has_the_density_it_draws_from() -> None:
     assert len(found.log_shares) == 8  # five modes, two pilots, and the prior
 
 
-def test_each_observation_may_have_a_mask_of_its_own() -> None:
+def test_each_observation_may_have_its_own_mask() -> None:
     """The same mask for each gives the score of one for all."""
     model = linear_gaussian(Importance(method="importance"), exact=False)
     x, _ = simulated(model, N)

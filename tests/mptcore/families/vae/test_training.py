@@ -24,7 +24,7 @@ def start_of() -> TrainingStart:
     return TrainingStart(0, "mpt", {"seed": 0}, vae, Dataset(x), x, None)
 
 
-def test_fitting_the_encoder_leaves_the_decoder_alone() -> None:
+def test_fitting_the_encoder_does_not_change_the_decoder() -> None:
     """Otherwise the gradient of the ELBO would enter the objective mpt."""
     vae, x = start_of().vae, start_of().x
     masks = torch.arange(12)[None] < 4
@@ -40,7 +40,7 @@ def test_fitting_the_encoder_leaves_the_decoder_alone() -> None:
     assert all(parameter.requires_grad for parameter in vae.decoder.parameters())
 
 
-def test_an_ascent_begins_again_where_its_second_part_does_not_fit() -> None:
+def test_an_ascent_restarts_if_its_second_part_does_not_fit_in_memory() -> None:
     """The repeated step uses nothing of the first part, and the same draws as at first."""
     x, module = torch.arange(12.0).view(6, 2), nn.Linear(2, 1, bias=False)
     seen: list[int] = []
@@ -74,7 +74,7 @@ def test_the_error_of_the_elbo_is_calibrated() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_a_recursion_has_so_many_rounds(rounds: int) -> None:
+def test_a_recursion_has_the_requested_rounds(rounds: int) -> None:
     """Each encodes once."""
     vae = linear_gaussian(Recursive(method="recursive", rounds=rounds, draws=2), exact=True)
     encoded: list[Any] = []
@@ -112,7 +112,7 @@ def test_points_are_recorded_at_every_third_epoch_and_the_last(objective: str) -
                 assert (loss.std_err, loss.reason) == (None, ONE_DRAW)
 
 
-def test_a_step_that_does_not_fit_has_the_draws_of_one_that_does(
+def test_a_step_split_for_memory_has_the_same_draws(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainer = trainer_of("mpt")

@@ -21,7 +21,7 @@ def uniform(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("draws", [25, 40, 226, 500, 2000])
 @pytest.mark.parametrize("scale", [0.001, 0.3, 1.0, 5.0, 40.0])
-def test_khats_are_those_of_a_kept_library(draws: int, scale: float) -> None:
+def test_khats_equal_those_of_a_reference_library(draws: int, scale: float) -> None:
     log_weights = -scale * uniform(draws, 2, 3).log()
     found = khats(log_weights)
     assert found.shape == (2, 3)
@@ -29,7 +29,7 @@ def test_khats_are_those_of_a_kept_library(draws: int, scale: float) -> None:
     assert found.numpy() == pytest.approx(expected, abs=1e-10)
 
 
-def test_khats_of_what_has_no_tail() -> None:
+def test_khats_of_weights_without_a_tail() -> None:
     assert khats(torch.zeros(500, 2)).tolist() == [0, 0]
     assert khats(uniform(24, 2).log()).tolist() == [0, 0]  # of too few
     broken = uniform(500, 3).log()
@@ -40,7 +40,7 @@ def test_khats_of_what_has_no_tail() -> None:
     assert doubtful(alone).tolist() == [1]
 
 
-def test_weights_with_a_heavy_tail_are_in_doubt() -> None:
+def test_weights_with_a_heavy_tail_are_doubtful() -> None:
     """1/U has a tail of k = 1, and no variance; its inverse is bounded. A standard error needs an
     effective sample size, too."""
     draws = uniform(500, 40)
@@ -53,7 +53,7 @@ def test_weights_with_a_heavy_tail_are_in_doubt() -> None:
     assert doubtful(draws[:1].log()).mean() == 1  # of one draw nothing is known
 
 
-def test_nothing_is_taken_off_where_a_draw_holds_all() -> None:
+def test_no_correction_if_a_single_draw_has_all_the_weight() -> None:
     """Twice the whole less the halves was 500 nats above it: one half holds the draw, the other
     has a mean of e^−1000."""
     log_weights = torch.full((100, 1), -1000.0, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_the_jackknife_by_hand_for_draws_that_do_not_divide_by_four() -> None:
     assert summary_of(torch.zeros(7, 1)).debiased.item() == 0
 
 
-def test_what_is_in_doubt_enters_the_error() -> None:
+def test_doubtful_weights_enter_the_error() -> None:
     """One of 40 may be wrong by a nat: 0.025, where the draws alone say 0.0002."""
     summary = summary_of((1 + 0.1 * uniform(500, 40)).log())
     sure = weight_evidence([summary], cure="").std_err
@@ -91,7 +91,7 @@ def test_what_is_in_doubt_enters_the_error() -> None:
     assert doubted.unconverged_reason is None
 
 
-def test_what_is_in_doubt_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doubtful_weights_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proposal is refitted to the draws. The posteriors are bent, with several modes, and one
     in fifteen is in doubt at first."""
     case = folded(n=16, nodes=350)
@@ -111,7 +111,7 @@ def test_what_is_in_doubt_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> Non
     assert z.mean().abs() < 4 / math.sqrt(len(z))
 
 
-def test_the_draws_of_an_estimate_do_not_decide_about_themselves(
+def test_an_estimate_is_judged_by_other_draws(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only trial draws decide which observations get more draws. If the draws of the estimate

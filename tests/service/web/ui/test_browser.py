@@ -19,9 +19,7 @@ AXE = (Path(__file__).parents[3] / "support" / "axe" / "axe.min.js").read_text()
 """axe-core 4.14.1 from npm: MPL-2.0, beside it."""
 
 
-def test_a_link_signs_in_once_and_leads_where_one_was_going(
-    stranger: Page, lab: BrowsedLab
-) -> None:
+def test_a_link_signs_in_once_and_opens_the_requested_page(stranger: Page, lab: BrowsedLab) -> None:
     stranger.goto(lab.url("/lab"))
     stranger.wait_for_url("**/sign-in?next=%2Flab")
     path = lab.api.sign_in_url()
@@ -114,7 +112,9 @@ def test_a_missing_value_is_a_gap(page: Page, lab: BrowsedLab) -> None:
     expect(page.get_by_label("log y")).to_be_disabled()  # scores are negative
 
 
-def test_two_are_compared_by_what_differs(page: Page, lab: BrowsedLab) -> None:
+def test_two_experiments_are_compared_by_their_different_fields(
+    page: Page, lab: BrowsedLab
+) -> None:
     page.goto(lab.url("/?q=digits"))
     for k in (1, 3):
         page.get_by_label(f"Select digits K={k}").check()
@@ -130,7 +130,9 @@ def test_two_are_compared_by_what_differs(page: Page, lab: BrowsedLab) -> None:
     expect(metrics.get_by_role("row", name="lml")).to_contain_text("−63.34")
 
 
-def test_one_is_cancelled_on_its_page_and_many_in_the_list(page: Page, lab: BrowsedLab) -> None:
+def test_experiments_are_cancelled_on_their_page_and_in_the_list(
+    page: Page, lab: BrowsedLab
+) -> None:
     ids = [submitted(lab.database, name=f"unwanted {i}") for i in range(3)]
     page.goto(lab.url(f"/experiments/{ids[0]}"))
     page.get_by_role("button", name="Cancel").click()
@@ -159,7 +161,7 @@ def test_one_is_cancelled_on_its_page_and_many_in_the_list(page: Page, lab: Brow
     expect(page.locator("tbody tr")).to_have_count(3)
 
 
-def test_the_service_says_what_is_wrong_at_the_field(page: Page, lab: BrowsedLab) -> None:
+def test_errors_are_shown_at_their_field(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url("/new"))
     spec = page.locator("#spec")
     expect(page.get_by_role("heading", name="Estimate")).to_be_visible()
@@ -176,7 +178,7 @@ def test_the_service_says_what_is_wrong_at_the_field(page: Page, lab: BrowsedLab
     expect(page.locator("#filter-error")).to_contain_text("column 14")
 
 
-def test_pages_of_the_list_follow_each_other(page: Page, lab: BrowsedLab) -> None:
+def test_the_list_has_pages(page: Page, lab: BrowsedLab) -> None:
     for i in range(51):
         submitted(lab.database, name=f"many {i}")
     page.goto(lab.url("/?q=many"))
@@ -187,7 +189,7 @@ def test_pages_of_the_list_follow_each_other(page: Page, lab: BrowsedLab) -> Non
     expect(page.locator("tbody tr")).to_have_count(50)
 
 
-def test_a_viewer_may_look_and_not_touch(stranger: Page, lab: BrowsedLab) -> None:
+def test_a_viewer_can_read_and_not_change(stranger: Page, lab: BrowsedLab) -> None:
     shared = succeeded(lab.database, "shared", visibility="lab")
     signed_in(stranger, lab.service, key_of(lab.database, "vera", Role.VIEWER))
     stranger.goto(lab.url(f"/experiments/{shared}"))
@@ -198,7 +200,7 @@ def test_a_viewer_may_look_and_not_touch(stranger: Page, lab: BrowsedLab) -> Non
     expect(stranger.get_by_text("You may only look")).to_be_visible()
 
 
-def test_what_is_anothers_is_not_there(stranger: Page, lab: BrowsedLab) -> None:
+def test_experiments_of_others_are_not_shown(stranger: Page, lab: BrowsedLab) -> None:
     signed_in(stranger, lab.service, key_of(lab.database, "otto", Role.MEMBER))
     stranger.goto(lab.url(f"/experiments/{lab.ids['running']}"))
     expect(stranger.get_by_text("There is nothing here for you")).to_be_visible()
@@ -227,7 +229,7 @@ def test_a_name_made_of_markup_is_only_text(page: Page, lab: BrowsedLab) -> None
     expect(page.locator(".u-legend")).to_contain_text(MARKUP)
 
 
-def test_a_service_that_goes_away_and_comes_back(page: Page, lab: BrowsedLab) -> None:
+def test_a_page_recovers_after_an_outage(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url("/?q=the+run"))
     expect(page.get_by_text("the run that one watches")).to_be_visible()
     lab.service.stop()

@@ -13,7 +13,7 @@ DOCS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 DOCS += [file for kind in ("md", "ipynb") for file in (ROOT / "docs").rglob(f"*.{kind}")]
 
 
-def test_every_page_leads_to_it(api: TestClient) -> None:
+def test_every_page_links_to_the_help(api: TestClient) -> None:
     assert all('<a href="/help">Help</a>' in api.get(path).text for path in ("/", "/lab"))
 
 
@@ -23,7 +23,7 @@ def test_every_document_has_a_page_of_its_own() -> None:
     assert set(documents()) == set(ADDRESSES.values())
 
 
-def test_the_first_is_the_readme_and_the_others_follow_it() -> None:
+def test_the_help_begins_with_the_readme() -> None:
     first, *others = documents()
     assert first == ADDRESSES[README] == "/help"
     table = README.read_text().split("\n## Documentation\n")[1]
@@ -32,7 +32,7 @@ def test_the_first_is_the_readme_and_the_others_follow_it() -> None:
 
 
 @pytest.mark.parametrize("address", sorted(ADDRESSES.values()))
-def test_a_page_loads_the_style_alone_and_all_its_links_lead_somewhere(
+def test_a_help_page_loads_only_the_style_and_has_valid_links(
     api: TestClient, address: str
 ) -> None:
     answer = api.get(address)
@@ -50,7 +50,7 @@ def test_a_page_loads_the_style_alone_and_all_its_links_lead_somewhere(
             assert f' id="{anchor}"' in found.text, (target, anchor)
 
 
-def test_tables_code_and_headings_are_what_they_say(api: TestClient) -> None:
+def test_tables_code_and_headings_are_rendered(api: TestClient) -> None:
     settings, client = (api.get(f"/help/{name}").text for name in ("settings", "client"))
     assert re.search(r"<td><code>MPT_STORE</code></td>", settings)
     assert '<pre><code class="language-python">from mptlab import Client' in client
@@ -59,18 +59,18 @@ def test_tables_code_and_headings_are_what_they_say(api: TestClient) -> None:
     assert '<a href="/help/client" aria-current="page">' in client
 
 
-def test_what_has_no_page_is_text(api: TestClient) -> None:
+def test_links_without_a_page_are_text(api: TestClient) -> None:
     assert "(../benchmarks/reports)" in (ROOT / "docs/vaes.md").read_text()
     assert "<span>benchmarks/reports</span>" in api.get("/help/vaes").text
 
 
-def test_a_name_that_is_no_document_s(api: TestClient) -> None:
+def test_an_unknown_document(api: TestClient) -> None:
     answer = api.get("/help/nothing")
     assert answer.status_code == 404
     assert answer.json()["detail"] == "there is no such page: /help lists them"
 
 
-def test_the_image_has_what_the_links_name() -> None:
+def test_the_image_contains_the_linked_files() -> None:
     """In the folder of documents there are links to the repository's own files."""
     kept = (ROOT / ".dockerignore").read_text().split()
     copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "Dockerfile").read_text(), re.M)

@@ -18,7 +18,7 @@ VENDORED = json.loads((STATIC / "vendor" / "vendored.json").read_text())
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/docs"])
-def test_a_page_loads_its_own_files_alone(api: TestClient, path: str) -> None:
+def test_a_page_loads_only_its_own_files(api: TestClient, path: str) -> None:
     answer = api.get(path)
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     policy = answer.headers["content-security-policy"]
@@ -39,11 +39,11 @@ def test_a_file_of_another_edition_is_not_kept(api: TestClient) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "nothing.js", "../pages.py", "%2e%2e/pages.py", "vendor"])
-def test_there_are_no_other_files(api: TestClient, name: str) -> None:
+def test_other_files_are_not_served(api: TestClient, name: str) -> None:
     assert api.get(f"/static/{EDITION}/{name}").status_code == 404
 
 
-def test_what_is_vendored_is_what_was_published() -> None:
+def test_vendored_files_equal_the_published_ones() -> None:
     listed = {name: part for part in VENDORED for name in part["files"]}
     there = {name.removeprefix("vendor/") for name in FILES if name.startswith("vendor/")}
     licences = {part["licence_file"] for part in VENDORED}
@@ -59,12 +59,12 @@ AXE = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
 """SHA-256 of axe.min.js in axe-core 4.14.1."""
 
 
-def test_so_is_what_tests_look_at_pages_with() -> None:
+def test_vendored_test_tools_equal_the_published_ones() -> None:
     content = (ROOT / "tests" / "support" / "axe" / "axe.min.js").read_bytes()
     assert hashlib.sha256(content).hexdigest() == AXE
 
 
-def test_our_scripts_import_what_is_there_and_make_no_markup() -> None:
+def test_our_scripts_import_existing_files_and_insert_no_markup() -> None:
     ours = {name: file.read_text() for name, file in FILES.items() if name.endswith(".js")}
     for name, text in ours.items():
         if name.startswith("vendor/"):

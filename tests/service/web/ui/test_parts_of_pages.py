@@ -117,7 +117,7 @@ def test_a_sweep_over_seeds_is_drawn_and_averaged(page: Page, lab: BrowsedLab) -
     assert len(download.value.path().read_text().splitlines()) == 1 + 2 * 4
 
 
-def test_another_family_and_another_source_keep_what_fits(page: Page, lab: BrowsedLab) -> None:
+def test_changing_family_or_source_keeps_the_common_fields(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url("/new"))
     spec = page.locator("#spec")
     field(page, "data.source").select_option("ppca")
@@ -155,7 +155,7 @@ def test_the_form_has_room_for_all_that_a_spec_may_say(page: Page, lab: BrowsedL
         assert type(spec).model_validate(found) == spec
 
 
-def test_many_are_tagged_at_once(page: Page, lab: BrowsedLab) -> None:
+def test_many_experiments_are_tagged_at_once(page: Page, lab: BrowsedLab) -> None:
     ids = [submitted(lab.database, name=f"to be tagged {i}", tags=[f"own {i}"]) for i in range(2)]
     page.goto(lab.url("/?q=tagged"))
     for on, tags in (("Add tag", {"own 0", "own 1", "both"}), ("Remove tag", {"own 0", "own 1"})):
@@ -180,7 +180,7 @@ def test_a_view_is_kept_by_its_name(page: Page, lab: BrowsedLab) -> None:
     expect(page.get_by_role("link", name="my digits")).to_have_count(0)
 
 
-def test_a_chart_is_saved_as_it_is_seen(page: Page, lab: BrowsedLab) -> None:
+def test_a_chart_is_saved_as_shown(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url(f"/experiments/{lab.ids['succeeded 2']}"))
     expect(page.locator("canvas")).to_be_visible()
     whole = saved(page)
@@ -226,7 +226,7 @@ def saved(page: Page) -> Any:
     return ElementTree.parse(download.value.path()).getroot()
 
 
-def test_what_will_not_change_is_not_listened_for(page: Page, lab: BrowsedLab) -> None:
+def test_ended_experiments_open_no_stream(page: Page, lab: BrowsedLab) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(lab.url(f"/experiments/{lab.ids['succeeded 1']}"))
@@ -237,7 +237,7 @@ def test_what_will_not_change_is_not_listened_for(page: Page, lab: BrowsedLab) -
         pass
 
 
-def test_what_ran_where(page: Page, lab: BrowsedLab) -> None:
+def test_the_machine_of_each_attempt_is_shown(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url(f"/experiments/{lab.ids['succeeded 1']}"))
     attempts = page.get_by_label("What ran where")
     for text in ("Attempt 1", "3f9a61c07e52d84b", "AMD EPYC 7B13, AVX2", "torch 2.13.0+cpu"):
@@ -261,7 +261,7 @@ def test_a_sweep_over_three_fields_has_parallel_coordinates(page: Page, lab: Bro
     expect(page.locator(".parallel")).to_have_count(0)
 
 
-def test_the_paper_beside_ours(page: Page, lab: BrowsedLab) -> None:
+def test_presets_show_the_published_values_beside_ours(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url("/paper"))
     figure = page.get_by_role("article", name="Fig. 1, left")
     expect(figure.locator(".status.differs")).to_be_visible()
@@ -288,7 +288,7 @@ def test_the_lab_over_the_last_hours_and_what_admins_see(page: Page, lab: Browse
     expect(page.get_by_text("Nothing.", exact=True)).to_be_visible()
 
 
-def test_who_is_no_admin_sees_none_of_it(stranger: Page, lab: BrowsedLab) -> None:
+def test_other_users_do_not_see_the_admin_page(stranger: Page, lab: BrowsedLab) -> None:
     signed_in(stranger, lab.service, key_of(lab.database, "mia", Role.MEMBER))
     stranger.goto(lab.url("/lab"))
     expect(stranger.get_by_role("heading", name="My keys")).to_be_visible()

@@ -103,7 +103,7 @@ def test_a_preview_names_both_users_and_leaves_the_code_valid(
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired", "disabled"])
-def test_a_code_of_a_key_that_is_over_signs_nobody_in(
+def test_a_code_of_an_expired_key_signs_nobody_in(
     browser: TestClient, api: TestClient, database: Database, how: str
 ) -> None:
     code = api.post("/v1/sign-in-codes").json()["code"]
@@ -117,7 +117,9 @@ def test_a_code_of_a_key_that_is_over_signs_nobody_in(
     assert COOKIE not in browser.cookies
 
 
-def test_a_cookie_makes_nothing_that_outlives_its_sign_out(browser: TestClient, key: str) -> None:
+def test_a_browser_cannot_create_keys_that_outlive_its_sign_in(
+    browser: TestClient, key: str
+) -> None:
     """No other sign-in, key, user, higher role or webhook, though this key may make all."""
     sign_in(browser, key=key)
     for method, path, body in (
@@ -145,7 +147,7 @@ def test_a_code_is_short_lived(browser: TestClient, api: TestClient, database: D
 @pytest.mark.parametrize(
     "given", [{}, {"key": "a", "code": "b"}, {"keys": "a"}, {"key": 1}, {"code": "a" * 201}]
 )
-def test_what_is_neither_a_key_nor_a_code_is_a_problem(
+def test_a_sign_in_without_a_key_or_code_is_refused(
     browser: TestClient, given: dict[str, Any]
 ) -> None:
     assert sign_in(browser, **given).status_code == 422
@@ -154,7 +156,7 @@ def test_what_is_neither_a_key_nor_a_code_is_a_problem(
 
 @pytest.mark.parametrize("name", ["key", "code"])
 @pytest.mark.parametrize("text", ["", "a", "mpt_", "\\u0000", "\\ud800", "é"])
-def test_what_no_one_has_is_refused(browser: TestClient, name: str, text: str) -> None:
+def test_unknown_keys_and_codes_are_refused(browser: TestClient, name: str, text: str) -> None:
     content = f'{{"{name}": "{text}"}}'
     answer = browser.post("/v1/sign-in", content=content, headers=OWN)
     assert answer.status_code in (401, 422), answer.text
@@ -168,7 +170,7 @@ def test_only_digests_are_kept(browser: TestClient, key: str, database: Database
 
 
 @pytest.mark.parametrize("spoilt", ["", ".", "a", "a.b", "{id}.", "{id}.{other}"])
-def test_no_cookie_but_the_whole_one_serves(browser: TestClient, key: str, spoilt: str) -> None:
+def test_an_incomplete_cookie_is_refused(browser: TestClient, key: str, spoilt: str) -> None:
     sign_in(browser, key=key)
     own_id = browser.cookies[COOKIE].partition(".")[0]
     browser.cookies.clear()
@@ -193,14 +195,14 @@ def test_a_sign_in_ends_with_its_key(
     assert refused(browser.get("/v1/me"), how)
 
 
-def test_a_sign_in_ends_with_its_week(browser: TestClient, key: str, database: Database) -> None:
+def test_a_sign_in_ends_after_a_week(browser: TestClient, key: str, database: Database) -> None:
     sign_in(browser, key=key)
     with database.transaction() as session:
         session.execute(update(SignIn).values(expires_at=SignIn.expires_at - 604_801))
     assert refused(browser.get("/v1/me"), "week")
 
 
-def test_a_browser_may_what_its_key_may(browser: TestClient, database: Database) -> None:
+def test_a_browser_has_the_scopes_of_its_key(browser: TestClient, database: Database) -> None:
     with database.transaction() as session:
         user = accounts.add(session, "ada", Role.MEMBER)
         assert user is not None
@@ -231,7 +233,7 @@ ORIGINS = [
 
 @pytest.mark.parametrize(("headers", "ours"), ORIGINS)
 @pytest.mark.parametrize("path", ["/v1/experiments:validate", "/v1/sign-in:renew"])
-def test_a_cookie_changes_things_from_our_own_pages_alone(
+def test_a_cookie_allows_changes_only_from_our_own_pages(
     browser: TestClient, key: str, path: str, headers: dict[str, str], ours: bool
 ) -> None:
     sign_in(browser, key=key)
@@ -258,12 +260,12 @@ def test_a_key_needs_no_origin(api: TestClient) -> None:
     assert answer.status_code == 200
 
 
-def test_a_key_counts_before_a_cookie(browser: TestClient, key: str) -> None:
+def test_a_key_overrides_a_cookie(browser: TestClient, key: str) -> None:
     sign_in(browser, key=key)
     assert browser.get("/v1/me", headers={"Authorization": "Bearer mpt_0"}).status_code == 401
 
 
-def test_each_sign_in_has_a_cookie_of_its_own(browser: TestClient, key: str) -> None:
+def test_each_sign_in_has_its_own_cookie(browser: TestClient, key: str) -> None:
     cookies = set()
     for _ in range(2):
         sign_in(browser, key=key)
@@ -281,7 +283,7 @@ def test_a_second_sign_in_ends_the_first(browser: TestClient, key: str) -> None:
     assert browser.get("/v1/me").status_code == 401
 
 
-def test_what_has_expired_goes(browser: TestClient, key: str, database: Database) -> None:
+def test_expired_sign_ins_are_deleted(browser: TestClient, key: str, database: Database) -> None:
     sign_in(browser, key=key)
     browser.cookies.clear()
     with database.transaction() as session:
@@ -294,7 +296,7 @@ def test_what_has_expired_goes(browser: TestClient, key: str, database: Database
         assert len([*session.scalars(select(SignIn))]) == 1
 
 
-def test_the_audit_has_who_made_a_code(api: TestClient) -> None:
+def test_the_audit_names_the_creator_of_a_code(api: TestClient) -> None:
     api.post("/v1/sign-in-codes")
     entry = api.get("/v1/audit").json()["items"][0]
     assert (entry["actor"], entry["action"]) == ("local", "sign_in_code.made")
@@ -344,7 +346,7 @@ def aged(database: Database, seconds: float) -> None:
         session.execute(update(SignIn).values(renewed_at=SignIn.renewed_at - seconds))
 
 
-def test_an_old_cookie_is_renewed_and_serves_a_minute_longer(
+def test_an_old_cookie_is_renewed_and_valid_for_another_minute(
     browser: TestClient, key: str, database: Database
 ) -> None:
     sign_in(browser, key=key)
@@ -363,7 +365,9 @@ def test_an_old_cookie_is_renewed_and_serves_a_minute_longer(
             assert browser.get("/v1/me").status_code == status
 
 
-def test_only_the_whole_cookie_renews(browser: TestClient, key: str, database: Database) -> None:
+def test_only_a_complete_cookie_is_renewed(
+    browser: TestClient, key: str, database: Database
+) -> None:
     sign_in(browser, key=key)
     kept = browser.cookies[COOKIE]
     spoilt = f"{kept.partition('.')[0]}.{'0' * 64}"
@@ -373,7 +377,7 @@ def test_only_the_whole_cookie_renews(browser: TestClient, key: str, database: D
     assert browser.get("/v1/me").status_code == 200
 
 
-def test_who_renewed_a_stolen_cookie_is_signed_out_by_its_owner(
+def test_the_owner_signs_out_the_thief_of_a_renewed_cookie(
     browser: TestClient, settings: Settings, key: str, database: Database
 ) -> None:
     """Use the earlier cookie, which is not valid for anything else by then."""
