@@ -45,6 +45,12 @@ def invalid(problems: Sequence[Problem] | SpecError) -> ApiError:
     )
 
 
+def unauthorized(detail: str) -> ApiError:
+    """Return the answer (401) to a request without a valid key."""
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers=headers)
+
+
 def disk_full() -> ApiError:
     """Return the answer where the store's disk has no space for a file."""
     detail = "the disk of the store is too full for this: delete data sets, or ask an administrator"

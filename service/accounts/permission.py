@@ -9,8 +9,9 @@ from sqlalchemy.orm import Session, joinedload
 from sqlalchemy.orm.interfaces import ORMOption
 
 from mptcore.specs import Problem
-from service.accounts.users import Caller
-from service.refusals import ApiError, invalid
+from service.accounts import sign_ins
+from service.accounts.users import Caller, callers_of_keys
+from service.refusals import ApiError, invalid, unauthorized
 from service.tables.datasets import Dataset
 from service.tables.experiments import Experiment
 from service.tables.sweeps import Sweep
@@ -93,6 +94,21 @@ def newest(
     if before is not None:
         query = query.where(table.id < before)
     return session.scalars(query.order_by(table.id.desc()).limit(limit)).all()
+
+
+def check_still_valid(session: Session, user: Caller) -> None:
+    """Raise ApiError (401) if the caller's key ended or allows less since the request began, or if
+    the browser was signed out. A long request calls this in the transaction that stores its data.
+    """
+    current = callers_of_keys(session, [user.key_id]).get(user.key_id)
+    browsers = [] if user.sign_in_id is None else [user.sign_in_id]
+    is_signed_in = sign_ins.in_force(session, browsers) == {*browsers}
+    if current is None or not user.scopes <= current.scopes or not is_signed_in:
+        detail = (
+            "this API key ended or lost a scope, or this browser was signed out, since the request "
+            "began; nothing was changed"
+        )
+        raise unauthorized(detail)
 
 
 def check_has_key(user: Caller) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.accounts import audit
-from service.accounts.permission import find_readable
+from service.accounts.permission import check_still_valid, find_readable
 from service.accounts.users import Caller
 from service.experiments import store
 from service.fair_share import FairShare
@@ -94,6 +94,7 @@ def submitted(
         submissions = request.submissions(session, settings, user)
         prepared = prepare(session, settings, submissions)
     with database.transaction() as session:
+        check_still_valid(session, user)
         if key is not None:
             kept = idempotency.claim(session, user.id, key)
             before = _accepted_before(session, user, key, kept)

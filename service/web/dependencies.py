@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import (
     AsyncExitStack,
@@ -18,11 +19,12 @@ from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
 
+from service.accounts.permission import check_still_valid
 from service.accounts.sign_ins import COOKIE, caller_of_cookie
 from service.accounts.users import USE_NOTED_S, Caller, KeyRefused, caller_of_key, note_use, parsed
 from service.limiter import FairLimiter
 from service.queue.snapshot import QueueSnapshots
-from service.refusals import ApiError
+from service.refusals import ApiError, unauthorized
 from service.settings import Settings
 from service.streams.poller import Poller
 from service.submission.idempotency import IdempotentRequest
@@ -54,6 +56,8 @@ async def _settings(request: Request) -> Settings:
 
 SettingsDep = Annotated[Settings, Depends(_settings)]
 
+CHECK_LASTS_S = 1.0
+"""Time after which a writing request checks its caller again."""
 USERS_PART = 3
 """One user's requests read with a third of a process's connections at most."""
 
@@ -73,9 +77,14 @@ async def _readable(request: Request) -> AsyncIterator[Database]:
 
 async def _writable(request: Request) -> AsyncIterator[Database]:
     """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
-    would use all threads and connections, and block the readers. Waiting writers hold neither."""
+    would use all threads and connections, and block the readers. Waiting writers hold neither. The
+    caller is checked again if the body or the wait has taken long."""
     async with _one_of(request.app.state.writers, request):
-        yield request.app.state.database
+        database = request.app.state.database
+        caller: Caller | None = getattr(request.state, "caller", None)
+        if caller is not None and time.monotonic() - request.state.checked_at > CHECK_LASTS_S:
+            await run_in_threadpool(_check_still_valid, database, caller)
+        yield database
 
 
 @asynccontextmanager
@@ -124,6 +133,7 @@ async def authenticate(request: Request) -> Caller:
         raise unauthorized(str(refused)) from None
     rates.know(shown(request.headers), user.id)
     request.state.caller, request.state.unnoted = user, unnoted
+    request.state.checked_at = time.monotonic()
     return user
 
 
@@ -149,17 +159,17 @@ def _look_up(database: Database, find: Find, credential: str) -> tuple[Caller, b
         return find(session, credential)
 
 
+def _check_still_valid(database: Database, caller: Caller) -> None:
+    with database.snapshot() as session:
+        check_still_valid(session, caller)
+
+
 def _note_use(database: Database, key_id: str) -> None:
     try:
         with database.transaction() as session:
             note_use(session, key_id)
     except TRANSIENT_DB_ERRORS as error:
         log.warning("the use of a key cannot be noted, the database is unreachable: %s", error)
-
-
-def unauthorized(detail: str) -> ApiError:
-    headers = {"WWW-Authenticate": "Bearer"}
-    return ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers=headers)
 
 
 UserDep = Annotated[Caller, Depends(current_user)]

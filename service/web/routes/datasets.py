@@ -16,7 +16,7 @@ from uuid6 import uuid7
 
 from mptcore.specs import Problem
 from service.accounts import audit
-from service.accounts.permission import find, find_own, newest
+from service.accounts.permission import check_still_valid, find, find_own, newest
 from service.accounts.users import Caller
 from service.datasets import store
 from service.datasets.files import inspect, move
@@ -187,6 +187,7 @@ class _Arrival:
         may be damaged. A concurrent delete waits for the lock and then finds the file in its place:
         if it were moved after the delete, it would stay there without a row."""
         with self.database.transaction() as session:
+            check_still_valid(session, self.by)
             first = store.lock_same(
                 session, self.dataset.owner_id, self.dataset.sha256, self.dataset.format
             )
@@ -203,6 +204,7 @@ class _Arrival:
         place = self.settings.datasets(self.dataset.id) / self.dataset.file
         try:
             with self.database.transaction() as session:
+                check_still_valid(session, self.by)
                 size = self.dataset.bytes
                 quota.lock(session, self.by.id)  # two at once do not both take the last room
                 quota.check_bytes(session, self.by.id, self.settings.share, size)

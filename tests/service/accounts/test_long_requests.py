@@ -1,0 +1,146 @@
+"""A request whose key ends while it is received, inspected or prepared stores nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select, update
+
+from service.accounts import sign_ins
+from service.settings import Settings
+from service.submission import submit
+from service.tables.audit import AuditEntry
+from service.tables.datasets import Dataset
+from service.tables.engine import Database, now
+from service.tables.experiments import Experiment
+from service.tables.requests import KeptRequest
+from service.tables.sweeps import Sweep
+from service.tables.users import ApiKey, Role, Scope, User
+from service.web import dependencies
+from service.web.bodies import StrictRoute
+from service.web.routes import datasets
+from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.ppca_spec import ppca_spec
+from tests.support.uploads import GOOD, npy, stored
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+
+SPEC = {"spec": ppca_spec()}
+ENDS: dict[str, Any] = {
+    "disabled": update(User).where(User.name == "ann").values(disabled_at=now()),
+    "revoked": update(ApiKey).where(ApiKey.user_id > 1).values(revoked_at=now()),
+    "expired": update(ApiKey).where(ApiKey.user_id > 1).values(expires_at=now()),
+    "a viewer": update(User).where(User.name == "ann").values(role=Role.VIEWER),
+}
+EACH_END = pytest.mark.parametrize("end", ENDS)
+
+
+def ending(database: Database, end: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same work, before which ann's key ends."""
+
+    def ended(*arguments: Any, **options: Any) -> Any:
+        with database.transaction() as session:
+            session.execute(ENDS[end])
+        return work(*arguments, **options)
+
+    return ended
+
+
+def send(api: TestClient, headers: dict[str, str], name: str = "a.npy") -> Any:
+    return api.post("/v1/datasets", params={"name": name}, content=npy(GOOD), headers=headers)
+
+
+def rows(database: Database) -> list[int]:
+    with database.snapshot() as session:
+        tables = (Dataset, Experiment, Sweep, KeptRequest, AuditEntry, User, ApiKey)
+        return [session.scalar(select(func.count()).select_from(one)) or 0 for one in tables]
+
+
+def refused(answer: Any) -> None:
+    assert (answer.status_code, answer.json()["reason"]) == (401, "unauthorized"), answer.text
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert answer.json()["detail"].endswith("since the request began; nothing was changed")
+
+
+@EACH_END
+@pytest.mark.usefixtures("inspected_here")
+def test_an_upload(
+    admin: TestClient, place: Settings, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The key ends while the file is inspected."""
+    database, headers = database_of(admin), bearer(member(admin)["key"])
+    before = rows(database)
+    monkeypatch.setattr(datasets, "inspect", ending(database, end, vars(datasets)["inspect"]))
+    refused(send(admin, headers))
+    assert rows(database) == before
+    assert stored(place) == []
+
+
+@EACH_END
+@pytest.mark.usefixtures("inspected_here")
+def test_an_upload_of_known_bytes(
+    admin: TestClient, place: Settings, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """The key ends while the file is received. The file in place is not replaced."""
+    database, headers = database_of(admin), bearer(member(admin)["key"])
+    file = place.datasets(send(admin, headers).json()["id"]) / "data.npy"
+    file.write_bytes(b"as it was")
+    monkeypatch.setattr(datasets, "receive", ending(database, end, vars(datasets)["receive"]))
+    refused(send(admin, headers))
+    assert file.read_bytes() == b"as it was"
+    assert [one for one in stored(place) if one != file.parent] == []
+
+
+@EACH_END
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/experiments", SPEC),
+        ("/v1/experiments:batch", {"experiments": [SPEC]}),
+        ("/v1/sweeps", {**SPEC, "grid": {"seeds": [[1], [2]]}}),
+    ],
+)
+def test_a_submission(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch, end: str, path: str, body: Any
+) -> None:
+    """The key ends while the specs are prepared."""
+    database, headers = database_of(admin), bearer(member(admin)["key"])
+    before = rows(database)
+    monkeypatch.setattr(submit, "prepare", ending(database, end, vars(submit)["prepare"]))
+    refused(admin.post(path, json=body, headers={**headers, "Idempotency-Key": "k"}))
+    assert rows(database) == before
+
+
+@EACH_END
+def test_another_body(admin: TestClient, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """The key ends while the body is received: an admin's, who adds a key for another user."""
+    database, headers = database_of(admin), bearer(member(admin)["key"])
+    admin.patch("/v1/users/ann", json={"role": "admin"})
+    with database.transaction() as session:
+        every = update(ApiKey).where(ApiKey.user_id > 1)
+        session.execute(every.values(scopes=[*Scope]))
+    before = rows(database)
+    monkeypatch.setattr(dependencies, "CHECK_LASTS_S", 0.0)
+    monkeypatch.setattr(StrictRoute, "parsed", ending(database, end, StrictRoute.parsed))
+    refused(admin.post("/v1/users/local/keys", json={}, headers=headers))
+    assert rows(database) == before
+
+
+def test_a_browser_that_is_signed_out(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    database, key = database_of(admin), member(admin)
+    with database.transaction() as session:
+        cookie = sign_ins.begin(session, key["id"])
+    before = rows(database)
+    prepare = vars(submit)["prepare"]
+
+    def prepared(*arguments: Any) -> Any:
+        with database.transaction() as session:
+            sign_ins.end(session, cookie)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(submit, "prepare", prepared)
+    del admin.headers["Authorization"]
+    headers = {"Cookie": f"{sign_ins.COOKIE}={cookie}", "Sec-Fetch-Site": "same-origin"}
+    refused(admin.post("/v1/experiments", json=SPEC, headers=headers))
+    assert rows(database) == before
