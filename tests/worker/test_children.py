@@ -18,7 +18,7 @@ from tests.support.warm import warm_parent
 from worker import children
 from worker.children import GONE, Spawned, WarmParent
 from worker.runner import Runner
-from worker.warm_parent import TRANSFORMERS, Forks, main
+from worker.warm_parent import NUMBER, TRANSFORMERS, Forks, _send, main
 
 SPEC = ppca_spec(compute__threads=2, data__dim=30, evaluate__masks__per_size=40)
 LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
@@ -170,6 +170,18 @@ def test_modules_imported_before_the_parent_is_ready(
     masked_lm = "mptcore.families.masked_lm"
     more = [f"{masked_lm}.run", f"{masked_lm}.pretrained", "preload"] if transformers else []
     assert done == ["mptcore.run", *more]
+
+
+def test_a_worker_that_is_gone_receives_nothing() -> None:
+    """Neither of the errors that a closed socket raises ends the parent."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        _send(theirs, 7)
+        assert NUMBER.unpack(ours.recv(100)) == (7,)
+        theirs.send(b"unread")
+        ours.close()
+        _send(theirs, 8)  # the connection is reset, because of what was not read
+        _send(theirs, 9)  # the pipe is broken
 
 
 def test_runners_are_lost_if_the_parent_dies() -> None:

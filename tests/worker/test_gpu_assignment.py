@@ -3,8 +3,11 @@
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from sqlalchemy import select
 
@@ -15,7 +18,7 @@ from service.tables.experiments import Queue
 from service.tables.workers import Worker
 from tests.support.nvml import GIB, Card, Nvml
 from tests.support.processes import wait_until
-from worker import gpus, node, presence
+from worker import every_gpu, gpus, node, presence
 from worker.every_gpu import PinnedWorkers
 
 FIRST, SECOND, DIVIDED = "GPU-8932f937-d72c", "GPU-89aa0000-0001", "GPU-ffff0000-0002"
@@ -173,3 +176,32 @@ def test_a_worker_for_each_gpu(tmp_path: Path) -> None:
     for name in ("stays 0", "fails 1"):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / name).read_text()), 0)
+
+
+def test_a_worker_that_failed_is_started_again_some_time_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(every_gpu, "time", SimpleNamespace(monotonic=lambda: now))
+    each = PinnedWorkers(["fails"], (sys.executable, "-S", "-c", "raise SystemExit(3)"))
+    each._look()
+    each._processes["fails"].wait()
+    each._look()
+    now += every_gpu.RESTART_S - 0.5
+    each._look()
+    assert each._processes == {}
+    now += 0.5
+    each._look()
+    assert each._processes["fails"].wait() == 3
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    each = PinnedWorkers([], (sys.executable, "-S", "-c", "import time; time.sleep(600)"))
+    file = tmp_path / "pid"
+    starter = os.fork()
+    if starter == 0:
+        file.write_text(str(each._started("one").pid))
+        os._exit(0)
+    os.waitpid(starter, 0)
+    with suppress(psutil.NoSuchProcess):  # it is gone already
+        psutil.Process(int(file.read_text())).wait(30)

@@ -76,3 +76,31 @@ def test_a_local_worker_claims_the_next_run_within_the_limits(
     monkeypatch.setattr(worker, "stopping", SimpleNamespace(wait=waited.append))
     assert worker._next() is None
     assert waited == [settings.heartbeat_s]
+
+
+def test_it_runs_what_it_has_taken(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes nothing more once it stops, and waits between two looks that find nothing."""
+    worker = LocalWorker(settings)
+    ids = [submitted(worker.database) for _ in range(2)]
+    ran: list[Any] = []
+    waited: list[float | None] = []
+
+    def run(self: Slot, experiment_id: str, dispatch_no: int, is_stopping: Any) -> None:
+        assert self.database is worker.database
+        assert self.settings is self.presence.settings is settings
+        assert not is_stopping()
+        ran.append((experiment_id, dispatch_no))
+
+    def wait(timeout: float | None = None) -> bool:
+        waited.append(timeout)
+        worker.stopping.set()
+        return True
+
+    for part in (Reaper, Sweeper, Messenger, Presence):
+        monkeypatch.setattr(part, "run", lambda self, stopping: None)
+    monkeypatch.setattr(Slot, "be_ready", lambda self, is_stopping: None)
+    monkeypatch.setattr(Slot, "run", run)
+    monkeypatch.setattr(worker.stopping, "wait", wait)
+    worker.run()
+    assert ran == [(one, 1) for one in ids]
+    assert waited == [settings.poll_s]

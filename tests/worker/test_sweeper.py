@@ -1,12 +1,16 @@
 """Removal of unneeded files; failures of the store or the database end nothing."""
 
 import os
+import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.experiments.hub import UNUSED_S
+from service.operations import retention
 from service.queue import lease, states
 from service.settings import Settings
 from service.tables.engine import Database
@@ -14,7 +18,7 @@ from service.tables.experiments import Checkpoint, DesiredState, Experiment, Sta
 from tests.support.hub import cached
 from tests.worker.test_reaper import running
 from worker import sweeper as sweepers
-from worker.sweeper import Sweeper
+from worker.sweeper import RETENTION_S, SWEEP_S, SWEPT_TOGETHER, Sweeper
 
 __all__ = ["running"]  # a fixture
 
@@ -75,3 +79,73 @@ def test_checkpoints_of_experiments_that_ended_without_a_worker_are_removed(
     assert swept()
     with database.snapshot() as session:
         assert lease.checkpoints(session, running) == []
+
+
+def test_many_checkpoints_are_removed_in_parts(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part is looked up in its own transaction, two leases after the end."""
+    monkeypatch.setattr(sweepers, "SWEPT_TOGETHER", 2)
+    names = {f"{number:032x}" for number in range(3)}
+    for name in names:
+        settings.checkpoints(name).mkdir(parents=True)
+    asked: list[list[str]] = []
+
+    def forget(session: object, ids: list[str], after_s: float) -> list[str]:
+        assert after_s == 2 * settings.lease_s
+        asked.append(ids)
+        return ids
+
+    monkeypatch.setattr(lease, "forget_checkpoints", forget)
+    Sweeper(database, settings).sweep()
+    assert [len(part) for part in asked] == [2, 1]
+    assert {*asked[0], *asked[1]} == names
+    assert [*settings.all_checkpoints.iterdir()] == []
+
+
+def test_what_is_kept_is_measured_once_an_hour_and_purged_at_each_sweep(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep purges no more than a part of it."""
+    now, done = 1000.0, list[Any]()
+    many = [f"{number:032x}" for number in range(SWEPT_TOGETHER + 1)]
+
+    def noted(name: str, returned: Any) -> None:
+        def note(of: Database, *given: Any) -> Any:
+            assert of is database
+            if given[0] is settings:
+                given = given[1:]
+            done.append((name, *map(list, given)))
+            return returned
+
+        monkeypatch.setattr(retention, name, note)
+
+    monkeypatch.setattr(sweepers, "time", SimpleNamespace(monotonic=lambda: now))
+    for name, returned in {
+        "planned": ["old"], "delete": None, "measure_artifacts": None, "purgeable": many, "purge": 0
+    }.items():  # fmt: skip
+        noted(name, returned)
+    sweeper = Sweeper(database, settings)
+    hourly = [("planned",), ("delete", ["old"]), ("measure_artifacts",)]
+    each = [("purgeable",), ("purge", many[:SWEPT_TOGETHER])]
+    for passed_s, expected in ((0, hourly + each), (RETENTION_S - 1, each), (1, hourly + each)):
+        now += passed_s
+        done.clear()
+        sweeper.sweep()
+        assert done == expected
+
+
+def test_it_sweeps_until_it_stops(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeper, stopping = Sweeper(database, settings), threading.Event()
+    done: list[Any] = []
+
+    def wait(timeout: float) -> bool:
+        done.append(timeout)
+        return len(done) == 5
+
+    monkeypatch.setattr(stopping, "wait", wait)
+    monkeypatch.setattr(sweeper, "sweep", lambda: done.append("sweep"))
+    sweeper.run(stopping)
+    assert done == [SWEEP_S, "sweep", SWEEP_S, "sweep", SWEEP_S]
