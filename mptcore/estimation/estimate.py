@@ -16,6 +16,8 @@ deviation of 1.18, and 91 % of it lies within two."""
 MIN_KURTOSIS = 4.0
 """Lower bound on the kurtosis of scores: a few draws measure too small a value."""
 NORMAL_KURTOSIS = 3.0
+CONSTANT = 1.0
+"""Kurtosis that stands for scores that cannot vary."""
 MAX_INTERVAL_DEGREES = 60
 """Degrees of freedom from which on two standard errors make a 95 % interval."""
 TOO_FEW = "its standard error would rest on too few replicates: "
@@ -57,8 +59,9 @@ class Estimate:
 
     @property
     def known_std_err(self) -> float | None:
-        """The standard error, if it is known well enough to be reported."""
-        return self.std_err if self.degrees >= MIN_DEGREES or self.std_err == 0 else None
+        """The standard error, if it is known well enough to be reported. An error of 0 needs as
+        many degrees of freedom: two masks may be equal by chance."""
+        return self.std_err if self.degrees >= MIN_DEGREES else None
 
     def unknown_reason(self, without: str) -> str | None:
         """Return why there is no known standard error, or `without` if there is none at all."""
@@ -92,8 +95,8 @@ class Estimate:
 
 def variance_degrees(known: float, kurtosis: float) -> float:
     """Return the degrees of freedom of a variance with `known` = replicates − 1: those of the
-    χ² distribution that varies as much."""
-    return 2 * known / (kurtosis - 1)
+    χ² distribution that varies as much. They are infinite for the kurtosis CONSTANT."""
+    return math.inf if kurtosis == CONSTANT else 2 * known / (kurtosis - 1)
 
 
 def _kurtosis(values: Tensor) -> float:
@@ -124,9 +127,8 @@ def total_of(estimates: Sequence[Estimate]) -> Estimate:
     errors = [estimate.std_err for estimate in estimates if estimate.std_err is not None]
     if len(errors) < len(estimates):
         return Estimate(mean, None, n)
-    uncertain = [one for one in estimates if one.std_err]
-    degrees = min((one.degrees for one in uncertain), default=math.inf)
-    parts = math.fsum((one.std_err or 0.0) ** 4 / one.interval_degrees for one in uncertain)
+    degrees = min((one.degrees for one in estimates), default=math.inf)
+    parts = math.fsum((one.std_err or 0.0) ** 4 / one.interval_degrees for one in estimates)
     std_err = math.hypot(*errors)
     return Estimate(mean, std_err, n, degrees, std_err**4 / parts if parts else math.inf)
 

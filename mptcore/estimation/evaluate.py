@@ -14,6 +14,7 @@ from mptcore.estimation.allocation import (
     target_records,
 )
 from mptcore.estimation.estimate import (
+    CONSTANT,
     MIN_KURTOSIS,
     ONE_DRAW,
     Estimate,
@@ -132,8 +133,14 @@ class Evaluation:
             yield Step(record)
 
     def _size_estimate(self, scores: SizeScores) -> Estimate:
-        kurtosis = size_kurtosis(scores.size, self.first.dim)
-        return size_estimate(scores, self.spec.masks, kurtosis)
+        return size_estimate(scores, self.spec.masks, self._kurtosis(scores))
+
+    def _kurtosis(self, scores: SizeScores) -> float:
+        """Return the kurtosis that the scores of one size may have. There is only one mask of all
+        dimensions, so its score varies only if it is sampled."""
+        if scores.size == self.first.dim and scores.grades is None:
+            return CONSTANT
+        return size_kurtosis(scores.size, self.first.dim)
 
     def _totals(self, curve: ScoredSizes) -> list[Judged]:
         """Return the sum that the schedule estimates for each model and for the difference; an
@@ -276,8 +283,7 @@ class Evaluation:
     ) -> Iterator[Record]:
         """Yield the records that need the score of each mask."""
         if curve and curve[0].joint is not None:
-            kurtosis = size_kurtosis(curve[0].size, model.dim)
-            joint = mask_mean(curve[0].joint, self.spec.masks, kurtosis)
+            joint = mask_mean(curve[0].joint, self.spec.masks, self._kurtosis(curve[0]))
             yield from final_metric("joint_score", joint, labels, unconverged_reason)
         if self.spec.convergence:
             factor = model.dim if isinstance(self.spec.masks, FixedSize) else 1
@@ -294,7 +300,7 @@ class Evaluation:
         unconverged_reason: str | None,
     ) -> Iterator[Point]:
         alone = isinstance(self.spec.masks, FixedSize)
-        kurtosis = size_kurtosis(curve[0].size, self.first.dim) if alone else MIN_KURTOSIS
+        kurtosis = self._kurtosis(curve[0]) if alone else MIN_KURTOSIS
         for p, estimate in enumerate(convergence(curve, self.spec.masks, kurtosis), 1):
             scaled = estimate.scaled(factor)
             gap = replace(scaled, mean=scaled.mean - lml)

@@ -213,7 +213,9 @@ def test_errors_are_reported_from_twelve_replicates_on() -> None:
             assert record.std_err == change(enough).std_err
             assert record.reason is None
     assert point_of(replicates(1)).reason == ONE_DRAW
-    assert metric_of(Estimate(2.0, 0.0, 1, 0)).std_err == 0  # exact
+    assert metric_of(Estimate(2.0, 0.0, 1)).std_err == 0  # exact
+    equal = Estimate.of(torch.full((11,), 2.0, dtype=torch.float64))
+    assert (equal.std_err, metric_of(equal).std_err) == (0, None)
 
 
 def point_of(estimate: Estimate) -> Point:
@@ -225,11 +227,14 @@ def metric_of(estimate: Estimate) -> Metric:
 
 
 def test_a_sum_has_the_fewest_degrees_of_freedom_of_its_parts() -> None:
-    """Eleven masks of one size leave a sum without an error; exact parts count for nothing."""
-    enough, exact = replicates(12), Estimate(1.0, 0.0, 1, 0)
+    """Eleven masks of one size leave a sum without an error, even if they are equal; exact parts
+    count for nothing."""
+    enough, exact = replicates(12), Estimate(1.0, 0.0, 1)
+    equal = Estimate.of(torch.zeros(11, dtype=torch.float64))
     assert total_of([enough, enough]).known_std_err == pytest.approx(math.sqrt(2 * 13 / 12))
     assert total_of([enough, exact]).known_std_err == enough.std_err
     assert total_of([enough, replicates(11)]).known_std_err is None
+    assert total_of([enough, equal]).known_std_err is None
     assert total_of([enough, replicates(1)]).std_err is None
 
 

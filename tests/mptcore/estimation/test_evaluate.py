@@ -56,9 +56,9 @@ class Exact(TractableModel):
         return -7.0
 
 
-def evaluated(models: dict[str, VectorModel], **spec: Any) -> list[Record]:
+def evaluated(models: dict[str, VectorModel], seed: int = 0, **spec: Any) -> list[Record]:
     evaluation = Evaluation(MaskEvaluation.model_validate(spec), models, {}, ScoreCache())
-    return records_of(evaluation.records(torch.Generator().manual_seed(0)))
+    return records_of(evaluation.records(torch.Generator().manual_seed(seed)))
 
 
 class Numbers(TractableModel):
@@ -153,21 +153,59 @@ def test_listed_sizes_have_a_sum_only_with_a_target() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("schedule", [{"schedule": "all"}, {"schedule": "fixed", "size": 1}])
 @pytest.mark.parametrize("design", ["independent", "nested", "balanced"])
+def test_masks_that_are_equal_by_chance_have_no_error_of_0(design: str) -> None:
+    """Two masks of each size, for 40 seeds. The mask of all dimensions is the only one of its size,
+    so its score is exact."""
+    for seed in range(40):
+        masks = {"schedule": "all", "per_size": 2, "design": design}
+        found = evaluated({"model": Numbers()}, seed, masks=masks, convergence=True)
+        errors = {(one.series, one.x): one.std_err for one in found if isinstance(one, Point)}
+        assert errors == {
+            ("score", 1): None, ("score", 2): None, ("score", 3): 0,
+            ("convergence", 1): None, ("convergence", 2): None,
+        }  # fmt: skip
+        assert metric(found, "mpt").std_err is None
+        assert metric(found, "difference").std_err is None
+
+
+def test_the_mask_of_all_dimensions_has_an_error_only_where_scores_are_sampled() -> None:
+    masks = {"schedule": "fixed", "size": DIM, "per_size": 2}
+    exact = exactly(evaluated({"model": Numbers()}, masks=masks, convergence=True))
+    assert {error for _, error in exact.values()} == {0}
+    assert (
+        metric(evaluated({"model": Sampled(bias=0)}, masks=masks), "biased_score").std_err is None
+    )
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "all"}, {"schedule": "fixed", "size": 1}])
+@pytest.mark.parametrize(("design", "enough"), [("independent", 12), ("nested", 29)])
 def test_convergence_is_the_difference_after_each_mask(
-    schedule: dict[str, Any], design: str
+    schedule: dict[str, Any], design: str, enough: int
 ) -> None:
-    """Three scores of −2, or three times one, less an LML of −7."""
-    masks = {**schedule, "per_size": 4, "design": design}
-    found = evaluated({"model": Exact()}, masks=masks, convergence=True)
-    points = [one for one in found if isinstance(one, Point) and one.series == "convergence"]
-    assert [(one.x, one.value, one.n) for one in points] == [(p, 1, p) for p in (1, 2, 3, 4)]
-    dependent = design == "balanced"
-    assert [one.std_err for one in points] == [None, *[None if dependent else 0.0] * 3]
+    """Three scores of −2, or three times one, less an LML of −7. There is an error from the number
+    of masks on that the design needs."""
+    points = convergence_of(schedule, per_size=30, design=design)
+    assert [(one.x, one.value, one.n) for one in points] == [(p, 1, p) for p in range(1, 31)]
+    assert [one.std_err for one in points] == [*[None] * (enough - 1), *[0.0] * (31 - enough)]
     assert points[0].reason == "one draw gives no standard error"
-    why = "masks of one permutation depend on each other" if dependent else None
+    assert {one.reason for one in points[enough - 1 :]} == {None}
+    too_few = [str(one.reason) for one in points[1 : enough - 1]]
+    assert all("too few replicates" in reason for reason in too_few)
+
+
+@pytest.mark.parametrize("schedule", [{"schedule": "all"}, {"schedule": "fixed", "size": 1}])
+def test_convergence_has_no_errors_if_masks_depend_on_each_other(schedule: dict[str, Any]) -> None:
+    points = convergence_of(schedule, per_size=4, design="balanced")
+    assert {one.std_err for one in points} == {None}
+    assert points[0].reason == "one draw gives no standard error"
+    why = "masks of one permutation depend on each other"
     assert {one.reason for one in points[1:]} == {why}
+
+
+def convergence_of(schedule: dict[str, Any], **masks: Any) -> list[Point]:
+    found = evaluated({"model": Exact()}, masks={**schedule, **masks}, convergence=True)
+    return [one for one in found if isinstance(one, Point) and one.series == "convergence"]
 
 
 def test_never_final_scores_give_a_reason() -> None:
