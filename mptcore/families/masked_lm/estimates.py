@@ -41,6 +41,9 @@ class RateScores:
     rate: float
     sums: Tensor  # (models, P, N)
     weights: Tensor  # (P, N)
+    visible: Tensor | None = None
+    """Chance that a mask leaves a token of a sequence visible, (N,): masks that hide all tokens are
+    equal. None: nearly all masks leave one."""
 
     @property
     def total(self) -> float:
@@ -72,9 +75,14 @@ class RateScores:
 
     @property
     def sequences(self) -> float:
-        """Number of equally long sequences whose masks vary as much: a long one dominates."""
+        """Number of equally long sequences whose masks vary as much: a long one dominates. It is
+        infinite if no mask can vary."""
         tokens = self.weights.sum(0)
-        return (tokens.sum().square() / tokens.square().sum()).item()
+        visible = torch.ones_like(tokens) if self.visible is None else self.visible
+        if not visible.any():
+            return math.inf
+        varying = visible * tokens
+        return (varying.sum().square() / (varying * tokens).sum()).item()
 
     def _deviations(self) -> Tensor:
         return self.sums - self.means()[:, None, None] * self.weights
@@ -95,7 +103,7 @@ def variance_of_one_mask(scores: RateScores, neighbours: Sequence[RateScores]) -
     for other in neighbours:
         squares = (scores.residuals() - other.residuals()).square().sum(1)
         estimates.append(squares / (1 + scores.total / other.total))
-    degrees = variance_degrees(scores.sequences - 1, MIN_KURTOSIS)
+    degrees = variance_degrees(max(0, scores.sequences - 1), MIN_KURTOSIS)
     return Variance(torch.stack(estimates).mean(0) * n / (n - 1), degrees)
 
 
@@ -140,7 +148,8 @@ class Area:
         if len(known) < len(self._variances):
             return Estimate(mean, None, self._n)
         value = torch.stack([variance.value for variance in known]).sum(0)
-        degrees = sum(variance.degrees for variance in known)
+        finite = [one.degrees for one in known if math.isfinite(one.degrees)]
+        degrees = sum(finite) if finite else math.inf
         return Variance(value, degrees).estimate(mean, self._n, model)
 
     def population(self, model: int) -> Estimate:

@@ -116,7 +116,9 @@ class TextEvaluation:
             while len(weights) >= per_rate:
                 of_rate = sums[:, :per_rate].reshape(models, spec.per_size, n)
                 weight_of_rate = weights[:per_rate].reshape(spec.per_size, n)
-                for record in records_of(RateScores(left.pop(0), of_rate, weight_of_rate)):
+                rate = left.pop(0)
+                visible = self.masker.visible_chance(rate)
+                for record in records_of(RateScores(rate, of_rate, weight_of_rate, visible)):
                     yield Step(record)
                 sums, weights = sums[:, per_rate:], weights[per_rate:]
             if weights.sum() > 0:

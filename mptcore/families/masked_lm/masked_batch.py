@@ -87,11 +87,19 @@ class Masker:
             batch = self._bernoulli(sequences, rates, generator)
             return batch, batch.counts.double()
         expected = rates * self.corpus.sizes[sequences]
-        low = (expected + 1e-9).floor()
-        up_chance = (expected - low).clamp(min=0) * (low + 1) / expected
+        low, up_chance = _rounding(expected)
         chance = torch.rand(len(sequences), generator=generator, dtype=torch.float64)
-        sizes = low + ((chance < up_chance) | (low == 0))
+        sizes = low + (chance < up_chance)
         return self.of_sizes(sequences, sizes.long(), generator), expected
+
+    def visible_chance(self, rate: float) -> Tensor:
+        """Return the chance that a mask at a rate leaves a token of a sequence visible, (N,). With
+        the corruption bert it is 1: hidden tokens are replaced at random."""
+        sizes = self.corpus.sizes.double()
+        if self.corruption == "bert":
+            return torch.ones_like(sizes)
+        low, up_chance = _rounding(rate * sizes)
+        return torch.where(low == sizes, 0, torch.where(low == sizes - 1, 1 - up_chance, 1))
 
     def of_sizes(
         self, sequences: Tensor, counts: Tensor, generator: torch.Generator
@@ -153,6 +161,13 @@ class Masker:
 
     def _hidden(self, sequences: Tensor, counts: Tensor, places: Tensor) -> MaskedBatch:
         return MaskedBatch(self.corpus, sequences, counts, places, self.mask_id)
+
+
+def _rounding(expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return numbers of tokens (B,) rounded down, and the chance to mask one more."""
+    low = (expected + 1e-9).floor()
+    up_chance = (expected - low).clamp(min=0) * (low + 1) / expected
+    return low, torch.where(low == 0, 1, up_chance)
 
 
 def joined(parts: list[MaskedBatch]) -> MaskedBatch:

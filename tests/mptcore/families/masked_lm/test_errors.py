@@ -55,6 +55,24 @@ def test_the_variance_over_masks_of_a_sequence() -> None:
     assert three.degrees == pytest.approx(4 / 3)
 
 
+def test_masks_that_hide_all_tokens_are_no_replicates() -> None:
+    """With equal lengths a chance of 0.2 counts as a fifth of a sequence. A text whose masks cannot
+    vary does not count, and its error of 0 is exact."""
+    four = scores([[-2.0] * 4] * 2, [[1] * 4] * 2)
+    chance = torch.tensor([0.2, 0.2, 0.2, 0.0], dtype=torch.float64)
+    rare, never = replace(four, visible=chance), replace(four, visible=0 * chance)
+    assert four.sequences == 4
+    assert rare.sequences == pytest.approx(0.6)
+    for one, degrees in ((rare, 2 / 3 * 0.6), (never, math.inf)):
+        found = one.variance([])
+        assert found is not None
+        assert found.degrees == pytest.approx(degrees)
+        assert found.estimate(-2.0, 8, 0).known_std_err == (0 if one is never else None)
+        alone = variance_of_one_mask(replace(one, weights=one.weights[:1]), [one])
+        assert alone is not None
+        assert alone.degrees == (0 if one is rare else math.inf)
+
+
 def test_the_variance_of_one_mask_is_that_of_its_neighbours() -> None:
     """Squares of differences, (1 / 4)² twice, in the share that the tokens give: with half as many
     at the other rate, a third. The mean over both neighbours."""
@@ -111,6 +129,14 @@ def test_an_area_adds_up_its_rates() -> None:
     spread = math.sqrt(2 * (0.6 * 0.25) ** 2 * 2)
     assert astuple(area.population(0))[:4] == pytest.approx((-2.2, spread, 7, 1))
     assert area.population(1).std_err == pytest.approx(3 * spread)
+
+
+def test_rates_whose_masks_cannot_vary_add_no_degrees_to_an_area() -> None:
+    area = Area(2, 2)
+    area.add(ONE, Variance(torch.zeros(2).double(), math.inf), 0.5)
+    assert area.estimate(0).known_std_err == 0
+    area.add(TWO, Variance(torch.tensor([0.25, 1.0]).double(), 3), 0.5)
+    assert area.estimate(0).degrees == 3
 
 
 def test_an_area_with_a_rate_of_unknown_error_has_none() -> None:

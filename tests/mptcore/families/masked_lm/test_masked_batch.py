@@ -37,6 +37,20 @@ def test_exact_numbers_of_tokens(rate: float) -> None:
     assert float(ours / plain) == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.parametrize("rate", [0.01, 0.5, 0.85, 0.99, 1.0])
+def test_the_chance_that_a_mask_leaves_a_token_visible(rate: float) -> None:
+    """Compare with 4,000 masks of texts of one to six tokens. The chance is exact where it is 0 or
+    1, and otherwise within four standard errors."""
+    own = Masker(corpus_of([" ".join(["cat"] * size) for size in range(1, 7)]), 4, 15)
+    rates = torch.full((6 * 4000,), rate, dtype=torch.float64)
+    masks, _ = own.at_rates(torch.arange(6).repeat(4000), rates, torch.Generator().manual_seed(8))
+    share = (masks.counts < masks.sizes).double().view(4000, 6).mean(0)
+    chance = own.visible_chance(rate)
+    assert chance[0] == 0
+    error = (chance * (1 - chance) / 4000).sqrt()
+    assert ((share - chance).abs() <= 4 * error + 1e-12).all()
+
+
 def test_tokens_and_pairs_are_masked_equally_often() -> None:
     """With m of D tokens masked, each token is in m of D masks and each pair in m (m − 1) of D (D −
     1)."""
