@@ -17,7 +17,7 @@ from service.tables.visibility import Visibility
 
 WRITERS_LOCK = 7_301_524
 """PostgreSQL advisory lock that a trigger on `events` takes, shared, for each writing transaction
-(migration 0021). The trigger takes it before an event gets its id; the commit releases it."""
+(migration 0029). The trigger takes it before an event gets its id; the commit releases it."""
 
 
 class Subject(NamedTuple):

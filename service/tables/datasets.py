@@ -31,7 +31,7 @@ class Dataset(Owned, Base):
     columns: Mapped[list[str] | None] = mapped_column(JSON)
     constant: Mapped[dict[str, list[str]] | None] = mapped_column(JSON(none_as_null=True))
     """Constant columns by array, "" for the only one: names, or indices where there are none.
-    Unknown for uploads of before migration 0028."""
+    Unknown for uploads of version 0.1."""
     missing: Mapped[dict[str, dict[str, int]] | None] = mapped_column(JSON(none_as_null=True))
     """Number of missing values of each column that has some, by array, as in `constant`."""
     created_at: Mapped[float] = mapped_column(default=now())

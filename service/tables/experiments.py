@@ -219,7 +219,7 @@ class Wait(Base):
 class Tally(Base):
     """Part of the counters of experiments that have ended; a counter is the sum over all rows.
 
-    Triggers on `experiments` (migration 0022) add a row when one ends, and one with `present` -1
+    Triggers on `experiments` (migration 0029) add a row when one ends, and one with `present` -1
     when it is deleted. So no transaction waits for another one's, and none can forget to count.
     The reaper folds the rows of equal `status` and `failure_kind` into one. Times are in
     seconds."""

@@ -18,8 +18,8 @@ class KeptRequest(Base):
     """The user who sent it."""
     idempotency_key: Mapped[str] = mapped_column(String(200), primary_key=True)
     sha256: Mapped[str] = mapped_column(String(64))
-    """Digest of method, path and body. Requests of versions before migration 0026 have their method
-    and path in its place."""
+    """Digest of method, path and body. Requests of version 0.1 have their method and path in its
+    place."""
     made: Mapped[list[Any]] = mapped_column(JSON)
     """Ids and numbers that the answer is made of. Empty only within the transaction of the request.
     """

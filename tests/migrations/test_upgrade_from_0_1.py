@@ -15,13 +15,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.operations.prepare import prepare
-from service.queue import lease
+from service.queue import lease, quota
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Status
+from service.tables.experiments import Experiment, Status
 from service.tables.users import User
 from service.web.main import create_app
+from tests.support.invariants import bytes_in_tables
 from tests.support.servers import PostgreSQL
 
 DUMPS = Path(__file__).parent / "version_0_1"
@@ -73,6 +74,17 @@ def test_an_upgrade_keeps_everything(upgraded: Settings) -> None:
         (upload,) = api.get("/v1/datasets").json()["items"]
         assert upload["name"] == "rows.csv"
         assert api.post("/v1/experiments", json={"spec": ended["spec"]}).status_code in (200, 202)
+
+
+def test_existing_bytes_are_counted(upgraded: Settings) -> None:
+    """All but names, notes and tags count like those that come later."""
+    with closing(Database(upgraded.url)) as database, database.snapshot() as session:
+        (user_id,) = session.scalars(select(User.id))
+        words = sum(
+            len(one.name or "") + len(one.note or "") + sum(map(len, one.tags))
+            for one in session.scalars(select(Experiment))
+        )
+        assert quota.kept(session, user_id) == bytes_in_tables(session)[user_id] - words > 0
 
 
 def test_queued_experiments_run_after_an_upgrade(upgraded: Settings) -> None:
