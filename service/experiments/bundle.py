@@ -14,7 +14,7 @@ from mptcore.protocol.records import encode
 from mptcore.specs import Limits, stored_spec
 from service.experiments.readme import readme
 from service.experiments.schemas import AttemptOut, MetricOut
-from service.experiments.views import attempt_out, metric_out
+from service.experiments.views import metric_out
 from service.records import results
 from service.records.artifacts import file_of, whole_file
 from service.records.curves import labels_of
@@ -49,7 +49,7 @@ def bundle(session: Session, experiment: Experiment) -> Bundle:
     known = labels_of(session, [experiment.id])[experiment.id]
     return Bundle(
         experiment=experiment,
-        attempts=[attempt_out(one) for one in results.attempts(session, experiment.id)],
+        attempts=[AttemptOut.of(one) for one in results.attempts(session, experiment.id)],
         metrics=metrics,
         labels=_keys(labels for _, labels in known),
         artifacts=results.artifacts(session, experiment.id),

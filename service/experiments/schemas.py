@@ -9,7 +9,7 @@ from pydantic import Field
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.base import ExperimentId
 from service.queue.schemas import QueuePosition, RuntimeOut
-from service.schemas import Line, Page, RequestModel, ResponseModel
+from service.schemas import Line, Moment, Page, RequestModel, ResponseModel
 from service.tables.experiments import Status
 from service.tables.visibility import Visibility
 
@@ -100,11 +100,11 @@ class RunProgress(Progress):
 
     stage: StageOut | None
     """Progress within the present stage. null: the stage has no unit of its own."""
-    at: datetime | None
+    at: Moment | None
     """Time of this progress. `eta_s` counts from it."""
     eta_s: float | None
     """Estimated seconds to the end. null: unknown, or the run is not running."""
-    estimated_end: datetime | None
+    estimated_end: Moment | None
     """Estimated end. null: unknown."""
 
 
@@ -165,7 +165,7 @@ class LogOut(ResponseModel):
 
     seq: int
     """Number of the line among all records of the run."""
-    at: datetime
+    at: Moment
     """Time at which it was stored."""
     level: Level
     """Level of the line."""
@@ -227,7 +227,7 @@ class Listed(ResponseModel):
     """Text written by the owner."""
     priority: int
     """Priority among the owner's experiments. Higher values run first."""
-    created_at: datetime
+    created_at: Moment
     """Time of the submission."""
     status: Status
     """Present status."""
@@ -254,9 +254,9 @@ class ExperimentSummary(Listed):
     """Ids of the experiments that had to succeed first."""
     worker: str | None
     """Worker of the latest attempt. null: none yet."""
-    started_at: datetime | None
+    started_at: Moment | None
     """Start of the first attempt. null: not started."""
-    finished_at: datetime | None
+    finished_at: Moment | None
     """Time of the end. null: not ended."""
     progress: RunProgress | None
     """Progress of the run. null: unknown."""
@@ -332,9 +332,9 @@ class AttemptOut(ResponseModel):
     """Number of the attempt, from 1."""
     worker: str
     """Worker that ran it."""
-    started_at: datetime
+    started_at: Moment
     """Time of the start."""
-    ended_at: datetime | None
+    ended_at: Moment | None
     """Time of the end. null: not ended."""
     peak_bytes: int | None
     """Peak memory in bytes, of the GPU or else of the machine. null until it has ended."""

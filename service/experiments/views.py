@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Row
 
 from service.experiments.schemas import (
     ArtifactOut,
-    AttemptOut,
-    EnvironmentOut,
     ExperimentOut,
     ExperimentSummary,
     FailureOut,
@@ -14,15 +15,12 @@ from service.experiments.schemas import (
     LogOut,
     MetricOut,
     RunProgress,
-    StageOut,
     SummaryWithMetrics,
     Urls,
 )
 from service.queue import states
 from service.queue.schemas import QueuePosition
-from service.tables.engine import moment
-from service.tables.experiments import Artifact, Attempt, Event, Experiment, Metric, Status
-from service.tables.visibility import Visibility
+from service.tables.experiments import Artifact, Event, Experiment, Metric, Status
 
 
 def experiment_out(experiment: Experiment, place: QueuePosition | None) -> ExperimentOut:
@@ -33,46 +31,26 @@ def experiment_out(experiment: Experiment, place: QueuePosition | None) -> Exper
 
 def summary_out(experiment: Experiment, place: QueuePosition | None) -> ExperimentSummary:
     """Convert an experiment without its spec."""
-    failure = None
-    if experiment.failure_kind is not None:
-        failure = FailureOut(kind=experiment.failure_kind, message=experiment.failure_message or "")
     path = f"/v1/experiments/{experiment.id}"
-    return ExperimentSummary(
-        id=experiment.id,
+    parts = ("curves", "metrics", "artifacts", "events", "logs", "bundle")
+    return ExperimentSummary.of(
+        experiment,
         owner=experiment.owner.name,
-        visibility=Visibility(experiment.visibility),
-        pinned=experiment.pinned,
-        name=experiment.name,
-        tags=experiment.tags,
-        note=experiment.note,
-        priority=experiment.priority,
-        family=experiment.family,
-        status=Status(experiment.status),
         terminal=states.is_terminal(experiment.status),
-        desired_state=experiment.desired_state,
-        attempt=experiment.attempt,
-        retry_of=experiment.retry_of,
         sweep=experiment.sweep_id,
         after=experiment.comes_after or [],
-        worker=experiment.worker,
-        created_at=moment(experiment.created_at),
-        started_at=moment(experiment.started_at),
-        finished_at=moment(experiment.finished_at),
         progress=_progress_out(experiment),
         queue=place,
-        failure=failure,
-        last_seq=experiment.last_seq,
-        urls=Urls(
-            self=path,
-            curves=f"{path}/curves",
-            metrics=f"{path}/metrics",
-            artifacts=f"{path}/artifacts",
-            events=f"{path}/events",
-            logs=f"{path}/logs",
-            bundle=f"{path}/bundle",
-            cancel=f"{path}:cancel",
-        ),
+        failure=failure_out(experiment),
+        urls=Urls(self=path, cancel=f"{path}:cancel", **{part: f"{path}/{part}" for part in parts}),
     )
+
+
+def failure_out(row: Experiment | Row[Any]) -> FailureOut | None:
+    """Return why an experiment has failed, if it has."""
+    if row.failure_kind is None:
+        return None
+    return FailureOut(kind=row.failure_kind, message=row.failure_message or "")
 
 
 def with_metrics(item: ExperimentSummary, metrics: Sequence[Metric]) -> ExperimentSummary:
@@ -84,46 +62,28 @@ def with_metrics(item: ExperimentSummary, metrics: Sequence[Metric]) -> Experime
 def _progress_out(experiment: Experiment) -> RunProgress | None:
     if experiment.progress_total is None:
         return None
-    stage = experiment.progress_stage
     at, eta_s = experiment.progress_at, experiment.progress_eta_s
     if experiment.status != Status.RUNNING:
         eta_s = None
-    return RunProgress(
-        done=experiment.progress_done or 0,
-        total=experiment.progress_total,
-        unit=experiment.progress_unit or "",
-        stage=None if stage is None else StageOut(**stage),
-        at=moment(at),
-        eta_s=eta_s,
-        estimated_end=None if at is None or eta_s is None else moment(at + eta_s),
+    return RunProgress.model_validate(
+        {
+            "done": experiment.progress_done or 0,
+            "total": experiment.progress_total,
+            "unit": experiment.progress_unit or "",
+            "stage": experiment.progress_stage,
+            "at": at,
+            "eta_s": eta_s,
+            "estimated_end": None if at is None or eta_s is None else at + eta_s,
+        }
     )
 
 
 def metric_out(metric: Metric) -> MetricOut:
-    return MetricOut(
-        name=metric.name,
-        labels=json.loads(metric.labels),
-        value=metric.value,
-        std_err=metric.std_err,
-        reason=metric.reason,
-    )
+    return MetricOut.of(metric, labels=json.loads(metric.labels))
 
 
 def log_out(event: Event) -> LogOut:
-    assert event.seq is not None
-    return LogOut(seq=event.seq, at=moment(event.at), **event.data)
-
-
-def attempt_out(attempt: Attempt) -> AttemptOut:
-    found = attempt.environment
-    return AttemptOut(
-        attempt=attempt.attempt,
-        worker=attempt.worker,
-        started_at=moment(attempt.started_at),
-        ended_at=moment(attempt.ended_at),
-        peak_bytes=attempt.peak_bytes,
-        environment=None if found is None else EnvironmentOut(**found),
-    )
+    return LogOut.of(event, **event.data)
 
 
 def artifact_out(artifact: Artifact) -> ArtifactOut:

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from service.schemas import ResponseModel
+from service.schemas import Moment, ResponseModel
 
 
 class RuntimeOut(ResponseModel):
@@ -62,7 +62,7 @@ class QueuedOut(ResponseModel):
     """Its priority among its owner's experiments."""
     device: str
     """Device that its spec asks for."""
-    created_at: datetime
+    created_at: Moment
     """Time of the submission."""
     queue: QueuePosition
     """Its queue position."""

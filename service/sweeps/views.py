@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import Row
 
 from mptlab.means import over_seeds
-from service.experiments.schemas import FailureOut, Progress
+from service.experiments.schemas import Progress
+from service.experiments.views import failure_out
 from service.records.spreadsheets import csv_text
 from service.sweeps.expansion import value_at
 from service.sweeps.schemas import (
@@ -24,7 +25,6 @@ from service.sweeps.schemas import (
 from service.tables.engine import moment
 from service.tables.experiments import TERMINAL, Status
 from service.tables.sweeps import Sweep
-from service.tables.visibility import Visibility
 
 IN_TURN = (
     Status.RUNNING,
@@ -47,28 +47,19 @@ PER_RUN = 100
 def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
     status = next((one for one in IN_TURN if counts.get(one)), Status.SUCCEEDED)
     path = f"/v1/sweeps/{sweep.id}"
-    return SweepSummary(
-        id=sweep.id,
+    parts = ("table", "points", "events")
+    return SweepSummary.of(
+        sweep,
         owner=sweep.owner.name,
-        visibility=Visibility(sweep.visibility),
-        name=sweep.name,
-        tags=sweep.tags,
-        note=sweep.note,
-        priority=sweep.priority,
-        concurrency=sweep.concurrency,
-        created_at=moment(sweep.created_at),
-        fields=sweep.fields,
         status=status,
         terminal=status in TERMINAL,
         points=sum(counts.values()),
         counts={one: counts.get(one, 0) for one in Status},
         urls=SweepUrls(
             self=path,
-            table=f"{path}/table",
-            points=f"{path}/points",
-            events=f"{path}/events",
             cancel=f"{path}:cancel",
             retry=f"{path}:retry",
+            **{part: f"{path}/{part}" for part in parts},
         ),
     )
 
@@ -108,15 +99,12 @@ def table(sweep: Sweep, points: Iterable[Row[Any]], metrics: Metrics) -> Table:
 
 
 def _row(sweep: Sweep, one: Row[Any], metrics: Sequence[Mapping[str, Any]]) -> TableRow:
-    failure = None
-    if one.failure_kind is not None:
-        failure = FailureOut(kind=one.failure_kind, message=one.failure_message or "")
     return TableRow.model_construct(
         point=one.point,
         experiment_id=one.id,
         fields={path: value_at(one.spec, path) for path in sweep.fields},
         status=Status(one.status),
-        failure=failure,
+        failure=failure_out(one),
         metrics=_cells(metrics),
     )
 

@@ -1,6 +1,5 @@
 """Routes for users, keys and the audit log."""
 
-from datetime import datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -13,10 +12,8 @@ from service.accounts import accounts, audit
 from service.accounts.permission import check_has_key
 from service.accounts.users import Caller
 from service.refusals import ApiError, invalid
-from service.schemas import Line, Page, RequestModel, ResponseModel
-from service.tables.audit import AuditEntry
-from service.tables.engine import moment
-from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
+from service.schemas import Line, Moment, Page, RequestModel, ResponseModel
+from service.tables.users import ROLE_SCOPES, Role, Scope, User
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import Admin, Canceller, DatabaseDep, Reader, UserDep, WriterDep
 from service.web.pagination import Cursor, Limit, page, read_number_cursor
@@ -84,7 +81,7 @@ class UserOut(ResponseModel):
     """`admin`, `member` or `viewer`."""
     active: bool
     """False if the user is disabled: keys are refused, and queued experiments do not start."""
-    created_at: datetime
+    created_at: Moment
     """Time of creation."""
     shares: int
     """Weight in fair sharing."""
@@ -114,13 +111,13 @@ class KeyOut(ResponseModel):
     """Purpose of the key."""
     scopes: list[Scope]
     """Permissions of the key."""
-    created_at: datetime
+    created_at: Moment
     """Time of creation."""
-    expires_at: datetime | None
+    expires_at: Moment | None
     """Expiry. null: never."""
-    revoked_at: datetime | None
+    revoked_at: Moment | None
     """Time at which it was revoked. null: it is valid."""
-    last_used_at: datetime | None
+    last_used_at: Moment | None
     """Latest use, precise to a minute. null: never used."""
 
 
@@ -152,7 +149,7 @@ class AuditOut(ResponseModel):
 
     id: int
     """Number of the entry."""
-    at: datetime
+    at: Moment
     """Time of the action."""
     actor: str
     """Name of the user or process that acted."""
@@ -226,7 +223,7 @@ def list_keys(name: UserName, database: DatabaseDep, user: Reader) -> KeyList:
     """List a user's keys, including revoked ones: your own or, for an admin, anyone's."""
     with database.snapshot() as session:
         found = _find_self(session, user, name)
-        return KeyList(items=[_key_out(one) for one in accounts.keys(session, found)])
+        return KeyList(items=[KeyOut.of(one) for one in accounts.keys(session, found)])
 
 
 @router.post("/users/{name}/keys", status_code=HTTPStatus.CREATED)
@@ -239,7 +236,7 @@ def add_key(name: UserName, new: JsonBody[NewKey], database: WriterDep, user: Ad
         scopes = _scopes(Role(owner.role), new.scopes)
         made, key = accounts.add_key(session, owner, name=new.name, scopes=scopes, lasts_s=lasts_s)
         audit.note(session, user, "key.added", made.id, user=name, scopes=made.scopes)
-        return MadeKey(**dict(_key_out(made)), key=key)
+        return MadeKey.of(made, key=key)
 
 
 @router.delete("/users/{name}/keys/{key_id}", status_code=HTTPStatus.NO_CONTENT)
@@ -273,7 +270,7 @@ def list_audit(
             session, limit=limit + 1, before=before, actor=actor, object_id=object_id
         )
     kept, next_cursor = page(found, limit)
-    return AuditPage(items=[_audit_out(one) for one in kept], next_cursor=next_cursor)
+    return AuditPage(items=[AuditOut.of(one) for one in kept], next_cursor=next_cursor)
 
 
 def _scopes(role: Role, wanted: list[Scope] | None) -> tuple[Scope, ...]:
@@ -305,27 +302,4 @@ def _no_user(name: str) -> ApiError:
 
 
 def _user_out(user: User) -> UserOut:
-    return UserOut(
-        name=user.name,
-        role=Role(user.role),
-        active=user.disabled_at is None,
-        created_at=moment(user.created_at),
-        **{name: getattr(user, name) for name in STANDING},
-    )
-
-
-def _key_out(key: ApiKey) -> KeyOut:
-    return KeyOut(
-        id=key.id,
-        name=key.name,
-        scopes=[Scope(scope) for scope in key.scopes],
-        created_at=moment(key.created_at),
-        expires_at=moment(key.expires_at),
-        revoked_at=moment(key.revoked_at),
-        last_used_at=moment(key.last_used_at),
-    )
-
-
-def _audit_out(entry: AuditEntry) -> AuditOut:
-    columns = ("id", "actor", "key_id", "action", "object_id", "details")
-    return AuditOut(at=moment(entry.at), **{name: getattr(entry, name) for name in columns})
+    return UserOut.of(user, active=user.disabled_at is None)

@@ -13,6 +13,7 @@ from service.accounts.permission import check_whose, find
 from service.accounts.users import Caller
 from service.experiments.listing import page_of
 from service.experiments.schemas import (
+    AttemptOut,
     ExperimentOut,
     ExperimentPage,
     ExperimentWithMetrics,
@@ -21,7 +22,6 @@ from service.experiments.schemas import (
 )
 from service.experiments.store import find_all
 from service.experiments.views import (
-    attempt_out,
     experiment_out,
     metric_out,
     summary_out,
@@ -164,7 +164,7 @@ def _whole(
     answer = to_response(session, experiment, queue_snapshots, user)
     found = results.metrics(session, experiment.id) if experiment.last_seq else []
     begun = results.attempts(session, experiment.id) if experiment.attempt else []
-    metrics, attempts = map(metric_out, found), map(attempt_out, begun)
+    metrics, attempts = map(metric_out, found), map(AttemptOut.of, begun)
     return ExperimentWithMetrics.model_construct(
         **dict(answer), metrics=[*metrics], attempts=[*attempts]
     )

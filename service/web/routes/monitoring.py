@@ -1,7 +1,7 @@
 """Routes of workers and of metrics for Prometheus."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Annotated
@@ -21,7 +21,7 @@ from service.experiments import store
 from service.queue import worker_samples, workers
 from service.records.curves import hold_still
 from service.records.statistics import expired_leases, oldest_queued_s, statistics
-from service.schemas import ResponseModel
+from service.schemas import Moment, ResponseModel
 from service.settings import Settings
 from service.tables.engine import moment
 from service.tables.experiments import Queue
@@ -61,7 +61,7 @@ class WorkerOut(ResponseModel):
     """Memory of the GPU in bytes. null: no GPU."""
     gpu_memory_free: int | None
     """Free memory of the GPU in bytes. null: no GPU."""
-    started_at: datetime
+    started_at: Moment
     """Time of its start."""
     silent_s: float
     """Seconds since its last sign of life."""
@@ -104,7 +104,16 @@ def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
         found = workers.alive(session, SILENT_S)
         running = [experiment_id for _, experiment_id, _ in found if experiment_id]
         open_ids = store.readable_ids(session, user, running)
-    return WorkerList(items=[_worker_out(*row, open_ids) for row in found])
+    items = [
+        WorkerOut.of(
+            worker,
+            busy=run is not None,
+            experiment_id=run if run in open_ids else None,
+            silent_s=round(silent_s, 3),
+        )
+        for worker, run, silent_s in found
+    ]
+    return WorkerList(items=items)
 
 
 @router.get("/v1/workers/history")
@@ -167,21 +176,6 @@ def _past(
         busy=[None if one is None else one.busy for one in found],
         memory_free=[None if one is None else one.memory_free for one in found],
         memory_total=rows[-1].memory_total,
-    )
-
-
-def _worker_out(
-    worker: Worker, experiment_id: str | None, silent_s: float, open_ids: Set[str]
-) -> WorkerOut:
-    columns = ("id", "host", "memory_free", "gpu", "gpu_driver")
-    memory = ("gpu_memory_total", "gpu_memory_free")
-    return WorkerOut(
-        **{name: getattr(worker, name) for name in (*columns, *memory)},
-        queue=Queue(worker.queue),
-        busy=experiment_id is not None,
-        experiment_id=experiment_id if experiment_id in open_ids else None,
-        started_at=moment(worker.started_at),
-        silent_s=round(silent_s, 3),
     )
 
 

@@ -103,7 +103,7 @@ class VerdictOut(ResponseModel):
 @router.get("")
 def list_presets(user: Reader) -> PresetList:
     """List the paper's tables and figures."""
-    return PresetList(items=[_out(preset) for preset in PRESETS.values()])
+    return PresetList(items=[PresetOut.of(preset) for preset in PRESETS.values()])
 
 
 @custom.get("/v1/presets:runs")
@@ -129,7 +129,7 @@ def list_preset_runs(
 
 @router.get("/{name}")
 def get_preset(name: PresetName, user: Reader) -> PresetOut:
-    return _out(_find(name))
+    return PresetOut.of(_find(name))
 
 
 @router.get("/{name}/verdict")
@@ -203,28 +203,11 @@ def _find(name: str) -> Preset:
     return PRESETS[name]
 
 
-def _out(preset: Preset) -> PresetOut:
-    return PresetOut(
-        name=preset.name,
-        title=preset.title,
-        statement=preset.statement,
-        published={key: list(values) for key, values in preset.published.items()},
-        specs=list(preset.specs),
-    )
-
-
 def _comparison_out(one: Comparison) -> ComparisonOut:
-    return ComparisonOut(
-        what=one.what,
-        published=one.published,
-        measured=_finite(one.measured),
-        low=_finite(one.low),
-        high=_finite(one.high),
-        half_width=_finite(one.half_width),
-        power=one.power,
-        outcome=one.outcome,
-        agrees=one.agrees,
-    )
+    finite = {
+        name: _finite(getattr(one, name)) for name in ("measured", "low", "high", "half_width")
+    }
+    return ComparisonOut.of(one, **finite)
 
 
 def _finite(value: float) -> float | None:

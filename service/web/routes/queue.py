@@ -6,10 +6,8 @@ from service.accounts import accounts
 from service.experiments import store
 from service.queue import quota, shares
 from service.queue.position import queue_positions
-from service.queue.schemas import QueuedOut, QueueOut, QueuePosition, Share
+from service.queue.schemas import QueuedOut, QueueOut, Share
 from service.schemas import ResponseModel
-from service.tables.engine import moment
-from service.tables.experiments import Experiment
 from service.web.bodies import StrictRoute
 from service.web.dependencies import Admin, DatabaseDep, QueueSnapshotsDep, Reader
 
@@ -58,18 +56,7 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         kept_bytes=kept_bytes,
         max_bytes=max_bytes,
         share=shares.share_of(user.id, standings),
-        items=[_queued_out(one, found[one.id]) for one in waiting if one.id in found],
-    )
-
-
-def _queued_out(one: Experiment, place: QueuePosition) -> QueuedOut:
-    return QueuedOut(
-        id=one.id,
-        name=one.name,
-        priority=one.priority,
-        device=one.device,
-        created_at=moment(one.created_at),
-        queue=place,
+        items=[QueuedOut.of(one, queue=found[one.id]) for one in waiting if one.id in found],
     )
 
 

@@ -1,6 +1,5 @@
 """Routes of webhooks."""
 
-from datetime import datetime
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -14,9 +13,8 @@ from mptcore.specs import Problem
 from service.accounts import audit
 from service.accounts.permission import check_has_key, not_found
 from service.refusals import ApiError, invalid
-from service.schemas import RequestModel, ResponseModel
+from service.schemas import Moment, RequestModel, ResponseModel
 from service.settings import Settings
-from service.tables.engine import moment
 from service.tables.webhooks import Webhook
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
@@ -69,13 +67,13 @@ class WebhookOut(ResponseModel):
     """URL for POST requests."""
     statuses: list[Ending]
     """Final statuses to notify about."""
-    created_at: datetime
+    created_at: Moment
     """Time of creation."""
     pending: int
     """Number of notifications to send."""
     given_up: int
     """Number of notifications in the last week that could not be delivered in 28 hours."""
-    last_delivered_at: datetime | None
+    last_delivered_at: Moment | None
     """Time of the latest delivery. null: none yet."""
     last_error: str | None
     """Latest error of a notification that is pending or given up. null: none."""
@@ -178,13 +176,11 @@ def _secret_problems(secret: str | None) -> list[Problem]:
 
 
 def _out(webhook: Webhook, standing: Row[*tuple[Any, ...]] | None, error: str | None) -> WebhookOut:
-    return WebhookOut(
-        id=webhook.id,
-        url=webhook.url,
-        statuses=[Ending(one) for one in webhook.statuses.split(",")],
-        created_at=moment(webhook.created_at),
+    return WebhookOut.of(
+        webhook,
+        statuses=webhook.statuses.split(","),
         pending=standing.pending if standing else 0,
         given_up=standing.given_up if standing else 0,
-        last_delivered_at=moment(standing.last_delivered_at) if standing else None,
+        last_delivered_at=standing.last_delivered_at if standing else None,
         last_error=error,
     )

@@ -11,8 +11,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, insert, select, text, update
 
 from mptcore.specs import validate_spec
-from service.experiments.schemas import Submission
-from service.experiments.views import attempt_out
+from service.experiments.schemas import AttemptOut, Submission
 from service.fair_share import FairShare
 from service.queue import lease, ledger, workers
 from service.queue.dispatch import Dispatch, dispatch_next
@@ -239,7 +238,7 @@ def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path:
     assert slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)
     with database.snapshot() as session:
         (line,) = session.scalars(select(Attempt)).all()
-        assert attempt_out(line).peak_bytes == line.peak_bytes
+        assert AttemptOut.of(line).peak_bytes == line.peak_bytes
     assert line.peak_bytes is not None
     assert 50 * 2**20 < line.peak_bytes < RUNTIME_BYTES[Queue.CPU]
     assert line.ended_at is not None
