@@ -5,11 +5,11 @@ Exit status 0: complete; 1: after a failure record; 2: a bad spec, one line per 
 
 With --supervised the first line of stdin is the spec, or an envelope (mptcore.protocol.orders) of
 spec, directories and the checkpoint to resume; later lines are acknowledgements and requests, and
-the end of the file ends the run. The process may be started long before its spec comes: it has
-torch imported by then, and has touched no GPU.
+the end of the file ends the run. The process may be started long before its spec arrives. Before
+that it imports torch, but uses no GPU.
 
-With --checkpoint DIR it saves there, and goes on from what it finds there: records before that
-checkpoint are not given again. With --work-dir DIR it keeps its files there.
+With --checkpoint DIR it saves checkpoints in DIR, and resumes from the latest one found there,
+without repeating earlier records. With --work-dir DIR it writes its files to DIR.
 """
 
 import argparse

@@ -116,8 +116,8 @@ class Connection:
         return len(self._waiting)
 
     def _look(self, path: str, deadline: float) -> Json:
-        """Return a document that exists. Wait until `deadline` while the service is away. Raises
-        TimeoutError."""
+        """Return a document that exists. Wait until `deadline` while the service is unreachable.
+        Raises TimeoutError."""
         send = partial(self._http.get, path)
         for_s = max(0.0, deadline - time.monotonic())
         try:

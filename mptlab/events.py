@@ -27,8 +27,8 @@ def follow(
 ) -> Iterator[Json]:
     """Yield each event once and in order, until no more can come. `after` is the `id` of an event,
     or "now". `kind` is status, log, progress or points; by default all. A broken stream is opened
-    again at the same position, however long the service is away. Raises Refused, and NoAnswer if
-    the service does not answer at first."""
+    again at the same position, however long the service is unreachable. Raises Refused, and
+    NoAnswer if the service does not answer at first."""
     if after == "now":  # a reconnect must not start from a new "now"
         page = client._call("GET", path, params={"after": after})
         after = page["last_id"]
@@ -41,7 +41,7 @@ def follow(
                 if one.event == "end":
                     _check_end(json.loads(one.data))
                     return
-                if not one.data:  # httpx-sse makes an event of what ends a comment
+                if not one.data:  # httpx-sse makes an event of the end of a comment
                     continue
                 after = one.id or after
                 event: Json = json.loads(one.data)

@@ -36,7 +36,7 @@ class Mean:
 
     @property
     def covers(self) -> str:
-        """Description of what the standard error covers."""
+        """Description of the variation that the standard error covers."""
         texts = "the choice of texts and " if self.name.endswith(POPULATION) else ""
         if self.count == 1:
             return f"{texts}the masks or samples of this seed, not its training"

@@ -38,7 +38,7 @@ def configure_logs(form: LogForm = LogForm.JSON, level: str = "INFO") -> None:
     logging.captureWarnings(True)
     threading.excepthook = _log_of_thread
     sys.unraisablehook = _log_unraisable
-    logging.getLogger("httpx").setLevel("WARNING")  # it tells whole URLs, webhooks' tokens too
+    logging.getLogger("httpx").setLevel("WARNING")  # its URLs contain tokens
     if form == LogForm.TERMINAL:
         logging.getLogger().setLevel("WARNING")
         for name in SHOWN:

@@ -12,8 +12,8 @@ MAX_ITEM_DETAIL = 1000
 
 
 class ApiError(Exception):
-    """An answer other than success: its status, a stable reason, and the problems found, of which
-    it keeps the first MAX_PROBLEMS and their `count`."""
+    """An error response: its status, a stable reason, the first MAX_PROBLEMS problems, and the
+    `count` of all problems."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ TIMEOUT_S = 3.0
 
 
 def say_in_log(message: str, file: object = None) -> None:
-    """Write what Celery says in its signal handlers as a line of the log."""
+    """Write messages of Celery's signal handlers as log lines."""
     write_line("celery.apps.worker", message.strip())
 
 

@@ -1,7 +1,7 @@
-"""The processes that runs are computed in: started anew, or forked from a warm parent.
+"""Processes that compute runs: started directly, or forked from a warm parent.
 
-Each is a process group of its own. One that has ended stays a zombie until `close`, so that its
-number, and its group's, cannot be another's by then.
+Each has its own process group. An ended process stays a zombie until `close`, so that its id, and
+that of its group, are not reused before.
 """
 
 import logging

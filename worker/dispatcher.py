@@ -1,4 +1,4 @@
-"""The dispatcher: chooses what runs next, commits the choice, then notifies a worker. Any number of
+"""The dispatcher: chooses the next run, commits the choice, then notifies a worker. Any number of
 dispatchers may run."""
 
 import logging
@@ -61,7 +61,7 @@ class Dispatcher:
             return []
 
     def _fill(self, session: Session) -> Iterator[Dispatch]:
-        """Yield dispatches, GPU workers first, because they also run what may use any device."""
+        """Yield dispatches, GPU workers first, because they also run experiments for any device."""
         idle = self._idle(session)
         rules = self.settings.share, self.settings.worker_silent_s
         for name in (Queue.GPU, Queue.CPU):

@@ -13,8 +13,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible() -> list[str]:
-    """The UUIDs of the GPUs that this process may use, in the order of their PCI buses or of
-    CUDA_VISIBLE_DEVICES; instead of a GPU that is divided (MIG) its parts. None where NVML tells of
+    """UUIDs of the GPUs that this process may use, in the order of their PCI buses or of
+    CUDA_VISIBLE_DEVICES. A divided GPU (MIG) is replaced by its parts. Empty if NVML reports
     none."""
     try:
         pynvml.nvmlInit()

@@ -11,8 +11,8 @@ GIB = 2**30
 
 
 def memory_limit(limit: int | None) -> int:
-    """Return the main memory that a run may use: the setting, or nine tenths of what its worker's
-    machine or container has."""
+    """Return the main memory that a run may use: the setting, or nine tenths of the memory of the
+    worker's machine or container."""
     return limit or int(0.9 * within_container(psutil.virtual_memory().total))
 
 

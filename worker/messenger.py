@@ -35,7 +35,7 @@ class Messenger:
         asyncio.run(self._run(stopping))
 
     def tell(self) -> int:
-        """Send what is due, one delivery for each webhook, and return how many there were."""
+        """Send the due deliveries, one for each webhook, and return their number."""
         return asyncio.run(self._tell_due())
 
     async def _run(self, stopping: threading.Event) -> None:
@@ -56,7 +56,7 @@ class Messenger:
         return begun
 
     async def _begin(self) -> int:
-        """Start to send what is due, one delivery for each webhook that has none in progress."""
+        """Start to send the due deliveries, one for each webhook that has none in progress."""
         claimed = await asyncio.to_thread(self._claimed)
         for one in claimed:
             self._under_way[one.webhook_id] = asyncio.create_task(self._tell(one))
@@ -74,7 +74,7 @@ class Messenger:
         try:
             error = await self._try(one)
             await asyncio.to_thread(self._settle, one, error)
-        except TRANSIENT_DB_ERRORS as error:  # it is told once more
+        except TRANSIENT_DB_ERRORS as error:  # it is sent once more
             log.warning("the database is unreachable: %s", error)
         finally:
             del self._under_way[one.webhook_id]

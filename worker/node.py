@@ -96,7 +96,7 @@ class Node:
         if self.slot.occupied.acquire(blocking=False):
             self.slot.close()
             arguments = [self.queue.value]
-            if self.ends_at is not None:  # the new one has what is left
+            if self.ends_at is not None:  # the new process has the remaining time
                 arguments += ["--lifetime", f"{max(1.0, self.ends_at - time.monotonic()):.0f}s"]
             os.execv(sys.executable, [sys.executable, "-m", "worker.node", *arguments])
 

@@ -46,7 +46,7 @@ class Reaper:
 
     def _tick(self) -> None:
         with self.database.transaction() as session:
-            clock.repair(session, self.settings.lease_s)  # first: a database that refuses is away
+            clock.repair(session, self.settings.lease_s)  # first: fails without a database
             workers.forget_silent(session, FORGET_S)
             if not self._has_been_up(session):
                 return

@@ -99,7 +99,7 @@ class Runner:
             return None
         ended = not self.alive  # before the look, for it may write until then
         if ended:
-            self.signal(SIGKILL)  # to what it has started
+            self.signal(SIGKILL)  # to the processes that it has started
             self._stop_watching()
         ready = self._selector.select(0 if ended else timeout_s)
         if ended and (not ready or self._is_drained):
@@ -154,7 +154,7 @@ class Runner:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self._unsent = b""  # it has ended, which `read` tells
+            self._unsent = b""  # it has ended, which `read` reports
         if not self._unsent:
             self._selector.unregister(self._stdin)
 

@@ -126,7 +126,7 @@ class Supervision:
     def _needs_hub(self) -> bool:
         try:
             return Inputs(self.settings).needs_hub(stored_spec(self.claim.spec))
-        except ValueError:  # the runner will say what is wrong with the spec
+        except ValueError:  # the runner will report the problems of the spec
             return False
 
     def _step(self) -> bool:
@@ -245,8 +245,8 @@ class Supervision:
         self._kill_after(0)
 
     def _forget_old_checkpoints(self, latest: str) -> None:
-        """Delete checkpoint files that the database does not list, and tell the runner that its
-        latest checkpoint is stored. The runner saves no other before that."""
+        """Delete checkpoint files that the database does not list, and report to the runner that
+        its latest checkpoint is stored. The runner saves no other one before that."""
         with suppress(*TRANSIENT_DB_ERRORS, OSError), self.database.snapshot() as session:
             known = {one.file for one in lease.checkpoints(session, self.claim.experiment_id)}
             folder = self.settings.checkpoints(self.claim.experiment_id)
@@ -274,7 +274,7 @@ class Supervision:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self.runner.signal(signal.SIGKILL)
             if time.monotonic() >= self._kill_at + UNHEARD_S:
-                self.runner.kill()  # and a warm parent that does not tell of its end
+                self.runner.kill()  # and a warm parent that does not report its end
 
     def _kill_after(self, grace_s: float) -> None:
         self._kill_at = time.monotonic() + grace_s

@@ -1,7 +1,7 @@
 """The parts of Celery that read messages, made robust against garbage in Redis.
 
-A message is only a doorbell: a dispatch whose message is lost is put back by the reaper. So what
-cannot be read is dropped with a log line, and nothing is kept for later. A key of another type than
+A message is only a notification: if it is lost, the reaper requeues its dispatch. So unreadable
+messages are dropped with a log line, and nothing is kept for later. A key of another type than
 Celery needs is deleted.
 """
 
@@ -28,7 +28,7 @@ class QoS(redis.QoS):
 
 
 class Channel(redis.Channel):
-    """A Redis channel that drops what is not a message."""
+    """A Redis channel that drops invalid messages."""
 
     QoS = QoS
 

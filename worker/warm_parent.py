@@ -110,8 +110,8 @@ def _send(control: socket.socket, number: int) -> None:
 
 
 def exit_status(kind: int, child: int) -> int | None:
-    """Return the exit status of a child (negative: the signal that ended it), which stays a zombie;
-    None while it runs. `kind` says what `child` is: os.P_PID or os.P_PIDFD."""
+    """Return the exit status of a child (negative: the signal that ended it), or None while it
+    runs. The child stays a zombie. `kind` is the type of `child`: os.P_PID or os.P_PIDFD."""
     ended = os.waitid(kind, child, os.WEXITED | os.WNOWAIT | os.WNOHANG)
     if ended is None:
         return None

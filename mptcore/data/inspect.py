@@ -2,7 +2,7 @@
 so many cells, as one JSON object.
 
 {"format", "n", "dim" (numbers), "arrays" (.npz: shapes by name), "columns" (tables), "problems"};
-what is unknown is left out, and text has no "dim". Exit status 0 without problems, else 1. It may
+unknown fields are left out, and text has no "dim". Exit status 0 without problems, else 1. It may
 use so much and no more, for a file can promise far more than it holds, and may have been made to
 harm who reads it; and it dies with who started it.
 """
@@ -25,10 +25,10 @@ MAX_NAMED = 5
 
 
 def look(path: Path, max_cells: int = upload_limits.MAX_CELLS) -> Inspection:
-    """Return what a file holds: numbers or text. A file with text may also have one score column. A
-    file with several columns of fractions is a table of numbers, from which the text is to be
-    removed."""
-    with suppress(Exception):  # the reader below says what is malformed
+    """Return whether a file contains numbers or text. A file with text may also have one score
+    column. A file with several columns of fractions is a table of numbers, from which the text is
+    to be removed."""
+    with suppress(Exception):  # the reader below reports the error
         if problem := upload_limits.excess(path, max_cells):
             return Inspection(path.suffix.lstrip("."), problems=[problem])
     text, fractions = _kinds(path) if path.suffix == ".parquet" else ([], [])

@@ -1,4 +1,4 @@
-"""Limits of an uploaded file, checked from what the file declares, before any of it is decoded.
+"""Limits of an uploaded file, checked against the sizes that it declares, before it is decoded.
 
 A few kilobytes can declare billions of cells: a column of one repeated value compresses to nothing.
 """
@@ -25,7 +25,7 @@ PIECE_BYTES = 2**20
 
 
 class TooLargeError(ValueError):
-    """A file that declares more than is read. Says what and how much is allowed."""
+    """A file declares more than the limits allow. The message names the limit."""
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Declared:
 
 
 def excess(path: Path, max_cells: int = MAX_CELLS) -> str | None:
-    """Return what a file declares too much of, or None. A malformed file raises what numpy, zipfile
-    or Arrow raise."""
+    """Return the limit that a file exceeds by its declared sizes, or None. For a malformed file,
+    raises the error of numpy, zipfile or Arrow."""
     try:
         match path.suffix:
             case ".npy":

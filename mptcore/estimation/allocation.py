@@ -153,9 +153,9 @@ def sample_to_target(
     available: Tensor | None = None,  # (strata,), float64
     interim: Interim = lambda sample: (),
 ) -> Work[StratifiedSample]:
-    """A pilot, then rounds of masks after which the sum over strata of one row is to have the
-    standard error `target`, with at most `max_masks`, the pilot's too. No round is added where the
-    error came out larger: a choice by the scores that are kept would bias them.
+    """Score a pilot, then rounds of masks, so that the sum over strata of one row gets the standard
+    error `target`. At most `max_masks` are used, including the pilot. No round is added if the
+    error is larger in the end: a choice based on scores that are kept would bias them.
 
     Masks go to the strata in proportion to width × standard deviation (Neyman 1934), as all draws
     so far measured it. A stratum of `available` masks in all is enumerated where the pilot would

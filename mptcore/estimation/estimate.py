@@ -42,7 +42,7 @@ class Estimate:
     @classmethod
     def of(cls, values: Tensor, n: int | None = None, kurtosis: float = MIN_KURTOSIS) -> "Estimate":
         """Estimate the mean of independent values (R,), whose kurtosis may be as large as
-        `kurtosis`. They stand for `n` draws if that differs from R."""
+        `kurtosis`. `n` is the number of draws, if that differs from R."""
         count = len(values)
         std_err = (values.std() / math.sqrt(count)).item() if count > 1 else None
         degrees = variance_degrees(count - 1, kurtosis)

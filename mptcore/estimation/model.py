@@ -99,8 +99,9 @@ class SampledModel(VectorModel):
 
     @abstractmethod
     def graded_scores(self, masks: Tensor) -> Tensor:
-        """For each mask (B, D) its score, the score's estimated bias in nats, the share of what it
-        averages whose samples are in doubt, and its variance by the samples: float64 (4, B)."""
+        """Return four rows for masks (B, D), float64 (4, B): the scores, their estimated biases in
+        nats, the shares of averaged terms with doubtful samples, and the variances due to
+        sampling."""
 
 
 class TractableModel(VectorModel):

@@ -34,9 +34,9 @@ def doubtful_reason(bias: float, std_err: float | None, share: float, cure: str)
 
 
 def shift_reason(shift: float, share: float, std_err: float | None) -> str | None:
-    """Return why a score computed by quadrature should not be quoted, given how far another one
-    moves it and the share of the LML's dimensions that it stands for. It may move by as large a
-    share of MAX_BIAS, or by its standard error."""
+    """Return why a score computed by quadrature should not be quoted, given how far another
+    quadrature moves it and the share of the LML's dimensions that it covers. It may move by as
+    large a share of MAX_BIAS, or by its standard error."""
     most = max(MAX_BIAS * share, std_err or 0.0)
     if shift <= most:  # NaN is not known, and not final
         return None

@@ -1,7 +1,7 @@
-"""The paper's experiments, and claims of our own, as named lists of specs, each with what was
-published and a verdict.
+"""The paper's experiments, and claims of our own, as named lists of specs, each with its published
+values and a verdict.
 
-Pydantic and the standard library alone, so that the service may import it.
+Uses only pydantic and the standard library, so that the service may import it.
 """
 
 from collections.abc import Mapping, Sequence

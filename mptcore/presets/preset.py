@@ -11,7 +11,7 @@ from mptcore.specs import ExperimentSpec
 class Preset:
     """A named list of specs with its published result. `published` holds the data of the
     `statement`, including figures measured with the published program where the paper has only a
-    plot. For a claim of our own it holds what is claimed."""
+    plot. For a claim of our own it holds the claimed values."""
 
     name: str
     title: str

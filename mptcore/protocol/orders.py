@@ -17,8 +17,8 @@ UNLIMITED = Limits(**dict.fromkeys(Limits.model_fields, 2**62))
 
 
 class Resume(Spec):
-    """Checkpoint to resume from. If none of the files is whole, the run begins again. Either way
-    its records are the same, and those up to `after` are not sent again."""
+    """Checkpoint to resume from. If all files are damaged, the run restarts. In both cases its
+    records are the same, and those up to `after` are not sent again."""
 
     files: list[str]
     """Checkpoints, the latest first. The first one that is whole is used."""

@@ -136,8 +136,8 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The process has imported what a run needs. If it ends before this, the run is not at
-    fault."""
+    """The process has imported the modules that a run needs. If it ends before this, the run is not
+    at fault."""
 
     kind: ClassVar = "ready"
 

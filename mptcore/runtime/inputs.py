@@ -1,7 +1,7 @@
 """Files that a run reads. A spec names uploads, and weights of experiments, by their ids.
 
-A supervisor says where each lies and what its SHA-256 is, which is checked before it is read. A run
-without a supervisor finds them in the folder MPT_STORE.
+A supervisor gives the path and the SHA-256 of each file; the digest is checked before the file is
+read. A run without a supervisor finds them in the folder MPT_STORE.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class InputError(Exception):
-    """A file is missing, or differs from what was stored."""
+    """A file is missing, or differs from the stored one."""
 
 
 class Located(Protocol):

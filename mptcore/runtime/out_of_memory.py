@@ -47,7 +47,8 @@ def in_halves(
     too_large: Callable[[WorkT], None] = _forget,
 ) -> Tensor:
     """Compute a whole, (..., B). If memory is short, compute its halves instead, down to single
-    entries. `too_large` is called with what did not fit, so that later work can be cut beforehand.
+    entries. `too_large` is called with the size that did not fit, so that later work can be split
+    in advance.
     """
     if len(whole) < 2:
         return compute(whole)
@@ -71,7 +72,7 @@ def _if_it_fits(compute: Callable[[WorkT], Tensor], part: WorkT) -> Tensor | Non
     except (MemoryError, RuntimeError) as error:
         if len(part) < 2 or not is_out_of_memory(error):
             raise
-    free_memory()  # once the error, which holds on to what had been computed, is gone
+    free_memory()  # after the error is gone, because it keeps the computed tensors alive
     return None
 
 

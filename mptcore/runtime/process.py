@@ -27,5 +27,5 @@ def keep_freed_memory() -> None:
     libc = ctypes.CDLL(None)
     if sys.platform == "linux" and hasattr(libc, "mallopt"):
         m_trim_threshold, m_mmap_max, most = -1, -4, 2**31 - 1
-        libc.mallopt(m_mmap_max, 0)  # a threshold would leave out what is larger than 32 MiB
+        libc.mallopt(m_mmap_max, 0)  # a threshold would exclude blocks above 32 MiB
         libc.mallopt(m_trim_threshold, most)

@@ -1,8 +1,8 @@
 """State of a run, from which it is resumed to the same bits.
 
-A resumed run goes through its records again from the first, with two short cuts: training goes on
-from the epoch that was kept, and masks that were scored before are not scored again. So it ends
-with the very records of an undisturbed run, whatever the moment it was stopped at.
+A resumed run goes through its records again from the first, with two short cuts: training continues
+from the saved epoch, and masks that were scored before are not scored again. So its records equal
+those of an uninterrupted run, at whatever moment it was stopped.
 """
 
 from collections.abc import Callable, Generator, Iterator

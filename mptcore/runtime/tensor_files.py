@@ -1,6 +1,6 @@
-"""Trained weights as a file: what an experiment keeps and a later one starts from.
+"""Trained weights as a file: saved by one experiment and loaded by later ones.
 
-The header says which family of models the tensors are of; what else it says is the family's own.
+The header names the family of the model; other entries are defined by the family.
 """
 
 import hashlib

@@ -27,7 +27,7 @@ class Spec(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error in a spec: a JSON pointer (RFC 6901) and a sentence that says what is allowed."""
+    """An error in a spec: a JSON pointer (RFC 6901) and a sentence that states what is allowed."""
 
     pointer: str
     detail: str

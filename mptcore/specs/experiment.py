@@ -165,8 +165,8 @@ class VectorExperiment(Experiment):
 
     @property
     def sets(self) -> int:
-        """Number of sets of observations that are scored: the data, and what is held out of it if
-        its scores are summed."""
+        """Number of sets of observations that are scored: the data, and the held-out observations
+        if scores are summed."""
         return 1 if self.data.heldout is None or not self.evaluate.has_sum else 2
 
     @property

@@ -18,7 +18,7 @@ def _as_list(value: Any) -> Any:
 
 
 def one_or_more(choices: Any) -> BeforeValidator:
-    """Validate a list of some choices; a single string stands for a list of one."""
+    """Validate a list of some choices; a single string is read as a list with one item."""
     several = Annotated[list[choices], Field(max_length=len(get_args(choices)))]
     return BeforeValidator(_as_list, json_schema_input_type=choices | several)
 

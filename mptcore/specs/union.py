@@ -1,6 +1,6 @@
 """The union of all experiment specs.
 
-Client, service, database and runner use it. The family of its model tells the classes apart.
+Client, service, database and runner use it. The family of its model selects the class.
 """
 
 from dataclasses import dataclass

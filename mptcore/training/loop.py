@@ -74,7 +74,7 @@ def train(
         trainer.restore(resumed.tensors)
         trainer.epoch = resumed.epoch
         session.plans = list(resumed.plans)
-        yield Step(masks=resumed.masks)  # before the leap: no progress is told of what was skipped
+        yield Step(masks=resumed.masks)  # before the jump: not reported as progress
         session.seq = resumed.seq
     while trainer.epoch <= schedule.length:
         session.stage = _stage(schedule, trainer.epoch)

@@ -1,1 +1,1 @@
-"""Users, their keys and sign-ins, what they may do, and the audit log."""
+"""Users, their keys and sign-ins, permissions, and the audit log."""

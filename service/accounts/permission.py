@@ -112,7 +112,7 @@ def check_still_valid(session: Session, user: Caller) -> None:
 
 
 def check_has_key(user: Caller) -> None:
-    """Raise ApiError (403) for a browser's cookie: what is made would outlive its sign-out."""
+    """Raise ApiError (403) for a browser's cookie: the new object would outlive the sign-out."""
     if user.sign_in_id is not None:
         detail = (
             "a signed-in browser adds or changes no users, keys or sign-in codes: use an API key"

@@ -1,8 +1,8 @@
 """Signed-in browsers and the codes that sign one in.
 
-A cookie stands for one API key: it allows what the key allows, and is valid as long as the key is,
+A cookie represents one API key: it allows what the key allows, and is valid as long as the key is,
 for a week at most. Only the SHA-256 of cookies and codes is stored. Codes are made with a key only,
-never with a cookie, so that nothing a stolen cookie makes outlives its sign-out.
+never with a cookie, so that a stolen cookie cannot create anything that outlives the sign-out.
 """
 
 import hmac
@@ -54,7 +54,7 @@ _CODE = KEYS.join(SignInCode, SignInCode.key_id == ApiKey.id).where(
 
 
 def holder_of_code(session: Session, code: str) -> Caller:
-    """Return whom a code signs in, and leave the code as it is. Raises KeyRefused."""
+    """Return the user whom a code would sign in, without using the code up. Raises KeyRefused."""
     found = session.execute(_CODE, {"sha256": digest(code)}).one_or_none()
     if found is None:
         raise KeyRefused(CODE_USED)
@@ -62,8 +62,8 @@ def holder_of_code(session: Session, code: str) -> Caller:
 
 
 def take_code(session: Session, code: str) -> Caller:
-    """Return whom a code signs in, and delete it: of two requests with one code, the one that
-    deletes it succeeds. Raises KeyRefused."""
+    """Return the user whom a code signs in, and delete the code. If two requests use the same code,
+    only the request that deletes it succeeds. Raises KeyRefused."""
     caller = holder_of_code(session, code)
     valid = delete(SignInCode).where(SignInCode.sha256 == digest(code))
     if session.scalar(valid.returning(SignInCode.key_id)) is None:

@@ -1,6 +1,6 @@
 """Environment variables of child processes that read users' files: runs and upload inspections.
 
-They get only what is listed here, so that no password or key of the service reaches them.
+They get only the variables listed here, so that no password or key of the service reaches them.
 """
 
 import os

@@ -1,11 +1,11 @@
-"""The result cache: an experiment that succeeded answers for a submission that would compute the
-same. The key is of the spec, of the core's sources and libraries, and of all that is read.
+"""The result cache: a submission is answered by a successful experiment that computed the same.
 
-A file of the lab's folders is known by its name, size and times and not by its content: the key
-must say what a run will read that begins later. A file that was changed has another time of change,
-which no one sets back, even where its content is put back; so the result of a run that read the
-changed file is never found by the key of what was there before or after. Uploads and kept weights
-never change, and are known by their digests. What is not in sight, a hub's above all, has no key.
+The key is made from the spec, the core's sources and libraries, and all inputs. A file of the lab's
+folders enters with its name, size and times, not with its content, because the key must describe
+the file that a later run will read. A changed file has another time of change, even if its old
+content is restored. So a result is never found under the key of another version of the file.
+Uploads and saved weights never change, and enter with their digests. Specs with invisible inputs,
+such as those of a hub, have no key.
 """
 
 import hashlib

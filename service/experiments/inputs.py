@@ -41,7 +41,7 @@ class Inputs:
         return spec.data.is_remote and (self.data is None or not spec.data.is_local(self.data))
 
     def problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
-        """Yield what is known to be missing of a spec's inputs."""
+        """Yield the inputs of a spec that are known to be missing."""
         data, folder = spec.data, self.data
         if folder is not None and _is_missing(data, folder):
             names = data.local_names(folder)
@@ -78,7 +78,7 @@ def _checkpoints(spec: ExperimentSpec) -> list[str]:
 
 
 def _is_missing(data: Source, folder: Path) -> bool:
-    """Return whether the source reads what is not there and will not be downloaded."""
+    """Return whether the source reads files that are missing and will not be downloaded."""
     if data.local(folder) is None or data.is_local(folder):
         return False
     if isinstance(data, GlueText):

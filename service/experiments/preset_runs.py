@@ -1,4 +1,4 @@
-"""The newest experiments that ran a preset's specs: found by tag, or by what they compute."""
+"""The newest experiments that ran a preset's specs: found by tag, or by an equal spec."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 

@@ -17,7 +17,7 @@ from service.tables.datasets import Dataset
 from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
 
 WEIGHTS = "weights.safetensors"
-"""The file in which a training run keeps what it trained."""
+"""Name of the file with the weights of a training run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,7 +239,7 @@ class ExperimentSummary(Listed):
     """An experiment without its spec."""
 
     pinned: bool
-    """True if neither its age nor a quota deletes it."""
+    """True if retention does not delete it, neither by age nor by quota."""
     family: str
     """Family of its model."""
     desired_state: str

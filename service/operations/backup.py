@@ -44,7 +44,7 @@ TAKEN = "the database is there and not empty: a backup is put into a new one"
 
 
 class BackupFailed(Exception):
-    """The backup failed. The message says why, and what to do."""
+    """The backup failed. The message gives the cause and the remedy."""
 
 
 def save(settings: Settings, folder: Path) -> None:
@@ -110,7 +110,7 @@ def restore(settings: Settings, folder: Path, store_only: bool = False) -> list[
 def _copy_store(settings: Settings, target: Path) -> None:
     """Copy the files that the target lacks or has otherwise."""
     for path in _files(settings.store):
-        with suppress(FileNotFoundError):  # removed meanwhile: the run has a later checkpoint
+        with suppress(FileNotFoundError):  # removed during the copy: the run has a later checkpoint
             _copy(settings.store / path, target / path)
 
 
@@ -133,7 +133,7 @@ def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = target.with_name(target.name + PART)
     shutil.copy2(source, part)
-    os.replace(part, target)  # what a hard link of an older backup names stays as it is
+    os.replace(part, target)  # files with a hard link in an older backup are not changed
 
 
 def _save_database(settings: Settings, folder: Path) -> None:
@@ -180,7 +180,7 @@ def _place(url: URL, folder: Path) -> Path:
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
-    """Copy one snapshot, even if others write meanwhile."""
+    """Copy one snapshot, even while others write."""
     if not source.exists():
         raise BackupFailed(f"{source} is not there: does MPT_STORE name the store?")
     with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:

@@ -1,5 +1,5 @@
-"""Delete what has been kept long enough, and purge what was deleted:
-`python -m service.operations.retention`."""
+"""Delete old experiments, and purge the files of deleted ones: `python -m
+service.operations.retention`."""
 
 import argparse
 import math

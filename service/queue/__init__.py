@@ -1,1 +1,1 @@
-"""The queue: who runs next and where, leases, limits, and expected starts."""
+"""The queue: the next runs and their workers, leases, limits, and expected starts."""

@@ -1,4 +1,4 @@
-"""Repair of what a clock that was set back would keep for too long."""
+"""Repair of times that lie in the future because the clock was set back."""
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -9,10 +9,10 @@ from service.tables.workers import Worker
 
 
 def repair(session: Session, lease_s: float) -> None:
-    """Move times that lie ahead of the database's clock back to it, as it was set back meanwhile:
-    else a run whose worker is gone would stay `running`, a lost dispatch `dispatched`, and a worker
-    that is gone listed, until the clock is there again. Rows that another transaction holds are
-    left alone. Commits nothing."""
+    """Replace times that lie in the future by the time of the database, whose clock was set back.
+    Otherwise a lost run would stay `running`, a lost dispatch `dispatched`, and a lost worker
+    listed, until the clock reaches these times. Rows that another transaction has locked are
+    skipped. Commits nothing."""
     for column, latest, condition in (
         (Experiment.lease_expires_at, now() + lease_s, Experiment.status == Status.RUNNING),
         (Experiment.dispatched_at, now(), Experiment.status == Status.DISPATCHED),

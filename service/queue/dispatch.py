@@ -1,4 +1,4 @@
-"""Choosing what runs next.
+"""Choose the next experiments to run.
 
 Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """
@@ -49,13 +49,12 @@ def dispatch_next(
     fair_share: FairShare | None = None,
     within_s: float = HEARD_OF_S,
 ) -> Dispatch | None:
-    """Choose the next queued experiment that a worker of this queue may run and mark it dispatched,
-    under a new number that only one claim can use: of the user who has had least for its shares,
-    the highest priority, then the oldest. A user at a limit is passed over, or whose runs have all
-    workers but the spare ones, and what no idle GPU has the memory for, and what is held: for
-    others to succeed, or for its sweep's limit. None where nothing may run. One such choice is made
-    at a time, so that no limit is passed. A worker is one that was heard of within so many
-    seconds."""
+    """Choose the next queued experiment that a worker of this queue may run, and mark it dispatched
+    under a new number that only one claim can use. It is an experiment of the user with the least
+    usage for its shares: the highest priority, then the oldest. Skipped are users at a limit, users
+    whose runs use all workers except the spare ones, experiments for which no idle GPU has the
+    memory, and held experiments. None if nothing may run. Only one choice is made at a time, so
+    that limits hold. Workers that have not sent a heartbeat for so many seconds do not count."""
     workers.lock_dispatching(session)
     holds.release_sweeps(session)
     fair_share = fair_share or FairShare()

@@ -1,10 +1,10 @@
 """Hold back queued experiments that wait for others to succeed, or for their sweep to have fewer
 runs under way.
 
-A held experiment is out of the queue's index until it may run, so that a choice is as cheap with
-ten thousand of them as with none. Who ends an experiment frees or fails what waits for it, in the
-same transaction. Rows are locked in the order of their ids: what waits is younger than what it
-waits for. Every function takes a session and commits nothing.
+A held experiment is not in the queue's index until it may run, so that ten thousand of them do not
+slow a choice. The transaction that ends an experiment also releases or fails the experiments that
+wait for it. Rows are locked in the order of their ids: a waiting experiment is younger than its
+predecessors. Every function takes a session and commits nothing.
 """
 
 from collections import defaultdict
@@ -46,11 +46,11 @@ _ANY = _HELD.limit(1)
 
 
 def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
-    """Make each of these new experiments wait for others. Return those of the others that have
-    ended meanwhile, with their statuses: the caller releases what waits for them.
+    """Make each of these new experiments wait for others. Return the predecessors that have ended
+    by now, with their statuses; the caller releases the experiments that wait for them.
 
-    The rows refer to the others, so that from here on the ends of the others wait for this
-    transaction. It is to end soon: an end that waits for many submissions may wait for ever.
+    The rows refer to the predecessors, so the ends of these now wait for this transaction. It must
+    end soon: an end that waits for many submissions may wait for ever.
     """
     rows = [
         {"experiment_id": one, "after_id": after} for one, others in waits.items()
@@ -81,8 +81,8 @@ def take_places(session: Session, successors: Mapping[str, str]) -> None:
 
 
 def settle(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
-    """Release what waits for experiments that end in this transaction. Waits for submissions that
-    are to come after them and are not committed yet (`wait_for`)."""
+    """Release the experiments that wait for experiments that end in this transaction. Blocks until
+    uncommitted submissions of further successors are committed (`wait_for`)."""
     mine = select(Experiment.id).where(Experiment.id.in_(ended))
     session.execute(mine.order_by(Experiment.id).with_for_update())
     session.execute(delete(Wait).where(Wait.experiment_id.in_(ended)))
@@ -90,9 +90,9 @@ def settle(session: Session, ended: Collection[str], status: str) -> Mapping[str
 
 
 def release(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
-    """Let what waits for ended experiments run where it waits for nothing else, or fail where the
-    experiments did not succeed, and so on along the chain. Return those that fail, each with the
-    ended experiment because of which it does. The number of statements does not depend on their
+    """Release the experiments that wait only for these ended experiments. If a predecessor did not
+    succeed, its successors fail, and so on along the chain. Return the failed experiments, each
+    with the ended experiment that caused it. The number of statements does not depend on their
     number: other users' event streams wait for this transaction."""
     if status != Status.SUCCEEDED:
         return _fail(session, ended, status)
@@ -222,7 +222,8 @@ def note_turns_of(session: Session, experiment_ids: Collection[str]) -> None:
 
 
 def limit(session: Session, sweep: Sweep) -> None:
-    """Have what has not been chosen yet take its turn anew: the limit of its sweep has changed."""
+    """Hold all experiments of a sweep that are not dispatched yet: the limit of the sweep has
+    changed."""
     mine = update(Experiment).where(Experiment.sweep_id == sweep.id, Experiment.status.in_(WAITING))
     if sweep.concurrency is None:
         session.execute(mine.where(Experiment.held == Held.SWEEP).values(held=Held.NOT))
@@ -233,9 +234,9 @@ def limit(session: Session, sweep: Sweep) -> None:
 
 
 def release_sweeps(session: Session) -> None:
-    """Let sweeps have as many runs under way as they may. Looks at those alone of which something
-    has changed, for a choice must cost nothing for what cannot run. Call only while holding the
-    dispatch lock, which keeps two from giving the same place twice."""
+    """Release held experiments up to the limits of their sweeps. Only sweeps with changes are
+    examined, because held experiments must not slow a choice. Call only while holding the dispatch
+    lock; otherwise two transactions could release the same slot."""
     noted = {*session.scalars(_TURNS)}
     if not noted:
         return
@@ -265,8 +266,8 @@ def _release_sweep(session: Session, sweep_id: str, concurrency: int | None) -> 
 def reasons(
     session: Session, experiments: Sequence[Experiment], reader_id: int | None
 ) -> dict[str, str]:
-    """Return what those of these experiments that are held wait for, by id, in words for the
-    reader. A reader of None is the owner."""
+    """Return the reason why each held experiment among these waits, by id, in words for the reader.
+    A reader of None is the owner."""
     queued = [one for one in experiments if one.status == Status.QUEUED]
     after = [one for one in queued if one.held == Held.AFTER]
     sweeps = {one.sweep_id for one in queued if one.held == Held.SWEEP}
@@ -289,7 +290,7 @@ def reasons(
 def _waited_for(
     session: Session, experiment_ids: Sequence[str]
 ) -> dict[str, list[tuple[str, str]]]:
-    """Return the ids and states of what each of these experiments waits for."""
+    """Return the ids and states of the predecessors of each experiment."""
     rows = session.execute(
         select(Wait.experiment_id, Wait.after_id, Experiment.status)
         .join(Experiment, Experiment.id == Wait.after_id)

@@ -82,11 +82,11 @@ def claim(
     lease_s: float,
     room: float = math.inf,
 ) -> Claim | None:
-    """Begin an attempt: raise the fence and take the lease. None where the dispatch is not the
-    current one, or where it takes more than `room` bytes: then it goes back to the queue. A run
-    goes on from the latest checkpoint, and the records after that (or all) go in the same
-    transaction. Whether the file is whole the runner sees: from an earlier one, or from the
-    beginning, it gives the same records."""
+    """Begin an attempt: increment the fence and acquire the lease. None if the dispatch is not the
+    current one, or if the run needs more than `room` bytes; then it returns to the queue. A run
+    resumes from the latest checkpoint; the records after it (or all) are deleted in the same
+    transaction. The runner checks the checkpoint file. If it is damaged, the runner resumes from an
+    earlier one or restarts, with the same records."""
     row = session.execute(
         update(Experiment)
         .where(
@@ -284,10 +284,10 @@ def _failure_columns(failure: FailureCause | None) -> dict[str, object]:
 def reap(
     session: Session, dispatch_timeout_s: float, max_lost: int, as_of: float | None = None
 ) -> list[tuple[str, Status]]:
-    """Put back what no one will finish: runs whose lease has expired, and dispatches that no one
-    claimed. What another transaction holds is left for the next time: it may be frozen. Returns
-    what was done. To be called only once the database was up for a whole lease, until `as_of`: it
-    may hang from there to this very statement."""
+    """Requeue runs whose lease has expired, and dispatches that nobody claimed. Rows that another,
+    perhaps frozen, transaction has locked are left for the next call. Return the changes. Call it
+    only if the database was up for a whole lease before `as_of`; it may have been unreachable
+    between `as_of` and this statement."""
     clock = now() if as_of is None else literal(as_of)
     done = []
     done += [(row.id, _after_loss(session, row, max_lost)) for row in _lose_expired(session, clock)]

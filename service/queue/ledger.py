@@ -1,11 +1,10 @@
-"""The ledger of slots: which attempt had one, and what that counts by now.
+"""The ledger of slots: which attempts used one, and how much of that use still counts.
 
-A use of a slot from a to b, of which a second counts w, is at the time t worth the integral over u
-from a to b of w 2^(−(t−u)/h), h the half-life: a running attempt counts from its start, and nothing
-jumps at its end. The lines are only ever added and ended, so that no transaction waits for another
-one here; from time to time ended lines are folded into a number for each user.
-
-Every function takes a session and commits nothing.
+The use of a slot from a to b with the weight w counts at the time t as the integral over u from a
+to b of w 2^(−(t−u)/h), where h is the half-life. So a running attempt counts from its start, and
+usage does not jump at its end. Lines are only added and ended, so that no transaction waits for
+another one here. From time to time ended lines are added to one number for each user. Every
+function takes a session and commits nothing.
 """
 
 import math

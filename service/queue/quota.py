@@ -99,7 +99,8 @@ UNLIMITED = Room(0, 0, None)
 
 
 def room_of(session: Session, owner_id: int, fair_share: FairShare) -> Room:
-    """Return what a user keeps and may keep. Without a limit the sums are not computed."""
+    """Return the stored bytes of a user and their limit. Without a limit the sums are not
+    computed."""
     if (most := limit(session, owner_id, fair_share)) is None:
         return UNLIMITED
     expected = select(func.coalesce(func.sum(Experiment.expected_bytes), 0)).where(

@@ -1,9 +1,9 @@
-"""Estimate how long a run takes, from runs of its family on the machines that it may run on. Where
-these have had too few, runs on the same kind of slot count, wherever they ran.
+"""Estimate how long a run takes, from runs of its family on the machines that it may run on. If
+these have had too few runs, all runs on the same kind of slot are used.
 
-The time of a run is taken for a power of the work that its spec says: log t = a + b log w + noise,
-0 ≤ b ≤ 1, by least squares over the latest runs that succeeded at their first attempt. What they
-differ from that by is the spread. Where the work is not known, or all did as much, b is 0.
+The time of a run is modelled as a power of the work w given by its spec: log t = a + b log w +
+noise, 0 ≤ b ≤ 1, fitted by least squares to the latest runs that succeeded at their first attempt.
+The spread is that of the residuals. If the work is unknown or the same for all, b is 0.
 """
 
 import math
@@ -85,7 +85,7 @@ def _latest(
 
 
 def _log_work(spec: ExperimentSpec) -> float:
-    """Return the logarithm of masks × dimensions; 0 if the spec does not tell."""
+    """Return the logarithm of masks × dimensions; 0 if the spec does not determine them."""
     masks, dim = spec.mask_count(), getattr(spec.data, "dim", None)
     return math.log(masks * dim) if masks and dim else 0.0
 

@@ -31,7 +31,8 @@ from service.tables.experiments import (
 from service.tables.users import ROLE_SCOPES, Role, Scope, User
 
 MAX_PRIORITY = 100
-"""Priorities above this run before everyone else's, for users whom an admin allows it."""
+"""Experiments with a higher priority run before those of all other users. An admin allows this to a
+user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +131,9 @@ class Standing:
 
 
 def max_slots(standings: Collection[Standing], fair_share: FairShare, workers: int) -> float:
-    """Return how many of so many workers of one kind the runs of one user may have: all but some
-    spare ones, which are for other users. Nothing that runs is interrupted, so a user who came
-    first could keep all of them for as long as a run may last."""
+    """Return how many of these workers of one kind the runs of one user may use: all except some
+    spare ones, which are reserved for other users. Runs are never interrupted, so without spare
+    workers the first user could keep all of them for the maximum length of a run."""
     alone = sum(one.may_submit for one in standings) < 2
     return (
         math.inf if alone or workers <= fair_share.spare_slots else workers - fair_share.spare_slots
@@ -176,7 +177,7 @@ def share_of(owner_id: int, standings: list[Standing]) -> Share:
 
 def standings(session: Session, fair_share: FairShare) -> list[Standing]:
     """Return the standings of all users. The usage is read in one statement, so that usage folded
-    meanwhile is neither missed nor counted twice."""
+    at the same time is neither missed nor counted twice."""
     under_way: dict[int, list[tuple[str, str]]] = {}
     for owner_id, status, queue in session.execute(_UNDER_WAY):
         under_way.setdefault(owner_id, []).append((status, queue or Queue.CPU))
@@ -247,7 +248,7 @@ def firsts(session: Session, users: Iterable[Standing]) -> dict[int, dict[Device
     return found
 
 
-# Tables, not classes: what the ORM does with a statement takes longer than the database does.
+# Tables, not classes: the ORM needs more time for a statement than the database does.
 _TABLES = User.metadata.tables
 _USERS, _USAGE, _ATTEMPTS, EXPERIMENTS = (
     _TABLES[one.__tablename__] for one in (User, Usage, Attempt, Experiment)

@@ -49,7 +49,7 @@ class QueueSnapshot:
     """Next experiments of users that are tied on usage or are one run below their limit."""
     made_at: float
     waits: dict[int, Waits] = field(default_factory=dict)
-    """Queued experiments of the users who asked."""
+    """Queued experiments of the requesting users."""
     simulated: dict[tuple[int, Queue, int], Starts] = field(default_factory=dict)
     """Simulated starts by user, queue, and number of experiments above everyone's priority."""
 
@@ -173,7 +173,7 @@ class QueueSnapshots:
 
     def _renew(self, database: Database) -> None:
         with suppress(*TRANSIENT_DB_ERRORS), database.snapshot() as session:
-            session.connection()  # before the lock: those who wait for that may have all there are
+            session.connection()  # before the lock: its waiters may hold all others
             with self._lock:
                 last = self._last
                 if last is not None and not self._serves(last, ()):

@@ -1,8 +1,8 @@
-"""A simulation of the dispatcher: who starts next on the workers of one queue.
+"""A simulation of the dispatcher: the next starts on the workers of one queue.
 
-It charges users as `shares.standings` does: a run under way counts for as long as it has lasted,
-and for at least `advance_s`. Each run is taken to last as long as the last ones did. The decay of
-usage is left out: it changes little while a queue moves on.
+It charges users as `shares.standings` does: a current run counts for its time so far, and for at
+least `advance_s`. Each run is assumed to last as long as the last ones did. The decay of usage is
+ignored, because it changes little during the simulated time.
 """
 
 import heapq

@@ -1,4 +1,4 @@
-"""States of experiments: what their owners request, and what follows.
+"""States of experiments: requests of owners, and their effects.
 
 Every function takes a session and commits nothing.
 """
@@ -33,7 +33,7 @@ def note_status(session: Session, experiment_id: str, status: Status, **details:
         holds.note_turns_of(session, [experiment_id])
     if is_terminal(status):
         webhooks.announce(session, [experiment_id], status)
-        session.flush()  # its event comes before those of what waits for it
+        session.flush()  # its event comes before those of its successors
         _note_failed(session, holds.settle(session, [experiment_id], status))
 
 

@@ -114,7 +114,7 @@ _ALIVE = select(func.count()).where(
 
 
 def alive_in(session: Session, queue: Queue, within_s: float) -> int:
-    """Return how many workers of a queue were heard of within so many seconds."""
+    """Return the number of workers of a queue with a heartbeat in the last `within_s`."""
     return session.scalar(_ALIVE, {"queue": queue, "within_s": within_s}) or 0
 
 
@@ -218,7 +218,7 @@ def least_taken(session: Session, uuids: Sequence[str], within_s: float) -> str:
 
 def largest(session: Session) -> dict[Queue, int | None]:
     """Return the memory of the largest worker of each queue, including recently silent ones: GPU
-    memory, or what a run may use of main memory. None if a worker does not report it."""
+    memory, or the main memory that a run may use. None if a worker does not report it."""
     found: dict[Queue, int | None] = {}
     rows = session.execute(select(Worker.queue, Worker.gpu_memory_total, Worker.run_memory))
     for name, gpu_total, run_memory in rows:

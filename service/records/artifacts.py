@@ -17,7 +17,7 @@ def file_of(settings: Settings, artifact: Artifact) -> Path:
 
 def whole_file(settings: Settings, artifact: Artifact) -> Path:
     """Return the path of an artifact after checking its content. Raises ApiError if it is missing
-    or differs from what was recorded."""
+    or was changed."""
     path = file_of(settings, artifact)
     try:
         state = path.stat()

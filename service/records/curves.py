@@ -32,8 +32,8 @@ _POINTS = Block.count.label("points")  # a row has a method of its own called co
 
 
 def hold_still(session: Session) -> None:
-    """Make everything that this session reads consistent. Otherwise a run that is requeued
-    meanwhile removes records. Call it before the first read. On SQLite every snapshot is
+    """Make everything that this session reads consistent. Otherwise a run that is requeued between
+    two reads removes records. Call it before the first read. On SQLite every snapshot is
     consistent."""
     if session.get_bind().dialect.name == "postgresql":
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})

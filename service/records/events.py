@@ -1,9 +1,9 @@
-"""Reading what happened, in the order in which it did: to one experiment, with its points, or to
-many, with notices of what runs.
+"""Read events in order: of one experiment with its points, or of many experiments with notices
+about running ones.
 
-The events of one experiment are written behind the lock on its row, so their ids rise in the order
-in which they are committed. Those of different experiments do not: an event may come to light after
-one of a higher id. Who reads of many reads up to a horizon (`service.streams.changes`).
+The events of one experiment are written while its row is locked, so they are committed in the order
+of their ids. Across experiments an event may become visible after another one with a higher id. So
+readers of many experiments stop at a horizon (`service.streams.changes`).
 """
 
 from collections.abc import Collection, Sequence

@@ -34,8 +34,8 @@ class Statistics:
 
 
 def statistics(session: Session) -> Statistics:
-    """Return the numbers as of one moment, for which the session must hold still. Reads the tallies
-    of what has ended, and the rows of what has not."""
+    """Return the numbers at one moment; the session must read one snapshot. Ended experiments are
+    read from tallies, all others from their rows."""
     found = Statistics(Counter(dict.fromkeys(Status, 0)))
     sums = (func.sum(column) for column in COUNTED)
     for status, kind, number, present, lost, *times in session.execute(

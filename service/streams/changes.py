@@ -1,4 +1,4 @@
-"""Find what has changed since the last look, for all listeners of a process at once."""
+"""Find the changes since the last poll, for all listeners of a process at once."""
 
 from collections.abc import Iterable
 from dataclasses import replace

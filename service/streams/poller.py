@@ -1,7 +1,7 @@
 """Look for changes in the database, for all listeners of a process at once, while there are any.
 
-The poller wakes the listeners that a change concerns; they read for themselves. A waiting listener
-holds neither a thread nor a connection."""
+The poller wakes the listeners that a change concerns; these read their events on their own. A
+waiting listener holds neither a thread nor a connection."""
 
 import asyncio
 import logging
@@ -73,7 +73,7 @@ class Poller:
         self._changes = Changes()
         self._listeners: set[Listener] = set()
         self._new: set[Listener] = set()
-        """Listeners since the last look began. They may have missed what happened before it."""
+        """Listeners added since the last poll began. They may have missed earlier events."""
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._access_due = 0.0

@@ -52,8 +52,8 @@ def claim(session: Session, owner_id: int, request: IdempotentRequest) -> KeptRe
 
 
 def keep(session: Session, kept: KeptRequest, request: IdempotentRequest, made: list[Any]) -> None:
-    """Store what a request has made under the key that it has claimed, and count the bytes. The
-    key of a request that made nothing stays free."""
+    """Store the results of a request under its claimed key, and count the bytes. The key of a
+    request without results stays free."""
     if kept.made:  # all of that is deleted
         quota.note(session, kept.owner_id, -len(json.dumps(kept.made)))
         kept.created_at = session.execute(select(now())).scalar_one()

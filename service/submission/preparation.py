@@ -188,7 +188,7 @@ class _Checks:
 
     def check(self, submission: Submission, entry: Entry) -> None:
         """Raise SpecError for the problems of a submission. The spec of a retry was accepted
-        before: only what it refers to is checked."""
+        before, so only its references are checked."""
         spec = submission.spec
         found = reference_problems(self._inputs, spec)
         if entry.retry_of is None:

@@ -68,7 +68,7 @@ class Accepted:
         return not self.sweep_id and all(one.cached_from for one in self.outcomes)
 
     def kept(self) -> list[Any]:
-        """Return what is kept under an idempotency key."""
+        """Return the stored request of an idempotency key."""
         return [self.sweep_id, self.first] if self.sweep_id else [*map(asdict, self.outcomes)]
 
 
@@ -81,7 +81,7 @@ def submitted(
     *,
     key: IdempotentRequest | None = None,
 ) -> Iterator[tuple[Session, Accepted]]:
-    """Carry out a request, and yield the transaction and what became of the submissions. A request
+    """Carry out a request, and yield the transaction and the outcome of each submission. A request
     that was accepted before under its key is not checked again. Raises ApiError."""
     if key is not None:
         with database.snapshot() as session:
@@ -130,7 +130,7 @@ def _has_room(session: Session, settings: Settings, user: Caller, size: int) -> 
 def _accepted_before(
     session: Session, user: Caller, key: IdempotentRequest, kept: KeptRequest | None
 ) -> Accepted | None:
-    """Return what the same request made before. Where all of that is deleted, the key is free.
+    """Return the earlier results of the same request. If all of them are deleted, the key is free.
     Raises ApiError."""
     if kept is None or not kept.made:
         return None

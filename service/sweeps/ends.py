@@ -20,9 +20,9 @@ WAITS = "its runs wait for other experiments"
 def estimated_end(
     session: Session, queue_snapshots: QueueSnapshots, sweep: Sweep
 ) -> tuple[float | None, str]:
-    """In the database's time, and what the estimate rests on, or why there is none: the last that
-    may be chosen now starts when its place says, and those that its limit holds back follow in
-    rounds."""
+    """Expected end in the database's time, with the basis of the estimate or the reason why there
+    is none. The last experiment that may be dispatched now starts at its queue position; the held
+    ones follow in rounds."""
     left = _left(session, sweep.id)
     if not left:
         return None, ENDED

@@ -23,7 +23,7 @@ MAX_POINTS = 10_000
 MAX_FIELDS = 100
 """Fields that all points of a sweep set together: each is a column of the table."""
 MAX_STORED_BYTES = 32 * 2**20
-"""Specs that one request may store: a spec stands whole in the row of each point."""
+"""Specs that one request may store: each point stores its whole spec."""
 
 FieldPath = Annotated[
     str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$", max_length=200)
@@ -135,13 +135,13 @@ class Points(RequestModel):
 
 
 def field_problems(paths: Collection[str], pointer: str) -> list[Problem]:
-    """Return what is wrong with the fields of a sweep: too many, or one lies within another."""
+    """Return the problems of the fields of a sweep: too many, or one field within another."""
     if len(paths) > MAX_FIELDS:
         detail = f"a sweep sets at most {MAX_FIELDS} different fields, not {len(paths)}"
         return [Problem(pointer, detail)]
     problems = []
     outer = None
-    for parts in sorted(path.split(".") for path in paths):  # what lies within a field follows it
+    for parts in sorted(path.split(".") for path in paths):  # nested fields follow
         if outer is not None and parts[: len(outer)] == outer:
             detail = f"{'.'.join(parts)} lies within {'.'.join(outer)}, which is swept itself"
             problems.append(Problem(pointer, detail))

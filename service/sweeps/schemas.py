@@ -122,8 +122,8 @@ class MetricCell(ResponseModel):
     """Mean. null: a seed has no value."""
     std_err: float | None
     """Standard error. For several seeds: the standard deviation of the values over √count, and at
-    least what the seeds' own errors give; errors over the population of texts, which the seeds
-    share, are not divided. For one seed: the metric's own. null: unknown."""
+    least the error given by the seeds' own errors; errors over the population of texts, which the
+    seeds share, are not divided. For one seed: the metric's own. null: unknown."""
     count: int
     """Number of seeds."""
 

@@ -138,7 +138,7 @@ def _beside_seeds(row: TableRow) -> dict[str, Any]:
 
 def as_csv(made: Table) -> str:
     """A line for each point: its number, experiment and status, the swept fields, and each metric
-    with its standard error and its count of seeds. Lists and objects are JSON; what is missing is
+    with its standard error and its count of seeds. Lists and objects are JSON; missing values are
     empty."""
     head = [*POINT, *made.fields, *_metric_columns(made)]
     return _csv(head, ([*_of_point(row), *_of_metrics(made, row.metrics)] for row in made.items))

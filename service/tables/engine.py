@@ -161,7 +161,7 @@ class Database:
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
         """Begin a read. On SQLite it is a transaction without a lock. On PostgreSQL each statement
-        sees what is committed when it begins, inside or outside a transaction."""
+        sees the data committed before it begins, inside or outside a transaction."""
         with Session(self._reader, expire_on_commit=False) as session:
             yield session
 
@@ -301,7 +301,7 @@ def _reader(engine: Engine) -> Engine:
 POSTGRESQL_OPTIONS = {
     "client_encoding": "utf8",  # else psycopg gives bytes for the text of an SQL_ASCII database
     "connect_timeout": 5,
-    "tcp_user_timeout": 10_000,  # a connection that no one answers is given up, in ms
+    "tcp_user_timeout": 10_000,  # timeout of a connection without an answer, in ms
     "keepalives_idle": 5,
 }
 
@@ -310,7 +310,7 @@ def _open_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions begin where _begin_sqlite says so
     for pragma in (
         "journal_mode=WAL",
-        "synchronous=FULL",  # what is committed is on the disk
+        "synchronous=FULL",  # committed data are on the disk
         "foreign_keys=ON",
         "busy_timeout=30000",
     ):

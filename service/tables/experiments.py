@@ -205,8 +205,8 @@ class Experiment(Owned, Base):
 
 
 class Wait(Base):
-    """One experiment waits for another to succeed. The row is deleted when that has succeeded, or
-    with either experiment. Ended experiments neither wait nor are waited for."""
+    """An experiment that waits for another one to succeed. The row is deleted when that one has
+    succeeded, or with one of the two. Ended experiments have no such rows."""
 
     __tablename__ = "waits"
 
@@ -242,7 +242,8 @@ class Tally(Base):
 
 
 TELLING_BYTES = 64 * 2**20
-"""Smaller estimates of memory are not compared with what was measured: torch itself dominates."""
+"""Smaller estimates of memory are not compared with the measured peak, because torch itself
+dominates it."""
 _TELLING = text(f"peak_bytes IS NOT NULL AND estimated_bytes >= {TELLING_BYTES}")
 
 

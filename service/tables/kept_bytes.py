@@ -7,8 +7,8 @@ from service.tables.engine import Base, LargeId
 
 
 class ByteChange(Base):
-    """A change of the bytes that a user keeps. The sum of a user's rows is what the user keeps
-    beside checkpoints."""
+    """A change of the bytes that a user keeps. The sum of a user's rows is the size of the user's
+    data without checkpoints."""
 
     __tablename__ = "byte_changes"
 

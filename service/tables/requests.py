@@ -10,7 +10,7 @@ from service.tables.users import User
 
 
 class KeptRequest(Base):
-    """A request that was carried out under an idempotency key, and what it made."""
+    """A request that was carried out under an idempotency key, with its results."""
 
     __tablename__ = "requests"
 

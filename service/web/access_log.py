@@ -29,7 +29,7 @@ class AccessLog:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         began = time.perf_counter()
-        status = 500  # what an exception that passes through here becomes
+        status = 500  # the status of a response after an unhandled exception
         measured = True
         timings.watch_threads()
         waited = Timings()

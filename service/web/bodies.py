@@ -1,5 +1,5 @@
-"""Routes that check who calls before they read a request's body, and request bodies: limited in
-size and time, parsed by the one strict JSON parser in a worker thread; and the ids of paths."""
+"""Routes that authenticate the caller before they read the body; request bodies, limited in size
+and time and parsed in a worker thread by a strict JSON parser; and ids in paths."""
 
 import asyncio
 import time
@@ -182,7 +182,7 @@ class StrictRequest(Request):
         return bytes(received)
 
     async def json(self) -> Any:
-        """Return the body as the handler's `JsonBody`. Raise ApiError with what is wrong in it."""
+        """Return the body as the handler's `JsonBody`. Raise ApiError with its problems."""
         text = await self.body()
         limiter = self.app.state.bodies.parsing if len(text) > LARGE_BYTES else None
         return await run_sync(self.route.parsed, text, limiter=limiter)
@@ -223,7 +223,7 @@ class StrictRoute(APIRoute):
             with ExitStack() as request.held:
                 try:
                     return await handle(request)
-                except HTTPException as error:  # FastAPI wraps what reading a body raises
+                except HTTPException as error:  # FastAPI wraps errors raised while reading a body
                     if isinstance(error.__cause__, ApiError):
                         raise error.__cause__ from None
                     raise

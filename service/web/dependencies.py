@@ -122,7 +122,7 @@ async def authenticate(request: Request) -> Caller:
     database, rates = request.app.state.database, request.app.state.rates
     try:
         if key is not None:
-            parsed(key)  # what is mistyped costs no look
+            parsed(key)  # a mistyped key costs no query
             user, unnoted = await run_in_threadpool(_look_up, database, caller_of_key, key)
         else:
             assert cookie is not None

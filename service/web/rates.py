@@ -1,8 +1,8 @@
 """Limit the rate of requests: by user over all its keys, or by address without a known valid key.
 
-Requests are counted before anything else is done with them. Those of a key that this process has
-lately known to serve count for its user; all others count for the address that they come from, so
-that guessing keys, or sending what is refused before a key is looked at, soon ends.
+Requests are counted before anything else is done with them. Requests with a key that was recently
+valid in this process count for its user. All others count for their address, so that guessing keys,
+or sending requests that are refused before the key is checked, is soon stopped.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from service.web.errors import problem_response
 log = logging.getLogger(__name__)
 
 WINDOW_S = 10
-"""Shorter than a client's patience: who is told to wait gets through in the end."""
+"""Shorter than the retry time of a client: a client that waits as requested succeeds in the end."""
 KNOWN_S = 60.0
 """A key that served counts for its user for so long, and then once for its address."""
 REDIS_TIMEOUT_S = 0.5
@@ -82,7 +82,7 @@ class Rates:
         self._known.pop(_digest(credential), None)
 
     async def count(self, credential: str, address: str | None) -> RateState:
-        """Count a request for whom it is of."""
+        """Count a request for its user or address."""
         user_id = self._known.get(_digest(credential))
         if user_id is not None:
             return await self._count("user", str(user_id), self._settings.rate_per_user)
@@ -155,7 +155,8 @@ def network(address: str | None) -> str:
 
 
 class RateLimits:
-    """ASGI middleware: 429 for who asks too often, and headers that say how much is left."""
+    """ASGI middleware: 429 for callers over the limit, and headers with the remaining number of
+    requests."""
 
     def __init__(self, app: ASGIApp, rates: Rates):
         self.app = app

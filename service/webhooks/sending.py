@@ -1,6 +1,6 @@
-"""Sending what is to be told: signed, to an address that was looked at, within a few seconds.
+"""Send webhook deliveries: signed, to a checked address, within a few seconds.
 
-The form is that of https://www.standardwebhooks.com: headers webhook-id, webhook-timestamp and
+The format is that of https://www.standardwebhooks.com: headers webhook-id, webhook-timestamp and
 webhook-signature."""
 
 import asyncio

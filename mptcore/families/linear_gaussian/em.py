@@ -1,4 +1,4 @@
-"""Iterate EM until it stands still, and fit data with missing values by it."""
+"""Iterate EM until it converges, and use it to fit data with missing values."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -36,7 +36,7 @@ def iterate(
     step: Callable[[LowRankGaussian], LowRankGaussian],
     mean_log_prob: Callable[[LowRankGaussian], float],
 ) -> Iterator[Fitted]:
-    """Yield each tenth iteration of `step`, until the mean log density stands still."""
+    """Yield each tenth iteration of `step`, until the mean log density converges."""
     best = -torch.inf
     for iteration in range(1, MAX_ITERATIONS + 1):
         density = step(density)

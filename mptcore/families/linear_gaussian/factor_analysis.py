@@ -41,8 +41,8 @@ def maximum_likelihood(covariance: Tensor, mean: Tensor, latent_dim: int) -> Low
 
 def fit(covariance: Tensor, mean: Tensor, latent_dim: int) -> Iterator[Fitted]:
     """Yield each tenth iteration of EM from PPCA's closed form (Rubin & Thayer 1982), until it
-    stands still. With G = (I + Wᵀ Ψ⁻¹ W)⁻¹ Wᵀ Ψ⁻¹:
-    W ← C Gᵀ (I − G W + G C Gᵀ)⁻¹, Ψ ← diag(C − W G C)."""
+    converges. With G = (I + Wᵀ Ψ⁻¹ W)⁻¹ Wᵀ Ψ⁻¹: W ← C Gᵀ (I − G W + G C Gᵀ)⁻¹, Ψ ← diag(C − W G
+    C)."""
     floor = MIN_SHARE * covariance.diagonal()
 
     def step(density: LowRankGaussian) -> LowRankGaussian:

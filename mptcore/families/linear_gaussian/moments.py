@@ -127,7 +127,7 @@ def stacked(moments: Sequence[FactoredMoment]) -> FactoredMoment:
 
 def _spectral_norm(matrix: Tensor) -> float:
     """The largest |eigenvalue| of a symmetric matrix, from twenty steps of a block power iteration,
-    doubled as a margin for what these have not reached."""
+    doubled as a margin because these may not have converged."""
     generator = torch.Generator().manual_seed(0)
     block = torch.randn(len(matrix), 8, generator=generator, dtype=torch.float64).to(matrix)
     for _ in range(20):

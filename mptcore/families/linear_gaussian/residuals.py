@@ -35,7 +35,7 @@ class Residuals:
         scaled = factor / deviation
         data = torch.cat([scaled.new_zeros(*prior.shape[:-1], factor.shape[-1]), scaled], -2)
         data = data - basis @ (basis.mT @ data)
-        data = data - basis @ (basis.mT @ data)  # again, for what rounding left (Björck 1996)
+        data = data - basis @ (basis.mT @ data)  # again, to remove rounding errors (Björck 1996)
         self.residuals = FactoredMoment(data, data.square().sum(-1))  # (K + D, Q)
 
     @property

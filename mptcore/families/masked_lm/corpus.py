@@ -158,6 +158,6 @@ def _types(encoded: Any) -> list[list[int]]:
 
 
 def _special(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the tokens that are never masked and never counted. The unknown token stands for text
-    and is not one of them."""
+    """Return the tokens that are never masked and never counted. The unknown token represents text,
+    so it is masked and counted."""
     return frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}

@@ -99,7 +99,8 @@ class MaskedLm(Model[MaskedBatch]):
     def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
         """Yield indices of the sequences that are computed together, chosen by length to fit in
         memory. Sequences without a masked token are omitted. Training steps are always cut in the
-        same way: dropout is drawn part by part, and a resumed run does not know what did not fit.
+        same way: dropout is drawn part by part, and a resumed run does not know which parts did not
+        fit into memory.
         """
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]

@@ -1,8 +1,8 @@
-"""Sequences of different lengths in one row without padding, as an encoder takes them.
+"""Sequences of different lengths, packed into one row without padding.
 
-What an encoder does to each token by itself it does to the row. In attention, sequences of one
-length are a batch without a mask; where few are of one length they are padded there, and there
-alone. transformers' attention interface puts this in its place, in every architecture.
+Operations on single tokens are applied to the whole row. Only attention separates the sequences:
+those of one length are a batch without a mask, and lengths with few sequences are padded. It is
+installed through transformers' attention interface, for every architecture.
 """
 
 from collections.abc import Iterator, Sequence

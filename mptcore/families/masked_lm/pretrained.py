@@ -187,7 +187,7 @@ def _kept(experiment: str, tokenizer: Tokenizer) -> Network:
     network = fresh(transformers.AutoConfig.for_model(**json.loads(header["config"])), 0)
     if set(tensors) != {name for name, _ in network.named_parameters()}:
         raise RunError("invalid", f"experiment {experiment} kept the weights of another network")
-    network.load_state_dict(tensors, strict=False)  # what is tied goes by its first name alone
+    network.load_state_dict(tensors, strict=False)  # tied weights have only their first name
     return network
 
 

@@ -64,7 +64,7 @@ class Conditionals(NamedTuple):
 
 
 def assembled(parts: Sequence[tuple[Tensor, Conditionals]]) -> Conditionals:
-    """Join the results of parts. Each part has its rows and what was computed for them."""
+    """Join the results of parts. Each part has its rows and their results."""
     order = torch.cat([rows for rows, _ in parts]).argsort()
     log_probs, bias, doubtful = (
         torch.cat([getattr(part, name) for _, part in parts])[order]
@@ -77,7 +77,7 @@ def assembled(parts: Sequence[tuple[Tensor, Conditionals]]) -> Conditionals:
 
 def expected_ess(joint: Tensor, draws: int) -> Tensor:
     """Return the effective sample size to expect of terms whose logarithms a pilot measured (pilot
-    draws, ...), with `draws` draws. It is 0 if the pilot does not tell."""
+    draws, ...), with `draws` draws. It is 0 if the pilot is too small."""
     return (draws / (log_mean_variance(joint) * len(joint))).nan_to_num(0.0, posinf=math.inf)
 
 
@@ -88,8 +88,8 @@ class Ratios:
     Draws that cover p(z | x_R) may miss the region where p(x_j | z) is not tiny. With all
     dimensions masked they are draws from the prior, and an x_j with little noise is a needle in it.
     The sum then has few terms. Such "narrow" dimensions j need draws given x_j too. They are
-    selected with other draws than these: a selection by the same draws would omit what they missed,
-    and bias the remaining terms upwards.
+    selected with other draws than these: a selection by the same draws would omit the dimensions
+    that these draws missed, and bias the remaining terms upwards.
     """
 
     weights: Tensor  # (draws, N): log w
@@ -114,7 +114,7 @@ class Ratios:
                 continue
             chosen = _sample(len(pairs), len(stratum), generator)
             own = from_own(pairs[chosen])
-            # What is hopeless may be thousands of nats too low, and tells nothing of the others.
+            # Hopeless estimates may be thousands of nats too low. They are ignored.
             rough = torch.where(hopeless, 0, log_probs)[stratum].double()
             all_values, error = _regressed(own.log_probs.double(), rough, chosen)
             log_probs[stratum] = all_values.to(log_probs)

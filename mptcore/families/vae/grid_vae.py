@@ -98,8 +98,8 @@ class GridVaeModel(TractableModel):
 
     @property
     def bytes_per_mask(self) -> int:
-        """Memory per mask. A CPU scores masks one by one; a batch is what a run computes between
-        two safe points."""
+        """Memory per mask. A CPU scores masks one by one; a batch is computed between two safe
+        points."""
         return 2**22
 
     @property

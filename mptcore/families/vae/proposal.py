@@ -200,7 +200,7 @@ class Quadratic(NamedTuple):
 
 
 class Modes(NamedTuple):
-    """Where C climbs ended for each of N observations. Several may have ended at the same mode."""
+    """Ends of C climbs for each of N observations. Several may have ended at the same mode."""
 
     places: Tensor  # (C, N, K)
     roots: Tensor  # (C, N, K, K), as those of a proposal
@@ -216,7 +216,8 @@ class Modes(NamedTuple):
 
     def found_once(self) -> Tensor:
         """Return the share (N,) of the mass that lies at modes that one climb alone has found. As
-        in Good and Turing's estimate (Good 1953), it tells how much the climbs may have missed."""
+        in Good and Turing's estimate (Good 1953), it estimates how much mass the climbs may have
+        missed."""
         same, log_mass = self._same(), self._distinct()
         return (log_mass.softmax(0) * (same.sum(0) == 1)).sum(0)
 

@@ -214,8 +214,8 @@ class SampledVae(Vae):
         more: Sequence[Tensor] = (),
     ) -> Proposal:
         """Fit a proposal to the observed part of each observation (N, D), also from the starts
-        `more` (N, K), and adapt it to pilots. It uses nothing else, so that what it misses cannot
-        improve the conditionals."""
+        `more` (N, K), and adapt it to pilots. It uses nothing else, so that errors of the proposal
+        cannot improve the conditionals."""
         zero, mean = self._starts(x, masked)
         fit = self._fit(x, masked)
         drawn = self._drawn_starts(fit, mean, STARTS, generator)
@@ -354,8 +354,8 @@ class SampledVaeModel(SampledModel):
 
     @property
     def bytes_per_mask(self) -> int:
-        """Memory per mask. Masks are scored one by one; a batch is what a run computes between two
-        safe points."""
+        """Memory per mask. Masks are scored one by one; a batch is computed between two safe
+        points."""
         return 2**22
 
     def graded_scores(self, masks: Tensor) -> Tensor:

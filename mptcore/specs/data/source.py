@@ -1,4 +1,4 @@
-"""Base class of all sources of data: what they read below the folder MPT_DATA_DIR."""
+"""Base class of all sources of data, with the files that they read below MPT_DATA_DIR."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -11,15 +11,15 @@ class Source(Spec):
     and for the run."""
 
     named_by: ClassVar[str] = "source"
-    """Field that names what is read."""
+    """Field with the name of the data."""
     noun: ClassVar[str] = "data set"
-    """Word for what is read, in messages."""
+    """Word for the data, in messages."""
     is_remote: ClassVar[bool] = False
     """True if files that are not there are downloaded."""
 
     @property
     def local_name(self) -> str:
-        """Name of what is read, in messages."""
+        """Name of the data, in messages."""
         return str(getattr(self, self.named_by))
 
     def local(self, folder: Path) -> Path | None:
@@ -32,5 +32,5 @@ class Source(Spec):
         return found is not None and found.is_file()
 
     def local_names(self, folder: Path) -> list[str]:
-        """Return the names of what could be read."""
+        """Return the names of all data that are available locally."""
         return []

@@ -1,5 +1,5 @@
-"""Errors of long lists. Pydantic takes microseconds for each error that it reports, and no other
-thread runs meanwhile. So most errors of 100,000 wrong values are only counted."""
+"""Errors of long lists. Pydantic needs microseconds for each error that it reports, and no other
+thread runs during this time. So most errors of 100,000 wrong values are only counted."""
 
 from functools import cache
 from typing import Any

@@ -1,4 +1,4 @@
-"""Conversion of pydantic's errors to problems: a pointer to the field and what is allowed there."""
+"""Conversion of pydantic's errors to problems: a pointer to the field and the allowed values."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin
@@ -53,7 +53,7 @@ def spec_error(
 
 
 MORE_ERRORS = "more_errors"
-"""Type of an error that stands for `count` further errors."""
+"""Type of an error that represents `count` further errors."""
 
 
 def _without_consequences(errors: Sequence[Any]) -> Sequence[Any]:
@@ -112,7 +112,7 @@ def _locate(
             continue  # a branch of a union of plain types
         if isinstance(value, list) and not isinstance(step, int):
             continue  # the same
-        if isinstance(value, list):  # its items are what its field's annotation names
+        if isinstance(value, list):  # its items have the type that the field's annotation names
             value = value[int(step)]
             pointer += pointer_token(step)
             continue

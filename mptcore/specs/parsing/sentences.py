@@ -1,4 +1,4 @@
-"""Sentences that say what is allowed, for pydantic's errors."""
+"""Sentences that state what is allowed, for pydantic's errors."""
 
 from typing import Any
 

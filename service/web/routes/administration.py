@@ -186,7 +186,7 @@ def list_users(database: DatabaseDep, user: Admin) -> UserList:
 
 @router.post("/users", status_code=HTTPStatus.CREATED)
 def add_user(new: JsonBody[NewUser], database: WriterDep, user: Admin) -> UserOut:
-    """Add a user, who has no key yet. A signed-in browser adds none."""
+    """Add a user. The user has no key yet. A browser's sign-in cannot add users."""
     check_has_key(user)
     with database.transaction() as session:
         added = accounts.add(session, new.name, new.role)

@@ -126,7 +126,7 @@ def _curves(
         )
     except TooFewPoints as error:
         raise invalid([Problem("/query/max_points", str(error))]) from None
-    # A run that was put back stands before `after`.
+    # A run that was put back is before `after`.
     last_seqs = {experiment.id: max(experiment.last_seq, asked.after)}
     return Answer([experiment], found, last_seqs, batch=False)
 

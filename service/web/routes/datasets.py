@@ -155,7 +155,7 @@ async def upload(
                     async with own_turn, request.app.state.inspections:
                         kept = await run_in_threadpool(arrival.accept)
             except BaseException:
-                # What was put in its place may have a row, or none: the sweep will see.
+                # The file in its place may have a row or not: retention will check it.
                 settled = not settings.datasets(dataset.id).exists()
                 raise
             finally:  # also where the caller went away

@@ -48,7 +48,7 @@ def get_artifact(
     settings: SettingsDep,
     user: Reader,
 ) -> FileResponse:
-    """Return a file. A file that is gone, or differs from what the run recorded, is 410."""
+    """Return a file. A file that is missing or was changed since it was recorded is 410."""
     with database.snapshot() as session:
         find(session, user, Experiment, experiment_id)
         known = {artifact.file: artifact for artifact in results.artifacts(session, experiment_id)}

@@ -113,7 +113,7 @@ def validate(
     queue_snapshots: QueueSnapshotsDep,
     user: Submitter,
 ) -> Validation:
-    """Return what a submission would become. Nothing is stored."""
+    """Return the outcome that a submission would have. Nothing is stored."""
     with database.snapshot() as session:
         submissions = Bodies([sent]).submissions(session, settings, user)
         (one,) = prepare(session, settings, submissions).experiments
@@ -185,7 +185,8 @@ def undelete(
     user: Canceller,
 ) -> ExperimentOut:
     """Bring back an experiment that was deleted, as long as its files are kept
-    (`MPT_PURGE_AFTER_S`). What waited when it was deleted is cancelled, and may be retried."""
+    (`MPT_PURGE_AFTER_S`). An experiment that was waiting when it was deleted is cancelled, and may
+    be retried."""
     with database.transaction() as session:
         if store.find_deleted(session, user, experiment_id) is not None:
             if not deletion.restore(session, experiment_id, settings.purge_after_s):

@@ -147,11 +147,12 @@ def get_worker_history(
 def metrics(
     request: Request, database: DatabaseDep, settings: SettingsDep, user: Scraper
 ) -> Response:
-    """For Prometheus. What is said of experiments, workers and the store comes from the database:
-    any API process answers alike. Requests and waits are those of the process that answers."""
+    """For Prometheus. Figures of experiments, workers and the store come from the database and are
+    the same in all API processes. Figures of requests and waits are those of the process that
+    answers."""
     registry = CollectorRegistry()
     with database.snapshot() as session:
-        hold_still(session)  # a counter that falls by one is taken for one that began anew
+        hold_still(session)  # Prometheus takes a falling counter for a restarted one
         registry.register(_Metrics([*_families(session), *_disk(settings)]))
     meters: Meters = request.app.state.meters
     own = meters.text(request.app.state.poller.looked_at)

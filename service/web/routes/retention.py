@@ -1,4 +1,4 @@
-"""Route of what retention would delete. The deletion itself runs automatically."""
+"""Route for a preview of retention. The deletion itself runs automatically."""
 
 from collections.abc import Iterable
 

@@ -95,7 +95,7 @@ async def _answer(poller: Poller, user: Caller, source: Source, asked: Asked) ->
 async def _stream(
     poller: Poller, user: Caller, source: Source, after: EventCursor | None
 ) -> Response:
-    # What is not there is said before the stream begins.
+    # Missing objects are refused before the stream begins.
     await poller.read(user, source.check)
     if not poller.has_room(user):
         detail = "you have as many event streams open as you may: close one, or follow a sweep"

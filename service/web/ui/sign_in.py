@@ -93,8 +93,8 @@ def sign_in(
 
 @public.post("/sign-in:preview")
 def preview(body: JsonBody[Code], database: DatabaseDep, request: Request) -> SignInPreview:
-    """Say whom a code would sign in, and leave the code valid: a page asks before it signs in by a
-    link, which may come from anyone."""
+    """Return the user whom a code would sign in, and leave the code valid. A page asks for
+    confirmation before it signs in by a link, because anyone may have sent the link."""
     with database.snapshot() as session:
         try:
             name = sign_ins.holder_of_code(session, body.code).name

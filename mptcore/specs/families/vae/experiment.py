@@ -204,7 +204,7 @@ class VaeExperiment(VectorExperiment):
         rows, masks = self._step()
         draws, ais = self._places(self.model.conditionals), self.evaluate.ais
         latent_dim = self.model.latent_dim  # derivatives are as large as so many draws
-        # What is kept for the gradient, and what is at hand while one part is worked on.
+        # Memory kept for the gradient, and memory for the part that is being computed.
         numbers = rows * each * (4 * masks * self._train_places() + latent_dim)
         numbers += 6 * max(draws, MAX_STARTS * latent_dim) * each
         return numbers + (6 * ais.chains * each if ais else 0)

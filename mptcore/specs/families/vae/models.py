@@ -83,7 +83,7 @@ class UniformGrid(Grid):
     """The grid spans −extent to extent."""
 
     def doubled(self) -> Self:
-        """Return a finer and wider grid, which also shows what lies beyond this grid."""
+        """Return a finer and wider grid, which also covers the region beyond this grid."""
         return super().doubled().model_copy(update={"extent": 1.25 * self.extent})
 
     def of_another_kind(self) -> "UniformGrid":
