@@ -50,7 +50,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def one_warm_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots in this process share what has imported torch."""
+    """Slots in this process share one warm parent, which has imported torch."""
     monkeypatch.setattr(slot, "WarmParent", warm_parent)
 
 

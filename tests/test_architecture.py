@@ -1,4 +1,4 @@
-"""The arrows: who may import whom."""
+"""Allowed imports between folders."""
 
 import ast
 import subprocess
@@ -52,7 +52,7 @@ LAYERS = ("specs", "protocol", "runtime", "data", "estimation", "training", "fam
 TOP = ("run", "__main__")
 """Above all layers: run.py alone knows the families."""
 BETWEEN_FAMILIES = {("vae", "linear_gaussian.baseline"), ("vae", "linear_gaussian.models")}
-"""A VAE is compared with a PPCA, of which it knows the spec, and that it can be scored."""
+"""A VAE is compared with a PPCA, so it imports its spec and its model."""
 
 
 def imports_of(path: Path) -> Iterator[str]:

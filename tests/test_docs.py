@@ -1,5 +1,5 @@
-"""The documents say what is so: what they tell one to type runs, what is generated is up to date,
-what they name is there. A fenced block that is marked no-run is for reading only."""
+"""The documents are correct: their commands run, generated pages are up to date, and all names
+exist. A fenced block that is marked no-run is for reading only."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The notebooks run, and what they are kept with is what running them shows."""
+"""The notebooks run, and their stored output equals that of a new run."""
 
 import copy
 import json
@@ -46,7 +46,7 @@ def figures(notebook: dict[str, Any]) -> int:
 
 
 def shown(notebook: dict[str, Any]) -> tuple[list[str], list[float]]:
-    """The text of what its cells show, and the numbers in it."""
+    """Return the text of the cells' output, and the numbers in it."""
     text = " ".join(one["text/plain"] for one in outputs(notebook))
     words = re.split(r"(-?\d+\.\d+)", text)
     return [one.strip() for one in words[::2]], [float(number) for number in words[1::2]]

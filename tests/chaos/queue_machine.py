@@ -174,7 +174,8 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.messages)
     @rule(data=st.data(), worker=st.integers(1, 3), keep=st.booleans())
     def deliver(self, data: st.DataObject, worker: int, keep: bool) -> None:
-        """A worker hears a message, perhaps an old one, which may stay to be heard again."""
+        """A worker receives a message, perhaps an old one. The message may remain and be received
+        again."""
         message = data.draw(st.sampled_from(self.messages))
         if not keep:
             self.messages.remove(message)
@@ -354,7 +355,7 @@ class QueueMachine(RuleBasedStateMachine):
             ledger.fold(session, SHARING)
             quota.fold(session, from_rows=2)
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def no_user_has_more_under_way_than_its_limit(self) -> None:

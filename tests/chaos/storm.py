@@ -114,7 +114,7 @@ class Storm:
         database.close()
         return counts, zeros
 
-    # What is asked of the lab meanwhile
+    # Requests to the lab during the storm
 
     def _add_users(self) -> None:
         """Each with a key beside the local user's."""
@@ -164,7 +164,7 @@ class Storm:
         except (NoAnswer, Refused):
             return 99
 
-    # What is done to the lab
+    # Disturbances of the lab
 
     def _disturb(self) -> None:
         plan = self.plan
@@ -341,7 +341,7 @@ class Storm:
         more = {"LEASE_S": LEASE_S, "STALL_S": STALL_S}
         self.lab.start(name, *self.commands[name], **{f"MPT_{k}": str(v) for k, v in more.items()})
 
-    # What must hold afterwards
+    # Invariants after the storm
 
     def _settle(self, database: Database) -> None:
         deadline = time.monotonic() + SETTLE_S

@@ -1,5 +1,5 @@
-"""Disks that are really full or read-only: the answers meanwhile, and that everything goes on once
-there is space. Needs the right to mount, so that `make chaos` runs it, not `make test`."""
+"""Disks that are really full or read-only: the answers while they are full, and the recovery once
+there is space. Needs the right to mount, so `make chaos` runs it, not `make test`."""
 
 import os
 import shutil
@@ -190,8 +190,8 @@ def submit(lab: Lab) -> httpx.Response:
 
 
 def refused(lab: Lab, reason: str) -> tuple[httpx.Response, list[str]]:
-    """Submit until it is refused for a reason: the answer, and the ids of what was accepted before
-    it, in pages that were free."""
+    """Submit until a submission is refused for a reason. Return the answer, and the ids of the
+    submissions accepted before it, which used free pages."""
     accepted: list[str] = []
     answers: list[httpx.Response] = []
 
@@ -247,7 +247,7 @@ def test_read_only_store(store_disk: Disk, tmp_path: Path) -> None:
 
 class TestServedStore:
     def test_a_full_disk(self, store_disk: Disk, served: Lab) -> None:
-        """Work is refused and readiness says so; a run under way goes on once there is space."""
+        """Work is refused and readiness says so; a current run continues once there is space."""
         with served.client() as client:
             long = begin(client)
             with store_disk.full():
@@ -262,7 +262,8 @@ class TestServedStore:
         assert "Traceback" not in served.log.read_text()
 
     def test_disk_becomes_read_only(self, store_disk: Disk, served: Lab) -> None:
-        """The kernel found an error of the disk. After a repair and a new start all goes on."""
+        """The kernel found an error of the disk. After a repair and a restart everything
+        continues."""
         with served.client() as client:
             long = begin(client)
             store_disk.fail()
@@ -282,7 +283,7 @@ class TestLab:
     def test_a_full_disk_of_postgresql(
         self, database_disk: Disk, lab: Lab, servers: tuple[PostgreSQL, Redis]
     ) -> None:
-        """A run under way goes on. PostgreSQL itself ends where its log finds no space."""
+        """A current run continues. PostgreSQL itself ends if there is no space for its log."""
         with lab.client() as client:
             long = begin(client)
             with database_disk.full():
@@ -298,8 +299,8 @@ class TestLab:
     def test_read_only_disk_of_postgresql(
         self, database_disk: Disk, lab: Lab, servers: tuple[PostgreSQL, Redis]
     ) -> None:
-        """The kernel found an error of the disk: no answer is an internal error. After a repair
-        and a new start of PostgreSQL all goes on."""
+        """The kernel found an error of the disk: no answer is an internal error. After a repair and
+        a restart of PostgreSQL everything continues."""
         with lab.client() as client:
             long = begin(client)
             database_disk.fail()

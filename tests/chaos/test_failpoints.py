@@ -142,7 +142,8 @@ def expected() -> list[Record]:
 
 @pytest.mark.parametrize("at", SAVE_STEPS)
 def test_the_runner_exits_while_it_saves(at: str, tmp_path: Path, expected: list[Record]) -> None:
-    """A checkpoint is whole or not there: what is resumed ends with the undisturbed records."""
+    """A checkpoint is complete or missing: a resumed run ends with the records of an undisturbed
+    one."""
     order = {"spec": SHORT, "checkpoint_dir": str(tmp_path / "checkpoints"),
              "work_dir": str(tmp_path / "work")}  # fmt: skip
     output = tmp_path / "records.ndjson"

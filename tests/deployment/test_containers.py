@@ -91,7 +91,7 @@ def status(client: Client, experiment_id: str) -> dict[str, Any]:
 
 
 def begin_long_run(client: Client) -> str:
-    """Submit the long run; its id once it has told of progress, so that it is under way."""
+    """Submit the long run; return its id after its first progress record, when it is running."""
     experiment_id: str = client.submit(LONG, cache=False)["id"]
     wait_until(lambda: bool(client.curves(experiment_id)), RUN_TIMEOUT_S, "the run's progress")
     assert client.get(experiment_id)["status"] == "running"

@@ -100,9 +100,9 @@ def test_hardened_units_start(file: Path) -> None:
         assert unit[name] == [value], name
     if "migrate" not in file.name:
         assert unit["Restart"] == ["always"]
-    if "worker" in file.name:  # MPT_KILL_GRACE_S, and what it takes to tell of it
+    if "worker" in file.name:  # MPT_KILL_GRACE_S, and the time to report the end
         assert float(unit["TimeoutStopSec"][0]) >= 3 * Settings.model_fields["kill_grace_s"].default
-        assert unit["KillMode"] == ["mixed"]  # a runner is told by its worker
+        assert unit["KillMode"] == ["mixed"]  # the worker signals its runner
 
 
 def program(name: str) -> str:
@@ -126,7 +126,8 @@ def test_systemd_verifies_the_units(tmp_path: Path) -> None:
 
 @pytest.fixture
 def proxy(settings: Settings, tmp_path: Path) -> Iterator[tuple[str, ssl.SSLContext]]:
-    """The API behind the Caddyfile, on loopback: its address and what trusts its certificate."""
+    """The API behind the Caddyfile, on loopback: its address and an SSL context that trusts its
+    certificate."""
     caddy = program("caddy")
     lab, port = Lab(settings, tmp_path / "log"), serve.free_port()
     options = f"{{\nskip_install_trust\nadmin off\nhttp_port {serve.free_port()}\n}}\n"
@@ -180,7 +181,7 @@ def test_the_proxy_speaks_tls(
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """All that Prometheus is asked, by what asks."""
+    """All queries to Prometheus, with the file that contains them."""
     for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]

@@ -32,7 +32,7 @@ def test_own_code_imports_transformers(tmp_path: Path) -> None:
         shutil.copy(ROOT / file, source / file)
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    # Packages of this environment, but not what starts with Python in it.
+    # Packages of this environment, but not its start-up files.
     (packages,) = venv.glob("lib/python*/site-packages")
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     pip(venv / "bin/python", str(source))

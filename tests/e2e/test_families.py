@@ -65,7 +65,7 @@ def test_trained_on_an_upload_and_scored(client: Client, tmp_path: Path) -> None
 
 
 def test_a_table_with_missing_values_is_fitted_and_scored(client: Client, tmp_path: Path) -> None:
-    """And refused, with its columns, by what needs all values."""
+    """A family that needs all values refuses it and names its columns."""
     rows = [f"{i % 7},{(i * i) % 11},{i % 5 + i % 7 if i % 3 else ''}" for i in range(1, 40)]
     made = upload(client, tmp_path / "gaps.csv", "\n".join(["a,b,c", *rows]))
     assert made["missing"] == {"": {"c": 13}}

@@ -70,7 +70,7 @@ def test_a_stopped_node_hands_back_its_run(lab: Settings) -> None:
 
 
 def test_broker_outage(lab: Settings, redis: Redis) -> None:
-    """Submitting and reading need no broker; what was dispatched meanwhile is not lost."""
+    """Submitting and reading need no broker; dispatches made during the outage are not lost."""
     with lab_processes(lab) as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
         redis.stop()
@@ -99,7 +99,7 @@ def test_broker_loses_messages_and_stops_answering(lab: Settings, redis: Redis) 
 
 
 def test_database_outage_during_a_run(lab: Settings, postgresql: PostgreSQL) -> None:
-    """The run goes on, its records wait, and nothing is reaped when the database is back."""
+    """The run continues, its records wait, and nothing is reaped when the database is back."""
     with lab_processes(lab) as running, running.client() as client:
         submitted = client.submit(MEDIUM, cache=False)["id"]
         began(running, submitted)
@@ -172,7 +172,7 @@ def test_duplicate_notifications_start_each_run_once(lab: Settings) -> None:
 
 
 def test_a_node_that_receives_no_messages_restarts(lab: Settings) -> None:
-    """A dispatch whose doorbell no one heard, while the only node is idle."""
+    """A dispatch whose notification was lost, while the only node is idle."""
     with lab_processes(lab, MPT_DISPATCH_TIMEOUT_S="6") as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
         running.processes["dispatcher"].kill()

@@ -1,4 +1,4 @@
-"""The local worker as a process that is killed, and one that is told to cancel."""
+"""The local worker as a process that is killed, and a worker whose run is cancelled."""
 
 import os
 import signal

@@ -45,7 +45,7 @@ ROLES = tuple(Role)
 UNLIMITED = {"MPT_RATE_PER_USER": "1000000000", "MPT_RATE_PER_ADDRESS": "1000000000",
              "MPT_MAX_UPLOAD_BYTES": "8000000"}  # fmt: skip
 WARM = 300
-"""Requests after which the process has loaded what it loads."""
+"""Number of requests after which the process has loaded all its modules."""
 GROWTH_BYTES = 64 * 2**20
 """More would be a body of 100 MiB that was kept, or 700 bytes of each of 100,000 requests."""
 COSTLY_GROWTH_BYTES = 256 * 2**20
@@ -116,7 +116,7 @@ def _answers(address: str) -> bool:
 
 
 def _people(settings: Settings) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """A user of each role with a key, and one to whom things are done."""
+    """A user of each role with a key, and a user who is only changed by others."""
     with closing(Database(settings.url)) as database, database.transaction() as session:
         keys = {}
         for role in ROLES:
@@ -297,7 +297,7 @@ class Asker:
 
 
 def _made(request: Request, answer: Answer) -> Iterator[str]:
-    """The ids of what an answer says was made."""
+    """Ids of the objects that an answer reports as created."""
     if answer.status in (201, 202) and request.method == "POST":
         document = httpx.Response(200, content=answer.body).json()
         yield from (one["id"] for one in document.get("items", ()))

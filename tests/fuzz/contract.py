@@ -1,7 +1,7 @@
-"""`python -m tests.fuzz.contract`: schemathesis asks what the OpenAPI document says may be asked,
-and what it says may not, as each role, with its checks and along the links between operations.
-Some requests are made costly (costly_hooks.py).
-The last line is a summary; the exit status is 1 where something was found."""
+"""`python -m tests.fuzz.contract`: schemathesis sends valid and invalid requests according to the
+OpenAPI document, as each role, with its checks and along the links between operations. Some
+requests are made costly (costly_hooks.py). The last line is a summary; the exit status is 1 where
+something was found."""
 
 import argparse
 import os

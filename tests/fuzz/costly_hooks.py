@@ -1,5 +1,5 @@
 """Hooks of schemathesis: some requests get many parameters, or a body that is deep, large or wrong
-in many places. Their answers must be what the OpenAPI document says, and short."""
+in many places. Their answers must be documented in the OpenAPI document, and short."""
 
 import random
 from collections.abc import Callable

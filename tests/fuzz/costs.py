@@ -1,5 +1,5 @@
-"""Requests that are made to cost much, and what each costs before it is refused: CPU seconds of the
-API process, the longest that another request waited meanwhile, the size of the answer."""
+"""Expensive requests, and their cost until they are refused: CPU seconds of the API process, the
+longest wait of another request at the same time, and the size of the answer."""
 
 import json
 import threading
@@ -19,11 +19,11 @@ MAX_CPU_S = 1.0
 MAX_ANSWER_BYTES = 256 * 1024
 TIMES = 3
 HEAD_BYTES = 30_000
-"""Nearly what a request's head may have."""
+"""Slightly less than the limit of a request's head."""
 BODY_BYTES = 4 * 2**20 - 1000
-"""Nearly what a body may have."""
+"""Slightly less than the size limit of a body."""
 ITEMS = 190_000
-"""Nearly what a body may hold."""
+"""Slightly less than the limit of items in a body."""
 JSON = (b"Content-Type", b"application/json")
 
 

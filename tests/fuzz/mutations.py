@@ -182,7 +182,7 @@ class Generator:
 
 
 def _replaced(text: bytes, chance: random.Random) -> bytes:
-    """A value by what is none, or is absurd."""
+    """Replace a value by one of a wrong type, or by an absurd one."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A short form of `make fuzz`, and that it finds what it is for."""
+"""A short form of `make fuzz`, and a check that it detects errors."""
 
 from pathlib import Path
 

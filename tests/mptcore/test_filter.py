@@ -1,5 +1,5 @@
-"""`python -m mptcore` as its users know it: a process, its lines and its exit status. What needs no
-process of its own to show is asked of its functions."""
+"""`python -m mptcore` as its users know it: a process, its lines and its exit status. Behaviour
+that needs no process is tested by its functions."""
 
 import io
 import json

@@ -17,8 +17,8 @@ from tests.support import tiny_lm
 
 GOLDENS = Path(__file__).parent / "goldens"
 TOLERANCE = {"float64": 1e-6, "float32": 1e-5, "auto": 1e-5}
-"""Relative: what processors may differ by, and no more. What is computed in float64 begins with
-draws in float32, as published, whose last digit depends on the processor's vector width."""
+"""Relative tolerance: the difference between processors. Computations in float64 begin with draws
+in float32, as published, and their last digit depends on the processor's vector width."""
 
 ONE_THREAD = {"device": "cpu", "threads": 1}
 PPCA: dict[str, Any] = {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0}
@@ -275,5 +275,6 @@ def test_records_equal_the_goldens(name: str, tmp_path: Path) -> None:
 
 
 def words_of(line: dict[str, Any]) -> dict[str, Any]:
-    """All of a record but its two measured numbers, of which it is kept whether they are there."""
+    """Return a record in which the two measured numbers are replaced by whether they are
+    missing."""
     return {**line, **{name: line.get(name) is None for name in ("value", "std_err")}}

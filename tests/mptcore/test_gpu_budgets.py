@@ -110,7 +110,7 @@ def test_a_gpu_scores_four_times_as_many_masks_by_the_same_launches(tmp_path: Pa
 
 
 def test_a_batch_of_masks_for_a_grid() -> None:
-    """Whatever its size. One synchronisation is for what is lost to rounding."""
+    """The number does not depend on the size. One synchronisation checks for rounding."""
     found = asked_for_masks(grid_vae, 16)
     assert found["launches"] <= 33
     assert found["synchronisations"] == 2
@@ -218,7 +218,7 @@ def test_a_gaussian_step_with_too_little_memory_has_the_same_gradient(
     """Check the analytic gradient and the gradient of autograd."""
     with pretended_gpu() as gpu:
         found = []
-        for most in (None, 1000):  # all masks, and what is computed of a part
+        for most in (None, 1000):  # all masks, and the results of a part
             trainer = gaussian_trainer(
                 learn_mean=learn_mean,
                 learn_noise_precision=True,

@@ -1,5 +1,4 @@
-"""The pretended GPU refuses what CUDA refuses, and counts: else all that is tested on it says
-nothing."""
+"""The pretended GPU refuses the same operations as CUDA, and counts. Other tests rely on this."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +46,7 @@ def draw(way: str, device: str | torch.device, generator: torch.Generator) -> Te
 
 @pytest.mark.parametrize("way", ["randn", "randperm", "multinomial", "bernoulli", "normal_"])
 def test_a_generator_draws_on_its_own_device(way: str) -> None:
-    """Without a copy; and it goes on from a state that it had."""
+    """It makes no copy, and continues from an earlier state."""
     outside = torch.Generator().manual_seed(3)
     expected = draw(way, "cpu", torch.Generator().manual_seed(3))
     with pretended_gpu() as gpu:

@@ -44,7 +44,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 @dataclass
 class Killable:
-    """An API process without a worker, and a client whose words on outages are in `told`."""
+    """An API process without a worker, and a client whose messages about outages are in `told`."""
 
     lab: Lab
     client: Client

@@ -218,7 +218,8 @@ def test_a_request_for_many_curves_names_series_and_labels(
 def test_files_are_written_to_the_given_folder(
     client: Client, answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All, or those of some names; none that is not there, nor half of one."""
+    """All files, or those with the given names. A missing name is an error, and no file is written
+    partly."""
     sums = {"a.png": hashlib.sha256(b"x").hexdigest(), "b.png": "0" * 64}
     left = httpx.Response(200, json={"items": [{"name": n, "sha256": s} for n, s in sums.items()]})
     content = httpx.Response(200, content=b"x")

@@ -71,7 +71,10 @@ def test_an_experiment_is_found_by_part_of_its_id_or_name(
 ) -> None:
     for typed in (run["id"], run["id"][:-1], "a run"):
         assert asked_json(environment, "show", typed)["id"] == run["id"]
-    for typed in (run["id"][1:], run["id"][:-1] + "g"):  # its end, and what it does not begin with
+    for typed in (
+        run["id"][1:],
+        run["id"][:-1] + "g",
+    ):  # its end, and a text that it does not begin with
         assert mpt(environment, "show", typed)[0] == 1
     code, shown, _ = mpt(environment, "show", "a run")
     assert code == 0

@@ -11,7 +11,7 @@ DOCUMENT = {"id": "ab", "name": "mine", "status": "succeeded"}
 
 
 class Recording:
-    """A client that records what it is called with."""
+    """A client that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []

@@ -26,8 +26,8 @@ NOT_THE_CLIENTS = {
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the client's wheel, built from its folder alone, and with what
-    the wheel says that it needs, taken from where these tests run: no index is asked."""
+    """A virtual environment with the client's wheel, built only from its folder. The requirements
+    of the wheel are copied from the environment of these tests, so no index is used."""
     folder = tmp_path_factory.mktemp("client")
     leave_out = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
     source = shutil.copytree(ROOT / "mptlab", folder / "source", ignore=leave_out)

@@ -1,4 +1,4 @@
-"""The words of what the client raises, and what programs read of it."""
+"""Messages of the client's errors, and their attributes for programs."""
 
 from mptlab.errors import NoAnswer, NotSucceeded, Refused
 

@@ -1,4 +1,4 @@
-"""Following what happens by the client: streams of a real service, which end, and are cut off."""
+"""Event streams of a real service in the client, which end or are cut off."""
 
 import json
 import threading
@@ -116,7 +116,7 @@ class _Answers(BaseHTTPRequestHandler):
 
 
 class Answers(HTTPServer):
-    """Stands for the service where what it says by a stream is to be chosen."""
+    """Replaces the service in tests that choose the content of a stream."""
 
     def __init__(self, *bodies: tuple[str, bytes]):
         super().__init__(("127.0.0.1", 0), _Answers)

@@ -1,4 +1,4 @@
-"""The figures, by what is drawn in them."""
+"""The content of the figures."""
 
 from pathlib import Path
 from typing import Any

@@ -77,7 +77,7 @@ def test_an_interrupted_wait_prints_how_to_resume_it(
 def test_an_outage_is_printed_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A command tells on stderr what its client waits for."""
+    """A command reports on stderr the cause of its client's wait."""
     made: list[Any] = []
     monkeypatch.setattr(context, "Client", lambda url, on_outage: made.append((url, on_outage)))
     connected("http://lab")

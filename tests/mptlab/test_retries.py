@@ -1,7 +1,6 @@
-"""The client goes on where a service is away for a while, and sends nothing twice that must not be.
-
-The service that answers 503 is a small server of this file: the real one does so only while its
-database is away.
+"""The client survives an outage of the service, and repeats only requests that may be repeated. The
+service that answers 503 is a small server in this file: the real one does so only while its
+database is unreachable.
 """
 
 import json
@@ -23,7 +22,7 @@ from tests.support.ppca_spec import ppca_spec
 
 
 class Answers(ThreadingHTTPServer):
-    """A server that is busy for the first requests; what came is in `seen`."""
+    """A server that is busy for the first requests; `seen` lists the requests."""
 
     def __init__(self, busy: int, status: int = 503, retry_after: str | None = None):
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -23,7 +23,7 @@ FULL: dict[str, Any] = {
 
 
 class Recording:
-    """A client that notes what it is called with, and gives the answers that it was made with."""
+    """A client that records its calls, and returns prepared answers."""
 
     def __init__(self, **answers: Any):
         self.answers = answers
@@ -43,7 +43,7 @@ Typed = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
-    """Run a command on a recording client: its exit status, what it prints, and its errors."""
+    """Run a command on a recording client. Return its exit status, output and errors."""
 
     def run(client: Recording, *words: str, text: str | None = None) -> tuple[int, str, str]:
         @contextmanager

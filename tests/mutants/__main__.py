@@ -111,7 +111,7 @@ def folder(module: str) -> Path:
 
 
 def prepare(work: Path, modules: Sequence[str], tests: Sequence[str]) -> None:
-    """Give mutmut the repository as it stands, and its settings for these modules."""
+    """Give mutmut the current repository, and its settings for these modules."""
     work.mkdir(parents=True, exist_ok=True)
     for name in (*PACKAGES, *BESIDE):
         if not (work / name).is_symlink():
@@ -120,7 +120,9 @@ def prepare(work: Path, modules: Sequence[str], tests: Sequence[str]) -> None:
         packages=list(PACKAGES), modules=list(modules), beside=list(BESIDE), tests=list(tests)
     )
     (work / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
-    rmtree(work / "mutants" / "tests", ignore_errors=True)  # mutmut leaves what is gone from here
+    rmtree(
+        work / "mutants" / "tests", ignore_errors=True
+    )  # mutmut keeps files that are deleted here
     for module in modules:
         written, meta = work / "mutants" / module, meta_file(work, module)
         if not meta.exists() or (
@@ -130,7 +132,7 @@ def prepare(work: Path, modules: Sequence[str], tests: Sequence[str]) -> None:
 
 
 def tests_digest(tests: Sequence[str]) -> str:
-    """Return the digest of these tests and of what they share."""
+    """Return the digest of these tests and of their shared files."""
     roots = [ROOT / path for path in (*tests, "tests/support", "tests/conftest.py")]
     files = sorted(file for root in roots for file in (*root.rglob("*.py"), root) if file.is_file())
     return sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()

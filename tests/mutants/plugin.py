@@ -56,7 +56,7 @@ def pytest_runtest_teardown() -> None:
 
 @cache
 def functions(module: str) -> frozenset[str]:
-    """Return the names that mutmut gives to the functions of a module, of which it made mutants."""
+    """Return mutmut's names of the functions of a module that it has mutated."""
     file = Path(f"{module}.meta")
     names = json.loads(file.read_text())["exit_code_by_key"] if file.exists() else {}
     return frozenset(name.partition("__mutmut_")[0] for name in names)

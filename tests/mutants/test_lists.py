@@ -1,4 +1,4 @@
-"""The lists of `make mutants` name what is there."""
+"""The lists of `make mutants` name existing modules and tests."""
 
 import ast
 import json

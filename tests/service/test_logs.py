@@ -221,7 +221,7 @@ def test_requests_that_are_logged(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A change, a failure, and what takes long."""
+    """Changes, failures, and slow requests."""
     monkeypatch.setattr(access_log, "SLOW_S", slow_s)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:

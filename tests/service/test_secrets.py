@@ -1,4 +1,4 @@
-"""Secrets that stand in files, and that no log shows."""
+"""Secrets in files, which no log shows."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -31,7 +31,7 @@ ALONE = [
     "--disable-component-update",
     "--disable-sync",
 ]
-"""It asks no one but the service."""
+"""It sends requests only to the service."""
 START_TIMEOUT_S = 30.0
 SHOWN_MS = 30_000.0
 """Maximum time for expected content to appear on a busy machine."""
@@ -84,7 +84,7 @@ def signed_in(page: Page, service: Service, key: str | None = None) -> None:
 
 @dataclass(frozen=True)
 class BrowsedLab:
-    """A service, and what is in its lab: the ids of `filled_lab.fill`."""
+    """A service, and the ids of its objects, from `filled_lab.fill`."""
 
     service: Service
     database: Database

@@ -12,7 +12,7 @@ from tests.support.processes import MPT
 
 
 def mpt(environment: dict[str, str], *arguments: str, text: str = "") -> tuple[int, str, str]:
-    """Its exit status, and what it prints and warns of."""
+    """Exit status, output, and warnings."""
     done = subprocess.run(
         [*MPT, *arguments], env=environment, input=text, capture_output=True, text=True, check=False
     )

@@ -29,8 +29,8 @@ def services() -> dict[str, dict[str, Any]]:
 
 
 class Compose:
-    """Processes of services, in which `elsewhere` says what stands where in place of what the
-    containers see, and `programs` what is run for a program's name."""
+    """Processes of services. `elsewhere` maps paths in the containers to local ones, and `programs`
+    maps names of programs to commands."""
 
     def __init__(self, log: Path, elsewhere: Mapping[str, str], programs: Mapping[str, list[str]]):
         self.services = services()
@@ -57,7 +57,7 @@ class Compose:
         return subprocess.run(words, env=environment, capture_output=True).returncode == 0
 
     def stop(self) -> dict[str, int]:
-        """Tell all to stop, and give their exit statuses; what is left over is an error."""
+        """Stop all processes, and return their exit statuses. A remaining process is an error."""
         running = {name: p for name, p in self.processes.items() if p.is_running()}
         family = [child for p in running.values() for child in p.children(recursive=True)]
         for process in running.values():

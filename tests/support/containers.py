@@ -77,7 +77,7 @@ class Containers:
             "MPT_DATA": str(data),
             "MPT_WORKER_MEMORY": "2g",
         }
-        if command == ["docker-compose"]:  # what the pages say is for Compose 2
+        if command == ["docker-compose"]:  # the documented commands are for Compose 2
             programs = folder / "bin"
             programs.mkdir()
             text = '#!/bin/sh\n[ "$1" = compose ] && shift && exec docker-compose "$@"\n'
@@ -116,7 +116,7 @@ class Containers:
         return self.compose("exec", "-T", name, "sh", "-c", f"({script}) 2>&1 || true")
 
     def state(self, name: str) -> dict[str, Any]:
-        """Return what the engine says of the state of a service's container."""
+        """Return the state of a service's container as reported by the engine."""
         container = self.compose("ps", "--all", "--quiet", name).split()[0]
         (found,) = json.loads(self.run(["docker", "inspect", container]))
         state: dict[str, Any] = found["State"]

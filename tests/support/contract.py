@@ -40,7 +40,7 @@ def every_mask(dim: int) -> Tensor:
 
 
 class ModelContract:
-    """For any model: what a score may depend on."""
+    """Contract of any model: its scores do not depend on how they are computed."""
 
     tolerance: ClassVar[float] = 1e-10
     baseline: ClassVar[SpecPart] = None
@@ -78,7 +78,7 @@ class ModelContract:
         assert scores.shape == (len(masks),)
         assert scores.dtype == torch.float64
         assert scores.isfinite().all()
-        assert scores.std() > 0.01  # they tell masks apart
+        assert scores.std() > 0.01  # they differ between masks
 
     @pytest.mark.parametrize("size", [1, 2, 5])
     def test_batches_of_any_size_give_the_same_scores(self, masks: MaskBatch, size: int) -> None:

@@ -40,7 +40,7 @@ ENVIRONMENT = {
 
 
 def key_of(database: Database, name: str, role: Role) -> str:
-    """A key of the user of that name, who is made where there is none."""
+    """Return a key of the user of that name, who is created if missing."""
     with database.transaction() as session:
         user = accounts.find(session, name) or accounts.add(session, name, role)
         assert user is not None
@@ -135,7 +135,7 @@ def swept_widely(database: Database, api: Client, name: str) -> str:
 
 
 def of_the_paper(database: Database) -> None:
-    """A run of Fig. 1, left, that found what was published, but for one seed."""
+    """A run of Fig. 1, left, with the published results except for one seed."""
     preset = PRESETS["fig1-left"]
     tags = ["preset:fig1-left", "part:1"]
     spec = preset.specs[0].model_dump(mode="json")
@@ -170,7 +170,7 @@ def samples(database: Database) -> None:
 
 
 def fill(database: Database, api: Client) -> dict[str, str]:
-    """The ids of what stands for each state."""
+    """Ids of an example of each state."""
     with database.transaction() as session:
         workers.beat(session, "node1:cpu0", Vitals("node1", Queue.CPU, 12 * GIB))
         gpu = Vitals("node2", Queue.GPU, 50 * GIB, "NVIDIA H100", "570", 80 * GIB, 21 * GIB)

@@ -29,7 +29,7 @@ CONTEXT.set_forkserver_preload(["__main__", "tests.support.preloaded"])
 
 
 class Forked(psutil.Process):
-    """A process whose exit status the server of forks tells, for it is not ours to wait for."""
+    """A process whose exit status comes from the fork server, because it is not our child."""
 
     def __init__(self, process: ForkServerProcess):
         self._told = process

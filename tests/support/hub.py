@@ -1,4 +1,4 @@
-"""A cache of the hub, with models that no one ever loads."""
+"""A cache of the hub, with models that are never loaded."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The one checker of what the queue promises; every queue test calls it.
+"""The only checker of the queue's guarantees; every queue test calls it.
 
 Every accepted experiment is there and has ended or is paused; its records are those of an
 undisturbed run, each once; each claim began one attempt; nothing is left dispatched or leased. The

@@ -20,7 +20,7 @@ class Card:
 
     uuid: str
     free: int | None = 80 * GIB
-    """None: its driver does not tell, as of one that shares the processor's memory."""
+    """None: the driver does not report it, as for a GPU that shares the CPU's memory."""
     processes: dict[int, int] = field(default_factory=dict)
     """Bytes by process."""
     parts: list["Card"] | None = None

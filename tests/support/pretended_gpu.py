@@ -217,7 +217,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._check_devices(operation, args, tensors)
         if operation.reshapes:
             with no_dispatch():
-                func(*args, **options)  # what is seen from outside
+                func(*args, **options)  # the public operations
         if options.get("device") is not None:
             options["device"] = torch.device("cpu")
         found = func(*_held(args), **{name: _held(one) for name, one in options.items()})

@@ -1,4 +1,4 @@
-"""A user's own server that is told by webhooks."""
+"""A user's own server that receives webhooks."""
 
 import ssl
 import threading

@@ -1,6 +1,5 @@
-"""A supervisor of a runner that does what is written, by a clock that only the runner moves.
-
-It stands in for a process where a test is about times: real ones are in test_endings.py.
+"""A supervisor of a scripted runner, with a clock that only the runner moves. It replaces a process
+in tests of times; real processes are in test_endings.py.
 """
 
 import signal
@@ -41,8 +40,8 @@ class Clock:
 
 
 class ScriptedRunner:
-    """Gives its records look by look, then ends with a status; without one it is silent until it
-    is killed. What it is told, and when, is kept."""
+    """Returns its records read by read, then ends with a status; without a status it is silent
+    until it is killed. It stores all orders and signals with their times."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ class PostgreSQL:
             psutil.wait_procs(self._signal(signal.SIGKILL), START_TIMEOUT_S)
 
     def freeze(self) -> None:
-        """Have all of its processes stand still, as on a disk that does not answer."""
+        """Stop all of its processes, as on a disk that does not answer."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -148,7 +148,7 @@ class Redis:
         self._process.send_signal(signal.SIGCONT)
 
     def new_url(self) -> str:
-        """A database number that no one else uses."""
+        """An unused database number."""
         return f"redis://127.0.0.1:{self.port}/{next(self._numbers)}"
 
     def _answers(self) -> bool:

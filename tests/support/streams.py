@@ -1,4 +1,4 @@
-"""A real API process's server in a thread, and what comes by its event streams."""
+"""The server of a real API process in a thread, and the events of its streams."""
 
 import json
 import threading

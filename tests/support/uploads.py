@@ -1,4 +1,4 @@
-"""Files to upload, and what uploads leave."""
+"""Files to upload, and files that uploads leave."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A supervisor by a clock that stands still between two looks at its runner."""
+"""A supervisor with a clock that does not move between two reads of its runner."""
 
 from typing import Any
 

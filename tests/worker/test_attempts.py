@@ -195,8 +195,8 @@ def test_two_checkpoints_of_an_experiment_are_kept(either: Database) -> None:
 
 
 def test_files_of_earlier_attempts_are_deleted(database: Database, settings: Settings) -> None:
-    """Once an attempt has two checkpoints of its own, those of others serve no one; at the end, no
-    file is left that no record names."""
+    """Once an attempt has two checkpoints of its own, those of others are not needed; at the end,
+    every remaining file is named in a record."""
     experiment_id = submitted(database)
     first = claim_next(database)
     earlier = settings.checkpoints(experiment_id) / "1" / "1"

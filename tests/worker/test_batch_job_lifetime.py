@@ -60,7 +60,7 @@ def events(running: Lab, text: str) -> int:
 
 
 def test_a_run_is_handed_back_before_the_end(running: Lab, client: Client) -> None:
-    """Another worker goes on with it from there, and none of it is counted as lost."""
+    """Another worker continues it from there, and no loss is counted."""
     submitted = client.submit(LONG)["id"]
     first = worker(running, END_S + 6)
     assert first.wait(timeout=150) == 0

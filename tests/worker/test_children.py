@@ -81,7 +81,9 @@ def test_a_crashed_child_exits_with_status_1_and_a_traceback(warm: WarmParent) -
     while (some := runner.read(5.0)) is not None:
         assert some == []
         if not runner.stderr:
-            runner.signal(signal.SIGINT)  # Python drops what a signal raises in a destructor
+            runner.signal(
+                signal.SIGINT
+            )  # Python ignores an exception that a signal raises in a destructor
     assert "KeyboardInterrupt" in runner.stderr
     assert runner.kill() == 1
 

@@ -130,8 +130,8 @@ def test_a_runner_that_the_kernel_kills_for_memory_is_out_of_memory(
 
 @contextmanager
 def away(patch: pytest.MonkeyPatch, is_over: Callable[[], bool]) -> Iterator[None]:
-    """Stands in for a lost connection, which SQLite does not have; PostgreSQL's is tested with a
-    real server, in the storm."""
+    """Replaces a lost connection, which SQLite does not have; PostgreSQL's is tested with a real
+    server, in the storm."""
     begin = Database.transaction
 
     def transaction(self: Database) -> Any:
@@ -147,8 +147,8 @@ def away(patch: pytest.MonkeyPatch, is_over: Callable[[], bool]) -> Iterator[Non
 def test_a_full_spool_does_not_count_as_silence(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the database is away for longer than a run may be silent, the supervisor does not
-    listen: it must not take that for the run's silence."""
+    """While the database is unreachable for longer than a run may be silent, the supervisor reads
+    nothing. It must not count this as silence of the run."""
     claim = claimed(database)
     monkeypatch.setattr(supervisor, "SPOOL_RECORDS", 5)
     back = time.monotonic() + 1.5
@@ -237,7 +237,7 @@ def test_a_record_that_cannot_be_stored_fails_the_run(
 
 def test_a_killed_run_leaves_no_process() -> None:
     """The run has unread output; no thread, open file or record is left."""
-    gc.collect()  # what other tests have left
+    gc.collect()  # processes left by other tests
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     runner = stub("--flood")
     runner.start({"resume": None})
@@ -247,7 +247,7 @@ def test_a_killed_run_leaves_no_process() -> None:
     runner.kill()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
     assert runner.read(0.1) is None
-    runner.acknowledge(3)  # which finds no one
+    runner.acknowledge(3)  # which finds no process
     assert runner.kill() == -9
 
 

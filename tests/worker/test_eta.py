@@ -45,7 +45,7 @@ def test_updates_read_together_count_once() -> None:
 
 
 def test_time_before_the_first_work_does_not_count() -> None:
-    """A model is fitted, which is told too."""
+    """A model is fitted, which is reported too."""
     assert last([(0, 50.0), (0, 70.0), *[(10, 2.0)] * 5]) == pytest.approx(190.0)
 
 

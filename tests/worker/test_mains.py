@@ -30,7 +30,7 @@ def rung(settings: Settings) -> Settings:
 
 @pytest.fixture
 def done(rung: Settings, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Settings for each process; a list of what it does, in place of signals and GPUs."""
+    """Settings for each process; a list of its actions, in place of signals and GPUs."""
     done: list[Any] = []
     for module in (dispatcher, local, node, reaper):
         monkeypatch.setattr(module, "begin", lambda: rung)

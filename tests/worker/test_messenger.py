@@ -1,4 +1,4 @@
-"""Webhooks: each end is told at least once, signed, until it is taken or given up."""
+"""Webhooks: each end is delivered at least once, signed, until it is accepted or given up."""
 
 import socket
 import threading
@@ -217,7 +217,7 @@ def test_two_messengers_do_not_send_the_same_delivery(either: Database, receiver
         (mine,) = store.claim(session)
     with either.transaction() as session:
         assert store.claim(session) == []
-    # Whoever has it dies, and another takes it: what the first says later changes nothing.
+    # Its messenger dies, and another one sends it: later reports of the first change nothing.
     make_due(either)
     with either.transaction() as session:
         (theirs,) = store.claim(session)

@@ -167,7 +167,8 @@ def test_a_node_whose_consumer_ends_by_itself_fails(
 def test_the_threads_of_a_node(
     rung: Settings, monkeypatch: pytest.MonkeyPatch, lifetime_s: float | None
 ) -> None:
-    """Heartbeats that know whether it is idle and hears its broker, and the end of its lifetime."""
+    """Heartbeats with its state, idle or not, whether its broker answers, and its end of
+    lifetime."""
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
     node = Node(rung.model_copy(update={"warm_parent": False}), Queue.CPU, lifetime_s)
     started: list[tuple[Any, ...]] = []
@@ -197,7 +198,7 @@ def test_a_stopping_node_does_not_restart(rung: Settings, monkeypatch: pytest.Mo
 
 
 class Slots:
-    """In place of a node's slot: notes what it was asked to run."""
+    """Replaces a node's slot: it records the requested runs."""
 
     def __init__(self, error: Exception | None = None):
         self.ran: list[tuple[str, int]] = []
@@ -274,7 +275,7 @@ def test_a_signal_before_the_node_listens_is_not_lost(
 
 
 def test_garbage_in_redis_does_not_end_a_dispatcher(settings: Settings, redis: Redis) -> None:
-    """The reaper puts back what it could not ring for."""
+    """The reaper requeues dispatches whose notification failed."""
     on_redis = settings.model_copy(update={"redis_url": SecretStr(redis.new_url())})
     assert on_redis.broker_url is not None
     Client.from_url(on_redis.broker_url).set("cpu", "no list")

@@ -1,4 +1,4 @@
-"""A node that hears nothing: it is deaf, or its broker is away."""
+"""A node that receives nothing: it is deaf, or its broker is unreachable."""
 
 import threading
 from contextlib import closing
@@ -96,9 +96,9 @@ LONG = 100.0
     ("waited", "idle", "answers", "deaf"),
     [
         ([LONG] * 4, [1, 1, 1, 1], [1, 1, 1, 1], [3, 4]),
-        ([LONG] * 5, [1, 1, 0, 1, 1], [1] * 4, []),  # a busy beat begins the count anew
+        ([LONG] * 5, [1, 1, 0, 1, 1], [1] * 4, []),  # a busy heartbeat restarts the count
         ([LONG] * 6, [1, 1, 0, 1, 1, 1], [1] * 5, [6]),
-        ([LONG] * 5, [1, 1, 1, 1, 1], [1, 1, 0, 1, 1], []),  # so does a broker that is away
+        ([LONG] * 5, [1, 1, 1, 1, 1], [1, 1, 0, 1, 1], []),  # so does an unreachable broker
         ([0, 0, LONG], [1, 1, 1], [1], [3]),
         ([LONG, LONG, 2.0], [1, 1, 1], [1, 1, 1], []),  # it has waited no longer than allowed
     ],

@@ -148,7 +148,7 @@ def test_the_reaper_ticks_until_it_stops(
 
 
 class ScriptedSession:
-    """A session of a database whose clock shows what is written."""
+    """A session of a database whose clock is set by the test."""
 
     def __init__(self, *clock: float):
         self.clock = iter(clock)

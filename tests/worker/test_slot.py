@@ -74,7 +74,7 @@ def test_a_claim_reads_no_checkpoint(
     slot.close()
     (file,) = settings.checkpoints(experiment_id).rglob(str(CHECKPOINT_AFTER))
     file.unlink()
-    os.mkfifo(file)  # who reads it waits for ever
+    os.mkfifo(file)  # a reader waits for ever
     monkeypatch.setattr(Slot, "new_runner", lambda self: stub())
     slot = Slot(database, settings, "test")
     attempt(slot)
@@ -88,7 +88,7 @@ def test_a_claim_reads_no_checkpoint(
 def test_a_broken_checkpoint_is_not_used(
     database: Database, settings: Settings, broken: int
 ) -> None:
-    """The runner goes on from the one before, or begins again, and gives the same records."""
+    """The runner resumes from the previous one, or restarts, and gives the same records."""
     quick = settings.model_copy(update={"checkpoint_every_s": 0.05})
     experiment_id = submitted(database, **TRAINING)
     slot = Slot(database, quick, "test")
@@ -140,8 +140,8 @@ def test_an_upload_that_was_changed_since_is_not_read(
 
 
 def test_a_run_over_its_memory_is_ended(database: Database, settings: Settings) -> None:
-    """Two gigabytes of data where half of one is allowed: ended, with the peak, and the slot
-    goes on."""
+    """Two gigabytes of data where half of one is allowed: the run is ended, with its peak, and the
+    slot continues."""
     limited = settings.model_copy(update={"run_memory_bytes": 700 * 2**20})
     slot = Slot(database, limited, "test")
     big = submitted(database, data__n=1_200_000, data__dim=100)

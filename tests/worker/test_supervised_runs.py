@@ -173,8 +173,8 @@ def test_a_failed_run_has_a_reason(
 def test_a_run_survives_a_database_outage(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stands in for a lost connection, which SQLite does not have; PostgreSQL's is tested with a
-    real server."""
+    """Replaces a lost connection, which SQLite does not have; PostgreSQL's is tested with a real
+    server."""
     refused: list[int] = []
     begin = Database.transaction
 

@@ -114,7 +114,8 @@ def test_a_checkpoint_closes_its_batch(watch: Watch) -> None:
 
 
 def test_a_block_ends_where_a_snapshot_was_taken(watch: Watch) -> None:
-    """The checkpoint comes later: who goes on from it has the records up to there, and no other."""
+    """The checkpoint comes later: a run that resumes from it has the records up to there, and no
+    others."""
     snapshot = {"seq": None, "record": "snapshot", "after": 2}
     records = [*points(1, 2), snapshot, *points(3, 4), checkpoint(2, "a"), *points(5)]
     outcome, _ = watch.run(records, status=-signal.SIGKILL)
@@ -167,7 +168,7 @@ def kept(folder: Path) -> set[str]:
 
 
 def test_usable_checkpoint_files_are_not_deleted(watch: Watch, claim: Claim) -> None:
-    """The two that the database names, and what this attempt saved after them; no other."""
+    """Only the two that the database names, and those that this attempt saved after them."""
     folder = watch.settings.store / "checkpoints" / claim.experiment_id
     for name in ("0/z", "1/a", "1/b", "1/c", "1/d", "2/x"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -323,7 +324,7 @@ def test_a_refusal_has_the_message_of_the_driver_without_the_statement(
 def test_a_checkpoint_is_kept_where_older_ones_cannot_be_deleted(
     watch: Watch, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that refuses, or a database that is away by then."""
+    """A disk that refuses, or a database that is unreachable by then."""
     folder = watch.settings.store / "checkpoints" / claim.experiment_id / "0" / "a folder"
     folder.mkdir(parents=True)
     _, runner = watch.run([checkpoint(0, "a")], status=3)

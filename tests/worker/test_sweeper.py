@@ -57,8 +57,8 @@ def test_the_hubs_cache_is_trimmed(
 def test_checkpoints_of_experiments_that_ended_without_a_worker_are_removed(
     database: Database, running: str, settings: Settings
 ) -> None:
-    """Paused with a checkpoint, then cancelled by the API: no worker is there to clean up. What is
-    paused still keeps its own."""
+    """Paused with a checkpoint, then cancelled by the API: no worker is there to clean up. A paused
+    experiment keeps its checkpoint."""
     sweeper = Sweeper(database, settings.model_copy(update={"lease_s": 0.1}))
     folder = settings.checkpoints(running)
     folder.mkdir(parents=True)

@@ -54,7 +54,7 @@ def test_a_worker_without_torch_is_not_ready(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     parent = WarmParent()
     assert not parent.wait_until_ready(lambda: False)
-    runner = Runner(parent.fork)  # which finds no one
+    runner = Runner(parent.fork)  # which finds no process
     while runner.read(0.1) is not None:
         pass
     assert not runner.ready

@@ -122,7 +122,7 @@ PIXELS = torch.arange(6 * 4, dtype=torch.uint8).view(6, 2, 2) * 10
 
 @pytest.fixture
 def torchvision(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, bool]]:
-    """Six images in place of torchvision's; what is asked of it."""
+    """Six images in place of torchvision's, and a list of the requests for them."""
     asked: list[tuple[str, bool, bool]] = []
 
     def source(name: str, pixels: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Texts from the spec, from files, from uploads and from GLUE: what is read and what is refused."""
+"""Texts from the spec, from files, from uploads and from GLUE: accepted and refused ones."""
 
 import hashlib
 import importlib

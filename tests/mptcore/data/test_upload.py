@@ -1,4 +1,4 @@
-"""Uploads: what can be read, what is refused, and that nothing is ever unpickled."""
+"""Uploads: readable files, refused files, and a check that nothing is ever unpickled."""
 
 import importlib
 import json
@@ -281,7 +281,7 @@ def test_missing_line_breaks_are_named(tmp_path: Path) -> None:
 def test_the_index_of_a_pandas_table_is_not_a_column(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a new upload: what was uploaded before that was noticed is what it was."""
+    """The check applies to new uploads. Earlier uploads are read as before."""
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
     table = pd.DataFrame(TABLE, columns=list("abc")).sample(frac=1, random_state=1)
     path = tmp_path / "datasets/old" / name

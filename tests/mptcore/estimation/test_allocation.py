@@ -1,5 +1,5 @@
-"""A target: what it is for, whether it was reached, and that the estimate stays unbiased and its
-error right though the scores say where the masks go."""
+"""Targets: their quantity, whether they are reached, and a check that estimate and error stay
+unbiased although the scores determine the plan."""
 
 import itertools
 import json
@@ -75,7 +75,9 @@ def test_targets_are_reached(enumerated: list[Tensor], target: float) -> None:
     assert sum(reached) >= 97
     least = sum(pool.std(correction=0).item() for pool in enumerated) ** 2 / target**2
     masks = sum(masks for _, masks in found) / 100
-    assert masks < 260 + 2 * 10 + 1.3 * least  # a pilot of 26, two each, and what Neyman needs
+    assert (
+        masks < 260 + 2 * 10 + 1.3 * least
+    )  # a pilot of 26, two each, and the minimum of Neyman's plan
 
 
 @pytest.mark.parametrize(("strata", "share", "target"), [(10, 0.05, 1.0), (1, 0.1, 0.3)])
@@ -103,7 +105,7 @@ def test_an_error_based_on_few_large_scores_is_null() -> None:
 
 def test_sizes_of_few_masks_are_enumerated(enumerated: list[Tensor]) -> None:
     """The pilot draws 26 of each size, and two at least follow: 28 are all masks of three sizes.
-    What is left to chance is the others'."""
+    Only the other sizes are sampled."""
     few = [pool for pool in enumerated if len(pool) <= 28]
     assert [len(pool) for pool in few] == [10, 10, 1]
     truth = sum(pool.mean().item() for pool in few)

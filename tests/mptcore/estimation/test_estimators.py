@@ -96,8 +96,8 @@ def test_a_moment_is_factored_where_its_rank_is_low(rank: int) -> None:
 
 @pytest.mark.parametrize(("left_out", "kind"), [(0.2e-8, FactoredMoment), (1.2e-8, DenseMoment)])
 def test_a_low_rank_factor_drops_nothing_that_changes_a_score(left_out: float, kind: type) -> None:
-    """λ_max / ψ of what it leaves out, times D, is at most 1e-8, whose half moves no sum of scores
-    by more than 5e-9 nats."""
+    """λ_max / ψ of the omitted part, times D, is at most 1e-8. Half of this changes no sum of
+    scores by more than 5e-9 nats."""
     dim, noise = 30, 0.2
     q = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(3)).double())
     eigenvalues = torch.zeros(dim, dtype=torch.float64)
@@ -195,7 +195,7 @@ def replicates(count: int) -> Estimate:
 
 def test_errors_are_reported_from_twelve_replicates_on() -> None:
     """In metrics and points alike: seven degrees of freedom, two thirds of those that normal scores
-    have, and what follows from the estimate has as many."""
+    have, and derived values have as many."""
     few, enough = replicates(11), replicates(12)
     lml = Evidence(1.0, 0.5)
     changes: list[Callable[[Estimate], Estimate]] = [
@@ -317,8 +317,8 @@ def test_the_error_of_a_difference_includes_that_of_the_lml() -> None:
 
 @pytest.mark.parametrize("stop_after", [1, 3, 5])
 def test_a_resumed_run_has_the_scores_of_its_masks_by_hand(tmp_path: Path, stop_after: int) -> None:
-    """Three masks of each size, in the published order of draws, by the dense density: what code
-    that is wrong twice in the same way would not give."""
+    """Three masks of each size, in the published order of draws, by the dense density: this detects
+    code that is wrong twice in the same way."""
     evaluate = {"masks": {"schedule": "sizes", "sizes": [3, 7, 9], "per_size": 3}}
     spec = spec_of({**BASE, "evaluate": evaluate, "seeds": [5]})
     lines = [*resumable_records(spec, tmp_path, stop_after), *resumable_records(spec, tmp_path)]

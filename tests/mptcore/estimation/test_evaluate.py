@@ -62,8 +62,8 @@ def evaluated(models: dict[str, VectorModel], seed: int = 0, **spec: Any) -> lis
 
 
 class Numbers(TractableModel):
-    """A mask's score is a multiple of the mask as a binary number whose first digit stands last:
-    7, 14 and 7 in all, for masks of one, two and three dimensions."""
+    """A mask's score is a multiple of the mask as a binary number whose first digit is the last
+    one: 7, 14 and 7 in all, for masks of one, two and three dimensions."""
 
     device = torch.device("cpu")
     dim = DIM

@@ -1,4 +1,4 @@
-"""Designs: what each promises about its masks."""
+"""Designs: the properties of the masks of each one."""
 
 import math
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def test_independent_masks_have_the_published_order() -> None:
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 5, 10, 17, 200, WIDE - 1, WIDE, 3000])
 def test_permutations_equal_those_of_torch(dim: int, count: int, seed: int) -> None:
     ours, theirs = (torch.Generator().manual_seed(seed) for _ in range(2))
-    for first in {1, dim // 2 + 1, dim}:  # each goes on with the same stream
+    for first in {1, dim // 2 + 1, dim}:  # each continues the same stream
         drawn = permutations(count, dim, ours, first)
         expected = [torch.randperm(dim, generator=theirs)[:first] for _ in range(count)]
         assert torch.equal(drawn, torch.stack(expected))

@@ -19,7 +19,7 @@ CURE = "raise draws"
         (-0.12, 0.11, 0.0, False),
         (0.04, None, 0.0, True),  # one mask gives no error: an absolute limit
         (0.06, None, 0.0, False),
-        (math.nan, None, 0.0, False),  # of too few draws to tell
+        (math.nan, None, 0.0, False),  # too few draws for an estimate
         (math.nan, 0.5, 0.0, False),
         (0.0, 0.1, 0.05, True),
         (0.0, 0.1, 0.06, False),

@@ -29,7 +29,7 @@ from tests.support.runs import result_of
 
 DIM = 3
 NUMBERS = {1: [1, 2, 4], 2: [3, 5, 6], 3: [7]}
-"""The masks of each size, as binary numbers whose first digit stands last."""
+"""The masks of each size, as binary numbers whose first digit is the last one."""
 
 
 class Numbers(VectorModel):

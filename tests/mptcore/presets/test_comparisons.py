@@ -16,7 +16,7 @@ from mptcore.specs.families.masked_lm import PAPER_RATES
 
 Row = dict[str, Any]
 Figure = tuple[str, float, float, float, float]
-"""Its name, what was published, what was measured, and the interval that agrees."""
+"""Name, published value, measured value, and the interval that agrees."""
 INF = math.inf
 
 

@@ -1,4 +1,4 @@
-"""Presets reproduce what was published, and would say so if they did not."""
+"""Presets reproduce the published values, and their verdicts detect deviations."""
 
 import json
 import math
@@ -97,7 +97,7 @@ def _wrong(value: float, figure: str) -> float:
 
 
 def made_up(area: float, curve: list[float]) -> Results:
-    """Stands in for a run of BERT on GLUE."""
+    """Replaces a run of BERT on GLUE."""
     labels = {"seed": 4}
     metric = {"record": "metric", "name": "area", "value": area, "std_err": 1.0, "labels": labels}
     rows = [
@@ -229,8 +229,8 @@ def test_linear_vaes_are_judged_by_their_ends_and_the_bound(name: str) -> None:
 def vae_results(
     ends: dict[str, float], on_the_way: float, ppca: float, spread: float, labelled: bool
 ) -> Results:
-    """Made up: the ends by objective, and their curves. What is held against the last LML of a seed
-    has so much spread from seed to seed."""
+    """Made up: the ends by objective, and their curves. Values that are compared with the last LML
+    of a seed have this spread over seeds."""
     rows: list[dict[str, Any]] = []
     for seed, nudge in zip(judges.VAE_SEEDS, (-spread, 0.0, spread), strict=True):
         for objective, end in ends.items():

@@ -109,7 +109,7 @@ def test_a_checkpoint_of_another_spec_is_not_used(tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_earlier_version_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tensors have other names: the run begins again, and its records are the same."""
+    """Its tensors have other names: the run restarts, and its records are the same."""
     spec = spec_of(SPECS["training"])
     with monkeypatch.context() as earlier:
         earlier.setattr(checkpoint, "FORMAT", "1")

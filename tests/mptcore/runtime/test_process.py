@@ -35,8 +35,8 @@ print(faults() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
 def test_memory_of_large_temporaries_is_reused() -> None:
-    """Once some were made. A page that comes anew from the kernel is a fault: of 4 KiB, or of 2 MiB
-    where pages are large."""
+    """Measured after a few temporaries. A new page from the kernel is a fault: 4 KiB, or 2 MiB for
+    large pages."""
     command = [sys.executable, "-c", LARGE_TEMPORARIES]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 100

@@ -99,7 +99,7 @@ def told(runner: SpecRunner) -> list[tuple[str, int]]:
 
 
 def test_progress_has_no_seq(tmp_path: Path) -> None:
-    """It comes where batches end, which are of other sizes on a GPU. What was told is not again."""
+    """It is sent at the ends of batches, whose sizes differ on a GPU. Progress is not repeated."""
     spec = spec_of(SMALL)
     Snapshot.of(Session(seq=1, masks=20), spec).save(tmp_path)
 

@@ -48,7 +48,7 @@ def test_a_saved_state_is_found_again(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_has_the_state_at_the_snapshot(tmp_path: Path) -> None:
-    """It may be written while the training goes on."""
+    """It may be written while the training continues."""
     weights = torch.zeros(3)
     training = TrainingState(7, 40, 90, (), {"weights": weights, "transposed": torch.ones(2, 3).T})
     session = Session(seq=45, training=lambda: training)
@@ -120,14 +120,14 @@ def test_the_two_latest_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def renamed(content: bytes, folder: Path) -> Path:
-    """A file of this content whose name tells its digest."""
+    """A file with this content, whose name contains its digest."""
     path = folder / f"000000001-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
     path.write_bytes(content)
     return path
 
 
 def test_files_that_are_not_checkpoints_are_ignored(tmp_path: Path) -> None:
-    """Though its name tells its digest: no tensors, no header, another format."""
+    """The digest in the name is right, but there are no tensors, no header, or another format."""
     assert first_whole(SPEC, [renamed(b"x" * 100, tmp_path)]) is None
     content = as_bytes({"scores": torch.zeros(1)})
     assert first_whole(SPEC, [renamed(content, tmp_path)]) is None

@@ -10,7 +10,7 @@ from mptcore.runtime.session import MaskPlan, ScoreCache, Session, Step, Work, w
 
 
 def test_scores_of_batches_of_another_size_are_computed_again() -> None:
-    """They were cut for a machine with other memory; what came before them stays."""
+    """They were split for a machine with other memory; earlier scores are kept."""
     cache = ScoreCache.of(torch.arange(8.0).view(1, 1, 8), [3, 3, 2])
     computed = torch.full((1, 1, 4), 9.0)
     assert cache.holds_next(3)

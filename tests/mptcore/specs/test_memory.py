@@ -117,8 +117,8 @@ def latent_memory(base: dict[str, Any], **changes: Any) -> int:
 
 
 def test_a_vae_with_a_grid_needs_memory_for_outputs_at_each_node() -> None:
-    """The data three times, three outputs of 64 pixels at 20² nodes; in training for each mask what
-    the gradient needs of each row and pixel."""
+    """The data three times, three outputs of 64 pixels at 20² nodes; in training also the memory
+    that the gradient needs for each mask, row and pixel."""
     whole = latent_memory(LINEAR)
     assert whole == 4 * (3 * 1797 * 64 + 3 * 400 * 64) + 2**28
     assert latent_memory(LINEAR, compute={"precision": "float64"}) - 2**28 == 2 * (whole - 2**28)

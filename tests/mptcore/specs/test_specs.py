@@ -1,4 +1,4 @@
-"""The spec's problems: which field, and what is allowed there."""
+"""Problems of a spec: the field, and the allowed values."""
 
 import json
 from copy import deepcopy

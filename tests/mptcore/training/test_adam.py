@@ -20,7 +20,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stepped(optimizer_class: Any) -> Tensor:
-    """A parameter after steps by two optimizers, of which the second goes on from the first."""
+    """A parameter after steps by two optimizers, the second of which continues from the first."""
     parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
     state: dict[str, Any] | None = None
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The training loop with a trainer that records what is asked of it."""
+"""The training loop with a trainer that records its calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

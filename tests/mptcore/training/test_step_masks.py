@@ -68,10 +68,10 @@ def test_masks_for_another_step_than_the_next_are_drawn_again() -> None:
 def test_masks_of_given_sizes(
     schedule: dict[str, Any], sizes: list[int], observations: int
 ) -> None:
-    """Halfway through the training. P masks of each size for each observation stand together."""
+    """Halfway through the training. The P masks of each size and observation are adjacent."""
     drawn, per_size = step_masks(**schedule), schedule["per_size"]
     own = generators()
-    for _ in range(2):  # a step goes on where the one before ended
+    for _ in range(2):  # a step continues where the previous one ended
         found = drawn.draw_each(0.5, observations)
         assert found.shape == (2, per_size * len(sizes), observations, DIM)
         for seed, generator in zip(found, own, strict=True):

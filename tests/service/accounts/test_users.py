@@ -1,4 +1,4 @@
-"""Users and their keys: what serves, for how long, and how one is told that it does not."""
+"""Users and their keys: valid keys, their lifetime, and refusals of invalid ones."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -248,7 +248,7 @@ def test_users_revoke_their_own_keys(admin: TestClient) -> None:
 
 
 def test_the_first_admin(place: Settings) -> None:
-    """Made by `mpt migrate` and `mpt serve`; its key is made anew where it serves no longer."""
+    """Made by `mpt migrate` and `mpt serve`; its key is replaced if it is no longer valid."""
     first = place.key_file.read_text().strip()
     prepare(place)
     assert place.key_file.read_text().strip() == first

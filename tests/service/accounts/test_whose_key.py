@@ -17,7 +17,7 @@ from service.tables.users import ROLE_SCOPES, ApiKey, Role, User
 
 @pytest.fixture
 def key(database: Database, tmp_path: Path) -> str:
-    """The key of a user who is not the only one."""
+    """The key of one of two users."""
     return made(database, "ada", tmp_path / "ada")
 
 

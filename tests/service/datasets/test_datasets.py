@@ -1,4 +1,4 @@
-"""Uploads through the API: what is refused leaves nothing, what is kept is its owner's."""
+"""Uploads through the API: refused ones leave nothing, stored ones belong to their owner."""
 
 import io
 import zipfile
@@ -52,7 +52,7 @@ def test_upload_list_use_delete(api: TestClient, settings: Settings) -> None:
 
 @pytest.mark.usefixtures("inspected_here")
 def test_a_submission_sent_again_after_its_data_set_was_deleted(api: TestClient) -> None:
-    """Its key answers as before: what it names is looked at only where the key is new."""
+    """Its key answers as before: references are checked only for a new key."""
     made = post(api, "good.npy", npy(GOOD)).json()
     body = {"spec": upload_spec(made["id"])}
     headers = {"Idempotency-Key": "once"}

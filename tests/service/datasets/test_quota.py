@@ -51,7 +51,7 @@ def test_uploads_end_with_the_quota_and_go_on_after_a_delete(
 def test_a_body_that_does_not_say_its_size_is_counted_as_it_comes(
     api: TestClient, narrow: Settings
 ) -> None:
-    pieces = iter([b"\xff" * ONE] * 3)  # looked into, it would be refused for what it holds
+    pieces = iter([b"\xff" * ONE] * 3)  # its content would be refused if it were read
     answer = api.post("/v1/datasets", params={"name": "a.npy"}, content=pieces)
     assert answer.json()["reason"] == "storage_quota"
     assert stored(narrow) == []

@@ -1,4 +1,4 @@
-"""A spec of an upload may leave out `n` and `dim`: the service fills in what it knows of it."""
+"""A spec of an upload may leave out `n` and `dim`: the service fills them in."""
 
 import io
 import sqlite3
@@ -102,7 +102,7 @@ def test_text_has_no_dimensions(api: TestClient) -> None:
 def test_sizes_of_uploads_of_others_are_not_revealed(
     dataset: str, database: Database, settings: Settings
 ) -> None:
-    """Neither as such, nor by what contradicts them."""
+    """Neither by the sizes themselves nor by contradictions to them."""
     with database.transaction() as session:
         ensure_key(session, "other", settings.store / "other")
     key = (settings.store / "other").read_text().strip()
@@ -216,7 +216,7 @@ def test_a_constant_column_is_refused_by_name_where_its_noise_is_estimated(
     assert told(api, dataset=table) == "column c is constant"
     assert told(api, dataset=table, columns=["c", "b"]) == "column c is constant"
     assert told(api, dataset=table, columns=["a", "b"]) is None
-    assert told(api, dataset=table, binarize="stochastic") is None  # what is drawn differs
+    assert told(api, dataset=table, binarize="stochastic") is None  # the drawn points differ
     assert api.post("/v1/experiments:validate", json={"spec": spec_of(table)}).is_success
     file = io.BytesIO()
     np.savez(file, a=GOOD, b=GOOD * [0, 1, 0, 1])

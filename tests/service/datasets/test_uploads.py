@@ -48,7 +48,7 @@ def rows(settings: Settings) -> int:
         return session.scalar(text(SQLITE_ROWS)) or 0
 
 
-# What is sent twice
+# Repeated uploads
 
 
 def test_equal_bytes_of_a_user_are_stored_once(api: TestClient, settings: Settings) -> None:
@@ -147,7 +147,7 @@ def test_an_upload_is_repeated_during_its_deletion(
     assert stored(settings) == []
 
 
-# What does not come whole, or too much of it
+# Incomplete and too large uploads
 
 
 class Server:
@@ -296,7 +296,7 @@ def test_what_is_answered_is_on_the_disk(
     assert synced == [("data.npy", 0), (made["id"], 0), ("datasets", 0)]
 
 
-# What a process left that was ended
+# Remains of a process that was ended
 
 
 def test_retention_deletes_unused_files(

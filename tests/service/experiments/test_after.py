@@ -219,8 +219,8 @@ def test_a_predecessor_that_ends_during_submission_releases_its_successor(lab: S
 def test_a_run_ends_while_a_submission_that_names_it_is_checked(
     lab: Settings, end: Status, then: str
 ) -> None:
-    """The run waits for no check, of which there may always be another, and what came after it runs
-    or fails at once."""
+    """The end of the run does not wait for the checks of submissions, and its successors run or
+    fail at once."""
     with (
         closing(Database(lab.url)) as database,
         closing(Database(lab.url, timeouts="-c statement_timeout=3s")) as impatient,

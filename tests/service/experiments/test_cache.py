@@ -150,7 +150,7 @@ def test_batches_and_sweeps_are_partly_answered_from_the_cache(admin: TestClient
     assert table[0]["experiment_id"] == one
     anew = admin.post("/v1/sweeps", json={**sweep, "cache": False}).json()
     assert anew["counts"]["queued"] == 2
-    # What a sweep only found is not its own: it is neither deleted with it nor shared by it.
+    # Cached results do not belong to the sweep: it neither deletes nor shares them.
     admin.patch(made["urls"]["self"], json={"visibility": "lab"})
     assert admin.delete(made["urls"]["self"]).status_code == 204
     found = admin.get(f"/v1/experiments/{one}").json()

@@ -1,4 +1,4 @@
-"""The hub's cache keeps to its size, by what was read longest ago."""
+"""The hub's cache is limited in size; the least recently read files are deleted first."""
 
 from pathlib import Path
 

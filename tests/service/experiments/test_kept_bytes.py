@@ -67,7 +67,7 @@ def everything(first: int) -> list[dict[str, Any]]:
 
 
 def counted(database: Database) -> int:
-    """The bytes of the first user, which are what the tables hold."""
+    """Bytes of the first user, after a check that they equal the content of the tables."""
     with database.snapshot() as session:
         assert bytes_agree(session)
         return quota.kept(session, 1)
@@ -145,8 +145,8 @@ def test_a_heartbeat_without_records_counts_nothing(either: Database) -> None:
 
 
 def test_a_run_does_not_wait_for_a_submission(lab: Settings) -> None:
-    """Neither a claim, whose attempt refers to the user, nor a batch needs the lock that a user's
-    submissions and uploads take."""
+    """A claim, whose attempt refers to the user, and a batch of records do not need the lock that
+    the user's submissions and uploads acquire."""
     database = Database(lab.url, timeouts="-c lock_timeout=2s")
     submitted(database)
     with database.transaction() as session:

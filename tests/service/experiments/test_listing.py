@@ -1,5 +1,5 @@
-"""Lists of experiments by filter and order, on both databases: each filter beside what it leaves
-out, and what is said of a filter that means nothing."""
+"""Lists of experiments by filter and order, on both databases: matching and excluded rows of each
+filter, and messages about invalid filters."""
 
 import shutil
 import uuid

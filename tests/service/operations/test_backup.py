@@ -1,5 +1,5 @@
-"""A backup that is made while a run goes on, the loss of all, and the restore: real processes on
-either database."""
+"""A backup during a run, the loss of everything, and the restore: real processes on either
+database."""
 
 import os
 import shutil
@@ -89,7 +89,7 @@ def mpt(there: Settings, request: pytest.FixtureRequest, monkeypatch: pytest.Mon
 
 
 def run_mpt(settings: Settings, folder: Path, *words: str) -> str:
-    """The command on these settings: what it says that is no line of a log."""
+    """Run the command with these settings, and return its output without log lines."""
     said = folder / "said"
     status = fork(words, environment(settings), said).wait()
     assert status == 0, said.read_text()
@@ -140,8 +140,8 @@ def suspend_runs(lab: Lab) -> None:
 
 @pytest.mark.usefixtures("mpt")
 def test_all_is_lost_and_restored(there: Settings, elsewhere: Settings, tmp_path: Path) -> None:
-    """The run goes on from its checkpoint and gives what it gives undisturbed; keys, uploads and
-    what had ended are there."""
+    """The run continues from its checkpoint with the records of an undisturbed run; keys, uploads
+    and ended experiments are restored."""
     (tmp_path / "rows.csv").write_bytes(ROWS)
     folder = str(tmp_path / "backup")
     with service(there) as (lab, client):
@@ -196,8 +196,8 @@ def test_the_command_saves_and_restores(
 def test_running_experiments_are_queued_again_after_a_restore(
     there: Settings, elsewhere: Settings, tmp_path: Path
 ) -> None:
-    """No worker that outlived the loss writes on; what its owner wants is done; no loss is counted
-    and no slot is used any more."""
+    """Workers that survived the loss write nothing more; requests of owners are carried out; no
+    loss is counted and no slot is in use."""
     with closing(Database(there.url)) as database:
         with database.transaction() as session:
             claims = [running(session) for _ in range(3)]
@@ -333,7 +333,7 @@ def test_existing_files_are_not_overwritten(
 def test_without_the_client_programs(
     lab: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says what to do; the files can be saved alone."""
+    """The message gives the remedy; the files can be saved alone."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BackupFailed, match="pg_dump is not installed here"):
         backup.save(lab, tmp_path / "backup")

@@ -73,7 +73,7 @@ def test_a_dispatch_is_stored(database: Database, queue: Queue) -> None:
 def test_the_oldest_of_the_highest_priority_of_both_devices(
     database: Database, queue: Queue, own: str, others: str
 ) -> None:
-    """A worker takes what asks for its device and what asks for any, by one order."""
+    """A worker runs experiments for its device and for any device, in one order."""
     low = waiting(database, own, priority=-1)
     first, second = waiting(database, "auto"), waiting(database, own)
     third, fourth = waiting(database, own), waiting(database, "auto")
@@ -119,8 +119,8 @@ def test_no_run_on_a_gpu_without_the_memory_for_it(
 def test_a_gpu_waits_for_a_run_that_fits_after_our_own_runs(
     database: Database, large: float, waits: bool, gib: float | None
 ) -> None:
-    """60 GiB are free and ours have 20: what fits into 80 waits for these to end, and nothing goes
-    before it; what does not is waited for by no one."""
+    """60 GiB are free and ours have 20: an experiment that fits into 80 waits for these to end, and
+    nothing overtakes it; a larger one delays nobody."""
     idle_gpu(database, 60, ours=20)
     first, behind = waiting(database, "cuda", large), waiting(database, "cuda", gib)
     expected = None if waits else first if large == 60 else behind

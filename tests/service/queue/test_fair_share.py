@@ -52,8 +52,9 @@ def test_use_is_proportional_to_shares(database: Database) -> None:
 
 
 def test_shares_of_short_runs_lag_by_one_advance_and_no_more(database: Database) -> None:
-    """A run under way is charged `advance_s` at once, however short it is. So what two users of
-    2 and 1 shares have had differs from that by one advance at most, and the ratio converges."""
+    """A run under way is charged `advance_s` at once, however short it is. So the usage of two
+    users with 2 and 1 shares deviates from this ratio by one advance at most, and the ratio
+    converges."""
     fair_share = FairShare(spare_slots=0)
     lab = SharedLab(database, fair_share, cpus=2)
     double, single = lab.user("double", shares=2), lab.user("single")

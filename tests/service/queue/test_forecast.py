@@ -1,4 +1,4 @@
-"""Places and starts among several users, against what then happens."""
+"""Positions and starts with several users, compared with the actual ones."""
 
 import random
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def test_a_position_counts_the_runs_before_it(either: Database) -> None:
 
 
 def test_positions_of_short_runs_are_those_of_the_dispatcher(database: Database) -> None:
-    """It charges what is under way for `advance_s`, however short the last runs were."""
+    """It charges current runs for `advance_s`, even if the last runs were shorter."""
     lab = SharedLab(database, FairShare(spare_slots=0), cpus=4)
     had = {1: (5.0, 5.0, 5.9), lab.user("b", shares=2): (3.1,), lab.user("c", max_running=2): ()}
     for user, lengths in had.items():
@@ -105,7 +105,7 @@ def test_positions_of_short_runs_are_those_of_the_dispatcher(database: Database)
 
 
 def test_a_distant_position_is_estimated_from_shares(database: Database) -> None:
-    """Beyond what is simulated: of two users, of whom one has twice the shares."""
+    """A position beyond the simulation, with two users: one has twice the shares of the other."""
     lab = SharedLab(database, FairShare(), cpus=1)
     double = lab.user("double", shares=2)
     (running,) = lab.submit(1, 1, JOB_S)

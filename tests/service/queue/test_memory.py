@@ -1,6 +1,5 @@
-"""Memory of devices: estimates, what is learned, and GPUs that others use too.
-
-No GPU is needed: workers say in their heartbeats what NVML would tell them.
+"""Memory of devices: estimates, measured peaks, and GPUs that others use too. No GPU is needed: the
+heartbeats of workers contain the values that NVML would report.
 """
 
 from pathlib import Path

@@ -38,7 +38,7 @@ def test_a_run_estimates_its_end(api: TestClient, database: Database) -> None:
     assert "eta_std_err_s" not in found
     assert found["at"] < found["estimated_end"]
     again = progress(api, claim)
-    assert again == found  # it is of when it was told: who knows it is answered 304
+    assert again == found  # it is that of the last report: a client that has it gets 304
 
 
 def test_an_unknown_end_is_null(api: TestClient, database: Database) -> None:

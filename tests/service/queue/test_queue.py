@@ -165,7 +165,7 @@ def test_the_fence_refuses_an_older_attempt(either: Database) -> None:
     new = claim(either, dispatch(either))
     assert new is not None
     assert new.attempt == 2
-    assert stored_x(either, old.experiment_id) == []  # the new attempt begins anew
+    assert stored_x(either, old.experiment_id) == []  # the new attempt starts from the beginning
     with pytest.raises(LeaseLost):
         write(either, old, batch(8, 5))
     write(either, new, batch(1, 2))
@@ -245,7 +245,7 @@ def test_a_failed_transaction_leaves_nothing(either: Database) -> None:
 
 @contextmanager
 def frozen(lab: Settings, *statements: str) -> Iterator[None]:
-    """Another connection is stopped inside of a transaction, and holds what it has touched."""
+    """Another connection is frozen inside a transaction, and keeps its locks."""
     with closing(Database(lab.url)) as other, other.transaction() as session:
         for statement in statements:
             session.execute(text(statement))

@@ -1,4 +1,4 @@
-"""Cancel, pause and resume: from each state, and what is refused there."""
+"""Cancel, pause and resume: from each state, and refusals."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -55,7 +55,7 @@ def request(database: Database, experiment_id: str, desired: DesiredState) -> St
 
 @pytest.fixture
 def other(database: Database) -> str:
-    """An experiment that no one asks anything of."""
+    """An experiment without requests of its owner."""
     return submitted(database)
 
 
@@ -128,7 +128,7 @@ def told(database: Database) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def webhook(database: Database) -> None:
-    """It is told of every end."""
+    """It reports every end."""
     every = ",".join(TERMINAL)
     with database.transaction() as session:
         session.add(Webhook(id="w", owner_id=1, url="http://a", secret="s", statuses=every))
@@ -143,7 +143,7 @@ def after(database: Database, *others: str) -> str:
 
 @pytest.mark.usefixtures("webhook")
 def test_successors_fail_along_the_chain(database: Database, other: str) -> None:
-    """Each is told what began it; what does not come after goes on."""
+    """Each failure names its cause; unrelated experiments continue."""
     first = submitted(database)
     second, beside = after(database, first), after(database, first)
     third = after(database, second, other)
@@ -213,7 +213,7 @@ def test_a_sweep_is_cancelled_as_a_whole(database: Database, other: str) -> None
 def test_files_of_long_paused_experiments_are_deleted(
     either: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The latest of what it has become are kept, and its log."""
+    """Its latest states and its log are kept."""
     monkeypatch.setattr(states, "MAX_STATUSES", 5)
     claim = claimed(either)
     other = submitted(either)

@@ -35,7 +35,7 @@ def kept(database: Database) -> list[WorkerSample]:
 
 
 def test_one_sample_a_minute(either: Database) -> None:
-    """A sample tells whether the worker has a run, and the memory of its GPU if it has one."""
+    """A sample records whether the worker has a run, and the memory of its GPU if it has one."""
     claimed(either)  # by the worker w
     with either.transaction() as session:
         for _ in range(2):

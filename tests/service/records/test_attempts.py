@@ -31,7 +31,7 @@ def test_each_attempt_records_its_environment(api: TestClient, database: Databas
         lease.release(session, claim)
     keep(database, claim_next(database), threads=3, resumed_from="a GPU")
     found = api.get(url).json()["attempts"]
-    first = {**ENVIRONMENT, "resumed_from": None}  # as it is of those who did not say yet
+    first = {**ENVIRONMENT, "resumed_from": None}  # as for attempts that have not reported yet
     second = {**ENVIRONMENT, "threads": 3, "resumed_from": "a GPU"}
     assert [one["environment"] for one in found] == [first, second]
     assert [one["ended_at"] is None for one in found] == [False, True]

@@ -79,8 +79,8 @@ UNDISTURBED = {name: [float(r["x"]) for r in RECORDS if r.get("series") == name]
 def test_a_reader_sees_each_point_once_across_a_resume(
     request: pytest.FixtureRequest, mode: str
 ) -> None:
-    """The run is handed back after 40 records with a checkpoint after 25, and goes on in blocks
-    that are cut elsewhere."""
+    """The run is handed back after 40 records with a checkpoint after 25, and continues in blocks
+    with other boundaries."""
     settings = request.getfixturevalue(mode)
     database = Database(settings.url)
     experiment_id = submitted(database)

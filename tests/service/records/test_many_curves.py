@@ -120,7 +120,7 @@ def test_duplicate_ids_are_refused(api: TestClient, ids: list[str]) -> None:
 def test_experiments_of_others_are_not_found(
     api: TestClient, database: Database, settings: Settings, ids: list[str]
 ) -> None:
-    """All or nothing, word for word; what is shared or deleted is told apart rightly."""
+    """All or nothing, with exact messages; shared and deleted experiments are distinguished."""
     with database.transaction() as session:
         ensure_key(session, "other", settings.store / "other-key")
     key = (settings.store / "other-key").read_text().strip()

@@ -1,4 +1,4 @@
-"""Events as pages: in order, each once, with ids that a page goes on from."""
+"""Events as pages: in order, each once, with ids from which the next page continues."""
 
 from typing import Any
 

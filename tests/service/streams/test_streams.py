@@ -1,4 +1,5 @@
-"""Event streams of a real server: what happens comes, once, to those who may know, to the end."""
+"""Event streams of a real server: every event arrives once, at permitted listeners, until the
+end."""
 
 import signal
 import threading
@@ -139,7 +140,7 @@ def test_all_events_of_the_caller_by_one_stream(client: httpx.Client, database: 
 
 
 def test_a_stream_that_loses_permission_says_so(client: httpx.Client, database: Database) -> None:
-    """A key that was revoked, what is shared no longer, and what was deleted."""
+    """A revoked key, an experiment that is no longer shared, and a deleted one."""
     experiment_id = submitted(database, visibility="lab")
     sweep = client.post(
         "/v1/sweeps", json={"spec": ppca_spec(), "grid": {"seeds": [[4]]}, "visibility": "lab"}
@@ -222,7 +223,7 @@ def test_streams_of_a_user_are_limited(client: httpx.Client, database: Database)
             scopes = ROLE_SCOPES[Role.MEMBER]
             _, key = accounts.add_key(session, user, name=None, scopes=scopes, lasts_s=None)
         stack.enter_context(stream(client, "/v1/events", headers=bearer(key)))
-    # Who leaves makes room.
+    # A listener that leaves frees its place.
     wait_until(lambda: is_open(client))
 
 
@@ -333,7 +334,7 @@ def test_streams_continue_while_keys_cannot_be_checked(
 
 
 def test_a_server_that_stops_ends_its_streams(settings: Settings) -> None:
-    """At SIGTERM: without an `end`, so that who listens comes again."""
+    """At SIGTERM: without an `end`, so that listeners reconnect."""
     lab = Lab(settings, settings.store / "log", fork)
     api = lab.start("api", "api", "--port", str(lab.port))
     try:

@@ -1,4 +1,4 @@
-"""The points of sweeps: what they become, and which are refused."""
+"""Points of sweeps: their specs, and refusals."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sweeps: their points, what is refused, and what is done to all of them at once."""
+"""Sweeps: their points, refusals, and changes of all points at once."""
 
 import csv
 import io
@@ -123,7 +123,7 @@ def test_the_limit_of_a_sweep_holds(admin: TestClient) -> None:
     waiting = admin.get(f"/v1/experiments/{rows(admin, made['id'])[2]['experiment_id']}").json()
     assert waiting["queue"]["reason"] == "of its sweep at most 2 may be under way at once"
     other = admin.post("/v1/experiments", json={"spec": SPEC}).json()["id"]
-    alone = claim_next(database)  # what is of no sweep is not held up
+    alone = claim_next(database)  # experiments without a sweep are not delayed
     assert alone is not None
     assert alone.experiment_id == other
     finish(database, second, Status.FAILED)

@@ -131,7 +131,7 @@ def test_an_experiment_from_submission_to_curves(api: TestClient, database: Data
 
 
 def test_unknown_series_and_labels(api: TestClient, database: Database) -> None:
-    """While it runs, what may yet come is empty; once it has ended, it is not there."""
+    """A series that may still come is empty while the run continues, and missing after its end."""
     experiment_id = submit(api)
     claim = claim_next(database)
 
@@ -212,7 +212,7 @@ def test_only_a_sensible_request_id_is_echoed(api: TestClient, given: str, kept:
 
 @pytest.mark.parametrize("path", ["/v1/experiments/", "/v1/sweeps/", "/openapi.json/"])
 def test_a_path_with_an_extra_slash_is_unknown(api: TestClient, path: str) -> None:
-    """A redirect would lead to what the header Host says."""
+    """A redirect would lead to the address in the header Host."""
     answer = api.get(path, headers={"Host": "evil.example"}, follow_redirects=False)
     assert answer.status_code == 404
     assert "evil" not in answer.text
@@ -226,7 +226,7 @@ def test_pages_continue_each_other(api: TestClient) -> None:
         page = api.get("/v1/experiments", params={"limit": 2, "cursor": cursor}).json()
         seen += [item["id"] for item in page["items"]]
         cursor = page["next_cursor"]
-        submit(api)  # what comes meanwhile does not shift the pages
+        submit(api)  # new experiments do not shift the pages
     assert seen == submitted[::-1]
     assert cursor is None
     assert len(api.get("/v1/experiments?status=queued").json()["items"]) == 8

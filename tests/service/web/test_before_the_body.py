@@ -217,7 +217,7 @@ def test_a_body_that_would_be_validated_on_the_event_loop_is_an_error() -> None:
 
 
 def test_no_connection_is_held_while_a_body_arrives(app: FastAPI, settings: Settings) -> None:
-    """Neither a connection to the database nor a turn to write."""
+    """Neither a database connection nor a turn to write is held."""
     key = settings.key_file.read_text().strip()
     body = json.dumps({"spec": ppca_spec()}).encode()
     held: list[tuple[int, bool]] = []

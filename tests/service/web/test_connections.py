@@ -39,7 +39,7 @@ def served(settings: Settings) -> Iterator[int]:
         port=chosen,
         log_config=None,
         http=BoundedHeads,
-        timeout_keep_alive=600,  # what is closed is closed for another reason
+        timeout_keep_alive=600,  # it is closed for another reason
     )
     server = SERVERS[chosen] = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -190,7 +190,7 @@ def held() -> set[tuple[int, int]]:
 
 
 class Sending(asyncio.Transport):
-    """Stands for a transport of which so many bytes are left to send, look by look."""
+    """Replaces a transport with a given number of unsent bytes at each check."""
 
     def __init__(self, left: list[int]):
         super().__init__()

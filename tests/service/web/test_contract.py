@@ -1,4 +1,4 @@
-"""The OpenAPI document: what it says of each field and each answer, and that this is so."""
+"""The OpenAPI document: its statements about each field and answer, compared with real answers."""
 
 import re
 from collections.abc import Iterator
@@ -174,8 +174,8 @@ NEVER = {
     ("GET /v1/presets/{name}/verdict", "200", "application/json"),
     ("GET /v1/events", "200", "text/event-stream"),
 }
-"""Answered where experiments have run: tests/service/web/test_presets.py; and what does not end:
-tests/service/streams."""
+"""Tested elsewhere: answers that need finished runs (tests/service/web/test_presets.py), and
+endless ones (tests/service/streams)."""
 
 
 def test_every_documented_answer_is_given(

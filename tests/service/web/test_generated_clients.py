@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 NODE_MODULES = ROOT / "node_modules"
 NO_GENERATOR = "openapi-python-client is not installed: make setup"
 BINARY = {"application/zip": "application/octet-stream", "*/*": "application/octet-stream"}
-"""Media types that the generator does not know, and what it takes them for (docs/api.md)."""
+"""Media types that the generator does not know, and their replacements (docs/api.md)."""
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
 
@@ -82,7 +82,7 @@ def model(name: str) -> Any:
 
 
 def run(service: Service) -> None:
-    """Do what a worker does: five points for each of two seeds."""
+    """Record five points for each of two seeds, like a worker."""
     with closing(Database(service.settings.url)) as database:
         claim = claim_next(database, LEASE_S)
         points(database, claim, range(1, 6))

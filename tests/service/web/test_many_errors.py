@@ -85,7 +85,7 @@ def test_long_texts_are_cut() -> None:
 def test_only_the_first_errors_of_a_long_list_are_listed(
     model: type[BaseModel], value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pydantic takes microseconds for each, and holds up all other threads meanwhile."""
+    """Pydantic needs microseconds for each, and blocks all other threads during this time."""
     located: list[int] = []
     make = long_lists._located
 

@@ -48,7 +48,7 @@ of an admin for routes that only admins may use."""
 
 @dataclass(frozen=True)
 class Row:
-    """A route, what is sent to it, and the status that each caller is answered with."""
+    """A route, the request, and the status of the answer for each caller."""
 
     method: str
     path: str
@@ -193,7 +193,7 @@ MATRIX = [
 
 @dataclass(frozen=True)
 class Lab:
-    """The service with its users' keys, and what the owner has."""
+    """The service with its users' keys, and the owner's objects."""
 
     api: TestClient
     database: Database
@@ -203,7 +203,7 @@ class Lab:
     def objects(
         self, ids: set[str], visibility: Visibility, status: Status = Status.QUEUED
     ) -> dict[str, str]:
-        """Objects of the owner's, made anew: those whose ids have these names, by them."""
+        """New objects of the owner for these names, by name."""
         with self.database.transaction() as session:
             owner = accounts.find(session, "owner")
             assert owner is not None

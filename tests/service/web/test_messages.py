@@ -1,4 +1,4 @@
-"""Messages about wrong requests: they state what is allowed, in words that users know."""
+"""Messages about wrong requests: they state what is allowed, in terms that users know."""
 
 import json
 from collections.abc import Iterator

@@ -45,7 +45,8 @@ def api(request: pytest.FixtureRequest) -> Iterator[TestClient]:
 @pytest.fixture
 def history(api: TestClient) -> str:
     """Two queued, one running, one succeeded, one failed for each of three kinds, one cancelled,
-    two attempts lost; an idle CPU worker, a busy GPU worker and a silent one. Gives what runs."""
+    two attempts lost; an idle CPU worker, a busy GPU worker and a silent one. Return the running
+    experiment."""
     database: Database = api.app.state.database  # type: ignore[attr-defined]
     with database.transaction() as session:
         for worker, name in ((IDLE, Queue.CPU), (BUSY, Queue.GPU), ("gone:1", Queue.CPU)):
@@ -137,8 +138,8 @@ def test_metrics_of_a_history(api: TestClient) -> None:
 def test_counters_outlive_experiments_and_folding(
     api: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a purge nor the reaper's folding changes a counter; the gauges count what is there,
-    however it got there: rows of before the triggers, or inserted as ended."""
+    """Neither a purge nor the reaper's folding changes a counter; the gauges count all rows,
+    including those from before the triggers and those inserted as ended."""
     before = scrape(api)
     database: Database = api.app.state.database  # type: ignore[attr-defined]
     monkeypatch.setattr(statistics, "FOLD_AT", 3)

@@ -1,4 +1,4 @@
-"""Presets over HTTP: what is listed can be submitted, and stored results get their verdict."""
+"""Presets over HTTP: all listed presets can be submitted, and stored results get a verdict."""
 
 from typing import Any
 

@@ -158,7 +158,7 @@ def test_an_upload_that_is_one_byte_too_large(
 def test_a_database_outage_is_not_an_internal_error(
     api: TestClient, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    """Away for the store alone: what is behind a route meets it, whatever the route."""
+    """The database is unreachable only for the store, so every route's own queries fail."""
     api.get("/v1/experiments")  # so that the key is known
 
     def away(*_: object, **__: object) -> None:

@@ -65,7 +65,7 @@ def test_the_answer_comes_when_the_experiment_has_changed(
     change(database, claim.experiment_id, progress_done=1, progress_total=2, progress_unit="masks")
     assert answer.result().json()["progress"]["done"] == 1
     assert answer.result().headers["ETag"] != tag
-    # What differs already is answered at once.
+    # An older state is answered at once.
     assert asked(client, claim.experiment_id, "wait=15", **{"If-None-Match": tag}).is_success
 
 

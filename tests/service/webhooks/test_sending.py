@@ -110,7 +110,7 @@ def test_deliveries_to_private_addresses_are_refused(
     with receiving() as receiver:
         refusal = told(f"http://hook.test:{receiver.port}/", to_private=False)
         assert receiver.told == []
-        # A name that does not exist is told in the same words: no one learns of inner names.
+        # An unknown name gives the same message, so internal names are not revealed.
         assert refusal == told("http://nothing.invalid/", to_private=False) == NO_PUBLIC_HOST
 
 

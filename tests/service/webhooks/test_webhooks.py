@@ -1,4 +1,4 @@
-"""Webhooks by the API: made, listed, deleted; what they may be."""
+"""Webhooks by the API: created, listed, deleted; allowed URLs."""
 
 import base64
 from typing import Any

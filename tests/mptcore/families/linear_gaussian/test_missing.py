@@ -1,4 +1,4 @@
-"""Missing values: scores, fits by EM, and what is refused."""
+"""Missing values: scores, fits by EM, and refusals."""
 
 import itertools
 from pathlib import Path
@@ -275,7 +275,7 @@ def test_missing_values_of_heldout_observations_alone_are_refused() -> None:
 
 
 def test_the_points_of_a_fit_to_an_upload_are_counted(upload: Uploaded) -> None:
-    """Of a PPCA too, which EM may fit."""
+    """A PPCA is included, because EM may fit it."""
     start = {"family": "ppca", "latent_dim": 2, "noise_precision": 1.0}
     data = upload(sample(60))
     fitted, started = (spec_of({"model": model, "data": data}) for model in (PPCA, start))

@@ -154,7 +154,7 @@ def said(records: list[Record], note: str) -> list[str]:
 
 
 def test_enumeration_without_noise_is_the_likelihood() -> None:
-    """The sum of all scores, told without an error, has none."""
+    """The sum of all scores is reported without an error, because it has none."""
     records = records_of(spec_of(1e8))
     found = metrics_of(records)
     assert found["mpt"].std_err == 0
@@ -203,7 +203,8 @@ def derivative(problem: Case, masks: list[Tensor], i: int, k: int) -> float:
 def trainer_on(
     problem: Case, per_dimension: bool, **train: Any
 ) -> tuple[LinearGaussianTrainer, list[Tensor]]:
-    """A trainer of the noise too that stands at the density of a problem, and its step's masks."""
+    """Return a trainer, also of the noise, at the density of a problem, and the masks of its
+    step."""
     d = problem.density
     family = "factor_analysis" if per_dimension else "ppca"
     model = {"family": family, "init": "random", "noise_precision": 1.0}

@@ -1,4 +1,4 @@
-"""Training: gradients, schedules, the ceiling, what is recorded, what is kept."""
+"""Training: gradients, schedules, the ceiling, records, saved weights."""
 
 import json
 import math

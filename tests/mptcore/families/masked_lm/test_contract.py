@@ -40,7 +40,7 @@ class TestMaskedLm(ModelContract):
 
     @pytest.fixture
     def spec(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExperimentSpec:
-        # A GPU pads what attention takes together, and so drops other weights than a CPU.
+        # A GPU pads the sequences of one attention call, so its dropout differs from a CPU's.
         tiny_lm.checkpoint(tmp_path / "models" / "tiny", attention_probs_dropout_prob=0.0)
         monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path / "models"))
         return spec_of(

@@ -103,7 +103,7 @@ def test_training_is_cut_into_larger_parts(monkeypatch: pytest.MonkeyPatch) -> N
     for training, parts in ((False, len(draws)), (True, 1)):
         model.network.train(training)
         assert len(list(model.parts(draws))) == parts
-    model.take_fewer(draws)  # what scores cannot hold does not change the parts of a step
+    model.take_fewer(draws)  # too little memory for scores does not change the parts of a step
     assert len(list(model.parts(draws))) == 1
 
 
@@ -164,7 +164,7 @@ def test_all_orders_and_all_masks_give_the_same_cumulative_score() -> None:
 
 
 def test_a_batch_is_halved_if_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands in for a GPU, which no test has: the first batch is refused, its halves are not."""
+    """Replaces a GPU, which tests do not have: the first batch is refused, its halves are not."""
     text = corpus_of(tiny_lm.lines(8))
     draws, _ = Masker(text, 4, 15).at_rates(
         torch.arange(8), torch.full((8,), 0.5).double(), torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""Parts of a run on a language model by themselves: texts, checkpoints, what is held out."""
+"""Parts of a run on a language model by themselves: texts, checkpoints, held-out sequences."""
 
 import hashlib
 import json

@@ -83,7 +83,7 @@ def test_a_random_bert_has_a_flat_curve_and_the_published_area() -> None:
         "init": "random",
         "architecture": {**sizes, "intermediate_size": 3072},
     }
-    rates = [0.1, 0.3, 0.5, 0.7, 0.9]  # each stands for a fifth of the axis
+    rates = [0.1, 0.3, 0.5, 0.7, 0.9]  # each covers a fifth of the axis
     masks = {"schedule": "rates", "rates": rates, "per_size": 1}
     found = ran(model, {**SENTENCES, "n": 4}, evaluate={"masks": masks})
     level = [value_of(p) for p in curve(found).values()]

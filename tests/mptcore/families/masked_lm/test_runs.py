@@ -1,4 +1,4 @@
-"""Whole runs on language models: their records, resumed and undisturbed, and what is refused."""
+"""Whole runs on language models: their records, resumed and undisturbed, and refusals."""
 
 import json
 import shutil
@@ -362,7 +362,7 @@ def huge(models: Path) -> None:
 
 
 def test_a_single_sequence_has_no_error() -> None:
-    """Its one mask cannot tell how its others would differ, nor one order how others would."""
+    """A single mask gives no variance over masks, and a single order gives none over orders."""
     spec = with_data(lines=["the cat sat on a mat"])
     found = ran({**spec, "evaluate": {**BASE["evaluate"], "orders": 1}})
     assert all(p.std_err is None and p.reason for p in points(found, "score_by_rate"))

@@ -64,7 +64,7 @@ def loss_by_hand(network: Any, masks: MaskedBatch) -> Tensor:
 @pytest.mark.parametrize("memory_bytes", [None, 1])
 def test_a_step_by_hand(memory_bytes: int | None) -> None:
     """All sequences in one row, or in parts of one whose gradients are accumulated: the same AdamW
-    step, in which what is a vector does not decay."""
+    step, in which vectors do not decay."""
     rate, decay = 0.01, 0.5
     ready = trainer(memory_bytes, learning_rate=rate, weight_decay=decay, max_grad_norm=1e6)
     parts = len(list(ready.model.parts(masks_of(ready))))

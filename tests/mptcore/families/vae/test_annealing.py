@@ -97,7 +97,7 @@ def test_a_transition_preserves_the_posterior() -> None:
 
 
 class Recorded:
-    """Stands for an annealing: it records with which z its observations were drawn."""
+    """Replaces an annealing: it records the z with which its observations were drawn."""
 
     backward_of: ClassVar[list[tuple[Tensor, Tensor]]] = []
 

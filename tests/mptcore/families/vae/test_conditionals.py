@@ -55,7 +55,7 @@ def test_few_effective_draws_are_predicted() -> None:
     needle, narrow, wide = expected_ess(joint, 200).tolist()
     assert 0 < needle < 5 < narrow < 40 < wide
     assert expected_ess(joint, 400)[1] == pytest.approx(2 * narrow)
-    assert expected_ess(joint[:1], 200).tolist() == [0, 0, 0]  # one draw tells nothing
+    assert expected_ess(joint[:1], 200).tolist() == [0, 0, 0]  # a single draw gives no estimate
     assert expected_ess(torch.zeros(100, 1), 200).isinf().all()
 
 
@@ -89,7 +89,7 @@ def test_the_narrow_take_draws_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_sample_stands_for_many_that_are_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unbiased, with an error that tells of the choice: 20 of 100, with finite population."""
+    """Unbiased, with an error that includes the selection of 20 of 100, with finite population."""
     monkeypatch.setattr(conditionals, "MAX_NARROW", 0)
     monkeypatch.setattr(conditionals, "MIN_NARROW", 20)
     ratios, generator = ratios_of(2), torch.Generator().manual_seed(1)
@@ -166,7 +166,7 @@ def several_modes() -> Case:
 
 def test_what_draws_of_their_own_miss_is_missed_by_both_sums(several_modes: Case) -> None:
     """Posteriors of several modes, given one dimension: log p(x_j, x_R) by draws that missed a
-    mode, less log p(x_R), was 0.037 nats too low, three times what was told."""
+    mode, less log p(x_R), was 0.037 nats too low, three times the reported error."""
     masks = torch.ones(16, 3, dtype=torch.bool)
     model = several_modes.vae.scored_on(several_modes.x, 0, Evidence(0.0))
     scores, *_, variance = model.graded_scores(masks)

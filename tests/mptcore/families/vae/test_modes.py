@@ -73,7 +73,7 @@ def modes_at(places: list[float], log_mass: list[float]) -> Modes:
 
 
 def test_a_mode_counts_once() -> None:
-    """Three climbs end at 0, two at 10, one at 20. The heaviest of each stands for it."""
+    """Three climbs end at 0, two at 10, one at 20. The heaviest climb represents each mode."""
     modes = modes_at([0.0, 0.2, 10.0, 20.0, 0.1, 10.0], [1.0, 1.1, 0.0, -1.0, 0.5, 0.0])
     masses = torch.tensor([1.1, 0.0, -1.0]).exp()
     assert modes.found_once().item() == pytest.approx((masses[2] / masses.sum()).item())
@@ -91,7 +91,7 @@ def test_a_mode_counts_once() -> None:
 
 
 def test_further_climbs_are_counted() -> None:
-    """What they confirm is no longer found once, and what only they find is added."""
+    """Modes found again no longer count as found once, and new modes are added."""
     first, further = modes_at([0.0, 5.0], [0.0, 0.0]), modes_at([5.1, 9.0], [0.0, 0.0])
     joined = first.joined(further)
     assert joined.found_once().item() == pytest.approx(2 / 3)

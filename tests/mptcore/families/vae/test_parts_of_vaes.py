@@ -99,7 +99,7 @@ def test_independent_outputs_give_the_mean_of_each_dimension() -> None:
     x = torch.tensor([[0.0, 1.0, 1.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
     assert GaussianLikelihood(2.0).independent(x).tolist() == [0, 1, 0.5]
     bernoulli = BernoulliLikelihood()
-    # 1 / (2 N) for what is always the same.
+    # 1 / (2 N) for constant pixels.
     assert bernoulli.mean(bernoulli.independent(x)).tolist() == pytest.approx([0.25, 0.75, 0.5])
 
 

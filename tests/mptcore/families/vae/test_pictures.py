@@ -20,7 +20,7 @@ DIM, SIDE = 16, 4
 
 
 def start_of(x: Tensor, heldout: Tensor | None = None) -> TrainingStart:
-    """A model that expects −9 for what is masked, and of whose samples each pixel is 3."""
+    """A model that expects −9 for masked pixels, and whose samples have the value 3 everywhere."""
 
     def reconstruction(x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
         return torch.where(masked, -9.0, x)

@@ -236,7 +236,7 @@ def test_a_non_finite_loss_stops_training_and_keeps_the_records() -> None:
     train = {"objective": ["elbo"], "epochs": 50, "learning_rate": 100.0, "lml_samples": 2}
     found: list[Record] = []
     with pytest.raises(RunError, match="seed 0 is not finite at epoch"):
-        found.extend(run(spec_of({**spec, "train": train})))  # what comes before the error stays
+        found.extend(run(spec_of({**spec, "train": train})))  # records before the error are kept
     assert 1 < len(curve(found, "loss", seed=0)) < 50
 
 
@@ -276,7 +276,8 @@ def test_the_lower_of_two_different_lmls_is_not_final() -> None:
 
 
 def test_scores_by_recursion_are_never_final() -> None:
-    """They are not the model's: no LML is claimed from them, nor a gap with an error."""
+    """They are not conditionals of the model: no LML is derived from them, and no gap with an
+    error."""
     masks = {"schedule": "fixed", "size": 20, "per_size": 12}
     quick = {"masks": masks, "lml": {"method": "iwae", "samples": 4}}
     found = ran({**FEW, "evaluate": quick})
@@ -361,7 +362,7 @@ def test_binarized_and_standardized_data() -> None:
 
 
 def test_repeated_scores_of_a_mask_estimate_the_error_of_the_draws() -> None:
-    """All dimensions are masked in every mask; the error is that of what is drawn."""
+    """All dimensions are masked in every mask; the error is that of the draws."""
     masks = {"schedule": "fixed", "size": 64, "per_size": 12}
     found = ran(changed(FEW, "evaluate/masks", masks))
     assert metric(found, "biased_score_not_final", seed=0).std_err

@@ -131,8 +131,8 @@ def test_the_defaults_are_right_where_the_posterior_is_narrow() -> None:
 
 
 def test_recursion_is_exact_with_an_exact_encoder(masks: Tensor) -> None:
-    """A logarithm of a mean of n draws is biased by about 1/n: what twice the draws give, twice,
-    less what n give is not."""
+    """The logarithm of a mean of n draws has a bias of about 1/n. Twice the value from 2 n draws
+    minus the value from n draws has none."""
     model = linear_gaussian(Recursive(method="recursive"), exact=True)
     x, _ = simulated(model, N)
     draws = torch.Generator().manual_seed(11)

@@ -62,7 +62,7 @@ def test_no_correction_if_a_single_draw_has_all_the_weight() -> None:
     assert found.debiased.item() == pytest.approx(-math.log(100))
     assert found.log_mean.item() == pytest.approx(-math.log(100))
     assert found.doubtful.item() == 1
-    assert found.bias.item() < -400  # by the halves, as it cannot be told
+    assert found.bias.item() < -400  # by the halves, as it is unknown
 
 
 def test_the_jackknife_by_hand_for_draws_that_do_not_divide_by_four() -> None:

@@ -1,4 +1,4 @@
-"""The documents as pages: all are there, and what they lead to is."""
+"""The documents as pages: all exist, and their links are valid."""
 
 import re
 from pathlib import Path

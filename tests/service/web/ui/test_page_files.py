@@ -1,4 +1,4 @@
-"""The pages as files: what they may load, and that what they load is what was vendored."""
+"""The pages as files: the files that they may load, and a check of vendored files."""
 
 import hashlib
 import json
@@ -75,7 +75,7 @@ def test_our_scripts_import_existing_files_and_insert_no_markup() -> None:
 
 
 def test_the_distribution_has_every_file() -> None:
-    """The patterns mean what they mean to setuptools."""
+    """The patterns are read as setuptools reads them."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folder = ROOT / "service" / "web" / "ui"
     patterns = tool["package-data"]["service.web.ui"]

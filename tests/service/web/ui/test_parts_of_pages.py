@@ -300,7 +300,7 @@ MANY = 10_000
 
 
 def test_ten_thousand_rows(stranger: Page, lab: BrowsedLab) -> None:
-    """The page has those that it shows, and goes on from there."""
+    """The page has the points that it shows, and continues from there."""
     key = key_of(lab.database, "max", Role.MEMBER)
     with lab.database.transaction() as session:
         owner = accounts.find(session, "max")
