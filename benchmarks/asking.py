@@ -23,7 +23,7 @@ POLLED_S = 600.0
 
 @dataclass(frozen=True)
 class Crowd:
-    """Clients that submit, and look so many times at what they sent before they submit again."""
+    """Clients that submit, and read their experiments several times before they submit again."""
 
     clients: int
     period_s: float
@@ -84,7 +84,7 @@ def _ask(
     stop_at = time.monotonic() + seconds
 
     def one(number: int) -> None:
-        # They neither submit as one nor look as one: scripts do not run in step.
+        # Clients do not act at the same moments, like independent scripts.
         time.sleep(crowd.period_s * (crowd.looks + 1) * number / crowd.clients)
         with closing(HTTPConnection(urlsplit(url).netloc, timeout=60)) as http:
             http.connect()

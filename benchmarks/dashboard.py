@@ -128,9 +128,8 @@ def _panned(context: BrowserContext) -> float:
 
 
 def dashboards(settings: Settings) -> Iterator[Figure]:
-    """The status of one experiment, asked for in turn by one client: while 50 pages show the list,
-    each of which listens, and asks for the list anew when something has happened; and while a run
-    records as well."""
+    """Latency of one experiment's status for one client, while 50 open pages show the list and
+    reload it after each event, and while a run also writes records."""
     with closing(Database(settings.url)) as database:
         claim = claimed(database)
         key = settings.key_file.read_text().strip()

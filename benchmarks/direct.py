@@ -1,5 +1,5 @@
 """The direct route as a published script would write it: one inverse for each mask, and the
-residual of every observation. In several forms, of which the quickest here is the one to beat."""
+residual of every observation. There are several forms; the fastest one is the baseline."""
 
 import itertools
 import math

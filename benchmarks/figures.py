@@ -1,4 +1,4 @@
-"""A measured number and its bound, and what is measured many times."""
+"""Measured numbers with their bounds, and repeated measurements."""
 
 import statistics
 from collections.abc import Sequence

@@ -65,7 +65,7 @@ def area(threads: int) -> Iterator[Row]:
     """The area under the curve of a real pretrained model to half a percent."""
     model, data = {"checkpoint": "rxnfp-bert"}, {"file": "nci_smiles.txt"}
     rough = _measured(_spec(model, {**data, "n": 200}, {"masks": {"rates": [0.3, 0.7]}}, threads))
-    target = 0.005 * abs(rough["area"].value or math.nan) / 0.8  # the two stand for 0.8 of the axis
+    target = 0.005 * abs(rough["area"].value or math.nan) / 0.8  # the two cover 0.8 of the axis
     spec = _spec(model, data, {"target_std_err": target}, threads)
     began = time.perf_counter()
     found = _measured(spec)

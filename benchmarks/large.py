@@ -225,7 +225,7 @@ def beside(database: Database, settings: Settings) -> Iterator[tuple[str, Work]]
 
 
 def store(database: Database) -> None:
-    """Insert experiments with their records, in SQL alone."""
+    """Insert experiments with their records, only by SQL."""
     number = scale.EXPERIMENTS
     scale.store_experiments(database, number, json.dumps(SMALL))
     for first in range(0, number, scale.AT_ONCE):
@@ -250,7 +250,7 @@ def store(database: Database) -> None:
 
 
 def _block(count: int) -> dict[str, Any]:
-    """The columns of every block: what they are made of does not matter to a query."""
+    """Columns of every block. Their content does not matter to a query."""
     numbers = np.random.default_rng(0)
     x = np.arange(1, count + 1)
     return {

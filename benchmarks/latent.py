@@ -22,7 +22,8 @@ PART = 10
 would take 2.5 GB for each tensor over observations, pixels and nodes."""
 REPEATS = 5
 LARGE = 80
-"""Nodes along each axis, of which temporaries are far larger than what glibc keeps by itself."""
+"""Nodes along each axis, whose temporaries are far larger than the memory that glibc keeps by
+itself."""
 
 
 def fig3_epoch(threads: int) -> Iterator[Row]:

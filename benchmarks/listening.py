@@ -21,9 +21,8 @@ IDLE_S = 5.0
 
 
 def streams(settings: Settings) -> Iterator[Figure]:
-    """The status of one experiment, asked for in turn by one client, and what the API process takes
-    of a CPU while no one asks: without a stream, and with 500 open, each of an experiment of its
-    own."""
+    """Latency of one experiment's status for one client, and CPU use of the idle API process:
+    without a stream, and with 500 open streams of different experiments."""
     with closing(Database(settings.url)) as database:
         ids = [submitted(database) for _ in range(OPEN)]
     key = settings.key_file.read_text().strip()

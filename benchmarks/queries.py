@@ -71,7 +71,7 @@ class Asker:
         )
 
     def peak_bytes(self) -> int:
-        """The most memory that the process has held."""
+        """Peak memory of the process."""
         status = open(f"/proc/{self.process.pid}/status").read()
         return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 

@@ -177,8 +177,8 @@ def _courses(records: list[Record]) -> list[str]:
 
 
 def plot(name: str, runs: Sequence[list[Record]]) -> None:
-    """A row for each run: the curves, and beside them the log marginal likelihood by epoch where it
-    was recorded, of what is held out if anything is."""
+    """A row for each run: the curves and, if recorded, the log marginal likelihood by epoch, of
+    held-out observations if there are any."""
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -128,7 +128,7 @@ for first in range(1, {POINTS} + 1, 1000):
     numbers = range(first, min(first + 1000, {POINTS} + 1))
     print("\\n".join(line % (seq, seq) for seq in numbers), flush=True)
 """
-"""Stands in for mptcore, and writes points as fast as they are taken."""
+"""Replaces mptcore, and writes points as fast as they are read."""
 
 
 def recording(settings: Settings) -> Iterator[Figure]:
@@ -194,8 +194,9 @@ SWEEPS, HELD, BACKLOG = 5_000, 20_000, 100_000
 
 
 def idle(settings: Settings) -> Iterator[Figure]:
-    """The same choice beside what cannot run: 5,000 sweeps with a limit that are paused, 20,000
-    experiments that wait for another one, and 100,000 queued ones of 50 users at their limits."""
+    """The same choice with many experiments that cannot run: 5,000 sweeps with a limit that are
+    paused, 20,000 experiments that wait for another one, and 100,000 queued ones of 50 users at
+    their limits."""
     limit_ms = 10 if settings.database_url is None else 5
     with closing(Database(settings.url)) as database:
         _fill(database)

@@ -27,7 +27,7 @@ PART = 20
 
 def table1(threads: int) -> Iterator[Row]:
     """The same masks and the same numbers as the direct route. The goal is for the published data,
-    whose moment is of low rank; the other row shows what full rank costs."""
+    whose moment is of low rank; the other row shows the cost of full rank."""
     for noise, goal in (("shared", 200), ("isotropic", None)):
         spec = generated(1000, 200, 5, noise, threads, {"schedule": "all", "per_size": 100})
         what = f"table1, P = 100, {noise} noise"

@@ -1,6 +1,6 @@
-"""`python -m docs.execute` runs the notebooks, against a service of their own, and keeps what they
-show. A cell shows what it prints and, where an expression ends it, that value: as text, and as a
-picture or a table where it is one. Jupyter does the same, with sixty packages more."""
+"""`python -m docs.execute` runs the notebooks, against a service of their own, and stores their
+output. The output of a cell is its printed text and the value of its last expression: as text, and
+as a picture or a table if it is one. Jupyter does the same, with sixty packages more."""
 
 import ast
 import base64

@@ -24,7 +24,7 @@ def run() -> None:
         closing(Database(url, timeouts=NO_TIMEOUTS)) as database,
         database.engine.connect() as connection,
     ):
-        if connection.dialect.name == "sqlite":  # a table that is altered is made anew
+        if connection.dialect.name == "sqlite":  # an altered table is recreated
             connection.connection.cursor().execute("PRAGMA foreign_keys=OFF")
         context.configure(
             connection,

@@ -105,7 +105,7 @@ class Experiment:
         return self._client.download(self.id, folder, *names)
 
     def bundle(self, file: str | os.PathLike[str]) -> Path:
-        """Write a zip of everything about it, once it has ended: see `Client.bundle`."""
+        """Write a zip file with all data of the ended experiment: see `Client.bundle`."""
         return self._client.bundle(self.id, file)
 
     def cancel(self) -> "Experiment":

@@ -50,7 +50,7 @@ def send_again(
             on_outage(_cause(state))
 
     def pause_s(state: RetryCallState) -> float:
-        # No longer than the time left, at whose end it is sent once more.
+        # No longer than the remaining time. At its end the request is sent a last time.
         return max(0.0, min(_pause_s(state), for_s - (state.seconds_since_start or 0.0)))
 
     retrying = Retrying(

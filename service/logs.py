@@ -46,7 +46,7 @@ def configure_logs(form: LogForm = LogForm.JSON, level: str = "INFO") -> None:
 
 
 def logged_process(main: Callable[[], None]) -> Callable[[], None]:
-    """Wrap the `main` of a process of the service: whatever ends it is a line of the log."""
+    """Wrap the `main` of a process of the service: every cause of its end is logged."""
 
     @wraps(main)
     def logged() -> None:

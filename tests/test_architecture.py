@@ -50,13 +50,13 @@ MPTCORE = Path(__file__).parents[1] / "mptcore"
 LAYERS = ("specs", "protocol", "runtime", "data", "estimation", "training", "families")
 """Layers of mptcore, lowest first: a module imports only its own and lower layers."""
 TOP = ("run", "__main__")
-"""Above all layers: run.py alone knows the families."""
+"""Modules above all layers. Only run.py imports the families."""
 BETWEEN_FAMILIES = {("vae", "linear_gaussian.baseline"), ("vae", "linear_gaussian.models")}
 """A VAE is compared with a PPCA, so it imports its spec and its model."""
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """The modules of mptcore that a file imports, wherever in it, as paths below mptcore."""
+    """Yield the modules of mptcore that a file imports anywhere, as dotted names."""
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
             case ast.ImportFrom(module=str(module)):

@@ -25,8 +25,8 @@ FRAME = 2
 
 @dataclass(frozen=True)
 class Toy:
-    """Sequences of one token, 3 to 5 times, under conditionals that are drawn at random: by some
-    tokens much wider than by others, so that sequences differ more than their orders."""
+    """Sequences of one token, 3 to 5 times, under randomly drawn conditionals. Their spread depends
+    on the token, so that sequences differ more than orders."""
 
     corpus: Corpus
     table: Tensor  # (V, L, 2^L), log p by token, place and which places are masked

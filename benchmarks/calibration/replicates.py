@@ -67,7 +67,7 @@ class Coverage:
     """The share of seeds that gave an error."""
     sd: float
     within: float
-    """The share of given errors of which two hold the truth."""
+    """Share of intervals of two reported errors that contain the truth."""
     interval: float
     """The share of intervals by Student's t that hold it."""
     max_z: float

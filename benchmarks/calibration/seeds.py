@@ -31,7 +31,7 @@ def coverage(case: str, repeats: int) -> float:
 def _means(case: str, repeats: int, generator: torch.Generator) -> Iterator[tuple[float, float]]:
     name, *spreads = CASES[case]
     training, masks, texts = spreads
-    own = math.hypot(masks, texts)  # what a seed's own error covers
+    own = math.hypot(masks, texts)  # the variation covered by a seed's own error
     for _ in range(repeats):
         noise = torch.randn(SEEDS, 2, generator=generator, dtype=torch.float64)
         shared = texts * torch.randn(1, generator=generator, dtype=torch.float64)

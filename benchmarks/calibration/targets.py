@@ -1,6 +1,6 @@
 """Runs with a target: z = (estimate − truth) / its standard error, over seeds. Unbiased: a mean of
-z of 0; calibrated: a standard deviation of 1. Without an error are the seeds that say that they
-cannot tell it; what was enumerated whole is exact."""
+z of 0; calibrated: a standard deviation of 1. Seeds that report no error are counted separately;
+enumerated sums are exact."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -149,7 +149,7 @@ def _seed(work: Work[None], name: str, truth: float) -> Seed:
 
 
 def _spiked(strata: int, share: float, target: float) -> Iterator[Seed]:
-    """Scores of which a share is lower by 200 times the spread of the others."""
+    """Scores with a share that is lower by 200 times the spread of the others."""
     pools = spiked(strata, share, 20.0)
     truth = sum(pool.mean().item() for pool in pools)
     for seed in range(SEEDS):

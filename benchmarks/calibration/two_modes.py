@@ -1,6 +1,6 @@
 """Scores of posteriors with two modes against quadrature: three dimensions are proportional to |z|
-and the fourth to z, so x_4 tells which of the modes it is and the others do not. Draws that miss a
-mode raise the score of x_4, and nothing in their weights tells of it.
+and the fourth to z, so only x_4 determines the mode. Draws that miss a mode raise the score of x_4,
+and their weights do not show of it.
 """
 
 import math

@@ -41,7 +41,7 @@ def look(path: Path, max_cells: int = upload_limits.MAX_CELLS) -> Inspection:
 
 
 def _kinds(path: Path) -> tuple[list[str], list[str]]:
-    """Return the columns that hold text, and those that hold fractions."""
+    """Return the columns with text, and those with fractions."""
     import pyarrow as arrow
 
     with suppress(arrow.ArrowException, OSError):

@@ -186,7 +186,7 @@ def _glue(spec: GlueText) -> Rows:
 
     try:
         found = datasets.load_dataset(GLUE_HUB, spec.subset, split=spec.split)
-    except Exception as error:  # whatever lies below: the hub, the network, the cache
+    except Exception as error:  # any cause: the hub, the network, the cache
         reason = " ".join(str(error).split())[:300]
         cure = f"put {spec.split}.parquet into MPT_DATA_DIR/glue/{spec.subset}, or let this machine"
         raise RunError("invalid", f"{what} is not here: {cure} reach the hub ({reason})") from error

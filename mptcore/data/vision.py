@@ -1,4 +1,5 @@
-"""Make torchvision importable beside a torch for which its compiled operators were not built.
+"""Make torchvision importable together with a torch for which its compiled operators were not
+built.
 
 With such a torch (a wheel of another index, for the CPU alone) `import torchvision` fails because
 the schemas of two operators are missing, and so does `import transformers`, which imports it. The

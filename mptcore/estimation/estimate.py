@@ -28,7 +28,7 @@ class Estimate:
     """A mean with its Monte Carlo standard error, from n draws. The error is None if one draw gives
     none.
 
-    `degrees` are the error's degrees of freedom as the design alone gives them: a choice by the
+    `degrees` are the error's degrees of freedom which depend only on the design: a choice by the
     scores would report the errors that are too small by chance. Records contain errors with
     MIN_DEGREES or more. `interval_degrees` are those measured from the scores, for intervals.
     """

@@ -105,8 +105,8 @@ class Evaluation:
             yield from self._score_to_target(generator, self.spec.target_std_err)
 
     def heldout_records(self, generator: torch.Generator) -> Work[None]:
-        """Score masks on models of held-out observations, and yield the metrics alone, under their
-        own names. Without a sum of scores only the LML is left."""
+        """Score masks on models of held-out observations, and yield only the metrics, under their
+        own names. Without a sum of scores, the LML is the only one."""
         work = self.records(generator) if self.spec.has_sum else map(Step, self._conclusions([]))
         for step in work:
             record = step.record

@@ -48,8 +48,8 @@ def mask_plan(spec: Masks, dim: int) -> Plan:
 def draw_independent(
     plan: Plan, dim: int, generator: torch.Generator, max_masks: int
 ) -> Iterator[SizedMasks]:
-    """Draw masks in the published order: sizes, then P permutations for each size, of which the
-    first m entries are masked."""
+    """Draw masks in the published order: sizes, then P permutations for each size. The first m
+    entries of each permutation are masked."""
     places = torch.arange(dim)
     for group in _batches(plan, max_masks * -(-TOGETHER // max_masks)):
         sizes = _each_size(group)

@@ -1,4 +1,4 @@
-"""The interface that every model implements to be scored, whatever its family."""
+"""The interface that every model of any family implements to be scored."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ class VectorModel(Model[Tensor]):
 
     @property
     def least_batch(self) -> int:
-        """Minimum batch size for efficiency, whatever the size of the caches."""
+        """Minimum batch size for efficiency. It does not depend on the size of the caches."""
         return 1
 
     def skip(self, masks: int) -> None:

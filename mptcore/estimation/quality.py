@@ -14,8 +14,8 @@ MAX_DOUBTFUL = 0.05
 after they were drawn again."""
 DOUBTFUL_ERROR = 0.5
 """Possible error in nats of a conditional whose importance weights are unreliable, assumed to have
-the same sign for all of them. With posteriors of two modes, of which draws missed one, the largest
-error measured was 0.47 for each such term."""
+the same sign for all of them. If draws missed one of two modes of a posterior, the largest measured
+error was 0.47 for each such term."""
 MAX_BIAS = 0.05
 """Maximum bias in nats if there is no standard error to compare it with, as for grids."""
 

@@ -156,8 +156,8 @@ def fig3_linear(published: Published, results: Sequence[Results]) -> Iterator[Co
 
 
 def fig3_vae(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Two experiments, MPT at a fixed rate beside the ELBO from the same starts, and MPT with
-    uniform sizes. By either masks the LML of held-out images rises, does not fall from its best on
+    """Two experiments, MPT at a fixed rate and the ELBO from the same starts, and MPT with uniform
+    sizes. With both kinds of masks the LML of held-out images rises, does not fall from its best on
     the way, and ends no lower than the ELBO's, by margins, and above a PPCA's. Each figure is a
     mean over seeds of paired differences, whose spread gives its standard error."""
     fixed, uniform = results

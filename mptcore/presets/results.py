@@ -77,8 +77,8 @@ def _curve(rows: list[Mapping[str, Any]]) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One published figure beside ours. They agree if the whole interval `measured` ±
-    `half_width` is between `low` and `high`, and differ if none of it is."""
+    """A published figure and ours. They agree if the whole interval `measured` ± `half_width` is
+    between `low` and `high`, and differ if it is completely outside."""
 
     what: str
     published: float

@@ -1,4 +1,4 @@
-"""Student's t distribution, by the standard library alone."""
+"""Student's t distribution, using only the standard library."""
 
 import math
 from functools import cache

@@ -35,7 +35,7 @@ class Resumed:
 
     after: int
     masks: int
-    """Number of masks scored by then."""
+    """Number of masks scored so far."""
     scores: ScoreCache
     training: TrainingState | None
     device: str | None
@@ -47,7 +47,7 @@ class Snapshot:
     """Copy of a session at a safe point. The run may continue while it is written."""
 
     after: int
-    """Number of records emitted by then."""
+    """Number of records emitted so far."""
     tensors: Mapping[str, Tensor]
     header: Mapping[str, str]
 

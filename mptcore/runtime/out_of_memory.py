@@ -30,8 +30,8 @@ Result = TypeVar("Result")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the error means that a CPU or GPU ran out of memory, whichever library raised
-    it."""
+    """Return whether the error means that a CPU or GPU ran out of memory. Errors of all libraries
+    are recognised."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or bool(
         isinstance(error, RuntimeError) and SIGNS.search(str(error))
     )

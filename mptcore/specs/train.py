@@ -60,7 +60,7 @@ class EpochSchedule(Spec):
 
     def masks_of_epoch(self, epoch: int, n: int, dim: int) -> int:
         """Return the number of masks that one start scores in an epoch, with n observations. The
-        last epoch scores one step, which is recorded and not taken."""
+        last epoch scores one step, which is recorded but does not change the weights."""
         steps = 1 if epoch == self.epochs else self.steps_per_epoch(n)
         return steps * self.masks_per_step(dim)
 

@@ -140,10 +140,10 @@ def renew(session: Session, cookie: str) -> str | None:
 
 
 def end(session: Session, cookie: str) -> Caller | None:
-    """Sign a browser out, and return who was signed in; None if nobody was.
+    """Sign a browser out, and return the user who was signed in, or None.
 
-    The id of the sign-in suffices, and only its cookies show it: a thief who renewed a stolen
-    cookie does not keep its owner from ending the sign-in with the cookie of before.
+    Only the id of the sign-in is compared. It is the same in all its cookies, so the owner can end
+    it with an earlier cookie even after a thief has renewed a stolen one.
     """
     sign_in_id, _ = _parts(cookie)
     mine = delete(SignIn).where(SignIn.id == sign_in_id)

@@ -100,7 +100,7 @@ def holder(session: Session, key_id: str) -> Caller:
 
 
 def callers_of_keys(session: Session, key_ids: Collection[str]) -> dict[str, Caller]:
-    """Return the callers of those of these keys that are valid, by key id."""
+    """Return the callers of the valid keys among these, by key id."""
     found = session.execute(KEYS.where(ApiKey.id.in_(key_ids)))
     return {row.key_id: _caller(row) for row in found if _over(row) is None}
 

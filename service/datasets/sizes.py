@@ -90,7 +90,8 @@ class Uploads:
 def shape_of(
     dataset: Dataset | None, array: str | None, columns: Sequence[str] | None
 ) -> tuple[int, int]:
-    """Return N and D of the requested part of an upload. Raises SpecError if there is none."""
+    """Return N and D of the requested part of an upload. Raises SpecError if that part does not
+    exist."""
     if dataset is None:
         raise SpecError([Problem("/data/dataset", NO_UPLOAD)])
     if dataset.dim is None:

@@ -26,7 +26,7 @@ from service.tables.engine import Database
 from service.tables.experiments import Artifact, Experiment
 
 MAX_ARTIFACT_BYTES = 100 * 2**20
-"""Maximum total size of the artifacts in a bundle. The README names those that are left out."""
+"""Maximum total size of the artifacts in a bundle. The README names the omitted ones."""
 LINES_TOGETHER = 1000
 Row = Sequence[Any]
 

@@ -93,8 +93,8 @@ def earlier_results(session: Session, reader_id: int, keys: Iterable[str | None]
 
 
 def answer_of(earlier: Sequence[Row[Any]], submission: Submission) -> str | None:
-    """Return the experiment that answers a submission, or None. It must also have the given fields
-    beside the spec, so that nothing is ignored."""
+    """Return the experiment that answers a submission, or None. Its other fields, such as the name,
+    must equal the given ones, so that nothing is ignored."""
     given = submission.model_dump(include={*BESIDE}, exclude_defaults=True) if earlier else {}
     for row in earlier:
         if all(value in (None, getattr(row, name)) for name, value in given.items()):

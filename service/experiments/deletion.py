@@ -30,7 +30,7 @@ from service.tables.webhooks import Delivery
 RESTORE_MARGIN_S = 60.0
 """No transaction takes longer, so a restored experiment is never among those being purged."""
 PAGE = 1000
-"""Experiments that one statement of retention reads, however many there are."""
+"""Maximum number of experiments that one statement of retention reads."""
 
 
 Time = InstrumentedAttribute[float | None]
@@ -104,8 +104,8 @@ def with_files(session: Session, after: Kept | None) -> list[Kept]:
 
 
 def _kept(at: Time) -> Select[*tuple[Any, ...]]:
-    """Experiments and their owners. Those that are pinned or deleted are read, too, so that a page
-    takes no longer where there are many of them."""
+    """Experiments and their owners. Pinned and deleted ones are read too, so that many of them do
+    not slow a page."""
     is_deleted = Experiment.deleted_at.is_not(None)
     columns = (Experiment.id, User.name, at, _removable() & ~is_deleted, is_deleted)
     return select(*columns).join(User, User.id == Experiment.owner_id)

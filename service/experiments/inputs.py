@@ -1,7 +1,7 @@
 """Find the files that a spec reads, and report those that are missing.
 
-The service sees the folders MPT_DATA_DIR and MPT_MODELS_DIR where its settings name them and they
-are there; else it does not know, and lets a spec through.
+If the settings name MPT_DATA_DIR and MPT_MODELS_DIR and these folders exist, the service checks
+them. Otherwise it accepts a spec without this check.
 """
 
 import os

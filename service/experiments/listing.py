@@ -58,8 +58,8 @@ def page_of(
     with_spec: bool = False,
 ) -> Page:
     """Return a page of the user's experiments, those shared with the lab, or all. If they are
-    ordered by a field, only those that have it are listed. Specs are read only if requested,
-    because they are large. Raises ApiError."""
+    ordered by a field, only experiments with this field are listed. Specs are read only if
+    requested, because they are large. Raises ApiError."""
     order = _at("order_by", lambda: parse_order(wanted.order_by))
     query, key = _at("order_by", lambda: _ordered(session, order))
     query = query.where(*clauses(session, user_id, wanted))

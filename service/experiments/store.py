@@ -46,7 +46,7 @@ def next_in_turn(session: Session, owner_id: int, limit: int) -> Sequence[Experi
 
 
 def readable_ids(session: Session, user: Caller, experiment_ids: Sequence[str]) -> set[str]:
-    """Return the ids of those of these experiments that the caller may read."""
+    """Return the ids of the experiments among these that the caller may read."""
     query = select(Experiment.id).where(Experiment.id.in_(experiment_ids), readable(Experiment))
     return set(session.scalars(query, reader(user.id, user.is_admin)))
 

@@ -1,10 +1,10 @@
 """Save and restore the database and the files that it names, consistent with each other, while the
 service runs: `python -m service.operations.backup save|restore DIR`.
 
-The files are copied, then the database, then the files that came since. A file is whole before a
-row names it, so the second pass finds all files that the database names, except those that were
-removed in between: the first pass copied these. At the end the folder loses the files that were
-gone before the first pass: no database that it holds names them.
+The files are copied, then the database, then the files added since. A file is whole before a row
+names it, so the second pass finds all files that the database names, except those that were removed
+in between: the first pass copied these. At the end the folder loses the files that were gone before
+the first pass: no database that it holds names them.
 """
 
 import argparse
@@ -64,8 +64,8 @@ def save_store(settings: Settings, folder: Path) -> None:
 
 
 def finish_store(settings: Settings, folder: Path) -> None:
-    """Copy the files that came since, and delete those that were gone before: the part of a backup
-    after the database. Raises BackupFailed where `save_store` was not called for it."""
+    """Copy the files added since, and delete those that had been removed: the part of a backup
+    after the database. Raises BackupFailed if `save_store` was not called before."""
     try:
         listed = {Path(path) for path in json.loads((folder / LISTED).read_text())}
     except FileNotFoundError:

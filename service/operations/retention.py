@@ -32,7 +32,7 @@ GIB = 2**30
 MEASURED_AT_ONCE = 10_000
 """Artifacts, an hour."""
 DELETED_AT_ONCE = 100
-"""Experiments that one transaction hides."""
+"""Maximum number of experiments that one transaction hides."""
 
 
 @dataclass(frozen=True, slots=True)

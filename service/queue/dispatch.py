@@ -115,8 +115,8 @@ def _next(for_queue: Queue) -> ScalarSelect[str]:
 
 def _first(device: Device, for_queue: Queue) -> Subquery:
     """Return the oldest experiment of the highest priority with two index look-ups. No index of
-    plain columns has both orders, and with an index by id alone PostgreSQL would scan everything
-    that ever ran."""
+    plain columns has both orders, and with an index only by id PostgreSQL would scan all
+    experiments."""
     waits = (
         (EXPERIMENTS.c.status == Status.QUEUED)
         & (EXPERIMENTS.c.owner_id == bindparam("owner"))

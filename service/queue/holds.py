@@ -24,7 +24,7 @@ _NEXT_HOLD = case((Experiment.sweep_id.in_(_LIMITED), Held.SWEEP), else_=Held.NO
 """Hold of an experiment that waits for no other."""
 
 TURNS_AT_ONCE = 20
-"""Sweeps that one choice looks at: the others are looked at by the next ones."""
+"""Maximum number of sweeps that a choice examines. Later choices examine the others."""
 _TURNS = select(Turn.sweep_id).order_by(Turn.id).limit(TURNS_AT_ONCE)
 _UNDER_WAY = select(func.count()).where(
     Experiment.sweep_id == bindparam("sweep_id"),

@@ -370,8 +370,8 @@ def _free(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
 def forget_checkpoints(
     session: Session, experiment_ids: Sequence[str], after_s: float
 ) -> Sequence[str]:
-    """Forget the checkpoints of those of these experiments that ended more than `after_s` seconds
-    ago, and return these experiments. Their files may be deleted."""
+    """Delete the checkpoint rows of the experiments among these that ended more than `after_s`
+    seconds ago, and return these experiments. Their files may be deleted."""
     over = _free(
         Experiment.id.in_(experiment_ids),
         Experiment.status.in_(TERMINAL),

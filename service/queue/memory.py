@@ -30,7 +30,7 @@ RATIO_BOUNDS = 0.2, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Memory in bytes: `estimated` from the spec alone, `expected` with the correction."""
+    """Memory in bytes: `estimated` only from the spec, `expected` with the correction."""
 
     by_spec: int
     expected: int

@@ -1,4 +1,4 @@
-"""Bytes that an experiment keeps: its spec and the texts beside it, its records and artifacts."""
+"""Stored bytes of an experiment: its spec and other texts, its records and artifacts."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ ARTIFACT_BYTES: ColumnElement[int] = func.coalesce(Artifact.bytes, 0)
 
 
 def of_texts(name: str | None, tags: Sequence[str], note: str | None) -> int:
-    """Return the characters of the texts beside a spec."""
+    """Return the number of characters of the other texts of a submission."""
     return sum(map(len, (name or "", *tags, note or "")))
 
 
@@ -78,8 +78,8 @@ def unmeasured(session: Session, limit: int) -> list[Artifact]:
 
 
 def note_size(session: Session, artifact: Artifact, size: int) -> None:
-    """Store the size of an artifact that was not known. It is left alone while another transaction
-    holds its experiment: that may be purging it."""
+    """Store the size of an artifact that was not known. It is skipped while another transaction has
+    locked its experiment, which may be being purged."""
     held = select(Experiment.id).where(Experiment.id == artifact.experiment_id)
     if session.scalar(held.with_for_update(skip_locked=True)) is None:
         return

@@ -73,7 +73,8 @@ class QueueSnapshot:
         return not any(others)
 
     def starts(self, owner_id: int, queue: Queue, jumping: int) -> Starts:
-        """Return the simulated starts of a user's experiments, of which so many jump."""
+        """Return the simulated starts of a user's experiments. `jumping` of them overtake other
+        users."""
         key = owner_id, queue, jumping
         if key not in self.simulated:
             self.simulated[key] = self._starts(owner_id, queue, jumping)

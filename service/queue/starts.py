@@ -16,8 +16,8 @@ from service.queue.forecast import Forecast
 from service.queue.workers import Slots
 
 MAX_STARTS = 200
-"""Starts that are simulated one by one. Of those that follow, each user has a number by its
-shares."""
+"""Number of starts that are simulated individually. Later starts are distributed among users by
+their shares."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from service.webhooks import store as webhooks
 def note_status(session: Session, experiment_id: str, status: Status, **details: object) -> None:
     """Record the new status of an experiment. If it is no longer active, another experiment of its
     sweep may start. If it has ended, the experiments that wait for it may run, or fail together
-    with those that wait for them."""
+    with their own successors."""
     data = {"status": status, **details}
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
     if status not in holds.OPEN:

@@ -146,7 +146,7 @@ def read_curves(
 ) -> list[Curve]:
     """Return the series of some experiments, in their order: those with the given names and label
     values, with the points recorded after the record `after`, downsampled to at most `max_points`
-    in total. A session that reads beside a run must be consistent (`hold_still`). Raises
+    in total. A session that reads during a run must be consistent (`hold_still`). Raises
     TooFewPoints."""
     lines: dict[int, _Line] = {}
     blocks: list[AnyRow] = []

@@ -129,7 +129,7 @@ def of_many(
 
 
 def under_way(session: Session, which: ColumnElement[bool]) -> Sequence[AnyRow]:
-    """Return the progress of those of these experiments that are running."""
+    """Return the progress of the running experiments among these."""
     wanted = ("id", "last_seq", "progress_done", "progress_total", "progress_unit")
     query = select(*(getattr(Experiment, name) for name in wanted))
     query = query.where(which, Experiment.status == Status.RUNNING)

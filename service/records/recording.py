@@ -72,7 +72,7 @@ class Batch:
                 self.environment = {k: v for k, v in record.items() if k not in ("seq", "record")}
             case "restart":
                 self.restarts = True
-        self.last_seq = record["seq"] or self.last_seq  # some have none of their own
+        self.last_seq = record["seq"] or self.last_seq  # some have no `seq`
         self.size += 1
 
 

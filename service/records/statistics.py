@@ -67,7 +67,7 @@ def statistics(session: Session) -> Statistics:
 
 
 def fold(session: Session) -> None:
-    """Replace many tallies by their sums. Rows that another transaction folds are left alone."""
+    """Replace many tallies by their sums. Rows that another transaction folds are skipped."""
     if (session.scalar(select(func.count(Tally.id))) or 0) < FOLD_AT:
         return
     held = select(Tally.id).limit(20 * FOLD_AT).with_for_update(skip_locked=True)

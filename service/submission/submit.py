@@ -1,6 +1,5 @@
-"""Submit experiments: one or many, new or again, alone or as points of a sweep.
-
-All experiments of a request are stored in one transaction and in a few statements, or none is.
+"""Submit experiments: one or many, new or retried, single or as points of a sweep. All experiments
+of a request are stored in one transaction with a few statements, or none of them.
 """
 
 import json
@@ -55,8 +54,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The outcome of each submission of a request. A request for a sweep that was sent before has
-    the sweep and the number of its first point alone."""
+    """The outcome of each submission of a request. A repeated request for a sweep has only the
+    sweep and the number of its first point."""
 
     outcomes: Sequence[Outcome]
     sweep_id: str = ""

@@ -13,7 +13,7 @@ from service.tables.visibility import Owned
 class Dataset(Owned, Base):
     """A file in the store, `datasets/<id>/data.<format>`. `n` and `dim` are those of its first
     array; an .npz has the shapes of all in `arrays`, a table its column names in `columns`. Text
-    has no `dim`; `n` then counts texts, and `columns` names those that hold them."""
+    has no `dim`; `n` then counts texts, and `columns` names the columns with text."""
 
     noun = "data set"
     __tablename__ = "datasets"

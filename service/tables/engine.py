@@ -127,8 +127,8 @@ class Database:
                 raise WrongEncoding(str(encoding), str(self.engine.url.database))
 
     def check_writable(self) -> str | None:
-        """Return why nothing can be written, as far as that is known: the last write failed and so
-        does another one, or the disk of an SQLite database is full."""
+        """Return the known reason why nothing can be written: the last write failed and so does
+        another one, or the disk of an SQLite database is full."""
         path = self.engine.url.database
         if self.engine.dialect.name == "sqlite" and path:
             if shutil.disk_usage(os.path.dirname(path)).free < MIN_FREE_BYTES:
@@ -319,7 +319,7 @@ def _open_sqlite(connection: Any, record: object) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     """Take the write lock when a write transaction begins. Upgrading a read transaction would fail
-    whatever the timeout."""
+    for every timeout."""
     reads = connection.get_execution_options().get("mpt_reads", False)
     connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 

@@ -164,7 +164,7 @@ class Experiment(Owned, Base):
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Expected memory of a run on its device, as corrected by earlier runs; null if unknown."""
     estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Memory estimated from the spec alone."""
+    """Memory estimated only from the spec."""
     spec_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Length of the spec as it is stored."""
     expected_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
@@ -228,7 +228,7 @@ class Tally(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     status: Mapped[str] = mapped_column(String(16))
-    """Empty for those that were purged before it was kept."""
+    """Empty for attempts purged before this column existed."""
     failure_kind: Mapped[str] = mapped_column(String(16))
     """Empty where it did not fail."""
     number: Mapped[int] = mapped_column(BigInteger)
@@ -274,7 +274,7 @@ class Attempt(Base):
     folded: Mapped[bool] = mapped_column(default=False)
     family: Mapped[str] = mapped_column(String(32))
     estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Estimated from the spec alone. The family learns from the ratio of peak and estimate."""
+    """Estimated only from the spec. The family learns from the ratio of peak and estimate."""
     peak_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Peak memory: main memory on a CPU, GPU memory on a GPU."""
     environment: Mapped[dict[str, Any] | None] = mapped_column(

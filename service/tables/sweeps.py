@@ -30,7 +30,7 @@ class Sweep(Owned, Base):
     """Dotted paths of the swept fields."""
     comes_after: Mapped[list[str]] = mapped_column(JSON)
     concurrency: Mapped[int | None]
-    """Maximum number of concurrent runs; null: the owner's limit alone."""
+    """Maximum number of concurrent runs; null: only the owner's limit."""
     created_at: Mapped[float] = mapped_column(default=now())
 
 

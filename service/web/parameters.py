@@ -1,4 +1,4 @@
-"""Query parameters: a route refuses those that it does not know, and more than MAX_PARAMETERS."""
+"""Query parameters: a route refuses unknown ones, and more than MAX_PARAMETERS."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -41,8 +41,8 @@ class QueryParameters:
         self._takes_any = any(part.call is free_parameters for part in handler.dependencies)
 
     def check(self, request: Request) -> None:
-        """Refuse too many parameters, those that the handler does not take, and those that are
-        given again where only one value would count. Raise ApiError."""
+        """Refuse too many parameters, unknown parameters, and repeated parameters of which only one
+        value would be used. Raise ApiError."""
         query: bytes = request.scope["query_string"]
         if not query:
             return

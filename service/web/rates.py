@@ -89,8 +89,9 @@ class Rates:
         return await self._count("address", network(address), self._settings.rate_per_address)
 
     async def count_probe(self, address: str | None) -> RateState:
-        """Count a request for the health of this process: in this process, apart from all others,
-        so that a load balancer's probes are answered whatever else comes from its address."""
+        """Count a request for the health of this process: in this process and separately, so that a
+        load balancer's probes are always answered, even if many other requests come from its
+        address."""
         most = self._settings.rate_per_address
         return await self._hit(self._near, "health", _key("health", network(address), most), most)
 

@@ -1,5 +1,5 @@
-"""Looking up the addresses of hosts that users name. A slow name server that one user chose holds
-up nobody else.
+"""Resolve the host names that users enter. A slow name server that one user chose holds up nobody
+else.
 
 A look-up cannot be stopped: its thread stays until the system's resolver gives up. So each user has
 a few threads of their own, and the caller stops waiting earlier.

@@ -106,7 +106,7 @@ async def _send(delivery: Delivery, to_private: bool) -> None:
         "webhook-timestamp": str(int(at.timestamp())),
         "webhook-signature": Signer(delivery.webhook.secret).sign(message_id, at, body),
     }
-    # To the very address that was looked at, whatever the name leads to by now; of the answer
+    # To the checked address, even if the name now resolves to another one; of the answer
     # nothing but its status is read, no redirect is followed, and no proxy of ours helps.
     request = httpx.Request(
         "POST",

@@ -117,7 +117,7 @@ class Storm:
     # Requests to the lab during the storm
 
     def _add_users(self) -> None:
-        """Each with a key beside the local user's."""
+        """Each has its own key; the local user has another one."""
         with closing(Database(self.settings.url)) as database, database.transaction() as session:
             for name, limit in LIMITS.items():
                 ensure_key(session, name, self._key_file(name))

@@ -1,4 +1,4 @@
-"""The packages that come with torch's CUDA build are pinned too, wherever it is installed."""
+"""The packages that come with torch's CUDA build are pinned too, in every installation."""
 
 import re
 from pathlib import Path

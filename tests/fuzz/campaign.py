@@ -257,7 +257,7 @@ class Answer:
 
 
 class Asker:
-    """A connection that is kept, as far as the service keeps it."""
+    """A connection that is reused as long as the service keeps it open."""
 
     def __init__(self, port: int):
         self.port = port

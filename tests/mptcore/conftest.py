@@ -6,6 +6,6 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Tests run beside each other. Two threads take turns to wait for the other by spinning, and
-    with tensors as small as these twice the processor's time."""
+    """Tests run in parallel. Two threads would wait for each other by spinning, and use twice the
+    CPU time for such small tensors."""
     torch.set_num_threads(1)

@@ -1,5 +1,5 @@
-"""The records of every family and of each preset's short form, as they were recorded: moving code
-moves none of them. `MPT_RECORD_GOLDENS=1` records them again."""
+"""The records of every family and of each preset's short form, compared with recorded ones: moving
+code does not change them. `MPT_RECORD_GOLDENS=1` records them again."""
 
 import json
 import os
@@ -27,7 +27,7 @@ SIMULATED: dict[str, Any] = {
     "source": "ppca", "n": 30, "dim": 5, "latent_dim": 2, "noise_precision": 5.0,
 }  # fmt: skip
 SQUARE: dict[str, Any] = {**SIMULATED, "n": 60, "dim": 64}
-"""Images, as far as a VAE is concerned: of digits there are thirty times as many."""
+"""Few observations with the shape of images; the digits are thirty times as many."""
 DIGITS: dict[str, Any] = {"source": "digits", "seed": 3}
 BINARY: dict[str, Any] = {**DIGITS, "binarize": "threshold"}
 BERNOULLI = {"distribution": "bernoulli"}

@@ -62,7 +62,8 @@ def asked_for_masks(make: Callable[[], VectorModel], count: int) -> dict[str, in
 
 @pytest.mark.parametrize(("observations", "launches"), [(60, 37), (5, 29)])
 def test_a_batch_of_masks_for_a_gaussian(observations: int, launches: int) -> None:
-    """Whatever its size. One synchronisation is that of the scores' copy, one Cholesky's."""
+    """The number does not depend on the size. One synchronisation copies the scores, one is
+    Cholesky's."""
     found = asked_for_masks(lambda: gaussian(observations), 64)
     assert found["launches"] <= launches
     assert found["synchronisations"] <= 2
@@ -196,7 +197,7 @@ def test_whatever_the_form_of_its_moment_a_step_is_that_of_a_cpu(
 
 
 def test_data_that_fill_a_gpu_are_sent_step_by_step() -> None:
-    """The same numbers, of data of which the device holds a quarter."""
+    """The same numbers for data of four times the device's memory."""
     found = []
     for memory_bytes in (2**20, 3 * 20 * DIM * 4):
         with pretended_gpu(memory_bytes) as gpu:

@@ -1,4 +1,5 @@
-"""`make mutants`: small changes to the code that tests should notice, and those that none did.
+"""`make mutants`: make small changes to the code that tests should detect, and list the undetected
+ones.
 
 mutmut makes the mutants and runs the tests that reach each. Modules with the same tests share a
 working folder, where the results stay: interrupt the command at any time, and call it again. A

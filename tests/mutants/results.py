@@ -50,7 +50,7 @@ class Tally:
 
     @property
     def share(self) -> str:
-        """Killed, of those that were asked and are not equivalent."""
+        """Share of killed mutants among those that were run and are not equivalent."""
         asked = self.killed + len(self.survived)
         return f"{self.killed / asked:.0%}" if asked else "-"
 

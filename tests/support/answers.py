@@ -1,4 +1,4 @@
-"""A client of which each request is kept, and answered as the test says."""
+"""A client whose requests are recorded and answered by the test."""
 
 import json
 from typing import Any

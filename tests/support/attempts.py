@@ -36,6 +36,6 @@ def claim_next(database: Database, lease_s: float = 60.0) -> Claim:
 
 
 def claimed(database: Database, spec: dict[str, Any] | None = None, lease_s: float = 60.0) -> Claim:
-    """An attempt at a new experiment, which is alone in the queue."""
+    """An attempt at a new experiment, the only one in the queue."""
     submitted(database, spec)
     return claim_next(database, lease_s)

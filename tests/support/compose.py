@@ -40,7 +40,7 @@ class Compose:
         self.processes: dict[str, psutil.Popen] = {}
 
     def start(self, name: str, *more: str) -> psutil.Popen:
-        """Start a service by its command in the file; `more` arguments are for tests alone."""
+        """Start a service by its command in the file; `more` arguments are only for tests."""
         command = [*self._program(self.services[name]["command"]), *more]
         with open(self.log, "ab") as output:
             self.processes[name] = psutil.Popen(

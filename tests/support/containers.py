@@ -40,7 +40,7 @@ def engine_problem() -> str | None:
 
 
 def _command() -> list[str] | None:
-    """Compose 2, or 1.29 where that is installed alone."""
+    """Compose 2, or 1.29 if only that is installed."""
     if _docker("compose", "version"):
         return ["docker", "compose"]
     return ["docker-compose"] if shutil.which("docker-compose") else None

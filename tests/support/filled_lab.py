@@ -109,7 +109,7 @@ def running(database: Database, name: str) -> tuple[Claim, int]:
 
 
 def swept(database: Database, api: Client, name: str) -> str:
-    """The id of a sweep of which two points of three have ended."""
+    """Id of a sweep with three points, two of them ended."""
     grid = {"data.n": [50, 100, 200]}
     made = api.sweep(ppca_spec(), grid, name=name, tags=["by n"])
     for place in range(2):

@@ -28,8 +28,7 @@ CpuGenerator = torch.Generator
 """The original torch.Generator, without the simulated GPU."""
 
 NO_KERNEL = {"_local_scalar_dense", "_unsafe_view", "is_same_size", "lift_fresh"}
-"""Operations that move no numbers; those that create an empty tensor or return a view are also
-free."""
+"""Operations that move no numbers. Creating an empty tensor or a view is also free."""
 SYNCHRONISES = {
     "_linalg_check_errors", "_local_scalar_dense", "_unique2", "bincount", "equal", "masked_select",
     "nonzero", "unique_consecutive", "unique_dim",
@@ -47,7 +46,7 @@ class PretendedGpu:
     launches: int = 0
     synchronisations: int = 0
     to_device: int = 0
-    """Copies, whatever their size."""
+    """Copies of any size."""
     to_host: int = 0
     """Copies; each is a synchronisation too."""
     waited: int = 0
@@ -160,7 +159,7 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled, and to skip that takes seconds of imports
+        return False  # nothing is compiled; importing the compiler would take seconds
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

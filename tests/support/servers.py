@@ -43,7 +43,7 @@ class PostgreSQL:
         self.start()
 
     def kill(self) -> None:
-        """Kill all of its processes, as far as it has not ended by itself."""
+        """Kill all of its processes that have not ended."""
         with suppress(psutil.NoSuchProcess):
             psutil.wait_procs(self._signal(signal.SIGKILL), START_TIMEOUT_S)
 

@@ -1,4 +1,5 @@
-"""However a run is ended from here, it ends at its first attempt, with every record before that."""
+"""A run that the supervisor ends fails at its first attempt, and keeps all records before its
+end."""
 
 import gc
 import itertools

@@ -144,7 +144,7 @@ def test_the_peak_on_a_cpu_is_of_main_memory(watch: Watch) -> None:
 
 
 def test_a_run_that_writes_too_much_is_ended(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit of the supervisor's own, whatever the runner's code does."""
+    """The supervisor has its own limit, independent of the runner's code."""
     monkeypatch.setattr(supervisor, "OTHER_RECORDS", 2)
     limits = watch.settings.limits.model_copy(update={"points": 3})
     watch.settings = watch.settings.model_copy(update={"limits": limits})

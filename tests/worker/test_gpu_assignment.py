@@ -47,7 +47,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ("GPU-89", []),  # of which there are two
         (PARTS[1], [PARTS[1]]),
         ("MIG-1", [PARTS[0]]),
-        ("2", [PARTS[0]]),  # as CUDA sees one part alone
+        ("2", [PARTS[0]]),  # because CUDA sees only one part
         (DIVIDED, [PARTS[0]]),
         ("0,7,1", [FIRST]),
     ],

@@ -37,7 +37,7 @@ class Stopping(threading.Event):
 
 
 def ended(stopping: Stopping, idle_after: int = 10**6) -> tuple[Lifetime, int]:
-    """A lifetime of ten seconds, of which one is kept for the run; and how often it looked."""
+    """A lifetime of ten seconds, one of them reserved for the run, and the number of checks."""
     one, looks = Lifetime(), 0
     one.stopping = stopping
 

@@ -1,4 +1,4 @@
-"""A node: garbage in Redis neither ends it nor makes it deaf, and it ends in time."""
+"""A node: garbage in Redis does not end it or make it deaf, and it ends in time."""
 
 import base64
 import json

@@ -89,7 +89,7 @@ class _Posterior(NamedTuple):
 
 
 class _Observations(NamedTuple):
-    """Observations of which the same dimensions are observed share a pattern."""
+    """Observations with the same observed dimensions share a pattern."""
 
     x: Tensor  # (N, D), 0 where missing
     observed: Tensor  # (N, D), 1 or 0

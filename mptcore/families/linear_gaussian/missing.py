@@ -13,7 +13,7 @@ from mptcore.families.linear_gaussian.moments import patterns_of
 
 
 class Pattern(NamedTuple):
-    """Observations of which the same dimensions O are observed."""
+    """Observations with the same observed dimensions O."""
 
     observed: Tensor  # (D,)
     share: float

@@ -31,7 +31,7 @@ class DenseMoment:
 
 @dataclass(frozen=True)
 class FactoredMoment:
-    """C = F Fᵀ of low rank Q, with the diagonal of C beside it."""
+    """C = F Fᵀ of low rank Q, and the diagonal of C."""
 
     factor: Tensor  # (D, Q)
     diagonal: Tensor  # (D,)

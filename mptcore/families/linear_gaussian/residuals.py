@@ -1,4 +1,4 @@
-"""Scores of a low-rank Gaussian without differences of large terms, however small its noise."""
+"""Scores of a low-rank Gaussian without differences of large terms, for arbitrarily small noise."""
 
 import torch
 from torch import Tensor

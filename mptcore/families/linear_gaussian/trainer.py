@@ -36,8 +36,8 @@ from mptcore.training.step_points import lml_loss, score_of_step
 from mptcore.training.step_rows import StepRows
 
 SMALL = 64
-"""Up to this number of dimensions a moment is factored whatever its rank, so that the analytic
-gradient applies."""
+"""Up to this number of dimensions a moment of any rank is factored, so that the analytic gradient
+applies."""
 
 DATA_SHARE = 0.25
 """Maximum share of a GPU's memory for the data. Larger data stay in main memory, and the

@@ -29,7 +29,7 @@ class _Sequence(NamedTuple):
 @dataclass(frozen=True)
 class Corpus:
     """N sequences, concatenated. `maskable` excludes special tokens. `left_out` counts the texts
-    without a maskable token, `cut` those that were truncated."""
+    without a maskable token, `cut` the truncated ones."""
 
     ids: Tensor  # (T,) int32
     types: Tensor  # (T,) int32, which of a pair of texts a token belongs to

@@ -130,7 +130,7 @@ class TextEvaluation:
         self, plan: Tensor, rates: Tensor, generator: torch.Generator
     ) -> Iterator[tuple[MaskedBatch, Tensor]]:
         """Yield the masks of a plan and their weights in about ten pieces. The boundaries, and the
-        interim records there, depend on the text and the plan alone."""
+        interim records there, depend only on the text and the plan."""
         longest, n = int(self.corpus.lengths.max()), len(self.corpus)
         piece = max(1, math.ceil(len(plan) / PIECES), PIECE_TOKENS // longest)
         for places in self._chunks(plan % n):

@@ -12,8 +12,8 @@ CHUNK_TOKENS = 2**18
 """Approximate number of tokens for which masks are drawn at a time: enough to fill a large GPU, few
 enough for a CPU's cache."""
 HIDDEN, RANDOM = 0.8, 0.1
-"""Shares of BERT's corruption: selected tokens that become the mask token, and those that become a
-random token."""
+"""Shares of BERT's corruption: of the selected tokens, these become the mask token, or a random
+token."""
 KEY_BITS = 31
 """Number of bits of the random keys that select the tokens of a mask."""
 

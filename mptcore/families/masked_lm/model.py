@@ -25,7 +25,7 @@ the same batches."""
 
 
 class MaskedLm(Model[MaskedBatch]):
-    """A network on its device. The logits are computed at masked positions alone: the hidden states
+    """A network on its device. The logits are computed only at masked positions: the hidden states
     are gathered there before the head, which treats every position independently."""
 
     def __init__(
@@ -36,7 +36,7 @@ class MaskedLm(Model[MaskedBatch]):
         memory_bytes: int | None = None,
         trained: bool = False,
     ):
-        """Trained weights stay in float32, whatever the precision of the computation."""
+        """Trained weights stay in float32, for any precision of the computation."""
         self.network = network.to(device, torch.float32 if trained else dtype)
         self.device = device
         self.config = network.config

@@ -71,7 +71,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """B masked sequences on a device, concatenated: T tokens, of which M are masked."""
+    """B masked sequences on a device, concatenated: T tokens, M of them masked."""
 
     ids: Tensor  # (T,) int32, as the model sees them
     positions: Tensor  # (T,) int32, from 0 in each sequence

@@ -65,7 +65,7 @@ class PretrainedSource:
                 raise source._refusal(detail)
             return source
         source = cls(spec.checkpoint, spec.checkpoint, spec.revision)
-        if Path(spec.checkpoint).exists():  # transformers would take it, wherever we happen to run
+        if Path(spec.checkpoint).exists():  # transformers would accept a relative path
             raise source._refusal("is not in MPT_MODELS_DIR, and no id of the hub")
         return source
 

@@ -22,7 +22,7 @@ CONVERGED_WITHIN = 0.05
 
 
 class GridVae(Vae):
-    """p(x) = Σ_g weight_g p(x | z_g). The encoder is used for the ELBO alone."""
+    """p(x) = Σ_g weight_g p(x | z_g). The encoder is used only for the ELBO."""
 
     def __init__(
         self,

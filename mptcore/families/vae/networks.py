@@ -34,7 +34,7 @@ class Decoder(nn.Module):
         self.last = last
 
     def forward(self, z: Tensor, columns: Tensor | None = None) -> Tensor:
-        """Map (..., K) to (..., D), or to the given columns alone."""
+        """Map (..., K) to (..., D), or only to the given columns."""
         hidden = self.body(z)
         if columns is None or not isinstance(self.last, nn.Linear):
             outputs: Tensor = self.last(hidden)

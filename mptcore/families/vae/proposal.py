@@ -31,7 +31,7 @@ ADAPTED_SHARE = 0.5
 TRUSTED = 32
 """Effective sample size of a pilot at which its covariance and the curvature have equal weight."""
 MIN_SHARE = 0.1
-"""Minimum total share of the components in a refitted proposal, whatever their weights."""
+"""Minimum total share of the components in a refitted proposal, for any weights."""
 CONVERGED = 1e-3
 """The fit stops when one more step would gain less than this many nats, to second order."""
 EASED, RAISED, MIN_RAISED = 0.3, 5.0, 0.03
@@ -215,8 +215,8 @@ class Modes(NamedTuple):
         return Modes(*(torch.cat(parts) for parts in zip(self, others, strict=True)))
 
     def found_once(self) -> Tensor:
-        """Return the share (N,) of the mass that lies at modes that one climb alone has found. As
-        in Good and Turing's estimate (Good 1953), it estimates how much mass the climbs may have
+        """Return the share (N,) of the mass that lies at modes that only one climb has found. As in
+        Good and Turing's estimate (Good 1953), it estimates how much mass the climbs may have
         missed."""
         same, log_mass = self._same(), self._distinct()
         return (log_mass.softmax(0) * (same.sum(0) == 1)).sum(0)

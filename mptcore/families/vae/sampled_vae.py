@@ -35,7 +35,7 @@ STARTS, MORE_STARTS = 3, 20
 ones for an observation that may have unknown modes. Half, rounded up, are likely draws from the
 prior, the others lie around the encoder's mean."""
 FOUND_ONCE = 0.01
-"""Share of the mass at modes that one start alone has found, above which an observation may have
+"""Share of the mass at modes that only one start has found, above which an observation may have
 unknown modes."""
 BY_DEFAULT = Iwae(method="iwae")
 PILOT_SHARE = 2
@@ -84,8 +84,8 @@ class SampledVae(Vae):
         return super().rows(max(draws, MORE_STARTS * self.latent_dim))
 
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the score. By recursion its gradient reaches the decoder through the last decoding
-        alone."""
+        """Return the score. With the recursive method, its gradient reaches the decoder only
+        through the last decoding."""
         return torch.stack([self._step_score(x, mask, generator) for mask in masks]).mean()
 
     def _step_score(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:

@@ -62,7 +62,7 @@ class Sampler:
         return hard
 
     def summary(self, proposal: Proposal, draws: int) -> WeightSummary:
-        """Return log p(x_R) of each observation. Trial draws alone decide which observations get a
+        """Return log p(x_R) of each observation. Only trial draws decide which observations get a
         refitted proposal and HARD times the draws. If the draws of the estimate decided, those that
         are kept would be the ones that met no large weight, and the estimate would be too low."""
         hard = self.settle(proposal, draws)

@@ -165,8 +165,8 @@ class VaeTrainer:
 
     @torch.no_grad()
     def _recorded(self, start: TrainingStart, x: Tensor, masks: Tensor) -> Iterator[Point]:
-        """Yield the points recorded beside the objective: the score of the same step, the ELBO of
-        all data, and the LML. Training does not depend on them."""
+        """Yield the points recorded in addition to the objective: the score of the same step, the
+        ELBO of all data, and the LML. Training does not depend on them."""
         generator = generator_for(start.seed, f"recorded {self.epoch}", self.device)
         if start.objective != "mpt":
             score = self.dim * start.vae.score(x, masks, generator)

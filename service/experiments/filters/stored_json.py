@@ -32,8 +32,8 @@ def tag_is(session: Session, tag: str) -> Clause:
 
 def a_tag_contains(word: str) -> Clause:
     """Return whether a tag contains a word. It is compared with the stored text of the list, which
-    takes a tenth of the time of parsing it. A word of punctuation alone could match the punctuation
-    of the list."""
+    takes a tenth of the time of parsing it. A word with only punctuation could match the
+    punctuation of the list."""
     if not any(letter.isalnum() for letter in word):
         return false()
     escaped = json.dumps(storable(word))[1:-1]

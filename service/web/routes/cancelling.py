@@ -22,7 +22,8 @@ from service.web.listing_parameters import WantedDep
 router = APIRouter(tags=["experiments"], route_class=StrictRoute)
 
 MAX_CANCELLED = 500
-"""Experiments that one request cancels: its transaction holds up other writers on SQLite."""
+"""Maximum number of experiments that a request cancels: its transaction blocks other writers on
+SQLite."""
 NOT_FILTERS = ("whose", "order_by")
 
 

@@ -66,7 +66,7 @@ class PresetRunsList(ResponseModel):
 
 
 class ComparisonOut(ResponseModel):
-    """A measured figure beside the published one."""
+    """A measured figure and the published one."""
 
     what: str
     """Name of the figure."""
@@ -83,8 +83,8 @@ class ComparisonOut(ResponseModel):
     power: float | None
     """Probability that equal values are found to agree. null: without a standard error."""
     outcome: str
-    """`agrees` if the whole interval is between `low` and `high`, `differs` if none of it is, else
-    `cannot tell`."""
+    """`agrees` if the whole interval is between `low` and `high`, `differs` if it is completely
+    outside, otherwise `cannot tell`."""
     agrees: bool
     """True if the outcome is `agrees`."""
 

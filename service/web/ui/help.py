@@ -36,7 +36,7 @@ class Document(NamedTuple):
 @cache
 def documents() -> dict[str, Document]:
     """Return the documents by address: the README, the others in the order of its last table, and
-    then those that it does not link."""
+    then the documents without a link there."""
     linked = dict.fromkeys(_place(README, href) for href in reversed([*_links(README)]))
     order = [file for file in (README, *reversed(linked)) if file in ADDRESSES]
     return {ADDRESSES[file]: _document(file) for file in dict.fromkeys([*order, *ADDRESSES])}
@@ -77,7 +77,7 @@ def _to_page(file: Path, link: Token) -> Token:
 
 
 def _place(file: Path, target: str) -> Path:
-    """Return the path of a link's target by names alone: a symbolic link here is a file in the
+    """Return the path of a link's target, using only names: a symbolic link here is a file in the
     distribution."""
     return Path(os.path.normpath(file.parent / target.partition("#")[0]))
 

@@ -159,8 +159,8 @@ def _end(session: Session, cookie: str) -> None:
 
 
 REFUSALS_AN_HOUR = 20
-"""Refused sign-ins that one process writes to the audit: anyone may cause them, and a line of the
-audit stays for ever."""
+"""Maximum number of refused sign-ins that a process writes to the audit: anyone may cause them, and
+audit lines are never deleted."""
 
 
 class Refusals:

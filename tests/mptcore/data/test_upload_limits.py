@@ -95,7 +95,7 @@ def test_the_bytes_of_cells_are_limited(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_many_rows_in_few_bytes(tmp_path: Path) -> None:
-    """Each row is declared, however well it compresses."""
+    """Every row counts, even if it compresses well."""
     path = tmp_path / "x.parquet"
     column = arrow.repeat(arrow.scalar(1.5), 100_000)
     parquet.write_table(arrow.table({"a": column, "b": column}), path)

@@ -117,8 +117,8 @@ def test_sizes_of_few_masks_are_enumerated(enumerated: list[Tensor]) -> None:
 
 
 def test_a_tight_target_enumerates_sizes_with_few_masks(enumerated: list[Tensor]) -> None:
-    """A target however tight takes no more than all masks and the pilot; and a size that is
-    enumerated because of the scores that are kept biases nothing, for its weight was left."""
+    """Even the tightest target uses at most all masks and the pilot. Enumerating a size because of
+    its scores causes no bias, because its remaining weight was still free."""
     truth = sum(pool.mean().item() for pool in enumerated)
     estimate, masks = sampled(enumerated, 1e-3, 0, finite=True)
     assert estimate.mean == pytest.approx(truth, abs=1e-12)

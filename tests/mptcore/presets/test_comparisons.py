@@ -178,7 +178,7 @@ def scores(values: Sequence[float]) -> list[Row]:
 
 
 def test_fig4_left() -> None:
-    """Nine tenths of twenty are eighteen: the fall from 18 to 20, 5, beside that of all, 8."""
+    """Nine tenths of twenty are eighteen: the curve falls by 5 from 18 to 20, and by 8 in total."""
     values = [-1.0 - x / 17 * 3 for x in range(18)] + [-6.0, -9.0]
     published = {"difference": (0.05,), "margin": (0.7,), "tail_from": (0.9,)}
     share = at_least("share of the fall above 90 %", 0.5, 5 / 8)

@@ -43,7 +43,7 @@ def _on_one_thread(spec: ExperimentSpec) -> ExperimentSpec:
 
 
 def _run(spec: ExperimentSpec) -> Results:
-    """Each spec runs once, whichever presets share it."""
+    """Each spec runs once, even if several presets share it."""
     if spec not in _results:
         lines = (json.loads(encode(i, record)) for i, record in enumerate(run(spec), start=1))
         _results[spec] = Results.of_records(lines)
@@ -171,7 +171,7 @@ def made_up_area(seed: int, area: float) -> Results:
 
 
 def test_uniform_sizes_must_lead_by_more_than_their_paired_error() -> None:
-    """Whatever the areas differ by from seed to seed; Student's interval for five pairs."""
+    """The spread of the areas over seeds does not matter; Student's interval for five pairs."""
     preset = PRESETS["uniform-against-fixed"]
     leads = [8.0, 9.0, 10.0, 11.0, 12.0]
     verdict = preset.verdict(areas_of_pairs(leads))

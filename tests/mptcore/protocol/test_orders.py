@@ -76,7 +76,8 @@ def test_problems_of_a_spec_in_an_envelope_name_the_field_of_the_spec() -> None:
 
 
 def test_orders_are_read_to_the_end_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that is no order is passed over, and then the process ends with 1."""
+    """A line that is not an order is ignored, and the process ends with 1 at the end of the
+    input."""
     obeyed: list[tuple[Order, bool]] = []
     ended = threading.Event()
     statuses: list[int] = []

@@ -48,7 +48,7 @@ def test_a_record_is_one_line(record: Record, line: dict[str, Any]) -> None:
 
 
 def test_equal_records_give_equal_lines() -> None:
-    """Whatever the order of labels, and whether a number is written as an integer."""
+    """The order of labels does not matter, nor the type of whole numbers."""
     first = Point("score", 2, 1, 0, 2, {"seed": 4, "model": "a"})
     assert encode(1, first) == encode(
         1, Point("score", 2.0, 1.0, 0.0, 2, {"model": "a", "seed": 4})

@@ -1,4 +1,4 @@
-"""A session by hand, saved to a file and found again, beside files that are not taken."""
+"""A session built by hand, saved to a file and found again among files that are not used."""
 
 import hashlib
 import os

@@ -65,7 +65,7 @@ def test_a_step_without_masks_reports_no_progress() -> None:
 
 
 def test_the_total_is_computed_after_each_scored_batch() -> None:
-    """The portions are those of the total by then."""
+    """Each part is a part of the total at that time."""
     found = told([Step(masks=5)] * 3, [10_000, 500, 2000], Session(masks=10))
     assert found == [(20, 500)]
 

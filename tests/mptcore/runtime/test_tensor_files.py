@@ -1,4 +1,4 @@
-"""Weights that an experiment kept, and those that cannot be used."""
+"""Saved weights of an experiment, and unusable ones."""
 
 from pathlib import Path
 

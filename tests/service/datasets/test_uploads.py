@@ -172,7 +172,7 @@ class Server:
         self.thread.join()
 
     def begin(self, length: int, sent: bytes = b"") -> socket.socket:
-        """An upload of which so much is sent."""
+        """An upload that is sent only partly."""
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
         head = (
             f"POST /v1/datasets?name=a.npy HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n"
@@ -329,8 +329,8 @@ def test_retention_deletes_unused_files(
 def test_a_commit_with_unknown_outcome(
     api: TestClient, settings: Settings, database: Database, error: Exception, status: int
 ) -> None:
-    """An error as the row is committed, whatever its kind: the file stays until the sweep can see
-    whether it was."""
+    """After any error while the row is committed, the file is kept until retention can check
+    whether the row exists."""
 
     def lose(connection: Any) -> None:
         if any(settings.store.glob("datasets/*")):

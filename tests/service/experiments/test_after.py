@@ -269,8 +269,8 @@ def test_a_submission_that_takes_long_holds_up_no_lease(lab: Settings, named_by:
 
 
 def test_what_fails_with_a_run_costs_a_few_statements(admin: TestClient) -> None:
-    """However many wait for it, in a row or beside each other: other users' streams wait for the
-    transaction."""
+    """The number does not depend on the number of successors, in a chain or parallel: other users'
+    streams wait for the transaction."""
     database = database_of(admin)
     costs = []
     for count in (2, 6):

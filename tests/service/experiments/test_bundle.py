@@ -238,7 +238,7 @@ def test_a_spec_beyond_the_filters_limits_is_in_an_envelope(
 def test_points_come_in_the_order_of_their_numbers(
     either: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many are fetched together, and where the blocks of a batch reach over each other."""
+    """Check any number fetched together, and batches with overlapping blocks."""
     claim = claimed(either)
     lines: list[str] = []
     for first in (1, 9, 17):

@@ -219,7 +219,7 @@ def test_a_purge_deletes_all_rows_of_one_experiment_only(
 
 
 def test_every_table_with_experiment_rows_is_purged() -> None:
-    """A table that is added and names experiments is to be purged with them, or a purge fails."""
+    """A new table that refers to experiments must be purged with them; otherwise a purge fails."""
     naming = {
         table.name
         for table in Base.metadata.tables.values()
@@ -389,7 +389,7 @@ def ended(either: Database) -> list[str]:
 def test_retention_works_in_pages(
     either: Database, ended: list[str], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No statement reads or changes more than a page, however many experiments are due."""
+    """No statement reads or changes more than a page, for any number of due experiments."""
     monkeypatch.setattr(deletion, "PAGE", 2)
     monkeypatch.setattr(retention, "DELETED_AT_ONCE", 2)
     statements: list[str] = []

@@ -275,8 +275,8 @@ def counted_of_all(api: TestClient) -> dict[int, int]:
 
 
 def test_expected_output_of_running_experiments_counts(either: Database) -> None:
-    """A limit that one experiment and its points fit into takes a second one only when the first
-    has ended with less."""
+    """If the limit has room for only one experiment with its points, a second one is accepted only
+    after the first has ended with fewer bytes."""
     submission = Submission.model_validate({"spec": ppca_spec()})
     spec = len(json.dumps(submission.spec.model_dump(mode="json")))
     points = submission.spec.point_count().total * POINT_BYTES

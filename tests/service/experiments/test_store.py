@@ -251,8 +251,8 @@ def test_the_audit_names_who_submitted(database: Database, again: bool) -> None:
 
 
 def test_predecessors_are_stored(database: Database) -> None:
-    """Named or by its weights, each once; held only while one of them has not ended. A retry waits
-    for those that have not ended by then."""
+    """Predecessors are named, or follow from weights, each once. The experiment is held only while
+    one of them has not ended. A retry waits for those that have not ended."""
     first, second = submit(database).id, submit(database).id
     with database.transaction() as session:
         after = submission(after=[first])

@@ -40,7 +40,7 @@ def chosen(database: Database, queue: Queue = Queue.CPU) -> str | None:
 
 
 def idle_gpu(database: Database, free: float, ours: float = 0.0, name: str = "g") -> None:
-    """A GPU of which runs on another worker have `ours`; sizes in GiB."""
+    """A GPU on which runs of another worker use `ours`; sizes in GiB."""
     vitals = Vitals(
         "host",
         Queue.GPU,

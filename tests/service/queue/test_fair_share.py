@@ -73,7 +73,7 @@ def test_shares_of_short_runs_lag_by_one_advance_and_no_more(database: Database)
 
 @pytest.mark.parametrize("queue", ["cpu", "gpu"])
 def test_a_user_leaves_a_worker_of_each_kind_to_others(either: Database, queue: str) -> None:
-    """However long its runs are: another user that comes starts at once."""
+    """A new user starts at once, even if the runs of the first one are long."""
     lab = SharedLab(either, FairShare(), cpus=3, gpus=3)
     first, second = lab.user("first"), lab.user("second")
     device = "cuda" if queue == "gpu" else "cpu"

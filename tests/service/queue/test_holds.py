@@ -65,11 +65,12 @@ IDLE: tuple[tuple[dict[str, Any], ...], ...] = (
     ({"status": Status.RUNNING}, {"status": Status.QUEUED, "held": Held.SWEEP}),
     ({"status": Status.PAUSED}, {"status": Status.QUEUED, "held": Held.AFTER}),
 )
-"""Points of sweeps none of which may start."""
+"""Points of sweeps that may not start."""
 
 
 def test_held_experiments_do_not_slow_a_choice(database: Database) -> None:
-    """However many sweeps with a limit are paused, at their limit, or wait for others."""
+    """The cost does not depend on the number of sweeps that are paused, at their limit, or wait for
+    others."""
     costs = []
     for _ in range(2):
         for points in IDLE:
@@ -101,7 +102,7 @@ def test_many_turns_of_a_sweep_do_not_delay_others(database: Database) -> None:
         sweep_id = session.scalars(select(Sweep.id)).one()
         holds.note_turns(session, [sweep_id] * (2 * holds.TURNS_AT_ONCE))
     limited_sweeps(database, 1, {"status": Status.PAUSED}, {"held": Held.SWEEP})
-    assert chosen(database) is None  # it looks at the first sweep alone
+    assert chosen(database) is None  # it examines only the first sweep
     assert chosen(database) is not None
 
 

@@ -293,7 +293,8 @@ def test_many_positions_equal_the_single_ones(either: Database) -> None:
 
 
 def test_a_choice_reads_only_the_index(lab: Settings) -> None:
-    """However many wait, and however many have been: pages of the database that are touched."""
+    """The number of database pages that are read does not depend on the number of waiting or ended
+    experiments."""
     database = Database(lab.url)
     ages = (("a", "cuda", "succeeded"), ("b", "cuda", "queued"), ("c", "auto", "queued"))
     for age, device, status in ages:

@@ -136,7 +136,7 @@ def test_a_repeated_batch_changes_nothing(either: Database) -> None:
 
 
 def test_logs_of_a_run_are_limited(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the same place however its batches fall, and also where one is sent twice."""
+    """The cut does not depend on the batches, nor on a repeated batch."""
     monkeypatch.setattr(recording, "MAX_LOGS", 5)
     claimed = running(either)
     for first, count in ((1, 3), (1, 3), (4, 4), (4, 4), (8, 4)):

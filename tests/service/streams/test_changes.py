@@ -1,4 +1,4 @@
-"""The horizon: reading up to it is complete, whatever the order in which transactions commit."""
+"""The horizon: reading up to it is complete, in any order of commits."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait

@@ -93,7 +93,7 @@ def test_all_events_of_an_experiment(admin: TestClient) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 1000])
 def test_events_after_each_id(api: TestClient, limit: int) -> None:
-    """Whatever the last event was that was read, and however long the pages are."""
+    """Check each event as the last one read, and several page lengths."""
     claim = claimed(database_of(api))
     url = f"/v1/experiments/{claim.experiment_id}/events"
     recorded(api, claim, log(1), point(2), log(3), point(4), progress(7))
@@ -205,7 +205,7 @@ def test_pages_of_many(admin: TestClient) -> None:
 
 
 def test_events_of_a_sweep(admin: TestClient) -> None:
-    """Its experiments' events, notices of those that run, and that all have ended."""
+    """Events of its experiments, notices of running ones, and the end of the sweep."""
     database = database_of(admin)
     submitted(database)
     body = {"spec": ppca_spec(), "grid": {"seeds": [[4], [44]]}, "priority": 5, "cache": False}

@@ -1,4 +1,4 @@
-"""A request under an Idempotency-Key is carried out once, whatever it submits."""
+"""A request under an Idempotency-Key is carried out once, for every kind of submission."""
 
 import json
 import threading
@@ -126,7 +126,7 @@ def test_a_key_is_free_once_all_that_it_made_is_deleted(admin: TestClient, path:
 
 
 def test_an_earlier_result_answers_again_under_its_key(admin: TestClient) -> None:
-    """Though a later one has computed the same by then, and would answer without the key."""
+    """A later experiment has computed the same, and would answer without the key."""
 
     def compute() -> str:
         made: str = send(admin, "/v1/experiments", {**ONE, "cache": False}, None).json()["id"]

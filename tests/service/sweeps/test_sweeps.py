@@ -115,7 +115,7 @@ def test_points_added_with_a_key_are_stored_once(admin: TestClient) -> None:
 
 
 def test_the_limit_of_a_sweep_holds(admin: TestClient) -> None:
-    """Whatever its runs come to: the next takes the place, in the order of the points."""
+    """After any outcome of a run the next point starts, in the order of the points."""
     made = sweep(admin, concurrency=2)
     database = database_of(admin)
     first, second = claim_next(database), claim_next(database)

@@ -1,5 +1,5 @@
 """A request's key, scopes and query parameters are checked before any of its body is read, and
-bodies are parsed beside the event loop."""
+bodies are parsed outside the event loop."""
 
 import asyncio
 import json

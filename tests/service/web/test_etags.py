@@ -82,7 +82,7 @@ def test_each_form_of_a_curve_has_its_own_tag(
 
 
 def test_another_attempt_has_another_tag(api: TestClient, database: Database) -> None:
-    """The new attempt records the same numbers again, but they are not those that were read."""
+    """The new attempt uses the same sequence numbers for other records."""
     claim = claimed(database)
     url = f"/v1/experiments/{claim.experiment_id}/curves"
     with database.transaction() as session:

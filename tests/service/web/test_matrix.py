@@ -66,7 +66,7 @@ class Row:
 
     @property
     def ids(self) -> set[str]:
-        """The names of those in its path and its body."""
+        """Names of the objects in its path and its body."""
         return set(re.findall(r"{(\w+_id)}", f"{self.path} {self.body}"))
 
 
@@ -187,7 +187,7 @@ MATRIX = [
     row("GET", "/static/{edition}/{name}",
                                             "404  404   404    404   404    404  404  404  404"),
 ]
-"""Pages hold no data, so that anyone may load them; /help and /static have none of that name."""
+"""Pages contain no data, so anyone may load them; /help and /static have no page of that name."""
 # fmt: on
 
 

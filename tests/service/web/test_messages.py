@@ -58,7 +58,7 @@ def test_a_body_that_is_wrong(api: TestClient, body: Any, pointer: str, detail: 
 
 
 def test_a_body_without_its_type(api: TestClient) -> None:
-    """With -d alone, curl sends no JSON content type."""
+    """With only -d, curl does not send the JSON content type."""
     content = json.dumps({"spec": SPEC})
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     expected = {"/header/Content-Type": "say Content-Type: application/json"}

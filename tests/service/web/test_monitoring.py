@@ -166,7 +166,8 @@ def test_counters_outlive_experiments_and_folding(
 
 
 def test_a_scrape_reads_no_experiment_that_has_ended(api: TestClient, history: str) -> None:
-    """Whatever their number: of PostgreSQL, whose plans say how many rows each statement met."""
+    """For any number of experiments. PostgreSQL's plans give the number of rows that each statement
+    read."""
     database: Database = api.app.state.database  # type: ignore[attr-defined]
     spec = json.dumps(ppca_spec())
     numbers = "SELECT column1 AS i FROM (VALUES " + ",".join(f"({i})" for i in range(3000)) + ")"

@@ -139,7 +139,7 @@ def test_an_api_process_keeps_to_its_connections(lab: Settings) -> None:
 
 
 def test_slow_requests_of_one_user_leave_threads_and_connections_to_others(lab: Settings) -> None:
-    """On PostgreSQL, where a table is locked that one user reads again and again."""
+    """On PostgreSQL, with a locked table that one user reads repeatedly."""
     patient = lab.model_copy(update={"write_wait_s": 240.0})
     database = Database(lab.url)
     with served(patient) as api, ThreadPoolExecutor(CLIENTS) as pool:

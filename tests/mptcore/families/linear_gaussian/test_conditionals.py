@@ -1,5 +1,5 @@
-"""The fast conditionals of PPCA and factor analysis are those of the dense Gaussian: a family's
-class overrides `density` alone."""
+"""The fast conditionals of PPCA and factor analysis equal those of the dense Gaussian. The class of
+a family overrides only `density`."""
 
 import math
 from collections.abc import Iterator

@@ -79,7 +79,7 @@ def test_a_noise_variance_of_a_constant_column_is_not_estimated(
 
 
 def test_nearly_constant_columns_are_fitted() -> None:
-    """Beside columns of other units."""
+    """Also next to columns with other units."""
     x = sample() * torch.tensor([1e-7, 1e7] * 4, dtype=torch.float64)
     refuse_constant_columns(Dataset(x))
     density = maximum_likelihood(second_moment(x, x.mean(0)), x.mean(0), 2)

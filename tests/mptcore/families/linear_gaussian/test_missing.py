@@ -49,7 +49,7 @@ def density_of(noise: float = 1.0, dim: int = DIM) -> LowRankGaussian:
 
 
 def sample(n: int, share: float = 0.35, dim: int = DIM) -> Tensor:
-    """Observations of which each has a value. Some have one alone, and some have all."""
+    """Observations with at least one value each. Some have only one, and some have all."""
     generator = torch.Generator().manual_seed(2)
     density = density_of(dim=dim)
     z = torch.randn(n, 2, generator=generator, dtype=torch.float64)

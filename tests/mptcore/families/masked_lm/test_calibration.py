@@ -23,8 +23,8 @@ def test_the_error_over_orders_is_conditional_on_the_sequences(case: str) -> Non
 
 @pytest.mark.parametrize("case", FEW_RATES)
 def test_errors_of_few_rates_are_calibrated_or_null(case: str) -> None:
-    """Two standard errors hold it in 88 % or more of the areas, less four standard errors; or the
-    record says why there is none."""
+    """Two standard errors contain it in at least 88 % of the areas, within four standard errors.
+    Otherwise the record has a reason instead of an error."""
     found = coverages(case, repeats := 100)
     given = case.startswith(("19", "two masks"))
     assert all((one.given == repeats) == given for one in found.values()), found
@@ -38,7 +38,8 @@ def test_errors_of_few_rates_are_calibrated_or_null(case: str) -> None:
 
 
 def test_the_population_error_has_its_own_name() -> None:
-    """It is that between sequences, whatever the orders; fewer than four give no other."""
+    """It is the variation between sequences, for any orders; fewer than four orders give no other
+    error."""
     toy = Toy.of(20)
     metrics = toy.measured(10, 20, 0)
     few = toy.measured(3, 20, 0)

@@ -1,4 +1,4 @@
-"""A language model's log probabilities are those of plain transformers, whatever the batch."""
+"""A language model's log probabilities equal those of plain transformers, for any batch."""
 
 import sys
 import threading

@@ -149,7 +149,7 @@ def test_a_grid_that_agrees_with_its_double_may_be_wrong(
 
 
 def test_a_grid_that_is_too_narrow_has_not_converged() -> None:
-    """However fine: against PPCA, for observations far from the mean."""
+    """Check any fineness against PPCA, for observations far from the mean."""
     narrow = UniformGrid(method="uniform_grid", nodes=200, extent=3.0)
     model = linear_vae(8, 1, narrow, GaussianLikelihood(4.0), 1.0)
     last = model.decoder.last

@@ -111,7 +111,7 @@ def test_a_training_step_of_five_seeds(
 
 
 def test_annealing_and_pictures_on_a_gpu(tmp_path: Path) -> None:
-    """Whatever draws there has a generator of the device."""
+    """All draws on the device use a generator of the device."""
     value: dict[str, Any] = {
         "model": {
             "family": "linear_vae",

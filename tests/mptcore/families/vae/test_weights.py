@@ -80,7 +80,7 @@ def test_the_jackknife_by_hand_for_draws_that_do_not_divide_by_four() -> None:
 
 
 def test_doubtful_weights_enter_the_error() -> None:
-    """One of 40 may be wrong by a nat: 0.025, where the draws alone say 0.0002."""
+    """One of 40 may be wrong by a nat: this adds 0.025 to an error of 0.0002 from the draws."""
     summary = summary_of((1 + 0.1 * uniform(500, 40)).log())
     sure = weight_evidence([summary], cure="").std_err
     assert 0 < sure < 0.001

@@ -1,4 +1,4 @@
-"""Signing a browser in: once by a code, for as long as its key serves, from our own pages alone."""
+"""Signing a browser in: once by a code, while its key is valid, only from our own pages."""
 
 import re
 from collections.abc import Iterator
@@ -380,7 +380,7 @@ def test_only_a_complete_cookie_is_renewed(
 def test_the_owner_signs_out_the_thief_of_a_renewed_cookie(
     browser: TestClient, settings: Settings, key: str, database: Database
 ) -> None:
-    """Use the earlier cookie, which is not valid for anything else by then."""
+    """Use the earlier cookie, which is no longer valid for anything else."""
     sign_in(browser, key=key)
     with TestClient(create_app(settings)) as thief:
         thief.cookies.set(COOKIE, browser.cookies[COOKIE])
