@@ -47,8 +47,11 @@ def claim(session: Session, owner_id: int, request: IdempotentRequest) -> KeptRe
     """Return the row of the key, locked until the transaction ends. A concurrent request with the
     same key waits here. `made` is empty if the key is new."""
     which = {"owner_id": owner_id, "idempotency_key": request.key}
-    insert_new(session, KeptRequest, [{**which, "sha256": request.sha256, "made": []}])
-    return session.scalars(select(KeptRequest).filter_by(**which).with_for_update()).one()
+    row = select(KeptRequest).filter_by(**which).with_for_update()
+    while True:  # the row that was there before may be deleted before it is locked
+        insert_new(session, KeptRequest, [{**which, "sha256": request.sha256, "made": []}])
+        if (kept := session.scalars(row).one_or_none()) is not None:
+            return kept
 
 
 def keep(session: Session, kept: KeptRequest, request: IdempotentRequest, made: list[Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
 from service.settings import Settings
 from service.submission import idempotency, submit
@@ -22,6 +22,7 @@ from tests.service.sweeps.test_sweeps import claim_next, finish
 from tests.support import stored
 from tests.support.invariants import bytes_agree
 from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
 
 __all__ = ["admin", "place", "processes"]  # fixtures
 
@@ -225,6 +226,40 @@ def test_a_second_request_waits_for_the_first(place: Settings, is_known: bool) -
             idempotency.keep(session, kept, request, ["of the first"])
         second.join(60)
     assert found == [["of the first"]]
+
+
+def test_a_second_request_waits_for_a_row_that_is_deleted(lab: Settings) -> None:
+    """The first one makes nothing under a known key, so that the key is free again."""
+    request = IdempotentRequest("once", "POST /v1/experiments", b"{}")
+    found: list[Sequence[Any]] = []
+    with closing(Database(lab.url, connections=3)) as database:
+
+        def claim() -> None:
+            with database.transaction() as session:
+                kept = idempotency.claim(session, 1, request)
+                found.append(kept.made)
+                idempotency.keep(session, kept, request, ["of the second"])
+
+        with database.transaction() as session:
+            kept = idempotency.claim(session, 1, request)
+            idempotency.keep(session, kept, request, ["of before"])
+        with database.transaction() as session:
+            kept = idempotency.claim(session, 1, request)
+            idempotency.keep(session, kept, request, [])
+            second = threading.Thread(target=claim)
+            second.start()
+            wait_until(lambda: is_waiting(database))
+        second.join(60)
+        with database.snapshot() as session:
+            assert session.scalars(select(KeptRequest)).one().made == ["of the second"]
+            assert bytes_agree(session)
+    assert found == [[]]
+
+
+def is_waiting(database: Database) -> bool:
+    """Return whether a statement waits for a lock."""
+    with database.snapshot() as session:
+        return bool(session.scalar(text("SELECT count(*) FROM pg_locks WHERE NOT granted")))
 
 
 @pytest.mark.parametrize("of_before", ["/v1/experiments", "/v1/experiments:batch", "/v1/sweeps"])
