@@ -1,5 +1,6 @@
 """Stored bytes of an experiment: its spec and other texts, its records and artifacts."""
 
+import json
 from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Text, cast, func, insert, literal, select, update
@@ -7,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.tables.experiments import TERMINAL, Artifact, Block, Event, Experiment, Metric, Series
 from service.tables.kept_bytes import ByteChange
+from service.tables.sweeps import Sweep
 
 POINT_BYTES = 37
 """Bytes of a point in a block: four numbers, its record number, and the code of its reason."""
@@ -31,8 +33,15 @@ ARTIFACT_BYTES: ColumnElement[int] = func.coalesce(Artifact.bytes, 0)
 
 
 def of_texts(name: str | None, tags: Sequence[str], note: str | None) -> int:
-    """Return the number of characters of the other texts of a submission."""
-    return sum(map(len, (name or "", *tags, note or "")))
+    """Return the bytes of the texts beside a spec, in UTF-8."""
+    texts = (name or "", *tags, note or "")
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+def of_sweep(sweep: Sweep) -> int:
+    """Return the bytes of a sweep beside its points."""
+    texts = of_texts(sweep.name, sweep.tags, sweep.note)
+    return len(json.dumps(sweep.spec)) + len(json.dumps(sweep.comes_after)) + texts
 
 
 def note(session: Session, experiment_id: str, change: int) -> None:

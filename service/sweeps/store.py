@@ -3,18 +3,18 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from sqlalchemy import Row, Select, Text, bindparam, cast, delete, func, select, update
+from sqlalchemy import Row, Select, bindparam, delete, func, select, update
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.accounts.users import Caller
 from service.experiments import deletion
 from service.fair_share import FairShare
-from service.queue import quota, states
+from service.queue import quota, sizes, states
 from service.refusals import ApiError
 from service.sweeps.schemas import SweepSubmission
 from service.tables.engine import now
@@ -48,7 +48,7 @@ def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> 
             "they count until the service has purged them"
         )
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
-    size = len(json.dumps(sweep.spec))
+    size = sizes.of_sweep(sweep)
     quota.check_bytes(session, sweep.owner_id, fair_share, size)
     session.add(sweep)
     session.flush()
@@ -165,6 +165,23 @@ def remove(session: Session, sweep: Sweep) -> None:
     sweep.deleted_at = session.scalar(select(now()))
 
 
+def change(
+    session: Session, sweep: Sweep, changes: Mapping[str, Any], fair_share: FairShare
+) -> None:
+    """Change columns of a sweep, and count the bytes of its texts. Raises ApiError."""
+    # The sweep first, then its owner: a request that adds points takes the locks in this order.
+    session.refresh(sweep, ["name", "tags", "note"], with_for_update=True)
+    before = sizes.of_sweep(sweep)
+    for name, value in changes.items():
+        setattr(sweep, name, value)
+    more = sizes.of_sweep(sweep) - before
+    session.flush()
+    if more > 0:
+        quota.lock(session, sweep.owner_id)
+        quota.check_bytes(session, sweep.owner_id, fair_share, more)
+    quota.note(session, sweep.owner_id, more)
+
+
 def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
     """Apply changes of a sweep to its experiments."""
     mine = update(Experiment).where(Experiment.sweep_id == sweep.id)
@@ -177,15 +194,14 @@ def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
         session.execute(waiting.values(priority=wanted["priority"]))
 
 
-SPEC_BYTES = func.length(cast(Sweep.spec, Text))
-
-
 def purge(session: Session, after_s: float) -> None:
     """Delete sweeps that were deleted longer ago and whose experiments are gone."""
     left = select(Experiment.id).where(Experiment.sweep_id == Sweep.id).exists()
     gone = select(Sweep.id).where(Sweep.deleted_at <= now() - after_s, ~left)
     ids = session.scalars(gone.with_for_update(skip_locked=True)).all()
     session.execute(delete(SweepPoint).where(SweepPoint.sweep_id.in_(ids)))
-    forget = delete(Sweep).where(Sweep.id.in_(ids)).returning(Sweep.owner_id, SPEC_BYTES)
-    for owner_id, size in session.execute(forget):
-        quota.note(session, owner_id, -size)
+    for one in ids:  # one at a time: their specs may be large
+        sweep = session.get_one(Sweep, one)
+        quota.note(session, sweep.owner_id, -sizes.of_sweep(sweep))
+        session.delete(sweep)
+        session.flush()

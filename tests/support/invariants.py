@@ -141,12 +141,13 @@ def bytes_in_tables(session: Session) -> dict[int, int]:
     for one in session.scalars(select(Experiment)):
         owners[one.id] = one.owner_id
         found[one.owner_id] += len(json.dumps(one.spec))
-        found[one.owner_id] += sum(map(len, (one.name or "", one.note or "", *one.tags)))
+        found[one.owner_id] += _bytes_of(one.name, one.note, *one.tags)
         found[one.owner_id] += len(json.dumps(one.comes_after)) if one.comes_after else 0
     for request in session.scalars(select(KeptRequest)):
         found[request.owner_id] += len(json.dumps(request.made))
     for sweep in session.scalars(select(Sweep)):
-        found[sweep.owner_id] += len(json.dumps(sweep.spec))
+        found[sweep.owner_id] += len(json.dumps(sweep.spec)) + len(json.dumps(sweep.comes_after))
+        found[sweep.owner_id] += _bytes_of(sweep.name, sweep.note, *sweep.tags)
     for dataset in session.scalars(select(Dataset)):
         found[dataset.owner_id] += dataset.bytes
     for metric in session.scalars(select(Metric)):
@@ -167,6 +168,10 @@ def bytes_in_tables(session: Session) -> dict[int, int]:
         columns = (block.seq or b"", block.x, block.value, block.std_err, block.n, block.reason)
         found[owners[experiment_id]] += sum(map(len, columns)) + len(json.dumps(block.reasons))
     return dict(+found)
+
+
+def _bytes_of(*texts: str | None) -> int:
+    return len("".join(text or "" for text in texts).encode())
 
 
 def _check_limits(session: Session, fair_share: FairShare, counts: Counts) -> None:

@@ -38,6 +38,7 @@ from service.web.dependencies import (
     DatabaseDep,
     QueueSnapshotsDep,
     Reader,
+    SettingsDep,
     Submitter,
     WriterDep,
 )
@@ -152,6 +153,7 @@ def change_sweep(
     sweep_id: SweepId,
     changes: JsonBody[SweepChanges],
     database: WriterDep,
+    settings: SettingsDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Submitter,
 ) -> SweepOut:
@@ -160,9 +162,7 @@ def change_sweep(
     wanted = changes.model_dump(exclude_unset=True)
     with database.transaction() as session:
         sweep = find_own(session, user, Sweep, sweep_id)
-        for name, value in wanted.items():
-            setattr(sweep, name, value)
-        session.flush()
+        store.change(session, sweep, wanted, settings.share)
         store.change_all(session, sweep, wanted)
         if "concurrency" in wanted:
             holds.limit(session, sweep)

@@ -18,10 +18,13 @@ from service.queue.sizes import POINT_BYTES
 from service.records.recording import Batch, record
 from service.refusals import ApiError
 from service.settings import Settings
+from service.sweeps import store as sweeps
+from service.sweeps.schemas import SweepSubmission
 from service.tables.engine import Database, now
 from service.tables.experiments import Attempt, DesiredState, Experiment, Status
 from service.tables.kept_bytes import ByteChange
 from service.tables.requests import KeptRequest
+from service.tables.sweeps import Sweep
 from service.tables.users import User
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
@@ -234,8 +237,8 @@ def test_deleting_counts_down(admin: TestClient, place: Settings) -> None:
     assert counted(database) == 0
 
 
-def refused(api: TestClient, path: str, body: Any, **more: Any) -> None:
-    answer = api.post(path, json=body, **more)
+def refused(api: TestClient, path: str, body: Any, method: str = "POST", **more: Any) -> None:
+    answer = api.request(method, path, json=body, **more)
     assert (answer.status_code, answer.json()["reason"]) == (409, "storage_quota"), answer.text
     assert "and your limit is " in answer.json()["detail"]
 
@@ -322,7 +325,7 @@ def test_texts_beside_a_spec_count(admin: TestClient, place: Settings) -> None:
     spec = {"spec": ppca_spec(), "cache": False}
     admin.post("/v1/experiments", json=spec)
     bare = counted(database)
-    texts = {"name": "a" * 10, "tags": ["b" * 20], "note": "c" * 40}
+    texts = {"name": "é" * 5, "tags": ["b" * 20], "note": "“" * 12 + "cccc"}  # of 70 bytes
     one = admin.post("/v1/experiments", json={**spec, **texts}).json()["urls"]["self"]
     assert counted(database) == 2 * bare + 70
     admin.post("/v1/experiments:batch", json={"experiments": [{**spec, **texts}]})
@@ -339,6 +342,55 @@ def test_texts_beside_a_spec_count(admin: TestClient, place: Settings) -> None:
         session.execute(update(Experiment).values(status=Status.CANCELLED, deleted_at=1.0))
     purge(database, place)
     assert counted(database) == 0
+
+
+def test_texts_beside_a_sweep_count(admin: TestClient, place: Settings) -> None:
+    database = database_of(admin)
+    first = admin.post("/v1/experiments", json={"spec": ppca_spec()}).json()["id"]
+    before = counted(database)
+    body = {"spec": ppca_spec(), "list": [{"seeds": [5]}], "cache": False}
+    admin.post("/v1/sweeps", json=body)
+    bare, before = counted(database) - before, counted(database)
+    texts = {"name": "é" * 5, "note": "“" * 20, "after": [first]}
+    one = admin.post("/v1/sweeps", json={**body, **texts}).json()["urls"]["self"]
+    assert counted(database) == before + bare + 10 + 60 + 2 * len(json.dumps([first])) - len("[]")
+    for changes, more in (({"note": "d" * 1000, "tags": ["“"]}, 943), ({"note": None}, -1000)):
+        before = counted(database)
+        assert admin.patch(one, json=changes).is_success
+        assert counted(database) == before + more
+    admin.patch("/v1/users/local", json={"max_bytes": 0})
+    refused(admin, one, {"note": "e"}, "PATCH")
+    assert counted(database) == before - 1000
+    assert admin.patch(one, json={"name": None}).is_success
+    admin.patch("/v1/users/local", json={"max_bytes": None})
+    for made in admin.get("/v1/sweeps").json()["items"]:
+        assert admin.delete(made["urls"]["self"]).status_code == 204
+    with database.transaction() as session:
+        session.execute(update(Experiment).values(status=Status.CANCELLED, deleted_at=1.0))
+    purge(database, place)
+    assert counted(database) == 0
+
+
+def test_two_changes_of_a_sweep_at_once_count_once(lab: Settings) -> None:
+    database = Database(lab.url, connections=3)
+    submission = SweepSubmission.model_validate(
+        {"spec": ppca_spec(), "list": [{"seeds": [5]}], "note": "a" * 100}
+    )
+    with database.transaction() as session:
+        one = sweeps.add(session, sweeps.new(1, submission)).id
+    looked = threading.Barrier(2)
+
+    def shorten() -> None:
+        with database.transaction() as session:
+            sweep = session.get_one(Sweep, one)
+            looked.wait()
+            sweeps.change(session, sweep, {"note": None}, FairShare())
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(shorten) for _ in range(2)]:
+            done.result()
+    counted(database)
+    database.close()
 
 
 def test_two_changes_at_once_count_once(lab: Settings) -> None:
