@@ -17,6 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from sqlalchemy.orm import Session
 
+from service.accounts.users import Caller
 from service.experiments import store
 from service.queue import worker_samples, workers
 from service.records.curves import hold_still
@@ -25,6 +26,7 @@ from service.schemas import Moment, ResponseModel
 from service.settings import Settings
 from service.tables.engine import moment
 from service.tables.experiments import Queue
+from service.tables.users import Scope
 from service.tables.workers import Worker
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, Scraper, SettingsDep
@@ -149,11 +151,11 @@ def metrics(
 ) -> Response:
     """For Prometheus. Figures of experiments, workers and the store come from the database and are
     the same in all API processes. Figures of requests and waits are those of the process that
-    answers."""
+    answers. A key with the scope `read` sees only the ids of runs that its user may read."""
     registry = CollectorRegistry()
     with database.snapshot() as session:
         hold_still(session)  # Prometheus takes a falling counter for a restarted one
-        registry.register(_Metrics([*_families(session), *_disk(settings)]))
+        registry.register(_Metrics([*_families(session, user), *_disk(settings)]))
     meters: Meters = request.app.state.meters
     own = meters.text(request.app.state.poller.looked_at)
     return Response(generate_latest(registry) + own, media_type=CONTENT_TYPE_LATEST)
@@ -180,7 +182,7 @@ def _past(
     )
 
 
-def _families(session: Session) -> Iterator[Metric]:
+def _families(session: Session, user: Caller) -> Iterator[Metric]:
     found = statistics(session)
     yield _by_label(GaugeMetricFamily, "mpt_experiments", "experiments by status", "status",
                     found.by_status)  # fmt: skip
@@ -196,7 +198,7 @@ def _families(session: Session) -> Iterator[Metric]:
     yield _leases_expired(session)
     alive = workers.alive(session, SILENT_S)
     yield _workers(alive)
-    yield _gpu_memory(alive)
+    yield _gpu_memory(alive, _shown_ids(session, user, alive))
 
 
 def _by_label(
@@ -236,12 +238,22 @@ def _workers(alive: Alive) -> Metric:
     return family
 
 
-def _gpu_memory(alive: Alive) -> Metric:
+def _shown_ids(session: Session, user: Caller, alive: Alive) -> Set[str]:
+    """Return the running experiments whose ids the caller may see: all of them for a key of
+    Prometheus, which reads nothing else."""
+    running = [run for _, run, _ in alive if run is not None]
+    if Scope.READ not in user.scopes:
+        return {*running}
+    return store.readable_ids(session, user, running)
+
+
+def _gpu_memory(alive: Alive, shown_ids: Set[str]) -> Metric:
     """GPU memory by running experiment: as many series as there are GPU workers."""
     about = "memory of a GPU that a run has"
     labels = ["experiment", "worker", "gpu"]
     family = GaugeMetricFamily("mpt_run_gpu_memory_bytes", about, labels=labels)
     for worker, run, _ in alive:
         if run is not None and worker.gpu_memory_ours is not None:
-            family.add_metric([run, worker.id, worker.gpu_uuid or ""], worker.gpu_memory_ours)
+            shown = run if run in shown_ids else ""
+            family.add_metric([shown, worker.id, worker.gpu_uuid or ""], worker.gpu_memory_ours)
     return family

@@ -208,8 +208,35 @@ def test_the_gpu_memory_of_each_run(api: TestClient, history: str) -> None:
         for worker in (IDLE, BUSY):
             has = Vitals("host", Queue.GPU, 1, gpu_uuid="GPU-1", gpu_memory_ours=5 * 10**9)
             workers.beat(session, worker, has)
-    found = {key: value for key, value in scrape(api).items() if "gpu_memory" in key[0]}
-    assert found == {("mpt_run_gpu_memory_bytes", (history, "GPU-1", BUSY)): 5e9}
+    assert shown_run(api) == history
+
+
+def shown_run(api: TestClient) -> str:
+    (run, gpu, worker), memory = next(
+        (labels, value) for (name, labels), value in scrape(api).items() if "gpu_memory" in name
+    )
+    assert (gpu, worker, memory) == ("GPU-1", BUSY, 5e9)
+    return run
+
+
+def test_metrics_show_ids_of_runs_to_their_readers_and_to_prometheus(
+    api: TestClient, history: str
+) -> None:
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    with database.transaction() as session:
+        has = Vitals("host", Queue.GPU, 1, gpu_uuid="GPU-1", gpu_memory_ours=5 * 10**9)
+        workers.beat(session, BUSY, has)
+    ann, prometheus = other(api, "ann"), other(api, "prometheus", scopes=["metrics"])
+    assert (shown_run(ann), shown_run(prometheus)) == ("", history)
+    assert api.patch(f"/v1/experiments/{history}", json={"visibility": "lab"}).is_success
+    assert shown_run(ann) == history
+
+
+def other(api: TestClient, name: str, **beside: Any) -> TestClient:
+    """A client of a new member."""
+    assert api.post("/v1/users", json={"name": name}).status_code == 201
+    key = api.post(f"/v1/users/{name}/keys", json=beside).json()["key"]
+    return TestClient(api.app, headers={"Authorization": f"Bearer {key}"})
 
 
 def test_an_expired_lease_without_a_reaper(api: TestClient, history: str) -> None:
