@@ -150,9 +150,12 @@ def standings(session: Session, webhook_ids: Collection[str]) -> dict[str, Row[*
 
 def last_errors(session: Session, webhook_ids: Collection[str]) -> dict[str, str]:
     """Return the error of the last failed delivery of each of these webhooks."""
-    query = (
-        select(Delivery.webhook_id, Delivery.last_error)
-        .where(Delivery.webhook_id.in_(webhook_ids), Delivery.last_error.is_not(None))
-        .order_by(Delivery.ended_at, Delivery.experiment_id)
-    )
-    return {webhook_id: error for webhook_id, error in session.execute(query) if error}
+    found = {}
+    for webhook_id in webhook_ids:
+        failed = select(Delivery.last_error).where(
+            Delivery.webhook_id == webhook_id, Delivery.last_error.is_not(None)
+        )
+        latest = failed.order_by(Delivery.ended_at.desc(), Delivery.experiment_id.desc())
+        if error := session.scalar(latest.limit(1)):
+            found[webhook_id] = error
+    return found

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from sqlalchemy import event, update
 
 from service.queue import states
 from service.settings import Settings
@@ -14,6 +14,7 @@ from service.tables.experiments import DesiredState
 from service.tables.webhooks import Delivery
 from service.web.main import create_app
 from service.web.routes.webhooks import MAX_WEBHOOKS
+from service.webhooks import store
 from tests.service.accounts.test_users import bearer
 from tests.support.attempts import submitted
 
@@ -59,6 +60,31 @@ def test_the_state_of_a_webhooks_deliveries(api: TestClient, database: Database)
     assert (found["pending"], found["given_up"]) == (2, 1)
     assert found["last_delivered_at"] is not None
     assert found["last_error"] == "the answer was 500"
+
+
+def test_a_list_reads_one_error_of_each_webhook(lab: Settings) -> None:
+    """Hundreds of deliveries may have failed."""
+    database = Database(lab.url)
+    ids = [submitted(database) for _ in range(5)]
+    with database.transaction() as session:
+        for webhook, number in ((webhook, number) for webhook in "ab" for number in range(5)):
+            session.add(
+                Delivery(
+                    webhook_id=webhook,
+                    experiment_id=ids[number],
+                    status="failed",
+                    ended_at=float(number % 4),
+                    last_error=f"{webhook}{number}",
+                )
+            )
+    fetched: list[int] = []
+    event.listen(
+        database.engine, "after_cursor_execute", lambda *found: fetched.append(found[1].rowcount)
+    )
+    with database.snapshot() as session:
+        assert store.last_errors(session, ["a", "b", "c"]) == {"a": "a3", "b": "b3"}
+    assert sum(fetched) == 2
+    database.close()
 
 
 @pytest.mark.parametrize(
