@@ -7,6 +7,7 @@ ignored, because it changes little during the simulated time.
 
 import heapq
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -91,13 +92,15 @@ class Starts:
         self._places: list[int] = []
         self._started = 0
         self._steps = self._simulated()
+        self._lock = threading.Lock()
 
     def place(self, own: int) -> int:
         """Return how many start before the user's experiment that has so many of its own before
         it."""
-        while own >= len(self._places) and next(self._steps, None) is not None:
-            pass
-        return self._places[own] if own < len(self._places) else self._later(own)
+        with self._lock:  # requests share the simulation of a snapshot
+            while own >= len(self._places) and next(self._steps, None) is not None:
+                pass
+            return self._places[own] if own < len(self._places) else self._later(own)
 
     def _simulated(self) -> Iterator[bool]:
         while self._started < MAX_STARTS:

@@ -4,7 +4,7 @@ waits."""
 import random
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from service.queue.position import position_of_next, queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.shares import Standing
 from service.queue.snapshot import QUEUES, QueueSnapshots
+from service.queue.starts import Starts
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.engine import Database
@@ -317,6 +318,42 @@ def test_a_choice_reads_only_the_index(lab: Settings) -> None:
         assert driver is not None
         ((plan,),) = driver.execute(explained, parameters).fetchone()
     assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 100
+
+
+def test_requests_that_share_a_snapshot_simulate_one_at_a_time(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second request comes while the first one is in the middle of a step."""
+    with database.transaction() as session:
+        session.add(User(id=2, name="ann"))
+    mine = [submit(database) for _ in range(3)]
+    with database.transaction() as session:
+        session.add(Experiment(id="ann", owner_id=2, **copied(session, mine[0])))
+    with database.snapshot() as session:
+        shared = QueueSnapshots().of(session, {1})
+    simulated = shared.starts(1, Queue.CPU, 0)
+    begun, may_end = threading.Event(), threading.Event()
+    choose = Starts._chosen
+
+    def chosen(starts: Starts) -> Any:
+        begun.set()
+        assert may_end.wait(60)
+        return choose(starts)
+
+    monkeypatch.setattr(Starts, "_chosen", chosen)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(simulated.place, 0)
+        assert begun.wait(60)
+        second = pool.submit(simulated.place, 1)
+        done, _ = wait([second], timeout=0.3)
+        may_end.set()
+        assert not done
+        assert first.result() < second.result()
+
+
+def copied(session: Session, experiment_id: str) -> dict[str, Any]:
+    one = session.get_one(Experiment, experiment_id)
+    return {name: getattr(one, name) for name in ("tags", "priority", "spec", "device")}
 
 
 def test_validation_gives_the_queue_position(api: TestClient, database: Database) -> None:
