@@ -83,7 +83,8 @@ class Settings(BaseSettings):
     api_writers: int = Field(default=4, ge=1)
     """Maximum number of writing requests at the same time in an API process."""
     write_wait_s: float = Field(default=10.0, gt=0)
-    """Maximum time that a request waits to read or write. After it the answer is 503."""
+    """Maximum time that a request waits to read, write or build a bundle. After it the answer is
+    503."""
     max_upload_bytes: int = 4 * 2**30
     """Maximum size of an uploaded file."""
     max_uploads: int = Field(default=4, gt=0)

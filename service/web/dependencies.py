@@ -66,7 +66,7 @@ USERS_PART = 3
 async def reading(request: Request) -> AsyncIterator[Database]:
     """Yield the database to one of a few concurrent readers of a user. Otherwise the slow requests
     of one user would use all threads and connections. Waiting readers hold neither."""
-    async with _one_of(request.app.state.readers, request):
+    async with one_of(request.app.state.readers, request):
         yield request.app.state.database
 
 
@@ -79,7 +79,7 @@ async def _writable(request: Request) -> AsyncIterator[Database]:
     """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
     would use all threads and connections, and block the readers. Waiting writers hold neither. The
     caller is checked again if the body or the wait has taken long."""
-    async with _one_of(request.app.state.writers, request):
+    async with one_of(request.app.state.writers, request):
         database = request.app.state.database
         caller: Caller | None = getattr(request.state, "caller", None)
         if caller is not None and time.monotonic() - request.state.checked_at > CHECK_LASTS_S:
@@ -88,7 +88,7 @@ async def _writable(request: Request) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def _one_of(places: FairLimiter, request: Request) -> AsyncIterator[None]:
+async def one_of(places: FairLimiter, request: Request) -> AsyncIterator[None]:
     """Hold a place while the block runs. Raises ApiError (503) if none becomes free for long."""
     settings: Settings = request.app.state.settings
     caller: Caller | None = getattr(request.state, "caller", None)

@@ -42,6 +42,8 @@ from service.web.routes import (
 )
 from service.web.ui import pages, sign_in
 
+MAX_BUNDLES, MAX_USER_BUNDLES = 12, 2
+"""Zips that a process, and one user, builds at the same time."""
 ERRORS: dict[int | str, dict[str, object]] = {
     "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"},
     "503": {"model": ProblemDocument, "description": "Not now: Retry-After says when"},
@@ -106,6 +108,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.writers = FairLimiter(settings.api_writers, of_user=settings.api_writers - 1)
     connections = settings.api_connections
     app.state.readers = FairLimiter(connections, of_user=connections // USERS_PART)
+    app.state.bundles = FairLimiter(MAX_BUNDLES, of_user=MAX_USER_BUNDLES)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes

@@ -2,10 +2,11 @@
 
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from service.accounts.permission import find
 from service.experiments.bundle import bundle, zipped
@@ -17,7 +18,7 @@ from service.records.artifacts import whole_file
 from service.refusals import ApiError
 from service.tables.experiments import Experiment
 from service.web.bodies import StrictRoute
-from service.web.dependencies import DatabaseDep, Reader, SettingsDep
+from service.web.dependencies import DatabaseDep, Reader, SettingsDep, one_of
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.media_types import accepted, as_json
 from service.web.parameters import ExperimentId
@@ -125,14 +126,31 @@ def _line(one: LogOut) -> str:
     return f"{one.at:%Y-%m-%dT%H:%M:%SZ} {one.level:7} {one.message}\n"
 
 
+class BundleResponse(StreamingResponse):
+    """A zip that holds one of a few places while it is sent, because building it takes a thread and
+    memory."""
+
+    def __init__(self, request: Request, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._request = request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with one_of(self._request.app.state.bundles, self._request):
+            await super().__call__(scope, receive, send)
+
+
 @router.get(
     "/{experiment_id}/bundle",
     response_class=StreamingResponse,
     responses={200: {"content": {"application/zip": {}}, "description": "The zip"}},
 )
 def get_bundle(
-    experiment_id: ExperimentId, database: DatabaseDep, settings: SettingsDep, user: Reader
-) -> StreamingResponse:
+    experiment_id: ExperimentId,
+    request: Request,
+    database: DatabaseDep,
+    settings: SettingsDep,
+    user: Reader,
+) -> BundleResponse:
     """Return an ended experiment as a zip: spec, records, curves, metrics, files, environments, and
     a README with the command that computes it again. An experiment that has not ended is 409."""
     with database.snapshot() as session:
@@ -143,6 +161,6 @@ def get_bundle(
         made = bundle(session, experiment)
     name = f"experiment-{experiment_id}.zip"
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return StreamingResponse(
-        zipped(database, settings, made), media_type="application/zip", headers=headers
+    return BundleResponse(
+        request, zipped(database, settings, made), media_type="application/zip", headers=headers
     )

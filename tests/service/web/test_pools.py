@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from inspect import iscoroutinefunction
+from threading import Event, Semaphore
 
 import anyio
 import anyio.to_thread
+import pytest
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
@@ -20,7 +22,8 @@ from service.limiter import FairLimiter
 from service.settings import Settings
 from service.tables.engine import Database
 from service.web.dependencies import USERS_PART, _readable, _writable
-from service.web.main import ROUTERS, create_app
+from service.web.main import MAX_USER_BUNDLES, ROUTERS, create_app
+from service.web.routes import experiment_results
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 
@@ -157,6 +160,38 @@ def test_slow_requests_of_one_user_leave_threads_and_connections_to_others(lab: 
             assert not any(one.done() for one in slow)
         assert {one.result().status_code for one in slow} == {200}
     database.close()
+
+
+def test_a_process_builds_few_bundles_of_a_user_at_once(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two are being sent: a third one is refused after a while, and another user's is sent."""
+    hasty = settings.model_copy(update={"write_wait_s": 0.5})
+    sent, may_end = Semaphore(0), Event()
+
+    def zipped(*_: object) -> Iterator[bytes]:
+        yield b"begun"
+        sent.release()
+        assert may_end.wait(120)
+
+    monkeypatch.setattr(experiment_results, "zipped", zipped)
+    with served(hasty) as api, ThreadPoolExecutor(MAX_USER_BUNDLES + 1) as pool:
+        api.post("/v1/users", json={"name": "ann"})
+        ann = {"Authorization": f"Bearer {api.post('/v1/users/ann/keys', json={}).json()['key']}"}
+        one = post(api).json()["id"]
+        assert api.post(f"/v1/experiments/{one}:cancel").is_success
+        assert api.patch(f"/v1/experiments/{one}", json={"visibility": "lab"}).is_success
+        path = f"/v1/experiments/{one}/bundle"
+        mine = [pool.submit(api.get, path) for _ in range(MAX_USER_BUNDLES)]
+        assert all(sent.acquire(timeout=60) for _ in mine)
+        refused = api.get(path)
+        assert (refused.status_code, refused.json()["reason"]) == (503, "busy")
+        assert refused.headers["Retry-After"] == "2"
+        hers = pool.submit(api.get, path, headers=ann)
+        assert sent.acquire(timeout=60)
+        may_end.set()
+        assert {one.result().status_code for one in (*mine, hers)} == {200}
+        assert api.get(path).content == b"begun"
 
 
 def test_every_reading_handler_uses_the_pool_of_readers() -> None:
