@@ -95,9 +95,8 @@ class Spawned:
         return exit_status(os.P_PID, self.pid)
 
     def signal(self, number: Signals) -> None:
-        if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
+        if self._process.returncode is None:  # it is there, perhaps as a zombie
+            os.killpg(self.pid, number)
 
     def close(self) -> int:
         self.signal(SIGKILL)
@@ -169,7 +168,7 @@ class WarmParent:
     def __init__(self, *, transformers: bool = False) -> None:
         """Start the process. With transformers imported too, a run of a language model starts
         seconds earlier."""
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._requests, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._process = subprocess.Popen(
             [*WARM_PARENT, str(theirs.fileno()), *([TRANSFORMERS] if transformers else ())],
             env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -212,7 +211,7 @@ class WarmParent:
 
     def fork(self, stdio: Stdio) -> Forked:
         """Fork a runner, or queue the request until torch is imported."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         with theirs, suppress(OSError):  # of a parent that is gone: its child is too
             socket.send_fds(self._requests, [b"f"], [*stdio, theirs.fileno()])
         return Forked(ours, self._process)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median, stdev
 
+from mptcore.presets import student
 from mptcore.presets.results import (
     Comparison,
     Results,
@@ -191,7 +192,7 @@ def _risen(
         result.metric("lml_heldout", seed=seed, model="baseline", **labels) for seed in VAE_SEEDS
     ]
     least, (mean, error, degrees) = published["least_lead"][0], _mean(_less(ends, linear))
-    half = no_more("", least, mean, 0, error, degrees).half_width
+    half = student.quantile(0.95, degrees) * error
     yield Comparison(f"LML − that of a PPCA, {masks}", least, mean, least, math.inf, half)
 
 

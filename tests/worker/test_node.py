@@ -297,8 +297,8 @@ def test_a_node_stops_early_enough_to_hand_back(
     not save a checkpoint."""
     times = {"kill_grace_s": 22.0, "checkpoint_every_s": 100.0}
     node = Node(rung.model_copy(update=times), Queue.CPU)
-    given: list[float] = []
-    monkeypatch.setattr(node.lifetime, "end_after", lambda *times: given.extend(times[:2]))
+    given: list[Any] = []
+    monkeypatch.setattr(node.lifetime, "end_after", lambda *times: given.extend(times))
     node._end_in_time(left_s)
     assert UNHEARD_S == 5.0
-    assert given == [retire_s, stop_s]
+    assert given == [retire_s, stop_s, node._is_idle]
