@@ -17,6 +17,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     Float,
+    Index,
     Integer,
     MetaData,
     Table,
@@ -65,6 +66,11 @@ class Base(DeclarativeBase):
 LargeId = BigInteger().with_variant(Integer, "sqlite")
 """Ids of rows that are inserted several times a second: of 32 bits they would be used up within
 months. SQLite's integers have 64 bits."""
+
+
+def partial_index(name: str, columns: Sequence[str], where: str) -> Index:
+    """Return an index of the rows that meet a condition, on either database."""
+    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
 
 
 class now(FunctionElement[float]):  # reads as the SQL function it is

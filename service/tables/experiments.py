@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from service.tables.engine import Base, now
+from service.tables.engine import Base, now, partial_index
 from service.tables.sweeps import Sweep
 from service.tables.users import User
 from service.tables.visibility import Owned
@@ -109,39 +109,15 @@ class Experiment(Owned, Base):
             "ix_experiments_owner_id_family_created_at_id", "owner_id", "family", "created_at", "id"
         ),
         Index("ix_experiments_queue", "status", "owner_id", "held", "device", "priority", "id"),
-        Index(
-            "ix_experiments_queued",
-            "created_at",
-            sqlite_where=text("status = 'queued'"),
-            postgresql_where=text("status = 'queued'"),
+        partial_index("ix_experiments_queued", ["created_at"], "status = 'queued'"),
+        partial_index(
+            "ix_experiments_sweep", ["sweep_id", "status", "held", "id"], "sweep_id IS NOT NULL"
         ),
-        Index(
-            "ix_experiments_sweep",
-            *("sweep_id", "status", "held", "id"),
-            sqlite_where=text("sweep_id IS NOT NULL"),
-            postgresql_where=text("sweep_id IS NOT NULL"),
-        ),
-        Index(
-            "ix_experiments_shared",
-            "created_at",
-            "id",
-            sqlite_where=text("visibility = 'lab'"),
-            postgresql_where=text("visibility = 'lab'"),
-        ),
-        Index(
-            "ix_experiments_deleted_at",
-            "deleted_at",
-            sqlite_where=text("deleted_at IS NOT NULL"),
-            postgresql_where=text("deleted_at IS NOT NULL"),
-        ),
+        partial_index("ix_experiments_shared", ["created_at", "id"], "visibility = 'lab'"),
+        partial_index("ix_experiments_deleted_at", ["deleted_at"], "deleted_at IS NOT NULL"),
         _inside("ix_experiments_tags", "tags"),
         _inside("ix_experiments_spec", "spec"),
-        Index(
-            "ix_experiments_cache_key",
-            "cache_key",
-            sqlite_where=text("cache_key IS NOT NULL"),
-            postgresql_where=text("cache_key IS NOT NULL"),
-        ),
+        partial_index("ix_experiments_cache_key", ["cache_key"], "cache_key IS NOT NULL"),
     )
 
     """A UUID of version 7: ids increase with time."""
@@ -244,7 +220,7 @@ class Tally(Base):
 TELLING_BYTES = 64 * 2**20
 """Smaller estimates of memory are not compared with the measured peak, because torch itself
 dominates it."""
-_TELLING = text(f"peak_bytes IS NOT NULL AND estimated_bytes >= {TELLING_BYTES}")
+_TELLING = f"peak_bytes IS NOT NULL AND estimated_bytes >= {TELLING_BYTES}"
 
 
 class Attempt(Base):
@@ -256,12 +232,7 @@ class Attempt(Base):
         Index("ix_attempts_folded_owner_id", "folded", "owner_id"),
         Index("ix_attempts_queue_ended_at", "queue", "ended_at"),
         Index("ix_attempts_family_queue_ended_at", "family", "queue", "ended_at"),
-        Index(
-            "ix_attempts_telling",
-            *("family", "queue", "ended_at"),
-            sqlite_where=_TELLING,
-            postgresql_where=_TELLING,
-        ),
+        partial_index("ix_attempts_telling", ["family", "queue", "ended_at"], _TELLING),
     )
 
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), primary_key=True)

@@ -1,9 +1,9 @@
 """Tables of webhooks and their deliveries."""
 
-from sqlalchemy import ForeignKey, Index, String, Text, text
+from sqlalchemy import ForeignKey, String, Text
 from sqlalchemy.orm import Mapped, foreign, mapped_column, relationship
 
-from service.tables.engine import Base, now
+from service.tables.engine import Base, now, partial_index
 from service.tables.users import User
 
 
@@ -28,14 +28,7 @@ class Delivery(Base):
     end."""
 
     __tablename__ = "deliveries"
-    __table_args__ = (
-        Index(
-            "ix_deliveries_next_at",
-            "next_at",
-            sqlite_where=text("next_at IS NOT NULL"),
-            postgresql_where=text("next_at IS NOT NULL"),
-        ),
-    )
+    __table_args__ = (partial_index("ix_deliveries_next_at", ["next_at"], "next_at IS NOT NULL"),)
 
     webhook_id: Mapped[str] = mapped_column(String(32), primary_key=True)
     experiment_id: Mapped[str] = mapped_column(

@@ -1,7 +1,7 @@
 """Routes of workers and of metrics for Prometheus."""
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from itertools import groupby
 from typing import Annotated
