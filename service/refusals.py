@@ -51,6 +51,12 @@ def unauthorized(detail: str) -> ApiError:
     return ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers=headers)
 
 
+def unavailable(reason: str, detail: str, after_s: int = 2) -> ApiError:
+    """Return the answer (503) to a request that may be sent again after some seconds."""
+    headers = {"Retry-After": str(after_s)}
+    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, reason, detail, headers=headers)
+
+
 def disk_full() -> ApiError:
     """Return the answer where the store's disk has no space for a file."""
     detail = "the disk of the store is too full for this: delete data sets, or ask an administrator"

@@ -8,14 +8,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http import HTTPStatus
 from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller
 from service.limiter import FairLimiter
-from service.refusals import ApiError
+from service.refusals import unavailable
 from service.settings import Settings
 from service.streams.changes import Changes, Subject, refused
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
@@ -120,9 +119,7 @@ class Poller:
             while not listener.cut and await listener.wait(deadline - time.monotonic()):
                 if self.horizon is not None:
                     return self.horizon
-        detail = "the database does not say what has happened; try again"
-        headers = {"Retry-After": "2"}
-        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers=headers)
+        raise unavailable("busy", "the database does not say what has happened; try again")
 
     async def read(self, user: Caller, ask: Callable[[Session], Answer]) -> Answer:
         """Read in a thread on behalf of a listener."""

@@ -24,7 +24,7 @@ from service.accounts.sign_ins import COOKIE, caller_of_cookie
 from service.accounts.users import USE_NOTED_S, Caller, KeyRefused, caller_of_key, note_use, parsed
 from service.limiter import FairLimiter
 from service.queue.snapshot import QueueSnapshots
-from service.refusals import ApiError, unauthorized
+from service.refusals import ApiError, unauthorized, unavailable
 from service.settings import Settings
 from service.streams.poller import Poller
 from service.submission.idempotency import IdempotentRequest
@@ -98,9 +98,7 @@ async def one_of(places: FairLimiter, request: Request) -> AsyncIterator[None]:
                 await held.enter_async_context(places.one(None if caller is None else caller.id))
         except TimeoutError:
             detail = "too many requests wait for their turn; nothing was changed, try again"
-            raise ApiError(
-                HTTPStatus.SERVICE_UNAVAILABLE, "busy", detail, headers={"Retry-After": "2"}
-            ) from None
+            raise unavailable("busy", detail) from None
         yield
 
 

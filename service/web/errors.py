@@ -18,7 +18,7 @@ from mptcore.specs import Problem
 from mptcore.specs.parsing.problems import spec_error
 from mptcore.specs.parsing.sentences import sentence
 from mptcore.specs.parsing.suggestions import meant
-from service.refusals import MAX_ITEM_DETAIL, ApiError, cut, disk_full, invalid
+from service.refusals import MAX_ITEM_DETAIL, ApiError, cut, disk_full, invalid, unavailable
 from service.revisions import NotMigrated
 from service.schemas import ResponseModel
 from service.tables.db_errors import DISK_FULL, TRANSIENT_DB_ERRORS, write_trouble
@@ -195,14 +195,8 @@ async def _database_error(request: Request, error: Exception) -> JSONResponse:
         log.error("%s: %s", trouble, _cause(error))
         return problem_response(cannot_write(trouble))
     log.error("the database did not answer: %s", _cause(error))
-    return problem_response(
-        ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            "database_unavailable",
-            "the database does not answer; nothing was changed, try again",
-            headers={"Retry-After": "2"},
-        )
-    )
+    detail = "the database does not answer; nothing was changed, try again"
+    return problem_response(unavailable("database_unavailable", detail))
 
 
 def _cause(error: Exception) -> object:
@@ -216,21 +210,12 @@ def cannot_write(trouble: str) -> ApiError:
     if trouble == DISK_FULL:
         detail = f"{trouble}; nothing was changed. An administrator has to free space on it"
         return ApiError(HTTPStatus.INSUFFICIENT_STORAGE, "disk_full", detail)
-    detail = f"{trouble}; nothing was changed, try again"
-    headers = {"Retry-After": "2"}
-    return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "database_unavailable", detail, headers=headers)
+    return unavailable("database_unavailable", f"{trouble}; nothing was changed, try again")
 
 
 async def _not_migrated(request: Request, error: Exception) -> JSONResponse:
     log.error("%s", error)
-    return problem_response(
-        ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            "database_not_migrated",
-            str(error),
-            headers={"Retry-After": "60"},
-        )
-    )
+    return problem_response(unavailable("database_not_migrated", str(error), after_s=60))
 
 
 async def _disk_error(request: Request, error: Exception) -> JSONResponse:
