@@ -26,7 +26,6 @@ from service.web.meters import Meters
 from service.web.rates import RateLimits, Rates
 from service.web.routes import (
     administration,
-    cancelling,
     curves,
     datasets,
     experiment_queries,
@@ -35,7 +34,6 @@ from service.web.routes import (
     monitoring,
     presets,
     queue,
-    retention,
     streams,
     sweeps,
     webhooks,
@@ -51,7 +49,6 @@ ERRORS: dict[int | str, dict[str, object]] = {
 
 ROUTERS = (
     experiments.custom,
-    cancelling.router,
     experiments.batches,
     experiments.router,
     experiment_queries.custom,
@@ -68,7 +65,6 @@ ROUTERS = (
     monitoring.router,
     administration.router,
     queue.router,
-    retention.router,
     sign_in.router,
 )
 """Routers that require a key."""

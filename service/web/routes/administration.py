@@ -1,5 +1,6 @@
-"""Routes for users, keys and the audit log."""
+"""Routes for users, keys, the audit log, and what retention would delete."""
 
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -11,11 +12,20 @@ from mptcore.specs import Problem
 from service.accounts import accounts, audit
 from service.accounts.permission import check_has_key
 from service.accounts.users import Caller
+from service.operations import retention
 from service.refusals import ApiError, invalid
 from service.schemas import Line, Moment, Page, RequestModel, ResponseModel
 from service.tables.users import ROLE_SCOPES, Role, Scope, User
 from service.web.bodies import JsonBody, StrictRoute
-from service.web.dependencies import Admin, Canceller, DatabaseDep, Reader, UserDep, WriterDep
+from service.web.dependencies import (
+    Admin,
+    Canceller,
+    DatabaseDep,
+    Reader,
+    SettingsDep,
+    UserDep,
+    WriterDep,
+)
 from service.web.pagination import Cursor, Limit, page, read_number_cursor
 
 router = APIRouter(prefix="/v1", tags=["users"], route_class=StrictRoute)
@@ -170,6 +180,28 @@ class AuditPage(Page):
     """Entries, newest first."""
 
 
+class Freed(ResponseModel):
+    """Experiments of an owner to delete or purge for one reason."""
+
+    owner: str
+    """Name of the owner."""
+    why: str
+    """Reason."""
+    count: int
+    """Number of experiments."""
+    bytes: int
+    """Size of their files in bytes."""
+
+
+class RetentionOut(ResponseModel):
+    """Experiments that retention would remove now."""
+
+    delete: list[Freed]
+    """Experiments to delete: nobody can read them afterwards."""
+    purge: list[Freed]
+    """Deleted experiments whose records and files would be removed for good."""
+
+
 @router.get("/me")
 async def get_me(user: UserDep) -> Me:
     """Return the owner and the permissions of the key. Keys with any scope may call it."""
@@ -273,6 +305,15 @@ def list_audit(
     return AuditPage(items=[AuditOut.of(one) for one in kept], next_cursor=next_cursor)
 
 
+@router.get("/retention")
+def get_retention(database: DatabaseDep, settings: SettingsDep, user: Admin) -> RetentionOut:
+    """Return what retention would delete now. It reads the size of each file, so call it rarely."""
+    return RetentionOut(
+        delete=_freed(retention.planned(database, settings)),
+        purge=_freed(retention.purgeable(database, settings)),
+    )
+
+
 def _scopes(role: Role, wanted: list[Scope] | None) -> tuple[Scope, ...]:
     allowed = ROLE_SCOPES[role]
     too_much = [scope for scope in wanted or () if scope not in allowed]
@@ -303,3 +344,10 @@ def _no_user(name: str) -> ApiError:
 
 def _user_out(user: User) -> UserOut:
     return UserOut.of(user, active=user.disabled_at is None)
+
+
+def _freed(removals: Iterable[retention.Removal]) -> list[Freed]:
+    return [
+        Freed(owner=owner, why=why, count=len(sizes), bytes=sum(sizes))
+        for (owner, why), sizes in retention.by_cause(removals).items()
+    ]

@@ -1,9 +1,12 @@
 """Routes that read experiments: a page of them, or one."""
 
+import re
+import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from sqlalchemy.orm import Session
@@ -31,19 +34,26 @@ from service.queue import states
 from service.queue.position import queue_positions
 from service.queue.snapshot import QueueSnapshots
 from service.records import results
-from service.refusals import invalid
+from service.refusals import ApiError, invalid
 from service.schemas import RequestModel, ResponseModel
 from service.streams.changes import Subject
+from service.streams.poller import Poller
 from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.web.bodies import JsonBody, StrictRoute
-from service.web.dependencies import DatabaseDep, PollerDep, QueueSnapshotsDep, Reader, reading
+from service.web.dependencies import (
+    DatabaseDep,
+    PollerDep,
+    QueueSnapshotsDep,
+    Reader,
+    SettingsDep,
+    reading,
+)
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.listing_parameters import WantedDep
 from service.web.media_types import as_json
 from service.web.pagination import Limit, LongCursor
 from service.web.parameters import ExperimentId
-from service.web.waiting import Read, WaitDep, awaited
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
@@ -125,6 +135,29 @@ def batch_get_experiments(
     return as_json(ManyExperimentsOut.model_construct(items=items))
 
 
+# `Prefer: wait=N` (RFC 7240): wait at most N seconds for the requested state.
+Read = Callable[[Session], tuple[Response, bool]]
+"""Return an answer, and whether it is the awaited one."""
+
+
+async def _seconds(
+    settings: SettingsDep,
+    prefer: Annotated[
+        list[str] | None,
+        Header(description="`wait=N`: answer after the end, or after N seconds."),
+    ] = None,
+) -> float:
+    """Return how long the caller wants to wait. An unknown preference is ignored."""
+    for preference in ",".join(prefer or ()).split(","):
+        match = re.fullmatch(r'\s*wait\s*=\s*"?(\d{1,9})"?\s*(;.*)?', preference, re.ASCII | re.I)
+        if match:
+            return min(float(match[1]), settings.max_wait_s)
+    return 0.0
+
+
+WaitDep = Annotated[float, Depends(_seconds)]
+
+
 @router.get("/{experiment_id:id}", response_model=ExperimentWithMetrics, responses=NOT_MODIFIED)
 async def get_experiment(
     experiment_id: ExperimentId,
@@ -148,9 +181,31 @@ async def get_experiment(
         return answer, changed or states.is_terminal(experiment.status)
 
     if wait_s > 0:
-        return await awaited(poller, Subject("experiment", experiment_id), user, wait_s, read)
+        return await _awaited(poller, Subject("experiment", experiment_id), user, wait_s, read)
     async with reading(request) as database:
         return await run_in_threadpool(_read_now, database, read)
+
+
+async def _awaited(
+    poller: Poller, subject: Subject, user: Caller, seconds: float, read: Read
+) -> Response:
+    """Return the answer as soon as it is the awaited one, or the last answer at the end. A user
+    with the maximum number of streams does not wait."""
+    if not poller.has_room(user):
+        return (await poller.read(user, read))[0]
+    ends_at = time.monotonic() + seconds
+    with poller.listening(subject, user) as listener:
+        while True:
+            answer, due = await poller.read(user, read)
+            if listener.refused:
+                detail = "this API key does not serve any more"
+                raise ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail)
+            left = ends_at - time.monotonic()
+            if due or left <= 0 or listener.cut:
+                break
+            await listener.wait(left)
+    answer.headers["Preference-Applied"] = f"wait={seconds:g}"
+    return answer
 
 
 def _read_now(database: Database, read: Read) -> Response:

@@ -3,31 +3,36 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
+from mptcore.specs import Problem
 from service.accounts import audit
-from service.accounts.permission import find, find_own
+from service.accounts.permission import check_whose, find, find_own
 from service.accounts.users import Caller
 from service.experiments import deletion, store
+from service.experiments.listing import Wanted, clauses
 from service.experiments.schemas import Changes, ExperimentOut, Validation
 from service.queue import states
 from service.queue.position import position_of_next
 from service.queue.runtime import expected_runtime
 from service.queue.schemas import RuntimeOut
 from service.queue.snapshot import QueueSnapshots
-from service.refusals import ApiError
+from service.refusals import ApiError, invalid
+from service.schemas import ResponseModel
 from service.submission.preparation import prepare
 from service.submission.requests import Bodies, Retry
 from service.submission.schemas import Batch, BatchOut, Made, SubmissionBody
 from service.submission.submit import Accepted, submitted
+from service.tables.audit import AuditEntry
 from service.tables.engine import Database
-from service.tables.experiments import DesiredState, Experiment, Status
+from service.tables.experiments import UNFINISHED, DesiredState, Experiment, Status
 from service.web.bodies import JsonBody, LargeRoute, StrictRoute
 from service.web.dependencies import (
     Canceller,
@@ -38,6 +43,7 @@ from service.web.dependencies import (
     Submitter,
     WriterDep,
 )
+from service.web.listing_parameters import WantedDep
 from service.web.parameters import ExperimentId
 from service.web.routes.experiment_queries import to_response
 
@@ -135,6 +141,53 @@ def validate(
     )
 
 
+MAX_CANCELLED = 500
+"""Experiments that one request cancels: its transaction holds up other writers on SQLite."""
+NOT_FILTERS = ("whose", "order_by")
+
+
+class CancelledOut(ResponseModel):
+    """Numbers of experiments that a request cancelled."""
+
+    cancelled: int
+    """Number of queued or paused experiments that have ended."""
+    ending: int
+    """Number of running experiments. They end within a heartbeat and their grace period."""
+    more: bool
+    """True if more experiments match: send the request again."""
+
+
+@custom.post("/v1/experiments:cancel", status_code=HTTPStatus.ACCEPTED)
+def cancel_experiments(wanted: WantedDep, database: WriterDep, user: Canceller) -> CancelledOut:
+    """Cancel up to 500 experiments that have not ended and match all filters, the oldest first: the
+    caller's, or with `whose=all` an admin cancels anyone's (`owner=ann`). The filters are those of
+    the list, at least one is needed, and `order_by` changes nothing."""
+    check_whose(wanted.whose, user)
+    given = (getattr(wanted, one.name) for one in fields(Wanted) if one.name not in NOT_FILTERS)
+    if not any(one.strip() if isinstance(one, str) else one for one in given):
+        raise invalid([Problem("/query", "give at least one filter, such as status or owner")])
+    with database.transaction() as session:
+        matching = clauses(session, user.id, wanted)
+        if not user.is_admin:
+            matching.append(Experiment.owner_id == user.id)
+        query = select(Experiment.id).where(
+            *matching,
+            Experiment.status.in_(UNFINISHED),
+            Experiment.desired_state != DesiredState.CANCEL,
+        )
+        found = session.scalars(query.order_by(Experiment.id).limit(MAX_CANCELLED + 1)).all()
+        done = states.cancel_all(session, Experiment.id.in_(found[:MAX_CANCELLED]))
+        lines = [audit.line(user, "experiment.cancelled", one) for one in done.ids]
+        if lines:
+            session.execute(insert(AuditEntry), lines)
+    cancelled = len(done.at_once)
+    return CancelledOut(
+        cancelled=cancelled,
+        ending=len(done.ids) - cancelled,
+        more=len(found) > MAX_CANCELLED,
+    )
+
+
 WEIGHTY = ("priority", "visibility", "pinned")
 """Changes whose new values are written to the audit log."""
 
@@ -198,62 +251,6 @@ def undelete(
         return to_response(session, experiment, queue_snapshots, user)
 
 
-@router.post("/{experiment_id}:cancel", status_code=HTTPStatus.ACCEPTED)
-def cancel(
-    experiment_id: ExperimentId,
-    database: WriterDep,
-    queue_snapshots: QueueSnapshotsDep,
-    user: Canceller,
-) -> ExperimentOut:
-    """Cancel an experiment: at once if it waits, within a heartbeat and the kill grace if it runs.
-    An ended experiment is not changed: 409, except if it is already cancelled."""
-    return _request(
-        database, queue_snapshots, user, experiment_id, DesiredState.CANCEL, Status.CANCELLED
-    )
-
-
-@router.post("/{experiment_id}:pause", status_code=HTTPStatus.ACCEPTED)
-def pause(
-    experiment_id: ExperimentId,
-    database: WriterDep,
-    queue_snapshots: QueueSnapshotsDep,
-    user: Canceller,
-) -> ExperimentOut:
-    """Pause an experiment. A running one saves a checkpoint and frees its slot."""
-    return _request(
-        database, queue_snapshots, user, experiment_id, DesiredState.PAUSE, Status.PAUSED
-    )
-
-
-@router.post("/{experiment_id}:resume", status_code=HTTPStatus.ACCEPTED)
-def resume(
-    experiment_id: ExperimentId,
-    database: WriterDep,
-    queue_snapshots: QueueSnapshotsDep,
-    user: Canceller,
-) -> ExperimentOut:
-    """Return a paused experiment to the queue. It continues from its checkpoint."""
-    return _request(database, queue_snapshots, user, experiment_id, DesiredState.RUN, Status.QUEUED)
-
-
-@router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
-def retry(
-    experiment_id: ExperimentId,
-    submitted: SubmitDep,
-    queue_snapshots: QueueSnapshotsDep,
-    user: Submitter,
-    response: Response,
-) -> ExperimentOut:
-    """Queue a new experiment with the spec of one that failed or was cancelled. The Idempotency-Key
-    works as for a submission."""
-    with submitted(Retry(experiment_id)) as (session, accepted):
-        (made,) = accepted.outcomes
-        found = find(session, user, Experiment, made.id)
-        answer = to_response(session, found, queue_snapshots, user)
-    response.headers["Location"] = answer.urls.self
-    return answer
-
-
 DONE = {
     DesiredState.CANCEL: "cancelled",
     DesiredState.PAUSE: "paused",
@@ -295,3 +292,56 @@ def _request(
         if accepted is not None:
             audit.note(session, user, f"experiment.{DONE[desired]}", experiment_id)
         return to_response(session, experiment, queue_snapshots, user)
+
+
+StateRequest = Callable[[DesiredState, Status], ExperimentOut]
+
+
+async def _state_request(
+    experiment_id: ExperimentId,
+    database: WriterDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Canceller,
+) -> StateRequest:
+    return partial(_request, database, queue_snapshots, user, experiment_id)
+
+
+StateRequestDep = Annotated[StateRequest, Depends(_state_request)]
+"""Requests a state of an experiment, and accepts that it has the status already."""
+
+
+@router.post("/{experiment_id}:cancel", status_code=HTTPStatus.ACCEPTED)
+def cancel(request: StateRequestDep) -> ExperimentOut:
+    """Cancel an experiment: at once if it waits, within a heartbeat and the kill grace if it runs.
+    An ended experiment is not changed: 409, except if it is already cancelled."""
+    return request(DesiredState.CANCEL, Status.CANCELLED)
+
+
+@router.post("/{experiment_id}:pause", status_code=HTTPStatus.ACCEPTED)
+def pause(request: StateRequestDep) -> ExperimentOut:
+    """Pause an experiment. A running one saves a checkpoint and frees its slot."""
+    return request(DesiredState.PAUSE, Status.PAUSED)
+
+
+@router.post("/{experiment_id}:resume", status_code=HTTPStatus.ACCEPTED)
+def resume(request: StateRequestDep) -> ExperimentOut:
+    """Return a paused experiment to the queue. It continues from its checkpoint."""
+    return request(DesiredState.RUN, Status.QUEUED)
+
+
+@router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)
+def retry(
+    experiment_id: ExperimentId,
+    submitted: SubmitDep,
+    queue_snapshots: QueueSnapshotsDep,
+    user: Submitter,
+    response: Response,
+) -> ExperimentOut:
+    """Queue a new experiment with the spec of one that failed or was cancelled. The Idempotency-Key
+    works as for a submission."""
+    with submitted(Retry(experiment_id)) as (session, accepted):
+        (made,) = accepted.outcomes
+        found = find(session, user, Experiment, made.id)
+        answer = to_response(session, found, queue_snapshots, user)
+    response.headers["Location"] = answer.urls.self
+    return answer

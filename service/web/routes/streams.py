@@ -2,27 +2,29 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator
+from enum import StrEnum
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 
+from mptcore.specs import Problem
 from service.accounts.users import Caller
-from service.records.events import EventCursor, EventOut
-from service.refusals import ApiError
+from service.records.events import EventCursor, EventOut, Kind
+from service.refusals import ApiError, invalid
 from service.schemas import ResponseModel
 from service.streams.poller import Poller
 from service.streams.sources import PAGE, ManyExperiments, OneExperiment, Source
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.web.bodies import StrictRoute
 from service.web.dependencies import PollerDep, Reader
-from service.web.media_types import as_json
+from service.web.media_types import accepted, as_json
 from service.web.parameters import ExperimentId
 from service.web.routes.sweeps import SweepId
-from service.web.stream_parameters import MEDIA_TYPES, Asked, AskedDep, EventForm
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,66 @@ router = APIRouter(prefix="/v1", tags=["events"], route_class=StrictRoute)
 PING_S = 15.0
 AWAY_S = 1.0
 """Pause between retries while the database is unavailable."""
+NOW = "now"
+MAX_SEQ = 2**31 - 1
+
+
+class EventForm(StrEnum):
+    """A page of events, or a stream."""
+
+    JSON = "json"
+    STREAM = "stream"
+
+
+MEDIA_TYPES = {EventForm.JSON: "application/json", EventForm.STREAM: "text/event-stream"}
+
+
+class Asked(NamedTuple):
+    """The requested events. `after` is None for events from now on."""
+
+    form: EventForm
+    after: EventCursor | None
+    kinds: list[Kind]
+    limit: int
+
+
+async def wanted_events(
+    request: Request,
+    *,
+    after: Annotated[
+        str | None,
+        Query(max_length=64, description="`id` of an event, to get later ones; `now`: new ones."),
+    ] = None,
+    kind: Annotated[
+        list[Kind],
+        Query(default_factory=list, max_length=4, description="Only events of these kinds."),
+    ],
+    limit: Annotated[int, Query(ge=1, le=1000, description="About how many events.")] = 100,
+    last_event_id: Annotated[
+        str | None, Header(max_length=64, description="Replaces `after`.")
+    ] = None,
+) -> Asked:
+    """Return the requested events. Raises ApiError."""
+    if last_event_id:
+        place = _place(last_event_id, "/header/last-event-id")
+    else:
+        place = _place(after, "/query/after") if after else EventCursor()
+    return Asked(accepted(request, MEDIA_TYPES), place, kind or [*Kind], limit)
+
+
+AskedDep = Annotated[Asked, Depends(wanted_events)]
+
+
+def _place(text: str, pointer: str) -> EventCursor | None:
+    if text == NOW:
+        return None
+    match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,19})-(\d{1,10}))?", text, re.ASCII)
+    if match is None or int(match[3] or 0) > MAX_SEQ:
+        detail = "the `id` of an event as an earlier answer had it, or `now`"
+        raise invalid([Problem(pointer, detail)])
+    return EventCursor(int(match[1]), int(match[2] or 0), int(match[3] or 0))
+
+
 STREAMED: dict[int | str, dict[str, Any]] = {
     200: {"content": {MEDIA_TYPES[EventForm.STREAM]: {"schema": {"type": "string"}}}}
 }

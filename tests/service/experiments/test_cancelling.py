@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from service.tables.experiments import DesiredState, Status
 from service.tables.webhooks import Delivery, Webhook
-from service.web.routes import cancelling
+from service.web.routes import experiments
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change, row, status_events
@@ -30,7 +30,7 @@ def test_an_administrator_ends_a_users_backlog(
 ) -> None:
     """The effects equal those of single cancels: events, webhooks, waiting experiments and audit
     lines."""
-    monkeypatch.setattr(cancelling, "MAX_CANCELLED", 3)
+    monkeypatch.setattr(experiments, "MAX_CANCELLED", 3)
     database = database_of(admin)
     key = member(admin)["key"]
     theirs, mine = submitted(admin, 4, key), submitted(admin, 1)
