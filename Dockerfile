@@ -47,6 +47,7 @@ RUN useradd --uid 10001 --user-group --create-home mptlab \
     && install --directory --owner mptlab --group mptlab --mode 700 /var/lib/mptlab
 COPY --from=dependencies /opt/venv /opt/venv
 COPY --from=build /opt/mptlab /opt/venv
+RUN python -m mptcore --compile
 ENV MPT_STORE=/var/lib/mptlab PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /home/mptlab

@@ -33,6 +33,7 @@ def _generated(title: str) -> str:
 # Settings
 
 OTHERS = {
+    "MPT_KERNELS": "`torch`: runs do not use loops compiled by numba. Torch computes the same.",
     "MPT_ALLOW_DOWNLOAD": "`1`: image sets that `MPT_DATA_DIR` lacks are downloaded to it.",
     "HF_HUB_OFFLINE": "`1`: models and texts are not requested from the hub.",
     "HF_HOME": "Folder of the hub's cache. In the store, `MPT_HUB_CACHE_BYTES` limits it.",

@@ -10,6 +10,8 @@ that it imports torch, but uses no GPU.
 
 With --checkpoint DIR it saves checkpoints in DIR, and resumes from the latest one found there,
 without repeating earlier records. With --work-dir DIR it writes its files to DIR.
+
+With --compile it reads no spec and compiles its kernels, so that no run waits for that.
 """
 
 import argparse
@@ -33,6 +35,11 @@ from mptcore.specs import SpecError
 def main() -> int:
     """Run the filter and return its exit status."""
     options = _options()
+    if options.compile:
+        from mptcore.run import load_kernels
+
+        load_kernels()
+        return COMPLETE
     if options.supervised:
         status = supervised()
         os._exit(status)  # an interpreter that shuts down would wait for the reader of stdin
@@ -90,6 +97,7 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--supervised", action="store_true", help="take orders on stdin")
+    parser.add_argument("--compile", action="store_true", help="compile the kernels and exit")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="save and resume here")
     parser.add_argument("--work-dir", type=Path, metavar="DIR", help="keep the run's files here")
     return parser.parse_args()

@@ -9,6 +9,7 @@ from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.vae.run import VaeRun
 from mptcore.protocol.records import Log, Progress, Record
 from mptcore.runtime.cgroups import processors
+from mptcore.runtime.compiled import kernels
 from mptcore.runtime.device import device_of, dtype_of, name_of, set_arithmetic
 from mptcore.runtime.process import keep_freed_memory
 from mptcore.runtime.session import ExperimentRun, Session, TrainingState, with_progress
@@ -19,8 +20,16 @@ from mptcore.specs import (
     VaeExperiment,
 )
 
+KERNELS = ("mptcore.families.linear_gaussian.kernels",)
+"""Modules of compiled loops."""
 MIN_THREADS = 2
 """The default of `compute.threads`, so that its results are the same on a single processor."""
+
+
+def load_kernels() -> None:
+    """Import all compiled loops, and compile those that are not in the cache."""
+    for name in KERNELS:
+        kernels(name)
 
 
 def implementation(

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 FORBIDDEN = {
-    "service.web.main": ["torch", "transformers", "datasets", "worker"],
+    "service.web.main": ["torch", "numba", "transformers", "datasets", "worker"],
     "mptlab, mptlab.cli, mptlab.demo": ["torch", "service", "worker", "sqlalchemy"],
     "worker.local": ["torch", "fastapi"],
     "mptcore.data.inspect": ["torch", "sklearn"],
+    "mptcore.run": ["numba"],
     "mptcore.specs, mptcore.presets, mptcore.protocol.code, mptcore.protocol.orders,"
-    "mptcore.protocol.records": ["torch", "numpy", "sklearn", "pandas", "scipy"],
+    "mptcore.protocol.records": ["torch", "numba", "numpy", "sklearn", "pandas", "scipy"],
 }
 """Modules that must not be loaded by importing these modules together."""
 ALL_OF_MPTCORE = """

@@ -122,7 +122,7 @@ def main() -> NoReturn:
     be_expendable()
     requests = socket.socket(fileno=int(sys.argv[1]))
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # or it starts threads when it is imported
-    import_module("mptcore.run")  # and torch
+    import_module("mptcore.run").load_kernels()  # and torch
     if TRANSFORMERS in sys.argv[2:]:
         import_module("mptcore.families.masked_lm.run")
         import_module("mptcore.families.masked_lm.pretrained").preload()

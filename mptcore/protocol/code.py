@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-LIBRARIES = ("torch", "transformers", "numpy", "scipy", "scikit-learn")
+LIBRARIES = ("torch", "transformers", "numpy", "numba", "scipy", "scikit-learn")
 """Packages that results depend on."""
 PACKAGES = (
     *("mptlab-server", *LIBRARIES),

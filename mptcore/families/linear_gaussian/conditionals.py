@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import TractableModel
+from mptcore.families.linear_gaussian.fused import FusedScores, fused_scores
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment, Moment
 from mptcore.families.linear_gaussian.residuals import Residuals
@@ -191,20 +192,31 @@ class LinearGaussianModel(TractableModel):
             else Conditionals(density.loadings, density.noise_variance, data.to(density.loadings))
         )
 
+    @cached_property
+    def _fused(self) -> FusedScores | None:
+        model = self.conditionals
+        if isinstance(model, Residuals):
+            return None
+        return fused_scores(model.loadings, model.noise_variance, model.moment)
+
     @property
     def dim(self) -> int:
         return self.conditionals.noise_variance.shape[-1]
 
     @property
     def bytes_per_mask(self) -> int:
-        return self.conditionals.bytes_per_mask
+        return (self._fused or self.conditionals).bytes_per_mask
 
     @property
     def least_batch(self) -> int:
         return self.conditionals.least_batch
 
     def scores(self, masked: Tensor) -> Tensor:
-        return self.conditionals.scores(masked)
+        if self._fused is not None:
+            found = self._fused.scores(masked)
+            if found.isfinite().all():
+                return found
+        return self.conditionals.scores(masked)  # raises an error that names the cause
 
     def log_marginal_likelihood(self) -> float:
         return self.conditionals.log_prob().item()

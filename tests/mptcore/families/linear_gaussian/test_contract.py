@@ -1,5 +1,6 @@
 """PPCA and factor analysis satisfy the contract of every model that can be scored."""
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.densities import scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.runtime.compiled import kernels
 from mptcore.specs import ExperimentSpec
 from tests.support.contract import SpecPart, TractableContract
 from tests.support.runs import spec_of
@@ -29,6 +31,16 @@ class LinearGaussianContract(TractableContract):
         "latent_dim": 3,
         "init": "maximum_likelihood",
     }
+
+    @pytest.fixture(autouse=True, params=["numba", "torch"])
+    def route(
+        self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[None]:
+        """Compute by compiled loops and by torch."""
+        monkeypatch.setenv("MPT_KERNELS", request.param)
+        kernels.cache_clear()
+        yield
+        kernels.cache_clear()
 
     def noise(self, generator: torch.Generator) -> Tensor:  # (D,)
         raise NotImplementedError

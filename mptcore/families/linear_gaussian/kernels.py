@@ -1,0 +1,232 @@
+"""Compiled loops that score masks by moments of low rank, each mask in the processor's caches.
+
+In units of each dimension's noise, w_j and f_j are divided by psi_j^½. Then with
+A_R = I + Σ_i∈R w_i w_iᵀ, Σ = A_R⁻¹ and M = Σ Σ_i∈R w_i f_iᵀ
+    v_j / psi_j = 1 + ⟨Σ, w_j w_jᵀ⟩,
+    e_j / psi_j = C_jj / psi_j − 2 ⟨M, w_j f_jᵀ⟩ + ⟨M Mᵀ, w_j w_jᵀ⟩.
+One table has the products for the sums over R and for the terms of j: the upper triangle of
+w_j w_jᵀ, then w_j f_jᵀ, T = K (K + 1) / 2 + K Q numbers for each dimension.
+
+Threads share no sum, and a mask's numbers are added in one fixed order. So scores do not depend on
+the number of threads or on the other masks.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mptcore.runtime.compiled import inlined, kernel
+
+Doubles = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+LANES = 8
+"""Number of masks whose K × K matrices are inverted together, one in each lane of the processor's
+vectors."""
+GROUP = 32
+"""Number of variances multiplied before their logarithm is taken. Sums of moments are precise
+enough only if each variance is below 5e7 times its noise."""
+
+
+@inlined()
+def inverse(
+    information: Doubles,  # (K, K, LANES), lower triangle; overwritten
+    posterior: Doubles,  # (K, K, LANES), output
+) -> None:
+    """Write A⁻¹ = (L⁻¹)ᵀ L⁻¹ of positive definite A = L Lᵀ."""
+    size = len(information)
+    factor = information
+    for i in range(size):
+        for j in range(i + 1):
+            for k in range(j):
+                for b in range(LANES):
+                    factor[i, j, b] -= factor[i, k, b] * factor[j, k, b]
+            for b in range(LANES):
+                own = factor[i, j, b]
+                factor[i, j, b] = 1 / math.sqrt(own) if i == j else own * factor[j, j, b]
+    for j in range(size):  # L⁻¹ in place of L, whose diagonal is inverted already
+        for i in range(j + 1, size):
+            for b in range(LANES):
+                total = 0.0
+                for k in range(j, i):
+                    total -= factor[i, k, b] * factor[k, j, b]
+                factor[i, j, b] = total * factor[i, i, b]
+    for i in range(size):
+        for j in range(i + 1):
+            for b in range(LANES):
+                total = 0.0
+                for k in range(i, size):
+                    total += factor[k, i, b] * factor[k, j, b]
+                posterior[i, j, b] = posterior[j, i, b] = total
+
+
+@inlined()
+def observe(
+    rows: Doubles,  # (D, T)
+    total: Doubles,  # (T,)
+    masked: Bools,  # (D,)
+    places: NDArray[np.int64],  # (D,), overwritten
+    seen: Doubles,  # (T,), output
+) -> int:
+    """Sum the products of the observed dimensions, over the smaller side of a mask. Return the size
+    of the mask."""
+    size = 0
+    for j in range(len(masked)):
+        places[size] = j
+        size += masked[j]
+    by_masked = 2 * size <= len(masked)
+    count = size
+    if not by_masked:
+        count = 0
+        for j in range(len(masked)):
+            places[count] = j
+            count += not masked[j]
+    seen[:] = 0.0
+    whole = count - count % 4
+    for i in range(0, whole, 4):
+        j0, j1, j2, j3 = places[i], places[i + 1], places[i + 2], places[i + 3]
+        for t in range(len(seen)):
+            seen[t] += (rows[j0, t] + rows[j1, t]) + (rows[j2, t] + rows[j3, t])
+    for i in range(whole, count):
+        j0 = places[i]
+        for t in range(len(seen)):
+            seen[t] += rows[j0, t]
+    if by_masked:
+        for t in range(len(seen)):
+            seen[t] = total[t] - seen[t]
+    return size
+
+
+@inlined()
+def solve(
+    seen: Doubles,  # (LANES, T)
+    latent_dim: int,
+    work: Doubles,  # (2, K, K, LANES), overwritten
+    gain: Doubles,  # (K, Q, LANES), output: M
+    terms: Doubles,  # (LANES, T), output: factors of a dimension's products in e_j
+    variances: Doubles,  # (LANES, T), output: those in v_j
+) -> None:
+    information, posterior = work
+    rank = gain.shape[1]
+    square = latent_dim * (latent_dim + 1) // 2
+    t = 0
+    for a in range(latent_dim):
+        for c in range(a, latent_dim):
+            for b in range(LANES):
+                information[c, a, b] = seen[b, t]
+            t += 1
+        for b in range(LANES):
+            information[a, a, b] += 1.0
+    inverse(information, posterior)
+    gain[:] = 0.0
+    for c in range(latent_dim):
+        for q in range(rank):
+            t = square + c * rank + q
+            for a in range(latent_dim):
+                for b in range(LANES):
+                    gain[a, q, b] += posterior[a, c, b] * seen[b, t]
+    t = 0
+    for a in range(latent_dim):
+        for c in range(a, latent_dim):
+            twice = 1.0 if a == c else 2.0
+            for b in range(LANES):
+                spread = 0.0
+                for q in range(rank):
+                    spread += gain[a, q, b] * gain[c, q, b]
+                variances[b, t] = twice * posterior[a, c, b]
+                terms[b, t] = twice * spread
+            t += 1
+    for a in range(latent_dim):
+        for q in range(rank):
+            for b in range(LANES):
+                terms[b, square + a * rank + q] = -2 * gain[a, q, b]
+
+
+@inlined("reassoc")
+def add_products(
+    terms: Doubles,  # (T,)
+    count: int,
+    block: Doubles,  # (T, width)
+    found: Doubles,  # (width,), added to
+) -> None:
+    """Add the first `count` rows of a block, each times its term."""
+    whole = count - count % 8
+    for t in range(0, whole, 8):
+        a0, a1, a2, a3 = terms[t], terms[t + 1], terms[t + 2], terms[t + 3]
+        a4, a5, a6, a7 = terms[t + 4], terms[t + 5], terms[t + 6], terms[t + 7]
+        for j in range(block.shape[1]):
+            found[j] += (
+                (a0 * block[t, j] + a1 * block[t + 1, j])
+                + (a2 * block[t + 2, j] + a3 * block[t + 3, j])
+            ) + (
+                (a4 * block[t + 4, j] + a5 * block[t + 5, j])
+                + (a6 * block[t + 6, j] + a7 * block[t + 7, j])
+            )
+    for t in range(whole, count):
+        a0 = terms[t]
+        for j in range(block.shape[1]):
+            found[j] += a0 * block[t, j]
+
+
+@inlined("reassoc")
+def misfit(
+    variance: Doubles,  # (width,), a multiple of 8; overwritten
+    residual: Doubles,  # (width,)
+    log_noise: Doubles,  # (width,)
+    hidden: Bools,  # (width,)
+    product: Doubles,  # (8,), overwritten
+) -> float:
+    """Sum log v_j + e_j / v_j over masked dimensions."""
+    total = 0.0
+    for j in range(len(hidden)):
+        weight = np.float64(hidden[j])
+        total += weight * (residual[j] / variance[j] + log_noise[j])
+        variance[j] = 1 + weight * (variance[j] - 1)
+    for first in range(0, len(variance), 4 * GROUP):
+        product[:] = 1.0
+        for i in range(first, min(len(variance), first + 4 * GROUP), 8):
+            for j in range(8):
+                product[j] *= variance[i + j]
+        for j in range(4):
+            total += math.log(product[j] * product[j + 4])
+    return total
+
+
+@kernel("void(f8[:,::1], f8[:,:,::1], f8[::1], f8[:,::1], f8[:,::1], i8, b1[:,::1], f8[::1])")
+def moment_scores(
+    rows: Doubles,  # (D, T)
+    blocks: Doubles,  # (blocks, T, width), the same by dimension; zero beyond D
+    total: Doubles,  # (T,)
+    diagonal: Doubles,  # (blocks, width), C_jj / psi_j
+    log_noise: Doubles,  # (blocks, width)
+    latent_dim: int,
+    masked: Bools,  # (B, D)
+    found: Doubles,  # (B,), output
+) -> None:
+    """Write the score of each mask."""
+    dim, table = rows.shape
+    square = latent_dim * (latent_dim + 1) // 2
+    rank = (table - square) // latent_dim
+    seen, terms, variances = np.empty((3, LANES, table))
+    work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
+    width = blocks.shape[2]
+    variance, residual, product = np.empty(width), np.empty(width), np.empty(8)
+    places, sizes = np.empty(dim + 1, np.int64), np.empty(LANES, np.int64)
+    hidden = np.zeros(len(blocks) * width, np.bool_)
+    for first in range(0, len(masked), LANES):
+        for b in range(LANES):
+            own = min(first + b, len(masked) - 1)
+            sizes[b] = observe(rows, total, masked[own], places, seen[b])
+        solve(seen, latent_dim, work, gain, terms, variances)
+        for b in range(min(LANES, len(masked) - first)):
+            hidden[:dim] = masked[first + b]
+            summed = 0.0
+            for k in range(len(blocks)):
+                variance[:] = 1.0
+                residual[:] = diagonal[k]
+                add_products(variances[b], square, blocks[k], variance)
+                add_products(terms[b], table, blocks[k], residual)
+                own_hidden = hidden[k * width : (k + 1) * width]
+                summed += misfit(variance, residual, log_noise[k], own_hidden, product)
+            found[first + b] = -0.5 * (math.log(2 * math.pi) + summed / sizes[b])

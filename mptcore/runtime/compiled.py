@@ -1,0 +1,107 @@
+"""Compile loops with numba, and decide whether a process uses them.
+
+Compiled code is kept beside the module it belongs to, in `__pycache__`. Where that folder cannot be
+written, as in a container with a read-only file system, it is still read from there.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar, cast
+
+import torch
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
+PARTS = 4
+"""Number of parts that each thread gets, so that threads end together."""
+
+
+def kernel(signature: str) -> Callable[[FunctionT], FunctionT]:
+    """Compile a function for these argument types when it is defined, or read it from the cache. It
+    runs without the interpreter's lock."""
+    from numba import njit
+
+    made = njit(signature, cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+    return cast(Callable[[FunctionT], FunctionT], made)
+
+
+def inlined(*fastmath: str) -> Callable[[FunctionT], FunctionT]:
+    """Compile a function as a part of the kernels that call it. `fastmath` names changes of
+    floating-point arithmetic that the compiler may make. It makes them once, so that the results
+    remain the same."""
+    from numba import njit
+
+    made = njit(nogil=True, error_model="numpy", fastmath={"contract", *fastmath})
+    return cast(Callable[[FunctionT], FunctionT], made)
+
+
+@cache
+def kernels(name: str) -> ModuleType | None:
+    """Import a module of compiled loops. None if numba is missing or MPT_KERNELS is `torch`; then
+    torch computes the same."""
+    if os.environ.get("MPT_KERNELS") == "torch":
+        return None
+    try:
+        from numba import config
+    except ImportError:
+        return None
+    with _cache_of(name, config):
+        return import_module(name)
+
+
+@contextmanager
+def _cache_of(name: str, config: ModuleType) -> Iterator[None]:
+    """Let numba find the compiled code of a module. Where it cannot write, it uses a copy."""
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin)
+    kept = source.parent / "__pycache__"
+    if not any(kept.glob(f"{source.stem}.*.nbi")):
+        text = f"{name}: compiling, which takes some ten seconds and is done once per machine\n"
+        sys.stderr.write(text)
+    if os.access(kept if kept.exists() else source.parent, os.W_OK):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="mptcore-") as folder:
+        before, config.CACHE_DIR = config.CACHE_DIR, folder  # type: ignore[attr-defined]
+        try:
+            from numba.core.caching import _CacheLocator
+
+            copy = Path(folder) / _CacheLocator.get_suitable_cache_subpath(str(source))
+            copy.mkdir()
+            for file in kept.glob(f"{source.stem}.*.nb?"):
+                shutil.copy(file, copy)
+            yield
+        finally:
+            config.CACHE_DIR = before  # type: ignore[attr-defined]
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
+
+
+def in_threads(compute: Callable[[int, int], None], count: int, at_least: int) -> None:
+    """Call `compute(first, end)` for parts of range(count), `at_least` numbers long or all, in as
+    many threads as torch uses. Parts must not depend on each other."""
+    threads = torch.get_num_threads()
+    length = max(at_least, -(-count // (PARTS * threads)))
+    firsts = range(0, count, length)
+    if threads == 1 or len(firsts) < 2:
+        compute(0, count)
+        return
+    ends = [min(first + length, count) for first in firsts]
+    list(_pool(threads).map(compute, firsts, ends))

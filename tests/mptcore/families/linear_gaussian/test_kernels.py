@@ -1,0 +1,105 @@
+"""Compiled loops compute the scores of torch."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
+from mptcore.families.linear_gaussian.fused import MAX_LATENT_DIM
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.moments import FactoredMoment
+from mptcore.runtime.compiled import kernels
+
+SHAPES = [(1, 1, 1), (5, 1, 1), (7, 3, 2), (33, 5, 6), (64, 2, 3), (200, 5, 6), (530, 2, 3)]
+
+
+def model_of(dim: int, latent_dim: int, rank: int) -> LinearGaussianModel:
+    generator = torch.Generator().manual_seed(dim)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    noise = 0.05 + torch.rand(dim, generator=generator, dtype=torch.float64)
+    density = LowRankGaussian(drawn(dim, latent_dim), torch.zeros(dim).double(), noise)
+    factor = drawn(dim, rank) / math.sqrt(rank)
+    return LinearGaussianModel(density, FactoredMoment(factor, factor.square().sum(1) + 1e-3))
+
+
+def masks_for(dim: int, count: int = 300) -> Tensor:
+    """Masks of all sizes, in a random order."""
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.rand(count, dim, generator=generator)
+    sizes = torch.randint(1, dim + 1, (count, 1), generator=generator)
+    sizes[:2, 0] = torch.tensor([1, dim])
+    return keys.argsort(1) < sizes
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids="D{0[0]}K{0[1]}Q{0[2]}".format)
+def test_scores_are_those_of_torch(shape: tuple[int, int, int]) -> None:
+    model, masks = model_of(*shape), masks_for(shape[0])
+    assert model._fused is not None
+    expected = model.conditionals.scores(masks)
+    torch.testing.assert_close(model._fused.scores(masks), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(model.scores(masks), model._fused.scores(masks), rtol=0, atol=0)
+
+
+def test_scores_do_not_depend_on_threads_or_on_other_masks() -> None:
+    model, masks = model_of(33, 5, 6), masks_for(33, 1001)
+    alone = torch.cat([model.scores(mask[None]) for mask in masks])
+    assert torch.equal(model.scores(masks), alone)
+
+
+@pytest.mark.usefixtures("threads")
+def test_scores_of_two_threads_are_those_of_one() -> None:
+    model, masks = model_of(33, 5, 6), masks_for(33, 1001)
+    together = model.scores(masks)
+    torch.set_num_threads(1)
+    assert torch.equal(together, model.scores(masks))
+
+
+def test_large_variances_do_not_overflow() -> None:
+    """32 variances are multiplied before their logarithm is taken."""
+    loadings, zeros = 4e3 * torch.eye(200, 2).double() + 3e3, torch.zeros(200).double()
+    factor = torch.ones(200, 1).double()
+    moment = FactoredMoment(factor, factor[:, 0])
+    large = LinearGaussianModel(LowRankGaussian(loadings, zeros, zeros + 1), moment)
+    masks = torch.ones(1, 200, dtype=torch.bool)
+    assert large._fused is not None
+    expected = large.conditionals.scores(masks)
+    torch.testing.assert_close(large._fused.scores(masks), expected, rtol=1e-12, atol=0)
+
+
+def test_what_is_not_finite_is_left_to_torch() -> None:
+    model = model_of(7, 3, 2)
+    model.conditionals.loadings[0] = math.nan
+    with pytest.raises(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        model.scores(masks_for(7))
+
+
+def test_wide_latent_spaces_are_left_to_torch() -> None:
+    assert model_of(50, MAX_LATENT_DIM, 2)._fused is not None
+    assert model_of(50, MAX_LATENT_DIM + 1, 2)._fused is None
+
+
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("MPT_KERNELS", "torch")
+    kernels.cache_clear()
+    yield
+    kernels.cache_clear()
+
+
+@pytest.mark.usefixtures("by_torch")
+def test_torch_computes_where_it_is_asked_to() -> None:
+    assert model_of(7, 3, 2)._fused is None

@@ -1,0 +1,117 @@
+"""Compiled code is kept, found again, and safe to fork from."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+LOOPS = """
+from mptcore.runtime.compiled import inlined, kernel
+
+@inlined()
+def twice(x):
+    return 2 * x
+
+@kernel("f8(f8)")
+def doubled(x):
+    return twice(x)
+"""
+USE = """
+from mptcore.runtime.compiled import kernels
+loops = kernels("loops")
+assert loops.doubled(4.0) == 8.0
+print(*loops.doubled.stats.cache_hits.values(), sum(loops.doubled.stats.cache_misses.values()))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with a module of compiled loops."""
+    (tmp_path / "loops.py").write_text(LOOPS)
+    yield tmp_path
+    tmp_path.chmod(0o755)
+
+
+def run_python(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that must respect the modes of files, also as root."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": f"{folder}:{REPOSITORY}", **environment},
+        preexec_fn=_respect_modes,
+    )
+
+
+def _respect_modes() -> None:
+    pr_capbset_drop, cap_dac_override = 24, 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(pr_capbset_drop, cap_dac_override)
+
+
+def compiled_by_its_owner(folder: Path) -> None:
+    first = run_python(USE, folder)
+    assert first.stdout.split() == ["1"]
+    assert "compiling" in first.stderr
+    (folder / "__pycache__").chmod(0o555)
+    folder.chmod(0o555)
+
+
+def test_compiled_code_is_read_from_a_folder_that_cannot_be_written(folder: Path) -> None:
+    compiled_by_its_owner(folder)
+    second = run_python(USE, folder)
+    assert second.stdout.split() == ["1", "0"]
+    assert second.stderr == ""
+
+
+def test_a_folder_that_cannot_be_written_and_no_home_do_not_stop_a_run(folder: Path) -> None:
+    folder.chmod(0o555)
+    found = run_python(USE, folder, HOME="/nowhere", XDG_CACHE_HOME="/nowhere")
+    assert found.stdout.split() == ["1"]
+
+
+def test_a_process_without_numba_computes_by_torch(folder: Path) -> None:
+    code = """
+import sys
+sys.modules["numba"] = None
+from mptcore.run import KERNELS, load_kernels
+from mptcore.runtime.compiled import kernels
+load_kernels()
+print(*map(kernels, KERNELS))
+"""
+    assert {*run_python(code, folder).stdout.split()} == {"None"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_loading_the_kernels_starts_no_thread(folder: Path) -> None:
+    """The warm parent forks afterwards."""
+    code = """
+import os
+from mptcore.run import load_kernels
+load_kernels()
+print(len(os.listdir("/proc/self/task")))
+"""
+    assert run_python(code, folder, OPENBLAS_NUM_THREADS="1").stdout.split() == ["1"]
+
+
+def test_a_fork_has_threads_of_its_own(folder: Path) -> None:
+    code = """
+import os, torch
+from mptcore.runtime.compiled import in_threads
+torch.set_num_threads(2)
+found = []
+in_threads(lambda first, end: found.append(end - first), 100, 1)
+child = os.fork()
+if child == 0:
+    in_threads(lambda first, end: found.append(end - first), 100, 1)
+    os._exit(sum(found) != 200)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run_python(code, folder).stdout.split() == ["0"]
