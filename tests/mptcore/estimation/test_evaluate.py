@@ -56,7 +56,11 @@ class Exact(TractableModel):
         return -7.0
 
 
-def evaluated(models: dict[str, VectorModel], seed: int = 0, **spec: Any) -> list[Record]:
+def evaluated(models: dict[str, VectorModel], **spec: Any) -> list[Record]:
+    return evaluated_with(0, models, **spec)
+
+
+def evaluated_with(seed: int, models: dict[str, VectorModel], **spec: Any) -> list[Record]:
     evaluation = Evaluation(MaskEvaluation.model_validate(spec), models, {}, ScoreCache())
     return records_of(evaluation.records(torch.Generator().manual_seed(seed)))
 
@@ -159,7 +163,7 @@ def test_masks_that_are_equal_by_chance_have_no_error_of_0(design: str) -> None:
     so its score is exact."""
     for seed in range(40):
         masks = {"schedule": "all", "per_size": 2, "design": design}
-        found = evaluated({"model": Numbers()}, seed, masks=masks, convergence=True)
+        found = evaluated_with(seed, {"model": Numbers()}, masks=masks, convergence=True)
         errors = {(one.series, one.x): one.std_err for one in found if isinstance(one, Point)}
         assert errors == {
             ("score", 1): None, ("score", 2): None, ("score", 3): 0,
