@@ -12,7 +12,7 @@ from torch import Tensor
 
 Score = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 """The mean over observations (N, D) and masked j of log p(x_j | x_R), given the covariance (D, D)
-and an order (D,) of the dimensions whose first so many are masked."""
+and an order (D,) of the dimensions; its first `size` dimensions are masked."""
 
 
 def by_masks(x: Tensor, covariance: Tensor, order: Tensor, size: int) -> Tensor:

@@ -25,7 +25,7 @@ HOST_RATES = {"rates": [0.1, 0.3, 0.5, 0.7, 0.9]}
 GPU_BYTES = 24 * 2**30
 """Memory for a batch on a GPU of 80 GB."""
 STEP_BATCHES, STEPS = (32, 1024), 5
-"""Sentences of a training step, and the steps that are looked at."""
+"""Sentences of a training step, and the measured steps."""
 SORTED = "batches of 64 sorted by length"
 PILOT, PILOT_RATES = 150, [round(0.025 + 0.05 * i, 3) for i in range(20)]
 """Sequences and rates of the pilot that measures the spread of the area over sequences."""

@@ -22,7 +22,7 @@ AT_ONCE = 50_000
 
 
 def metrics(settings: Settings) -> Iterator[Figure]:
-    """A scrape of Prometheus where all but 2,000 of so many experiments have ended."""
+    """Time of a Prometheus scrape with many experiments, of which all but 2,000 have ended."""
     with closing(Database(settings.url)) as database:
         began = time.perf_counter()
         store_experiments(database, EXPERIMENTS)
@@ -38,7 +38,7 @@ SPEC = '{"model": {"family": "ppca"}, "compute": {"device": "cpu"}}'
 
 
 def store_experiments(database: Database, number: int, spec: str = SPEC) -> None:
-    """Insert so many small experiments of 50 users: the last 2,000 are queued, 20 of them run."""
+    """Insert `count` small experiments of 50 users: the last 2,000 are queued, 20 of them run."""
     with database.transaction() as session:
         for i in range(2, USERS + 1):
             session.execute(text("INSERT INTO users (id, name, role, created_at, disabled_at) "

@@ -169,7 +169,8 @@ def _masks_timed(spec: LinearGaussianExperiment, per_size: int) -> int:
 def _training_row(
     name: str, work: str, spec: LinearGaussianExperiment, epochs: int, per_size: int, goal: float
 ) -> Row:
-    """Against the direct route, start by start, from so many epochs of one start with P = 1."""
+    """Compare with the direct route for each start, over a number of epochs of one start with P =
+    1."""
     assert spec.train is not None
     bare = spec.model_copy(
         update={"train": spec.train.model_copy(update={"curve_at": ()}), "baseline": None}

@@ -50,7 +50,7 @@ def implementation(
 
 
 def run(spec: ExperimentSpec) -> Iterator[Record]:
-    """Yield all records of an experiment in order. Raises RunError if it cannot go on."""
+    """Yield all records of an experiment in order. Raises RunError if the experiment fails."""
     session = Session()
     for record in resumable(spec, session):
         if record is not None:

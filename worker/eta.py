@@ -13,8 +13,8 @@ HALF = 0.05
 @dataclass
 class EtaEstimate:
     """Pace of one attempt since its first progress record. Time spent on loading before it does not
-    count. There is no error of the estimate: the spread of past pieces says nothing of a pace that
-    drifts."""
+    count. The estimate has no error: the spread of past pieces says nothing about a changing
+    pace."""
 
     _at: float | None = None
     _done: int = 0

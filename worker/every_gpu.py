@@ -1,6 +1,6 @@
 """`python -m worker.every_gpu`: a worker for each GPU of this machine, pinned to it by its UUID.
 
-One that fails is started again some time later, and the others go on.
+A failed worker is restarted some time later, and the others continue.
 """
 
 import argparse

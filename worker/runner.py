@@ -59,7 +59,7 @@ class Runner:
         for ours in self._pipes:
             os.set_blocking(ours, False)
         if sys.platform == "linux":
-            with suppress(OSError):  # a user may have so many large pipes and no more
+            with suppress(OSError):  # the number of large pipes of a user is limited
                 fcntl.fcntl(self._stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     @property
@@ -97,7 +97,7 @@ class Runner:
         process has ended and its output was read."""
         if self._is_closed:
             return None
-        ended = not self.alive  # before the look, for it may write until then
+        ended = not self.alive  # before the check, because it may write until then
         if ended:
             self.signal(SIGKILL)  # to the processes that it has started
             self._stop_watching()

@@ -1,6 +1,6 @@
-"""Areas and scores of language models by few rates, or by one mask of each sequence at a rate: how
-often two standard errors hold the truth, over seeds. Where there is no error, the reason is shown.
-The truth is the mean of very many masks."""
+"""Areas and scores of language models by few rates, or by one mask of each sequence at a rate: the
+share of seeds for which two standard errors contain the truth. Where there is no error, the reason
+is shown. The truth is the mean of very many masks."""
 
 import math
 from collections.abc import Iterable, Sequence

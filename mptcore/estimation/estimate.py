@@ -28,7 +28,7 @@ class Estimate:
     """A mean with its Monte Carlo standard error, from n draws. The error is None if one draw gives
     none.
 
-    `degrees` are the error's degrees of freedom which depend only on the design: a choice by the
+    `degrees` are the error's degrees of freedom, which depend only on the design: a choice by the
     scores would report the errors that are too small by chance. Records contain errors with
     MIN_DEGREES or more. `interval_degrees` are those measured from the scores, for intervals.
     """
@@ -51,8 +51,8 @@ class Estimate:
 
     @property
     def half_interval(self) -> float | None:
-        """Half the width of the 95 % interval by Student's t. None if its degrees of freedom are so
-        many that it is two standard errors."""
+        """Half the width of the 95 % interval by Student's t. None if the degrees of freedom are
+        enough for it to be two standard errors."""
         if not self.known_std_err or self.interval_degrees >= MAX_INTERVAL_DEGREES:
             return None
         return t_quantile(self.interval_degrees) * self.known_std_err

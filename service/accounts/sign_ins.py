@@ -25,7 +25,7 @@ LASTS_S = 7 * 86_400.0
 RENEWED_S = 3600.0
 """A cookie is not renewed more often."""
 GRACE_S = 60.0
-"""For requests that were under way with the cookie of before."""
+"""Time for which the previous cookie stays valid, for requests already sent with it."""
 CODE_LASTS_S = 600.0
 
 SIGNED_OUT = "you are signed out, or have been for a week: sign in again"

@@ -95,7 +95,7 @@ def caller_of(key: Row[*tuple[Any, ...]]) -> Caller:
 
 
 def holder(session: Session, key_id: str) -> Caller:
-    """Return the caller of a key that exists, whether or not it still serves."""
+    """Return the caller of an existing key, even if it is no longer valid."""
     return _caller(session.execute(_KEY, {"key_id": key_id}).one())
 
 

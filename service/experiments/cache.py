@@ -48,7 +48,7 @@ def fingerprint(files: Collection[Path]) -> str | None:
 
 
 class CacheKeys:
-    """The keys of the specs of one request. Each set of files is looked at once."""
+    """The keys of the specs of one request. Each set of files is checked once."""
 
     def __init__(self, inputs: ReferencedInputs, files: Inputs):
         self._inputs, self._files = inputs, files

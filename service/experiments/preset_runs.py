@@ -17,7 +17,7 @@ from service.tables.experiments import Experiment, Status
 from service.tables.visibility import readable, reader
 
 MAX_TAGGED = 500
-"""Tagged experiments that are looked at, newest first."""
+"""Maximum number of tagged experiments that are examined, newest first."""
 
 
 def tags_of(preset: str, index: int) -> tuple[str, str]:

@@ -23,7 +23,7 @@ def change(
 ) -> None:
     """Change columns of an experiment, and count the bytes of its texts. Raises ApiError."""
     quota.check_priority(session, experiment.owner_id, changes.get("priority", 0))
-    session.refresh(experiment)  # no other change passes the lock that was taken
+    session.refresh(experiment)  # the lock prevents other changes
     before = of_texts(experiment.name, experiment.tags, experiment.note)
     for name, value in changes.items():
         setattr(experiment, name, value)

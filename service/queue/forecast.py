@@ -28,7 +28,7 @@ UNKNOWN = "it is not known how long the runs before it take"
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A run under way, in the database's time; `end` is None where it is not known."""
+    """A current run, in the database's time; `end` is None if it is unknown."""
 
     owner_id: int
     started_at: float

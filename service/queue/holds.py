@@ -205,14 +205,14 @@ def take_turns(session: Session, experiment_ids: Collection[str]) -> None:
 
 
 def note_turns(session: Session, sweep_ids: Iterable[str | None]) -> None:
-    """Have `fill` look at these sweeps."""
+    """Let `fill` examine these sweeps."""
     turns = [{"sweep_id": one} for one in sweep_ids]
     if turns:
         session.execute(insert(Turn), turns)
 
 
 def note_turns_of(session: Session, experiment_ids: Collection[str]) -> None:
-    """Have `fill` look at the sweeps of experiments that are under way no more."""
+    """Let `fill` examine the sweeps of experiments that are no longer active."""
     limited = (
         select(Experiment.sweep_id)
         .distinct()
@@ -248,8 +248,8 @@ def release_sweeps(session: Session) -> None:
 
 
 def _release_sweep(session: Session, sweep_id: str, concurrency: int | None) -> bool:
-    """Let one sweep have as many under way as it may. Returns whether that is done: an experiment
-    that another transaction holds is passed over."""
+    """Release held experiments of a sweep up to its limit. Return whether this is complete:
+    experiments that another transaction has locked are skipped."""
     which = {"sweep_id": sweep_id}
     room = None
     if concurrency is not None:

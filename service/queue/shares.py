@@ -256,7 +256,7 @@ _USERS, _USAGE, _ATTEMPTS, EXPERIMENTS = (
 
 
 def _highest(device: Device) -> ScalarSelect[int]:
-    """Return the highest priority by one look at the end of the index."""
+    """Return the highest priority by one look-up at the end of the index."""
     one = EXPERIMENTS.alias()
     return (
         select(func.max(one.c.priority))

@@ -88,15 +88,15 @@ class Starts:
         for _ in range(slots.workers - slots.idle - len(forecast.running)):  # not claimed yet
             self._take_slot(forecast.clock + self._usual_s, None, forecast.clock)
         if not self._idle and not self._ends:
-            self._idle = 1  # nobody serves this queue yet: as if one worker did
+            self._idle = 1  # no worker serves this queue yet: assume one
         self._places: list[int] = []
         self._started = 0
         self._steps = self._simulated()
         self._lock = threading.Lock()
 
     def place(self, own: int) -> int:
-        """Return how many start before the user's experiment that has so many of its own before
-        it."""
+        """Return the number of starts before the user's experiment at this position among its
+        own."""
         with self._lock:  # requests share the simulation of a snapshot
             while own >= len(self._places) and next(self._steps, None) is not None:
                 pass

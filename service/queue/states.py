@@ -39,7 +39,7 @@ def note_status(session: Session, experiment_id: str, status: Status, **details:
 
 def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> None:
     """Make each of these new experiments wait for others. It runs or fails at once if these have
-    ended since the submission looked at them. Call it at the end of a transaction
+    ended since the submission checked them. Call it at the end of a transaction
     (`holds.wait_for`)."""
     for ended_id, status in holds.wait_for(session, waits).items():
         _note_failed(session, holds.release(session, [ended_id], status))

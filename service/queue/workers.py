@@ -237,8 +237,7 @@ def lock_dispatching(session: Session) -> None:
 
 
 def oldest_dispatch_age(session: Session, queue: Queue) -> float:
-    """Return how many seconds the oldest dispatch of a queue has been unclaimed; 0 if there is
-    none."""
+    """Return the age in seconds of the oldest unclaimed dispatch of a queue; 0 if there is none."""
     oldest = select(func.min(Experiment.dispatched_at)).where(
         Experiment.status == Status.DISPATCHED, Experiment.queue == queue
     )

@@ -13,7 +13,7 @@ KEY = (Tally.status, Tally.failure_kind)
 COUNTED = (Tally.number, Tally.present, Tally.lost, Tally.waits, Tally.waits_s, Tally.runs,
            Tally.runs_s)  # fmt: skip
 FOLD_AT = 500
-"""Rows of tallies; so many cost a reader nothing."""
+"""Number of tally rows up to which reading is cheap."""
 
 
 @dataclass

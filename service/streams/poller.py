@@ -27,8 +27,8 @@ PERIOD_S = 0.25
 ACCESS_S = 1.0
 """Interval of the check whether listeners may still listen."""
 READS_AT_ONCE = 3
-"""Maximum number of concurrent reads of all listeners, A single user gets at
-most one less. The other threads and connections serve requests."""
+"""Maximum number of concurrent reads of all listeners. A single user gets at most one less. The
+other threads and connections serve requests."""
 FIRST_LOOK_S = 20.0
 
 Answer = TypeVar("Answer")

@@ -206,7 +206,8 @@ def _short(value: Any) -> str:
 
 
 def check_stored(size: int, points: int) -> None:
-    """Raise ApiError if the specs of so many points take more bytes than a request may store."""
+    """Raise ApiError if the specs of this number of points need more bytes than a request may
+    store."""
     if size > MAX_STORED_BYTES:
         detail = (
             f"the specs of {points} points take {math.ceil(size / 2**20)} MiB or more; a request "

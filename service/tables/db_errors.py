@@ -15,10 +15,10 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from service.revisions import NotMigrated
 
 TRANSIENT_DB_ERRORS = (OperationalError, InterfaceError, NoConnectionFree)
-"""Errors that pass: the database does not answer, fails over, is full, locked or overloaded.
-Nothing was committed, or it is not known whether it was. Every long-lived loop logs these and goes
-on; the API answers 503. All other errors are defects. `by_nature` puts each error of a driver on
-its side."""
+"""Transient errors: the database does not answer, fails over, is full, locked or overloaded.
+Nothing was committed, or it is not known whether it was. Every long-lived loop logs these and
+continues; the API answers 503. All other errors are defects. `by_nature` puts each error of a
+driver on its side."""
 
 PASSING_STATES = ("08", "28", "40", "42501", "53", "55", "57", "58", "25006", "25P03", "25P04")
 """Transient SQLSTATEs and their classes: connection, login, serialization and deadlock, resources,

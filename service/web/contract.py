@@ -122,8 +122,8 @@ OBJECT_DEFAULT = "x-default"
 
 
 def _generate(name: str, schema: Document) -> None:
-    """Put a schema in a form that generators of clients understand: titles are unique, for they
-    become names of classes; no default is an object; one value of several kinds is an enum."""
+    """Put a schema in a form that generators of clients understand: titles are unique, because they
+    become class names; no default is an object; one value of several kinds is an enum."""
     if "-" in name:
         schema["title"] = name.replace("-", "")
     for about in schema.get("properties", {}).values():

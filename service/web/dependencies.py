@@ -48,7 +48,7 @@ def noted_keys() -> NotedKeys:
 _bearer = HTTPBearer(auto_error=False, description="An API key, mpt_<id>_<secret>_<checksum>")
 
 
-# Async, though it waits for nothing: a plain function costs a change of threads.
+# Async although it never awaits: a plain function would need a thread switch.
 async def _settings(request: Request) -> Settings:
     settings: Settings = request.app.state.settings
     return settings

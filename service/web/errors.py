@@ -39,7 +39,7 @@ SERVICE_PATTERNS = {
 """Descriptions of the service's text patterns. Specs have their own."""
 
 MAX_SIMILAR_PATH = 100
-"""Characters of a path for which a similar one is looked for."""
+"""Maximum length of a path for which a similar one is suggested."""
 
 
 class ErrorItem(ResponseModel):
@@ -184,7 +184,7 @@ def wrong_body(errors: Sequence[Any], body: Any, model: type[BaseModel]) -> ApiE
 
 
 def _told(item: Any) -> Any:
-    """Return the error, in which patterns of the service's own are explained in words."""
+    """Return the error, with the service's own patterns explained in words."""
     own = SERVICE_PATTERNS.get(item.get("ctx", {}).get("pattern"))
     return {**item, "type": "in_words", "msg": own} if own else item
 

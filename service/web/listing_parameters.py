@@ -26,7 +26,7 @@ Moment = Annotated[datetime, BeforeValidator(_iso)]
 since 1970."""
 
 
-# Async, though it waits for nothing: a plain function costs a change of threads.
+# Async although it never awaits: a plain function would need a thread switch.
 async def wanted_experiments(
     *,
     whose: WhoseQuery = Whose.MINE,

@@ -14,7 +14,7 @@ Form = TypeVar("Form", bound=StrEnum)
 
 
 MAX_RANGES = 50
-"""Media ranges of a header Accept that are looked at. Browsers send ten at most."""
+"""Maximum number of media ranges that are read of a header Accept. Browsers send ten at most."""
 
 
 def accepted(request: Request, media_types: Mapping[Form, str]) -> Form:

@@ -16,7 +16,7 @@ MAX_PARAMETERS = 200
 """Query parameters of one request."""
 
 
-# Async, though it waits for nothing: a plain function costs a change of threads.
+# Async although it never awaits: a plain function would need a thread switch.
 async def free_parameters(request: Request) -> dict[str, list[str]]:
     """Return the query parameters that the route does not name, with all values given."""
     route = request.scope["route"]

@@ -270,7 +270,7 @@ class Storm:
         self._ask(DesiredState.CANCEL)
 
     def _pause(self) -> None:
-        """Have a run set aside, and a little later go on."""
+        """Pause a run, and resume it a little later."""
         paused = self._ask(DesiredState.PAUSE)
         time.sleep(self.random.uniform(0, 3))
         self._ask(DesiredState.RUN, paused)

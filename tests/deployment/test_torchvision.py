@@ -1,5 +1,5 @@
-"""A user's own `import transformers` works where the lab is installed, though torchvision's
-operators cannot be loaded beside the torch there. test_setup.py holds the same for `make setup`."""
+"""A user's own `import transformers` works where the lab is installed, although torchvision's
+operators cannot be loaded with the torch there. test_setup.py tests the same for `make setup`."""
 
 import shutil
 import subprocess

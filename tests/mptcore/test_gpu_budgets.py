@@ -89,7 +89,7 @@ def test_the_next_masks_of_vectors_are_drawn_while_the_device_has_work() -> None
 
 
 def test_a_gpu_scores_four_times_as_many_masks_by_the_same_launches(tmp_path: Path) -> None:
-    """A batch as large as a processor's caches is no work for it: here 160 masks, of 768."""
+    """A batch of the size of a CPU's caches is too small for a GPU: here 160 masks of 768."""
     found = []
     for per_size in (4, 16):
         spec = {
@@ -161,7 +161,7 @@ def test_a_training_step_of_a_gaussian(launches: int, changes: dict[str, Any]) -
 def test_the_masks_of_the_next_step_are_drawn_before_the_loss_is_fetched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each step looks at its digits, then at its loss."""
+    """Each step checks its digits, then its loss."""
     fetched: list[int] = []
     draw = StepMasks.draw_each
 

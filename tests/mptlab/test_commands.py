@@ -20,7 +20,7 @@ from tests.support.processes import MPT
 
 Environment = dict[str, str]
 WAITING = ppca_spec(compute__device="cuda")
-"""It is never begun: there is no GPU worker."""
+"""It never starts, because there is no GPU worker."""
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -346,7 +346,7 @@ def test_a_shell_completes_ids(environment: Environment, run: Any) -> None:
 
 
 def test_a_terminal_of_eighty_columns(environment: Environment, run: Any) -> None:
-    """A person sees a bar while it runs, a table that is no wider, and no message broken."""
+    """The terminal shows a progress bar, a table that fits, and unbroken messages."""
     shown = at_terminal(environment, "list", "--limit", "50")
     assert run["id"] in shown
     assert max(map(len, shown.splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""`mpt serve` as a person sees it at a terminal."""
+"""`mpt serve` in a terminal."""
 
 import importlib.util
 import os

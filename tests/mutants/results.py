@@ -23,7 +23,7 @@ failed, that could not be imported, a time limit, a signal."""
 
 @dataclass(frozen=True)
 class Sample:
-    """One mutant in so many, chosen by its name: the same each time."""
+    """A share of the mutants, chosen by their names: the same each time."""
 
     one_in: int = 1
     part: int = 0

@@ -26,6 +26,6 @@ def api(settings: Settings) -> Iterator[TestClient]:
 
 @pytest.fixture
 def inspected_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uploads are looked at in this process: where more is tested than that. A fresh one takes a
-    third of a second to import numpy and the specs."""
+    """Inspect uploads in this process, for tests of other things. A new process needs a third of a
+    second to import numpy and the specs."""
     monkeypatch.setattr(files, "_inspected", lambda *file: as_json(look(*file)).encode())

@@ -1,4 +1,4 @@
-"""docker-compose.yml under a Docker engine, as a compose project of its own."""
+"""docker-compose.yml under a Docker engine, as a separate compose project."""
 
 import json
 import os

@@ -77,7 +77,7 @@ def _run_module(module: str, *arguments: str) -> None:
 
 
 class Becoming(BaseException):
-    """Raised where a fresh process would go on as another program."""
+    """Raised where a new process would replace itself by another program."""
 
 
 def _become(module: str, *arguments: str) -> NoReturn:

@@ -1,5 +1,4 @@
-"""NVML, pretended: the one thing of a lab that no test can have where there is no GPU. Its names
-are those of the package pynvml."""
+"""A simulated NVML, for tests without a GPU. Its names are those of the package pynvml."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

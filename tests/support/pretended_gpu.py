@@ -308,7 +308,7 @@ def _each(found: Any, wrap: Callable[[Tensor], Tensor]) -> Any:
 
 @contextmanager
 def pretended_gpu(memory_bytes: int = 80 * GIB) -> Iterator[PretendedGpu]:
-    """A GPU of so much memory, all of it free, for this block."""
+    """A GPU with this much memory, all of it free, within this block."""
     gpu = PretendedGpu()
 
     def state_of(device: Any = DEVICE) -> Tensor:

@@ -106,7 +106,8 @@ def test_shares_are_those_of_the_settings(database: Database, settings: Settings
 
 
 def test_gpu_workers_choose_first(database: Database, doorbell: Dispatcher) -> None:
-    """A CPU worker takes the next that needs none; one that waits for a GPU is passed over."""
+    """A CPU worker gets the next experiment that needs no GPU; an experiment that waits for a GPU
+    is skipped."""
     register(database, gpu=1, cpu=3)
     devices = ("auto", "cuda", "auto", "cpu")
     ids = [submitted(database, ppca_spec(compute__device=device)) for device in devices]

@@ -22,7 +22,7 @@ TERM = (os.getpid(), signal.SIGTERM)
 
 
 class Stopping(threading.Event):
-    """An event for which waiting takes no time; it is set after so many waits, if at all."""
+    """An event for which waiting takes no time; it is set after a number of waits, if at all."""
 
     def __init__(self, ends_after: int | None = None):
         super().__init__()

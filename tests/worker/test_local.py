@@ -1,4 +1,4 @@
-"""The local worker ends where it cannot go on, so that it is started again."""
+"""The local worker ends after an error that it cannot handle, so that it is restarted."""
 
 import threading
 from types import SimpleNamespace

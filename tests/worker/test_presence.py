@@ -79,7 +79,7 @@ class ScriptedBeats(Presence):
 
 
 class Stopping:
-    """An event that is set after so many beats."""
+    """An event that is set after a number of heartbeats."""
 
     def __init__(self, beats: int):
         self.left = beats

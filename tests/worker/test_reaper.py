@@ -115,7 +115,7 @@ def test_grace_after_a_gap(
 def test_a_database_that_hangs_within_a_tick(
     database: Database, running: str, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the look at the clock and the reaping: leases that were good then have run out."""
+    """Between reading the clock and reaping, leases that were valid expire."""
     reaper.tick()
     time.sleep(LEASE_S)
     with database.transaction() as session:

@@ -109,7 +109,7 @@ class Conditionals:
         """Return the mean over observations and masked j of log p(x_j | x_R)."""
         weight = (~masked).to(self.loadings)
         variance, residual = self._conditional_moments(weight)
-        # in place, for a pass over (B, D) costs as much as the formulas do
+        # in place: each pass over (B, D) costs as much as the formulas
         misfit = variance.log().add_(residual / variance).mul_(1 - weight)
         return -0.5 * (LOG_2PI + misfit.sum(-1) / masked.sum(-1))
 

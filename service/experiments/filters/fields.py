@@ -229,7 +229,7 @@ def check_metric(session: Session, name: str, column: int) -> None:
 
 
 def _metric_names(session: Session) -> Iterator[str]:
-    """Yield the names of metrics in order. Each is one look at the index; DISTINCT would read all
+    """Yield the names of metrics in order. Each is one index look-up; DISTINCT would read all
     metrics."""
     name = session.scalar(select(func.min(Metric.name)))
     while name is not None:

@@ -58,7 +58,7 @@ class UserChanges(RequestModel):
     """Role of the user: `admin`, `member` or `viewer`."""
     active: bool | None = None
     """False disables the user: keys are refused, and queued experiments do not start until the user
-    is active again. Experiments that are running go on."""
+    is active again. Running experiments continue."""
     shares: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Weight in fair sharing: a user with 2 gets twice the slots of a user with 1."""
     max_running: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
@@ -234,8 +234,8 @@ def change_user(
     name: UserName, changes: JsonBody[UserChanges], database: WriterDep, user: Admin
 ) -> UserOut:
     """Change a user's role, shares or limits, or disable or enable the user. While a user is
-    disabled, keys and browsers are refused and queued experiments do not start; running ones go
-    on. A signed-in browser changes none."""
+    disabled, keys and browsers are refused and queued experiments do not start; running ones
+    continue. A browser's sign-in cannot change users."""
     check_has_key(user)
     wanted = changes.model_dump(exclude_unset=True)
     standing = {name: wanted[name] for name in STANDING if name in wanted}

@@ -37,7 +37,7 @@ router = APIRouter(tags=["monitoring"], route_class=StrictRoute)
 SILENT_S = 60.0
 """A worker that has been silent for longer is not shown."""
 STRETCHES = 72
-"""At most so many make up a history."""
+"""Maximum number of intervals in a history."""
 
 
 class WorkerOut(ResponseModel):

@@ -116,8 +116,8 @@ def sign_out(database: WriterDep, request: Request, response: Response) -> None:
 
 @router.post("/sign-in:renew", status_code=HTTPStatus.NO_CONTENT)
 def renew(database: WriterDep, user: UserDep, request: Request, response: Response) -> None:
-    """Another cookie for a browser whose cookie is older than an hour; the old one serves a minute
-    longer."""
+    """Another cookie for a browser whose cookie is older than an hour; the old one stays valid for
+    another minute."""
     cookie = request.cookies.get(COOKIE)
     renewed = _renewed(database, cookie) if cookie is not None else None
     if renewed is not None:

@@ -162,8 +162,8 @@ def test_a_size_is_recorded_as_soon_as_it_is_scored() -> None:
 
 
 def test_cached_scores_are_counted_and_not_recomputed() -> None:
-    """Models that draw numbers for each mask go on where they were: of batches of 2, 1, 2, 1 and 1,
-    the first three are kept."""
+    """Models that draw numbers for each mask continue their count: of batches of 2, 1, 2, 1 and 1,
+    the first three are cached."""
     cache, model = ScoreCache(), Numbers()
     whole = scored(Numbers(), cache=cache)
     kept = ScoreCache(cache.values[:3])

@@ -54,7 +54,7 @@ def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Pa
 
 
 def test_a_run_resumed_on_a_gpu_gives_each_point_once(tmp_path: Path) -> None:
-    """Though it scores more masks at a time there."""
+    """The batches of masks are larger there."""
     spec = spec_of(
         {
             **BASE,

@@ -82,6 +82,6 @@ def test_auto_is_bfloat16_if_the_gpu_supports_it(monkeypatch: pytest.MonkeyPatch
     with pretended_gpu():
         assert dtype_of("auto", DEVICE) == torch.bfloat16
         assert dtype_of("float32", DEVICE) == torch.float32
-        # A GPU of before 2020 emulates it, slowly.
+        # GPUs from before 2020 emulate it slowly.
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
         assert dtype_of("auto", DEVICE) == torch.float32

@@ -135,7 +135,7 @@ def test_files_that_are_not_checkpoints_are_ignored(tmp_path: Path) -> None:
     header |= {"after": "3", "masks": "7"}
     old = first_whole(SPEC, [renamed(as_bytes({}, header), tmp_path)])
     assert old is not None
-    assert old.device is None  # of before this was kept
+    assert old.device is None  # from before this was stored
     for change in ({"format": "2"}, {"format": ""}, {"spec": '{"model": "of another version"}'}):
         assert first_whole(SPEC, [renamed(as_bytes({}, header | change), tmp_path)]) is None
 

@@ -1,4 +1,4 @@
-"""JSON texts that are refused before a spec is looked for, and values in which much is wrong."""
+"""JSON texts that are refused before they are validated, and values with many errors."""
 
 import json
 from typing import Annotated, Any

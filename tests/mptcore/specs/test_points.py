@@ -36,7 +36,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("changes", CASES)
 def test_the_points_of_a_run_are_counted(changes: dict[str, Any]) -> None:
-    """Exactly so many of its curves, and at most so many of its training."""
+    """The count is exact for curves, and a maximum for training."""
     parsed = spec_of(spec(**changes))
     found = Counter(one.series for one in run(parsed) if isinstance(one, Point))
     count = parsed.point_count()

@@ -71,7 +71,7 @@ def test_a_submission_sent_again_after_its_data_set_was_deleted(api: TestClient)
 def test_the_same_bytes_deleted_while_they_came_again(
     api: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen by the unique index, and gone when it is looked for."""
+    """The unique index reports it, but it is gone when it is read."""
     first = post(api, "a.npy", npy(GOOD)).json()
     monkeypatch.setattr("service.datasets.store.lock_same", lambda *_: None)
     refused = post(api, "a.npy", npy(GOOD))

@@ -246,7 +246,8 @@ def test_a_run_ends_while_a_submission_that_names_it_is_checked(
 
 @pytest.mark.parametrize("named_by", ["after", "init"])
 def test_a_submission_that_takes_long_holds_up_no_lease(lab: Settings, named_by: str) -> None:
-    """The heartbeats of a run go on while a transaction is open that is to come after it."""
+    """The heartbeats of a run continue while the transaction of a submission for its successor is
+    open."""
     with (
         closing(Database(lab.url)) as database,
         closing(Database(lab.url, timeouts="-c statement_timeout=3s")) as impatient,

@@ -1,4 +1,4 @@
-"""Choice of the next experiment, and experiments that are passed over."""
+"""Choice of the next experiment, and skipped experiments."""
 
 import time
 
@@ -86,7 +86,7 @@ def test_the_oldest_of_the_highest_priority_of_both_devices(
 
 @pytest.mark.parametrize("held", [held for held in Held if held != Held.NOT])
 def test_held_experiments_are_not_dispatched(database: Database, held: Held) -> None:
-    """It is passed over at any priority."""
+    """It is skipped at any priority."""
     first, second = waiting(database, "cpu", priority=1), waiting(database, "cpu")
     change(database, first, held=held)
     assert chosen(database) == second

@@ -20,8 +20,8 @@ JOB_S = 100.0
 
 
 def found_places(lab: SharedLab, ids: Sequence[str]) -> dict[str, QueuePosition]:
-    """Asked for user by user, as they would; a page of all of them says the same, and so does one
-    snapshot that serves all users."""
+    """Positions requested by each user. A page of all users has the same ones, and so has a single
+    snapshot for all users."""
     found: dict[str, QueuePosition] = {}
     with lab.database.snapshot() as session:
         query = select(Experiment).where(Experiment.id.in_(ids), Experiment.status == Status.QUEUED)

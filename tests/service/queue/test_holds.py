@@ -75,7 +75,7 @@ def test_held_experiments_do_not_slow_a_choice(database: Database) -> None:
     for _ in range(2):
         for points in IDLE:
             limited_sweeps(database, holds.TURNS_AT_ONCE // 2, *points)
-        for _ in range(2):  # each is looked at once
+        for _ in range(2):  # each is examined once
             assert chosen(database) is None
         assert _turns(database) == 0
         costs.append(statements_of_a_choice(database))

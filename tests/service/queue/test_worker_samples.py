@@ -22,7 +22,7 @@ GPU = Vitals("h", Queue.GPU, 8 * GIB, "H100", "570", 80 * GIB, 21 * GIB)
 
 
 def keep(database: Database, worker_id: str, ages: Sequence[int], busy: bool, free: int) -> None:
-    """Samples of so many minutes ago."""
+    """Samples from the given numbers of minutes ago."""
     with database.transaction() as session:
         last = last_minute(session)
         columns = {"worker_id": worker_id, "busy": busy, "memory_free": free}

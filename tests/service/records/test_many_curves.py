@@ -20,7 +20,7 @@ URL = "/v1/curves:batchGet"
 
 
 def recorded(database: Database, points: int, **labels: Any) -> str:
-    """An experiment that has ended, with so many points of `score` and one of `loss`."""
+    """An ended experiment, with this number of points of `score` and one of `loss`."""
     claim = claimed(database)
     batch = Batch()
     for seq in range(1, points + 2):

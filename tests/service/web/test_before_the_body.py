@@ -260,7 +260,7 @@ def test_query_parameters_are_bounded_before_they_are_parsed(
 
 @dataclass
 class Stalled(Exchange):
-    """A request whose body does not go on after its first piece."""
+    """A request whose body stops after its first piece."""
 
     first: bytes = b"{"
 

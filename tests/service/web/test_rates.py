@@ -26,7 +26,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def served(settings: Settings, **limits: int) -> Iterator[TestClient]:
-    """The service with the local key, which it has seen to serve."""
+    """The service with the local key, after a successful request."""
     key = settings.key_file.read_text().strip()
     app = create_app(settings.model_copy(update=limits))
     with TestClient(app, headers={"Authorization": f"Bearer {key}"}) as api:

@@ -203,7 +203,7 @@ class VaeExperiment(VectorExperiment):
         each = self.model.numbers_per_observation(self.data.dim)
         rows, masks = self._step()
         draws, ais = self._places(self.model.conditionals), self.evaluate.ais
-        latent_dim = self.model.latent_dim  # derivatives are as large as so many draws
+        latent_dim = self.model.latent_dim  # derivatives are as large as this number of draws
         # Memory kept for the gradient, and memory for the part that is being computed.
         numbers = rows * each * (4 * masks * self._train_places() + latent_dim)
         numbers += 6 * max(draws, MAX_STARTS * latent_dim) * each

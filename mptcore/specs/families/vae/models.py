@@ -87,7 +87,7 @@ class UniformGrid(Grid):
         return super().doubled().model_copy(update={"extent": 1.25 * self.extent})
 
     def of_another_kind(self) -> "UniformGrid":
-        """Return a grid whose spacing is no multiple of this grid's spacing."""
+        """Return a grid whose spacing is not a multiple of this grid's spacing."""
         other = {"nodes": 3 * self.nodes // 2 + 1, "extent": 1.17 * self.extent}
         return self.model_copy(update=other)
 

@@ -47,8 +47,8 @@ def evaluated(
 
 
 def check_calibration(values: list[float], errors: list[float | None]) -> None:
-    """The variance of the values over that of their standard errors is within the interval of 99 %
-    that so many normal values have: for 60, standard errors are off by less than 30 %."""
+    """The variance of the values over that of their standard errors is within the 99 % interval for
+    this number of normal values: for 60, standard errors are off by less than 30 %."""
     known = [error for error in errors if error is not None]
     assert len(known) == len(values)
     degrees = len(values) - 1

@@ -177,7 +177,7 @@ def test_a_training_step_of_a_language_model(monkeypatch: pytest.MonkeyPatch) ->
         assert gpu.to_device == 2
         assert gpu.waited == 0
         assert gpu.launches <= 460  # 240 of the network, the rest of the gradient's norm
-        assert gpu.forks == [DEVICE]  # and no other GPU's generator was looked at
+        assert gpu.forks == [DEVICE]  # and no other GPU's generator was used
         gpu.reset()
         trainer.adam.step()
         assert gpu.launches <= 4  # for the weights that decay, and for the others

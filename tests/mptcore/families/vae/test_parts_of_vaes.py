@@ -86,7 +86,7 @@ def test_a_mixture_of_nodes_is_the_log_of_the_mean_likelihood(
 
 
 def test_a_pixel_that_no_node_expects_keeps_its_log_likelihood() -> None:
-    """e^−800 is no number in float64."""
+    """e^−800 is 0 in float64."""
     outputs = torch.tensor([[800.0, -800.0], [900.0, -900.0]], dtype=torch.float64)
     shares = torch.full((2, 2), math.log(0.5), dtype=torch.float64)
     x = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64)

@@ -1,5 +1,5 @@
-"""Write pictures of every page, light, dark and as on a phone, to be looked at:
-`python -m tests.service.web.ui.screenshots FOLDER`."""
+"""Write screenshots of every page, light, dark and in phone size, for review: `python -m
+tests.service.web.ui.screenshots FOLDER`."""
 
 import argparse
 import tempfile

@@ -187,7 +187,7 @@ def test_a_chart_is_saved_as_shown(page: Page, lab: BrowsedLab) -> None:
     words = {one.text for one in whole.findall(".//{*}text")}
     assert {"seed 4", "seed 44", "mask size m", "S(m), nats", "60"} <= words
     curves = whole.findall(".//{*}g/{*}path")
-    assert len(curves) == 2 * (2 + 1)  # each with two bands, for a value is missing
+    assert len(curves) == 2 * (2 + 1)  # each with two bands, because a value is missing
     assert [one.get("d", "").count("M") for one in curves if one.get("stroke")] == [2, 2]
     page.get_by_role("button", name="Zoom in").click()
     page.locator(".u-legend").get_by_text("seed 44").click()

@@ -120,7 +120,8 @@ def test_a_code_of_an_expired_key_signs_nobody_in(
 def test_a_browser_cannot_create_keys_that_outlive_its_sign_in(
     browser: TestClient, key: str
 ) -> None:
-    """No other sign-in, key, user, higher role or webhook, though this key may make all."""
+    """No other sign-in, key, user, higher role or webhook, although this key may create all of
+    them."""
     sign_in(browser, key=key)
     for method, path, body in (
         ("POST", "/v1/sign-in-codes", {}),
