@@ -16,7 +16,7 @@ and an order (D,) of the dimensions; its first `size` dimensions are masked."""
 
 
 def by_masks(x: Tensor, covariance: Tensor, order: Tensor, size: int) -> Tensor:
-    """Boolean masks, and an inverse."""
+    """Use boolean masks and a matrix inverse."""
     masked = torch.zeros(len(order), dtype=torch.bool)
     masked[order[:size]] = True
     rest = ~masked

@@ -38,7 +38,7 @@ SPEC = '{"model": {"family": "ppca"}, "compute": {"device": "cpu"}}'
 
 
 def store_experiments(database: Database, number: int, spec: str = SPEC) -> None:
-    """Insert `count` small experiments of 50 users: the last 2,000 are queued, 20 of them run."""
+    """Insert small experiments of 50 users: the last 2,000 are queued, 20 of them run."""
     with database.transaction() as session:
         for i in range(2, USERS + 1):
             session.execute(text("INSERT INTO users (id, name, role, created_at, disabled_at) "

@@ -243,8 +243,8 @@ def spec_named(name: str) -> ExperimentSpec:
 
 
 def lines_of(spec: ExperimentSpec, work_dir: Path) -> list[dict[str, Any]]:
-    """The decoded records of a run; digests of files, which hold rounding and versions, are left
-    out, and so is the first line, which names the machine."""
+    """Return the decoded records of a run, without digests of files, which depend on rounding and
+    versions, and without the first line, which names the machine."""
     session = Session(work_dir=work_dir)
     lines = []
     for record in resumable(spec, session):

@@ -106,7 +106,7 @@ def add_webhook(
         webhook = Webhook(
             id=uuid7().hex,
             owner_id=user.id,
-            url=str(AnyUrl(new.url)),  # as every reader understands it
+            url=str(AnyUrl(new.url)),  # in a form that all parsers read in the same way
             secret=secret,
             statuses=",".join(dict.fromkeys(new.statuses)),
         )

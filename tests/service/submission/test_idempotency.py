@@ -162,7 +162,7 @@ def test_answers_from_the_cache_fill_no_store_beyond_its_limit(admin: TestClient
 def test_two_equal_requests_at_once_are_stored_once(
     processes: list[TestClient], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither finds the other's key before it begins to write."""
+    """Both requests check the key before either of them writes it."""
     body, path = BODIES[path], filled(processes[0], path)
     before = counts(processes[0])
     both = threading.Barrier(2, timeout=60)
