@@ -30,7 +30,7 @@ ONE_MASK = {"masks": {"schedule": "fixed", "size": 1, "per_size": 4}}
 
 
 def specs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Small and large ones of each family that needs no files."""
+    """Small and large specs of each family that needs no files."""
     for n, dim in ((1000, 20), (200_000, 100), (200_000, 200), (3000, 2000)):
         yield f"ppca {n} × {dim}", ppca_spec(data__n=n, data__dim=dim, evaluate=ONE_MASK)
     train = {"objective": "mpt", "epochs": 2, "masks": {"schedule": "fixed", "size": 5}}

@@ -246,7 +246,7 @@ def _add_idle(session: Session) -> None:
 
 
 def _analyze(database: Database) -> None:
-    if database.engine.dialect.name == "postgresql":  # as it does by itself in time
+    if database.engine.dialect.name == "postgresql":  # as autovacuum does after some time
         with database.transaction() as session:
             session.execute(text("ANALYZE"))
 

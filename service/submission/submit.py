@@ -46,7 +46,8 @@ _EXPERIMENTS, _EVENTS, _POINTS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The experiment of a submission. `cached_from` is its id too if it existed before."""
+    """The experiment of a submission. `cached_from` is the id of an earlier experiment with the
+    same result, or None."""
 
     id: str
     cached_from: str | None

@@ -20,7 +20,7 @@ case "$*" in *--editable*) echo "$PIP_EXTRA_INDEX_URL" > asked; esac
 PIP
 chmod +x .venv/bin/pip
 """
-"""Makes an environment whose pip writes down which index it is to ask as well."""
+"""Create an environment whose pip records its extra index."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Conditionals whose draws given x_R hold few that x_j allows, and the error of all masks."""
+"""Conditionals with few draws given x_R that fit x_j, and the error of all masks."""
 
 import math
 from statistics import mean, stdev
