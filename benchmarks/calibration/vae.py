@@ -172,5 +172,5 @@ def _beside_a_grid(vae: SampledVae, n: int = 10, mask_size: int = 2, nodes: int 
     uniform = UniformGrid(method="uniform_grid", nodes=nodes)
     grid = GridVae(None, vae.decoder, vae.likelihood, vae.latent_dim, uniform).to(x)
     evidence = grid_evidence(grid, x)
-    assert evidence.unconverged_reason is None
+    assert evidence.not_final_reason is None
     return Case(vae, x, grid.scored_on(x, 0, evidence), mask_size)

@@ -138,12 +138,12 @@ def point(
     x: float,
     estimate: Estimate,
     labels: Labels,
-    unconverged_reason: str | None = None,
+    not_final_reason: str | None = None,
     reason: str = ONE_DRAW,
 ) -> Point:
     """Return an estimate as a point of a series. An unconverged estimate has no standard error.
     `reason` says why the error is missing, if it is."""
-    why = unconverged_reason or estimate.unknown_reason(reason)
+    why = not_final_reason or estimate.unknown_reason(reason)
     error = estimate.known_std_err if why is None else None
     return Point(series, x, estimate.mean, error, estimate.n, labels, why)
 
@@ -156,22 +156,22 @@ def metric(name: str, estimate: Estimate, labels: Labels, reason: str = ONE_DRAW
 
 
 def final_metric(
-    name: str, estimate: Estimate, labels: Labels, unconverged_reason: str | None
+    name: str, estimate: Estimate, labels: Labels, not_final_reason: str | None
 ) -> Iterator[Metric]:
     """Yield an estimate as a metric, under another name if it has not converged. Half the width of
     its 95 % interval follows if that is more than two standard errors."""
-    if unconverged_reason is None:
+    if not_final_reason is None:
         yield metric(name, estimate, labels)
         if estimate.half_interval is not None:
             yield Metric(f"{name}_half_interval", estimate.half_interval, 0.0, labels)
     else:
-        yield Metric(name, None, None, labels, unconverged_reason)
+        yield Metric(name, None, None, labels, not_final_reason)
         yield metric(f"{name}_not_final", estimate, labels)
 
 
 def lml_metrics(name: str, evidence: Evidence, labels: Labels) -> Iterator[Metric]:
     """Yield a log marginal likelihood and the metrics of its quality."""
     estimate = Estimate(evidence.value, evidence.std_err, 0)
-    yield from final_metric(name, estimate, labels, evidence.unconverged_reason)
+    yield from final_metric(name, estimate, labels, evidence.not_final_reason)
     for quality, value in evidence.metrics.items():
         yield Metric(f"{name}_{quality}", value, 0.0, labels)

@@ -54,7 +54,7 @@ DEPENDENT = "masks of one permutation depend on each other"
 
 
 @dataclass(frozen=True)
-class Judged:
+class Graded:
     """An estimate with the grade of the sampled scores behind it, and the reason not to quote it,
     if there is one."""
 
@@ -123,7 +123,7 @@ class Evaluation:
 
         def points(scores: tuple[SizeScores, ...]) -> Iterator[Point]:
             rows = [
-                self._judged(i, self._size_estimate(row), [row])
+                self._graded(i, self._size_estimate(row), [row])
                 for i, row in enumerate(with_difference(scores))
             ]
             return self._points(scores[0].size, rows)
@@ -142,17 +142,17 @@ class Evaluation:
             return CONSTANT
         return size_kurtosis(scores.size, self.first.dim)
 
-    def _totals(self, curve: ScoredSizes) -> list[Judged]:
+    def _totals(self, curve: ScoredSizes) -> list[Graded]:
         """Return the sum that the schedule estimates for each model and for the difference; an
         empty list if the schedule has no sum."""
         masks, dim = self.spec.masks, self.first.dim
         rows = list(enumerate(zip(*map(with_difference, curve), strict=True)))
         match masks:
             case AllSizes():
-                return [self._judged(i, cumulative_estimate(row, masks), row) for i, row in rows]
+                return [self._graded(i, cumulative_estimate(row, masks), row) for i, row in rows]
             case FixedSize():
                 scaled = ((i, row, self._size_estimate(row[0]).scaled(dim)) for i, row in rows)
-                return [self._judged(i, total, row, dim) for i, row, total in scaled]
+                return [self._graded(i, total, row, dim) for i, row, total in scaled]
             case _:
                 return []
 
@@ -175,10 +175,10 @@ class Evaluation:
         )
         scores = _by_size(rounds)
         for size, estimates in zip(sizes, sample.estimates(), strict=True):
-            rows = [self._judged(i, one, [scores[size][i]]) for i, one in enumerate(estimates)]
+            rows = [self._graded(i, one, [scores[size][i]]) for i, one in enumerate(estimates)]
             yield from map(Step, self._points(size, rows))
         totals = [
-            self._judged(i, one, [scores[size][i] for size in sizes], width)
+            self._graded(i, one, [scores[size][i] for size in sizes], width)
             for i, one in enumerate(sample.total_estimates())
         ]
         grade = totals[row].grade
@@ -223,22 +223,22 @@ class Evaluation:
             dtype=torch.float64,
         )
 
-    def _judged(
+    def _graded(
         self, row: int, estimate: Estimate, curve: Sequence[SizeScores], factor: float = 1
-    ) -> Judged:
+    ) -> Graded:
         """Grade an estimate computed as `factor` times the scores of a curve, for a model or, in
         the row after the models, for the difference."""
         models = list(self.models.values())
-        grade, judged = Grade.of(curve, factor), models[row : row + 1] or models
+        grade, own = Grade.of(curve, factor), models[row : row + 1] or models
         if grade is not None:
             estimate = estimate.widened(grade.doubt)
-        reason = _reason(judged, estimate, grade)
+        reason = _reason(own, estimate, grade)
         if reason is None:
             sizes = [scores.size for scores in curve]
-            reason = _quadrature_reason(judged, estimate, sizes, factor)
-        return Judged(estimate, grade, reason)
+            reason = _quadrature_reason(own, estimate, sizes, factor)
+        return Graded(estimate, grade, reason)
 
-    def _points(self, size: int, rows: Sequence[Judged]) -> Iterator[Point]:
+    def _points(self, size: int, rows: Sequence[Graded]) -> Iterator[Point]:
         """Yield the points of one size, for each model and the difference."""
         for (name, model), own in zip(self.models.items(), rows, strict=False):
             labels = self.labels_of(name)
@@ -246,11 +246,11 @@ class Evaluation:
             if self.spec.bias:
                 lml = model.evidence()
                 gap = own.estimate.scaled(model.dim).beyond(lml)
-                yield point("bias", size, gap, labels, own.reason or lml.unconverged_reason)
+                yield point("bias", size, gap, labels, own.reason or lml.not_final_reason)
         for paired in rows[len(self.models) :]:
             yield point("score_difference", size, paired.estimate, self.labels, paired.reason)
 
-    def _conclusions(self, totals: Sequence[Judged], curves: ScoredSizes = ()) -> Iterator[Record]:
+    def _conclusions(self, totals: Sequence[Graded], curves: ScoredSizes = ()) -> Iterator[Record]:
         """Yield the records that need all scores. `curves` hold the scores, size by size."""
         for i, (name, model) in enumerate(self.models.items()):
             labels = self.labels_of(name)
@@ -263,7 +263,7 @@ class Evaluation:
             reason = paired.reason
             yield from final_metric("score_difference", paired.estimate, self.labels, reason)
 
-    def _total_metrics(self, total: Judged, model: VectorModel, labels: Labels) -> Iterator[Record]:
+    def _total_metrics(self, total: Graded, model: VectorModel, labels: Labels) -> Iterator[Record]:
         lml = model.evidence()
         score, gap = _names(self.spec.masks)
         yield from final_metric(score, total.estimate, labels, total.reason)
@@ -271,7 +271,7 @@ class Evaluation:
             yield Metric(f"{score}_bias_estimate", total.grade.bias, 0.0, labels)
             yield Metric(f"{score}_doubtful", total.grade.share, 0.0, labels)
         if gap is not None:
-            reason = total.reason or lml.unconverged_reason
+            reason = total.reason or lml.not_final_reason
             yield from final_metric(gap, total.estimate.beyond(lml), labels, reason)
 
     def _of_scores(
@@ -279,16 +279,16 @@ class Evaluation:
         curve: Sequence[SizeScores],
         model: VectorModel,
         labels: Labels,
-        unconverged_reason: str | None,
+        not_final_reason: str | None,
     ) -> Iterator[Record]:
         """Yield the records that need the score of each mask."""
         if curve and curve[0].joint is not None:
             joint = mask_mean(curve[0].joint, self.spec.masks, self._kurtosis(curve[0]))
-            yield from final_metric("joint_score", joint, labels, unconverged_reason)
+            yield from final_metric("joint_score", joint, labels, not_final_reason)
         if self.spec.convergence:
             factor = model.dim if isinstance(self.spec.masks, FixedSize) else 1
             lml = model.evidence()
-            reason = unconverged_reason or lml.unconverged_reason
+            reason = not_final_reason or lml.not_final_reason
             yield from self._convergence(curve, factor, lml.value, labels, reason)
 
     def _convergence(
@@ -297,7 +297,7 @@ class Evaluation:
         factor: float,
         lml: float,
         labels: Labels,
-        unconverged_reason: str | None,
+        not_final_reason: str | None,
     ) -> Iterator[Point]:
         alone = isinstance(self.spec.masks, FixedSize)
         kurtosis = self._kurtosis(curve[0]) if alone else MIN_KURTOSIS
@@ -305,7 +305,7 @@ class Evaluation:
             scaled = estimate.scaled(factor)
             gap = replace(scaled, mean=scaled.mean - lml)
             missing = ONE_DRAW if p == 1 else DEPENDENT
-            yield point("convergence", p, gap, labels, unconverged_reason, missing)
+            yield point("convergence", p, gap, labels, not_final_reason, missing)
 
 
 def labelled(labels: Labels) -> str:
@@ -334,8 +334,8 @@ def _reason(models: Sequence[VectorModel], estimate: Estimate, grade: Grade | No
     """Return why an estimate by these models should not be quoted."""
     for model in models:
         if isinstance(model, SampledModel):
-            if model.never_final is not None:
-                return model.never_final
+            if model.not_final_reason is not None:
+                return model.not_final_reason
             if grade is not None:
                 return doubtful_reason(grade.bias, estimate.std_err, grade.share, model.cure)
     return None
@@ -351,7 +351,7 @@ def _quadrature_reason(
         if not isinstance(model, TractableModel):
             continue
         if len(sizes) == model.dim:
-            reason = model.evidence().unconverged_reason
+            reason = model.evidence().not_final_reason
         else:
             shift = factor * math.fsum(model.quadrature_shift(size) for size in sizes)
             share = factor * len(sizes) / model.dim

@@ -40,7 +40,7 @@ class Evidence:
 
     value: float
     std_err: float = 0.0
-    unconverged_reason: str | None = None
+    not_final_reason: str | None = None
     """Reason not to quote the value."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ class SampledModel(VectorModel):
 
     cure: str
     """Advice that makes an unfinished score final."""
-    never_final: str | None = None
+    not_final_reason: str | None = None
     """Reason why its scores must not be quoted, if there is one."""
 
     def scores(self, masks: Tensor) -> Tensor:

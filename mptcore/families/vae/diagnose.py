@@ -76,7 +76,7 @@ def compared(annealed: Evidence, sampled: Evidence) -> tuple[Evidence, Evidence]
 
 def _below(evidence: Evidence, other: str, cure: str) -> Evidence:
     reason = f"not final: {other} finds more, beyond {AGREE} standard errors; {cure}"
-    return replace(evidence, unconverged_reason=evidence.unconverged_reason or reason)
+    return replace(evidence, not_final_reason=evidence.not_final_reason or reason)
 
 
 def _bracket(vae: SampledVae, start: TrainingStart, spec: Ais, like: Tensor) -> Work[None]:

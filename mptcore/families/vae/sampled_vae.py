@@ -346,7 +346,7 @@ class SampledVaeModel(SampledModel):
         self.vae, self.x, self.seed = vae, x, seed
         self._evidence = evidence
         self.device = x.device
-        self.never_final = NOT_THE_MODELS if isinstance(vae.conditionals, Recursive) else None
+        self.not_final_reason = NOT_THE_MODELS if isinstance(vae.conditionals, Recursive) else None
 
     @property
     def dim(self) -> int:

@@ -195,7 +195,7 @@ class VaeTrainer:
     def _lml_point(self, name: SeriesName, start: TrainingStart, x: Tensor) -> Point:
         generator = generator_for(start.seed, f"{name} {self.epoch}", self.device)
         lml = start.vae.quick_lml(x, self.spec.lml_samples, generator)
-        reason, draws = lml.unconverged_reason, self.spec.lml_samples if lml.std_err else 0
+        reason, draws = lml.not_final_reason, self.spec.lml_samples if lml.std_err else 0
         error = lml.std_err if reason is None else None
         return Point(name, self.epoch, lml.value, error, draws, start.labels, reason)
 

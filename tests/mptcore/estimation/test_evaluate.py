@@ -214,7 +214,7 @@ def convergence_of(schedule: dict[str, Any], **masks: Any) -> list[Point]:
 
 def test_never_final_scores_give_a_reason() -> None:
     model = Sampled(bias=0)
-    model.never_final = "not final: by recursion"
+    model.not_final_reason = "not final: by recursion"
     found = evaluated({"model": model}, masks={"schedule": "all"}, bias=True, convergence=True)
     why = {one.reason for one in found if isinstance(one, Point)}
     assert why == {"not final: by recursion"}

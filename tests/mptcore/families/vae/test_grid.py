@@ -103,11 +103,11 @@ def test_a_grid_that_is_too_coarse_has_not_converged() -> None:
     fine = GridVae(None, model.decoder, model.likelihood, 1, dense)
     truth = mean_log_marginal(fine, x)
     found = grid_evidence(model, x)
-    assert found.unconverged_reason is not None
-    assert "twice the 6 nodes" in found.unconverged_reason
+    assert found.not_final_reason is not None
+    assert "twice the 6 nodes" in found.not_final_reason
     assert abs(found.value - truth) > 0.05
     final = grid_evidence(fine, x)
-    assert (final.std_err, final.unconverged_reason) == (0, None)
+    assert (final.std_err, final.not_final_reason) == (0, None)
     assert abs(final.metrics["quadrature_shift"]) < 1e-6
     fewer = UniformGrid(method="uniform_grid", nodes=300, extent=6.0)
     assert mean_log_marginal(
@@ -144,8 +144,8 @@ def test_a_grid_that_agrees_with_its_double_may_be_wrong(
     assert abs(doubled - value) < 0.05
     assert abs(value - truth) == pytest.approx(off, abs=0.05)
     found = grid_evidence(GridVae(None, decoder, BernoulliLikelihood(), 1, grid), x)
-    assert found.unconverged_reason is not None
-    assert "of another kind" in found.unconverged_reason
+    assert found.not_final_reason is not None
+    assert "of another kind" in found.not_final_reason
 
 
 def test_a_grid_that_is_too_narrow_has_not_converged() -> None:
@@ -157,8 +157,8 @@ def test_a_grid_that_is_too_narrow_has_not_converged() -> None:
     found = grid_evidence(model, x)
     wide = UniformGrid(method="uniform_grid", nodes=400, extent=8.0)
     final = grid_evidence(GridVae(None, model.decoder, model.likelihood, 1, wide), x)
-    assert found.unconverged_reason is not None
-    assert final.unconverged_reason is None
+    assert found.not_final_reason is not None
+    assert final.not_final_reason is None
     assert abs(found.value - final.value) > 0.05
 
 

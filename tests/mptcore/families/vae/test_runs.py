@@ -259,20 +259,20 @@ def test_annealing_and_its_bracket() -> None:
 
 def test_the_lower_of_two_different_lmls_is_not_final() -> None:
     low, high, near = Evidence(1.0, 0.1), Evidence(2.0, 0.1), Evidence(1.2, 0.1)
-    assert [one.unconverged_reason for one in compared(low, near)] == [None, None]
+    assert [one.not_final_reason for one in compared(low, near)] == [None, None]
     annealed, sampled = compared(low, high)
-    assert annealed.unconverged_reason == (
+    assert annealed.not_final_reason == (
         "not final: importance sampling finds more, beyond 3 standard errors; raise "
         "evaluate.ais.temperatures or chains"
     )
-    assert sampled.unconverged_reason is None
+    assert sampled.not_final_reason is None
     annealed, sampled = compared(high, low)
-    assert annealed.unconverged_reason is None
-    assert sampled.unconverged_reason == (
+    assert annealed.not_final_reason is None
+    assert sampled.not_final_reason == (
         "not final: annealing finds more, beyond 3 standard errors; it misses modes, and so may lml"
     )
     doubtful = Evidence(1.0, 0.1, "its own")
-    assert compared(doubtful, high)[0].unconverged_reason == "its own"
+    assert compared(doubtful, high)[0].not_final_reason == "its own"
 
 
 def test_scores_by_recursion_are_never_final() -> None:

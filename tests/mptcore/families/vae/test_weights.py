@@ -88,7 +88,7 @@ def test_doubtful_weights_enter_the_error() -> None:
     doubted = weight_evidence([summary], cure="")
     assert doubted.metrics["doubtful"] == 1 / 40
     assert doubted.std_err == pytest.approx(math.hypot(sure, 1 / 40), rel=1e-12)
-    assert doubted.unconverged_reason is None
+    assert doubted.not_final_reason is None
 
 
 def test_doubtful_weights_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
