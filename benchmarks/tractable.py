@@ -144,7 +144,7 @@ def _direct_part(spec: LinearGaussianExperiment, per_size: int) -> tuple[direct.
     dataset = _data(spec)
     assert dataset.parameters is not None
     density = LowRankGaussian(**dataset.parameters)
-    masks = torch.cat([batch.masked for batch in _draw(spec, per_size)])[::PART]
+    masks = torch.cat([batch.masks for batch in _draw(spec, per_size)])[::PART]
 
     def scores(form: direct.Form) -> tuple[float, torch.Tensor]:
         variance = density.noise_variance[0].item()

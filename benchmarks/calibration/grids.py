@@ -64,7 +64,7 @@ def final_gaps(model: GridVaeModel, truth: LinearGaussianModel) -> dict[int, flo
         if isinstance(step.record, Point) and step.record.series == "score":
             size, value = int(step.record.x), step.record.value
             assert value is not None
-            of_size = torch.cat([batch.masked for batch in enumerate_masks([size], DIM, 64)])
+            of_size = torch.cat([batch.masks for batch in enumerate_masks([size], DIM, 64)])
             gap = value - truth.scores(of_size).mean().item()
             found[size] = None if step.record.reason else DIM * gap
     return found

@@ -23,7 +23,7 @@ class SizedMasks:
 
     runs: list[tuple[int, int]]
     """(size, how many masks of it), in the order of the rows."""
-    masked: Tensor  # (B, D)
+    masks: Tensor  # (B, D)
 
 
 def draw_masks(
@@ -55,12 +55,12 @@ def draw_independent(
         sizes = _each_size(group)
         most = int(sizes.max())
         orders = permutations(len(sizes), dim, generator, most)
-        masked = torch.zeros(len(sizes), dim, dtype=torch.bool)
-        masked.scatter_(1, orders, places[:most] < sizes[:, None])
+        masks = torch.zeros(len(sizes), dim, dtype=torch.bool)
+        masks.scatter_(1, orders, places[:most] < sizes[:, None])
         first = 0
         for runs in _batches(group, max_masks):
             count = sum(count for _, count in runs)
-            yield SizedMasks(runs, masked[first : first + count])
+            yield SizedMasks(runs, masks[first : first + count])
             first += count
 
 
@@ -75,8 +75,8 @@ def _balanced(
         sizes = _each_size(runs)
         rank = permutations(len(sizes), dim, generator, dim).argsort(1)
         from_start = (rank[:, None] - starts[:, None]) % dim  # (permutations, windows, D)
-        masked = (from_start < sizes[:, None, None]).flatten(0, 1)
-        yield SizedMasks([(size, count * windows) for size, count in runs], masked)
+        masks = (from_start < sizes[:, None, None]).flatten(0, 1)
+        yield SizedMasks([(size, count * windows) for size, count in runs], masks)
 
 
 def _nested(
@@ -96,8 +96,8 @@ def enumerate_masks(sizes: Iterable[int], dim: int, max_masks: int) -> Iterator[
     for size in sizes:
         subsets = itertools.combinations(range(dim), size)
         while part := list(itertools.islice(subsets, max_masks)):
-            masked = torch.zeros(len(part), dim, dtype=torch.bool)
-            yield SizedMasks([(size, len(part))], masked.scatter_(1, torch.tensor(part), True))
+            masks = torch.zeros(len(part), dim, dtype=torch.bool)
+            yield SizedMasks([(size, len(part))], masks.scatter_(1, torch.tensor(part), True))
 
 
 def _each_size(runs: list[tuple[int, int]]) -> Tensor:

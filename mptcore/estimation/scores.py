@@ -90,7 +90,7 @@ def score_masks(
                 yield from ended()
             parts.append(part)
             last = size
-        yield Step(masks=len(batch.masked))
+        yield Step(masks=len(batch.masks))
     if parts:
         yield from ended()
     return curve
@@ -112,52 +112,52 @@ def _score(
     """Yield (size, scores) of each run of masks. Scores are (models, 1, b), (models, 2, b) with the
     joint scores, or (models, 4, b) with the grades of sampled models. `meanwhile` is called while a
     GPU computes them."""
-    if cache.holds_next(len(batch.masked)):
+    if cache.holds_next(len(batch.masks)):
         for model in models:
-            model.skip(len(batch.masked))
+            model.skip(len(batch.masks))
     scores_of = _scores_and_joint if joint else _scores_alone
     if any(isinstance(model, SampledModel) for model in models):
         scores_of = _graded_scores
 
     @torch.no_grad()
     def scored() -> Tensor:
-        masked = sent(batch.masked, models[0].device)
-        found = torch.stack([_in_parts(scores_of, model, masked) for model in models])
+        masks = sent(batch.masks, models[0].device)
+        found = torch.stack([_in_parts(scores_of, model, masks) for model in models])
         meanwhile()
         return found.cpu()
 
-    values = cache.get_or_compute(scored, len(batch.masked))
+    values = cache.get_or_compute(scored, len(batch.masks))
     lengths = [count for _, count in batch.runs]
     split = torch.split(values, lengths, dim=2)
     return ((size, part) for (size, _), part in zip(batch.runs, split, strict=True))
 
 
 def _in_parts(
-    scores_of: Callable[[VectorModel, Tensor], Tensor], model: VectorModel, masked: Tensor
+    scores_of: Callable[[VectorModel, Tensor], Tensor], model: VectorModel, masks: Tensor
 ) -> Tensor:
     """Score a batch (B, D) in parts that fit in memory: (R, B)."""
 
     def too_large(part: Tensor) -> None:
         model.together = -(-len(part) // 2)
 
-    parts = torch.split(masked, model.together or len(masked))
+    parts = torch.split(masks, model.together or len(masks))
     found = [in_halves(partial(scores_of, model), part, too_large) for part in parts]
     return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
-def _scores_alone(model: VectorModel, masked: Tensor) -> Tensor:  # (1, B)
-    return model.scores(masked)[None]
+def _scores_alone(model: VectorModel, masks: Tensor) -> Tensor:  # (1, B)
+    return model.scores(masks)[None]
 
 
-def _graded_scores(model: VectorModel, masked: Tensor) -> Tensor:  # (4, B)
+def _graded_scores(model: VectorModel, masks: Tensor) -> Tensor:  # (4, B)
     if isinstance(model, SampledModel):
-        return model.graded_scores(masked)
-    return torch.nn.functional.pad(model.scores(masked)[None], (0, 0, 0, 3))
+        return model.graded_scores(masks)
+    return torch.nn.functional.pad(model.scores(masks)[None], (0, 0, 0, 3))
 
 
-def _scores_and_joint(model: VectorModel, masked: Tensor) -> Tensor:  # (2, B)
+def _scores_and_joint(model: VectorModel, masks: Tensor) -> Tensor:  # (2, B)
     assert isinstance(model, TractableModel)
-    return torch.stack([model.scores(masked), model.joint_scores(masked)])
+    return torch.stack([model.scores(masks), model.joint_scores(masks)])
 
 
 def size_kurtosis(size: int, dim: int) -> float:

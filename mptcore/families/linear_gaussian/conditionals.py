@@ -105,13 +105,13 @@ class Conditionals:
         """Multiply each row of a table (D, K Q), as a matrix, by f_j: (D, K)."""
         return _times(table, self._factor)
 
-    def scores(self, masked: Tensor) -> Tensor:  # (B, D) to (B,), float64
+    def scores(self, masks: Tensor) -> Tensor:  # (B, D) to (B,), float64
         """Return the mean over observations and masked j of log p(x_j | x_R)."""
-        weight = (~masked).to(self.loadings)
+        weight = (~masks).to(self.loadings)
         variance, residual = self._conditional_moments(weight)
         # in place: each pass over (B, D) costs as much as the formulas
         misfit = variance.log().add_(residual / variance).mul_(1 - weight)
-        return -0.5 * (LOG_2PI + misfit.sum(-1) / masked.sum(-1))
+        return -0.5 * (LOG_2PI + misfit.sum(-1) / masks.sum(-1))
 
     def log_probs(self, observed: Tensor) -> Tensor:  # (B, D) to (B,), float64
         """Return the mean over observations of log p(x_R)."""
@@ -211,18 +211,18 @@ class LinearGaussianModel(TractableModel):
     def least_batch(self) -> int:
         return self.conditionals.least_batch
 
-    def scores(self, masked: Tensor) -> Tensor:
+    def scores(self, masks: Tensor) -> Tensor:
         if self._fused is not None:
-            found = self._fused.scores(masked)
+            found = self._fused.scores(masks)
             if found.isfinite().all():
                 return found
-        return self.conditionals.scores(masked)  # raises an error that names the cause
+        return self.conditionals.scores(masks)  # raises an error that names the cause
 
     def log_marginal_likelihood(self) -> float:
         return self.conditionals.log_prob().item()
 
-    def joint_scores(self, masked: Tensor) -> Tensor:
-        return self.conditionals.log_prob() - self.conditionals.log_probs(~masked)
+    def joint_scores(self, masks: Tensor) -> Tensor:
+        return self.conditionals.log_prob() - self.conditionals.log_probs(~masks)
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:

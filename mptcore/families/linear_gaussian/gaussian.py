@@ -55,19 +55,19 @@ class LowRankGaussian:
         """Return the distribution of x[index]."""
         return type(self)(self.loadings[index], self.mean[index], self.noise_variance[index])
 
-    def conditional_log_probs(self, x: Tensor, masked: Tensor) -> Tensor:
+    def conditional_log_probs(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return log p(x_j | x_R) for each row of x (N, D) and masked j: (N, M), for one mask (D,).
 
         The direct route (the paper, Eq. 7, whose plus sign in the variance is a misprint): dense
         Cholesky of the observed block, the residual of every observation. The reference for
         `MomentScorer`, and no faster than it has to be.
         """
-        observed = ~masked
+        observed = ~mask
         covariance = self.covariance
         centred = x - self.mean
         factor = torch.linalg.cholesky(covariance[observed][:, observed])
-        cross = covariance[observed][:, masked]  # (R, M)
+        cross = covariance[observed][:, mask]  # (R, M)
         gain = torch.cholesky_solve(cross, factor)  # S_RR⁻¹ S_RM
-        variance = covariance.diagonal()[masked] - (cross * gain).sum(0)
-        residual = centred[:, masked] - centred[:, observed] @ gain
+        variance = covariance.diagonal()[mask] - (cross * gain).sum(0)
+        residual = centred[:, mask] - centred[:, observed] @ gain
         return -0.5 * (LOG_2PI + variance.log() + residual.square() / variance)

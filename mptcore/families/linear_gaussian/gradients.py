@@ -28,7 +28,7 @@ class _Cotangents:
 
 
 @torch.no_grad()
-def score_gradient(conditionals: Conditionals, masked: Tensor, count: int) -> ScoreGradient:
+def score_gradient(conditionals: Conditionals, masks: Tensor, count: int) -> ScoreGradient:
     """For stacked models on a factored moment and their masks (S, B, D), of `count` in all that the
     mean is taken over.
 
@@ -38,7 +38,7 @@ def score_gradient(conditionals: Conditionals, masked: Tensor, count: int) -> Sc
     `Conditionals`, gone through backwards.
     """
     assert isinstance(conditionals.moment, FactoredMoment)
-    weight = (~masked).to(conditionals.loadings)
+    weight = (~masks).to(conditionals.loadings)
     seen = conditionals.observe(weight)
     gain = seen.posterior @ seen.cross  # M, (S, B, K, Q)
     spread = gain @ gain.mT
@@ -47,7 +47,7 @@ def score_gradient(conditionals: Conditionals, masked: Tensor, count: int) -> Sc
     share = 1 / (hidden.sum(-1, keepdim=True) * count)  # (S, B, 1)
     misfit, by = _misfit(variance, residual, hidden, share)
     loadings, noise = _through_tables(conditionals, weight, seen, gain, spread, by)
-    constant = LOG_2PI * (masked.shape[1] / count)
+    constant = LOG_2PI * (masks.shape[1] / count)
     return ScoreGradient(-0.5 * (constant + misfit), loadings, noise)
 
 

@@ -64,10 +64,10 @@ class PartlyObserved(TractableModel):
     def least_batch(self) -> int:
         return max(pattern.model.least_batch for pattern in self._patterns)
 
-    def scores(self, masked: Tensor) -> Tensor:
-        total = torch.zeros(len(masked), dtype=torch.float64, device=masked.device)
+    def scores(self, masks: Tensor) -> Tensor:
+        total = torch.zeros(len(masks), dtype=torch.float64, device=masks.device)
         for observed, share, model in self._patterns:
-            inside = masked[:, observed.to(masked.device)]
+            inside = masks[:, observed.to(masks.device)]
             weight = share * (inside.shape[1] + 1) / (self.dim + 1)
             scores = copy(model.conditionals).scores(inside)  # tables of each would fill memory
             total += torch.where(inside.any(1), weight * scores, 0.0)
@@ -76,10 +76,10 @@ class PartlyObserved(TractableModel):
     def log_marginal_likelihood(self) -> float:
         return sum(share * model.log_marginal_likelihood() for _, share, model in self._patterns)
 
-    def joint_scores(self, masked: Tensor) -> Tensor:
-        total = torch.zeros(len(masked), dtype=torch.float64, device=masked.device)
+    def joint_scores(self, masks: Tensor) -> Tensor:
+        total = torch.zeros(len(masks), dtype=torch.float64, device=masks.device)
         for observed, share, model in self._patterns:
-            inside = masked[:, observed.to(masked.device)]
+            inside = masks[:, observed.to(masks.device)]
             conditionals = copy(model.conditionals)
             total += share * (conditionals.log_prob() - conditionals.log_probs(~inside))
         return total

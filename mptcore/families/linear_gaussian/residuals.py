@@ -52,21 +52,21 @@ class Residuals:
             self.residuals = smaller
         return self
 
-    def scores(self, masked: Tensor) -> Tensor:  # (B, D) to (B,), float64
+    def scores(self, masks: Tensor) -> Tensor:  # (B, D) to (B,), float64
         """Return the mean over observations and masked j of log p(x_j | x_R)."""
-        _, root, seen = self._observe(~masked)
+        _, root, seen = self._observe(~masks)
         loadings = self.loadings[..., None, :, :].mT
         towards = torch.linalg.solve_triangular(root.mT, loadings, upper=False)  # t, (B, K, D)
         own = self.residuals.factor[..., self.loadings.shape[-1] :, :]  # (D, Q)
         cross = (seen.flatten(-3, -2) @ own.mT).view_as(towards)
         moved = (towards * ((seen @ seen.mT) @ towards - 2 * cross)).sum(-2)
         gain = towards.square().sum(-2)
-        residual = self.residuals.diagonal[..., None, -masked.shape[-1] :] + moved
+        residual = self.residuals.diagonal[..., None, -masks.shape[-1] :] + moved
         misfit: Tensor = (
             self.noise_variance.log()[..., None, :] + gain.log1p() + residual / (1 + gain)
         )
-        total: Tensor = (misfit * masked.to(misfit)).sum(-1, dtype=torch.float64)
-        return -0.5 * (LOG_2PI + total / masked.sum(-1))
+        total: Tensor = (misfit * masks.to(misfit)).sum(-1, dtype=torch.float64)
+        return -0.5 * (LOG_2PI + total / masks.sum(-1))
 
     def log_probs(self, observed: Tensor) -> Tensor:  # (B, D) to (B,), float64
         """Return the mean over observations of log p(x_R)."""

@@ -44,12 +44,12 @@ class GridVae(Vae):
         outputs = self.decoder(self.z)  # (G, D)
         return torch.stack([self.conditional(x, outputs, mask).mean() for mask in masks]).mean()
 
-    def conditional(self, x: Tensor, outputs: Tensor, masked: Tensor) -> Tensor:
+    def conditional(self, x: Tensor, outputs: Tensor, mask: Tensor) -> Tensor:
         """Return log p(x_j | x_R) for each masked j of one mask (D,), (N, M), from the decoder's
         outputs at all nodes (G, D)."""
-        joint = self.joint(x, outputs, (~masked).to(x))
+        joint = self.joint(x, outputs, (~mask).to(x))
         share = joint.log_softmax(-1)  # log p(z_g | x_R), (N, G)
-        columns = masked.nonzero().flatten()  # once: a GPU is waited for here
+        columns = mask.nonzero().flatten()  # once: a GPU is waited for here
         return self.likelihood.mixed_log_probs(x[:, columns], outputs[:, columns], share)
 
     def joint(self, x: Tensor, outputs: Tensor, observed: Tensor | None) -> Tensor:  # (N, G)
@@ -74,10 +74,10 @@ class GridVae(Vae):
         return Evidence(mean_log_marginal(self, x))
 
     @torch.no_grad()
-    def reconstruction(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
+    def reconstruction(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
         outputs = self.decoder(self.z)
-        share = self.joint(x, outputs, (~masked).to(x)).softmax(-1)  # (N, G)
-        return torch.where(masked, share @ self.likelihood.mean(outputs), x)
+        share = self.joint(x, outputs, (~mask).to(x)).softmax(-1)  # (N, G)
+        return torch.where(mask, share @ self.likelihood.mean(outputs), x)
 
     def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> VectorModel:
         return GridVaeModel(self, x, evidence)

@@ -33,9 +33,9 @@ def pictures(start: TrainingStart, folder: Path) -> Iterator[Artifact]:
     generator = generator_for(start.seed, "pictures", start.x.device)
     x = start.held_or_seen[:SHOWN]
     low, high = start.x.min(), start.x.max()
-    masked = torch.rand(dim, generator=generator, device=x.device) < MASKED
-    expected = start.vae.reconstruction(x, masked, generator)
-    hidden = torch.where(masked, low + GREY * (high - low), x)
+    mask = torch.rand(dim, generator=generator, device=x.device) < MASKED
+    expected = start.vae.reconstruction(x, mask, generator)
+    hidden = torch.where(mask, low + GREY * (high - low), x)
     rows = torch.stack([x, hidden, expected])  # (3, SHOWN, D)
     yield _written(rows, low, high, folder, f"reconstructions-{start.objective}.png")
     with torch.no_grad():

@@ -88,71 +88,71 @@ class SampledVae(Vae):
         through the last decoding."""
         return torch.stack([self._step_score(x, mask, generator) for mask in masks]).mean()
 
-    def _step_score(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
+    def _step_score(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
         """Return the score of one mask (D,), or one for each observation (N, D), from the few draws
         of a training step. Its gradient is ∇ log Σ w p(x_j | z) − ∇ log Σ w with z and its proposal
         fixed: the model's parameters move the weights w ∝ p(z) p(x_R | z), too."""
         if isinstance(self.conditionals, Recursive):
-            return self._by_recursion(x, masked, generator).mean()
+            return self._by_recursion(x, mask, generator).mean()
         draws, steps = self.conditionals.train_draws, self.conditionals.train_steps
-        proposal = self._step_proposal(x, masked, steps)
+        proposal = self._step_proposal(x, mask, steps)
         z = proposal.draw(draws, generator)
-        weight, log_probs = self._sampler(x, masked, generator).weighed(z, proposal)
+        weight, log_probs = self._sampler(x, mask, generator).weighed(z, proposal)
         share = weight.log_softmax(0)[..., None]
         each = (share + log_probs).logsumexp(0)  # (N, D)
-        hidden = masked.expand_as(x)
+        hidden = mask.expand_as(x)
         return ((each * hidden).sum(-1) / hidden.sum(-1)).mean()
 
-    def _step_proposal(self, x: Tensor, masked: Tensor, steps: int) -> Proposal:
+    def _step_proposal(self, x: Tensor, mask: Tensor, steps: int) -> Proposal:
         """Return a proposal about a mode given x_R and one given all of x. The gradient is a
         difference of means given x_R, and given x_R and x_j: the latter lies between the two."""
-        starts = [start.repeat(2, 1) for start in self._starts(x, masked)]
-        hidden = torch.cat([masked.expand_as(x), torch.zeros_like(x, dtype=torch.bool)])
+        starts = [start.repeat(2, 1) for start in self._starts(x, mask)]
+        hidden = torch.cat([mask.expand_as(x), torch.zeros_like(x, dtype=torch.bool)])
         both = self._fit(x.repeat(2, 1), hidden)
         found = both.proposal(both.best(starts), steps)
         return found.of(slice(len(x))).mixed(found.of(slice(len(x), None)))
 
     @torch.no_grad()
-    def conditional(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Conditionals:
+    def conditional(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Conditionals:
         """Return log p(x_j | x_R) for each masked j of one mask (D,), in nats. The bias of
         importance sampling is of second order in 1/draws."""
         if isinstance(self.conditionals, Recursive):
-            log_probs = self._by_recursion(x, masked, generator)
+            log_probs = self._by_recursion(x, mask, generator)
             none = torch.zeros_like(log_probs)
             return Conditionals(log_probs, none, none[:, 0], none.sum())
         method, rows = self.conditionals, torch.arange(len(x), device=x.device)
         plan = Plan(method.steps, (method.draws // PILOT_SHARE,))
-        proposal = self.proposal(x, masked, plan, generator)
-        hard = self._sampler(x, masked, generator).settle(proposal, method.draws)
+        proposal = self.proposal(x, mask, plan, generator)
+        hard = self._sampler(x, mask, generator).settle(proposal, method.draws)
         parts = []
         for chosen, draws in ((rows[~hard], method.draws), (rows[hard], HARD * method.draws)):
             for part in torch.split(chosen, self.rows(draws)):
                 if len(part) > 0:
                     own = method.model_copy(update={"draws": draws})
-                    given = x[part], masked, proposal.of(part), own, generator
+                    given = x[part], mask, proposal.of(part), own, generator
                     parts.append((part, self._conditional(*given)))
         return assembled(parts)
 
     def _conditional(
         self,
         x: Tensor,
-        masked: Tensor,
+        mask: Tensor,
         proposal: Proposal,
         method: Importance,
         generator: torch.Generator,
     ) -> Conditionals:
         pilot = method.draws // PILOT_SHARE
         z = proposal.draw(pilot + method.draws, generator)
-        weights, log_probs = self._sampler(x, masked, generator).weighed(z, proposal)
-        joint = weights[..., None] + log_probs[..., masked]  # (pilot + draws, N, M)
+        weights, log_probs = self._sampler(x, mask, generator).weighed(z, proposal)
+        joint = weights[..., None] + log_probs[..., mask]  # (pilot + draws, N, M)
 
         def from_own(pairs: Tensor) -> Ratio:
             rows, places = pairs.T
             best = z[joint[:, rows, places].argmax(0), rows]
-            columns = masked.nonzero()[places, 0]
+            columns = mask.nonzero()[places, 0]
             found = [
                 self._narrow(
-                    x[rows[p]], masked, columns[p], best[p], proposal.of(rows[p]), method, generator
+                    x[rows[p]], mask, columns[p], best[p], proposal.of(rows[p]), method, generator
                 )
                 for p in torch.split(
                     torch.arange(len(rows), device=rows.device), self.rows(method.draws)
@@ -166,7 +166,7 @@ class SampledVae(Vae):
     def _narrow(
         self,
         x: Tensor,
-        masked: Tensor,
+        mask: Tensor,
         columns: Tensor,
         best: Tensor,
         given: Proposal,
@@ -179,28 +179,28 @@ class SampledVae(Vae):
         sum for log p(x_R) could miss a mode that the other finds, which would overestimate the
         conditional."""
         places = torch.arange(len(x), device=x.device)
-        hidden = masked.repeat(len(x), 1)
+        hidden = mask.repeat(len(x), 1)
         hidden[places, columns] = False
         plan = Plan(method.steps, (method.draws // PILOT_SHARE,))
         own = self.proposal(x, hidden, plan, generator, [best])
         self._sampler(x, hidden, generator).settle(own, method.draws)
         both = given.mixed(own)
-        sampler = self._sampler(x, masked, generator)
+        sampler = self._sampler(x, mask, generator)
         weights, log_probs = sampler.weighed(both.draw(method.draws, generator), both)
         return ratio_of(weights, weights + log_probs[:, places, columns])
 
-    def _by_recursion(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
-        z = self._chains(x, masked, generator)
-        columns = masked.nonzero().flatten()  # (M,)
+    def _by_recursion(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
+        z = self._chains(x, mask, generator)
+        columns = mask.nonzero().flatten()  # (M,)
         log_probs = self.likelihood.log_prob(x[:, columns], self.decoder(z, columns))
         return log_probs.logsumexp(0) - math.log(len(z))  # (draws, N, M) to (N, M)
 
     @torch.no_grad()
-    def _chains(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
+    def _chains(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
         """Return z at the ends of independent chains, (draws, N, K)."""
         assert isinstance(self.conditionals, Recursive)
         copies = x.expand(self.conditionals.draws, *x.shape)  # (draws, N, D)
-        filled = self.filled(copies, masked, self.conditionals.rounds - 1, generator)
+        filled = self.filled(copies, mask, self.conditionals.rounds - 1, generator)
         mean, log_variance = self.encoder(filled)
         return sample_posterior(mean, log_variance, generator)
 
@@ -208,7 +208,7 @@ class SampledVae(Vae):
     def proposal(
         self,
         x: Tensor,
-        masked: Tensor | None,
+        mask: Tensor | None,
         plan: Plan,
         generator: torch.Generator,
         more: Sequence[Tensor] = (),
@@ -216,8 +216,8 @@ class SampledVae(Vae):
         """Fit a proposal to the observed part of each observation (N, D), also from the starts
         `more` (N, K), and adapt it to pilots. It uses nothing else, so that errors of the proposal
         cannot improve the conditionals."""
-        zero, mean = self._starts(x, masked)
-        fit = self._fit(x, masked)
+        zero, mean = self._starts(x, mask)
+        fit = self._fit(x, mask)
         drawn = self._drawn_starts(fit, mean, STARTS, generator)
         modes = fit.modes([zero, mean, *drawn, *more], plan.steps)
         found = modes.proposal()
@@ -227,7 +227,7 @@ class SampledVae(Vae):
             drawn = self._drawn_starts(some, mean[unsure], MORE_STARTS, generator)
             further = modes.of(unsure).joined(some.modes(drawn, plan.steps))
             found.put(unsure, further.proposal())
-        sampler = self._sampler(x, masked, generator)
+        sampler = self._sampler(x, mask, generator)
         for draws in plan.pilots:
             found = found.adapted(*sampler.draw(found, draws))
         return found
@@ -239,32 +239,32 @@ class SampledVae(Vae):
         likely = likely_starts(fit, self.latent_dim, count - around, generator)
         return [*likely, *(mean + draw_normal((around, *mean.shape), mean, generator))]
 
-    def _sampler(self, x: Tensor, masked: Tensor | None, generator: torch.Generator) -> Sampler:
-        return Sampler(self._fit(x, masked), self.rows(1), generator)
+    def _sampler(self, x: Tensor, mask: Tensor | None, generator: torch.Generator) -> Sampler:
+        return Sampler(self._fit(x, mask), self.rows(1), generator)
 
-    def _fit(self, x: Tensor, masked: Tensor | None) -> Fit:
-        observed = torch.ones_like(x) if masked is None else (~masked).to(x).expand_as(x)
+    def _fit(self, x: Tensor, mask: Tensor | None) -> Fit:
+        observed = torch.ones_like(x) if mask is None else (~mask).to(x).expand_as(x)
         return Fit(self.decoder, self.likelihood, x, observed)
 
     @torch.no_grad()
-    def _starts(self, x: Tensor, masked: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _starts(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return zero, and the encoder's mean after zero's decoding has filled in the masked
         dimensions."""
         zero = x.new_zeros(len(x), self.latent_dim)
-        if masked is not None:
-            x = torch.where(masked, self.likelihood.mean(self.decoder(zero[:1])), x)
+        if mask is not None:
+            x = torch.where(mask, self.likelihood.mean(self.decoder(zero[:1])), x)
         return zero, self.encoder(x)[0]
 
     @torch.no_grad()
-    def filled(self, x: Tensor, masked: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
+    def filled(self, x: Tensor, mask: Tensor, rounds: int, generator: torch.Generator) -> Tensor:
         """Fill in the masked dimensions of observations (..., D) by `rounds` of encoding and
         decoding, starting from a draw of the model (Rezende et al. 2014, App. F)."""
         z = draw_normal((*x.shape[:-1], self.latent_dim), x, generator)
-        filled = torch.where(masked, self.likelihood.sample(self.decoder(z), generator), x)
+        filled = torch.where(mask, self.likelihood.sample(self.decoder(z), generator), x)
         for _ in range(rounds):
             mean, log_variance = self.encoder(filled)
             z = sample_posterior(mean, log_variance, generator)
-            filled = torch.where(masked, self.likelihood.sample(self.decoder(z), generator), x)
+            filled = torch.where(mask, self.likelihood.sample(self.decoder(z), generator), x)
         return filled
 
     def log_marginal(self, x: Tensor) -> Tensor:
@@ -316,20 +316,20 @@ class SampledVae(Vae):
         return self.likelihood.log_prob(x, self.decoder(z)).sum(-1) + log_prior(z)
 
     @torch.no_grad()
-    def reconstruction(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
+    def reconstruction(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
         """Return the mean over z given the observed part; by recursion the mean of the chains' last
         decodings."""
         if isinstance(self.conditionals, Recursive):
-            z = self._chains(x, masked, generator)
+            z = self._chains(x, mask, generator)
             share = x.new_full(z.shape[:2], 1 / len(z))
         else:
             method = self.conditionals
             plan = Plan(method.steps, (method.draws // PILOT_SHARE,))
-            proposal = self.proposal(x, masked, plan, generator)
-            z, weight = self._sampler(x, masked, generator).draw(proposal, method.draws)
+            proposal = self.proposal(x, mask, plan, generator)
+            z, weight = self._sampler(x, mask, generator).draw(proposal, method.draws)
             share = weight.softmax(0)  # (draws, N)
         expected = (share[..., None] * self.likelihood.mean(self.decoder(z))).sum(0)
-        return torch.where(masked, expected, x)
+        return torch.where(mask, expected, x)
 
     def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> SampledModel:
         return SampledVaeModel(self, x, seed, evidence)

@@ -75,7 +75,7 @@ class Vae(nn.Module, ABC):
         `samples` draws of z for each observation."""
 
     @abstractmethod
-    def reconstruction(self, x: Tensor, masked: Tensor, generator: torch.Generator) -> Tensor:
+    def reconstruction(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
         """Return the expected value of the masked dimensions (D,) given the others, and x
         elsewhere: (N, D)."""
 

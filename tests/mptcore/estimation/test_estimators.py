@@ -69,9 +69,9 @@ def test_the_fast_route_equals_the_direct_route(
     model = LinearGaussianModel(density, moment)
     masks = AllSizes(per_size=2, design=design)
     for batch in draw_masks(masks, dim, torch.Generator().manual_seed(seed), 7):
-        direct = [density.conditional_log_probs(x, mask).mean() for mask in batch.masked]
+        direct = [density.conditional_log_probs(x, mask).mean() for mask in batch.masks]
         torch.testing.assert_close(
-            model.scores(batch.masked), torch.stack(direct), rtol=0, atol=1e-8
+            model.scores(batch.masks), torch.stack(direct), rtol=0, atol=1e-8
         )
 
 

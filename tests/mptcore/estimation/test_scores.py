@@ -108,7 +108,7 @@ def test_each_size_has_its_scores_by_each_model(max_masks: int) -> None:
 
 
 def test_sizes_in_one_batch_are_kept_apart() -> None:
-    first, second = (batch.masked for batch in enumerate_masks((1, 2), DIM, 3))
+    first, second = (batch.masks for batch in enumerate_masks((1, 2), DIM, 3))
     both = SizedMasks([(1, 3), (2, 3)], torch.cat([first, second]))
     found = result_of(score_masks([Numbers()], [both], ScoreCache()))
     assert [(one.size, one.values.tolist()) for (one,) in found] == list(NUMBERS.items())[:2]

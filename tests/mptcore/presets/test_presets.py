@@ -317,7 +317,7 @@ def test_fig1_right_by_another_route() -> None:
     masks = FixedSize(schedule="fixed", size=76, per_size=60)
     scores = []
     for batch in draw_masks(masks, 512, torch.Generator().manual_seed(9), 60):
-        for mask in batch.masked:
+        for mask in batch.masks:
             scores.append(density.conditional_log_probs(dataset.x, mask).mean().item())
     mean = 512 * sum(scores) / 60
     error = 512 * torch.tensor(scores).std().item() / math.sqrt(60)
