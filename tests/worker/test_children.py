@@ -97,7 +97,7 @@ def test_the_parent_has_its_own_session(warm: WarmParent) -> None:
     ("given", "transformers"),
     [({}, False), ({"transformers": False}, False), ({"transformers": True}, True)],
 )
-def test_the_parent_is_told_whether_to_import_transformers(
+def test_the_parent_imports_transformers_only_if_requested(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, bool], transformers: bool
 ) -> None:
     started: list[list[str]] = []

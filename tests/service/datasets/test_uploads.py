@@ -279,7 +279,7 @@ def test_others_are_answered_while_a_file_is_written(
         done.set()
 
 
-def test_what_is_answered_is_on_the_disk(
+def test_an_answered_upload_is_on_the_disk(
     api: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file, its folder and the folder above, in this order, and all before the row."""

@@ -89,7 +89,7 @@ def test_an_experiment_waits_until_all_predecessors_have_succeeded(admin: TestCl
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled", "deleted", "cancelled while it runs"])
-def test_what_comes_after_a_failure_fails_along_the_chain(admin: TestClient, how: str) -> None:
+def test_successors_of_a_failure_fail_along_the_chain(admin: TestClient, how: str) -> None:
     database = database_of(admin)
     first = submit(admin)
     chain = [submit(admin, first)]
@@ -123,7 +123,7 @@ def test_what_comes_after_a_failure_fails_along_the_chain(admin: TestClient, how
         assert [data["status"] for data in session.scalars(events)] == ["queued", "failed"]
 
 
-def test_a_run_that_is_lost_too_often_fails_what_comes_after_it(admin: TestClient) -> None:
+def test_a_run_that_is_lost_too_often_fails_its_successors(admin: TestClient) -> None:
     database = database_of(admin)
     first = submit(admin)
     last = submit(admin, first)
@@ -269,7 +269,7 @@ def test_a_submission_that_takes_long_holds_up_no_lease(lab: Settings, named_by:
         assert claim_next(database).experiment_id == last
 
 
-def test_what_fails_with_a_run_costs_a_few_statements(admin: TestClient) -> None:
+def test_failing_successors_needs_few_statements(admin: TestClient) -> None:
     """The number does not depend on the number of successors, in a chain or parallel: other users'
     streams wait for the transaction."""
     database = database_of(admin)

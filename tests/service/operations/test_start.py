@@ -180,7 +180,7 @@ def test_the_api_says_what_to_do_about_an_unmigrated_database(tmp_path: Path) ->
             assert "run `mpt migrate`" in answer.json()["detail"]
 
 
-def test_a_statement_of_any_other_process_has_one(lab: Settings) -> None:
+def test_every_other_process_has_a_statement_timeout(lab: Settings) -> None:
     database = create_app(lab).state.database
     with closing(database), database.transaction() as session:
         for name, limit in (

@@ -79,7 +79,7 @@ def from_own(pairs: Tensor) -> Ratio:
     return ratio_of(weights, weights + pairs[:, 0].double() / 100)
 
 
-def test_the_narrow_take_draws_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_dimensions_get_extra_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditionals, "MIN_NARROW", OBSERVATIONS)
     found = ratios_of(2).conditionals(from_own, torch.Generator())
     assert torch.allclose(found.log_probs[:, 1], torch.arange(100).double() / 100)
@@ -145,7 +145,7 @@ def test_parts_are_put_together_in_the_order_of_their_observations() -> None:
     assert whole.variance.item() == pytest.approx(1.6 * 9 / 16 + 3.2 / 16)
 
 
-def test_what_the_draws_of_their_own_leave_in_doubt_is_told() -> None:
+def test_doubt_after_extra_draws_is_reported() -> None:
     def heavy(pairs: Tensor) -> Ratio:
         joint = torch.full((50, len(pairs)), -100.0, dtype=torch.float64)
         joint[0] = 0.0
@@ -164,7 +164,7 @@ def several_modes() -> Case:
     return folded(n=16, nodes=350)
 
 
-def test_what_draws_of_their_own_miss_is_missed_by_both_sums(several_modes: Case) -> None:
+def test_values_missed_by_extra_draws_are_missing_in_both_sums(several_modes: Case) -> None:
     """Posteriors of several modes, given one dimension: log p(x_j, x_R) by draws that missed a
     mode, less log p(x_R), was 0.037 nats too low, three times the reported error."""
     masks = torch.ones(16, 3, dtype=torch.bool)
@@ -196,7 +196,7 @@ def test_exhaustive_masks_have_the_error_of_the_draws() -> None:
     assert 0.5 < stdev(z) < 1.5
 
 
-def test_the_narrow_are_chosen_by_other_draws_than_are_averaged() -> None:
+def test_narrow_dimensions_are_selected_by_other_draws() -> None:
     """Otherwise terms that the averaged draws hit too rarely are left out, and the rest is 0.011 ±
     0.002 nats too high."""
     case = needles(noise_precision=20.0)

@@ -208,7 +208,7 @@ def test_draws_of_a_posterior_have_its_mean_and_variance() -> None:
     assert (z.var(0) / variance - 1).abs().max() < 4 * math.sqrt(2 / 40_000)
 
 
-def test_what_is_linear_in_rough_values_is_known_from_a_sample() -> None:
+def test_values_linear_in_rough_values_are_estimated_from_a_sample() -> None:
     rough = normal(50)
     chosen = torch.arange(0, 50, 5)
     found, error = _regressed(3 + rough[chosen] / 2, rough, chosen)
