@@ -69,4 +69,4 @@ def _opened(http: httpx.Client, path: str, query: Json) -> httpx.Response:
 
 def _check_end(end: Json) -> None:
     if end["reason"] != "ended":
-        raise Refused({"detail": "this key may no longer read what it followed", **end})
+        raise Refused({"detail": "this key may no longer read these events", **end})

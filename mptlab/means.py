@@ -40,7 +40,7 @@ class Mean:
         texts = "the choice of texts and " if self.name.endswith(POPULATION) else ""
         if self.count == 1:
             return f"{texts}the masks or samples of this seed, not its training"
-        return f"{texts}what differs between the seeds: training, masks, samples"
+        return f"{texts}the variation between seeds: training, masks, samples"
 
 
 def over_seeds(metrics: Iterable[Mapping[str, Any]]) -> list[Mean]:

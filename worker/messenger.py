@@ -88,10 +88,10 @@ class Messenger:
             await send(delivery, self.settings.webhooks_to_private)
         except NotSent as error:
             extra = {"webhook_id": delivery.webhook_id, "cause": repr(error.__cause__)}
-            log.info("a webhook was not told: %s", error, extra=extra)
+            log.info("a webhook delivery failed: %s", error, extra=extra)
             return str(error)
         except Exception as error:  # of one address: it must end neither this process nor the rest
-            log.exception("a webhook was not told", extra={"webhook_id": delivery.webhook_id})
+            log.exception("a webhook delivery failed", extra={"webhook_id": delivery.webhook_id})
             return f"an error of the service itself: {type(error).__name__}"
         return None
 

@@ -38,8 +38,8 @@ def sent(numbers: Tensor, device: torch.device) -> Tensor:
 
 
 def name_of(device: torch.device) -> str:
-    """Return the device's name, as far as random draws and the last digits of results depend on
-    it."""
+    """Return the part of the device's name on which random draws and the last digits of results
+    depend."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu ({torch.backends.cpu.get_cpu_capability()})"

@@ -62,7 +62,9 @@ def _as_located(name: str, located: Mapping[str, Located]) -> Path:
         raise InputError(DELETED)
     path = Path(located[name].file)
     if digest(path) != located[name].sha256:
-        detail = "it is not what was stored (its SHA-256 differs): it was changed or cut short"
+        detail = (
+            "it differs from the stored file (its SHA-256 differs): it was changed or truncated"
+        )
         raise InputError(detail)
     return path
 

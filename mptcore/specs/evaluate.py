@@ -106,7 +106,7 @@ def target_problems(
 ) -> list[Problem]:
     """Return a problem if the target has no error to reach or no baseline to compare with."""
     if target != default and std_err is None:
-        detail = f"what target_std_err is for, and there is none: leave it {default}"
+        detail = f"only used with target_std_err: leave it {default}"
         return [Problem("/evaluate/target", detail)]
     if target == "difference" and not baseline:
         detail = f"difference is between the model and a baseline: give one, or use {default}"

@@ -178,7 +178,7 @@ def retention(context: CommandContext) -> None:
 @app.command("sweep", hidden=True)  # the former name
 def apply_retention(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="only show what would be freed")
+        bool, typer.Option("--dry-run", help="only show the files that would be freed")
     ] = False,
 ) -> None:
     """On the server: delete expired experiments and purge deleted ones now."""

@@ -40,7 +40,7 @@ In this folder:
     metrics.csv       the numbers of the whole run
     artifacts/        the files that it left, if any{left_out}
 """
-NO_INPUTS = "    nothing: its data are drawn, stand in the spec or come with a package"
+NO_INPUTS = "    nothing: its data are drawn, are part of the spec or come with a package"
 UNKNOWN = "    it is not known: it ran before this was kept, or its runner did not begin"
 
 

@@ -119,7 +119,9 @@ def after_problems(inputs: ReferencedInputs, after: Sequence[str]) -> Iterator[P
         if found is None:
             yield Problem(f"/after/{i}", "the id of an experiment, yours or shared with the lab")
         elif found.status in FAILED:
-            detail = f"this experiment is {found.status}: what comes after it could not run"
+            detail = (
+                f"this experiment is {found.status}: experiments that wait for it could not run"
+            )
             yield Problem(f"/after/{i}", detail)
 
 

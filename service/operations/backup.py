@@ -40,7 +40,7 @@ LISTED = "files-before-the-database.json"
 """The files of the store as a backup began; gone once it is complete."""
 PART = ".backup-part"
 """The end of the name of a file that is being copied."""
-TAKEN = "the database is there and not empty: a backup is put into a new one"
+TAKEN = "the database is not empty: restore a backup only into a new database"
 
 
 class BackupFailed(Exception):
@@ -182,7 +182,7 @@ def _place(url: URL, folder: Path) -> Path:
 def _copy_sqlite(source: Path, target: Path) -> None:
     """Copy one snapshot, even while others write."""
     if not source.exists():
-        raise BackupFailed(f"{source} is not there: does MPT_STORE name the store?")
+        raise BackupFailed(f"{source} is not there: check that MPT_STORE is the store")
     with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
         one.backup(other)
 
@@ -216,7 +216,9 @@ def _without_password(url: URL) -> str:
 
 def _require_empty_store(settings: Settings) -> None:
     if any(True for _ in _files(settings.store)):
-        raise BackupFailed(f"{settings.store} is not empty: a backup is put into an empty store")
+        raise BackupFailed(
+            f"{settings.store} is not empty: restore a backup only into an empty store"
+        )
 
 
 def _broken(session: Session, settings: Settings) -> Iterator[str]:

@@ -59,7 +59,7 @@ def hide_memory() -> None:
 def _end_with_stdin() -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
-    log.warning("the process that started this one is gone: it ends")
+    log.warning("the parent process is gone: this process ends")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_GRACE_S)
     os._exit(1)

@@ -22,7 +22,7 @@ from service.tables.experiments import Attempt, Experiment, Queue, Status
 LATELY = 100
 """Number of ended attempts that are used."""
 LEAST = 3
-BASIS = "by the progress of what runs and the mean length of the last runs, 100 at most"
+BASIS = "from the progress of current runs and the mean length of the last runs, at most 100"
 UNKNOWN = "it is not known how long the runs before it take"
 
 

@@ -26,7 +26,7 @@ def whole_file(settings: Settings, artifact: Artifact) -> Path:
         detail = f"{artifact.file} cannot be read from the store: {error.strerror}"
         raise ApiError(HTTPStatus.GONE, "artifact_missing", detail) from error
     if found != artifact.sha256:
-        detail = f"{artifact.file} in the store is not what the run recorded: its SHA-256 differs"
+        detail = f"{artifact.file} in the store was changed since the run: its SHA-256 differs"
         raise ApiError(HTTPStatus.GONE, "artifact_broken", detail)
     return path
 

@@ -153,7 +153,7 @@ class Poller:
                     async with asyncio.timeout(PERIOD_S):
                         await self._asked.wait()
         except Exception:
-            log.exception("no one looks for changes any more: whoever listens is to come again")
+            log.exception("the poller has failed: all listeners must reconnect")
         finally:
             self._task = None
             self._cut_all()

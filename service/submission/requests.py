@@ -73,7 +73,7 @@ class Retry(SubmissionRequest):
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         old = find_own(session, user, Experiment, self.experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
-            detail = f"only what failed or was cancelled is retried; this is {old.status}"
+            detail = f"only failed or cancelled experiments can be retried; this is {old.status}"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         return Submissions(old.owner_id, [retry_entry(old)])
 

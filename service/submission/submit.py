@@ -118,7 +118,7 @@ def submitted(
             made = accepted.kept()
             size = len(json.dumps(made))
             if accepted.is_all_cached and not _has_room(session, settings, user, size):
-                made = []  # without room the key stays free: nothing would be made twice
+                made = []  # without space the key stays free, because nothing was stored
             idempotency.keep(session, kept, key, made)
         yield session, accepted
 

@@ -58,7 +58,7 @@ class Bodies:
     @contextmanager
     def public(self, address: str | None) -> Iterator[None]:
         """Count a body without a key while it is received. Raise ApiError (429 or 503)."""
-        rest = "requests without a key are being received, which is the most: try again"
+        rest = "requests without a key are being received, the maximum: try again"
         of_address = f"{MAX_ADDRESS_BODIES} of your address's {rest}"
         refused = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_bodies", of_address)
         of_all = f"{MAX_PUBLIC_BODIES} {rest}"
@@ -71,9 +71,7 @@ class Bodies:
 
     def of_user(self, user_id: int) -> AbstractContextManager[None]:
         """Count a body of the user while it is received. Raise ApiError (429)."""
-        detail = (
-            f"{MAX_USER_BODIES} requests of yours are being received, which is the most: try again"
-        )
+        detail = f"{MAX_USER_BODIES} requests of yours are being received, the maximum: try again"
         error = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_bodies", detail)
         return self._one(("user", user_id), MAX_USER_BODIES, error)
 
@@ -81,14 +79,14 @@ class Bodies:
         """Count a request of the user with a large body. Raise ApiError (429)."""
         detail = (
             f"{MAX_USER_LARGE} requests of yours with more than {LARGE_BYTES} bytes are under "
-            "way, which is the most: try again"
+            "way, the maximum: try again"
         )
         error = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_large_bodies", detail)
         return self._one(("large", user_id), MAX_USER_LARGE, error)
 
     def upload(self, user_id: int, limit: int) -> AbstractContextManager[None]:
         """Count an upload of the user while it is under way. Raise ApiError (429)."""
-        detail = f"{limit} uploads of yours are under way, which is the most: try again"
+        detail = f"{limit} uploads of yours are under way, the maximum: try again"
         error = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_uploads", detail, after_s=5)
         return self._one(("upload", user_id), limit, error)
 

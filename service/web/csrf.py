@@ -13,7 +13,7 @@ READS = ("GET", "HEAD", "OPTIONS")
 def check_own_page(request: Request) -> None:
     """Raises ApiError (403) if a request that may change something comes from another site."""
     if request.method not in READS and not _is_own(request.headers):
-        detail = "a browser's cookie serves this service's own pages alone: elsewhere give a key"
+        detail = "a browser's cookie is only valid on this service's own pages: use a key elsewhere"
         raise ApiError(HTTPStatus.FORBIDDEN, "cross_origin", detail)
 
 

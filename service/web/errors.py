@@ -33,7 +33,7 @@ SERVICE_PATTERNS = {
     ".npy, .npz, .csv, .parquet, .txt or .jsonl: letters, digits, spaces and ._()-",
     "^[a-z_]+$": "the name of a series, as score or lml",
     r"^[a-z0-9][a-z0-9._-]{0,63}$": "a user's name: up to 64 small letters, digits, . _ and -",
-    "^[0-9A-Za-z]{1,16}$": "the id of a key: what stands first in it, as mpt_<id>_…",
+    "^[0-9A-Za-z]{1,16}$": "the id of a key: its first part, as in mpt_<id>_…",
     r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$": "a path into the spec, as model.latent_dim",
 }
 """Descriptions of the service's text patterns. Specs have their own."""
@@ -168,7 +168,7 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
         if item["loc"][0] != "body"
     ]
     if in_body and error.body is None:
-        problems.append(Problem("", "the body is a JSON object, and there is none"))
+        problems.append(Problem("", "the body must be a JSON object, but it is missing"))
     elif in_body:
         problems.append(Problem("/header/Content-Type", "say Content-Type: application/json"))
     return problem_response(invalid(problems))

@@ -43,7 +43,7 @@ from service.web.ui import pages, sign_in
 MAX_BUNDLES, MAX_USER_BUNDLES = 12, 2
 """Zips that a process, and one user, builds at the same time."""
 ERRORS: dict[int | str, dict[str, object]] = {
-    "4XX": {"model": ProblemDocument, "description": "What was wrong, as RFC 9457"},
+    "4XX": {"model": ProblemDocument, "description": "Description of the error, as in RFC 9457"},
     "503": {"model": ProblemDocument, "description": "Not now: Retry-After says when"},
 }
 

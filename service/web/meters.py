@@ -17,26 +17,26 @@ class Meters:
         self.registry = CollectorRegistry()
         self._requests = Histogram(
             "mpt_http_request_seconds",
-            "requests by route template and status, but for streams and those that waited by wish",
+            "requests by route template and status, except streams and requests with Prefer: wait",
             ["method", "route", "status"],
             buckets=SECONDS,
             registry=self.registry,
         )
         self._threads = Histogram(
             "mpt_thread_wait_seconds",
-            "what requests waited for a thread",
+            "time that requests waited for a thread",
             buckets=WAITED,
             registry=self.registry,
         )
         self._connections = Histogram(
             "mpt_database_pool_wait_seconds",
-            "what requests waited for a connection of the database's pool",
+            "time that requests waited for a connection of the database's pool",
             buckets=WAITED,
             registry=self.registry,
         )
         self._database = Counter(
             "mpt_http_database_seconds",
-            "what requests waited for the database, by route template",
+            "time that requests waited for the database, by route template",
             ["route"],
             registry=self.registry,
         )

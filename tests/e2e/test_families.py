@@ -114,5 +114,5 @@ def test_a_vae_leaves_curves_weights_and_pictures(client: Client) -> None:
 def test_the_paper_s_presets_by_the_client(client: Client) -> None:
     preset = client.preset("table2-cola")
     assert [spec["model"]["init"] for spec in preset["specs"]] == ["pretrained", "random"]
-    with pytest.raises(Refused, match="no experiment of yours, nor one that is shared"):
+    with pytest.raises(Refused, match="not one of your experiments and not shared"):
         client.verdict("table2-cola", ["0" * 32, "1" * 32])

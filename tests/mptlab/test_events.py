@@ -89,7 +89,7 @@ def test_a_stream_that_loses_access_says_so(client: Client, environment: dict[st
         run = client.experiments.create(ppca_spec(), cache=False)
         assert next(events)["experiment_id"] == run.id
         client.revoke_key("local", key["id"])
-        with pytest.raises(Refused, match="may no longer read what it followed"):
+        with pytest.raises(Refused, match="may no longer read these events"):
             list(events)
 
 

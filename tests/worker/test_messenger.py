@@ -184,7 +184,7 @@ def test_the_cause_of_a_failed_delivery_is_logged(
     ended(either)
     with caplog.at_level("INFO"):
         assert messenger.tell() == 1
-    (line,) = [one for one in caplog.records if "was not told" in one.message]
+    (line,) = [one for one in caplog.records if "delivery failed" in one.message]
     assert vars(line)["webhook_id"] == hook
     assert "Connect" in vars(line)["cause"]
 

@@ -180,7 +180,7 @@ def _cuts(text: Corpus, length: int) -> Work[None]:
     yield Step(Metric("sequences_cut", text.cut, 0.0))
     if text.cut:
         of = len(text) + text.left_out
-        detail = "what is beyond is not scored: raise max_length, or use the packing blocks"
+        detail = "tokens beyond that are not scored: raise max_length, or use the packing blocks"
         yield Step(
             Log("warning", f"{text.cut} of {of} texts were cut at {length} tokens; {detail}")
         )

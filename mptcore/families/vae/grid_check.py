@@ -1,8 +1,8 @@
 """Check the scores of a grid against other grids, as its LML is checked.
 
 On any grid the scores of all sizes sum to the LML of that grid (Eq. 5), so their agreement proves
-nothing. The posterior given few dimensions is wider, and given many is narrower, than the
-posterior given all of them: each size needs a check of its own."""
+nothing. The posterior given few dimensions is wider, and given many is narrower, than the posterior
+given all of them: each size needs its own check."""
 
 import math
 from itertools import combinations

@@ -98,7 +98,7 @@ class MeasuredData(Data):
     def problems(self) -> list[Problem]:
         problems = super().problems()
         if self.binarize and self.standardize:
-            detail = "what is binarized is 0 and 1: leave one of the two out"
+            detail = "binarized values are 0 and 1: leave out binarize or standardize"
             problems.append(Problem("/data/standardize", detail))
         return problems
 

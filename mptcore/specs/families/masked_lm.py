@@ -74,7 +74,7 @@ class MaskedLmModel(Spec):
         """Return the problems of this model."""
         problems = []
         if (self.init == "experiment") != (self.experiment is not None):
-            detail = "the id of the experiment whose weights are taken, with init experiment only"
+            detail = "the id of the experiment whose weights are used; only with init experiment"
             problems.append(Problem(f"{pointer}/experiment", detail))
         if self.architecture is None:
             return problems
@@ -140,7 +140,9 @@ class MaskedLmEvaluate(Spec):
         if self.target_std_err is not None:
             problems += self._target_problems()
         if self.sequences is not None and not (self.orders or self.pll):
-            detail = "it limits the metrics of orders and pll: ask for one, or leave it null"
+            detail = (
+                "it limits only the metrics of orders and pll: set one of these, or leave it null"
+            )
             problems.append(Problem("/evaluate/sequences", detail))
         return problems
 
@@ -297,7 +299,7 @@ class MaskedLmExperiment(Experiment):
                 detail = "a language model is trained for one seed: send an experiment for each"
                 problems.append(Problem("/seeds", detail))
         elif self.data.heldout is not None:
-            detail = "it is kept out of training, and there is none: leave it null"
+            detail = "it is excluded from training, but train is missing: leave it null"
             problems.append(Problem("/data/heldout", detail))
         if self.model.corruption == "bert":
             problems += self._bernoulli_problems()

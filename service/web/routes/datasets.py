@@ -128,7 +128,7 @@ async def upload(
         detail = "the body is the file itself, and no form: curl --data-binary @FILE, not -F"
         raise invalid([Problem("/header/Content-Type", detail)])
     if request.app.state.uploads.locked():
-        detail = f"{settings.max_uploads} uploads are under way, which is the most: try again"
+        detail = f"{settings.max_uploads} uploads are under way, the maximum: try again"
         headers = {"Retry-After": "5"}
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_uploads", detail, headers=headers)
     database: Database = request.app.state.database

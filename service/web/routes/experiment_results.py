@@ -156,7 +156,9 @@ def get_bundle(
     with database.snapshot() as session:
         experiment = find(session, user, Experiment, experiment_id)
         if not is_terminal(experiment.status):
-            detail = f"a bundle is of what has ended, and the experiment is {experiment.status}"
+            detail = (
+                f"only an ended experiment has a bundle, and this experiment is {experiment.status}"
+            )
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         made = bundle(session, experiment)
     name = f"experiment-{experiment_id}.zip"

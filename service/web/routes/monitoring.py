@@ -215,7 +215,7 @@ def _by_label(
 
 
 def _leases_expired(session: Session) -> Metric:
-    about = "runs whose lease has expired, and that no reaper has put back"
+    about = "runs with an expired lease that no reaper has requeued"
     return GaugeMetricFamily("mpt_leases_expired", about, value=expired_leases(session))
 
 

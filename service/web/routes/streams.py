@@ -160,7 +160,7 @@ async def _stream(
     # Missing objects are refused before the stream begins.
     await poller.read(user, source.check)
     if not poller.has_room(user):
-        detail = "you have as many event streams open as you may: close one, or follow a sweep"
+        detail = "you have the maximum number of open event streams: close one, or follow a sweep"
         headers = {"Retry-After": "10"}
         raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_streams", detail, headers=headers)
     return EventSourceResponse(

@@ -101,7 +101,7 @@ def add_webhook(
     secret = new.secret or new_secret()
     with database.transaction() as session:
         if len(store.of_owner(session, user.id)) >= MAX_WEBHOOKS:
-            detail = f"you have {MAX_WEBHOOKS} webhooks, which is the most: delete one first"
+            detail = f"you have {MAX_WEBHOOKS} webhooks, the maximum: delete one first"
             raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
         webhook = Webhook(
             id=uuid7().hex,

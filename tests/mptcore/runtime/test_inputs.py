@@ -53,7 +53,7 @@ def test_a_supervisor_gives_the_file_and_its_digest(stored: Path) -> None:
     inputs.locate({"one": good, "two": other})
     assert input_file("one", PATTERN) == stored / "a.npy"
     assert inputs.used() == {f"MPT_STORE/{PATTERN}": digest("a.npy")}
-    changed = "it is not what was stored (its SHA-256 differs): it was changed or cut short"
+    changed = "it differs from the stored file (its SHA-256 differs): it was changed or truncated"
     assert refused("two") == changed
     assert refused("three") == "the store has no file of it; it may have been deleted"
     inputs.locate({"one": Input(file=str(stored / "gone"), sha256="")})

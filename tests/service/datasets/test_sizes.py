@@ -198,7 +198,7 @@ def test_a_sweep_over_a_wrong_size_is_refused(api: TestClient, dataset: str) -> 
 
 
 def told(api: TestClient, **data: Any) -> str | None:
-    """The problem of fitting factor analysis to an upload."""
+    """Return the problem reported for factor analysis fitted to an upload."""
     model = {"family": "factor_analysis", "latent_dim": 1, "init": "maximum_likelihood"}
     spec = ppca_spec(model=model, data={"source": "upload", **data})
     answer = api.post("/v1/experiments:validate", json={"spec": spec})

@@ -354,7 +354,7 @@ def test_a_backup_of_a_newer_version_is_refused(settings: Settings, tmp_path: Pa
 
 def test_a_store_without_a_database(tmp_path: Path) -> None:
     empty = Settings(store=tmp_path / "mistyped", database_url=None)
-    with pytest.raises(BackupFailed, match="does MPT_STORE name the store"):
+    with pytest.raises(BackupFailed, match="check that MPT_STORE is the store"):
         backup.save(empty, tmp_path / "backup")
     with pytest.raises(BackupFailed, match="holds no whole backup"):
         backup.restore(empty, tmp_path / "backup")

@@ -96,7 +96,7 @@ def test_an_incomplete_key_file_is_replaced(settings: Settings, broken: str) -> 
 def test_a_key_is_on_the_disk_before_it_has_its_name(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crash at any call leaves no file, or a whole one."""
+    """A crash at any call leaves no file, or a complete one."""
     settings.key_file.unlink()
 
     def crash(*_: object) -> None:

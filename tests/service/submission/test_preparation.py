@@ -169,7 +169,7 @@ def test_a_predecessor_that_fails_during_preparation_is_noticed(
         body |= {"grid": {"seeds": [[4]]}}
     where = "/experiments/0" if path.endswith("batch") else ""
     answer = api.post(path, json={"experiments": [body]} if where else body)
-    detail = "this experiment is failed: what comes after it could not run"
+    detail = "this experiment is failed: experiments that wait for it could not run"
     assert answer.json()["errors"] == [{"pointer": f"{where}/after/0", "detail": detail}]
     assert api.get("/v1/sweeps").json()["items"] == []
     assert count(api) == 1

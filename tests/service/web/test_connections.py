@@ -234,7 +234,7 @@ def used(port: int, count: int) -> Iterator[list[socket.socket]]:
 
 
 def is_idle(port: int, connection: socket.socket) -> bool:
-    """Return whether the service has noted the end of an answer, which follows its last byte."""
+    """Return whether the service has recorded the end of an answer, shortly after its last byte."""
     ours = connection.getsockname()
     known = [*SERVERS[port].server_state.connections]
     return any(

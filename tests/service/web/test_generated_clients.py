@@ -1,6 +1,5 @@
-"""Clients that others' generators make of `/openapi.json`, used on the service itself.
-
-TypeScript's is tried where `npm ci` has been run.
+"""Clients generated from `/openapi.json` by public tools, used with the real service. The
+TypeScript client is tested only after `npm ci`.
 """
 
 import importlib

@@ -40,7 +40,7 @@ def told(answer: Any) -> dict[str, str]:
         ({"spec": ppca_spec(model__noise_precision=None)}, "/spec/model/noise_precision",
          "init generator takes the data's own noise_precision: 5.0"),
         ({"spec": SPEC, "after": ["a/b"]}, "/after/0",
-         "the id of an experiment, as submitting it told"),
+         "the id of an experiment, from the answer to its submission"),
         ({"spec": SPEC, "name": 5}, "/name", "text, in quotes"),
         ({"spec": SPEC, "cache": "no"}, "/cache", "true or false"),
         ({"spec": {**SPEC, "sedes": [1]}}, "/spec/sedes",
@@ -64,7 +64,9 @@ def test_a_body_without_its_type(api: TestClient) -> None:
     expected = {"/header/Content-Type": "say Content-Type: application/json"}
     assert told(api.post("/v1/experiments", content=content, headers=form)) == expected
     assert told(api.post("/v1/experiments", content=content)) == expected
-    assert told(api.post("/v1/experiments")) == {"": "the body is a JSON object, and there is none"}
+    assert told(api.post("/v1/experiments")) == {
+        "": "the body must be a JSON object, but it is missing"
+    }
 
 
 @pytest.mark.parametrize(
@@ -137,10 +139,10 @@ def test_a_refused_change_names_the_allowed_ones(api: TestClient) -> None:
         )  # fmt: skip
     answer = api.get("/v1/presets/fig1-left/verdict", params={"experiment": [one]})
     assert told(answer) == {
-        "/query/experiment/0": "it is cancelled: a verdict needs what has succeeded"
+        "/query/experiment/0": "it is cancelled: a verdict needs succeeded experiments"
     }
     answer = api.get("/v1/presets/fig1-left/verdict", params={"experiment": ["none"]})
-    assert told(answer)["/query/experiment/0"].startswith("no experiment of yours")
+    assert told(answer)["/query/experiment/0"].startswith("not one of your experiments")
     answer = api.get("/v1/presets/table1/verdict", params={"experiment": [one]})
     assert told(answer)["/query/experiment"].startswith("table1 has 3 specs: give 3 experiments")
 

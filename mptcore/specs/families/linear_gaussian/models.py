@@ -13,7 +13,7 @@ from mptcore.specs.data.columns import columns_are
 def constant_columns(columns: Sequence[str], are_names: bool) -> str:
     """Return why factor analysis cannot estimate its noise with these constant columns."""
     which = columns_are(columns, are_names, "constant")
-    detail = "so factor analysis has no maximum: leave out what is constant, or use family ppca"
+    detail = "so factor analysis has no maximum: leave out constant columns, or use family ppca"
     return f"{which}, {detail}"
 
 
@@ -48,7 +48,7 @@ class LinearGaussian(Spec):
             detail = "init experiment brings its own: leave it null"
             problems.append(Problem(f"{pointer}/noise_precision", detail))
         if (self.init == "experiment") != (self.experiment is not None):
-            detail = "the id of the experiment whose weights are taken, with init experiment only"
+            detail = "the id of the experiment whose weights are used; only with init experiment"
             problems.append(Problem(f"{pointer}/experiment", detail))
         return problems
 

@@ -209,7 +209,7 @@ class LatentModel(Spec):
                 "the likelihood bernoulli", "/model/likelihood/distribution", "use gaussian"
             )
         if (self.init == "experiment") != (self.experiment is not None):
-            detail = "the id of the experiment whose weights are taken, with init experiment only"
+            detail = "the id of the experiment whose weights are used; only with init experiment"
             problems.append(Problem("/model/experiment", detail))
         if self.init != "experiment" and self.trained_by is not None:
             problems.append(Problem("/model/trained_by", "with init experiment only"))

@@ -61,5 +61,5 @@ export function aboutMean(mean) {
   const texts = coversTexts(mean) ? "the choice of texts and " : "";
   if (count === 1) return error ? `± covers ${texts}the masks or samples of this seed, not its training` : (all[0].reason ?? null);
   if (value === null) return "no mean: a seed has no value";
-  return `mean over ${count} seeds; ± covers ${texts}what differs between the seeds: training, masks, samples`;
+  return `mean over ${count} seeds; ± covers ${texts}the variation between seeds: training, masks, samples`;
 }

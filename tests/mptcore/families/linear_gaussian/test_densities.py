@@ -118,7 +118,7 @@ def test_constant_columns_are_listed_up_to_ten(count: int) -> None:
     listed = "0, 1, 2, 3, 4, 5, 6, 7, 8, 9" + (", …" if count > 10 else "")
     assert str(error.value) == (
         f"columns {listed} are constant (counted from 0), so factor analysis has no maximum: "
-        "leave out what is constant, or use family ppca"
+        "leave out constant columns, or use family ppca"
     )
     assert error.value.cause == "invalid"
     em.refuse_constant_columns(Dataset(x[:, count:]))
