@@ -14,12 +14,11 @@ import httpx
 
 from mptlab import tables
 from mptlab.administration import Administration
-from mptlab.answers import checked
-from mptlab.curves import Curves
+from mptlab.connection import checked
+from mptlab.curves import Curves, needed
 from mptlab.errors import Json, Refused
 from mptlab.events import follow
 from mptlab.experiments import Experiment, Experiments, Id, id_of
-from mptlab.optional import needed
 from mptlab.places import store
 from mptlab.specs import is_file, read_spec
 from mptlab.sweeps import Sweep, points_of

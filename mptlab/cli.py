@@ -10,10 +10,11 @@ import typer
 from mptlab import __version__
 from mptlab.commands import admin, changing, reading, server, submitting
 from mptlab.commands.context import warn
+from mptlab.commands.following import RUN_FAILED
 from mptlab.errors import NoAnswer, NotSucceeded, Refused
 
-REFUSED, RUN_FAILED, NO_ANSWER = 1, 3, 4
-"""Exit statuses, besides 0 (success), 2 (usage error) and 130 (Ctrl-C)."""
+REFUSED, NO_ANSWER = 1, 4
+"""Exit statuses, besides 0 (success), RUN_FAILED, 2 (usage error) and 130 (Ctrl-C)."""
 
 app = typer.Typer(no_args_is_help=True)
 for theme in (submitting, reading, changing, server):

@@ -1,4 +1,4 @@
-"""Connection to the service: its URL, the key, and retries."""
+"""Connection to the service: its URL, the key, retries, and what is read from its responses."""
 
 import logging
 import threading
@@ -11,8 +11,7 @@ from typing import Any, Self
 
 import httpx
 
-from mptlab.answers import answer_of, checked
-from mptlab.errors import Json, NoAnswer
+from mptlab.errors import Json, NoAnswer, Refused
 from mptlab.places import url_and_key
 from mptlab.retries import is_busy, retry_s, send_again
 from mptlab.specs import to_json
@@ -159,3 +158,32 @@ class Connection:
             return send_again(send, idempotent=idempotent, for_s=for_s, on_outage=tell)
         finally:
             self._missing.discard(request)
+
+
+def checked(response: httpx.Response) -> httpx.Response:
+    """Return the response if it is a success. Raises Refused."""
+    if response.is_error:
+        raise Refused(_document(response), response.status_code)
+    return response
+
+
+def answer_of(response: httpx.Response) -> Json:
+    """Return the JSON of a successful response, or an empty object if it has no body. Raises
+    Refused."""
+    content = checked(response).content
+    if not content:
+        return {}
+    try:
+        answer: Json = response.json()
+    except ValueError:
+        detail = f"the server at {response.url} is not MPT Lab: check the URL"
+        raise Refused({"detail": detail}, response.status_code) from None
+    return answer
+
+
+def _document(response: httpx.Response) -> Json:
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    return document if isinstance(document, dict) else {"detail": f"HTTP {response.status_code}"}

@@ -1,12 +1,12 @@
 """Curves of an experiment: as lists, as a table of all points, as a figure."""
 
+import importlib
 import os
 from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Any
 
 from mptlab.errors import Json
-from mptlab.optional import needed
 
 POINT = ("x", "value", "std_err", "n")
 
@@ -83,3 +83,13 @@ def table_html(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 def _cell(value: Any) -> str:
     text = f"{value:.6g}" if isinstance(value, float) else "" if value is None else str(value)
     return f"<td>{escape(text)}</td>"
+
+
+def needed(name: str, extra: str) -> Any:
+    """Return the module of this name. Raises ImportError with the command that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        package = name.split(".")[0]
+        told = f"{package} is not installed: run pip install {package}, or install the client"
+        raise ImportError(f"{told} with its extra, 'mptlab[{extra}]'") from None

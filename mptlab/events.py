@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import httpx
 from httpx_sse import EventSource, SSEError
 
-from mptlab.answers import checked
+from mptlab.connection import checked
 from mptlab.errors import Json, Refused
 
 if TYPE_CHECKING:

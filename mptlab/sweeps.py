@@ -5,10 +5,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mptlab.curves import table_html
+from mptlab.curves import needed, table_html
 from mptlab.errors import Json, NotSucceeded
 from mptlab.events import follow
-from mptlab.optional import needed
 from mptlab.progress import followed
 
 if TYPE_CHECKING:

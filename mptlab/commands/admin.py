@@ -9,6 +9,7 @@ import typer
 from mptlab import serve as server
 from mptlab.commands.context import CommandContext, with_context
 from mptlab.errors import Json
+from mptlab.experiments import MAX_A_PAGE
 
 app = typer.Typer(no_args_is_help=True, help="Users, keys, the audit log, retention: for admins.")
 user_app = typer.Typer(no_args_is_help=True, help="Users of the service.")
@@ -50,7 +51,8 @@ def add_user(
 ) -> None:
     """Add a user, and print the first key. It is shown only once."""
     context.client.add_user(name, role.value)
-    _show_key(context, context.client.add_key(name))
+    made = context.client.add_key(name)
+    context.tell(made, [made["key"]])
 
 
 @user_app.command("list")
@@ -118,7 +120,8 @@ def add_key(
     """Create a key and print it. It is shown only once."""
     scopes = [one.value for one in scope] if scope else None
     wanted = {"name": label, "scopes": scopes, "lasts_days": days}
-    _show_key(context, context.client.add_key(name, **_given(wanted)))
+    made = context.client.add_key(name, **_given(wanted))
+    context.tell(made, [made["key"]])
 
 
 @key_app.command("list")
@@ -185,9 +188,6 @@ def apply_retention(
     server.become("service.operations.retention", *(["--dry-run"] if dry_run else []))
 
 
-MAX_A_PAGE = 500
-
-
 def _limit(name: str, typed: str) -> float | None:
     """Return the typed number, or None for the word "none". Raises BadParameter."""
     if typed == "none":
@@ -201,7 +201,3 @@ def _limit(name: str, typed: str) -> float | None:
 
 def _given(values: Json) -> Json:
     return {key: value for key, value in values.items() if value is not None}
-
-
-def _show_key(context: CommandContext, made: Json) -> None:
-    context.dump(made) if context.as_json else typer.echo(made["key"])

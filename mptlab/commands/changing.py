@@ -34,9 +34,8 @@ def cancel(
     if experiment_ids:
         return _each(context, experiment_ids, context.client.cancel)
     found = context.client.cancel_matching(**filters, whose="all" if user else "mine")
-    if context.as_json:
-        return context.dump(found)
-    typer.echo(f"{found['cancelled']} cancelled, {found['ending']} running will end soon")
+    told = f"{found['cancelled']} cancelled, {found['ending']} running will end soon"
+    context.tell(found, [told])
 
 
 @app.command()
@@ -113,7 +112,7 @@ def upload(
 ) -> None:  # fmt: skip
     """Upload a data set, and print its id."""
     made = context.client.upload(file)
-    context.dump(made) if context.as_json else typer.echo(made["id"])
+    context.tell(made, [made["id"]])
 
 
 @app.command()
@@ -137,8 +136,4 @@ def logout() -> None:
 def _each(context: CommandContext, typed: list[str], ask: Callable[[str], Json]) -> None:
     """Call a method for each of the experiments, and print their new status."""
     seen = [ask(one) for one in context.ids(typed)]
-    if context.as_json:
-        context.dump(seen)
-    else:
-        for one in seen:
-            typer.echo(f"{one['id']} {one['status']}")
+    context.tell(seen, (f"{one['id']} {one['status']}" for one in seen))

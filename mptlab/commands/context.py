@@ -55,6 +55,13 @@ class CommandContext:
         shown = rows if self.as_json else for_people(rows)
         self.show(shown, *dict.fromkeys(column for row in shown for column in row))
 
+    def tell(self, value: Any, lines: Iterable[str]) -> None:
+        """Print a value as JSON, or these lines."""
+        if self.as_json:
+            return self.dump(value)
+        for line in lines:
+            typer.echo(line)
+
     def dump(self, value: Any) -> None:
         typer.echo(json.dumps(value, indent=2))
 

@@ -23,7 +23,8 @@ def print_ended(ended: Sequence[Json]) -> None:
     for one in ended:
         if len(ended) > 1:
             typer.echo(f"{one['id']}  {printable(one['name'] or '')}".rstrip())
-        print_metrics(one)
+        for line in metric_lines(one):
+            typer.echo(line)
 
 
 def exit_unless_succeeded(ended: Sequence[Json]) -> None:
@@ -47,13 +48,10 @@ def comes_back(command: str, ids: Sequence[str]) -> Iterator[None]:
         raise
 
 
-def print_metrics(experiment: Json) -> None:
+def metric_lines(experiment: Json) -> Iterator[str]:
+    """Yield a line for each metric."""
     for metric in experiment["metrics"]:
-        typer.echo(_line(metric))
-
-
-def _line(metric: Json) -> str:
-    labels = " ".join(f"{key}={value}" for key, value in metric["labels"].items())
-    number = metric["value"] if metric["value"] is not None else metric["reason"]
-    error = f" ± {metric['std_err']:.4g}" if metric["std_err"] else ""
-    return f"{metric['name']:16} {labels:12} {number}{error}"
+        labels = " ".join(f"{key}={value}" for key, value in metric["labels"].items())
+        number = metric["value"] if metric["value"] is not None else metric["reason"]
+        error = f" ± {metric['std_err']:.4g}" if metric["std_err"] else ""
+        yield f"{metric['name']:16} {labels:12} {number}{error}"

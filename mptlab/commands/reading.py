@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,16 +15,16 @@ from mptlab.commands.following import (
     comes_back,
     exit_unless_succeeded,
     follow,
+    metric_lines,
     print_ended,
-    print_metrics,
 )
 from mptlab.errors import Json
+from mptlab.experiments import MAX_A_PAGE
 from mptlab.progress import printable
 from mptlab.tables import comparison
 
 app = typer.Typer()
 
-MAX_A_PAGE = 500
 FIGURES = "scores, area, convergence, training, evolution, comparison; default: from the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
 Limit = Annotated[int, typer.Option(help="maximum number of rows", min=1)]
@@ -61,12 +61,8 @@ def list_experiments(
 def show(context: CommandContext, experiment_id: ExperimentId) -> None:
     """Show an experiment's status and its metrics so far."""
     one = context.client.get(context.id(experiment_id))
-    if context.as_json:
-        context.dump(one)
-        return
-    for what, value in _told(one).items():
-        typer.echo(f"{what:10} {printable(cell(value))}")
-    print_metrics(one)
+    facts = (f"{what:10} {printable(cell(value))}" for what, value in _told(one).items())
+    context.tell(one, chain(facts, metric_lines(one)))
 
 
 @app.command()
@@ -189,11 +185,7 @@ def download(
 ) -> None:
     """Write an experiment's files: weights, pictures."""
     written = context.client.download(context.id(experiment_id), to, *names or [])
-    if context.as_json:
-        context.dump([str(one) for one in written])
-    else:
-        for one in written:
-            typer.echo(str(one))
+    context.tell(files := [str(one) for one in written], files)
 
 
 @app.command()
@@ -218,24 +210,24 @@ def workers(context: CommandContext) -> None:
 def queue(context: CommandContext) -> None:
     """Print your share of the server (like Slurm's sshare) and your waiting experiments."""
     found = context.client.queue()
-    if context.as_json:
-        context.dump(found)
-        return
+    context.tell(found, _queue_lines(found))
+
+
+def _queue_lines(found: Json) -> Iterator[str]:
     share = found["share"]
     columns = ("RawShares", "NormShares", "RawUsage", "EffectvUsage", "LevelFS", "FairShare")
     names = ("raw_shares", "norm_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
-    typer.echo(" ".join(f"{column:>12}" for column in columns))
-    typer.echo(" ".join(f"{_figure(share[name]):>12}" for name in names))
+    yield " ".join(f"{column:>12}" for column in columns)
+    yield " ".join(f"{_figure(share[name]):>12}" for name in names)
     running, submitted = (
         _of(found[name], found[f"max_{name}"]) for name in ("running", "submitted")
     )
-    typer.echo(f"running {running}, submitted {submitted}")
+    yield f"running {running}, submitted {submitted}"
     if (most := found["max_gpu_hours_a_day"]) is not None:
-        typer.echo(f"GPU-hours in the last 24 h: {found['gpu_hours']:.3g} of {most:g}")
+        yield f"GPU-hours in the last 24 h: {found['gpu_hours']:.3g} of {most:g}"
     for one in found["items"]:
-        place = one["queue"]
-        start = place["estimated_start"] or "unknown"
-        typer.echo(f"{one['id']}  {place['reason']}; starts: {start}")
+        start = one["queue"]["estimated_start"] or "unknown"
+        yield f"{one['id']}  {one['queue']['reason']}; starts: {start}"
 
 
 def _figure(value: float | None) -> str:

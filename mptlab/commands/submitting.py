@@ -70,9 +70,6 @@ def submit(
 def validate(context: CommandContext, spec: SpecFile, set_: Changes = None) -> None:
     """Check a spec and show its estimates; nothing is queued."""
     told = context.client.validate(_spec(spec, set_))
-    if context.as_json:
-        context.dump(told)
-        return
     runtime = told["runtime"]
     lines = {
         "masks": told["masks"],
@@ -82,9 +79,8 @@ def validate(context: CommandContext, spec: SpecFile, set_: Changes = None) -> N
         "would wait": told["queue_reason"],
         "computed before": told["cached_from"],
     }
-    typer.echo("the spec is valid")
-    for what, value in lines.items():
-        typer.echo(f"{what:16} {cell(value)}")
+    facts = (f"{what:16} {cell(value)}" for what, value in lines.items())
+    context.tell(told, ["the spec is valid", *facts])
 
 
 @presets_app.callback(invoke_without_command=True)
