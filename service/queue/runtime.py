@@ -9,7 +9,6 @@ The spread is that of the residuals. If the work is unknown or the same for all,
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, stored_spec
 from service.queue import workers
+from service.queue.schemas import RuntimeOut
 from service.tables.experiments import DEVICES, Attempt, Device, Experiment, Queue, Status
 
 LEARNED_FROM = 50
@@ -28,19 +28,7 @@ SHARE = 0.8
 """Share of runs within the interval; as many are below it as above."""
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """Seconds: the median and an interval for the middle 80 %, from `runs` runs."""
-
-    median_s: float
-    low_s: float
-    high_s: float
-    runs: int
-    host: str | None = None
-    """The machine; None if it covers all machines with such slots."""
-
-
-def expected_runtime(session: Session, spec: ExperimentSpec, within_s: float) -> Runtime | None:
+def expected_runtime(session: Session, spec: ExperimentSpec, within_s: float) -> RuntimeOut | None:
     """Return the expected runtime on the slowest of the machines whose workers reported within
     `within_s` seconds; None until a few runs of the family have ended."""
     queues = [queue for queue in Queue if Device(spec.compute.device) in DEVICES[queue]]
@@ -51,7 +39,7 @@ def expected_runtime(session: Session, spec: ExperimentSpec, within_s: float) ->
 
 def _on(
     session: Session, spec: ExperimentSpec, queue: Queue, hosts: Collection[str]
-) -> list[Runtime]:
+) -> list[RuntimeOut]:
     """Return the expected runtime of each machine with enough runs, else of all machines together
     if they have enough."""
     ran: dict[str | None, list[tuple[float, float]]] = defaultdict(list)
@@ -61,7 +49,9 @@ def _on(
         if (host := worker.rpartition(":")[0]) in hosts:
             ran[host].append(times)
     found = {host: learned(of[:LEARNED_FROM], _log_work(spec)) for host, of in ran.items()}
-    known = [replace(one, host=host) for host, one in found.items() if one is not None]
+    known = [
+        one.model_copy(update={"host": host}) for host, one in found.items() if one is not None
+    ]
     return [one for one in known if one.host is not None] or known
 
 
@@ -90,7 +80,7 @@ def _log_work(spec: ExperimentSpec) -> float:
     return math.log(masks * dim) if masks and dim else 0.0
 
 
-def learned(ran: Sequence[tuple[float, float]], log_work: float) -> Runtime | None:
+def learned(ran: Sequence[tuple[float, float]], log_work: float) -> RuntimeOut | None:
     """Fit the runtime to the logarithms of work and time of each run."""
     if len(ran) < MIN_RUNS:
         return None
@@ -103,4 +93,4 @@ def learned(ran: Sequence[tuple[float, float]], log_work: float) -> Runtime | No
     # Plotting positions i / (n + 1): for few values the tails are the minimum and the maximum.
     rest = np.quantile(t - t.mean() - slope * off, shares, method="weibull")
     low, median, high = np.exp(at + rest).tolist()
-    return Runtime(median, low, high, len(ran))
+    return RuntimeOut(median_s=median, low_s=low, high_s=high, runs=len(ran), host=None)

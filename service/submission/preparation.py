@@ -5,7 +5,8 @@ for a transaction that writes. So everything that takes long is computed here, w
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +30,6 @@ from service.queue.memory import Memory, MemoryModel
 from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
-from service.submission.schemas import UnresolvedSubmission
 from service.sweeps.expansion import with_values
 from service.tables.experiments import Experiment, Held
 from service.tables.visibility import Visibility
@@ -39,6 +39,16 @@ BESIDE = ("name", "tags", "note", "priority", "visibility")
 MAX_AFTER = 20_000
 """Experiments that those of one request come after, counted for each of them. While these are
 stored, the ends of the others wait, which may be another user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnresolvedSubmission:
+    """The body of a submission whose spec is not complete yet. It is validated once the sizes of
+    its upload are known."""
+
+    body: dict[str, Any]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Values of a sweep's point, which go into the spec, by their paths."""
 
 
 class Entry(NamedTuple):

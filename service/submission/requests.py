@@ -1,5 +1,5 @@
-"""Requests that submit experiments: each returns its submissions, and locks the sweep that they
-belong to."""
+"""Requests that submit experiments, and the bodies of two. Each returns its submissions, and locks
+the sweep that they belong to."""
 
 import json
 from abc import ABC, abstractmethod
@@ -7,19 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
+from pydantic import Field, PlainSerializer, PlainValidator
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
+from mptcore.specs.parsing.long_lists import first_errors
 from service.accounts import audit
 from service.accounts.permission import find_own
 from service.accounts.users import Caller
+from service.datasets.sizes import leaves_out_sizes
 from service.experiments.schemas import Submission
 from service.refusals import ApiError, invalid
+from service.schemas import RequestModel, ResponseModel
 from service.settings import Settings
-from service.submission.preparation import Entry, Submissions, retry_entry
-from service.submission.schemas import UnresolvedSubmission
+from service.submission.preparation import (
+    Entry,
+    Submissions,
+    UnresolvedSubmission,
+    retry_entry,
+)
 from service.sweeps import store
 from service.sweeps.expansion import (
     MAX_FIELDS,
@@ -31,6 +39,49 @@ from service.sweeps.expansion import (
 from service.sweeps.schemas import MorePoints, SweepSubmission
 from service.tables.experiments import Experiment, Status
 from service.tables.sweeps import Sweep
+
+MAX_TOGETHER = 1000
+
+
+def _read(body: Any) -> Submission | UnresolvedSubmission:
+    unresolved = isinstance(body, dict) and leaves_out_sizes(body.get("spec"))
+    return UnresolvedSubmission(body) if unresolved else Submission.model_validate(body)
+
+
+SubmissionBody = Annotated[
+    Submission | UnresolvedSubmission,
+    PlainValidator(_read, json_schema_input_type=Submission),
+    PlainSerializer(lambda sent: sent),  # else the document describes UnresolvedSubmission too
+]
+
+
+class Batch(RequestModel):
+    """Experiments to queue, all or none."""
+
+    experiments: Annotated[
+        list[SubmissionBody],
+        Field(min_length=1, max_length=MAX_TOGETHER),
+        first_errors(SubmissionBody),
+    ]
+    """Experiments, to be submitted in this order, all or none."""
+
+
+class Made(ResponseModel):
+    """An experiment of a batch."""
+
+    id: str
+    """Id of the experiment."""
+    url: str
+    """URL of the experiment."""
+    cached_from: str | None
+    """The same id, if the experiment existed before. null: it is new."""
+
+
+class BatchOut(ResponseModel):
+    """Experiments of a batch."""
+
+    items: list[Made]
+    """Experiments, in the order of the request."""
 
 
 class SubmissionRequest(ABC):

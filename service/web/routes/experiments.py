@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated
@@ -22,13 +22,11 @@ from service.experiments.schemas import Changes, ExperimentOut, Validation
 from service.queue import states
 from service.queue.position import position_of_next
 from service.queue.runtime import expected_runtime
-from service.queue.schemas import RuntimeOut
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError, invalid
 from service.schemas import ResponseModel
 from service.submission.preparation import prepare
-from service.submission.requests import Bodies, Retry
-from service.submission.schemas import Batch, BatchOut, Made, SubmissionBody
+from service.submission.requests import Batch, BatchOut, Bodies, Made, Retry, SubmissionBody
 from service.submission.submit import Accepted, submitted
 from service.tables.audit import AuditEntry
 from service.tables.engine import Database
@@ -132,7 +130,7 @@ def validate(
         masks=spec.mask_count(),
         points=spec.point_count().total,
         memory_bytes=memory_bytes,
-        runtime=None if runtime is None else RuntimeOut(**asdict(runtime)),
+        runtime=runtime,
         cached_from=one.cached_from,
         queue_position=place.position,
         queue_reason=place.reason,

@@ -14,7 +14,7 @@ from service.accounts.users import ensure_key
 from service.experiments.schemas import Changes, Submission
 from service.records.schemas import CurvesWanted
 from service.settings import Settings
-from service.submission.schemas import Batch
+from service.submission.requests import Batch
 from service.sweeps.expansion import with_values
 from service.sweeps.schemas import MorePoints, SweepChanges, SweepSubmission
 from service.tables.datasets import Dataset

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from mptcore.specs import MAX_PROBLEMS, Problem, parse_json
 from mptcore.specs.parsing import long_lists
 from service.refusals import MAX_DETAIL, MAX_ITEM_DETAIL, invalid
-from service.submission.schemas import Batch
+from service.submission.requests import Batch
 from service.sweeps.schemas import SweepSubmission
 from service.web.errors import problem_response
 from tests.support.ppca_spec import ppca_spec
