@@ -1,7 +1,6 @@
 """Position of a queued experiment, why it waits, and when it may start."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
@@ -16,17 +15,6 @@ from service.tables.experiments import Device, Experiment, Queue, Status
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The properties that determine a position."""
-
-    owner_id: int
-    device: str
-    priority: int
-    id: str
-    memory_bytes: int | None
-
-
 def queue_positions(
     session: Session,
     experiments: Sequence[Experiment],
@@ -35,11 +23,7 @@ def queue_positions(
 ) -> dict[str, QueuePosition]:
     """Return the positions of the queued ones among these experiments, by id. The number of queries
     does not depend on their number. Reasons are worded for the reader; None is the owner."""
-    queued = [
-        Waiting(one.owner_id, one.device, one.priority, one.id, one.memory_bytes)
-        for one in experiments
-        if one.status == Status.QUEUED
-    ]
+    queued = [one for one in experiments if one.status == Status.QUEUED]
     if not queued:
         return {}
     queue_snapshot = queue_snapshots.of(session, {one.owner_id for one in queued})
@@ -62,11 +46,13 @@ def position_of_next(
     queue_snapshots: QueueSnapshots,
 ) -> QueuePosition:
     """Return the position of an experiment that would be submitted now."""
-    one = Waiting(owner_id, device, priority, LAST, memory_bytes)
+    one = Experiment(
+        id=LAST, owner_id=owner_id, device=device, priority=priority, memory_bytes=memory_bytes
+    )
     return _queue_position(one, queue_snapshots.of(session, {owner_id}))
 
 
-def _position(one: Waiting, queue: Queue, queue_snapshot: QueueSnapshot) -> int:
+def _position(one: Experiment, queue: Queue, queue_snapshot: QueueSnapshot) -> int:
     """Return how many start before it, by a simulation of the dispatcher."""
     own = queue_snapshot.own_before(one.owner_id, First(one.priority, one.id), queue)
     if queue_snapshot.is_alone(one.owner_id, queue):
@@ -78,7 +64,7 @@ def _position(one: Waiting, queue: Queue, queue_snapshot: QueueSnapshot) -> int:
 
 
 def _queue_position(
-    one: Waiting, queue_snapshot: QueueSnapshot, is_readers: bool = True
+    one: Experiment, queue_snapshot: QueueSnapshot, is_readers: bool = True
 ) -> QueuePosition:
     wanted = QUEUES[Device(one.device)]
     served = [queue for queue in wanted if queue in queue_snapshot.slots]
@@ -133,7 +119,7 @@ def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) 
     return f"{which} busy, {turn}"
 
 
-def _no_memory(one: Waiting, gpus: Sequence[Gpu]) -> str | None:
+def _no_memory(one: Experiment, gpus: Sequence[Gpu]) -> str | None:
     """Return why no GPU has enough memory even after our own runs have ended; None if one has."""
     needed = one.memory_bytes or 0
     if not gpus or any(gpu.room_without_ours >= needed for gpu in gpus):

@@ -41,9 +41,6 @@ class Rival:
     began: list[float] = field(default_factory=list)
     """Start times of its current runs in this queue."""
 
-    def level(self, at: float, weight: float, advance_s: float) -> float:
-        return self.charge_at(at, weight, advance_s) / self.shares
-
     def charge_at(self, at: float, weight: float, advance_s: float) -> float:
         lasted = (max(at - began, advance_s) for began in self.began)
         return self.charged_s + weight * math.fsum(lasted)
@@ -133,7 +130,8 @@ class Starts:
 
     def _turn(self, one: Rival) -> tuple[bool, float, str]:
         """Return the sort key of `shares.in_turn`."""
-        return not one.jumping, one.level(self._now, self._weight, self._advance_s), one.next_id
+        charge = one.charge_at(self._now, self._weight, self._advance_s)
+        return not one.jumping, charge / one.shares, one.next_id
 
     def _later(self, own: int) -> int:
         """Return the place of one beyond the simulation: other users start until their level is

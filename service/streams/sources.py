@@ -1,7 +1,6 @@
 """Read the events of a listener's subject after its position."""
 
 from collections.abc import Collection
-from typing import Protocol
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
@@ -20,29 +19,11 @@ PAGE = 500
 """Number of events read at once."""
 
 
-class Source(Protocol):
-    """Source of a subject's events."""
-
-    needs_horizon: bool
-    """True if reading stops at the horizon, because event ids are not in the order of commits."""
-
-    @property
-    def subject(self) -> Subject: ...
-
-    def check(self, session: Session) -> None:
-        """Raises ApiError if the caller may not read it."""
-        ...
-
-    def read(self, session: Session, after: EventCursor | None, until: int, limit: int) -> Reading:
-        """Return the events after a position (None: from now on), up to a horizon. Raises ApiError
-        like `check`."""
-        ...
-
-
 class OneExperiment:
     """An experiment, with its points."""
 
     needs_horizon = False
+    """True if reading stops at the horizon, because event ids are not in the order of commits."""
 
     def __init__(self, user: Caller, experiment_id: str, kinds: Collection[Kind]):
         self.subject = Subject("experiment", experiment_id)
@@ -51,9 +32,12 @@ class OneExperiment:
         self._kinds = kinds
 
     def check(self, session: Session) -> None:
+        """Raises ApiError if the caller may not read it."""
         find(session, self._user, Experiment, self._id)
 
     def read(self, session: Session, after: EventCursor | None, until: int, limit: int) -> Reading:
+        """Return the events after a position (None: from now on), up to a horizon. Raises ApiError
+        like `check`."""
         hold_still(session)
         experiment = find(session, self._user, Experiment, self._id)
         if after is None:
@@ -108,3 +92,7 @@ class ManyExperiments:
             return False
         later = select(Event.id).join(Experiment, Experiment.id == Event.experiment_id)
         return session.scalar(later.where(which, Event.id > until).limit(1)) is None
+
+
+Source = OneExperiment | ManyExperiments
+"""Source of a subject's events."""
