@@ -12,9 +12,8 @@ from sqlalchemy import ColumnElement, Row, Select, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased, defer, joinedload
 
 from mptcore.specs import Problem
-from service.experiments.filters.fields import clause, metric_is, owner_id, unknown
+from service.experiments.filters.fields import FAMILIES, clause, metric_is, owner_id, unknown
 from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
-from service.experiments.filters.paths import FAMILIES
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
 from service.refusals import ApiError, invalid
 from service.tables.experiments import Experiment, Metric, Status

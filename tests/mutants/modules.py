@@ -134,8 +134,6 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/records/stored_records.py": (f"{EXPERIMENTS}/test_bundle.py",),
     "service/records/spreadsheets.py": ("tests/service/records/test_spreadsheets.py",),
     "service/experiments/bundle.py": (f"{EXPERIMENTS}/test_bundle.py",),
-    "service/experiments/readme.py": (f"{EXPERIMENTS}/test_bundle.py",),
-    "service/web/routes/cancelling.py": ("tests/service/experiments/test_cancelling.py",),
     "service/web/routes/curves.py": CURVES,
     "service/records/curves.py": CURVES,
     "service/web/curve_formats.py": CURVES,
@@ -172,7 +170,6 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "mptlab/demo.py": ("tests/mptlab/test_demo.py",),
     "mptlab/serve.py": ("tests/mptlab/test_serve.py",),
     "mptlab/places.py": ("tests/mptlab/test_places.py",),
-    "mptlab/answers.py": ("tests/mptlab/test_requests.py",),
     "mptlab/tables.py": ("tests/mptlab/test_tables.py",),
     "mptcore/estimation/allocation.py": (
         "tests/mptcore/estimation/test_stratified.py",

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
-from operator import ge, gt, le, lt
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, and_, func, not_, or_, select, true
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from mptcore.protocol.records import LABELS
+from mptcore.specs import ExperimentSpec
 from mptcore.specs.parsing.suggestions import meant
 from service.experiments.filters.grammar import Comparison, Condition, Given, Joined, Negated, Wrong
-from service.experiments.filters.paths import FAMILIES, SPEC_PATHS
 from service.experiments.filters.stored_json import (
     is_label,
     spec_compares,
@@ -27,6 +28,36 @@ from service.tables.visibility import Visibility
 Clause = ColumnElement[bool]
 Labels = tuple[tuple[str, Given], ...]
 ORDERS: dict[str, Callable[[Any, Any], Any]] = {"<": lt, "<=": le, ">": gt, ">=": ge}
+
+
+_DEEPEST = 12
+"""Maximum number of references and unions on the way to a field."""
+
+
+def _paths(schema: dict[str, Any], node: dict[str, Any], path: str, left: int) -> Iterator[str]:
+    if left == 0:
+        return
+    if "$ref" in node:
+        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    for union in ("anyOf", "oneOf", "allOf"):
+        for part in node.get(union, ()):
+            yield from _paths(schema, part, path, left - 1)
+    for name, part in node.get("properties", {}).items():
+        inner = f"{path}.{name}" if path else name
+        yield inner
+        yield from _paths(schema, part, inner, left - 1)
+
+
+def _families(schema: dict[str, Any]) -> Iterator[str]:
+    for part in schema["$defs"].values():
+        family = part.get("properties", {}).get("family", {}).get("const")
+        if family is not None:
+            yield family
+
+
+_SCHEMA = TypeAdapter(ExperimentSpec).json_schema()
+SPEC_PATHS = frozenset(_paths(_SCHEMA, _SCHEMA, "", _DEEPEST))
+FAMILIES = tuple(sorted(set(_families(_SCHEMA))))
 
 
 @dataclass(frozen=True)
@@ -83,10 +114,13 @@ def _compared(session: Session, one: Comparison) -> Clause:
     (value,) = one.values
     if one.field in FIELDS:
         return _of_column(FIELDS[one.field], one, value)
-    if one.field == "owner":
-        return _of_owner(one, value)
-    if one.field == "tag":
-        return _of_tag(session, one, value)
+    if one.field in ("owner", "tag"):
+        _only(one, "=", "!=")
+        is_owner = one.field == "owner"
+        found = (
+            Experiment.owner_id == owner_id(value.text) if is_owner else tag_is(session, value.text)
+        )
+        return not_(found) if one.operator == "!=" else found
     if kind == "metrics" and rest:
         return _of_metric(session, rest, one, value)
     if kind == "spec" and rest:
@@ -162,23 +196,11 @@ def _only(one: Comparison, *operators: str) -> None:
         raise Wrong(one.column, f"{one.field} knows {' '.join(operators)} in, not {one.operator}")
 
 
-def _of_owner(one: Comparison, value: Given) -> Clause:
-    _only(one, "=", "!=")
-    found: Clause = Experiment.owner_id == owner_id(value.text)
-    return not_(found) if one.operator == "!=" else found
-
-
 def owner_id(name: str) -> Any:
     """Return the id of the named user, or -1 if there is none. The caller cannot distinguish that
     from a user without experiments."""
     found = select(User.id).where(User.name == name).scalar_subquery()
     return func.coalesce(found, -1)
-
-
-def _of_tag(session: Session, one: Comparison, value: Given) -> Clause:
-    _only(one, "=", "!=")
-    found = tag_is(session, value.text)
-    return not_(found) if one.operator == "!=" else found
 
 
 def _of_metric(session: Session, name: str, one: Comparison, value: Given) -> Clause:
@@ -192,14 +214,8 @@ def _of_metric(session: Session, name: str, one: Comparison, value: Given) -> Cl
     else:
         wanted = number(one.field, value)
         _only(one, "=", "!=", *ORDERS)
-        compares: dict[str, Clause] = {
-            "=": recorded.value == wanted,
-            "!=": recorded.value != wanted,
-        }
-        if one.operator in ORDERS:
-            conditions.append(ORDERS[one.operator](recorded.value, wanted))
-        else:
-            conditions.append(compares[one.operator])
+        compare = {**ORDERS, "=": eq, "!=": ne}[one.operator]
+        conditions.append(compare(recorded.value, wanted))
     return select(recorded.name).where(*conditions).exists()
 
 
