@@ -3,6 +3,7 @@
 import uuid
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -102,7 +103,7 @@ def test_users_and_keys_of_before_may_do_what_they_could(config: Config) -> None
 
 
 def test_counters_are_filled_from_experiments_of_before(config: Config) -> None:
-    ended = {"finished_at": 200.0}
+    ended: dict[str, Any] = {"finished_at": 200.0}
     database = upgraded(
         config,
         experiment("a", status="succeeded", started_at=110.0, lost=0, **ended),
@@ -139,7 +140,7 @@ def test_idempotency_keys_of_experiments_and_retries_are_moved(config: Config) -
 
 
 def test_current_runs_are_in_the_ledger_from_their_dispatch(config: Config) -> None:
-    times = {"dispatched_at": 5.0, "started_at": 7.0}
+    times: dict[str, Any] = {"dispatched_at": 5.0, "started_at": 7.0}
     database = upgraded(
         config, experiment("a", status="running", attempt=2, worker="w", **times), experiment("b")
     )
