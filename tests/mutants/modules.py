@@ -152,7 +152,11 @@ NARROWER: dict[str, tuple[str, ...]] = {
         f"tests/worker/test_{name}.py" for name in ("node", "gpu_assignment", "unusable_gpu")
     ),
     "worker/eta.py": ("tests/worker/test_eta.py",),
-    "worker/presence.py": ("tests/worker/test_presence.py", "tests/worker/test_memory.py"),
+    "worker/presence.py": (
+        "tests/worker/test_presence.py",
+        "tests/worker/test_memory.py",
+        "tests/service/queue/test_worker_samples.py",
+    ),
     "worker/reaper.py": ("tests/worker/test_reaper.py",),
     "worker/supervisor.py": (
         "tests/worker/test_supervisor_decisions.py",
