@@ -29,7 +29,7 @@ from tests.support.records import RECORDS
 from tests.support.stub import stub
 from worker import supervisor
 from worker.children import Spawned
-from worker.runner import Runner
+from worker.runner import STDERR_BYTES, Runner
 from worker.supervisor import Supervision
 
 QUICK = {"lease_s": 1.0, "heartbeat_s": 0.1, "kill_grace_s": 0.4}
@@ -268,3 +268,25 @@ def test_orders_are_lines_of_json() -> None:
         {"stop": "checkpoint"},
     ]
     runner.kill()
+
+
+def last_words(script: str) -> tuple[list[Any], str]:
+    """The records of a shell script, and what else it wrote."""
+    runner = Runner(lambda stdio: Spawned(stdio, ("sh", "-c", script)))
+    found: list[Any] = []
+    while (some := runner.read(1.0)) is not None:
+        found += some
+    assert runner.kill() == 0
+    return found, runner.stderr
+
+
+def test_a_line_that_is_no_record_counts_as_stderr() -> None:
+    record = '{"record": "log"}'
+    assert last_words(f"echo [1]; echo '{record}'; echo 2") == ([{"record": "log"}], "[1]\n2")
+
+
+def test_the_end_of_stderr_is_kept() -> None:
+    records, words = last_words(f"yes x | head -c {2 * STDERR_BYTES} >&2; echo bye >&2")
+    assert records == []
+    assert words.endswith("x\nx\nbye")
+    assert len(words) in (STDERR_BYTES - 1, STDERR_BYTES - 2)  # without white space at its ends
