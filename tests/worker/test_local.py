@@ -1,10 +1,12 @@
 """The local worker ends after an error that it cannot handle, so that it is restarted."""
 
 import threading
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from service.fair_share import FairShare
@@ -104,3 +106,12 @@ def test_it_runs_what_it_has_taken(settings: Settings, monkeypatch: pytest.Monke
     worker.run()
     assert ran == [(one, 1) for one in ids]
     assert waited == [settings.poll_s]
+
+
+def test_each_of_its_threads_has_a_connection(settings: Settings) -> None:
+    """The main thread, the heartbeats, and three that run beside them. A connection that is not
+    free raises an error after a while."""
+    worker = LocalWorker(settings)
+    with ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(worker.database.snapshot()).execute(select(1))
