@@ -107,7 +107,7 @@ def _judged(name: str, runs: Sequence[list[Record]]) -> list[str]:
         "| | measured | from | to | outcome | power |\n|---|---|---|---|---|---|",
         *(
             f"| {c.what} | {c.measured:.2f} ± {c.half_width:.2g} | {c.low:g} | {c.high:g} | "
-            f"{c.outcome} | {'' if c.power is None else f'{c.power:.0%}'} |"
+            f"{c.outcome} | {c.power:.0%} |"
             for c in verdict.comparisons
         ),
         "",

@@ -2,41 +2,48 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, stdev
 
-from mptcore.presets.judges import ERRORS, SEEDS
-from mptcore.presets.results import Comparison, Curve, Results, at_least, finite, within
+from mptcore.presets.judges import SEEDS, beyond
+from mptcore.presets.results import Comparison, Curve, Results, equivalent, exceeds
 from mptcore.specs.families.masked_lm import PAPER_RATES
 
 Published = Mapping[str, tuple[float, ...]]
-T_QUANTILE = 2.776
-"""Quantile of Student's t with 4 degrees of freedom, for a two-sided 95 % interval."""
 LOW_RATES = (0.1, 0.2, 0.3, 0.4, 0.5)
 HIGHEST_RATE = 0.99
+THIRD = len(PAPER_RATES) // 3
 
 
 def fig5_bert(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Check that the pretrained curve falls, more in its last tenth than in its first half, and
-    that the random one is flat."""
-    pretrained, random = (finite(_paper_curve(result)) for result in results)
-    tenth, half = len(pretrained) // 10, len(pretrained) // 2
-    early, late = pretrained[0] - pretrained[half], pretrained[-tenth] - pretrained[-1]
-    least = published["least_fall"][0]
-    yield at_least("fall of the pretrained curve", least, pretrained[0] - pretrained[-1])
-    yield at_least("its fall in the last tenth less that in the first half", 0, late - early)
-    level = published["flat_at"][0]
-    yield within("mean of the random curve", level, fmean(random), 0.5)
-    yield Comparison("range of the random curve", 0, max(random) - min(random), 0, 0.5)
+    """Test that the pretrained curve falls, more in its last tenth than in its first half, and that
+    the random one is flat at a level that varies with its weights."""
+    pretrained, random = (_paper_curve(result) for result in results)
+    first, half, tenth, last = (PAPER_RATES[i] for i in (0, 49, -9, -1))
+    fall = _combined(pretrained, {first: 1, last: -1})
+    yield _tested("fall of the pretrained curve", published, "fall", fall)
+    late = _combined(pretrained, {tenth: 1, last: -1, first: -1, half: 1})
+    yield _tested("its fall in the last tenth less that in the first half", published, "late", late)
+    level, error = _combined(random, dict.fromkeys(PAPER_RATES, 1 / len(PAPER_RATES)))
+    (flat_at,), (margin,), (spread,) = (published[i] for i in ("flat_at", "margin", "spread"))
+    both = math.hypot(error, spread)
+    yield equivalent("mean of the random curve", flat_at, margin, level, both, math.inf)
+    thirds = [PAPER_RATES[i * THIRD : (i + 1) * THIRD] for i in range(3)]
+    for figure, others in (("last", thirds[2]), ("middle", thirds[1])):
+        change = dict.fromkeys(thirds[0], 1 / THIRD) | dict.fromkeys(others, -1 / THIRD)
+        name = f"the random curve's first third − its {figure}"
+        yield equivalent(name, 0, margin, *_combined(random, change), math.inf)
 
 
 def table2(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Compare the areas: within 5 % for the pretrained model, within 2.5 % for random weights,
-    which vary between draws as the published ones do."""
-    for result, name, share in zip(results, ("pretrained", "random"), (0.05, 0.025), strict=True):
+    """Test whether the areas are the published ones, within 5 %. Both have the error of their
+    masks, and areas of random weights also vary between draws of the weights."""
+    for result, name in zip(results, ("pretrained", "random"), strict=True):
         _paper_curve(result)
         figure = published[name][0]
-        measured = result.metric("area", seed=SEEDS[0])
-        yield within(f"area, {name}", figure, measured, share * abs(figure))
+        spread = published["spread"][0] if name == "random" else 0.0
+        error = math.sqrt(2) * math.hypot(result.std_err("area", seed=SEEDS[0]), spread)
+        area = result.metric("area", seed=SEEDS[0])
+        margin = published["share"][0] * abs(figure)
+        yield equivalent(f"area, {name}", figure, margin, area, error, math.inf)
 
 
 def _paper_curve(result: Results) -> Curve:
@@ -49,33 +56,26 @@ def _paper_curve(result: Results) -> Curve:
 
 
 def learned_curve(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Check that the model is better than a uniform guess on held-out text, and that its curve
-    falls, mostly at the end, by more than its error."""
+    """Test that the model is better than a uniform guess on held-out text, and that its curve
+    falls, mostly at the end."""
     (result,) = results
-    losses = finite(result.curve("loss_heldout", seed=SEEDS[0]))
-    gained = losses[0] - losses[-1]
-    yield at_least("fall of the loss, nats per token", published["least_gain"][0], gained)
     curve = result.curve("score_by_rate", seed=SEEDS[0])
-    low, error = _mean_at(curve, LOW_RATES)
-    high, high_error = _mean_at(curve, (HIGHEST_RATE,))
-    surely = low - high - ERRORS * math.hypot(error, high_error)
-    figure = f"fall of the curve from 10–50 % to 99 %, less {ERRORS} standard errors"
-    yield at_least(figure, published["least_fall"][0], surely)
-    early = curve.at(LOW_RATES[0]) - curve.at(LOW_RATES[-1])
-    late = curve.at(LOW_RATES[-1]) - curve.at(HIGHEST_RATE)
-    yield at_least("its fall above 50 % less that below", 0, late - early)
+    low = dict.fromkeys(LOW_RATES, 1 / len(LOW_RATES))
+    level, error = _combined(curve, low)
+    gain = level - published["uniform_guess"][0], error
+    yield _tested("mean at 10–50 % − that of a uniform guess", published, "gain", gain)
+    fall = _combined(curve, {**low, HIGHEST_RATE: -1})
+    yield _tested("fall of the curve from 10–50 % to 99 %", published, "fall", fall)
+    late = _combined(curve, {LOW_RATES[-1]: 2, HIGHEST_RATE: -1, LOW_RATES[0]: -1})
+    yield _tested("its fall above 50 % less that below", published, "late", late)
 
 
 def uniform_leads(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Check that the area with uniform sizes exceeds that with a fixed rate over training seeds, in
+    """Test that the area with uniform sizes exceeds that with a fixed rate over training seeds, in
     pairs of runs with the same start, text and scoring masks."""
     areas = [result.metric("area", seed=seed) for result, seed in _pairs(results)]
     leads = [u - f for u, f in zip(areas[::2], areas[1::2], strict=True)]
-    error = stdev(leads) / math.sqrt(len(leads))
-    least = published["least_lead"][0]
-    yield at_least("area by uniform sizes − by 15 %, mean over seeds", least, fmean(leads))
-    surely = fmean(leads) - T_QUANTILE * error
-    yield at_least(f"the same less {T_QUANTILE} standard errors", least, surely)
+    yield beyond("area by uniform sizes − by 15 %", published, "lead", leads)
 
 
 def _pairs(results: Sequence[Results]) -> Iterator[tuple[Results, int]]:
@@ -83,10 +83,23 @@ def _pairs(results: Sequence[Results]) -> Iterator[tuple[Results, int]]:
     yield from zip(results, (seed for seed in SEEDS for _ in range(2)), strict=True)
 
 
-def _mean_at(curve: Curve, places: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of a curve over some positions, and its standard error."""
-    errors = [curve.std_err[list(curve.x).index(x)] for x in places]
-    known = [error for error in errors if error is not None]
-    if len(known) < len(places):
-        raise KeyError("the standard errors of the curve")
-    return fmean(curve.at(x) for x in places), math.hypot(*known) / len(places)
+def _combined(curve: Curve, weights: Mapping[float, float]) -> tuple[float, float]:
+    """Return a weighted sum of points of a curve, by their positions, and its standard error. The
+    masks of different rates are independent."""
+    errors = dict(zip(curve.x, curve.std_err, strict=True))
+    terms = []
+    for x, weight in weights.items():
+        value, error = curve.at(x), errors[x]
+        if error is None:
+            raise KeyError("the standard errors of the curve")
+        terms.append((weight * value, weight * error))
+    return math.fsum(value for value, _ in terms), math.hypot(*(error for _, error in terms))
+
+
+def _tested(
+    figure: str, published: Published, name: str, measured: tuple[float, float]
+) -> Comparison:
+    """Test whether a value with a standard error exceeds the published `least_…` value of this
+    name."""
+    (least,), (expected,) = published[f"least_{name}"], published[f"expected_{name}"]
+    return exceeds(figure, least, expected, *measured, math.inf)

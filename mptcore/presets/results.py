@@ -86,9 +86,10 @@ class Comparison:
     low: float
     high: float
     half_width: float = 0.0
-    power: float | None = None
-    """Probability that figures that are equal are found to agree. None without a standard error.
-    Figures that are a whole margin apart are found to agree in at most 5 %."""
+    power: float = 1.0
+    """Probability that the figures are found to agree if they are equal or, for a bound on one
+    side, if the true value is the expected one. It is 1 without sampling error. Figures that are a
+    whole margin apart, or at a bound, are found to agree in at most 5 %."""
 
     @property
     def agrees(self) -> bool:
@@ -114,12 +115,12 @@ Judge = Callable[[Mapping[str, tuple[float, ...]], Sequence[Results]], Iterable[
 
 
 def within(what: str, published: float, measured: float, tolerance: float) -> Comparison:
-    """Compare two values with a tolerance."""
+    """Compare two values that have no sampling error."""
     return Comparison(what, published, measured, published - tolerance, published + tolerance)
 
 
 def equivalent(
-    what: str, published: float, measured: float, margin: float, std_err: float, degrees: float
+    what: str, published: float, margin: float, measured: float, std_err: float, degrees: float
 ) -> Comparison:
     """Test whether two values are less than `margin` apart: their 95 % interval by Student's t must
     be within it (Schuirmann 1987)."""
@@ -130,22 +131,31 @@ def equivalent(
 
 
 def no_more(
-    what: str, published: float, measured: float, margin: float, std_err: float, degrees: float
+    what: str, published: float, margin: float, measured: float, std_err: float, degrees: float
 ) -> Comparison:
     """Test whether a value exceeds the published one by less than `margin`, at 95 % on one side."""
+    reach, power = _one_sided(margin, std_err, degrees)
+    return Comparison(what, published, measured, -math.inf, published + margin, reach, power)
+
+
+def exceeds(
+    what: str, least: float, expected: float, measured: float, std_err: float, degrees: float
+) -> Comparison:
+    """Test whether a value exceeds `least`, at 95 % on one side. The power is that for a true value
+    of `expected`."""
+    reach, power = _one_sided(expected - least, std_err, degrees)
+    return Comparison(what, least, measured, least, math.inf, reach, power)
+
+
+def _one_sided(margin: float, std_err: float, degrees: float) -> tuple[float, float]:
+    """Return the distance of a one-sided 95 % bound from a value, and the power of its test for a
+    true value that is `margin` within the limit."""
     reach = student.quantile(0.95, degrees)
-    power = student.cdf(_in_errors(margin, std_err) - reach, degrees)
-    return Comparison(
-        what, published, measured, -math.inf, published + margin, reach * std_err, power
-    )
+    return reach * std_err, student.cdf(_in_errors(margin, std_err) - reach, degrees)
 
 
 def _in_errors(margin: float, std_err: float) -> float:
     return margin / std_err if std_err else 1000.0
-
-
-def at_least(what: str, published: float, measured: float) -> Comparison:
-    return Comparison(what, published, measured, published, math.inf)
 
 
 def finite(curve: Curve) -> list[float]:

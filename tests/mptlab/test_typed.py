@@ -299,7 +299,7 @@ def test_a_verdict_is_a_table_and_a_line(typed: Typed) -> None:
         "low": 0.5,
         "high": 1.5,
         "outcome": "cannot tell",
-        "power": None,
+        "power": 0.5,
     }
     verdict = {"verdict": "incomplete", "comparisons": [row], "missing": "a curve"}
     client = Recording(verdict=verdict)
@@ -307,7 +307,7 @@ def test_a_verdict_is_a_table_and_a_line(typed: Typed) -> None:
     assert client.calls == [("verdict", "table1", [ID, ID])]
     header, _, values, told = (line.split() for line in shown.splitlines() if line.strip())
     assert header == ["what", "published", "measured", "low", "high", "outcome", "power"]
-    assert values == ["LML", "1", "2", "0.5", "1.5", "cannot", "tell", "-"]
+    assert values == ["LML", "1", "2", "0.5", "1.5", "cannot", "tell", "0.5"]
     assert (code, told) == (3, ["incomplete:", "a", "curve"])
 
 

@@ -80,8 +80,9 @@ class ComparisonOut(ResponseModel):
     """Highest value that agrees. null: no bound."""
     half_width: float | None
     """Half the width of the interval of the measured value at 95 %. 0: without a standard error."""
-    power: float | None
-    """Probability that equal values are found to agree. null: without a standard error."""
+    power: float
+    """Probability that the figure is found to agree if the values are equal or, for a bound on one
+    side, if the true value is the expected one. 1: without a sampling error."""
     outcome: str
     """`agrees` if the whole interval is between `low` and `high`, `differs` if it is completely
     outside, otherwise `cannot tell`."""

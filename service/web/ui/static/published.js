@@ -49,7 +49,7 @@ export function Comparisons({ verdict }) {
       <td class="number">${number(one.published, 5)}</td>
       <td class=${one.agrees ? "number" : "number bad-text"}>${number(one.measured, 5)}${!one.agrees && html` <span class="small">${one.outcome}</span>`}</td>
       <td class="wide"><${Strip} of=${one} /></td>
-      <td class="number wide muted">${bounds(one)}${one.power !== null && html`<br /><span class="small">power ${number(100 * one.power, 3)} %</span>`}</td>
+      <td class="number wide muted">${bounds(one)}<br /><span class="small">power ${number(100 * one.power, 3)} %</span></td>
     </tr>`)}</tbody>
   </table><//>`;
 }

@@ -1,0 +1,125 @@
+"""Power of the presets that are too long for a test, from the results of recorded runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from mptcore.presets import PRESETS, Results, judges
+from mptcore.specs.families.masked_lm import PAPER_RATES
+from tests.mptcore.presets import test_presets as quick
+
+Row = dict[str, Any]
+SEEDS, VAE_SEEDS = judges.SEEDS, judges.VAE_SEEDS
+
+
+def metrics(name: str, values: Sequence[float], std_err: float = 0.0, **labels: Any) -> list[Row]:
+    """Metrics of the first seeds, one value each."""
+    return [
+        {"record": "metric", "name": name, "value": value, "std_err": std_err}
+        | {"labels": {"seed": seed, **labels}}
+        for seed, value in zip(SEEDS, values, strict=False)
+    ]
+
+
+def ends(series: str, first: Sequence[float], last: Sequence[float], **labels: Any) -> list[Row]:
+    """The first and the last point of a curve for the first seeds."""
+    return [
+        {"record": "point", "series": series, "labels": {"seed": seed, **labels}}
+        | {"x": x, "value": values[i], "std_err": 0.1, "n": 9}
+        for x, values in enumerate((first, last))
+        for i, seed in enumerate(SEEDS[: len(values)])
+    ]
+
+
+def scores(errors: Mapping[float, float]) -> list[Row]:
+    """A flat curve with these errors, by rates."""
+    return [
+        {"record": "point", "series": "score_by_rate", "labels": {"seed": SEEDS[0]}, "x": x}
+        | {"value": -7.0, "std_err": error, "n": 9}
+        for x, error in errors.items()
+    ]
+
+
+def fig3_linear() -> Iterator[list[Row]]:
+    start = [-208.12, -208.06, -208.08, -208.24, -208.11]
+    mpt = [-178.27, -178.37, -178.44, -178.56, -178.26]
+    elbo = [-177.91, -177.56, -177.59, -177.56, -177.56]
+    bound = [-219.0] * 5, [-179.26, -179.07, -179.25, -179.05, -179.02]
+    yield [
+        *(row for name, last in (("mpt", mpt), ("elbo", elbo))
+          for row in metrics("lml", last, objective=name)
+          + ends("lml", start, last, objective=name)),
+        *ends("elbo", *bound, objective="elbo"),
+    ]  # fmt: skip
+
+
+def fig3_vae() -> Iterator[list[Row]]:
+    def heldout(last: Sequence[float], **labels: Any) -> list[Row]:
+        linear = metrics("lml_heldout", [134.93] * 3, model="baseline", **labels)
+        return linear + ends("lml_heldout", [-146.28, -143.18, -136.51], last, **labels)
+
+    mpt, elbo = [222.01, 221.83, 226.52], [232.76, 231.03, 230.46]
+    yield heldout(mpt, objective="mpt") + heldout(elbo, objective="elbo")
+    yield heldout([216.29, 218.96, 219.74])
+
+
+def fig5_left() -> Iterator[list[Row]]:
+    yield [
+        *metrics("mpt", [-17.019, -17.301, -17.399, -17.235, -17.189], model="model"),
+        *metrics("mpt", [-17.020, -17.226, -17.330, -17.202, -17.175], model="baseline"),
+        *metrics("mpt", [-252.83, -246.51, -247.68, -246.28, -230.13], epoch=0),
+    ]
+
+
+def bert_on_glue() -> Iterator[list[Row]]:
+    """The errors of 20 sentences, far fewer than GLUE has."""
+    errors = dict.fromkeys(PAPER_RATES, 0.1)
+    for _ in range(2):
+        yield scores(errors) + metrics("area", [-5274.67], 2.0)
+
+
+def small_bert() -> Iterator[list[Row]]:
+    rates = (0.1, 0.2, 0.3, 0.4, 0.5, 0.99)
+    yield scores(dict(zip(rates, (0.068, 0.052, 0.042, 0.034, 0.028, 0.005), strict=True)))
+
+
+def uniform_against_fixed() -> Iterator[list[Row]]:
+    areas = [
+        -914.42,
+        -935.68,
+        -904.47,
+        -952.17,
+        -877.45,
+        -943.17,
+        -932.51,
+        -927.98,
+        -904.60,
+        -948.36,
+    ]
+    for i, area in enumerate(areas):
+        (row,) = metrics("area", [area], 3.5)
+        yield [{**row, "labels": {"seed": SEEDS[i // 2]}}]
+
+
+RECORDED = {
+    "fig3-linear-mnist": fig3_linear,
+    "fig3-linear-fmnist": fig3_linear,
+    "fig3-vae-mnist": fig3_vae,
+    "fig3-vae-fmnist": fig3_vae,
+    "fig5-left": fig5_left,
+    "small-bert-rotten-tomatoes": small_bert,
+    "uniform-against-fixed": uniform_against_fixed,
+    **dict.fromkeys(quick.PAPER_LANGUAGE, bert_on_glue),
+}
+
+
+def test_each_preset_has_its_power_computed() -> None:
+    assert set(RECORDED) | set(quick.QUICK) == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_each_figure_has_a_power_of_90_percent(name: str) -> None:
+    verdict = PRESETS[name].verdict([Results.of_records(rows) for rows in RECORDED[name]()])
+    assert verdict.comparisons, verdict.missing
+    assert [c for c in verdict.comparisons if c.power < 0.9] == []
