@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 
-from mptcore.presets import student
 from mptcore.presets.results import (
     Comparison,
     Results,

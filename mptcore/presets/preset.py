@@ -11,8 +11,8 @@ from mptcore.specs import ExperimentSpec
 class Preset:
     """A named list of specs with its published result. `published` holds the data of the
     `statement`, including figures measured with the published program where the paper has only a
-    plot. For a claim of our own it holds the claimed values. Values named `expected_…` are those for
-    which the power of a test on one side is computed."""
+    plot. For a claim of our own it holds the claimed values. The power of a one-sided test is
+    computed for the values named `expected_…`."""
 
     name: str
     title: str
