@@ -20,7 +20,11 @@ from mptcore.specs import (
     VaeExperiment,
 )
 
-KERNELS = ("mptcore.families.linear_gaussian.kernels",)
+KERNELS = (
+    "mptcore.estimation.kernels",
+    "mptcore.families.linear_gaussian.kernels",
+    "mptcore.families.linear_gaussian.step_kernels",
+)
 """Modules of compiled loops."""
 MIN_THREADS = 2
 """The default of `compute.threads`, so that its results are the same on a single processor."""

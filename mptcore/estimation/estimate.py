@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence
@@ -44,10 +45,11 @@ class Estimate:
         """Estimate the mean of independent values (R,), whose kurtosis may be as large as
         `kurtosis`. `n` is the number of draws, if that differs from R."""
         count = len(values)
-        std_err = (values.std() / math.sqrt(count)).item() if count > 1 else None
+        mean, variance, measured = _moments(values)
+        std_err = math.sqrt(variance / count) if count > 1 else None
         degrees = variance_degrees(count - 1, kurtosis)
-        measured = variance_degrees(count - 1, max(_kurtosis(values), NORMAL_KURTOSIS))
-        return cls(values.mean().item(), std_err, count if n is None else n, degrees, measured)
+        measured = variance_degrees(count - 1, max(measured, NORMAL_KURTOSIS))
+        return cls(mean, std_err, count if n is None else n, degrees, measured)
 
     @property
     def half_interval(self) -> float | None:
@@ -99,10 +101,16 @@ def variance_degrees(known: float, kurtosis: float) -> float:
     return math.inf if kurtosis == CONSTANT else 2 * known / (kurtosis - 1)
 
 
-def _kurtosis(values: Tensor) -> float:
-    squares = (values - values.mean()).square()
-    mean = squares.mean().item()
-    return squares.square().mean().item() / mean**2 if mean > 0 else 0.0
+def _moments(values: Tensor) -> tuple[float, float, float]:
+    """Return the mean, the unbiased variance and the kurtosis of values (R,). Numpy takes a third
+    of torch's time on small arrays."""
+    numbers = values.numpy()
+    count = len(numbers)
+    mean = float(numbers.sum()) / count
+    squares = np.square(numbers - mean)
+    total = float(squares.sum())
+    kurtosis = count * float(np.square(squares).sum()) / total**2 if total > 0 else 0.0
+    return mean, total / max(count - 1, 1), kurtosis
 
 
 def t_quantile(degrees: float) -> float:

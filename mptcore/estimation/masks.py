@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mptcore.estimation.permutations import permutations
+from mptcore.estimation.permutations import masks_of_sizes, permutations
 from mptcore.specs import Masks
 
 Plan = Iterable[tuple[int, int]]
@@ -50,13 +50,9 @@ def draw_independent(
 ) -> Iterator[SizedMasks]:
     """Draw masks in the published order: sizes, then P permutations for each size. The first m
     entries of each permutation are masked."""
-    places = torch.arange(dim)
     for group in _batches(plan, max_masks * -(-TOGETHER // max_masks)):
         sizes = _each_size(group)
-        most = int(sizes.max())
-        orders = permutations(len(sizes), dim, generator, most)
-        masks = torch.zeros(len(sizes), dim, dtype=torch.bool)
-        masks.scatter_(1, orders, places[:most] < sizes[:, None])
+        masks = masks_of_sizes(sizes, dim, generator)
         first = 0
         for runs in _batches(group, max_masks):
             count = sum(count for _, count in runs)

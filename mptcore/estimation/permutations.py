@@ -5,8 +5,54 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mptcore.runtime.compiled import in_threads, kernels
+
+KERNELS = "mptcore.estimation.kernels"
+MIN_PART = 64
+"""Minimum number of masks that are worth a thread."""
+MAX_DIM = 2**13
+"""Maximum number of dimensions for which the random numbers of many masks fit in memory."""
 WIDE = 512
 """Number of dimensions from which torch.randperm itself is as fast."""
+
+
+def masks_of_sizes(sizes: Tensor, dim: int, generator: torch.Generator) -> Tensor:
+    """Return a mask (B, D) for each size (B,): the first entries of torch.randperm(dim)."""
+    compiled, count = kernels(KERNELS), len(sizes)
+    masked = torch.zeros(count, dim, dtype=torch.bool)
+    if compiled is None or dim > MAX_DIM:
+        most = int(sizes.max())
+        orders = permutations(count, dim, generator, most)
+        return masked.scatter_(1, orders, torch.arange(most) < sizes[:, None])
+    paired = count - count * (dim - 1) % 2  # an odd number of words does not pair up
+    words = _pairs(paired * (dim - 1), generator).numpy().view("<u4")
+    of_sizes, found = sizes.numpy(), masked.numpy()
+
+    def part(first: int, end: int) -> None:
+        compiled.shuffled_masks(words, first, end, of_sizes, np.empty(dim, np.int32), found)
+
+    in_threads(part, paired, MIN_PART)
+    if paired < count:
+        masked[-1, torch.randperm(dim, generator=generator)[: int(sizes[-1])]] = True
+    return masked
+
+
+def smallest_masked(keys: Tensor, sizes: Tensor) -> Tensor:
+    """Return masks (S, B, D) of the `sizes` (S, B) dimensions with the smallest keys (S, B, D)."""
+    compiled = kernels(KERNELS)
+    if compiled is None:
+        ranked = torch.from_numpy(np.sort(keys.numpy(), -1))  # ten times as fast as torch's
+        return keys <= ranked.gather(-1, (sizes - 1)[..., None])
+    masked = torch.empty(keys.shape, dtype=torch.bool)
+    rows, found = keys.flatten(0, 1).numpy(), masked.flatten(0, 1).numpy()
+    of_rows = sizes.flatten().contiguous().numpy()
+
+    def part(first: int, end: int) -> None:
+        ordered = np.empty(rows.shape[1])
+        compiled.smallest(rows[first:end], of_rows[first:end], ordered, found[first:end])
+
+    in_threads(part, len(rows), MIN_PART)
+    return masked
 
 
 def permutations(count: int, dim: int, generator: torch.Generator, first: int) -> Tensor:
@@ -24,11 +70,15 @@ def permutations(count: int, dim: int, generator: torch.Generator, first: int) -
     return torch.cat([found, last[None]])
 
 
-def _words(count: int, generator: torch.Generator) -> NDArray[np.uint32]:
+def _pairs(count: int, generator: torch.Generator) -> Tensor:
     """Return the next `count` 32-bit numbers of a generator; the count is even. Torch joins two of
     them into a 64-bit number, the first as the high half."""
-    pairs = torch.empty(count // 2, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    joined = pairs.numpy().view(np.uint64)
+    return torch.empty(count // 2, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+
+
+def _words(count: int, generator: torch.Generator) -> NDArray[np.uint32]:
+    """Return the next `count` 32-bit numbers of a generator; the count is even."""
+    joined = _pairs(count, generator).numpy().view(np.uint64)
     return ((joined << 32) | (joined >> 32)).astype("<u8", copy=False).view(np.uint32)
 
 

@@ -66,10 +66,13 @@ def _cache_of(name: str, config: ModuleType) -> Iterator[None]:
     assert spec.origin is not None
     source = Path(spec.origin)
     kept = source.parent / "__pycache__"
-    if not any(kept.glob(f"{source.stem}.*.nbi")):
+    compiled = _up_to_date(source, kept)
+    if not compiled:
         text = f"{name}: compiling, which takes some ten seconds and is done once per machine\n"
         sys.stderr.write(text)
     if os.access(kept if kept.exists() else source.parent, os.W_OK):
+        for file in {*kept.glob(f"{source.stem}.*.nb?")} - compiled:
+            file.unlink(missing_ok=True)
         yield
         return
     with tempfile.TemporaryDirectory(prefix="mptcore-") as folder:
@@ -77,13 +80,23 @@ def _cache_of(name: str, config: ModuleType) -> Iterator[None]:
         try:
             from numba.core.caching import _CacheLocator
 
-            copy = Path(folder) / _CacheLocator.get_suitable_cache_subpath(str(source))
+            below = _CacheLocator.get_suitable_cache_subpath(str(source))  # type: ignore[no-untyped-call]
+            copy = Path(folder) / below
             copy.mkdir()
-            for file in kept.glob(f"{source.stem}.*.nb?"):
+            for file in compiled:
                 shutil.copy(file, copy)
             yield
         finally:
             config.CACHE_DIR = before  # type: ignore[attr-defined]
+
+
+def _up_to_date(source: Path, kept: Path) -> set[Path]:
+    """Return the files with compiled code of a module. Numba would also use what was compiled
+    before a change of another module of kernels or of this one."""
+    sources = [Path(__file__), source, *source.parent.glob("*kernels.py")]
+    changed = max(file.stat().st_mtime for file in sources)
+    found = kept.glob(f"{source.stem}.*.nb?")
+    return {file for file in found if file.stat().st_mtime >= changed}
 
 
 @cache

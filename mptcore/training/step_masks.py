@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from mptcore.estimation.permutations import smallest_masked
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import Ramp, UniformSize
 from mptcore.specs.train import EpochSchedule
@@ -64,9 +64,7 @@ class StepMasks:
         keys = torch.stack(
             [torch.rand(shape, generator=g, dtype=torch.float64) for g in self._generators]
         )
-        ranked = torch.from_numpy(np.sort(keys.numpy(), -1))  # ten times as fast as torch's
-        last = (sizes - 1).expand(len(keys), -1)[..., None]  # (S, B, 1)
-        masks = keys <= ranked.gather(-1, last)
+        masks = smallest_masked(keys, sizes.expand(len(keys), -1))
         per_size = self.spec.masks.per_size
         split = masks.view(len(keys), -1, observations, per_size, self.dim)
         return split.transpose(2, 3).flatten(1, 2)

@@ -218,11 +218,15 @@ class LinearGaussianModel(TractableModel):
                 return found
         return self.conditionals.scores(masks)  # raises an error that names the cause
 
+    @cached_property
+    def _log_prob(self) -> Tensor:
+        return self.conditionals.log_prob()
+
     def log_marginal_likelihood(self) -> float:
-        return self.conditionals.log_prob().item()
+        return self._log_prob.item()
 
     def joint_scores(self, masks: Tensor) -> Tensor:
-        return self.conditionals.log_prob() - self.conditionals.log_probs(~masks)
+        return self._log_prob - self.conditionals.log_probs(~masks)
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:

@@ -55,6 +55,13 @@ class FusedScores:
         return torch.from_numpy(found)
 
 
+def few_products(loadings: Tensor, moment: FactoredMoment) -> bool:
+    """Return whether compiled loops are faster than torch for loadings (…, D, K)."""
+    dim, latent_dim = loadings.shape[-2:]
+    products = dim * latent_dim * (latent_dim + 1 + 2 * moment.factor.shape[-1]) // 2
+    return latent_dim <= MAX_LATENT_DIM and products <= MAX_TABLE
+
+
 def fused_scores(
     loadings: Tensor,  # (D, K)
     noise_variance: Tensor,  # (D,)
@@ -63,9 +70,7 @@ def fused_scores(
     """Return the tables of a model if compiled loops can score it and are faster."""
     if not isinstance(moment, FactoredMoment) or loadings.device.type != "cpu":
         return None
-    dim, latent_dim = loadings.shape
-    products = dim * latent_dim * (latent_dim + 1 + 2 * moment.factor.shape[1]) // 2
-    if latent_dim > MAX_LATENT_DIM or products > MAX_TABLE or loadings.requires_grad:
+    if loadings.requires_grad or not few_products(loadings, moment):
         return None
     if kernels(KERNELS) is None:
         return None

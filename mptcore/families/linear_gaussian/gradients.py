@@ -1,13 +1,22 @@
 """Analytic gradient of a training step's score. It takes a third of the time of autograd."""
 
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from mptcore.families.linear_gaussian.conditionals import Conditionals, Observed
+from mptcore.families.linear_gaussian.fused import few_products
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI
 from mptcore.families.linear_gaussian.moments import FactoredMoment
+from mptcore.runtime.compiled import in_threads, kernels
+
+KERNELS = "mptcore.families.linear_gaussian.step_kernels"
+PART = 128
+"""Number of masks of a start whose gradients are added first, so that the order is fixed."""
+MIN_MASKS = 64
+"""Minimum number of masks that are worth a thread."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +38,43 @@ class _Cotangents:
 
 @torch.no_grad()
 def score_gradient(conditionals: Conditionals, masks: Tensor, count: int) -> ScoreGradient:
-    """For stacked models on a factored moment and their masks (S, B, D), of `count` in all that the
-    mean is taken over.
+    """Return the score and its gradient for stacked models on a factored moment and their masks
+    (S, B, D), of `count` in all that the mean is taken over."""
+    assert isinstance(conditionals.moment, FactoredMoment)
+    if masks.device.type == "cpu" and few_products(conditionals.loadings, conditionals.moment):
+        compiled = kernels(KERNELS)
+        if compiled is not None:
+            return _by_kernel(compiled, conditionals, conditionals.moment, masks, count)
+    return by_torch(conditionals, masks, count)
+
+
+def _by_kernel(
+    compiled: ModuleType,
+    conditionals: Conditionals,
+    moment: FactoredMoment,
+    masks: Tensor,
+    count: int,
+) -> ScoreGradient:
+    starts, per_start, dim = masks.shape
+    parts = -(-per_start // PART)
+    scores = torch.empty(starts * parts, dtype=torch.float64)
+    loadings = scores.new_empty(starts * parts, dim, conditionals.latent_dim)
+    noise = scores.new_empty(starts * parts, dim)
+    given = conditionals.loadings, conditionals.noise_variance, moment.factor, moment.diagonal
+    arrays = [one.detach().contiguous().numpy() for one in (*given, masks)]
+    found = [one.numpy() for one in (scores, loadings, noise)]
+
+    def part(first: int, end: int) -> None:
+        compiled.score_gradients(*arrays, count, PART, first, end, *found)
+
+    in_threads(part, len(scores), -(-MIN_MASKS // min(PART, per_start)))
+    sums = [one.unflatten(0, (starts, parts)).sum(1) for one in (scores, loadings, noise)]
+    return ScoreGradient(*sums)
+
+
+@torch.no_grad()
+def by_torch(conditionals: Conditionals, masks: Tensor, count: int) -> ScoreGradient:
+    """Return the same as `score_gradient`.
 
     With M = Σ L (a mask's K × Q) the score is a function of
         v = psi + ⟨Σ, w wᵀ⟩,   e = C_jj − 2 ⟨M, w fᵀ⟩ + ⟨M Mᵀ, w wᵀ⟩,

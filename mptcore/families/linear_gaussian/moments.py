@@ -74,8 +74,10 @@ def compressed(matrix: Tensor, least_variance: float) -> Moment:
     dim = len(matrix)
     negligible = 1e-8 / dim * least_variance
     factor = _pivoted_cholesky(matrix, min(dim // 3, MAX_RANK), negligible / 16)
-    left_out = matrix.diagonal().sum() - factor.square().sum()
-    if left_out > negligible * dim or _spectral_norm(matrix - factor @ factor.mT) > negligible:
+    rest = matrix - factor @ factor.mT
+    if rest.norm() > negligible and (
+        rest.trace() > negligible * dim or _spectral_norm(rest) > negligible
+    ):
         return DenseMoment(matrix)
     return FactoredMoment(factor, matrix.diagonal().clone())
 

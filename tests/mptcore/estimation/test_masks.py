@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.masks import draw_masks
-from mptcore.estimation.permutations import WIDE, permutations
+from mptcore.estimation.permutations import (
+    WIDE,
+    masks_of_sizes,
+    permutations,
+    smallest_masked,
+)
 from mptcore.specs import AllSizes, FixedSize, ListedSizes, Masks
 from mptcore.specs.masks import Design
 
@@ -71,6 +76,31 @@ def test_permutations_equal_those_of_torch(dim: int, count: int, seed: int) -> N
         expected = [torch.randperm(dim, generator=theirs)[:first] for _ in range(count)]
         assert torch.equal(drawn, torch.stack(expected))
         assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 129])
+@pytest.mark.parametrize("dim", [1, 2, 3, 5, 10, 17, 200, WIDE, 3000])
+def test_compiled_masks_are_those_of_permutations(dim: int, count: int) -> None:
+    ours, theirs = (torch.Generator().manual_seed(4) for _ in range(2))
+    sizes = torch.randint(1, dim + 1, (count,), generator=torch.Generator().manual_seed(dim))
+    sizes[0] = dim
+    for _ in range(2):
+        drawn = masks_of_sizes(sizes, dim, ours)
+        for mask, size in zip(drawn, sizes.tolist(), strict=True):
+            first = torch.randperm(dim, generator=theirs)[:size]
+            assert sorted(first.tolist()) == mask.nonzero().flatten().tolist()
+        assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 10, 50, 333])
+def test_smallest_keys_are_masked(dim: int) -> None:
+    generator = torch.Generator().manual_seed(dim)
+    keys = torch.rand(3, 70, dim, generator=generator, dtype=torch.float64)
+    keys[0] = keys[0].sort(-1).values
+    sizes = torch.randint(1, dim + 1, (3, 70), generator=generator)
+    assert torch.equal(
+        smallest_masked(keys, sizes), keys.argsort(-1).argsort(-1) < sizes[..., None]
+    )
 
 
 @pytest.mark.parametrize(("per_size", "windows"), [(1, 1), (4, 2), (12, 3), (7, 1), (100, 10)])

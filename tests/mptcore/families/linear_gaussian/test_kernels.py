@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
+from mptcore.families.linear_gaussian.conditionals import Conditionals, LinearGaussianModel
 from mptcore.families.linear_gaussian.fused import MAX_LATENT_DIM
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.gradients import by_torch, score_gradient
 from mptcore.families.linear_gaussian.moments import FactoredMoment
 from mptcore.runtime.compiled import kernels
 
@@ -93,13 +94,49 @@ def test_wide_latent_spaces_are_left_to_torch() -> None:
 
 
 @pytest.fixture
-def by_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def without_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("MPT_KERNELS", "torch")
     kernels.cache_clear()
     yield
     kernels.cache_clear()
 
 
-@pytest.mark.usefixtures("by_torch")
+@pytest.mark.usefixtures("without_numba")
 def test_torch_computes_where_it_is_asked_to() -> None:
     assert model_of(7, 3, 2)._fused is None
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared data", "own data"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (6, 2, 3), (10, 5, 2), (40, 3, 7)], ids=str)
+def test_gradients_are_those_of_torch(shape: tuple[int, int, int], shared: bool) -> None:
+    dim, latent_dim, rank = shape
+    generator = torch.Generator().manual_seed(3)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    factor = drawn(1 if shared else 2, dim, rank)
+    moment = FactoredMoment(factor, factor.square().sum(-1) + 0.1)
+    noise = 0.05 + torch.rand(2, dim, generator=generator, dtype=torch.float64)
+    model = Conditionals(drawn(2, dim, latent_dim), noise, moment)
+    masks = masks_for(dim, 300).view(2, 150, dim)
+    found, expected = score_gradient(model, masks, 200), by_torch(model, masks, 200)
+    torch.testing.assert_close(found.score, expected.score, rtol=1e-12, atol=0)
+    for one, other in (
+        (found.loadings, expected.loadings),
+        (found.noise_variance, expected.noise_variance),
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12 * float(other.abs().max()))
+
+
+@pytest.mark.usefixtures("threads")
+def test_gradients_of_two_threads_are_those_of_one() -> None:
+    factor = torch.ones(1, 6, 1).double()
+    moment, ones = FactoredMoment(factor, factor[..., 0]), torch.ones(2, 6).double()
+    model = Conditionals(torch.eye(6, 2).double().expand(2, 6, 2), ones, moment)
+    masks = masks_for(6, 2000).view(2, 1000, 6)
+    together = score_gradient(model, masks, 1000)
+    torch.set_num_threads(1)
+    alone = score_gradient(model, masks, 1000)
+    assert torch.equal(together.score, alone.score)
+    assert torch.equal(together.loadings, alone.loadings)
