@@ -3,13 +3,16 @@
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mptcore.families.linear_gaussian.conditionals import Conditionals, Observed
 from mptcore.families.linear_gaussian.fused import few_products
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI
 from mptcore.families.linear_gaussian.moments import FactoredMoment
+from mptcore.families.linear_gaussian.residuals import Residuals
 from mptcore.runtime.compiled import in_threads, kernels
 
 KERNELS = "mptcore.families.linear_gaussian.step_kernels"
@@ -40,28 +43,46 @@ class _Cotangents:
 def score_gradient(conditionals: Conditionals, masks: Tensor, count: int) -> ScoreGradient:
     """Return the score and its gradient for stacked models on a factored moment and their masks
     (S, B, D), of `count` in all that the mean is taken over."""
-    assert isinstance(conditionals.moment, FactoredMoment)
-    if masks.device.type == "cpu" and few_products(conditionals.loadings, conditionals.moment):
-        compiled = kernels(KERNELS)
-        if compiled is not None:
-            return _by_kernel(compiled, conditionals, conditionals.moment, masks, count)
-    return by_torch(conditionals, masks, count)
+    compiled = _compiled(conditionals)
+    if compiled is None:
+        return by_torch(conditionals, masks, count)
+    return _by_kernel(compiled, conditionals, masks, count)
+
+
+@torch.no_grad()
+def log_probs(conditionals: Conditionals | Residuals) -> Tensor:  # (S,)
+    """Return the mean over observations of log p(x) by stacked models."""
+    if isinstance(conditionals, Residuals) or (compiled := _compiled(conditionals)) is None:
+        return conditionals.log_prob()
+    found = torch.empty(len(conditionals.loadings), dtype=torch.float64)
+    compiled.log_probs(*_arrays(conditionals), found.numpy())
+    return found
+
+
+def _compiled(conditionals: Conditionals) -> ModuleType | None:
+    """Return the compiled loops if they apply and are faster than torch."""
+    loadings, moment = conditionals.loadings, conditionals.moment
+    if loadings.device.type != "cpu" or not isinstance(moment, FactoredMoment):
+        return None
+    return kernels(KERNELS) if few_products(loadings, moment) else None
+
+
+def _arrays(conditionals: Conditionals) -> list[NDArray[np.float64]]:
+    moment = conditionals.moment
+    assert isinstance(moment, FactoredMoment)
+    given = conditionals.loadings, conditionals.noise_variance, moment.factor, moment.diagonal
+    return [one.detach().contiguous().numpy() for one in given]
 
 
 def _by_kernel(
-    compiled: ModuleType,
-    conditionals: Conditionals,
-    moment: FactoredMoment,
-    masks: Tensor,
-    count: int,
+    compiled: ModuleType, conditionals: Conditionals, masks: Tensor, count: int
 ) -> ScoreGradient:
     starts, per_start, dim = masks.shape
     parts = -(-per_start // PART)
     scores = torch.empty(starts * parts, dtype=torch.float64)
     loadings = scores.new_empty(starts * parts, dim, conditionals.latent_dim)
     noise = scores.new_empty(starts * parts, dim)
-    given = conditionals.loadings, conditionals.noise_variance, moment.factor, moment.diagonal
-    arrays = [one.detach().contiguous().numpy() for one in (*given, masks)]
+    arrays = [*_arrays(conditionals), masks.contiguous().numpy()]
     found = [one.numpy() for one in (scores, loadings, noise)]
 
     def part(first: int, end: int) -> None:

@@ -22,13 +22,18 @@ def rounding(
     and w² f² / 4, and an error ε a |M| of M moves its root by ε a w f / 2.
     """
     weights, noise, moment = _numbers(loadings, noise_variance, diagonal)
-    deviation = noise**0.5
-    scaled = weights / deviation[..., None]
-    own = np.square(scaled).sum(-1)
-    power = 1 + np.linalg.eigvalsh(np.matmul(scaled.swapaxes(-1, -2), scaled))[..., -1]
-    data = moment / deviation**2
+    scaled = weights / noise[..., None] ** 0.5
+    power = np.linalg.eigvalsh(np.matmul(scaled.swapaxes(-1, -2), scaled))[..., -1]
+    return _bound(power, np.square(scaled).sum(-1), moment / noise)
+
+
+def _bound(
+    power: NDArray[np.float64],  # (...), |W|² or more, in units of the noise
+    own: NDArray[np.float64],  # (..., D), |w_j|²
+    data: NDArray[np.float64],  # (..., D), C_jj
+) -> NDArray[np.float64]:  # (...)
     loading, variance, half = own.max(-1), data.max(-1), data.sum(-1) / 4
-    terms = power * (loading + np.sqrt(loading * half)) + variance + loading * half
+    terms = (1 + power) * (loading + np.sqrt(loading * half)) + variance + loading * half
     bound: NDArray[np.float64] = np.finfo(np.float64).eps * terms
     return bound
 
@@ -50,4 +55,8 @@ def keeps_digits(
     diagonal: Tensor,  # (..., D)
 ) -> bool:
     """Return whether the fast formulas are precise enough for all of these models."""
+    weights, noise, moment = _numbers(loadings, noise_variance, diagonal)
+    own = np.square(weights).sum(-1) / noise
+    if (_bound(own.sum(-1), own, moment / noise) <= LIMIT).all():
+        return True  # |W|² is at most the sum of all squares, which is quicker than eigenvalues
     return bool((rounding(loadings, noise_variance, diagonal) <= LIMIT).all())

@@ -252,3 +252,34 @@ def score_gradients(
                     t += 1
             by_loadings[item, j] /= noise[s, j]
             by_noise[item, j] = (by_log_noise[j] - scale) / noise[s, j]
+
+
+@kernel("void(f8[:,:,::1], f8[:,::1], f8[:,:,::1], f8[:,::1], f8[::1])")
+def log_probs(
+    loadings: Doubles,  # (S, D, K)
+    noise: Doubles,  # (S, D)
+    factors: Doubles,  # (S or 1, D, Q)
+    diagonals: Doubles,  # (S or 1, D)
+    found: Doubles,  # (S,), output
+) -> None:
+    """Write the mean over observations of log p(x) by each start."""
+    starts, dim, latent_dim = loadings.shape
+    rank = factors.shape[2]
+    table = latent_dim * (latent_dim + 1) // 2 + latent_dim * rank
+    rows, total = np.empty((dim, table)), np.empty(table)
+    seen, terms, variances = np.empty((3, LANES, table))
+    work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
+    for s in range(starts):
+        diagonal = diagonals[s % len(diagonals)]
+        scaled_table(loadings[s], noise[s], factors[s % len(factors)], rows, total)
+        seen[:] = total
+        solve(seen, latent_dim, work, gain, terms, variances)
+        summed = dim * math.log(2 * math.pi)
+        for j in range(dim):
+            summed += math.log(noise[s, j]) + diagonal[j] / noise[s, j]
+        for a in range(latent_dim):
+            summed -= 2 * math.log(work[0, a, a, 0])  # its diagonal is inverted
+            for q in range(rank):
+                t = table - (latent_dim - a) * rank + q
+                summed -= gain[a, q, 0] * total[t]
+        found[s] = -0.5 * summed

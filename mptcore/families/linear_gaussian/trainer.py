@@ -9,7 +9,7 @@ from torch import Tensor
 from mptcore.data.arrays import Dataset
 from mptcore.families.linear_gaussian.conditionals import Conditionals
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.gradients import ScoreGradient, score_gradient
+from mptcore.families.linear_gaussian.gradients import ScoreGradient, log_probs, score_gradient
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
     FactoredMoment,
@@ -196,7 +196,7 @@ class LinearGaussianTrainer:
         """Return the loss, and add its gradient to the parameters."""
         if not self._by_score:
             self._forget_gradient()
-            return self._backward(-self._log_marginal(self._conditionals(data)))
+            return self._backward(-self._conditionals(data).log_prob())
         masks = self._masks(fraction).transpose(0, 1)  # (B, S, D)
         parts = list(torch.split(masks, self._together or len(masks)))
         return in_smaller_parts(lambda parts: self._by_masks(data, parts), parts, self._too_many)
@@ -239,10 +239,9 @@ class LinearGaussianTrainer:
 
     def _points(self, loss: Tensor) -> Iterator[Point]:
         """Yield the points of this epoch for each start."""
-        with torch.no_grad():
-            lml = self._log_marginal(self._conditionals(self._full))
-            held = self._heldout
-            lml_heldout = None if held is None else self._log_marginal(self._conditionals(held))
+        lml = log_probs(self._conditionals(self._full))
+        held = self._heldout
+        lml_heldout = None if held is None else log_probs(self._conditionals(held))
         yield from self._loss_points(loss)
         yield from self._exact("lml", lml)
         if self._by_score:
@@ -272,9 +271,6 @@ class LinearGaussianTrainer:
             return Conditionals(self.loadings, self._noises(), moment)
         assert isinstance(moment, FactoredMoment)
         return Residuals(self.loadings, self._noises(), moment.factor)
-
-    def _log_marginal(self, conditionals: Conditionals | Residuals) -> Tensor:  # (S,)
-        return conditionals.log_prob()
 
     def _noise(self) -> Tensor:
         return self.log_noise.exp()

@@ -10,7 +10,7 @@ from torch import Tensor
 from mptcore.families.linear_gaussian.conditionals import Conditionals, LinearGaussianModel
 from mptcore.families.linear_gaussian.fused import MAX_LATENT_DIM
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.gradients import by_torch, score_gradient
+from mptcore.families.linear_gaussian.gradients import by_torch, log_probs, score_gradient
 from mptcore.families.linear_gaussian.moments import FactoredMoment
 from mptcore.runtime.compiled import kernels
 
@@ -122,6 +122,7 @@ def test_gradients_are_those_of_torch(shape: tuple[int, int, int], shared: bool)
     masks = masks_for(dim, 300).view(2, 150, dim)
     found, expected = score_gradient(model, masks, 200), by_torch(model, masks, 200)
     torch.testing.assert_close(found.score, expected.score, rtol=1e-12, atol=0)
+    torch.testing.assert_close(log_probs(model), model.log_prob(), rtol=1e-12, atol=0)
     for one, other in (
         (found.loadings, expected.loadings),
         (found.noise_variance, expected.noise_variance),
