@@ -24,6 +24,9 @@ HEAD_S = 20.0
 STALL_S = 30.0
 """A response is cut off if the client reads nothing for this long. Otherwise it would prevent the
 server from stopping."""
+MAX_UNSENT_BYTES = 512 * 2**20
+"""Bytes of responses in a process that clients have not read yet. Above it the response that has
+waited the longest is cut off. Otherwise one client's unread curves would fill the memory."""
 MAX_CONNECTIONS = 900
 """Maximum number of connections to an API process, whose open files are often limited to 1,024."""
 MAX_OF_ADDRESS = 200
@@ -46,6 +49,7 @@ class BoundedHeads(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
     _idle_since = 0.0
+    _unread_since = 0.0
     _has_warned: ClassVar = False  # of a proxy that is not trusted
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -117,7 +121,22 @@ class BoundedHeads(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._unread_since = self.loop.time()
         self._watch_sending()
+        self._bound_unsent()
+
+    def _bound_unsent(self) -> None:
+        unread = [
+            one
+            for one in self.connections
+            if isinstance(one, BoundedHeads) and one._stall_timer is not None
+        ]
+        unsent = sum(one.transport.get_write_buffer_size() for one in unread)
+        for one in sorted(unread, key=lambda one: one._unread_since):
+            if unsent <= MAX_UNSENT_BYTES:
+                break
+            unsent -= one.transport.get_write_buffer_size()
+            one.transport.abort()
 
     def _watch_sending(self) -> None:
         left = self.transport.get_write_buffer_size()

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 import psutil
 import pytest
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from mptlab import serve
 from service.settings import Settings
@@ -218,6 +219,40 @@ def test_a_slow_reader_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asyncio.run(send())
     assert transport.left == [5]
+
+
+def test_of_too_many_unread_answers_the_one_that_waits_longest_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However slowly they are read."""
+    monkeypatch.setattr(connections, "MAX_UNSENT_BYTES", 100)
+    sizes = (60, 30, 10, 40, 1)
+
+    async def send() -> list[list[bool]]:
+        protocols: list[BoundedHeads] = []
+        aborted = []
+        for size in sizes:
+            protocol = object.__new__(BoundedHeads)
+            protocol.loop = asyncio.get_running_loop()
+            protocol.flow = FlowControl(asyncio.Transport())
+            protocol.connections = protocols  # type: ignore[assignment]
+            protocol.transport = Sending([size])
+            monkeypatch.setattr(protocol.flow, "pause_writing", lambda: None)
+            protocols.append(protocol)
+            protocol.pause_writing()
+            aborted.append([one.transport.is_aborted for one in protocols])
+            for one in protocols[:]:
+                if one.transport.is_aborted:
+                    one._go_on_sending()  # as when the connection is lost
+        return aborted
+
+    assert asyncio.run(send()) == [
+        [False],
+        [False, False],
+        [False, False, False],
+        [True, False, False, False],
+        [True, False, False, False, False],
+    ]
 
 
 @contextmanager
