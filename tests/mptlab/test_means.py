@@ -41,7 +41,7 @@ def test_a_mean_states_which_variation_its_error_covers() -> None:
     assert covers("lml", 1) == "the masks or samples of this seed, not its training"
     assert covers("lml", 1, 2) == "the variation between seeds: training, masks, samples"
     assert covers("pll_population", 1).startswith("the choice of texts and the masks")
-    assert covers("pll_population", 1, 2).startswith("the choice of texts and what differs")
+    assert covers("pll_population", 1, 2).startswith("the choice of texts and the variation")
 
 
 @pytest.mark.parametrize("case", CASES)
