@@ -39,6 +39,6 @@ test("a tooltip says what the error covers", () => {
   assert.match(about(metric(1, { seed: 1 }), metric(2, { seed: 2 })), /mean over 2 seeds; ± covers .* training/);
   const population = (seed) => ({ ...metric(1, { seed }, 0.1), name: "pll_population" });
   assert.match(about(population(1)), /± covers the choice of texts and the masks/);
-  assert.match(about(population(1), population(2)), /2 seeds; ± covers the choice of texts and what differs/);
+  assert.match(about(population(1), population(2)), /2 seeds; ± covers the choice of texts and the variation/);
   assert.match(about(metric(null, { seed: 1 }), metric(2, { seed: 2 })), /a seed has no value/);
 });
