@@ -221,7 +221,7 @@ def test_a_slow_reader_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transport.left == [5]
 
 
-def test_of_too_many_unread_answers_the_one_that_waits_longest_is_cut_off(
+def test_the_longest_waiting_of_too_many_unread_answers_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """However slowly they are read."""

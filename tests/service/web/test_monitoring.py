@@ -93,9 +93,11 @@ def _run(session: Session, started_s: float = 0.0) -> Claim:
     return claim
 
 
-def scrape(api: TestClient) -> dict[tuple[str, tuple[str, ...]], float]:
+def scrape(
+    api: TestClient, headers: dict[str, str] | None = None
+) -> dict[tuple[str, tuple[str, ...]], float]:
     """Every sample by its name and the values of its labels, in the order of the labels' names."""
-    answer = api.get("/metrics")
+    answer = api.get("/metrics", headers=headers)
     assert answer.status_code == 200
     return {
         (sample.name, tuple(value for _, value in sorted(sample.labels.items()))): sample.value
@@ -211,9 +213,11 @@ def test_the_gpu_memory_of_each_run(api: TestClient, history: str) -> None:
     assert shown_run(api) == history
 
 
-def shown_run(api: TestClient) -> str:
+def shown_run(api: TestClient, headers: dict[str, str] | None = None) -> str:
     (run, gpu, worker), memory = next(
-        (labels, value) for (name, labels), value in scrape(api).items() if "gpu_memory" in name
+        (labels, value)
+        for (name, labels), value in scrape(api, headers).items()
+        if "gpu_memory" in name
     )
     assert (gpu, worker, memory) == ("GPU-1", BUSY, 5e9)
     return run
@@ -226,17 +230,17 @@ def test_metrics_show_ids_of_runs_to_their_readers_and_to_prometheus(
     with database.transaction() as session:
         has = Vitals("host", Queue.GPU, 1, gpu_uuid="GPU-1", gpu_memory_ours=5 * 10**9)
         workers.beat(session, BUSY, has)
-    ann, prometheus = other(api, "ann"), other(api, "prometheus", scopes=["metrics"])
-    assert (shown_run(ann), shown_run(prometheus)) == ("", history)
+    ann, prometheus = key_of(api, "ann"), key_of(api, "prometheus", scopes=["metrics"])
+    assert (shown_run(api, ann), shown_run(api, prometheus)) == ("", history)
     assert api.patch(f"/v1/experiments/{history}", json={"visibility": "lab"}).is_success
-    assert shown_run(ann) == history
+    assert shown_run(api, ann) == history
 
 
-def other(api: TestClient, name: str, **beside: Any) -> TestClient:
-    """A client of a new member."""
+def key_of(api: TestClient, name: str, **beside: Any) -> dict[str, str]:
+    """Return the headers of a new member."""
     assert api.post("/v1/users", json={"name": name}).status_code == 201
     key = api.post(f"/v1/users/{name}/keys", json=beside).json()["key"]
-    return TestClient(api.app, headers={"Authorization": f"Bearer {key}"})
+    return {"Authorization": f"Bearer {key}"}
 
 
 def test_an_expired_lease_without_a_reaper(api: TestClient, history: str) -> None:
