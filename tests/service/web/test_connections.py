@@ -230,6 +230,7 @@ def test_the_longest_waiting_of_too_many_unread_answers_is_cut_off(
 
     async def send() -> list[list[bool]]:
         protocols: list[BoundedHeads] = []
+        transports: list[Sending] = []
         aborted = []
         for size in sizes:
             protocol = object.__new__(BoundedHeads)
@@ -237,12 +238,13 @@ def test_the_longest_waiting_of_too_many_unread_answers_is_cut_off(
             protocol.flow = FlowControl(asyncio.Transport())
             protocol.connections = protocols  # type: ignore[assignment]
             protocol.transport = Sending([size])
+            transports.append(protocol.transport)
             monkeypatch.setattr(protocol.flow, "pause_writing", lambda: None)
             protocols.append(protocol)
             protocol.pause_writing()
-            aborted.append([one.transport.is_aborted for one in protocols])
-            for one in protocols[:]:
-                if one.transport.is_aborted:
+            aborted.append([one.is_aborted for one in transports])
+            for one, transport in zip(protocols, transports, strict=True):
+                if transport.is_aborted:
                     one._go_on_sending()  # as when the connection is lost
         return aborted
 
