@@ -44,6 +44,13 @@ def test_updates_read_together_count_once() -> None:
     assert found[-1] == pytest.approx(joined)
 
 
+def test_a_report_without_new_work_is_no_piece() -> None:
+    """Its time counts for the next one."""
+    still = [(10, 2.0), *[(0, 1.0)] * MIN_PIECES]
+    assert etas(still) == [None] * (len(still) + 1)
+    assert last([*still, (10, 2.0), (10, 2.0)]) == pytest.approx(last([(10, 2), (10, 5), (10, 2)]))
+
+
 def test_time_before_the_first_work_does_not_count() -> None:
     """A model is fitted, which is reported too."""
     assert last([(0, 50.0), (0, 70.0), *[(10, 2.0)] * 5]) == pytest.approx(190.0)
@@ -58,3 +65,10 @@ def test_the_latest_pieces_count_most() -> None:
     training = [(10, 10.0)] * 50
     assert last(training) == pytest.approx(500.0)
     assert last(training + [(10, 1.0)] * 30) < 1.2 * 20.0
+
+
+def test_a_piece_counts_half_after_a_twentieth_of_the_work() -> None:
+    weights, times_s = (1 / 4, 1 / 2, 1), (1.0, 3.0, 5.0)
+    time_s = sum(weight * one for weight, one in zip(weights, times_s, strict=True))
+    found = last([(TOTAL // 20, one) for one in times_s])
+    assert found == pytest.approx(time_s / (50 * sum(weights)) * (TOTAL - 150))
