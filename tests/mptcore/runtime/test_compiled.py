@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def test_a_folder_that_cannot_be_written_and_no_home_do_not_stop_a_run(folder: P
 def test_a_process_without_numba_computes_by_torch(folder: Path) -> None:
     code = """
 import sys
+import time
 sys.modules["numba"] = None
 from mptcore.run import KERNELS, load_kernels
 from mptcore.runtime.compiled import kernels
@@ -115,3 +117,13 @@ if child == 0:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     assert run_python(code, folder).stdout.split() == ["0"]
+
+
+def test_code_compiled_before_another_module_of_kernels_changed_is_not_used(folder: Path) -> None:
+    """A kernel contains the loops that it imports."""
+    assert run_python(USE, folder).stdout.split() == ["1"]
+    assert run_python(USE, folder).stdout.split() == ["1", "0"]
+    later = time.time() + 60
+    (folder / "other_kernels.py").touch()
+    os.utime(folder / "other_kernels.py", (later, later))
+    assert run_python(USE, folder).stdout.split() == ["1"]

@@ -310,5 +310,5 @@ def test_a_resumed_training_keeps_its_route() -> None:
     everything = torch.ones(6, dtype=torch.bool)
     with torch.no_grad():
         trainer.loadings[0], trainer.log_noise[0] = density.loadings, math.log(1e-6)
-        found = trainer._log_marginal(trainer._conditionals(trainer._full)).item()
+        found = trainer._conditionals(trainer._full).log_prob().item()
     assert relative_error(found, problem.exact.log_prob(everything)) < 1e-8
