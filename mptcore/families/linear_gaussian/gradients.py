@@ -89,7 +89,7 @@ def _by_kernel(
         compiled.score_gradients(*arrays, count, PART, first, end, *found)
 
     in_threads(part, len(scores), -(-MIN_MASKS // min(PART, per_start)))
-    sums = [one.unflatten(0, (starts, parts)).sum(1) for one in (scores, loadings, noise)]
+    sums = [one.view(starts, parts, *one.shape[1:]).sum(1) for one in (scores, loadings, noise)]
     return ScoreGradient(*sums)
 
 

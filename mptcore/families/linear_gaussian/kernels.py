@@ -146,13 +146,13 @@ def solve(
 @inlined("reassoc")
 def add_products(
     terms: Doubles,  # (T,)
-    count: int,
+    first: int,
     block: Doubles,  # (T, width)
     found: Doubles,  # (width,), added to
 ) -> None:
-    """Add the first `count` rows of a block, each times its term."""
-    whole = count - count % 8
-    for t in range(0, whole, 8):
+    """Add the rows of a block from the first on, each times its term."""
+    whole = len(terms) - (len(terms) - first) % 8
+    for t in range(first, whole, 8):
         a0, a1, a2, a3 = terms[t], terms[t + 1], terms[t + 2], terms[t + 3]
         a4, a5, a6, a7 = terms[t + 4], terms[t + 5], terms[t + 6], terms[t + 7]
         for j in range(block.shape[1]):
@@ -163,10 +163,54 @@ def add_products(
                 (a4 * block[t + 4, j] + a5 * block[t + 5, j])
                 + (a6 * block[t + 6, j] + a7 * block[t + 7, j])
             )
-    for t in range(whole, count):
+    for t in range(whole, len(terms)):
         a0 = terms[t]
         for j in range(block.shape[1]):
             found[j] += a0 * block[t, j]
+
+
+@inlined("reassoc")
+def add_squares(
+    variances: Doubles,  # (T,)
+    terms: Doubles,  # (T,)
+    count: int,
+    block: Doubles,  # (T, width)
+    variance: Doubles,  # (width,), added to
+    residual: Doubles,  # (width,), added to
+) -> None:
+    """Add the first `count` rows of a block, each times its terms."""
+    whole = count - count % 4
+    for t in range(0, whole, 4):
+        a0, a1, a2, a3 = variances[t], variances[t + 1], variances[t + 2], variances[t + 3]
+        b0, b1, b2, b3 = terms[t], terms[t + 1], terms[t + 2], terms[t + 3]
+        for j in range(block.shape[1]):
+            p0, p1, p2, p3 = block[t, j], block[t + 1, j], block[t + 2, j], block[t + 3, j]
+            variance[j] += (a0 * p0 + a1 * p1) + (a2 * p2 + a3 * p3)
+            residual[j] += (b0 * p0 + b1 * p1) + (b2 * p2 + b3 * p3)
+    for t in range(whole, count):
+        a0, b0 = variances[t], terms[t]
+        for j in range(block.shape[1]):
+            p0 = block[t, j]
+            variance[j] += a0 * p0
+            residual[j] += b0 * p0
+
+
+@inlined()
+def begin(
+    diagonal: Doubles,  # (width,)
+    hidden: Bools,  # at most width
+    variance: Doubles,  # (width,), output
+    residual: Doubles,  # (width,), output
+    weight: Doubles,  # (width,), output: 1 where masked, else 0
+) -> None:
+    """Write the terms of a block that depend on no mask."""
+    for j in range(len(diagonal)):
+        variance[j] = 1.0
+        residual[j] = diagonal[j]
+        weight[j] = 0.0
+    for j in range(len(hidden)):
+        if hidden[j]:
+            weight[j] = 1.0
 
 
 @inlined("reassoc")
@@ -174,15 +218,14 @@ def misfit(
     variance: Doubles,  # (width,), a multiple of 8; overwritten
     residual: Doubles,  # (width,)
     log_noise: Doubles,  # (width,)
-    hidden: Bools,  # (width,)
+    weight: Doubles,  # (width,), 1 where masked, else 0
     product: Doubles,  # (8,), overwritten
 ) -> float:
     """Sum log v_j + e_j / v_j over masked dimensions."""
     total = 0.0
-    for j in range(len(hidden)):
-        weight = np.float64(hidden[j])
-        total += weight * (residual[j] / variance[j] + log_noise[j])
-        variance[j] = 1 + weight * (variance[j] - 1)
+    for j in range(len(weight)):
+        total += weight[j] * (residual[j] / variance[j] + log_noise[j])
+        variance[j] = 1 + weight[j] * (variance[j] - 1)
     for first in range(0, len(variance), 4 * GROUP):
         product[:] = 1.0
         for i in range(first, min(len(variance), first + 4 * GROUP), 8):
@@ -213,20 +256,19 @@ def moment_scores(
     width = blocks.shape[2]
     variance, residual, product = np.empty(width), np.empty(width), np.empty(8)
     places, sizes = np.empty(dim + 1, np.int64), np.empty(LANES, np.int64)
-    hidden = np.zeros(len(blocks) * width, np.bool_)
+    weight = np.empty(width)
     for first in range(0, len(masked), LANES):
         for b in range(LANES):
             own = min(first + b, len(masked) - 1)
             sizes[b] = observe(rows, total, masked[own], places, seen[b])
         solve(seen, latent_dim, work, gain, terms, variances)
         for b in range(min(LANES, len(masked) - first)):
-            hidden[:dim] = masked[first + b]
+            own_mask = masked[first + b]
             summed = 0.0
             for k in range(len(blocks)):
-                variance[:] = 1.0
-                residual[:] = diagonal[k]
-                add_products(variances[b], square, blocks[k], variance)
-                add_products(terms[b], table, blocks[k], residual)
-                own_hidden = hidden[k * width : (k + 1) * width]
-                summed += misfit(variance, residual, log_noise[k], own_hidden, product)
+                hidden = own_mask[k * width : min(dim, (k + 1) * width)]
+                begin(diagonal[k], hidden, variance, residual, weight)
+                add_squares(variances[b], terms[b], square, blocks[k], variance, residual)
+                add_products(terms[b], square, blocks[k], residual)
+                summed += misfit(variance, residual, log_noise[k], weight, product)
             found[first + b] = -0.5 * (math.log(2 * math.pi) + summed / sizes[b])
