@@ -214,6 +214,11 @@ class Modes(NamedTuple):
         """Return the modes of both sets of climbs for the same observations."""
         return Modes(*(torch.cat(parts) for parts in zip(self, others, strict=True)))
 
+    def heaviest(self) -> Tensor:
+        """Return the mode with the most mass, (N, K)."""
+        rows = torch.arange(self.log_mass.shape[1], device=self.log_mass.device)
+        return self.places[self.log_mass.argmax(0), rows]
+
     def found_once(self) -> Tensor:
         """Return the share (N,) of the mass that lies at modes that only one climb has found. As in
         Good and Turing's estimate (Good 1953), it estimates how much mass the climbs may have

@@ -23,7 +23,7 @@ from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.sampler import HARD, Sampler
-from mptcore.families.vae.starts import likely_starts
+from mptcore.families.vae.starts import likely_starts, surprised
 from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import log_prior, sample_posterior
 from mptcore.runtime.rng import generator_for
@@ -49,10 +49,12 @@ NOT_THE_MODELS = (
 
 
 class Plan(NamedTuple):
-    """Settings of a proposal: maximum number of steps from each start, and draws of each pilot."""
+    """Settings of a proposal: maximum number of steps from each start, draws of each pilot, and
+    whether it serves to predict the masked dimensions."""
 
     steps: int
     pilots: tuple[int, ...]
+    predicts: bool = False
 
 
 class SampledVae(Vae):
@@ -121,7 +123,7 @@ class SampledVae(Vae):
             none = torch.zeros_like(log_probs)
             return Conditionals(log_probs, none, none[:, 0], none.sum())
         method, rows = self.conditionals, torch.arange(len(x), device=x.device)
-        plan = Plan(method.steps, (method.draws // PILOT_SHARE,))
+        plan = Plan(method.steps, (method.draws // PILOT_SHARE,), predicts=True)
         proposal = self.proposal(x, mask, plan, generator)
         hard = self._sampler(x, mask, generator).settle(proposal, method.draws)
         parts = []
@@ -215,13 +217,16 @@ class SampledVae(Vae):
     ) -> Proposal:
         """Fit a proposal to the observed part of each observation (N, D), also from the starts
         `more` (N, K), and adapt it to pilots. It uses nothing else, so that errors of the proposal
-        cannot improve the conditionals."""
+        cannot improve the conditionals. Badly predicted masked values only add starts."""
         zero, mean = self._starts(x, mask)
         fit = self._fit(x, mask)
         drawn = self._drawn_starts(fit, mean, STARTS, generator)
         modes = fit.modes([zero, mean, *drawn, *more], plan.steps)
         found = modes.proposal()
-        unsure = (modes.found_once() > FOUND_ONCE).nonzero()[:, 0]
+        uncertain = modes.found_once() > FOUND_ONCE
+        if plan.predicts and mask is not None:
+            uncertain |= surprised(fit, mask, modes.heaviest())
+        unsure = uncertain.nonzero()[:, 0]
         if len(unsure) > 0:
             some = fit.of(unsure)
             drawn = self._drawn_starts(some, mean[unsure], MORE_STARTS, generator)

@@ -11,6 +11,10 @@ PRIOR_DRAWS, LIKELIEST = 256, 16
 WIDER = 2.0
 """Factor on the draws for every second start, for modes in the prior's tails."""
 
+SURPRISE = 20.0
+"""Nats by which a masked value may be less likely at the heaviest mode than the mean there. Above
+it, a mode of hardly any mass given the observed part may explain the value."""
+
 
 @torch.no_grad()
 def likely_starts(fit: Fit, latent_dim: int, count: int, generator: torch.Generator) -> Tensor:
@@ -29,3 +33,13 @@ def likely_starts(fit: Fit, latent_dim: int, count: int, generator: torch.Genera
         gaps = torch.stack([(likeliest - one[:, None]).norm(dim=-1) for one in chosen]).amin(0)
         chosen.append(likeliest[torch.arange(len(gaps), device=gaps.device), gaps.argmax(-1)])
     return torch.stack(chosen) if chosen else fit.x.new_zeros(0, len(fit.x), latent_dim)
+
+
+@torch.no_grad()
+def surprised(fit: Fit, mask: Tensor, z: Tensor) -> Tensor:
+    """Return which observations (N,) have a masked value that is far less likely given z (N, K)
+    than the mean there. `mask` is one mask (D,) or one for each observation (N, D)."""
+    outputs = fit.decoder(z)
+    expected = fit.likelihood.log_prob(fit.likelihood.mean(outputs), outputs)
+    gaps = expected - fit.likelihood.log_prob(fit.x, outputs)
+    return (mask & (gaps > SURPRISE)).any(-1)
