@@ -62,7 +62,7 @@ def true_score(vae: SampledVae, x: Tensor, mask: Tensor, noise_precision: float)
     places = torch.linspace(-EXTENT, EXTENT, NODES, dtype=torch.float64)
     constant = 0.5 * math.log(noise_precision / (2 * math.pi))
     sums = []
-    for z in torch.cartesian_prod(places, places).split(TOGETHER):
+    for z in torch.split(torch.cartesian_prod(places, places), TOGETHER):
         means, prior = vae.decoder(z), -z.square().sum(-1) / 2
         found = []
         for one in x:

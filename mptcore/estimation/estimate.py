@@ -104,7 +104,7 @@ def variance_degrees(known: float, kurtosis: float) -> float:
 def _moments(values: Tensor) -> tuple[float, float, float]:
     """Return the mean, the unbiased variance and the kurtosis of values (R,). Numpy takes a third
     of torch's time on small arrays."""
-    numbers = values.numpy()
+    numbers = values.cpu().numpy()
     count = len(numbers)
     mean = float(numbers.sum()) / count
     squares = np.square(numbers - mean)

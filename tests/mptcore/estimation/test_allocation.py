@@ -202,7 +202,7 @@ def test_a_target_of_the_difference(schedule: dict[str, Any]) -> None:
     ("evaluate", "problem"),
     [
         ({"target_std_err": 0.1, "target": "difference"}, "give one, or use score"),
-        ({"target": "difference"}, "there is none: leave it score"),
+        ({"target": "difference"}, "only used with target_std_err: leave it score"),
         ({"target_std_err": 0.1, "target": "area"}, "score"),
     ],
 )

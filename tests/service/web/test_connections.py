@@ -237,8 +237,8 @@ def test_the_longest_waiting_of_too_many_unread_answers_is_cut_off(
             protocol.loop = asyncio.get_running_loop()
             protocol.flow = FlowControl(asyncio.Transport())
             protocol.connections = protocols  # type: ignore[assignment]
-            protocol.transport = Sending([size])
-            transports.append(protocol.transport)
+            transports.append(Sending([size]))
+            protocol.transport = transports[-1]
             monkeypatch.setattr(protocol.flow, "pause_writing", lambda: None)
             protocols.append(protocol)
             protocol.pause_writing()

@@ -21,20 +21,31 @@ def test_the_error_over_orders_is_conditional_on_the_sequences(case: str) -> Non
         assert abs(one.mean) < 4 / math.sqrt(REPEATS), one.what
 
 
+NEARLY_ALL_HIDDEN = {
+    "19 rates": {"S(0.9)", "S(0.95)"},
+    "two masks, 0.5 and 0.95": {"S(0.95)"},
+    "two masks, four rates": {"S(0.9)"},
+}
+"""Scores at rates where most masks hide all of a short text, so that few masks differ."""
+
+
 @pytest.mark.parametrize("case", FEW_RATES)
 def test_errors_of_few_rates_are_calibrated_or_null(case: str) -> None:
     """Two standard errors contain it in at least 88 % of the areas, within four standard errors.
     Otherwise the record has a reason instead of an error."""
     found = coverages(case, repeats := 100)
-    given = case.startswith(("19", "two masks"))
-    assert all((one.given == repeats) == given for one in found.values()), found
-    if given:
-        low = 0.88 - 4 * math.sqrt(0.88 * 0.12 / repeats)
-        assert found["area"].within > low
-        assert min(one.within for one in found.values()) > low - 0.04
-    else:
-        assert all(one.given == 0 for one in found.values())
+    if not case.startswith(("19", "two masks")):
+        assert all(one.given == 0 for one in found.values()), found
         assert all("raise per_size" in one.reason for one in found.values())
+        return
+    null = NEARLY_ALL_HIDDEN.get(case, set())
+    assert {name: one.given for name, one in found.items()} == {
+        name: 0 if name in null else repeats for name in found
+    }
+    assert all("too few replicates" in found[name].reason for name in null)
+    low = 0.88 - 4 * math.sqrt(0.88 * 0.12 / repeats)
+    assert found["area"].within > low
+    assert min(one.within for name, one in found.items() if name not in null) > low - 0.04
 
 
 def test_the_population_error_has_its_own_name() -> None:

@@ -21,7 +21,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (with_model(checkpoint="../etc"), "/model/checkpoint", "a checkpoint's name"),
     (with_model(checkpoint="https://x.org/m"), "/model/checkpoint", "a checkpoint's name"),
     (with_model(checkpoint="/etc/passwd"), "/model/checkpoint", "a checkpoint's name"),
-    (with_model(init="experiment"), "/model/experiment", "with init experiment only"),
+    (with_model(init="experiment"), "/model/experiment", "only with init experiment"),
     (with_model(latent_dim=2), "/model/latent_dim", "unknown field"),
     (
         with_model(
@@ -71,7 +71,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({**BASE, "seeds": [1, 2], "train": TRAIN}, "/seeds", "an experiment for each"),
     ({**BASE, "train": {**TRAIN, "curve_at": [13]}}, "/train/curve_at/0", "from 0 to 12"),
-    ({**BASE, "data": {**BASE["data"], "heldout": 0.5}}, "/data/heldout", "there is none"),
+    ({**BASE, "data": {**BASE["data"], "heldout": 0.5}}, "/data/heldout", "train is missing"),
     ({**BASE, "model": BERT, "train": TRAIN}, "/train/masks/schedule", "use fixed, ramp or rates"),
     ({**BASE, "model": BERT, "evaluate": {"pll": True}}, "/evaluate/pll", "exact numbers"),
     ({**BASE, "baseline": {**FRESH, "architecture": HUGE}}, "/baseline/architecture", "at most"),
