@@ -290,3 +290,13 @@ def test_the_end_of_stderr_is_kept() -> None:
     assert records == []
     assert words.endswith("x\nx\nbye")
     assert len(words) in (STDERR_BYTES - 1, STDERR_BYTES - 2)  # without white space at its ends
+
+
+def test_a_runner_that_cannot_be_started_leaves_no_open_file() -> None:
+    def fail(stdio: object) -> Spawned:
+        raise OSError("out of processes")
+
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="out of processes"):
+        Runner(fail)
+    assert os.listdir("/proc/self/fd") == before
