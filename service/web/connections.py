@@ -1,6 +1,6 @@
-"""Limits that uvicorn lacks: the number of connections, the size and time of a request's head, and
-the time for which an answer may not be taken; and a server that ends its event streams when it
-stops."""
+"""Limits that uvicorn lacks: the number of connections, one request at a time on each, the size and
+time of a request's head, and the time for which an answer may not be taken; and a server that ends
+its event streams when it stops."""
 
 import asyncio
 import logging
@@ -37,10 +37,15 @@ TOO_MANY = (
 )
 
 
+class _Pipelined(Exception):
+    """The client sent a request before the answer to the previous one."""
+
+
 class BoundedHeads(HttpToolsProtocol):
     """uvicorn's protocol with the limits of this module."""
 
     _network = ""
+    _is_pipelined = False
     _head_bytes = 0
     _framing_bytes = 0
     """Bytes since the last piece of a body: of trailers and chunk sizes, which no other limit
@@ -158,6 +163,8 @@ class BoundedHeads(HttpToolsProtocol):
             self._stall_timer = None
 
     def data_received(self, data: bytes) -> None:
+        if self._is_pipelined:
+            return
         # A body that ends in this piece may be followed by a head: both are then counted, and a
         # piece is never larger than 256 KiB.
         if self._in_head:
@@ -175,6 +182,9 @@ class BoundedHeads(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_begin(self) -> None:
+        if not self._is_idle:
+            self._is_pipelined = True
+            raise _Pipelined  # so that the parser stops
         self._framing_bytes = 0
         super().on_message_begin()
         if not self._in_head:
@@ -198,6 +208,15 @@ class BoundedHeads(HttpToolsProtocol):
                 "requests. If it is your proxy, set FORWARDED_ALLOW_IPS to this address",
                 self._address,
             )
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a request that is not HTTP. Where it is only too early, it is dropped, and the
+        connection closes after the current answer. Otherwise the loop would parse thousands of
+        requests in one piece before it serves anybody else."""
+        if self._is_pipelined:
+            self.cycle.keep_alive = False
+        else:
+            super().send_400_response(msg)
 
     def _await_head(self) -> None:
         self._in_head = True

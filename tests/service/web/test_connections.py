@@ -174,6 +174,18 @@ def test_an_answer_to_a_body_that_is_not_read_closes_the_connection(port: int) -
             assert b"\r\nconnection: close\r\n" in told
 
 
+@pytest.mark.parametrize("first", [HEAD + b"\r\n", SIGN_IN + b"Content-Length: 2\r\n\r\n{}"])
+def test_only_the_first_of_requests_that_are_sent_at_once_is_answered(
+    port: int, first: bytes
+) -> None:
+    with connect(port) as connection:
+        connection.sendall(first + 1000 * (HEAD + b"\r\n"))
+        head, _, body = answer(connection).partition(b"\r\n\r\n")
+    assert head.startswith((b"HTTP/1.1 200", b"HTTP/1.1 422"))
+    assert b"\r\nconnection: close" in head
+    assert b"HTTP/1.1" not in body
+
+
 def test_an_answer_that_is_not_read_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_S", 60.0)
     with connect(port) as connection:
