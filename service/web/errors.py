@@ -3,6 +3,7 @@
 import errno
 import logging
 from collections.abc import Sequence
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
@@ -17,7 +18,6 @@ from starlette.routing import compile_path
 from mptcore.specs import Problem
 from mptcore.specs.parsing.problems import spec_error
 from mptcore.specs.parsing.sentences import sentence
-from mptcore.specs.parsing.suggestions import meant
 from service.refusals import MAX_ITEM_DETAIL, ApiError, cut, disk_full, invalid, unavailable
 from service.revisions import NotMigrated
 from service.schemas import ResponseModel
@@ -40,6 +40,10 @@ SERVICE_PATTERNS = {
 
 MAX_SIMILAR_PATH = 100
 """Maximum length of a path for which a similar one is suggested."""
+MIN_ID = 20
+"""Length from which a part of an unknown path is taken for an id. Comparing long parts would take
+10 ms on the event loop, without a key."""
+NO_PATH = "there is no such path: {near}/openapi.json lists them all"
 
 
 class ErrorItem(ResponseModel):
@@ -128,10 +132,19 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 def _no_path(request: Request) -> str:
     path: str = request.scope["path"]
     given = path.rstrip("/").split("/")
+    if len(path) > MAX_SIMILAR_PATH:
+        return NO_PATH.format(near="")
+    short = [_with_short_id(part) for part in given]
     known = [one.split("/") for one in request.app.openapi()["paths"]]
-    filled = {_filled(parts, given) for parts in known if len(parts) == len(given)}
-    near = meant(path, filled) if len(path) <= MAX_SIMILAR_PATH else ""
-    return f"there is no such path: {near}/openapi.json lists them all"
+    similar = [parts for parts in known if len(parts) == len(given)]
+    filled = {_filled(parts, short): _filled(parts, given) for parts in similar}
+    near = get_close_matches("/".join(short), filled, n=1)
+    return NO_PATH.format(near=f"did you mean {filled[near[0]]}? " if near else "")
+
+
+def _with_short_id(part: str) -> str:
+    id, colon, verb = part.partition(":")
+    return f"{id if len(id) < MIN_ID else '*'}{colon}{verb}"
 
 
 def _filled(template: list[str], given: list[str]) -> str:
