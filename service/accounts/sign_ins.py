@@ -9,10 +9,10 @@ import hmac
 import secrets
 from collections.abc import Collection
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import bindparam, delete, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.accounts.keys import digest
 from service.accounts.users import KEYS, Caller, KeyRefused, caller_of, holder
@@ -27,6 +27,9 @@ RENEWED_S = 3600.0
 GRACE_S = 60.0
 """Time for which the previous cookie stays valid, for requests already sent with it."""
 CODE_LASTS_S = 600.0
+MAX_OF_KEY = 100
+"""Signed-in browsers, and unused codes, of one key. A further one ends the oldest: each sign-in
+searches these tables while it blocks other writers."""
 
 SIGNED_OUT = "you are signed out, or have been for a week: sign in again"
 CODE_USED = "this sign-in link was used before, or is older than ten minutes: ask for another"
@@ -39,7 +42,7 @@ class MadeCode(NamedTuple):
 
 def new_code(session: Session, key_id: str) -> MadeCode:
     """Store a code for the holder of a key."""
-    _forget_expired(session)
+    _make_room(session, SignInCode.sha256, key_id)
     code = secrets.token_urlsafe(32)
     row = SignInCode(sha256=digest(code), key_id=key_id, expires_at=now() + CODE_LASTS_S)
     session.add(row)
@@ -71,6 +74,15 @@ def take_code(session: Session, code: str) -> Caller:
     return caller
 
 
+def _make_room(session: Session, row_id: InstrumentedAttribute[Any], key_id: str) -> None:
+    """Delete expired rows, and the key's oldest ones if it has too many for another."""
+    _forget_expired(session)
+    table = row_id.class_
+    oldest = select(row_id).where(table.key_id == key_id).order_by(table.expires_at.desc())
+    surplus = session.scalars(oldest.offset(MAX_OF_KEY - 1)).all()
+    session.execute(delete(table).where(row_id.in_(surplus)))
+
+
 def _forget_expired(session: Session) -> None:
     for table in (SignInCode, SignIn):
         session.execute(delete(table).where(table.expires_at <= now()))
@@ -78,7 +90,7 @@ def _forget_expired(session: Session) -> None:
 
 def begin(session: Session, key_id: str) -> str:
     """Sign a browser in with a key, and return the browser's cookie."""
-    _forget_expired(session)
+    _make_room(session, SignIn.id, key_id)
     sign_in_id, secret = secrets.token_hex(8), secrets.token_hex(32)
     session.add(
         SignIn(

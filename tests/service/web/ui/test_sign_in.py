@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 from sqlalchemy import select, update
 
-from service.accounts import accounts
+from service.accounts import accounts, sign_ins
 from service.accounts.keys import digest
 from service.accounts.sign_ins import CODE_USED, COOKIE, new_code, renew
 from service.accounts.users import UNKNOWN
@@ -295,6 +295,27 @@ def test_expired_sign_ins_are_deleted(browser: TestClient, key: str, database: D
     with database.snapshot() as session:
         assert [*session.scalars(select(SignInCode))] == []
         assert len([*session.scalars(select(SignIn))]) == 1
+
+
+def test_a_key_has_a_bounded_number_of_browsers(
+    browser: TestClient, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sign_ins, "MAX_OF_KEY", 2)
+    cookies = []
+    for _ in range(3):
+        assert sign_in(browser, key=key).status_code == 204
+        cookies.append(browser.cookies[COOKIE])
+        browser.cookies.clear()
+    answers = [browser.get("/v1/me", headers={"Cookie": f"{COOKIE}={one}"}) for one in cookies]
+    assert [one.status_code for one in answers] == [401, 200, 200]
+
+
+def test_a_key_has_a_bounded_number_of_codes(
+    browser: TestClient, api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sign_ins, "MAX_OF_KEY", 2)
+    codes = [api.post("/v1/sign-in-codes").json()["code"] for _ in range(3)]
+    assert [preview(browser, one).status_code for one in codes] == [401, 200, 200]
 
 
 def test_the_audit_names_the_creator_of_a_code(api: TestClient) -> None:
