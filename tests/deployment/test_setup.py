@@ -18,9 +18,10 @@ cat > .venv/bin/pip <<'PIP'
 #!/bin/sh
 case "$*" in *--editable*) echo "$PIP_EXTRA_INDEX_URL" > asked; esac
 PIP
-chmod +x .venv/bin/pip
+printf '#!/bin/sh\necho "$*" > compiled\n' > .venv/bin/python
+chmod +x .venv/bin/pip .venv/bin/python
 """
-"""Create an environment whose pip records its extra index."""
+"""Create an environment whose pip records its extra index, and whose python its arguments."""
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_without_a_gpu_driver_the_cpu_build_of_torch_is_installed(
         make = ["make", "--file", str(ROOT / "Makefile"), "setup", "PYTHON=py"]
         subprocess.run(make, cwd=tmp_path, env=variables, check=True, capture_output=True)
         assert (tmp_path / "asked").read_text().split() == own + asked
+        assert (tmp_path / "compiled").read_text() == "-m mptcore --compile\n"
     (started,) = (tmp_path / ".venv/lib").glob("*/site-packages/*.pth")
     assert started.read_text() == (ROOT / PTH).read_text()
 

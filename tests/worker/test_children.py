@@ -150,6 +150,9 @@ def test_modules_imported_before_the_parent_is_ready(
         def preload(self) -> None:
             done.append("preload")
 
+        def load_kernels(self) -> None:
+            done.append("kernels")
+
     class Ready(BaseException):
         pass
 
@@ -171,7 +174,7 @@ def test_modules_imported_before_the_parent_is_ready(
         main()
     masked_lm = "mptcore.families.masked_lm"
     more = [f"{masked_lm}.run", f"{masked_lm}.pretrained", "preload"] if transformers else []
-    assert done == ["mptcore.run", *more]
+    assert done == ["mptcore.run", "kernels", *more]
 
 
 def test_a_worker_that_is_gone_receives_nothing() -> None:

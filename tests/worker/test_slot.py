@@ -136,7 +136,7 @@ def test_an_upload_that_was_changed_since_is_not_read(
     assert load(database, whole).status == "succeeded"
     failed = load(database, changed)
     assert (failed.status, failed.failure_kind) == ("failed", "invalid")
-    assert "was changed or cut short" in (failed.failure_message or "")
+    assert "was changed or truncated" in (failed.failure_message or "")
 
 
 def test_a_run_over_its_memory_is_ended(database: Database, settings: Settings) -> None:

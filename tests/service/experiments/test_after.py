@@ -162,7 +162,7 @@ def test_invalid_predecessors_are_refused(admin: TestClient) -> None:
         ([], from_weights(untrained), "/spec/model/experiment", "that trains a model"),
         ([], from_weights(ended), "/spec/model/experiment", "did not fail"),
         ([], from_weights(theirs), "/spec/model/experiment", "yours or shared"),
-        (["a b"], ppca_spec(), "/after/0", "the id of an experiment, as"),
+        (["a b"], ppca_spec(), "/after/0", "the id of an experiment, from"),
     ):
         body = {"spec": spec, "after": after}
         for path in ("/v1/experiments", "/v1/experiments:validate"):

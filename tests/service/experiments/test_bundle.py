@@ -133,7 +133,7 @@ def test_running_experiments_have_no_bundle(api: TestClient, database: Database,
         experiment_id = api.post("/v1/experiments", json={"spec": ppca_spec()}).json()["id"]
     answer = api.get(f"/v1/experiments/{experiment_id}/bundle")
     assert (answer.status_code, answer.json()["reason"]) == (409, "wrong_state")
-    assert f"the experiment is {how}" in answer.json()["detail"]
+    assert f"this experiment is {how}" in answer.json()["detail"]
 
 
 def test_the_readme_names_inputs_and_outcome(
