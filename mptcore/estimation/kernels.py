@@ -41,7 +41,8 @@ def smallest(
     """Mask the dimensions with the smallest keys: those up to the one of this rank, which Hoare's
     quickselect finds."""
     for b in range(len(keys)):
-        ordered[:] = keys[b]
+        for d in range(len(ordered)):
+            ordered[d] = keys[b, d]
         rank = sizes[b] - 1
         first, last = 0, len(ordered) - 1
         while first < last:

@@ -82,7 +82,8 @@ def observe(
         for j in range(len(masked)):
             places[count] = j
             count += not masked[j]
-    seen[:] = 0.0
+    for t in range(len(seen)):
+        seen[t] = 0.0
     whole = count - count % 4
     for i in range(0, whole, 4):
         j0, j1, j2, j3 = places[i], places[i + 1], places[i + 2], places[i + 3]
@@ -119,7 +120,10 @@ def solve(
         for b in range(LANES):
             information[a, a, b] += 1.0
     inverse(information, posterior)
-    gain[:] = 0.0
+    for a in range(latent_dim):
+        for q in range(rank):
+            for b in range(LANES):
+                gain[a, q, b] = 0.0
     for c in range(latent_dim):
         for q in range(rank):
             t = square + c * rank + q
@@ -227,7 +231,8 @@ def misfit(
         total += weight[j] * (residual[j] / variance[j] + log_noise[j])
         variance[j] = 1 + weight[j] * (variance[j] - 1)
     for first in range(0, len(variance), 4 * GROUP):
-        product[:] = 1.0
+        for j in range(8):
+            product[j] = 1.0
         for i in range(first, min(len(variance), first + 4 * GROUP), 8):
             for j in range(8):
                 product[j] *= variance[i + j]

@@ -31,7 +31,8 @@ def scaled_table(
 ) -> None:
     """Write the products of each dimension in units of its noise, and their sum."""
     latent_dim, rank = loadings.shape[1], factor.shape[1]
-    total[:] = 0.0
+    for t in range(len(total)):
+        total[t] = 0.0
     for j in range(len(loadings)):
         t = 0
         for a in range(latent_dim):
@@ -112,7 +113,8 @@ def through_masked(
 ) -> float:
     """Return the sum of log v_j + e_j / v_j, in units of the noise."""
     by_variances, by_terms = by_factors
-    by_factors[:] = 0.0
+    for t in range(len(terms)):
+        by_variances[t] = by_terms[t] = 0.0
     summed, product = 0.0, 1.0
     for i in range(len(places)):
         row = rows[places[i]]
@@ -190,23 +192,26 @@ def score_gradients(
     own_posterior, own_gain = np.empty((latent_dim, latent_dim)), np.empty((latent_dim, rank))
     small = np.empty((3, latent_dim, latent_dim + rank))
     by, by_factors, by_diagonal = np.empty((2, dim)), np.empty((2, table)), np.empty(dim)
-    places, sizes = np.empty(dim + 1, np.int64), np.empty(LANES, np.int64)
+    diagonal, places = np.empty(dim), np.empty(dim + 1, np.int64)
     for item in range(first, end):
         s = item // parts
-        factor, diagonal = factors[s % len(factors)], diagonals[s % len(diagonals)] / noise[s]
+        factor = factors[s % len(factors)]
         scaled_table(loadings[s], noise[s], factor, rows, total)
-        by_rows[:] = 0.0
-        by_diagonal[:] = 0.0
-        by_all[:] = 0.0
         by_log_noise = by_noise[item]
-        by_log_noise[:] = 0.0
+        for j in range(dim):
+            diagonal[j] = diagonals[s % len(diagonals), j] / noise[s, j]
+            by_diagonal[j] = by_log_noise[j] = 0.0
+            for t in range(table):
+                by_rows[j, t] = 0.0
+        for t in range(table):
+            by_all[t] = 0.0
         score = 0.0
         begin = item % parts * part_size
         for group in range(begin, min(begin + part_size, masked.shape[1]), LANES):
             last = min(begin + part_size, masked.shape[1]) - 1
             for b in range(LANES):
                 own = min(group + b, last)
-                sizes[b] = observe(rows, total, masked[s, own], places, seen[b])
+                observe(rows, total, masked[s, own], places, seen[b])
             solve(seen, latent_dim, work, gain, terms, variances)
             for b in range(min(LANES, last + 1 - group)):
                 size = 0
@@ -215,8 +220,11 @@ def score_gradients(
                     size += masked[s, group + b, j]
                 own_places = places[:size]
                 share = 1 / (size * count)
-                own_posterior[:] = work[1, :, :, b]
-                own_gain[:] = gain[:, :, b]
+                for a in range(latent_dim):
+                    for c in range(latent_dim):
+                        own_posterior[a, c] = work[1, a, c, b]
+                    for q in range(rank):
+                        own_gain[a, q] = gain[a, q, b]
                 misfits = through_masked(
                     rows, diagonal, own_places, variances[b], terms[b], square, share, by,
                     by_factors,
@@ -225,7 +233,8 @@ def score_gradients(
                     by_factors[0], by_factors[1], own_posterior, own_gain, seen[b], small, by_sums
                 )
                 add_by_rows(own_places, variances[b], terms[b], by, by_sums, square, by_rows)
-                by_all += by_sums
+                for t in range(table):
+                    by_all[t] += by_sums[t]
                 for i in range(size):
                     j = own_places[i]
                     by_diagonal[j] += by[1, i]
@@ -235,8 +244,10 @@ def score_gradients(
         scores[item] = score
         for j in range(dim):
             by_products = by_rows[j]
-            by_products += by_all
-            by_loadings[item, j] = 0.0
+            for t in range(table):
+                by_products[t] += by_all[t]
+            for a in range(latent_dim):
+                by_loadings[item, j, a] = 0.0
             scale = by_diagonal[j] * diagonal[j]
             t = 0
             for a in range(latent_dim):
@@ -250,7 +261,8 @@ def score_gradients(
                     by_loadings[item, j, a] += by_products[t] * factor[j, q]
                     scale += by_products[t] * rows[j, t]
                     t += 1
-            by_loadings[item, j] /= noise[s, j]
+            for a in range(latent_dim):
+                by_loadings[item, j, a] /= noise[s, j]
             by_noise[item, j] = (by_log_noise[j] - scale) / noise[s, j]
 
 
@@ -272,7 +284,9 @@ def log_probs(
     for s in range(starts):
         diagonal = diagonals[s % len(diagonals)]
         scaled_table(loadings[s], noise[s], factors[s % len(factors)], rows, total)
-        seen[:] = total
+        for b in range(LANES):
+            for t in range(table):
+                seen[b, t] = total[t]
         solve(seen, latent_dim, work, gain, terms, variances)
         summed = dim * math.log(2 * math.pi)
         for j in range(dim):
