@@ -5,6 +5,10 @@ from inspect import unwrap
 import torch
 from torch.optim import Optimizer
 
+SMALL = 2**12
+"""Up to this number of parameters a step takes one thread. The fused step uses all threads for any
+number, and to wait for them costs more than the step."""
+
 
 class Adam(torch.optim.Adam):
     """torch.optim.Adam without the import of torch's compiler. The original wraps its methods to
@@ -18,7 +22,16 @@ class Adam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        unwrap(torch.optim.Adam.step)(self)
+        count = sum(p.numel() for group in self.param_groups for p in group["params"])
+        threads = torch.get_num_threads()
+        if count > SMALL or threads == 1:
+            unwrap(torch.optim.Adam.step)(self)
+            return
+        torch.set_num_threads(1)
+        try:
+            unwrap(torch.optim.Adam.step)(self)
+        finally:
+            torch.set_num_threads(threads)
 
     step.hooked = True  # type: ignore[attr-defined]
     """Torch wraps no step that has this mark, and the profiler's record costs as much as a small

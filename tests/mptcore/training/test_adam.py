@@ -1,5 +1,6 @@
 """Adam is torch's, without torch's compiler, which takes two seconds to import."""
 
+import subprocess
 import sys
 from typing import Any
 
@@ -50,3 +51,29 @@ def test_adam_needs_no_compiler() -> None:
 @pytest.mark.parametrize("family", ["ppca", "vae"])
 def test_a_training_needs_no_compiler(family: str) -> None:
     assert points(list(run(spec_of(FAMILIES[family]))), "lml")
+
+
+STEPS = """
+import os
+import torch
+from mptcore.training.adam import Adam
+
+def threads_after_step(count):
+    weights = torch.ones(count, dtype=torch.float64, requires_grad=True)
+    weights.grad = torch.linspace(-1, 1, count, dtype=torch.float64)
+    Adam([weights], lr=0.1, fused=True).step()
+    return len(os.listdir("/proc/self/task"))
+
+torch.set_num_threads(2)
+before = len(os.listdir("/proc/self/task"))
+small = threads_after_step(2**12) - before
+print(small, torch.get_num_threads(), threads_after_step(2**20) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_a_step_of_few_parameters_starts_no_thread() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", STEPS], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["0", "2", "1"]
