@@ -106,6 +106,27 @@ def test_each_action_is_logged_with_its_user(admin: TestClient) -> None:
     assert len(by_ann) == 9
 
 
+def test_each_action_on_a_sweep_is_logged_with_its_user(admin: TestClient) -> None:
+    own = bearer(member(admin)["key"])
+    body = {"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}}
+    made = admin.post("/v1/sweeps", json=body, headers=own).json()
+    path = f"/v1/sweeps/{made['id']}"
+    admin.post(made["urls"]["points"], json={"grid": {"seeds": [[3], [4], [5]]}}, headers=own)
+    admin.patch(path, json={"name": "n"}, headers=own)
+    admin.post(f"{path}:cancel")
+    admin.post(f"{path}:retry", headers=own)
+    admin.delete(path, headers=own)
+    items = admin.get("/v1/audit", params={"object_id": made["id"]}).json()["items"][::-1]
+    assert [(entry["actor"], entry["action"], entry["details"]) for entry in items] == [
+        ("ann", "sweep.submitted", {"points": 2}),
+        ("ann", "sweep.extended", {"points": 3}),
+        ("ann", "sweep.changed", {"fields": ["name"]}),
+        ("local", "sweep.cancelled", {"experiments": 5}),
+        ("ann", "sweep.retried", {"experiments": 5}),
+        ("ann", "sweep.deleted", {}),
+    ]
+
+
 def test_pages_of_the_audit(admin: TestClient) -> None:
     for name in ("a", "b", "c"):
         admin.post("/v1/users", json={"name": name})
