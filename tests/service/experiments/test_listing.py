@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
+from service.experiments.filters.fields import _paths
+from service.experiments.filters.stored_json import spec_compares
 from service.experiments.listing import Wanted, page_of
 from service.refusals import ApiError
 from service.settings import Settings
@@ -121,6 +125,8 @@ def found(database: Database, limit: int = 10, **wanted: Any) -> str:
         ({"filter": "tag != x"}, "dc"),
         ({"filter": "owner = ann"}, ""),
         ({"filter": "owner != ann"}, "dcba"),
+        ({"whose": Whose.ALL, "filter": "owner = ann"}, "e"),
+        ({"whose": Whose.ALL, "filter": "owner != ann"}, "dcba"),
         ({"filter": "created >= 1970-01-02 and created < 1970-01-03T00:00:00Z"}, "b"),
         ({"filter": "created > 1970-01-02T01:00:00+01:00"}, "dc"),
         ({"filter": "finished > 1970-01-09T12:00"}, "a"),
@@ -274,3 +280,42 @@ def test_search_text_is_taken_literally(filled: Database, text: str) -> None:
         assert found(filled, filter=one.format(text)) == ""
     assert found(filled, name=text, tag=[text], q=text, owner=text) == ""
     assert found(filled, q="'; DROP TABLE users; --") == ""
+
+
+def test_fields_of_a_spec_are_found_through_references_and_unions() -> None:
+    schema = {
+        "properties": {"model": {"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}]}},
+        "$defs": {
+            "A": {"properties": {"dim": {"type": "integer"}}},
+            "B": {"properties": {"init": {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "null"}]}}},
+        },
+    }
+    assert {*_paths(schema, schema, "", 12)} == {
+        "model", "model.dim", "model.init", "model.init.dim",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("operator", "statement", "values"),
+    [
+        (
+            ">",
+            "jsonb_path_exists(CAST(experiments.spec AS JSONB), "
+            "CAST(%(param_1)s::VARCHAR AS JSONPATH), CAST(%(param_2)s::VARCHAR AS JSONB))",
+            ["$.model.dim ? (@ > $given)", '{"given": 3.0}'],
+        ),
+        (
+            "=",
+            "(CAST(experiments.spec AS JSONB) @> CAST(%(param_1)s::VARCHAR AS JSONB)) OR "
+            "(CAST(experiments.spec AS JSONB) @> CAST(%(param_2)s::VARCHAR AS JSONB))",
+            ['{"model": {"dim": 3.0}}', '{"model": {"dim": [3.0]}}'],
+        ),
+    ],
+)
+def test_postgresql_compares_specs_with_bound_parameters(
+    operator: str, statement: str, values: list[str]
+) -> None:
+    with Session(create_engine("postgresql+psycopg://")) as session:  # it never connects
+        clause = spec_compares(session, "model.dim", operator, 3.0)
+        compiled = clause.compile(session.get_bind())
+    assert (str(compiled), [*compiled.params.values()]) == (statement, values)
