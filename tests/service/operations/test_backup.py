@@ -358,3 +358,25 @@ def test_a_store_without_a_database(tmp_path: Path) -> None:
         backup.save(empty, tmp_path / "backup")
     with pytest.raises(BackupFailed, match="holds no whole backup"):
         backup.restore(empty, tmp_path / "backup")
+
+
+def test_a_finished_backup_has_no_empty_folders(settings: Settings, tmp_path: Path) -> None:
+    file, folder = settings.store / "artifacts/run/1/curve.csv", tmp_path / "backup"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    backup.save(settings, folder)
+    assert (folder / "store/artifacts/run/1/curve.csv").exists()
+    shutil.rmtree(settings.store / "artifacts/run")
+    backup.save(settings, folder)
+    assert not (folder / "store/artifacts").exists()
+
+
+def test_the_help_of_the_command_explains_its_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["backup", "--help"])
+    with pytest.raises(SystemExit):
+        backup.main()
+    told = " ".join(capsys.readouterr().out.split())
+    assert "--store-only not the database" in told
+    assert "--finish with --store-only: after the database was dumped" in told
