@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from fastapi.testclient import TestClient
 from httpx2 import Response
+from pydantic import SecretStr
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from service.settings import Settings
@@ -185,3 +186,14 @@ def test_the_limits_are_generous(settings: Settings) -> None:
     """Hundreds of posts and looks of a script in a row."""
     with served(settings) as api:
         assert set(statuses(api, 300)) == {200}
+
+
+@pytest.mark.parametrize(
+    ("redis_url", "shared"),
+    [("redis://127.0.0.1:1", True), ("rediss://127.0.0.1:1", True), (None, False)],
+)
+def test_processes_share_their_counts_if_there_is_a_redis(
+    settings: Settings, redis_url: str | None, shared: bool
+) -> None:
+    lab = settings.model_copy(update={"redis_url": redis_url and SecretStr(redis_url)})
+    assert (rates._redis(lab) is not None) == shared
