@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -173,6 +174,15 @@ def test_a_terminal_shows_text_and_of_info_messages_only_those_of_runs(
     assert "it begins" in first
     assert "it is late" in second
     assert "{" not in first + second
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_json_lines_have_the_time_in_utc(capfd: pytest.CaptureFixture[str]) -> None:
+    configure_logs(LogForm.JSON)
+    before = datetime.now(UTC)
+    logging.getLogger("service.web").warning("it is late")
+    told = json.loads(capfd.readouterr().err)["timestamp"]
+    assert before <= datetime.fromisoformat(told) <= datetime.now(UTC)
 
 
 def test_a_line_of_a_signal_handler_is_like_the_others(
