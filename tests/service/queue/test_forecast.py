@@ -168,6 +168,17 @@ def test_a_distant_start_is_rounded(free_in_s: float, told_s: float) -> None:
     assert forecast.start_after(0, Slots(workers=1, idle=0)) == told_s
 
 
+@pytest.mark.parametrize(
+    ("position", "start_s"), [(0, 1), (1, 2), (2, 11), (3, 12), (4, 21), (5, 22)]
+)
+def test_runs_before_a_start_take_the_mean_time_on_the_first_free_slot(
+    position: int, start_s: float
+) -> None:
+    running = [Running(owner_id=1, started_at=0.0, end=end) for end in (1.0, 2.0)]
+    forecast = Forecast(clock=0.0, mean_s=10.0, running=running, ends={})
+    assert forecast.start_after(position, Slots(workers=2, idle=0)) == start_s
+
+
 def test_a_start_follows_the_progress_of_current_runs(either: Database) -> None:
     """The speed is measured from the first report, and holds for a resumed run."""
     lab = SharedLab(either, FairShare(), cpus=1)

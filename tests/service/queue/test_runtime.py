@@ -136,3 +136,10 @@ def test_four_of_five_runs_are_within_the_estimate(runs: int, slope: float) -> N
         inside += found.low_s <= math.exp(times[-1]) <= found.high_s
     error = math.sqrt(0.8 * 0.2 / labs)
     assert 0.8 - 0.03 - 5 * error < inside / labs < 0.8 + 5 * error
+
+
+@pytest.mark.filterwarnings("error")
+def test_runs_of_the_same_work_do_not_show_how_time_grows() -> None:
+    found = learned([(3.0, math.log(10.0))] * MIN_RUNS, log_work=5.0)
+    assert found is not None
+    assert found.median_s == pytest.approx(10.0)
