@@ -102,6 +102,10 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/worker/test_attempts.py",
     ),
     "service/accounts/audit.py": ("tests/service/accounts/test_audit.py",),
+    "service/operations/retention.py": (
+        f"{EXPERIMENTS}/test_deletion.py",
+        f"{EXPERIMENTS}/test_kept_bytes.py",
+    ),
     "service/operations/backup.py": ("tests/service/operations/test_backup.py",),
     "service/tables/engine.py": (
         "tests/service/tables/test_database.py",
@@ -139,6 +143,10 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/web/curve_formats.py": CURVES,
     "service/records/selection.py": CURVES,
     "service/records/downsampling.py": ("tests/service/records/test_downsampling.py",),
+    "service/experiments/views.py": (
+        f"{EXPERIMENTS}/test_store.py",
+        "tests/service/web/test_api.py",
+    ),
     "service/experiments/listing.py": (f"{EXPERIMENTS}/test_listing.py",),
     "service/web/listing_parameters.py": (f"{EXPERIMENTS}/test_listing.py",),
     "worker/messenger.py": WEBHOOKS,
