@@ -3,7 +3,7 @@ sequences can be enumerated: its conditionals are a table, and come from no join
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker, joined
+from mptcore.families.masked_lm.model import ScoredBatch
 from mptcore.families.masked_lm.reporting import Report
-from mptcore.families.masked_lm.sequences import SequenceMetrics
+from mptcore.families.masked_lm.sequences import Pass, SequenceMetrics
 from mptcore.protocol.records import Metric
-from mptcore.runtime.session import Step, Work
-from tests.support.runs import result_of
+from mptcore.runtime.session import Step
 
 SEEDS = 1000
 VOCABULARY, LONGEST = 9, 5
@@ -50,7 +50,15 @@ class Toy:
     def masker(self) -> Masker:
         return Masker(self.corpus, VOCABULARY, VOCABULARY)
 
-    def score(self, masks: MaskedBatch) -> Work[Tensor]:
+    def score(
+        self, batches: Iterable[tuple[MaskedBatch, list[Pass]]]
+    ) -> Iterator[Step | ScoredBatch[list[Pass]]]:
+        """Score batches as a model does."""
+        for masks, given in batches:
+            yield Step(masks=len(masks))
+            yield ScoredBatch(masks, given, self.scores(masks))
+
+    def scores(self, masks: MaskedBatch) -> Tensor:
         """Return the scores in the shape of a model: (1, 2, B)."""
         of = torch.repeat_interleave(torch.arange(len(masks)), masks.counts)  # (M,)
         code = torch.zeros(len(masks), dtype=torch.long).index_add_(0, of, 2**masks.places)
@@ -60,7 +68,6 @@ class Toy:
         scores = torch.zeros(len(masks), dtype=torch.float64).index_add_(0, of, log_probs)
         scores /= masks.counts
         following = log_probs[masks.counts.cumsum(0) - masks.counts]
-        yield Step(masks=len(masks))
         return torch.stack([scores, following])[None]
 
     def truths(self) -> dict[str, float]:
@@ -80,7 +87,7 @@ class Toy:
         size = int(self.corpus.sizes[sequence])
         orders = [torch.tensor(order) for order in itertools.permutations(range(size))]
         masks = joined([self.masker.along_order(sequence, order) for order in orders])
-        (values,) = result_of(self.score(masks)).view(1, 2, len(orders), size).sum(-1)
+        (values,) = self.scores(masks).view(1, 2, len(orders), size).sum(-1)
         return values[0], values[1]
 
     def measured(self, orders: int, chosen: int, seed: int) -> dict[str, Metric]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import MIN_KURTOSIS, Estimate
 from mptcore.protocol.records import Labels, Log, Metric, Record
-from mptcore.runtime.session import MaskPlan, Step, Work
+from mptcore.runtime.session import MaskPlan, ScoreCache, Step, Work
 
 SHARES = (0.25, 0.5, 1.0)
 """Fraction of the masks still planned that each round draws. The last round draws all of them."""
@@ -152,6 +153,7 @@ def sample_to_target(
     row: int = 0,
     available: Tensor | None = None,  # (strata,), float64
     interim: Interim = lambda sample: (),
+    cache: ScoreCache | None = None,
 ) -> Work[StratifiedSample]:
     """Score a pilot, then rounds of masks, so that the sum over strata of one row gets the standard
     error `target`. At most `max_masks` are used, including the pilot. No round is added if the
@@ -161,8 +163,10 @@ def sample_to_target(
     so far measured it. A stratum of `available` masks in all is enumerated where the pilot would
     draw nearly as many, or a plan that many; the weight that is left is then that of S itself.
 
-    What `interim` tells after each round but the last is recorded.
+    What `interim` tells after each round but the last is recorded. The plans of the rounds are
+    those of `cache`, whose run may be divided among processes.
     """
+    cache = cache or ScoreCache()
     progress = MaskPlan(max_masks, max_masks)
     yield Step(plan=progress)
     if available is None:
@@ -174,8 +178,7 @@ def sample_to_target(
     for share in SHARES:
         if not sample.least.any():
             break
-        wanted = _wanted(sample, row, target**2)
-        wanted = affordable(wanted, sample.least, max_masks - sample.masks)
+        wanted = yield from cache.plan(partial(_planned, sample, row, target**2, max_masks))
         enumerated = wanted >= available
         wanted = torch.where(enumerated, available, wanted).long()
         progress.masks = sample.masks + int(wanted.sum())
@@ -186,6 +189,12 @@ def sample_to_target(
             yield from map(Step, interim(sample))
     progress.masks = sample.masks
     return sample
+
+
+def _planned(sample: StratifiedSample, row: int, target: float, max_masks: int) -> Tensor:
+    """Return how many masks of each stratum are to be drawn yet, (strata,)."""
+    wanted = _wanted(sample, row, target)
+    return affordable(wanted, sample.least, max_masks - sample.masks)
 
 
 def _wanted(sample: StratifiedSample, row: int, target: float) -> Tensor:

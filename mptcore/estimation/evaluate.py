@@ -172,6 +172,7 @@ class Evaluation:
             pilot_masks(len(sizes), spec.max_masks),
             row,
             self._available(sizes),
+            cache=self.cache,
         )
         scores = _by_size(rounds)
         for size, estimates in zip(sizes, sample.estimates(), strict=True):

@@ -54,8 +54,8 @@ class VectorModel(Model[Tensor]):
     together: int | None = None
     """Number of masks that fitted in memory at once, if a whole batch did not fit."""
     masks_scored = 0
-    """Number of masks scored so far, including earlier attempts. Used by models that draw random
-    numbers for each mask."""
+    """Number of masks that precede the next one in the order of the run. Used by models that draw
+    random numbers for each mask."""
 
     @property
     @abstractmethod
@@ -71,10 +71,6 @@ class VectorModel(Model[Tensor]):
     def least_batch(self) -> int:
         """Minimum batch size for efficiency. It does not depend on the size of the caches."""
         return 1
-
-    def skip(self, masks: int) -> None:
-        """Count masks as scored when the scores of an earlier attempt are used."""
-        self.masks_scored += masks
 
     def quadrature_shift(self, size: int) -> float:
         """Return how far another quadrature moves the score of a mask of this size, in nats. 0 if

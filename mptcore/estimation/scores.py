@@ -13,6 +13,7 @@ from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
 from mptcore.estimation.prefetch import Prefetch
 from mptcore.protocol.records import Record
 from mptcore.runtime.device import sent
+from mptcore.runtime.division import Shape
 from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import Masks
@@ -83,53 +84,86 @@ def score_masks(
         parts.clear()
         return (Step(record) for record in records_of(curve[-1]))
 
-    drawn = Prefetch(iter(batches))
-    for batch in drawn:
-        for size, part in _score(models, batch, cache, joint, drawn.draw):
+    drawn = Prefetch(_positioned(batches, models[0].masks_scored))
+    scorer = Scorer(models, joint, drawn.draw)
+    for scored in cache.in_order(drawn, scorer.scores, scorer.shape):
+        if scored is None:
+            yield Step()
+            continue
+        batch, values = scored
+        for size, part in batch.split(values):
             if parts and size != last:
                 yield from ended()
             parts.append(part)
             last = size
-        yield Step(masks=len(batch.masks))
+        for model in models:
+            model.masks_scored = batch.first + len(batch)
+        yield Step(masks=len(batch))
     if parts:
         yield from ended()
     return curve
+
+
+@dataclass(frozen=True, slots=True)
+class PositionedMasks:
+    """Masks that are scored together, and the number of masks before them in the order of the
+    run."""
+
+    masks: SizedMasks
+    first: int
+
+    def __len__(self) -> int:
+        return len(self.masks.masks)
+
+    def split(self, values: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Yield (size, scores) of each run of masks, from the scores (models, R, B) of all."""
+        runs = self.masks.runs
+        parts = torch.split(values, [count for _, count in runs], dim=2)
+        return ((size, part) for (size, _), part in zip(runs, parts, strict=True))
+
+
+def _positioned(batches: Iterable[SizedMasks], first: int) -> Iterator[PositionedMasks]:
+    for batch in batches:
+        yield PositionedMasks(batch, first)
+        first += len(batch.masks)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores batches of masks by each model: (models, 1, B), (models, 2, B) with the joint scores,
+    or (models, 4, B) with the grades of sampled models. `meanwhile` is called while a GPU computes
+    them."""
+
+    models: Sequence[VectorModel]
+    joint: bool
+    meanwhile: Callable[[], None]
+
+    @property
+    def is_graded(self) -> bool:
+        return any(isinstance(model, SampledModel) for model in self.models)
+
+    def shape(self, batch: PositionedMasks) -> Shape:
+        rows = 4 if self.is_graded else 2 if self.joint else 1
+        return len(self.models), rows, len(batch)
+
+    @torch.no_grad()
+    def scores(self, batch: PositionedMasks) -> Tensor:
+        """Return the scores, which depend on the batch's position if they are sampled."""
+        scores_of = _scores_and_joint if self.joint else _scores_alone
+        if self.is_graded:
+            scores_of = _graded_scores
+        masks = sent(batch.masks.masks, self.models[0].device)
+        for model in self.models:
+            model.masks_scored = batch.first
+        found = torch.stack([_in_parts(scores_of, model, masks) for model in self.models])
+        self.meanwhile()
+        return found.cpu()
 
 
 def _of_size(size: int, values: Tensor, joint: bool) -> SizeScores:
     """Build the scores of one size from the rows (1 to 4, P) that a model returned."""
     rest = values[1:]
     return SizeScores(size, values[0], rest[0] if joint else None, rest if len(rest) == 3 else None)
-
-
-def _score(
-    models: Sequence[VectorModel],
-    batch: SizedMasks,
-    cache: ScoreCache,
-    joint: bool,
-    meanwhile: Callable[[], None],
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield (size, scores) of each run of masks. Scores are (models, 1, b), (models, 2, b) with the
-    joint scores, or (models, 4, b) with the grades of sampled models. `meanwhile` is called while a
-    GPU computes them."""
-    if cache.holds_next(len(batch.masks)):
-        for model in models:
-            model.skip(len(batch.masks))
-    scores_of = _scores_and_joint if joint else _scores_alone
-    if any(isinstance(model, SampledModel) for model in models):
-        scores_of = _graded_scores
-
-    @torch.no_grad()
-    def scored() -> Tensor:
-        masks = sent(batch.masks, models[0].device)
-        found = torch.stack([_in_parts(scores_of, model, masks) for model in models])
-        meanwhile()
-        return found.cpu()
-
-    values = cache.get_or_compute(scored, len(batch.masks))
-    lengths = [count for _, count in batch.runs]
-    split = torch.split(values, lengths, dim=2)
-    return ((size, part) for (size, _), part in zip(batch.runs, split, strict=True))
 
 
 def _in_parts(

@@ -5,7 +5,8 @@ from the saved epoch, and masks that were scored before are not scored again. So
 those of an uninterrupted run, at whatever moment it was stopped.
 """
 
-from collections.abc import Callable, Generator, Iterator
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mptcore.protocol.records import Progress, Record, Stage
+from mptcore.runtime.division import BatchT, Division, Scored, Shape, coordinated, helped
 
 
 @dataclass
@@ -62,26 +64,71 @@ class TrainingState:
 class ScoreCache:
     """Scores in the order of their computation. A resumed run starts with the saved ones."""
 
-    values: list[Tensor] = field(default_factory=list)  # (models, 1 to 3, B) each
+    values: list[Tensor] = field(default_factory=list)  # (models, 1 to 4, B) each
+    division: Division | None = None
+    """Division of the work among processes. None: this process computes all scores."""
     _next: int = 0
+    _plans: int = 0
 
     @classmethod
     def of(cls, values: Tensor, lengths: list[int]) -> "ScoreCache":
         """Build the cache from the scores of all batches and the length of each."""
         return cls(list(torch.split(values, lengths, dim=2)))
 
-    def holds_next(self, masks: int) -> bool:
-        """Return whether the next batch of this many masks is in the cache."""
+    @property
+    def helps(self) -> bool:
+        """True in a process that only computes scores for the run of another process."""
+        return self.division is not None and self.division.helps
+
+    def in_order(
+        self,
+        batches: Iterable[BatchT],
+        compute: Callable[[BatchT], Tensor],
+        shape: Callable[[BatchT], Shape],
+    ) -> Iterator[Scored[BatchT] | None]:
+        """Yield each batch with its scores (models, rows, B), in order. Saved scores are not
+        computed again; saved scores of a batch with another size, cut for another machine, are
+        discarded from there on. None is yielded where a divided run may be interrupted."""
+        rest = iter(batches)
+        if not self.helps:
+            for batch in rest:
+                if not self._holds_next(shape(batch)[2]):
+                    del self.values[self._next :]
+                    rest = itertools.chain([batch], rest)
+                    break
+                self._next += 1
+                yield batch, self.values[self._next - 1]
+        for scored in self._computed(rest, compute, shape):
+            if scored is not None:
+                self._next += 1
+                if not self.helps:
+                    self.values.append(scored[1])
+            yield scored
+
+    def _computed(
+        self,
+        batches: Iterator[BatchT],
+        compute: Callable[[BatchT], Tensor],
+        shape: Callable[[BatchT], Shape],
+    ) -> Iterator[Scored[BatchT] | None]:
+        if self.division is None:
+            return ((batch, compute(batch)) for batch in batches)
+        if self.helps:
+            return helped(batches, self._next, compute, shape, self.division)
+        return coordinated(batches, self._next, compute, self.division)
+
+    def _holds_next(self, masks: int) -> bool:
         return self._next < len(self.values) and self.values[self._next].shape[2] == masks
 
-    def get_or_compute(self, compute: Callable[[], Tensor], masks: int) -> Tensor:
-        """Return the scores of the next batch of this many masks. Saved scores of batches with
-        another size, cut for another machine, are discarded from there on."""
-        if not self.holds_next(masks):
-            del self.values[self._next :]
-            self.values.append(compute())
-        self._next += 1
-        return self.values[self._next - 1]
+    def plan(self, compute: Callable[[], Tensor]) -> Work[Tensor]:
+        """Return a plan that depends on scores. A helper uses the plan of the run that it helps."""
+        found = None
+        while found is None:
+            found = compute() if self.division is None else self.division.plan(self._plans, compute)
+            if found is None:
+                yield Step()
+        self._plans += 1
+        return found
 
 
 @dataclass

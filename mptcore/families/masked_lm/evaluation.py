@@ -1,7 +1,7 @@
 """Score language models on a corpus, and yield the records."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.curve import RateCurve
 from mptcore.families.masked_lm.estimates import RateScores, cell_widths, mean_so_far
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
-from mptcore.families.masked_lm.model import MaskedLm, score_sequences
+from mptcore.families.masked_lm.model import GivenT, MaskedLm, ScoredBatch, score_batches
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Labels, Record
@@ -66,7 +66,7 @@ class TextEvaluation:
         if not (spec.orders or spec.pll):
             return
         chosen = self._chosen(generator)
-        sequences = SequenceMetrics(self.report, self.masker, chosen, self._score)
+        sequences = SequenceMetrics(self.report, self.masker, chosen, self._scored)
         if spec.orders:
             yield from sequences.orders(spec.orders, generator)
         if spec.pll:
@@ -79,15 +79,16 @@ class TextEvaluation:
             return torch.arange(n)
         return torch.randperm(n, generator=generator)[:most].sort().values
 
-    def _score(
-        self, masks: MaskedBatch, meanwhile: Callable[[], None] = lambda: None
-    ) -> Work[Tensor]:
-        """Return the scores, and those of the next tokens, by each of model_names, (models, 2,
-        B)."""
-        values = yield from score_sequences(self.models, masks, self.cache, meanwhile)
-        if len(self.models) > 1:
-            values = torch.cat([values, values[:1] - values[1:2]])
-        return values
+    def _scored(
+        self,
+        batches: Iterable[tuple[MaskedBatch, GivenT]],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Iterator[Step | ScoredBatch[GivenT]]:
+        """Score batches in order, and add the row of the difference: values (model_names, 2, B)."""
+        for one in score_batches(self.models, batches, self.cache, meanwhile):
+            if isinstance(one, ScoredBatch) and len(self.models) > 1:
+                one.values = torch.cat([one.values, one.values[:1] - one.values[1:2]])
+            yield one
 
     def _score_rates(self, generator: torch.Generator) -> Work[None]:
         """Score all sequences at all rates."""
@@ -109,9 +110,12 @@ class TextEvaluation:
         weights = torch.zeros(0, dtype=torch.float64)
         left = list(spec.rates)
         pieces = Prefetch(self._pieces(plan, rates[plan // per_rate], generator))
-        for masks, weight in pieces:
-            values = yield from self._score(masks, pieces.draw)
-            sums = torch.cat([sums, values[:, 0] * weight], 1)
+        for scored in self._scored(pieces, pieces.draw):
+            if isinstance(scored, Step):
+                yield scored
+                continue
+            weight = scored.given
+            sums = torch.cat([sums, scored.values[:, 0] * weight], 1)
             weights = torch.cat([weights, weight])
             while len(weights) >= per_rate:
                 of_rate = sums[:, :per_rate].reshape(models, spec.per_size, n)
@@ -160,7 +164,14 @@ class TextEvaluation:
             scale, draw = spec.dimensions, self._draw(generator, self._at_rates)
         pilot = pilot_masks(len(widths), spec.max_masks)
         sample = yield from sample_to_target(
-            draw, widths, target / scale, spec.max_masks, pilot, row, interim=self._interim
+            draw,
+            widths,
+            target / scale,
+            spec.max_masks,
+            pilot,
+            row,
+            interim=self._interim,
+            cache=self.cache,
         )
         for record in self._sample_records(sample):
             yield Step(record)
@@ -193,9 +204,11 @@ class TextEvaluation:
             plan = torch.repeat_interleave(torch.arange(len(counts)), counts)
             means = [torch.zeros(len(self.report.model_names), 0, dtype=torch.float64)]
             batches = Prefetch(drawn(plan))
-            for masks, weights in batches:
-                values = yield from self._score(masks, batches.draw)
-                means.append(values[:, 0] * weights)
+            for scored in self._scored(batches, batches.draw):
+                if isinstance(scored, Step):
+                    yield scored
+                else:
+                    means.append(scored.values[:, 0] * scored.given)
             return list(torch.split(torch.cat(means, 1), counts.tolist(), 1))
 
         return draw

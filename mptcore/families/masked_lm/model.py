@@ -1,9 +1,9 @@
 """Score masked sequences with a masked language model."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,8 +13,11 @@ from mptcore.families.masked_lm.masked_batch import MaskedBatch
 from mptcore.families.masked_lm.packing import PACKED, Row, inputs_of
 from mptcore.families.masked_lm.pretrained import Network
 from mptcore.runtime.device import sent
+from mptcore.runtime.division import Shape
 from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
+
+GivenT = TypeVar("GivenT")
 
 CPU_BYTES = {"scores": 64 * 2**20, "training": 256 * 2**20}
 """Memory for the activations and logits of one batch on a CPU. A larger batch exceeds its caches;
@@ -57,7 +60,7 @@ class MaskedLm(Model[MaskedBatch]):
         values = torch.zeros(2, len(masks), dtype=torch.float64, device=self.device)
         parts: list[Tensor] = []
         found: list[Tensor] = []
-        for chosen in self.parts(masks):
+        for chosen in self.parts(masks, as_fits=True):
             parts.append(chosen)
             found.append(in_halves(self._score, masks[chosen], self.take_fewer))
         if not parts:
@@ -96,12 +99,11 @@ class MaskedLm(Model[MaskedBatch]):
         hidden, logits = 8 * int(layers) * int(width), 2 * int(config.vocab_size)
         return 4 * (hidden * masks.lengths + logits * masks.counts)
 
-    def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
+    def parts(self, masks: MaskedBatch, as_fits: bool = False) -> Iterator[Tensor]:
         """Yield indices of the sequences that are computed together, chosen by length to fit in
-        memory. Sequences without a masked token are omitted. Training steps are always cut in the
-        same way: dropout is drawn part by part, and a resumed run does not know which parts did not
-        fit into memory.
-        """
+        memory. Sequences without a masked token are omitted. With `as_fits` parts are smaller
+        after larger ones did not fit into memory. Otherwise parts are always the same, because
+        other processes and resumed runs do not know which parts did not fit."""
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]
         taken = self.bytes_per_sequence(masks)[order].cumsum(0)
@@ -109,7 +111,8 @@ class MaskedLm(Model[MaskedBatch]):
         whole = self._memory or CPU_BYTES["training" if training else "scores"]
         start, before = 0, 0
         while start < len(order):
-            memory = whole if training else self._fits or whole  # as it has shown by now
+            smaller = self._fits if as_fits and not training else None  # as it has shown by now
+            memory = smaller or whole
             end = int(torch.searchsorted(taken, before + memory, right=True))
             end = max(end, start + 1)
             yield order[start:end]
@@ -137,33 +140,98 @@ def _gpu_share(device: torch.device) -> int | None:
     return None
 
 
+@dataclass
+class ScoredBatch(Generic[GivenT]):
+    """Masked sequences with the scores by each model and log p of the first masked token of each:
+    (models, 2, B). `given` is what the caller needs with them."""
+
+    masks: MaskedBatch
+    given: GivenT
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Part(Generic[GivenT]):
+    """Sequences of a batch that are computed together."""
+
+    batch: ScoredBatch[GivenT]
+    chosen: Tensor | None  # (b,), indices of the sequences; None: all
+    empty: int
+    """Number of sequences without a masked token, which are counted before this part."""
+    is_last: bool
+
+    def __len__(self) -> int:
+        return len(self.batch.masks) if self.chosen is None else len(self.chosen)
+
+    @property
+    def masks(self) -> MaskedBatch:
+        return self.batch.masks if self.chosen is None else self.batch.masks[self.chosen]
+
+    def set_scores(self, values: Tensor) -> None:  # (models, 2, b)
+        if self.chosen is None:
+            self.batch.values = values
+        else:
+            self.batch.values[:, :, self.chosen] = values
+
+
+def score_batches(
+    models: Mapping[str, MaskedLm],
+    batches: Iterable[tuple[MaskedBatch, GivenT]],
+    cache: ScoreCache,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Iterator[Step | ScoredBatch[GivenT]]:
+    """Score batches in order. Yields a step for each part that the first model computes together,
+    and each batch once all its parts are scored. On a GPU a batch is one part: all results are
+    fetched at once, and `meanwhile` is called while it computes."""
+    in_order = list(models.values())
+
+    def scored(part: Part[GivenT]) -> Tensor:
+        masks = part.masks
+        found = torch.stack([model.scores_and_next(masks) for model in in_order])
+        meanwhile()
+        return found.cpu()
+
+    def shape(part: Part[GivenT]) -> Shape:
+        return len(in_order), 2, len(part)
+
+    parts = (part for one in batches for part in _parts(in_order[0], len(in_order), *one))
+    for found in cache.in_order(parts, scored, shape):
+        if found is None:
+            yield Step()
+            continue
+        part, values = found
+        part.set_scores(values)
+        if part.empty:
+            yield Step(masks=part.empty)
+        yield Step(masks=len(part))
+        if part.is_last:
+            yield part.batch
+
+
+def _parts(
+    model: MaskedLm, models: int, masks: MaskedBatch, given: GivenT
+) -> Iterator[Part[GivenT]]:
+    batch = ScoredBatch(masks, given, torch.zeros(models, 2, len(masks), dtype=torch.float64))
+    empty = int((masks.counts == 0).sum())
+    if model.device.type == "cuda" or empty == len(masks):
+        yield Part(batch, None, 0, is_last=True)
+        return
+    left = len(masks) - empty
+    for chosen in model.parts(masks):
+        left -= len(chosen)
+        yield Part(batch, chosen, empty, is_last=not left)
+        empty = 0
+
+
 def score_sequences(
     models: Mapping[str, MaskedLm],
     masks: MaskedBatch,
     cache: ScoreCache,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Work[Tensor]:
-    """Return the scores of masked sequences by each model, and log p of the first masked token of
-    each: (models, 2, B). Yields a step for each part that the first model computes together. On a
-    GPU there is one step: all results are fetched at once, and `meanwhile` is called while it
-    computes."""
-    in_order = list(models.values())
-    values = torch.zeros(len(models), 2, len(masks), dtype=torch.float64)
-
-    def scored(part: MaskedBatch) -> Tensor:
-        found = torch.stack([model.scores_and_next(part) for model in in_order])
-        meanwhile()
-        return found.cpu()
-
-    if in_order[0].device.type == "cuda":
-        values = cache.get_or_compute(lambda: scored(masks), len(masks))
-        yield Step(masks=len(masks))
-        return values
-    empty = int((masks.counts == 0).sum())
-    if empty:
-        yield Step(masks=empty)
-    for chosen in in_order[0].parts(masks):
-        part = masks[chosen]
-        values[:, :, chosen] = cache.get_or_compute(partial(scored, part), len(part))
-        yield Step(masks=len(chosen))
-    return values
+    """Return the scores of one batch, as `score_batches` computes them: (models, 2, B)."""
+    for one in score_batches(models, [(masks, None)], cache, meanwhile):
+        if isinstance(one, ScoredBatch):
+            return one.values
+        yield one
+    raise AssertionError("a batch has at least one part")

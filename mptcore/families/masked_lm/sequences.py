@@ -2,7 +2,7 @@
 pseudo-log-likelihood."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,7 @@ from mptcore.families.masked_lm.estimates import (
     variance_of_variances,
 )
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker, joined
+from mptcore.families.masked_lm.model import ScoredBatch
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.protocol.records import Record
 from mptcore.runtime.session import Step, Work
@@ -25,8 +26,12 @@ from mptcore.runtime.session import Step, Work
 FEW_ORDERS = "fewer than four orders do not tell how their variance varies"
 ONE_SEQUENCE = "one sequence says nothing of the others"
 
-Score = Callable[[MaskedBatch], Work[Tensor]]
-"""Return the scores of masks and log p of their `next` tokens, (models, 2, B)."""
+Pass = tuple[int, int]
+"""The index of a chosen sequence, and the number of its order."""
+Score = Callable[
+    [Iterable[tuple[MaskedBatch, list[Pass]]]], Iterator[Step | ScoredBatch[list[Pass]]]
+]
+"""Score batches in order: the scores of masks and log p of their `next` tokens, (models, 2, B)."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,13 @@ class SequenceMetrics:
         cumulative = torch.zeros(shape, dtype=torch.float64)
         chain = torch.zeros(shape, dtype=torch.float64)
         plan = [(i, order) for i in range(len(self.chosen)) for order in range(count)]
-        for group in self._groups(plan):
-            parts = [self._along_order(i, generator) for i, _ in group]
-            values = yield from self.score(joined(parts))
-            split = torch.split(values, [len(part) for part in parts], 2)
-            for (i, order), part in zip(group, split, strict=True):
-                cumulative[:, order, i] = part[:, 0].sum(1)
-                chain[:, order, i] = part[:, 1].sum(1)
+        for scored in self._scored(plan, lambda i: self._along_order(i, generator)):
+            if isinstance(scored, Step):
+                yield scored
+                continue
+            (i, order), values = scored
+            cumulative[:, order, i] = values[:, 0].sum(1)
+            chain[:, order, i] = values[:, 1].sum(1)
         for model, name in enumerate(self.report.model_names):
             noise = Noise(cumulative[model].var(0) / count, count - 1) if count > 1 else None
             mean = cumulative[model].mean(0)
@@ -68,16 +73,30 @@ class SequenceMetrics:
     def pll(self) -> Work[None]:
         """Yield the pseudo-log-likelihood: each token given all others."""
         sums = torch.zeros(len(self.report.model_names), len(self.chosen), dtype=torch.float64)
-        for group in self._groups([(i, 0) for i in range(len(self.chosen))]):
-            parts = [self.masker.singles(int(self.chosen[i])) for i, _ in group]
-            values = yield from self.score(joined(parts))
-            split = torch.split(values[:, 0], [len(part) for part in parts], 1)
-            for (i, _), part in zip(group, split, strict=True):
-                sums[:, i] = part.sum(1)
+        plan = [(i, 0) for i in range(len(self.chosen))]
+        for scored in self._scored(plan, lambda i: self.masker.singles(int(self.chosen[i]))):
+            if isinstance(scored, Step):
+                yield scored
+                continue
+            (i, _), values = scored
+            sums[:, i] = values[:, 0].sum(1)
         exact = Noise(torch.zeros(len(self.chosen), dtype=torch.float64), math.inf)
         for model, name in enumerate(self.report.model_names):
             for record in self._sequence_metrics("pll", name, sums[model], exact):
                 yield Step(record)
+
+    def _scored(
+        self, plan: list[Pass], masks_of: Callable[[int], MaskedBatch]
+    ) -> Iterator[Step | tuple[Pass, Tensor]]:
+        """Yield each pass of a plan with its D scores (models, 2, D), in order."""
+        sizes = self.sizes.tolist()
+        batches = ((joined([masks_of(i) for i, _ in group]), group) for group in self._groups(plan))
+        for scored in self.score(batches):
+            if isinstance(scored, Step):
+                yield scored
+                continue
+            lengths = [sizes[i] for i, _ in scored.given]
+            yield from zip(scored.given, torch.split(scored.values, lengths, 2), strict=True)
 
     def _along_order(self, i: int, generator: torch.Generator) -> MaskedBatch:
         order = torch.randperm(int(self.sizes[i]), generator=generator)
@@ -109,11 +128,11 @@ class SequenceMetrics:
             among = replace(Estimate.of(variances), degrees=degrees_of_spread(n, orders, False))
             yield self.report.metric(of, name, root(among), "_population", ONE_SEQUENCE)
 
-    def _groups(self, plan: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    def _groups(self, plan: list[Pass]) -> Iterator[list[Pass]]:
         """Split a plan of (chosen sequence, order), D masks each, into parts of about
         CHUNK_TOKENS."""
         sizes = self.sizes.tolist()
-        group: list[tuple[int, int]] = []
+        group: list[Pass] = []
         taken = 0
         for i, order in plan:
             if group and taken + sizes[i] ** 2 > CHUNK_TOKENS:

@@ -117,7 +117,7 @@ class MaskedLmTrainer:
                 in_halves(
                     lambda part: self._loss(part)[None], masks[chosen], self.model.take_fewer
                 ).sum()
-                for chosen in self.model.parts(masks)
+                for chosen in self.model.parts(masks, as_fits=True)
             ]
         return math.fsum(torch.stack(parts).tolist()) / int(masks.sizes.sum())
 

@@ -1,6 +1,7 @@
 """Every figure's standard error is as large as its figure's spread over seeds."""
 
 import math
+from collections.abc import Iterable, Iterator
 from statistics import NormalDist, fmean, variance
 from typing import Any
 
@@ -11,11 +12,11 @@ from benchmarks.calibration.any_order import Toy
 from mptcore.families.masked_lm.estimates import Noise, cell_widths, finite_mean, per_token
 from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
-from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.model import MaskedLm, ScoredBatch
 from mptcore.families.masked_lm.reporting import Report
-from mptcore.families.masked_lm.sequences import SequenceMetrics
+from mptcore.families.masked_lm.sequences import Pass, Score, SequenceMetrics
 from mptcore.protocol.records import Log, Point, Record
-from mptcore.runtime.session import ScoreCache, Work
+from mptcore.runtime.session import ScoreCache, Step
 from mptcore.specs import MaskedLmEvaluate
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 from tests.support import tiny_lm
@@ -249,18 +250,28 @@ def test_two_stage_sampling_by_hand() -> None:
     assert (token.mean, token.std_err) == (1, 0)
 
 
+def noted(toy: Toy, seen: list[ScoredBatch[list[Pass]]]) -> Score:
+    """Return the toy's score function, which also appends what it has scored to `seen`."""
+
+    def score(
+        batches: Iterable[tuple[MaskedBatch, list[Pass]]],
+    ) -> Iterator[Step | ScoredBatch[list[Pass]]]:
+        for one in toy.score(batches):
+            if isinstance(one, ScoredBatch):
+                seen.append(one)
+            yield one
+
+    return score
+
+
 def test_each_sequence_has_its_own_orders() -> None:
     """Along an order the first mask hides all, and each next one token less. Over many orders
     each token is as often as the others the first to be seen."""
-    toy, scored = Toy.of(4), list[MaskedBatch]()
-
-    def score(masks: MaskedBatch) -> Work[torch.Tensor]:
-        scored.append(masks)
-        return (yield from toy.score(masks))
-
+    toy, seen = Toy.of(4), list[ScoredBatch[list[Pass]]]()
     chosen, count = torch.tensor([2, 0]), 300
-    metrics = SequenceMetrics(Report(("model",), {}), toy.masker, chosen, score)
+    metrics = SequenceMetrics(Report(("model",), {}), toy.masker, chosen, noted(toy, seen))
     records_of(metrics.orders(count, torch.Generator().manual_seed(0)))
+    scored = [one.masks for one in seen]
     sizes = {int(i): int(toy.corpus.sizes[i]) for i in chosen}
     sequences = torch.cat([masks.sequences for masks in scored])
     assert sequences.tolist() == [i for i, size in sizes.items() for _ in range(size * count)]
@@ -279,17 +290,14 @@ def test_the_errors_of_orders_by_hand() -> None:
     """Four sequences, three orders each: the variance of a mean over orders is a third, and a
     quarter of that of a mean over the sequences; the spread is the root of the mean variance, per
     token that of chains over their tokens."""
-    toy, seen = Toy.of(4), list[torch.Tensor]()
-
-    def score(masks: MaskedBatch) -> Work[torch.Tensor]:
-        values = yield from toy.score(masks)
-        seen.append(values)
-        return values
-
-    metrics = SequenceMetrics(Report(("model",), {}), toy.masker, torch.arange(4), score)
+    toy, seen = Toy.of(4), list[ScoredBatch[list[Pass]]]()
+    metrics = SequenceMetrics(Report(("model",), {}), toy.masker, torch.arange(4), noted(toy, seen))
     found = records_of(metrics.orders(3, torch.Generator().manual_seed(0)))
     lengths = toy.corpus.sizes.repeat_interleave(3).tolist()
-    sums = [part.sum(1) for part in torch.split(torch.cat(seen, 2)[0], lengths, 1)]
+    sums = [
+        part.sum(1)
+        for part in torch.split(torch.cat([one.values for one in seen], 2)[0], lengths, 1)
+    ]
     scores, chains = torch.stack(sums).view(4, 3, 2).unbind(2)  # (sequences, orders)
     cumulative = metric(found, "cumulative")
     assert value_of(cumulative) == pytest.approx(scores.mean().item())

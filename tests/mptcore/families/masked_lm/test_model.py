@@ -107,6 +107,18 @@ def test_training_is_cut_into_larger_parts(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(list(model.parts(draws))) == 1
 
 
+def test_parts_of_a_run_do_not_depend_on_what_fitted() -> None:
+    """Otherwise a process that helps a run would count other batches. Scores are computed in
+    smaller parts all the same."""
+    model = MaskedLm(tiny_lm.network(), CPU, torch.float32, 40_000)
+    draws = Masker(corpus_of(tiny_lm.lines(8)), 4, 15).singles(0)
+    before = [part.tolist() for part in model.parts(draws)]
+    smaller = draws[torch.tensor(before[0])]
+    model.take_fewer(smaller)
+    assert [part.tolist() for part in model.parts(draws)] == before
+    assert len(list(model.parts(smaller, as_fits=True))) > 1
+
+
 def test_training_keeps_the_activations_of_all_layers() -> None:
     model = MaskedLm(tiny_lm.network(), CPU, torch.float32)
     draws = Masker(corpus_of(tiny_lm.lines(3)), 4, 15).singles(0)
