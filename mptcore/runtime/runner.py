@@ -27,6 +27,7 @@ from mptcore.protocol.records import (
 )
 from mptcore.runtime import checkpoint, inputs
 from mptcore.runtime.environment import environment
+from mptcore.runtime.exchange import Exchange
 from mptcore.runtime.out_of_memory import is_out_of_memory
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
@@ -54,6 +55,7 @@ class SpecRunner:
     """Leave the deletion of checkpoints to the supervisor, which knows which ones are needed."""
     stop_requested: bool = False
     _session: Session = field(default_factory=Session)
+    _exchange: Exchange = field(init=False)
     _given: int = 0
     _scored: int = 0
     """Number of masks whose progress was reported before."""
@@ -64,12 +66,16 @@ class SpecRunner:
     _being_written: Future[Checkpoint] | None = None
     _unacknowledged: str | None = None  # a checkpoint that the supervisor may not know yet
 
+    def __post_init__(self) -> None:
+        self._exchange = Exchange(self.assignment.helps, self._emit_unnumbered)
+
     def obey(self, order: Order) -> None:
         """Handle an order. May be called from any thread."""
         if order.checkpoint is not None and order.checkpoint == self._unacknowledged:
             self._unacknowledged = None
         if order.stop is not None:
             self.stop_requested = True
+        self._exchange.obey(order)
 
     def run(self) -> int:
         """Run and return the exit status. Failures that a user can fix end with a failure
@@ -107,7 +113,9 @@ class SpecRunner:
         return COMPLETE
 
     def _take(self, record: Record | None) -> None:
-        """Number a record, and write it unless it was written before."""
+        """Number a record, and write it unless it was written before. A helper writes none."""
+        if self.assignment.helps:
+            return
         if isinstance(record, Progress):
             if record.done > self._scored or self._scored == 0:
                 self._emit_unnumbered(record)
@@ -140,6 +148,8 @@ class SpecRunner:
         elif self._given:
             self._given = 0
             self._emit_unnumbered(Restart())
+        if self.supervised:
+            session.scores.division = self._exchange
         return self.resumable(assignment.spec, session, found.training if found else None)
 
     def _must_stop(self) -> bool:
