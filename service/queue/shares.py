@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import ScalarSelect, bindparam, func, select
+from sqlalchemy import ScalarSelect, bindparam, func, select, union_all
 from sqlalchemy.orm import Session
 
 from service.fair_share import FairShare
@@ -28,6 +28,7 @@ from service.tables.experiments import (
     Status,
     Usage,
 )
+from service.tables.helpers import Help
 from service.tables.users import ROLE_SCOPES, Role, Scope, User
 
 MAX_PRIORITY = 100
@@ -250,9 +251,18 @@ def firsts(session: Session, users: Iterable[Standing]) -> dict[int, dict[Device
 
 # Tables, not classes: the ORM needs more time for a statement than the database does.
 _TABLES = User.metadata.tables
-_USERS, _USAGE, _ATTEMPTS, EXPERIMENTS = (
-    _TABLES[one.__tablename__] for one in (User, Usage, Attempt, Experiment)
+_USERS, _USAGE, _ATTEMPTS, _HELPS, EXPERIMENTS = (
+    _TABLES[one.__tablename__] for one in (User, Usage, Attempt, Help, Experiment)
 )
+_LINES = union_all(
+    *(
+        select(lines.c.owner_id, lines.c.queue, lines.c.started_at, lines.c.ended_at).where(
+            lines.c.folded.is_(False), lines.c.started_at.is_not(None)
+        )
+        for lines in (_ATTEMPTS, _HELPS)
+    )
+).subquery("lines")
+"""Lines of the ledger that are not folded."""
 
 
 def _highest(device: Device) -> ScalarSelect[int]:
@@ -304,12 +314,12 @@ _STANDINGS = (
         _USAGE.c.slot_s,
         _USAGE.c.as_of,
         *map(_highest, Device),
-        _ATTEMPTS.c.queue,
-        _ATTEMPTS.c.started_at,
-        _ATTEMPTS.c.ended_at,
+        _LINES.c.queue,
+        _LINES.c.started_at,
+        _LINES.c.ended_at,
     )
     .outerjoin(_USAGE, _USAGE.c.owner_id == _USERS.c.id)
-    .outerjoin(_ATTEMPTS, (_ATTEMPTS.c.owner_id == _USERS.c.id) & _ATTEMPTS.c.folded.is_(False))
+    .outerjoin(_LINES, _LINES.c.owner_id == _USERS.c.id)
     .order_by(_USERS.c.id)
 )
 _FIRSTS = select(

@@ -11,6 +11,7 @@ from sqlalchemy import (
     delete,
     exists,
     func,
+    or_,
     select,
     text,
     update,
@@ -19,6 +20,7 @@ from sqlalchemy.orm import Session, aliased
 
 from service.tables.engine import insert_new, now
 from service.tables.experiments import Experiment, Queue, Status
+from service.tables.helpers import Help
 from service.tables.workers import Worker
 
 DISPATCH_LOCK = 7_301_523
@@ -82,14 +84,27 @@ def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | Non
     return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(Worker.id))]
 
 
-_BUSY = exists().where(Experiment.worker == Worker.id, Experiment.status == Status.RUNNING)
+BUSY = or_(
+    exists().where(Experiment.worker == Worker.id, Experiment.status == Status.RUNNING),
+    exists().where(Help.worker == Worker.id, Help.ended_at.is_(None)),
+)
+"""Whether a worker runs an experiment or helps one."""
 _ON_THEIR_WAY = (
     select(func.count())
     .where(Experiment.status == Status.DISPATCHED, Experiment.queue == Worker.queue)
     .scalar_subquery()
 )
+_HELP_ON_ITS_WAY = (
+    select(func.count())
+    .where(Help.started_at.is_(None), Help.ended_at.is_(None), Help.queue == Worker.queue)
+    .scalar_subquery()
+)
 _SLOTS = (
-    select(Worker.queue, func.count(), func.sum(case((_BUSY, 0), else_=1)) - _ON_THEIR_WAY)
+    select(
+        Worker.queue,
+        func.count(),
+        func.sum(case((BUSY, 0), else_=1)) - _ON_THEIR_WAY - _HELP_ON_ITS_WAY,
+    )
     .where(Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float))
     .group_by(Worker.queue)
 )

@@ -1,0 +1,105 @@
+"""Batches of an attempt that its worker and its helpers compute: claims, plans and scores.
+
+The functions for the attempt itself must follow its fence (`lease.heartbeat`) in the same
+transaction, those for a helper its own (`helping.beat`). No function commits. A claim only avoids
+double work: the attempt uses each batch once, and computes what is missing itself.
+"""
+
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from service.tables.engine import insert_new
+from service.tables.helpers import DividedRun, Help, SentBatch
+
+MAX_TAKEN = 64
+"""Maximum number of batches that an attempt reads in one transaction."""
+
+
+def begin(session: Session, experiment_id: str, attempt: int, first: int) -> None:
+    """Let helpers claim batches from number `first` on. Doing it again changes nothing."""
+    row = {
+        "experiment_id": experiment_id,
+        "attempt": attempt,
+        "next": first,
+        "plans": [],
+    }
+    insert_new(session, DividedRun, [row])
+
+
+def publish_plans(
+    session: Session, experiment_id: str, attempt: int, plans: Sequence[dict[str, Any]]
+) -> None:
+    """Add plans for the helpers. Doing it again changes nothing."""
+    run = session.get_one(DividedRun, experiment_id)
+    known = {one["number"] for one in run.plans}
+    run.plans = [*run.plans, *(one for one in plans if one["number"] not in known)]
+
+
+def take_scores(session: Session, experiment_id: str, attempt: int) -> list[dict[str, Any]]:
+    """Return scores that helpers have sent, and delete them."""
+    chosen = (SentBatch.experiment_id == experiment_id) & (SentBatch.attempt == attempt)
+    rows = session.execute(
+        select(SentBatch.number, SentBatch.content)
+        .where(chosen)
+        .order_by(SentBatch.number)
+        .limit(MAX_TAKEN)
+    ).all()
+    if rows:
+        numbers = [row.number for row in rows]
+        session.execute(delete(SentBatch).where(chosen, SentBatch.number.in_(numbers)))
+    return [json.loads(zlib.decompress(row.content)) for row in rows]
+
+
+def claim_span(session: Session, experiment_id: str, attempt: int, count: int) -> int | None:
+    """Claim the next `count` batches that nobody has, and return the first. None if the attempt
+    does not share its work."""
+    return session.scalar(
+        update(DividedRun)
+        .where(DividedRun.experiment_id == experiment_id, DividedRun.attempt == attempt)
+        .values(next=DividedRun.next + count)
+        .returning(DividedRun.next - count)
+    )
+
+
+def plans(session: Session, experiment_id: str, attempt: int) -> list[dict[str, Any]] | None:
+    """Return the plans of an attempt, or None if it does not share its work."""
+    return session.scalar(
+        select(DividedRun.plans).where(
+            DividedRun.experiment_id == experiment_id, DividedRun.attempt == attempt
+        )
+    )
+
+
+def send_scores(
+    session: Session,
+    experiment_id: str,
+    attempt: int,
+    help_id: int,
+    batches: Sequence[dict[str, Any]],
+) -> None:
+    """Send the scores of batches to the attempt. Doing it again changes nothing."""
+    rows = [
+        {
+            "experiment_id": experiment_id,
+            "attempt": attempt,
+            "number": one["number"],
+            "help_id": help_id,
+            "content": zlib.compress(json.dumps(one).encode(), 1),
+        }
+        for one in batches
+    ]
+    insert_new(session, SentBatch, rows)
+    if rows:
+        sent = update(Help).where(Help.id == help_id).values(batches=Help.batches + len(rows))
+        session.execute(sent.execution_options(synchronize_session=False))
+
+
+def forget(session: Session, experiment_ids: Sequence[str]) -> None:
+    """Delete the claims, plans and scores of attempts that have ended."""
+    for table in (DividedRun, SentBatch):
+        session.execute(delete(table).where(table.experiment_id.in_(experiment_ids)))

@@ -1,0 +1,352 @@
+"""Idle workers that help the running experiments of others: choice, lease, end.
+
+Every function takes a session and commits nothing. Times are the database's own (`now()`).
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
+from sqlalchemy.orm import Session, aliased, undefer
+
+from service.fair_share import FairShare
+from service.queue import lease, shares, workers
+from service.queue.shares import Standing
+from service.settings import Settings
+from service.tables.engine import now
+from service.tables.experiments import (
+    Attempt,
+    Checkpoint,
+    DesiredState,
+    Experiment,
+    Held,
+    Queue,
+    Status,
+)
+from service.tables.helpers import DividedRun, Help, SentBatch
+from service.tables.workers import Worker
+
+MAX_PAUSE_S = 5.0
+"""Maximum seconds between the end of a help and the next help for the same attempt."""
+UNLIKE = "its worker is unlike the run's: "
+"""Beginning of the reason of a help that ended because the results could differ in bits."""
+ALIKE = ("core", "packages", "cpu", "cpu_capability", "threads", "gpu", "cuda", "precision")
+"""Parts of the environment on which the bits of a result depend."""
+
+
+@dataclass(frozen=True, slots=True)
+class HelpClaim:
+    """One worker's help for an attempt."""
+
+    id: int
+    experiment_id: str
+    attempt: int
+    spec: dict[str, Any]
+    environment: Mapping[str, Any]
+    """Environment of the attempt."""
+    checkpoints: Sequence[Checkpoint] = ()
+    inputs: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+class HelpOver(Exception):
+    """The help has ended for a reason: kill its runner, write nothing more."""
+
+
+_ACTIVE = Help.ended_at.is_(None)
+
+
+def active(session: Session, queue: Queue) -> int:
+    """Return how many workers of a queue help, or are about to."""
+    return session.scalar(select(func.count()).where(_ACTIVE, Help.queue == queue)) or 0
+
+
+def is_due(standings: Sequence[Standing], queue: Queue, most: float) -> bool:
+    """Return whether an experiment waits that could begin on another worker of this queue."""
+    return any(
+        one.waits_for(queue) and one.may_begin(queue) and one.under_way[queue] < most
+        for one in standings
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Settings of helping. `within_s` is the time after which a silent worker is gone."""
+
+    fair_share: FairShare
+    within_s: float
+    max_workers: int
+    after_s: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Rules":
+        return cls(
+            settings.share,
+            settings.worker_silent_s,
+            settings.max_workers,
+            settings.help_after_s,
+        )
+
+
+def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
+    """Choose a running experiment that an idle worker of this queue may help, and return the number
+    of the help. The owner with the least usage for its shares is first, then the run with the
+    fewest helpers. None if an experiment waits that could begin, or if no run may have another
+    helper. Call only while holding the dispatch lock."""
+    standings = shares.standings(session, rules.fair_share)
+    alive = workers.alive_in(session, queue, rules.within_s)
+    most = shares.max_slots(standings, rules.fair_share, alive)
+    if is_due(standings, queue, most):
+        return None
+    helped = _helped_by_owner(session)
+    eligible = {
+        one.owner_id: one.level
+        for one in standings
+        if not one.is_disabled and _has_room(one, queue, most, helped[one.owner_id, queue], helped)
+    }
+    rows = session.execute(_candidates(queue, rules)).all()
+    chosen = min(
+        (row for row in rows if row.owner_id in eligible and row.helpers + 1 < rules.max_workers),
+        key=lambda row: (eligible[row.owner_id], row.helpers, row.id),
+        default=None,
+    )
+    if chosen is None:
+        return None
+    help_ = Help(
+        experiment_id=chosen.id, attempt=chosen.attempt, owner_id=chosen.owner_id, queue=queue
+    )
+    session.add(help_)
+    session.flush()
+    return help_.id
+
+
+def _helped_by_owner(session: Session) -> Counter[tuple[int, Queue]]:
+    rows = session.execute(
+        select(Help.owner_id, Help.queue, func.count())
+        .where(_ACTIVE)
+        .group_by(Help.owner_id, Help.queue)
+    )
+    return Counter({(owner_id, Queue(queue)): count for owner_id, queue, count in rows})
+
+
+def _has_room(
+    one: Standing,
+    queue: Queue,
+    most: float,
+    here: int,
+    helped: Counter[tuple[int, Queue]],
+) -> bool:
+    """Return whether a user may have another slot, helpers included."""
+    everywhere = one.running + sum(helped[one.owner_id, name] for name in Queue)
+    within_limit = one.max_running is None or everywhere < one.max_running
+    has_hours = not (queue == Queue.GPU and one.has_spent_gpu_hours)
+    return within_limit and has_hours and one.under_way[queue] + here < most
+
+
+def _candidates(queue: Queue, rules: Rules) -> Any:
+    """Select the attempts that may be helped, with the number of their helpers."""
+    of_attempt = and_(Help.experiment_id == Experiment.id, Help.attempt == Experiment.attempt)
+    helpers = select(func.count()).where(of_attempt, _ACTIVE).scalar_subquery()
+    recent = exists().where(of_attempt, Help.ended_at > now() - min(rules.after_s, MAX_PAUSE_S))
+    eta_s = Experiment.progress_eta_s - (now() - Experiment.progress_at)
+    return (
+        select(Experiment.id, Experiment.attempt, Experiment.owner_id, helpers.label("helpers"))
+        .join(
+            Attempt,
+            and_(Attempt.experiment_id == Experiment.id, Attempt.attempt == Experiment.attempt),
+        )
+        .where(
+            Experiment.status == Status.RUNNING,
+            Experiment.queue == queue,
+            Experiment.desired_state == DesiredState.RUN,
+            Experiment.progress_stage.is_(None),
+            Attempt.started_at < now() - rules.after_s,
+            Attempt.environment.is_not(None),
+            eta_s > rules.after_s,
+            ~recent,
+            exists(_idle_and_alike(queue, rules.within_s)),
+        )
+    )
+
+
+def _idle_and_alike(queue: Queue, within_s: float) -> Any:
+    """Select the idle workers that may help an attempt."""
+    unlike = exists().where(
+        Help.experiment_id == Experiment.id,
+        Help.attempt == Experiment.attempt,
+        Help.worker == Worker.id,
+        Help.reason.startswith(UNLIKE),
+    )
+    return (
+        select(Worker.id)
+        .where(
+            Worker.queue == queue,
+            Worker.heartbeat_at >= now() - within_s,
+            ~workers.BUSY,
+            ~unlike,
+        )
+        .correlate(Experiment)
+    )
+
+
+def give_way(session: Session, queue: Queue, rules: Rules) -> int:
+    """Stop helpers of a queue if experiments wait that could begin, as many as wait, and return how
+    many were stopped now. Helpers of the owner with the most usage for its shares are first. Call
+    only while holding the dispatch lock."""
+    standings = shares.standings(session, rules.fair_share)
+    alive = workers.alive_in(session, queue, rules.within_s)
+    most = shares.max_slots(standings, rules.fair_share, alive)
+    if not is_due(standings, queue, most):
+        return 0
+    level = {one.owner_id: one.level for one in standings}
+    rows = session.execute(
+        select(Help.id, Help.owner_id, Help.must_stop).where(_ACTIVE, Help.queue == queue)
+    ).all()
+    waiting = session.scalar(
+        select(func.count()).where(Experiment.status == Status.QUEUED, Experiment.held == Held.NOT)
+    )
+    left = (waiting or 0) - sum(row.must_stop for row in rows)
+    going = sorted((row for row in rows if not row.must_stop), key=lambda row: -level[row.owner_id])
+    chosen = [row.id for row in going[: max(0, left)]]
+    if chosen:
+        session.execute(update(Help).where(Help.id.in_(chosen)).values(must_stop=True))
+    return len(chosen)
+
+
+def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpClaim | None:
+    """Begin a help: take its lease and start its line of the ledger. None if it is no longer
+    current, or if the worker is known to be unlike the attempt's; then it is removed."""
+    earlier = aliased(Help)
+    unlike = exists().where(
+        earlier.experiment_id == Help.experiment_id,
+        earlier.attempt == Help.attempt,
+        earlier.worker == worker,
+        earlier.reason.startswith(UNLIKE),
+    )
+    row = session.execute(
+        update(Help)
+        .where(
+            Help.id == help_id,
+            Help.started_at.is_(None),
+            _ACTIVE,
+            Help.must_stop.is_(False),
+            _attempt_runs(),
+            ~unlike,
+        )
+        .values(worker=worker, started_at=now(), lease_expires_at=now() + lease_s)
+        .returning(Help.experiment_id, Help.attempt)
+        .execution_options(synchronize_session=False)
+    ).one_or_none()
+    if row is None:
+        session.execute(delete(Help).where(Help.id == help_id, Help.started_at.is_(None)))
+        return None
+    attempt = session.get_one(
+        Attempt, (row.experiment_id, row.attempt), options=[undefer(Attempt.environment)]
+    )
+    experiment = session.get_one(Experiment, row.experiment_id)
+    found = lease.checkpoints(session, row.experiment_id)
+    return HelpClaim(
+        help_id,
+        row.experiment_id,
+        row.attempt,
+        experiment.spec,
+        attempt.environment or {},
+        found,
+    )
+
+
+def _attempt_runs() -> ColumnElement[bool]:
+    runs = exists().where(
+        Experiment.id == Help.experiment_id,
+        Experiment.attempt == Help.attempt,
+        Experiment.status == Status.RUNNING,
+    )
+    return runs.correlate(Help)
+
+
+def beat(session: Session, claim: HelpClaim, lease_s: float) -> None:
+    """Renew the lease of a help. It must be the first statement in every transaction of a helper.
+    Raises HelpOver if its attempt has ended, if its worker is needed, or if the lease is lost."""
+    must_stop = session.execute(
+        update(Help)
+        .where(Help.id == claim.id, _ACTIVE)
+        .values(lease_expires_at=now() + lease_s)
+        .returning(Help.must_stop)
+        .execution_options(synchronize_session=False)
+    ).scalar_one_or_none()
+    if must_stop is None:
+        raise HelpOver("its lease is lost")
+    if must_stop:
+        raise HelpOver("its worker is needed for an experiment")
+    if session.scalar(select(Help.id).where(Help.id == claim.id, _attempt_runs())) is None:
+        raise HelpOver("the attempt has ended")
+
+
+def end(session: Session, help_id: int, reason: str) -> None:
+    """End a help and its line of the ledger."""
+    session.execute(
+        update(Help)
+        .where(Help.id == help_id, _ACTIVE)
+        .values(ended_at=now(), reason=reason[:200])
+        .execution_options(synchronize_session=False)
+    )
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """Return the first part in which two environments differ so that results may differ in bits."""
+    return next((name for name in ALIKE if one.get(name) != other.get(name)), None)
+
+
+def has_helper(session: Session, experiment_id: str, attempt: int) -> bool:
+    """Return whether an attempt has a helper."""
+    query = select(Help.id).where(
+        Help.experiment_id == experiment_id, Help.attempt == attempt, _ACTIVE
+    )
+    return session.scalar(query.limit(1)) is not None
+
+
+def reap(session: Session, dispatch_timeout_s: float, as_of: float) -> int:
+    """End the helps whose lease has expired, when it expired, and remove those that no worker
+    began. Return their number."""
+    lost = session.execute(
+        update(Help)
+        .where(
+            Help.id.in_(
+                select(Help.id)
+                .where(_ACTIVE, Help.lease_expires_at < as_of)
+                .with_for_update(skip_locked=True)
+            )
+        )
+        .values(ended_at=Help.lease_expires_at, reason="its worker was lost")
+        .returning(Help.id)
+        .execution_options(synchronize_session=False)
+    ).all()
+    unclaimed = session.execute(
+        delete(Help)
+        .where(
+            Help.id.in_(
+                select(Help.id)
+                .where(
+                    Help.started_at.is_(None),
+                    or_(Help.dispatched_at < as_of - dispatch_timeout_s, ~_attempt_runs()),
+                )
+                .with_for_update(skip_locked=True)
+            )
+        )
+        .returning(Help.id)
+        .execution_options(synchronize_session=False)
+    ).all()
+    return len(lost) + len(unclaimed)
+
+
+def end_all(session: Session) -> None:
+    """End all helps after a restore: their workers belong to the time of the backup."""
+    session.execute(delete(Help).where(Help.started_at.is_(None)))
+    session.execute(
+        update(Help)
+        .where(_ACTIVE)
+        .values(ended_at=Help.lease_expires_at, reason="a backup was restored")
+    )
+    for table in (DividedRun, SentBatch):
+        session.execute(delete(table))

@@ -1,0 +1,384 @@
+"""Help for running experiments in the store: who gets it, its lease, its batches, its end."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+
+from service.experiments import deletion
+from service.fair_share import FairShare
+from service.queue import division, helping, lease, ledger, shares, workers
+from service.queue.helping import UNLIKE, HelpClaim, HelpOver, Rules
+from service.queue.lease import Claim
+from service.queue.workers import Vitals
+from service.tables.engine import Database, now
+from service.tables.experiments import Attempt, DesiredState, Experiment, Queue, Status, Usage
+from service.tables.helpers import DividedRun, Help, SentBatch
+from service.tables.users import User
+from tests.support import stored
+from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.invariants import check
+
+LEASE_S = 60.0
+RULES = Rules(FairShare(), within_s=60.0, max_workers=3, after_s=10.0)
+ENVIRONMENT = {"core": "a", "cpu": "b", "threads": 1}
+BATCH = {"number": 4, "shape": [1, 1, 1], "data": "AAAAAAAA8D8="}
+
+
+def add_workers(database: Database, *names: str, queue: Queue = Queue.CPU) -> None:
+    with database.transaction() as session:
+        for name in names:
+            workers.beat(session, name, Vitals("host", queue, 2**30))
+
+
+def add_user(database: Database, name: str) -> int:
+    with database.transaction() as session:
+        user = User(name=name)
+        session.add(user)
+        session.flush()
+        return user.id
+
+
+def long_run(database: Database, owner_id: int = 1, **columns: Any) -> Claim:
+    """An attempt that has run for a minute and is expected to run for another one."""
+    claim = claimed(database)
+    progress = {"progress_eta_s": 60.0, "progress_at": now(), "owner_id": owner_id}
+    stored.change(database, claim.experiment_id, **{**progress, **columns})
+    with database.transaction() as session:
+        of_attempt = Attempt.experiment_id == claim.experiment_id
+        session.execute(
+            update(Attempt)
+            .where(of_attempt)
+            .values(started_at=now() - 60, environment=ENVIRONMENT, owner_id=owner_id)
+        )
+    return claim
+
+
+def offered(database: Database, rules: Rules = RULES, queue: Queue = Queue.CPU) -> int | None:
+    with database.transaction() as session:
+        return helping.offer(session, queue, rules)
+
+
+def begun(database: Database, worker: str = "w1") -> HelpClaim:
+    help_id = offered(database)
+    assert help_id is not None
+    with database.transaction() as session:
+        claim = helping.begin(session, help_id, worker, LEASE_S)
+    assert claim is not None
+    return claim
+
+
+def ended(database: Database, help_id: int, reason: str = "over") -> None:
+    with database.transaction() as session:
+        helping.end(session, help_id, reason)
+
+
+def beat(database: Database, claim: HelpClaim) -> None:
+    with database.transaction() as session:
+        helping.beat(session, claim, LEASE_S)
+
+
+def helps(database: Database) -> Sequence[Help]:
+    with database.snapshot() as session:
+        return session.scalars(select(Help).order_by(Help.id)).all()
+
+
+def test_an_idle_worker_helps_a_long_run(either: Database) -> None:
+    run = long_run(either)
+    add_workers(either, "w", "w1", "w2")
+    claim = begun(either)
+    assert (claim.experiment_id, claim.attempt) == (run.experiment_id, run.attempt)
+    assert claim.spec == run.spec
+    assert claim.environment == ENVIRONMENT
+    with either.snapshot() as session:
+        assert helping.has_helper(session, run.experiment_id, run.attempt)
+        assert not helping.has_helper(session, run.experiment_id, run.attempt + 1)
+        assert workers.slots(session, 60)[Queue.CPU].idle == 1
+    beat(either, claim)
+    ended(either, claim.id)
+    with either.snapshot() as session:
+        assert not helping.has_helper(session, run.experiment_id, run.attempt)
+        assert workers.slots(session, 60)[Queue.CPU].idle == 2
+    with pytest.raises(HelpOver, match="lost"):
+        beat(either, claim)
+
+
+def test_a_help_on_its_way_takes_a_worker(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "w", "w1", "w2")
+    assert offered(either) is not None
+    with either.snapshot() as session:
+        assert workers.slots(session, 60)[Queue.CPU].idle == 1
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"progress_eta_s": 9.0},
+        {"progress_eta_s": None},
+        {"progress_eta_s": 60.0, "progress_at": now() - 51},
+        {"progress_stage": {"name": "training", "done": 1, "total": 2, "unit": "epochs"}},
+        {"desired_state": DesiredState.PAUSE},
+        {"queue": Queue.GPU},
+        {"status": Status.PAUSED},
+    ],
+)
+def test_runs_that_are_not_helped(database: Database, columns: dict[str, Any]) -> None:
+    """They end soon or are about to, train, run on other devices or not at all."""
+    claim = long_run(database)
+    add_workers(database, "w", "w1", "w2")
+    stored.change(database, claim.experiment_id, **columns)
+    assert offered(database) is None
+
+
+def test_a_young_run_or_one_without_its_environment_is_not_helped(database: Database) -> None:
+    long_run(database)
+    add_workers(database, "w", "w1", "w2")
+    for columns in ({"started_at": now() - 9}, {"environment": None}):
+        with database.transaction() as session:
+            session.execute(update(Attempt).values(started_at=now() - 60, environment=ENVIRONMENT))
+            session.execute(update(Attempt).values(**columns))
+        assert offered(database) is None
+
+
+def test_a_run_has_at_most_so_many_workers(either: Database) -> None:
+    """Itself included, and then another run has its turn."""
+    first = long_run(either)
+    add_workers(either, *"abcdefg")
+    second = long_run(either)
+    chosen = [begun(either, name) for name in "abcd"]
+    assert offered(either) is None
+    runs = [first.experiment_id, second.experiment_id] * 2
+    assert [one.experiment_id for one in chosen] == runs
+
+
+def test_helpers_count_for_the_limit_of_their_user(either: Database) -> None:
+    """They do not count against an experiment of the user that could begin."""
+    long_run(either)
+    add_workers(either, *"abcdefg")
+    with either.transaction() as session:
+        session.execute(update(User).values(max_running=2))
+    assert offered(either) is not None
+    assert offered(either) is None
+    with either.snapshot() as session:
+        (standing,) = shares.standings(session, FairShare())
+    assert standing.running == 1
+    assert standing.may_begin(Queue.CPU)
+
+
+def test_helpers_leave_the_spare_slots_of_others(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "a", "b", "c")
+    add_user(either, "other")
+    assert offered(either) is not None
+    assert offered(either) is None
+
+
+def test_nobody_helps_while_an_experiment_could_begin(either: Database) -> None:
+    long_run(either)
+    add_workers(either, *"abc")
+    waiting = submitted(either)
+    assert offered(either) is None
+    stored.change(either, waiting, held="after")
+    assert offered(either) is not None
+
+
+def test_helpers_of_the_user_with_the_most_usage_give_way(either: Database) -> None:
+    """As many as experiments wait, each once. None for experiments that may not begin."""
+    other = add_user(either, "other")
+    runs = [long_run(either), long_run(either, owner_id=other)]
+    add_workers(either, *"abcdefgh")
+    chosen = [begun(either, name) for name in "abcd"]
+    with either.transaction() as session:
+        session.execute(update(Attempt).where(Attempt.owner_id == 1).values(started_at=0.0))
+
+    def stopped() -> list[str]:
+        with either.transaction() as session:
+            helping.give_way(session, Queue.CPU, RULES)
+        return [one.experiment_id for one in helps(either) if one.must_stop]
+
+    assert stopped() == []
+    waiting = submitted(either)
+    stored.change(either, waiting, owner_id=other, held="after")
+    assert stopped() == []
+    stored.change(either, waiting, held="")
+    for _ in range(2):
+        assert stopped() == [runs[0].experiment_id]
+    submitted(either)
+    submitted(either)
+    assert sorted(stopped()) == sorted([runs[0].experiment_id] * 2 + [runs[1].experiment_id])
+    over = next(one for one in helps(either) if one.must_stop)
+    claim = next(one for one in chosen if one.id == over.id)
+    with pytest.raises(HelpOver, match="needed"):
+        beat(either, claim)
+
+
+def test_a_help_is_over_with_its_attempt(either: Database) -> None:
+    """Of a later attempt it must not renew anything. Its batches are not those of the later."""
+    run = long_run(either)
+    add_workers(either, "w", "w1", "w2")
+    claim = begun(either)
+    with either.transaction() as session:
+        division.begin(session, run.experiment_id, run.attempt, 3)
+        division.send_scores(session, run.experiment_id, run.attempt, claim.id, [BATCH])
+        lease.release(session, run)
+    with pytest.raises(HelpOver, match="ended"):
+        beat(either, claim)
+    later = claim_next(either)
+    assert later.attempt == run.attempt + 1
+    with pytest.raises(HelpOver, match="ended"):
+        beat(either, claim)
+    with either.snapshot() as session:
+        for table in (DividedRun, SentBatch):
+            assert session.scalar(select(func.count()).select_from(table)) == 0
+        assert division.claim_span(session, run.experiment_id, run.attempt, 1) is None
+
+
+def test_a_late_batch_of_an_earlier_attempt_is_never_read(either: Database) -> None:
+    run = long_run(either)
+    with either.transaction() as session:
+        lease.release(session, run)
+    later = claim_next(either)
+    with either.transaction() as session:
+        division.begin(session, later.experiment_id, later.attempt, 0)
+        division.send_scores(session, run.experiment_id, run.attempt, 1, [BATCH])
+        assert division.take_scores(session, later.experiment_id, later.attempt) == []
+        assert division.take_scores(session, run.experiment_id, run.attempt) == [BATCH]
+        assert division.take_scores(session, run.experiment_id, run.attempt) == []
+
+
+def test_spans_are_claimed_once(either: Database) -> None:
+    """From where the attempt began to share; to begin again changes nothing."""
+    run = long_run(either)
+    of = run.experiment_id, run.attempt
+    with either.transaction() as session:
+        assert division.plans(session, *of) is None
+        assert division.claim_span(session, *of, 2) is None
+        for first in (3, 99):
+            division.begin(session, *of, first)
+        assert [division.claim_span(session, *of, count) for count in (2, 1, 4)] == [3, 5, 6]
+        assert division.claim_span(session, run.experiment_id, run.attempt + 1, 1) is None
+
+
+def test_plans_are_published_once(either: Database) -> None:
+    run = long_run(either)
+    of = run.experiment_id, run.attempt
+    first, second = {"number": 0, "values": [1, 2]}, {"number": 1, "values": [3]}
+    with either.transaction() as session:
+        division.begin(session, *of, 0)
+        division.publish_plans(session, *of, [first])
+    with either.transaction() as session:
+        division.publish_plans(session, *of, [first, second])
+        assert division.plans(session, *of) == [first, second]
+
+
+def test_at_most_so_many_batches_are_read_at_once(either: Database) -> None:
+    run = long_run(either)
+    of = run.experiment_id, run.attempt
+    batches = [{**BATCH, "number": number} for number in range(division.MAX_TAKEN + 1)]
+    with either.transaction() as session:
+        division.send_scores(session, *of, 1, batches)
+        division.send_scores(session, *of, 2, batches[:1])
+        assert division.take_scores(session, *of) == batches[:-1]
+        assert division.take_scores(session, *of) == batches[-1:]
+
+
+def test_an_unlike_worker_does_not_help_again(either: Database) -> None:
+    """Its offers go to others, and where there are none, none is made."""
+    long_run(either)
+    add_workers(either, "w", "w1")
+    claim = begun(either)
+    ended(either, claim.id, f"{UNLIKE}cpu")
+    with either.transaction() as session:
+        session.execute(update(Help).values(ended_at=now() - 60))
+    assert offered(either) is None
+    add_workers(either, "w2")
+    help_id = offered(either)
+    assert help_id is not None
+    with either.transaction() as session:
+        assert helping.begin(session, help_id, "w1", LEASE_S) is None
+    assert len(helps(either)) == 1
+    assert begun(either, "w2")
+
+
+@pytest.mark.parametrize("part", helping.ALIKE)
+def test_environments_differ_in_a_part(part: str) -> None:
+    whole: dict[str, Any] = dict.fromkeys(helping.ALIKE, "same")
+    assert helping.difference({**whole, "inputs": 1}, {**whole, "inputs": 2}) is None
+    assert helping.difference({**whole, part: "other"}, whole) == part
+
+
+def test_a_run_waits_a_little_for_its_next_helper(database: Database) -> None:
+    long_run(database)
+    add_workers(database, "w", "w1", "w2")
+    ended(database, begun(database).id)
+    assert offered(database) is None
+    with database.transaction() as session:
+        session.execute(update(Help).values(ended_at=now() - helping.MAX_PAUSE_S))
+    assert offered(database) is not None
+
+
+def test_lost_and_unclaimed_helps_are_reaped(either: Database) -> None:
+    """The slot is charged up to the end of the lease. A help that runs stays."""
+    long_run(either)
+    add_workers(either, *"abcd")
+    lost, _ = begun(either, "a"), offered(either)
+    with either.transaction() as session:
+        clock: float = session.execute(select(now())).scalar_one()
+        assert helping.reap(session, 30.0, clock) == 0
+        session.execute(
+            update(Help).where(Help.id == lost.id).values(lease_expires_at=Help.started_at + 1)
+        )
+        assert helping.reap(session, 30.0, clock + 20) == 1
+        assert helping.reap(session, 30.0, clock + 31) == 1
+    (one,) = helps(either)
+    assert one.started_at is not None
+    assert (one.ended_at, one.reason) == (one.started_at + 1, "its worker was lost")
+
+
+def test_usage_includes_helps(either: Database) -> None:
+    """While they last, after they end, and after they are folded. The whole is that of the lines,
+    and an experiment is purged after that alone."""
+    run = long_run(either)
+    add_workers(either, "w", "w1", "w2")
+    claim, fair_share = begun(either), FairShare(half_life_s=1e9)
+
+    def usage_s() -> float:
+        with either.snapshot() as session:
+            (standing,) = shares.standings(session, fair_share)
+        return standing.usage_s
+
+    with either.transaction() as session:
+        session.execute(update(Help).values(started_at=now() - 1000))
+    assert usage_s() == pytest.approx(1060, abs=20)
+    ended(either, claim.id)
+    with either.transaction() as session:
+        lease.finish(session, run, Status.SUCCEEDED)
+    assert usage_s() == pytest.approx(1060, abs=20)
+    with either.transaction() as session:
+        session.execute(update(Experiment).values(deleted_at=now()))
+        session.execute(update(Attempt).values(folded=True))
+        assert not deletion.purge(session, run.experiment_id)
+        session.execute(update(Attempt).values(folded=False))
+        ledger.fold(session, fair_share)
+    assert usage_s() == pytest.approx(1060, abs=20)
+    assert check(either, {}, fair_share=fair_share).clean
+    with either.transaction() as session:
+        assert session.scalar(select(Usage.slot_s)) == pytest.approx(1060, abs=20)
+        assert deletion.purge(session, run.experiment_id)
+    assert helps(either) == []
+
+
+def test_a_restore_ends_all_helps(database: Database) -> None:
+    run = long_run(database)
+    add_workers(database, *"abcd")
+    claim, _ = begun(database, "a"), offered(database)
+    with database.transaction() as session:
+        division.begin(session, run.experiment_id, run.attempt, 0)
+        helping.end_all(session)
+    (one,) = helps(database)
+    assert one.id == claim.id
+    assert one.ended_at is not None
+    with database.snapshot() as session:
+        assert session.scalar(select(func.count()).select_from(DividedRun)) == 0
