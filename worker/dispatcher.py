@@ -12,13 +12,14 @@ from sqlalchemy.orm import Session
 
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import dispatch, workers
+from service.queue import dispatch, helping, workers
 from service.queue.dispatch import Dispatch
+from service.queue.helping import Rules
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from service.tables.experiments import Queue
-from worker.celery_app import make_celery, ring
+from worker.celery_app import make_celery, ring, ring_for_help
 from worker.lifetime import Lifetime
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,9 @@ class Dispatcher:
     def run(self, stopping: threading.Event) -> None:
         pause_s, eager_until = self.settings.poll_s, 0.0
         while not stopping.wait(pause_s):
+            if self.settings.max_workers > 1:
+                for queue, help_id in self.share_idle_workers():
+                    self._ring_for_help(queue, help_id)
             for chosen in self.dispatch():
                 self._ring(chosen)
                 eager_until = time.monotonic() + EAGER_S
@@ -71,6 +75,33 @@ class Dispatcher:
                     break
                 yield chosen
 
+    def share_idle_workers(self) -> list[tuple[Queue, int]]:
+        """Let idle workers help running experiments, or stop helpers where experiments wait. Return
+        the queues and numbers of new helps."""
+        try:
+            with self.database.snapshot() as session:
+                busy = any(helping.active(session, queue) for queue in Queue)
+                if not busy and not self._idle(session):
+                    return []
+            with self.database.transaction() as session:
+                workers.lock_dispatching(session)
+                return list(self._helps(session))
+        except TRANSIENT_DB_ERRORS as error:
+            log.warning("the database is unreachable: %s", error)
+            return []
+
+    def _helps(self, session: Session) -> Iterator[tuple[Queue, int]]:
+        rules = Rules.of(self.settings)
+        idle = self._idle(session)
+        for queue in Queue:
+            if not idle.get(queue) and helping.active(session, queue):
+                helping.give_way(session, queue, rules)
+            for _ in range(idle.get(queue, 0)):
+                found = helping.offer(session, queue, rules)
+                if found is None:
+                    break
+                yield queue, found
+
     def _idle(self, session: Session) -> dict[Queue, int]:
         """Return the number of idle workers of each queue that has workers."""
         slots = workers.slots(session, self.settings.worker_silent_s)
@@ -83,6 +114,12 @@ class Dispatcher:
             log.info("dispatched to %s", chosen.queue, extra=rung)
         except (BrokerError, OSError) as error:
             log.warning("the broker is unreachable, the reaper will requeue the run: %s", error)
+
+    def _ring_for_help(self, queue: Queue, help_id: int) -> None:
+        try:
+            ring_for_help(self.celery, queue, help_id)
+        except (BrokerError, OSError) as error:
+            log.warning("the broker is unreachable, the reaper will remove the help: %s", error)
 
 
 @logged_process

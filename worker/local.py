@@ -5,11 +5,13 @@ import logging
 
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import dispatch
+from service.queue import dispatch, helping
 from service.queue.dispatch import Dispatch
+from service.queue.helping import Rules
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
+from service.tables.experiments import Queue
 from worker.fitness import hide_gpus
 from worker.lifetime import Lifetime
 from worker.messenger import Messenger
@@ -45,10 +47,12 @@ class LocalWorker:
             slot.be_ready(self.stopping.is_set)
             while not self.stopping.is_set():
                 chosen = self._next()
-                if chosen is None:
-                    self.stopping.wait(self.settings.poll_s)
-                else:
+                if chosen is not None:
                     slot.run(chosen.experiment_id, chosen.dispatch_no, self.stopping.is_set)
+                elif (help_id := self._help()) is not None:
+                    slot.help(help_id, self.stopping.is_set)
+                else:
+                    self.stopping.wait(self.settings.poll_s)
         finally:
             self.stopping.set()
             slot.close()
@@ -62,6 +66,17 @@ class LocalWorker:
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             self.stopping.wait(self.settings.heartbeat_s)
+            return None
+
+    def _help(self) -> int | None:
+        """Return the number of a help for another worker of this machine."""
+        if self.settings.max_workers == 1:
+            return None
+        try:
+            with self.database.transaction() as session:
+                return helping.offer(session, Queue.CPU, Rules.of(self.settings))
+        except TRANSIENT_DB_ERRORS as error:
+            log.warning("the database is unreachable: %s", error)
             return None
 
 

@@ -8,11 +8,13 @@ from sqlalchemy.orm import Session
 
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import clock, lease, ledger, quota, workers
+from service.queue import clock, helping, lease, ledger, quota, workers
+from service.queue.helping import Rules
 from service.records import statistics
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database, now
+from service.tables.experiments import Queue
 from worker.lifetime import Lifetime
 from worker.messenger import Messenger
 from worker.sweeper import Sweeper
@@ -52,12 +54,24 @@ class Reaper:
                 return
             limits = self.settings.dispatch_timeout_s, self.settings.max_lost
             reaped = lease.reap(session, *limits, as_of=self._last_tick)
+            if self._last_tick is not None:
+                helping.reap(session, self.settings.dispatch_timeout_s, self._last_tick)
         for experiment_id, status in reaped:
             log.warning("reaped: now %s", status, extra={"experiment_id": experiment_id})
         with self.database.transaction() as session:
             ledger.fold(session, self.settings.share)
             statistics.fold(session)
             quota.fold(session)
+        if self.settings.max_workers > 1:
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """Stop helpers where experiments wait: embedded workers that help choose no experiment."""
+        with self.database.transaction() as session:
+            workers.lock_dispatching(session)
+            for queue in Queue:
+                if helping.active(session, queue):
+                    helping.give_way(session, queue, Rules.of(self.settings))
 
     def _has_been_up(self, session: Session) -> bool:
         """Return whether nothing has prevented heartbeats for a whole lease. A gap between two

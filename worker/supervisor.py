@@ -29,6 +29,7 @@ from worker.eta import EtaEstimate
 from worker.fitness import NO_GPU, UNFIT
 from worker.memory import Memory, kernel_kills
 from worker.runner import Record, Runner
+from worker.sharing import Sharing
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Supervision:
         """Numbered records of the whole run, by the runner's end record."""
         self._device_peak: int | None = None
         self._pace = EtaEstimate()
+        self._sharing = Sharing(claim)
         self._kill_at: float | None = None
         self._checkpoint_dir = settings.checkpoints(claim.experiment_id) / str(claim.attempt)
         self._work_dir = settings.artifacts(claim.experiment_id, claim.attempt)
@@ -149,8 +151,12 @@ class Supervision:
 
     @property
     def _flush_after_s(self) -> float:
-        if self._is_away or not self._spooled:
+        if self._is_away:
             return self.settings.heartbeat_s
+        if self._sharing.is_urgent:
+            return 0.0
+        if not self._spooled:
+            return FLUSH_S if self._sharing.is_divided else self.settings.heartbeat_s
         return FLUSH_S if len(self._batches) == 1 else 0.0
 
     def _take(self, line: Record) -> None:
@@ -165,6 +171,8 @@ class Supervision:
                     self._device_peak = line["device_bytes"]
                 case "end":
                     self._announced = line["count"]
+                case "division" | "claim" | "plan":
+                    self._sharing.take(line)
                 case "snapshot":  # no block of points may reach over the checkpoint to come
                     self._batches.append(Batch())
                 case _:
@@ -208,6 +216,7 @@ class Supervision:
         try:
             with self.database.transaction() as session:
                 self.desired = record(session, self.claim, batch, self.settings.lease_s)
+                self._sharing.exchange(session)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable, the run continues: %s", error)
             self._is_away = True
@@ -216,6 +225,7 @@ class Supervision:
             self._refuse_records(error)
             return True
         self._is_away = False
+        self._sharing.answer(self.runner)
         self._batches.popleft()
         self._spooled -= batch.size
         if batch.last_seq:

@@ -1,0 +1,130 @@
+"""Help another worker's run: compute batches of scores that this worker has claimed.
+
+Nothing rests on a helper. Its runner may be killed at any time, and is killed as soon as its worker
+is needed; the run itself then computes what is missing.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mptcore.specs.stored import stored_spec
+from service.datasets.child_environment import hub_environment
+from service.experiments.inputs import Inputs
+from service.queue import division, helping
+from service.queue.helping import UNLIKE, HelpClaim, HelpOver
+from service.settings import Settings
+from service.tables.db_errors import TRANSIENT_DB_ERRORS
+from service.tables.engine import Database
+from worker.memory import Memory
+from worker.runner import Record, Runner
+
+log = logging.getLogger(__name__)
+
+READ_S = 0.05
+CONTACT_S = 0.2
+"""Maximum seconds between two transactions: a helper gives way at the next one."""
+MAX_UNSENT = 256
+"""Maximum number of batches that are kept while the database is unavailable."""
+
+
+class HelpSupervision:
+    """One help with its runner, from its beginning to its end."""
+
+    def __init__(self, database: Database, settings: Settings, claim: HelpClaim, runner: Runner):
+        self.database = database
+        self.settings = settings
+        self.claim = claim
+        self.runner = runner
+        self._count: int | None = None
+        self._unsent: list[dict[str, Any]] = []
+        self._known_plans = 0
+        self._is_alike = False
+        self._last_contact = 0.0
+        self._heard_at = time.monotonic()
+        self._memory = Memory(settings.run_memory_bytes)
+
+    def run(self, is_stopping: Callable[[], bool]) -> str:
+        """Help until the end, and return the reason of the end."""
+        self.runner.start(self._order())
+        try:
+            while True:
+                self._step()
+                if is_stopping():
+                    raise HelpOver("its worker stops")
+                if self._memory.is_over(self.runner.child.pid):
+                    raise HelpOver(f"out of memory: {self._memory}")
+        except HelpOver as over:
+            return str(over)
+        finally:
+            self.runner.kill()
+
+    def _order(self) -> dict[str, Any]:
+        """Return the runner's assignment. Of the checkpoints only the training state is used."""
+        claim = self.claim
+        folder = self.settings.checkpoints(claim.experiment_id)
+        files = [str(folder / one.file) for one in claim.checkpoints]
+        needs_hub = Inputs(self.settings).needs_hub(stored_spec(claim.spec))
+        return {
+            "spec": claim.spec,
+            "resume": {"files": files, "after": 0} if files else None,
+            "inputs": claim.inputs,
+            "environment": hub_environment() if needs_hub else {},
+            "helps": True,
+        }
+
+    def _step(self) -> None:
+        """Read the runner's records, and exchange them with the database when it is time. Raises
+        HelpOver at the end."""
+        records = self.runner.read(READ_S)
+        for line in records or ():
+            self._take(line)
+        at = time.monotonic()
+        if records:
+            self._heard_at = at
+        elif at > self._heard_at + self.settings.stall_s:
+            raise HelpOver("its process reported nothing for too long")
+        is_urgent = self._count is not None or bool(self._unsent)
+        if records is None or is_urgent or at >= self._last_contact + CONTACT_S:
+            self._contact()
+        if records is None:
+            raise HelpOver("nothing is left to compute")
+
+    def _take(self, line: Record) -> None:
+        match line["record"]:
+            case "environment":
+                part = helping.difference(line, self.claim.environment)
+                if part is not None:
+                    raise HelpOver(f"{UNLIKE}{part}")
+                self._is_alike = True
+            case "claim":
+                self._count = int(line["count"])
+            case "scores" if self._is_alike and len(self._unsent) < MAX_UNSENT:
+                self._unsent.append({key: line[key] for key in ("number", "shape", "data")})
+            case "failure":
+                raise HelpOver(f"its process failed: {line['message']}")
+
+    def _contact(self) -> None:
+        """Renew the lease, send scores, and answer the runner."""
+        self._last_contact = time.monotonic()
+        claim = self.claim
+        run, first = (claim.experiment_id, claim.attempt), None
+        try:
+            with self.database.transaction() as session:
+                helping.beat(session, claim, self.settings.lease_s)
+                division.send_scores(session, *run, claim.id, self._unsent)
+                plans = division.plans(session, *run)
+                if plans is not None and self._count is not None:
+                    first = division.claim_span(session, *run, self._count)
+        except TRANSIENT_DB_ERRORS as error:
+            log.warning("the database is unreachable, the help continues: %s", error)
+            time.sleep(CONTACT_S)
+            return
+        self._unsent = []
+        if first is not None:
+            self.runner.order({"span": [first, self._count]})
+            self._count = None
+        if plans is not None and len(plans) > self._known_plans:
+            self.runner.order({"plans": plans[self._known_plans :]})
+            self._known_plans = len(plans)

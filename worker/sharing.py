@@ -1,0 +1,69 @@
+"""A run's side of its division: its requests to the database, and the answers for its runner."""
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from service.queue import division, helping
+from service.queue.lease import Claim
+from worker.runner import Record, Runner
+
+
+class Sharing:
+    """Requests are kept until a transaction with them is committed. Repeating them is harmless."""
+
+    def __init__(self, claim: Claim):
+        self._run = claim.experiment_id, claim.attempt
+        self._first: int | None = None
+        self._is_divided = False
+        self._is_requested = False
+        self._count: int | None = None
+        self._plans: list[dict[str, Any]] = []
+        self._orders: list[dict[str, Any]] = []
+
+    @property
+    def is_urgent(self) -> bool:
+        """True if the runner waits for an answer."""
+        return self._count is not None or self._first is not None
+
+    @property
+    def is_divided(self) -> bool:
+        """True if helpers may send scores."""
+        return self._is_divided
+
+    def take(self, line: Record) -> None:
+        """Keep a request of the runner."""
+        match line["record"]:
+            case "division":
+                self._first = int(line["next"])
+            case "claim":
+                self._count = int(line["count"])
+            case "plan":
+                self._plans.append({"number": int(line["number"]), "values": line["values"]})
+
+    def exchange(self, session: Session) -> None:
+        """Store the requests and read the answers, in the transaction of the run's fence."""
+        self._orders = []
+        if not self._is_divided and self._first is None:
+            if not self._is_requested and helping.has_helper(session, *self._run):
+                self._orders.append({"divide": True})
+            return
+        if self._first is not None:
+            division.begin(session, *self._run, self._first)
+        if self._plans:
+            division.publish_plans(session, *self._run, self._plans)
+        if self._count is not None:
+            first = division.claim_span(session, *self._run, self._count)
+            if first is not None:
+                self._orders.append({"span": [first, self._count]})
+        if scores := division.take_scores(session, *self._run):
+            self._orders.append({"scores": scores})
+
+    def answer(self, runner: Runner) -> None:
+        """Send the answers to the runner, after the transaction is committed."""
+        for order in self._orders:
+            self._is_requested |= "divide" in order
+            runner.order(order)
+        if self._is_divided or self._first is not None:
+            self._is_divided, self._first, self._count, self._plans = True, None, None, []
+        self._orders = []
