@@ -74,13 +74,15 @@ def forget_silent(session: Session, after_s: float) -> None:
 
 
 def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | None, float]]:
-    """Return the workers with a heartbeat within `within_s` seconds, the experiment that each runs,
-    and the age of the heartbeat."""
+    """Return the workers with a heartbeat within `within_s` seconds, the experiment that each runs
+    or helps, and the age of the heartbeat."""
     running = select(Experiment.id).where(
         Experiment.worker == Worker.id, Experiment.status == Status.RUNNING
     )
+    helped = select(Help.experiment_id).where(Help.worker == Worker.id, Help.ended_at.is_(None))
     age = now() - Worker.heartbeat_at
-    query = select(Worker, running.limit(1).scalar_subquery(), age).where(age <= within_s)
+    works_on = func.coalesce(running.limit(1).scalar_subquery(), helped.limit(1).scalar_subquery())
+    query = select(Worker, works_on, age).where(age <= within_s)
     return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(Worker.id))]
 
 

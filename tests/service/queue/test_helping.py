@@ -95,6 +95,8 @@ def test_an_idle_worker_helps_a_long_run(either: Database) -> None:
         assert helping.has_helper(session, run.experiment_id, run.attempt)
         assert not helping.has_helper(session, run.experiment_id, run.attempt + 1)
         assert workers.slots(session, 60)[Queue.CPU].idle == 1
+        shown = {worker.id: one for worker, one, _ in workers.alive(session, 60)}
+        assert shown == {"w": run.experiment_id, "w1": run.experiment_id, "w2": None}
     beat(either, claim)
     ended(either, claim.id)
     with either.snapshot() as session:
