@@ -68,6 +68,9 @@ class ScriptedRunner:
     def start(self, order: dict[str, Any]) -> None:
         self.orders.append(order)
 
+    def order(self, order: dict[str, Any]) -> None:
+        self.orders.append(order)
+
     def read(self, timeout_s: float) -> list[Record] | None:
         self.clock.now += timeout_s
         if self.looks:

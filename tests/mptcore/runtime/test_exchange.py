@@ -1,6 +1,7 @@
 """Claims, plans and scores of a process in a divided run, as records and orders."""
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_the_next_span_is_claimed_during_the_last_batch_of_one() -> None:
 
 def test_claims_are_for_about_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     at = 0.0
-    monkeypatch.setattr(exchange.time, "monotonic", lambda: at)
+    monkeypatch.setattr(exchange, "time", SimpleNamespace(monotonic=lambda: at))
     for batch_s, expected in ((0.5, 4), (0.01, exchange.MAX_SPAN), (30.0, 1)):
         one, records = part(helps=True)
         one.obey(order(span=(0, 40)))

@@ -1,0 +1,169 @@
+"""A run that shares its work, and its helper, each with a runner that does what is written."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+from sqlalchemy import select, update
+
+from service.queue import division, helping, lease
+from service.queue.helping import HelpClaim
+from service.queue.lease import Claim
+from service.settings import Settings
+from service.tables.engine import Database, now
+from service.tables.experiments import Attempt
+from service.tables.helpers import Help, SentBatch
+from tests.service.queue.test_helping import BATCH, ENVIRONMENT, LEASE_S
+from tests.support.scripted import Clock, ScriptedRunner, Watch, points
+from worker import helper
+from worker.helper import HelpSupervision
+from worker.runner import Record, Runner
+
+UNNUMBERED = {"seq": None}
+LIKE: Record = {**UNNUMBERED, "record": "environment", **ENVIRONMENT}
+SCORES: Record = {**UNNUMBERED, "record": "scores", **BATCH}
+
+
+def record(kind: str, **fields: Any) -> Record:
+    return {**UNNUMBERED, "record": kind, **fields}
+
+
+@pytest.fixture
+def help_claim(database: Database, claim: Claim) -> HelpClaim:
+    """A help for the claimed attempt."""
+    with database.transaction() as session:
+        session.execute(update(Attempt).values(environment=ENVIRONMENT))
+        row = Help(
+            experiment_id=claim.experiment_id, attempt=claim.attempt, owner_id=1, queue="cpu"
+        )
+        session.add(row)
+        session.flush()
+        found = helping.begin(session, row.id, "helper", LEASE_S)
+    assert found is not None
+    return found
+
+
+Helped = Callable[..., tuple[str, ScriptedRunner]]
+
+
+@pytest.fixture
+def helped(
+    database: Database,
+    settings: Settings,
+    help_claim: HelpClaim,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Helped:
+    """Run a help whose runner gives these records look by look."""
+    monkeypatch.setattr(helper, "time", clock)
+
+    def run(*looks: Any, is_stopping: Any = lambda: False, **more: Any) -> Any:
+        runner = ScriptedRunner(clock, *looks, is_complete=False, **more)
+        supervised = HelpSupervision(database, settings, help_claim, cast(Runner, runner))
+        return supervised.run(is_stopping), runner
+
+    return run
+
+
+def test_a_run_shares_its_work_once_it_has_a_helper(
+    watch: Watch, claim: Claim, help_claim: HelpClaim, database: Database
+) -> None:
+    of = claim.experiment_id, claim.attempt
+    looks: list[list[Record]] = [
+        *[[] for _ in range(40)],
+        [record("division", next=6)],
+        [record("plan", number=0, values=[4]), record("claim", count=2)],
+        *[[] for _ in range(8)],
+        points(1),
+    ]
+    ended, runner = watch.run(*looks)
+    assert ended == "succeeded"
+    assert runner.orders[1:] == [{"divide": True}, {"span": [6, 2]}]
+    with database.transaction() as session:
+        assert division.plans(session, *of) is None  # they end with the attempt
+
+
+def test_a_run_without_a_helper_is_not_asked_to_share(watch: Watch) -> None:
+    _, runner = watch.run(*[[] for _ in range(40)], points(1))
+    assert len(runner.orders) == 1
+
+
+def test_scores_of_helpers_reach_the_run(
+    watch: Watch, claim: Claim, help_claim: HelpClaim, database: Database
+) -> None:
+    """Each once, however often the run looks for them."""
+    with database.transaction() as session:
+        division.send_scores(session, claim.experiment_id, claim.attempt, help_claim.id, [BATCH])
+    _, runner = watch.run([record("division", next=0)], *[[] for _ in range(40)], points(1))
+    assert [one["scores"] for one in runner.orders if "scores" in one] == [[BATCH]]
+
+
+def test_a_helper_claims_and_sends(
+    helped: Helped, claim: Claim, help_claim: HelpClaim, database: Database
+) -> None:
+    of = claim.experiment_id, claim.attempt
+    with database.transaction() as session:
+        division.begin(session, *of, 3)
+        division.publish_plans(session, *of, [{"number": 0, "values": [1]}])
+    reason, runner = helped([LIKE], [record("claim", count=4)], [SCORES], [])
+    assert reason == "nothing is left to compute"
+    assert runner.orders[0]["helps"] is True
+    assert {"span": [3, 4]} in runner.orders
+    assert [one["plans"] for one in runner.orders if "plans" in one] == [
+        [{"number": 0, "values": [1]}]
+    ]
+    with database.snapshot() as session:
+        assert session.scalar(select(SentBatch.number)) == BATCH["number"]
+        assert session.scalar(select(Help.batches)) == 1
+
+
+def test_a_helper_waits_until_the_run_shares_its_work(helped: Helped) -> None:
+    _, runner = helped([LIKE], [record("claim", count=1)], [], [])
+    assert len(runner.orders) == 1
+
+
+def test_an_unlike_worker_sends_nothing(helped: Helped, database: Database) -> None:
+    """Not even scores that come with its environment."""
+    reason, _ = helped([{**LIKE, "cpu": "another"}, SCORES], [])
+    assert reason == "its worker is unlike the run's: cpu"
+    reason, _ = helped([SCORES], [])
+    assert reason == "nothing is left to compute"
+    with database.snapshot() as session:
+        assert session.scalar(select(SentBatch.number)) is None
+
+
+def test_a_helper_gives_way_at_once(
+    helped: Helped, help_claim: HelpClaim, database: Database
+) -> None:
+    """At its next contact, whatever its process does."""
+    with database.transaction() as session:
+        session.execute(update(Help).values(must_stop=True))
+    reason, runner = helped([LIKE], status=None)
+    assert reason == "its worker is needed for an experiment"
+    assert runner.told[-1][1] == "kill"
+    assert runner.heard[-1][0] <= helper.CONTACT_S + helper.READ_S
+
+
+def test_a_helper_ends_with_the_attempt(helped: Helped, claim: Claim, database: Database) -> None:
+    with database.transaction() as session:
+        lease.release(session, claim)
+    assert helped([LIKE], [SCORES], status=None)[0] == "the attempt has ended"
+    with database.snapshot() as session:
+        assert session.scalar(select(SentBatch.number)) is None
+
+
+def test_a_helper_ends_with_its_worker_and_its_process(helped: Helped, settings: Settings) -> None:
+    assert helped([LIKE], status=None, is_stopping=lambda: True)[0] == "its worker stops"
+    failure = record("failure", cause="error", message="no such file")
+    assert helped([LIKE, failure])[0] == "its process failed: no such file"
+    reason, runner = helped([LIKE], status=None)
+    assert reason == "its process reported nothing for too long"
+    assert settings.stall_s <= runner.heard[-1][0] <= settings.stall_s + 1
+
+
+def test_a_helper_renews_its_lease(helped: Helped, database: Database) -> None:
+    with database.transaction() as session:
+        session.execute(update(Help).values(lease_expires_at=now() - 5))
+    helped([LIKE], [])
+    with database.snapshot() as session:
+        assert session.scalar(select(Help.lease_expires_at > now()))
