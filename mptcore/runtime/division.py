@@ -60,10 +60,15 @@ class Drawn(Generic[BatchT]):
 
 
 def coordinated(
-    batches: Iterator[BatchT], first: int, compute: Callable[[BatchT], Tensor], division: Division
+    batches: Iterator[BatchT],
+    first: int,
+    compute: Callable[[BatchT], Tensor],
+    shape: Callable[[BatchT], Shape],
+    division: Division,
 ) -> Iterator[Scored[BatchT] | None]:
     """Yield each batch, numbered from `first`, with its scores, in order. None is yielded after a
-    batch that was computed before its turn."""
+    batch that was computed before its turn. Scores of another shape are ignored, because their
+    helper cut the batches differently."""
     ahead: deque[Drawn[BatchT]] = deque()
     least, more = first, True
 
@@ -89,10 +94,14 @@ def coordinated(
         missing = (first + i for i, drawn in enumerate(ahead) if drawn.scores is None)
         return next(missing, None)
 
+    def take(drawn: Drawn[BatchT], number: int) -> None:
+        found = division.found(number) if drawn.scores is None else None
+        if found is not None and found.shape == shape(drawn.batch):
+            drawn.scores = found
+
     while True:
         for i, drawn in enumerate(ahead):
-            if drawn.scores is None:
-                drawn.scores = division.found(first + i)
+            take(drawn, first + i)
         while ahead and (scores := ahead[0].scores) is not None:
             first += 1
             yield ahead.popleft().batch, scores
@@ -103,6 +112,7 @@ def coordinated(
                 return
             continue
         drawn = ahead[number - first]
+        take(drawn, number)
         if drawn.scores is None:
             drawn.scores = compute(drawn.batch)
         if number > first:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mptcore.protocol.orders import Order, SentScores
 from mptcore.protocol.records import BatchClaim, BatchPlan, BatchScores, DivisionStart, Record
+from mptcore.runtime.division import MAX_AHEAD
 
 SPAN_S = 2.0
 """Approximate seconds of work that a claim is for."""
@@ -78,12 +79,13 @@ class Exchange:
             return next((max(least, span.start) for span in self._spans if span.stop > least), None)
 
     def found(self, number: int) -> Tensor | None:
-        """Return the scores of a batch from a helper. Scores of earlier batches are forgotten,
-        because these were computed here."""
+        """Return the scores of a batch from a helper. Scores of much earlier batches are forgotten,
+        because these were computed here. Those of the last MAX_AHEAD batches may still be needed:
+        they may have arrived after their batch was last looked for."""
         if not self._scores:
             return None
         with self._changed:
-            for old in [one for one in self._scores if one < number]:
+            for old in [one for one in self._scores if one <= number - MAX_AHEAD]:
                 del self._scores[old]
             return self._scores.pop(number, None)
 

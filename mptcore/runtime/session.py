@@ -115,7 +115,7 @@ class ScoreCache:
             return ((batch, compute(batch)) for batch in batches)
         if self.helps:
             return helped(batches, self._next, compute, shape, self.division)
-        return coordinated(batches, self._next, compute, self.division)
+        return coordinated(batches, self._next, compute, shape, self.division)
 
     def _holds_next(self, masks: int) -> bool:
         return self._next < len(self.values) and self.values[self._next].shape[2] == masks

@@ -88,7 +88,8 @@ def test_scores_arrive_once_and_old_ones_are_forgotten() -> None:
     values = torch.tensor([[[1.5, -2.0]], [[0.0, 1e-300]]], dtype=torch.float64)
     one, _ = part(helps=False)
     helper, records = part(helps=True)
-    for number in (3, 4, 5):
+    late = exchange.MAX_AHEAD + 4
+    for number in (3, 4, 5, late):
         helper.put(number, values + number)
     sent = [
         SentScores(number=one.number, shape=[*one.shape], data=one.data)
@@ -101,8 +102,19 @@ def test_scores_arrive_once_and_old_ones_are_forgotten() -> None:
     assert found is not None
     assert torch.equal(found, values + 4)
     assert one.found(4) is None
-    assert one.found(3) is None
+    assert one.found(3) is not None  # it may have arrived a moment ago
+    assert one.found(late) is not None
     assert one.found(5) is not None
+
+
+def test_scores_before_those_that_can_be_needed_are_forgotten() -> None:
+    one, _ = part(helps=False)
+    helper, records = part(helps=True)
+    helper.put(4, torch.zeros(1, 1, 1, dtype=torch.float64))
+    (sent,) = (record for record in records if isinstance(record, BatchScores))
+    one.obey(order(scores=[SentScores(number=4, shape=[1, 1, 1], data=sent.data)]))
+    assert one.found(exchange.MAX_AHEAD + 4) is None
+    assert one.found(4) is None
 
 
 def test_too_many_scores_for_a_line_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
