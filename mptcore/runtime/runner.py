@@ -67,7 +67,7 @@ class SpecRunner:
     _unacknowledged: str | None = None  # a checkpoint that the supervisor may not know yet
 
     def __post_init__(self) -> None:
-        self._exchange = Exchange(self.assignment.helps, self._emit_unnumbered)
+        self._exchange = Exchange(self.assignment.helps, self._emit_shared)
 
     def obey(self, order: Order) -> None:
         """Handle an order. May be called from any thread."""
@@ -203,6 +203,13 @@ class SpecRunner:
     def _emit_unnumbered(self, record: Record) -> None:
         self.out.write(encode(None, record) + "\n")
         self.out.flush()
+
+    def _emit_shared(self, record: Record) -> None:
+        """Write a record of the division. A helper first reports the inputs that its scores depend
+        on."""
+        if self.assignment.helps:
+            self._tell_environment()
+        self._emit_unnumbered(record)
 
     def _write(self, record: Record) -> None:
         seq = self._session.seq

@@ -293,9 +293,13 @@ def end(session: Session, help_id: int, reason: str) -> None:
     )
 
 
-def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
-    """Return the first part in which two environments differ so that results may differ in bits."""
-    return next((name for name in ALIKE if one.get(name) != other.get(name)), None)
+def difference(helper: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:
+    """Return the first part in which the environment of a helper differs from that of the run so
+    that scores may differ in bits. The helper may have read only inputs of the run so far."""
+    part = next((name for name in ALIKE if helper.get(name) != run.get(name)), None)
+    known = (run.get("inputs") or {}).items()
+    is_known = (helper.get("inputs") or {}).items() <= known
+    return part or (None if is_known else "inputs")
 
 
 def has_helper(session: Session, experiment_id: str, attempt: int) -> bool:

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import torch
 from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
 from mptcore.protocol.orders import Assignment, parse_assignment
 from mptcore.protocol.records import Checkpoint, Log, Progress
-from mptcore.runtime import runner
+from mptcore.runtime import inputs, runner
 from mptcore.runtime.checkpoint import Snapshot, files
 from mptcore.runtime.runner import SpecRunner
 from mptcore.runtime.session import Session
@@ -182,3 +183,22 @@ def test_a_stop_waits_for_the_checkpoint_in_progress(
         ("checkpoint", 1), ("snapshot", 2), ("checkpoint", 2),
     ]  # fmt: skip
     assert len(files(tmp_path)) == 2
+
+
+def test_a_helper_reports_its_inputs_before_scores() -> None:
+    """Also those that it has read since its last step."""
+
+    def scoring(spec: object, session: Session, resumed: object) -> Iterator[None]:
+        yield None
+        inputs.note_used("a.txt", "0" * 64)
+        assert session.scores.division is not None
+        session.scores.division.put(0, torch.zeros(1, 1, 1, dtype=torch.float64))
+        yield None
+
+    out = io.StringIO()
+    assignment = replace(parse_assignment(line(SMALL)), helps=True)
+    assert SpecRunner(scoring, assignment, out, supervised=True).run() == COMPLETE
+    told = [json.loads(one) for one in out.getvalue().splitlines()]
+    kinds = [one["record"] for one in told if one["record"] != "end"]
+    assert kinds == ["environment", "environment", "scores"]
+    assert told[1]["inputs"] == {"a.txt": "0" * 64}

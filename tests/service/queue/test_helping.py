@@ -307,8 +307,19 @@ def test_an_unlike_worker_does_not_help_again(either: Database) -> None:
 @pytest.mark.parametrize("part", helping.ALIKE)
 def test_environments_differ_in_a_part(part: str) -> None:
     whole: dict[str, Any] = dict.fromkeys(helping.ALIKE, "same")
-    assert helping.difference({**whole, "inputs": 1}, {**whole, "inputs": 2}) is None
+    assert helping.difference({**whole, "platform": 1}, {**whole, "platform": 2}) is None
     assert helping.difference({**whole, part: "other"}, whole) == part
+
+
+@pytest.mark.parametrize(
+    ("inputs", "part"),
+    [({}, None), ({"a": "1"}, None), ({"a": "2"}, "inputs"), ({"c": "1"}, "inputs")],
+)
+def test_a_helper_reads_the_inputs_of_the_run(inputs: dict[str, str], part: str | None) -> None:
+    """Perhaps not all of them yet. The newest weights of a hub, or a file of the data folder, may
+    differ between machines."""
+    run = {"inputs": {"a": "1", "b": "2"}}
+    assert helping.difference({"inputs": inputs}, run) == part
 
 
 def test_a_run_waits_a_little_for_its_next_helper(database: Database) -> None:
