@@ -7,7 +7,7 @@ double work: the attempt uses each batch once, and computes what is missing itse
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import delete, select, update
@@ -99,7 +99,7 @@ def send_scores(
         session.execute(sent.execution_options(synchronize_session=False))
 
 
-def forget(session: Session, experiment_ids: Sequence[str]) -> None:
+def forget(session: Session, experiment_ids: Collection[str]) -> None:
     """Delete the claims, plans and scores of attempts that have ended."""
     for table in (DividedRun, SentBatch):
         session.execute(delete(table).where(table.experiment_id.in_(experiment_ids)))

@@ -279,7 +279,12 @@ def beat(session: Session, claim: HelpClaim, lease_s: float) -> None:
         raise HelpOver("its lease is lost")
     if must_stop:
         raise HelpOver("its worker is needed for an experiment")
-    if session.scalar(select(Help.id).where(Help.id == claim.id, _attempt_runs())) is None:
+    run = select(Experiment.id).where(
+        Experiment.id == claim.experiment_id,
+        Experiment.attempt == claim.attempt,
+        Experiment.status == Status.RUNNING,
+    )  # an experiment ends only after this transaction (`holds.settle`)
+    if session.scalar(run.with_for_update(read=True, key_share=True)) is None:
         raise HelpOver("the attempt has ended")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, case, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
+from service.queue import division
 from service.tables.engine import now
 from service.tables.experiments import TERMINAL, WAITING, Experiment, Held, Status, Wait
 from service.tables.sweeps import Sweep, SweepPoint, Turn
@@ -86,6 +87,7 @@ def settle(session: Session, ended: Collection[str], status: str) -> Mapping[str
     mine = select(Experiment.id).where(Experiment.id.in_(ended))
     session.execute(mine.order_by(Experiment.id).with_for_update())
     session.execute(delete(Wait).where(Wait.experiment_id.in_(ended)))
+    division.forget(session, ended)  # behind the lock, so that no helper adds to them
     return release(session, ended, status)
 
 

@@ -273,7 +273,6 @@ def _end(
     ledger.end(session, claim.experiment_id, claim.attempt, peak_bytes=peak_bytes)
     if is_terminal(status):
         _forget_checkpoints(session, [claim.experiment_id])
-        division.forget(session, [claim.experiment_id])
     note_status(session, claim.experiment_id, status, attempt=claim.attempt)
 
 
