@@ -5,18 +5,21 @@ is needed; the run itself then computes what is missing.
 """
 
 import logging
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
+from mptcore.protocol.exit_codes import COMPLETE
 from mptcore.specs.stored import stored_spec
 from service.datasets.child_environment import hub_environment
 from service.experiments.inputs import Inputs
 from service.queue import division, helping
-from service.queue.helping import UNLIKE, HelpClaim, HelpOver
+from service.queue.helping import FAILED, FINISHED, UNLIKE, HelpClaim, HelpOver
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
+from worker.children import GONE
 from worker.memory import Memory
 from worker.runner import Record, Runner
 
@@ -54,7 +57,7 @@ class HelpSupervision:
                 if is_stopping():
                     raise HelpOver("its worker stops")
                 if self._memory.is_over(self.runner.child.pid):
-                    raise HelpOver(f"out of memory: {self._memory}")
+                    raise HelpOver(f"{FAILED}out of memory: {self._memory}")
         except HelpOver as over:
             return str(over)
         finally:
@@ -89,7 +92,7 @@ class HelpSupervision:
         if records is None or is_urgent or at >= self._last_contact + CONTACT_S:
             self._contact()
         if records is None:
-            raise HelpOver("nothing is left to compute")
+            raise HelpOver(_reason_of_exit(self.runner.kill()))
 
     def _take(self, line: Record) -> None:
         match line["record"]:
@@ -103,7 +106,7 @@ class HelpSupervision:
             case "scores" if self._is_alike and len(self._unsent) < MAX_UNSENT:
                 self._unsent.append({key: line[key] for key in ("number", "shape", "data")})
             case "failure":
-                raise HelpOver(f"its process failed: {line['message']}")
+                raise HelpOver(f"{FAILED}{line['message']}")
 
     def _contact(self) -> None:
         """Renew the lease, send scores, and answer the runner."""
@@ -128,3 +131,11 @@ class HelpSupervision:
         if plans is not None and len(plans) > self._known_plans:
             self.runner.order({"plans": plans[self._known_plans :]})
             self._known_plans = len(plans)
+
+
+def _reason_of_exit(status: int) -> str:
+    if status == COMPLETE:
+        return FINISHED
+    if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # not of its own doing
+        return "its process was killed"
+    return f"{FAILED}it ended with status {status}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, update
-from sqlalchemy.orm import Session, aliased, undefer
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, undefer
 
 from service.fair_share import FairShare
 from service.queue import lease, shares, workers
@@ -32,6 +32,10 @@ MAX_PAUSE_S = 5.0
 """Maximum seconds between the end of a help and the next help for the same attempt."""
 UNLIKE = "its worker is unlike the run's: "
 """Beginning of the reason of a help that ended because the results could differ in bits."""
+FAILED = "its process failed: "
+"""Beginning of the reason of a help whose process failed. It would fail again."""
+FINISHED = "nothing is left to compute"
+"""Reason of a help that ended because all batches of the attempt are claimed."""
 ALIKE = ("core", "packages", "cpu", "cpu_capability", "threads", "gpu", "cuda", "precision")
 """Parts of the environment on which the bits of a result depend."""
 
@@ -149,6 +153,7 @@ def _candidates(queue: Queue, rules: Rules) -> Any:
     of_attempt = and_(Help.experiment_id == Experiment.id, Help.attempt == Experiment.attempt)
     helpers = select(func.count()).where(of_attempt, _ACTIVE).scalar_subquery()
     recent = exists().where(of_attempt, Help.ended_at > now() - min(rules.after_s, MAX_PAUSE_S))
+    finished = exists().where(of_attempt, Help.reason == FINISHED)
     eta_s = Experiment.progress_eta_s - (now() - Experiment.progress_at)
     return (
         select(Experiment.id, Experiment.attempt, Experiment.owner_id, helpers.label("helpers"))
@@ -165,9 +170,15 @@ def _candidates(queue: Queue, rules: Rules) -> Any:
             Attempt.environment.is_not(None),
             eta_s > rules.after_s,
             ~recent,
+            ~finished,
             exists(_idle_and_alike(queue, rules.within_s)),
         )
     )
+
+
+def _is_in_vain(reason: InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
+    """Return whether the worker of an ended help could not help the attempt if it tried again."""
+    return or_(reason.startswith(UNLIKE), reason.startswith(FAILED))
 
 
 def _idle_and_alike(queue: Queue, within_s: float) -> Any:
@@ -176,7 +187,7 @@ def _idle_and_alike(queue: Queue, within_s: float) -> Any:
         Help.experiment_id == Experiment.id,
         Help.attempt == Experiment.attempt,
         Help.worker == Worker.id,
-        Help.reason.startswith(UNLIKE),
+        _is_in_vain(Help.reason),
     )
     return (
         select(Worker.id)
@@ -222,7 +233,7 @@ def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpCl
         earlier.experiment_id == Help.experiment_id,
         earlier.attempt == Help.attempt,
         earlier.worker == worker,
-        earlier.reason.startswith(UNLIKE),
+        _is_in_vain(earlier.reason),
     )
     row = session.execute(
         update(Help)

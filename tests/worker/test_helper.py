@@ -1,5 +1,6 @@
 """A run that shares its work, and its helper, each with a runner that does what is written."""
 
+import signal
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from service.tables.helpers import Help, SentBatch
 from tests.service.queue.test_helping import BATCH, ENVIRONMENT, LEASE_S
 from tests.support.scripted import Clock, ScriptedRunner, Watch, points
 from worker import helper
+from worker.children import GONE
 from worker.helper import HelpSupervision
 from worker.runner import Record, Runner
 
@@ -159,6 +161,20 @@ def test_a_helper_ends_with_its_worker_and_its_process(helped: Helped, settings:
     reason, runner = helped([LIKE], status=None)
     assert reason == "its process reported nothing for too long"
     assert settings.stall_s <= runner.heard[-1][0] <= settings.stall_s + 1
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (0, helping.FINISHED),
+        (-signal.SIGKILL, "its process was killed"),
+        (GONE, "its process was killed"),
+        (-signal.SIGSEGV, "its process failed: it ended with status -11"),
+        (1, "its process failed: it ended with status 1"),
+    ],
+)
+def test_a_help_reports_the_exit_of_its_process(helped: Helped, status: int, reason: str) -> None:
+    assert helped([LIKE], status=status)[0] == reason
 
 
 def test_a_helper_renews_its_lease(helped: Helped, database: Database) -> None:

@@ -290,12 +290,13 @@ def test_at_most_so_many_batches_are_read_at_once(either: Database) -> None:
         assert division.take_scores(session, *of) == batches[-1:]
 
 
-def test_an_unlike_worker_does_not_help_again(either: Database) -> None:
+@pytest.mark.parametrize("reason", [f"{UNLIKE}cpu", f"{helping.FAILED}no such file"])
+def test_a_worker_that_cannot_help_is_not_offered_again(either: Database, reason: str) -> None:
     """Its offers go to others, and where there are none, none is made."""
     long_run(either)
     add_workers(either, "w", "w1")
     claim = begun(either)
-    ended(either, claim.id, f"{UNLIKE}cpu")
+    ended(either, claim.id, reason)
     with either.transaction() as session:
         session.execute(update(Help).values(ended_at=now() - 60))
     assert offered(either) is None
@@ -306,6 +307,15 @@ def test_an_unlike_worker_does_not_help_again(either: Database) -> None:
         assert helping.begin(session, help_id, "w1", LEASE_S) is None
     assert len(helps(either)) == 1
     assert begun(either, "w2")
+
+
+def test_an_attempt_with_nothing_left_to_compute_is_not_helped(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "w", "w1", "w2")
+    ended(either, begun(either).id, helping.FINISHED)
+    with either.transaction() as session:
+        session.execute(update(Help).values(ended_at=now() - 60))
+    assert offered(either) is None
 
 
 @pytest.mark.parametrize("part", helping.ALIKE)
