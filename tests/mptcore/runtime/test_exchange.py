@@ -10,6 +10,7 @@ import torch
 from mptcore.protocol.orders import Order, SentScores
 from mptcore.protocol.records import BatchClaim, BatchPlan, BatchScores, DivisionStart, Record
 from mptcore.runtime import exchange
+from mptcore.runtime.division import MAX_AHEAD
 from mptcore.runtime.exchange import Exchange, decoded, encoded
 
 
@@ -88,7 +89,7 @@ def test_scores_arrive_once_and_old_ones_are_forgotten() -> None:
     values = torch.tensor([[[1.5, -2.0]], [[0.0, 1e-300]]], dtype=torch.float64)
     one, _ = part(helps=False)
     helper, records = part(helps=True)
-    late = exchange.MAX_AHEAD + 4
+    late = MAX_AHEAD + 4
     for number in (3, 4, 5, late):
         helper.put(number, values + number)
     sent = [
@@ -113,7 +114,7 @@ def test_scores_before_those_that_can_be_needed_are_forgotten() -> None:
     helper.put(4, torch.zeros(1, 1, 1, dtype=torch.float64))
     (sent,) = (record for record in records if isinstance(record, BatchScores))
     one.obey(order(scores=[SentScores(number=4, shape=[1, 1, 1], data=sent.data)]))
-    assert one.found(exchange.MAX_AHEAD + 4) is None
+    assert one.found(MAX_AHEAD + 4) is None
     assert one.found(4) is None
 
 
