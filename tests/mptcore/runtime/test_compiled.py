@@ -74,7 +74,7 @@ def test_compiled_code_is_read_from_a_folder_that_cannot_be_written(folder: Path
 
 def test_a_folder_that_cannot_be_written_and_no_home_do_not_stop_a_run(folder: Path) -> None:
     folder.chmod(0o555)
-    found = run_python(USE, folder, HOME="/nowhere", XDG_CACHE_HOME="/nowhere")
+    found = run_python(USE, folder, HOME="/dev/null", XDG_CACHE_HOME="/dev/null")
     assert found.stdout.split() == ["1"]
 
 
