@@ -1,20 +1,17 @@
 """Help for running experiments in the store: who gets it, its lease, its batches, its end."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, select, update
 
 from service.experiments import deletion
 from service.fair_share import FairShare
-from service.queue import division, helping, lease, ledger, shares, states, workers
+from service.queue import division, helping, lease, ledger, shares, workers
 from service.queue.helping import UNLIKE, HelpClaim, HelpOver, Rules
 from service.queue.lease import Claim
 from service.queue.workers import Vitals
-from service.settings import Settings
 from service.tables.engine import Database, now
 from service.tables.experiments import Attempt, DesiredState, Experiment, Queue, Status, Usage
 from service.tables.helpers import DividedRun, Help, SentBatch
@@ -22,7 +19,6 @@ from service.tables.users import User
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.invariants import check
-from tests.support.processes import wait_until
 
 LEASE_S = 60.0
 RULES = Rules(FairShare(), within_s=60.0, max_workers=3, after_s=10.0)
@@ -318,24 +314,6 @@ def test_an_attempt_with_nothing_left_to_compute_is_not_helped(either: Database)
     assert offered(either) is None
 
 
-@pytest.mark.parametrize("part", helping.ALIKE)
-def test_environments_differ_in_a_part(part: str) -> None:
-    whole: dict[str, Any] = dict.fromkeys(helping.ALIKE, "same")
-    assert helping.difference({**whole, "platform": 1}, {**whole, "platform": 2}) is None
-    assert helping.difference({**whole, part: "other"}, whole) == part
-
-
-@pytest.mark.parametrize(
-    ("inputs", "part"),
-    [({}, None), ({"a": "1"}, None), ({"a": "2"}, "inputs"), ({"c": "1"}, "inputs")],
-)
-def test_a_helper_reads_the_inputs_of_the_run(inputs: dict[str, str], part: str | None) -> None:
-    """Perhaps not all of them yet. The newest weights of a hub, or a file of the data folder, may
-    differ between machines."""
-    run = {"inputs": {"a": "1", "b": "2"}}
-    assert helping.difference({"inputs": inputs}, run) == part
-
-
 def test_a_run_waits_a_little_for_its_next_helper(database: Database) -> None:
     long_run(database)
     add_workers(database, "w", "w1", "w2")
@@ -409,54 +387,3 @@ def test_a_restore_ends_all_helps(database: Database) -> None:
     assert one.ended_at is not None
     with database.snapshot() as session:
         assert session.scalar(select(func.count()).select_from(DividedRun)) == 0
-
-
-def leftovers(database: Database) -> int:
-    """Number of claims and batches that are stored."""
-    with database.snapshot() as session:
-        tables = DividedRun.experiment_id, SentBatch.experiment_id
-        return sum(session.scalar(select(func.count(one))) or 0 for one in tables)
-
-
-def test_an_experiment_that_ends_between_attempts_leaves_no_batches(either: Database) -> None:
-    """Its attempt was handed back, and then it is cancelled; or its last attempt is lost."""
-    run = long_run(either)
-    add_workers(either, "w", "w1")
-    claim = begun(either)
-    of = run.experiment_id, run.attempt
-    with either.transaction() as session:
-        division.begin(session, *of, 3)
-        division.send_scores(session, *of, claim.id, [BATCH])
-        lease.release(session, run)
-    assert leftovers(either) == 2
-    with either.transaction() as session:
-        states.request(session, run.experiment_id, DesiredState.CANCEL)
-    assert leftovers(either) == 0
-
-
-def test_no_helper_adds_batches_to_an_experiment_that_has_ended(lab: Settings) -> None:
-    """A helper whose transaction has begun is waited for."""
-    locks = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-    with closing(Database(lab.url)) as database, ThreadPoolExecutor(1) as beside:
-        run = long_run(database)
-        add_workers(database, "w", "w1")
-        claim = begun(database)
-        of = run.experiment_id, run.attempt
-        with database.transaction() as session:
-            division.begin(session, *of, 3)
-
-        def finish() -> None:
-            with database.transaction() as session:
-                lease.finish(session, run, Status.SUCCEEDED)
-
-        with database.transaction() as session:
-            helping.beat(session, claim, LEASE_S)
-            ended = beside.submit(finish)
-            wait_until(
-                lambda: ended.done() or session.execute(locks).scalar_one() > 0,
-                what="the end of the run",
-            )
-            division.send_scores(session, *of, claim.id, [BATCH])
-            division.claim_span(session, *of, 1)
-        ended.result()
-        assert leftovers(database) == 0
