@@ -90,7 +90,7 @@ BUSY = or_(
     exists().where(Experiment.worker == Worker.id, Experiment.status == Status.RUNNING),
     exists().where(Help.worker == Worker.id, Help.ended_at.is_(None)),
 )
-"""Whether a worker runs an experiment or helps one."""
+"""True for a worker that runs an experiment or helps one."""
 _ON_THEIR_WAY = (
     select(func.count())
     .where(Experiment.status == Status.DISPATCHED, Experiment.queue == Worker.queue)

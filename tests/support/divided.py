@@ -29,7 +29,7 @@ class Board:
     scores: dict[int, Tensor] = field(default_factory=dict)
     plans: dict[int, Tensor] = field(default_factory=dict)
     used: Counter[int] = field(default_factory=Counter)
-    """How often the scores of each batch were taken from a helper."""
+    """Number of times that the scores of each batch were taken from a helper."""
 
 
 @dataclass

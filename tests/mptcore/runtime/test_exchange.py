@@ -146,7 +146,7 @@ def test_a_helper_uses_published_plans_alone() -> None:
 
 
 def test_a_claim_waits_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As short as it takes: the answer comes from another thread."""
+    """The wait ends when the answer comes, from another thread."""
     monkeypatch.setattr(exchange, "ANSWER_S", 60.0)
     asked = threading.Event()
     helper = Exchange(True, lambda record: asked.set())

@@ -187,7 +187,7 @@ def test_nobody_helps_while_an_experiment_could_begin(either: Database) -> None:
 
 
 def test_helpers_of_the_user_with_the_most_usage_give_way(either: Database) -> None:
-    """As many as experiments wait, each once. None for experiments that may not begin."""
+    """One helper stops for each waiting experiment that may begin, and for no other."""
     other = add_user(either, "other")
     runs = [long_run(either), long_run(either, owner_id=other)]
     add_workers(either, *"abcdefgh")
@@ -217,7 +217,7 @@ def test_helpers_of_the_user_with_the_most_usage_give_way(either: Database) -> N
 
 
 def test_a_help_is_over_with_its_attempt(either: Database) -> None:
-    """Of a later attempt it must not renew anything. Its batches are not those of the later."""
+    """A helper of an earlier attempt renews nothing, and its batches do not reach the later one."""
     run = long_run(either)
     add_workers(either, "w", "w1", "w2")
     claim = begun(either)
