@@ -49,6 +49,12 @@ Helped = Callable[..., tuple[str, ScriptedRunner]]
 
 
 @pytest.fixture
+def settings(settings: Settings) -> Settings:
+    """Settings with which a silent helper ends after some hundred looks."""
+    return settings.model_copy(update={"stall_s": 20.0})
+
+
+@pytest.fixture
 def helped(
     database: Database,
     settings: Settings,
