@@ -97,7 +97,10 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
     """Choose a running experiment that an idle worker of this queue may help, and return the number
     of the help. The owner with the least usage for its shares is first, then the run with the
     fewest helpers. None if an experiment waits that could begin, or if no run may have another
-    helper. Call only while holding the dispatch lock."""
+    helper. A GPU worker helps nobody, because the memory of its GPU is not checked. Call only while
+    holding the dispatch lock."""
+    if queue == Queue.GPU:
+        return None
     standings = shares.standings(session, rules.fair_share)
     alive = workers.alive_in(session, queue, rules.within_s)
     most = shares.max_slots(standings, rules.fair_share, alive)

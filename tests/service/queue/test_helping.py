@@ -106,6 +106,14 @@ def test_an_idle_worker_helps_a_long_run(either: Database) -> None:
         beat(either, claim)
 
 
+def test_a_gpu_worker_helps_nobody(database: Database) -> None:
+    """It could take memory that the run needs."""
+    long_run(database, queue=Queue.GPU)
+    add_workers(database, "w", "w1", queue=Queue.GPU)
+    assert offered(database, queue=Queue.GPU) is None
+    assert helps(database) == []
+
+
 def test_a_help_on_its_way_takes_a_worker(either: Database) -> None:
     long_run(either)
     add_workers(either, "w", "w1", "w2")
