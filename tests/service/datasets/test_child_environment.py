@@ -52,7 +52,8 @@ def test_the_processes_of_runs_have_that_environment(monkeypatch: pytest.MonkeyP
     for name, value in {**SECRETS, **HUB}.items():
         monkeypatch.setenv(name, value)
     devnull = os.open(os.devnull, os.O_RDWR)
-    spawned = Spawned((devnull, devnull, devnull), [sys.executable, "-c", "input()"])
+    never_written, held_open = os.pipe()  # so that it waits for input until it is closed
+    spawned = Spawned((never_written, devnull, devnull), [sys.executable, "-c", "input()"])
     parent = WarmParent()
     try:
         for pid in (spawned.pid, parent._process.pid):
@@ -62,7 +63,8 @@ def test_the_processes_of_runs_have_that_environment(monkeypatch: pytest.MonkeyP
     finally:
         spawned.close()
         parent.close()
-        os.close(devnull)
+        for file in (devnull, never_written, held_open):
+            os.close(file)
 
 
 TEXT = {
