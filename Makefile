@@ -7,7 +7,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt $(CURDIR)/constraints-cuda.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo serve test lint docs notebooks bench calibration chaos fuzz mutants
+.PHONY: help setup demo reproduce serve test lint docs notebooks bench calibration chaos fuzz mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -29,6 +29,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt $(PTH)
 
 demo: setup ## the paper's Table 1 and real digits, through the whole service
 	$(BIN)/python -m mptlab.demo
+
+reproduce: setup ## all tables and figures of the paper, and a report on what agrees; QUICK=1: in minutes
+	$(BIN)/mpt reproduce $(if $(QUICK),--quick)
 
 serve: setup ## the service on this machine: API and one worker, SQLite
 	$(BIN)/mpt serve

@@ -322,6 +322,10 @@ class Client(Administration):
         """Return one of the paper's tables or figures: its specs and published values."""
         return self._call("GET", f"/v1/presets/{quote(name, safe='')}")
 
+    def preset_runs(self) -> list[Json]:
+        """Return for each spec of each preset the newest experiment that ran it, or None."""
+        return self._items("/v1/presets:runs")
+
     def run_preset(
         self, name: str, *, idempotency_key: str | None = None, **beside: Any
     ) -> list[Experiment]:

@@ -104,7 +104,7 @@ def _fig3_vae(name: str, source: str) -> Preset:
     common = {"latent_dim": 8, "noise_precision": 20.0}
     likelihood = {"distribution": "gaussian", "noise_precision": 20.0}
     network = {"layers": "dense", "widths": [256]}
-    epochs = {"epochs": 200, "batch_size": 100, "evaluate_every": 20}
+    epochs = {"epochs": 200, "batch_size": 100, "evaluate_every": 50}
     return _fig3(
         name,
         source,

@@ -1,0 +1,160 @@
+"""Write a report on the presets that ran: Markdown with pictures beside it, and one HTML page that
+contains everything."""
+
+import base64
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from mptlab import __version__
+from mptlab.curves import Curves
+from mptlab.errors import Json
+from mptlab.reproduce import Outcome
+
+KINDS = {"table1": "area", "fig4": "area", "fig5-left": "evolution", "fig5-right": "scores",
+         "table2": "scores"}  # fmt: skip
+"""Kind of figure, by the beginning of a preset's name. By default it is chosen from the series."""
+MAX_PICTURES = 3
+ORDER = ("agrees", "cannot tell", "differs", "incomplete", "ran in short", "did not run")
+RULE = """\
+Each verdict is computed from numbers. A figure *agrees* if its whole 95 % interval is between the
+two bounds, which come from the published figure and a stated margin; it *differs* if the interval
+is completely outside; otherwise the verdict is *cannot tell*. A preset agrees if all its figures
+agree, and differs if one of them does. Each figure is tested at 95 % by itself, without a
+correction for the number of figures: a figure that is a margin or more away is found to agree in at
+most 5 % of cases. The power is the probability to find agreement where it is true. Figures without
+a sampling error have an interval of width 0 and power 1.
+"""
+STYLE = """\
+body { max-width: 46rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; background: #fff;
+       font: 16px/1.55 system-ui, sans-serif }
+h1, h2 { line-height: 1.25; text-wrap: balance } h2 { margin-top: 3rem }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums;
+        display: block; overflow-x: auto }
+th, td { padding: .25rem .7rem .25rem 0; text-align: left; border-bottom: 1px solid #ddd }
+img { max-width: 100% } code { font-size: .9em } p > img { margin-right: 1rem }
+"""
+
+
+def write(outcomes: Sequence[Outcome], folder: Path) -> Path:
+    """Write report.md, report.html and the pictures. Return the path of the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = {made.name: _pictures(made, folder) for made in outcomes}
+    text = "\n".join(_lines(outcomes, pictures))
+    (folder / "report.md").write_text(text, encoding="utf-8")
+    page = folder / "report.html"
+    page.write_text(_page(text, folder), encoding="utf-8")
+    return page
+
+
+def counted(outcomes: Sequence[Outcome]) -> str:
+    """Return one line that counts the verdicts: `11 agree, …`."""
+    counts = Counter(made.status for made in outcomes)
+    return ", ".join(f"{counts[one]} {one}" for one in ORDER if counts[one])
+
+
+def _pictures(made: Outcome, folder: Path) -> list[str]:
+    """Draw the curves of the first experiments, and return the names of the files."""
+    kind = next((kind for name, kind in KINDS.items() if made.name.startswith(name)), None)
+    names = []
+    for part, one in enumerate(made.curves[:MAX_PICTURES], 1):
+        name = f"{made.name}-{part}.svg"
+        Curves(one["series"]).plot(kind, folder / name)
+        names.append(name)
+    return names
+
+
+def _lines(outcomes: Sequence[Outcome], pictures: dict[str, list[str]]) -> Iterator[str]:
+    today = f"{datetime.now(UTC):%-d %B %Y}"
+    yield "# On Masked Pre-training and the Marginal Likelihood, reproduced\n"
+    yield (
+        "Moreno-Muñoz, Recasens and Hauberg (NeurIPS 2023) show that masked scores, summed over "
+        "all mask sizes, are the log marginal likelihood (LML). This report has the tables and "
+        "figures of their paper, computed again, and claims of our own.\n"
+    )
+    yield f"**{counted(outcomes)}.**\n"
+    yield f"Made by `mpt reproduce` of MPT Lab {__version__} on {today}. {_machines(outcomes)}\n"
+    yield RULE
+    yield "| preset | what | verdict | time |\n|---|---|---|---|"
+    for made in outcomes:
+        yield f"| {made.name} | {made.preset['title']} | {made.status} | {_time(made.seconds)} |"
+    for made in outcomes:
+        yield from _section(made, pictures[made.name])
+
+
+def _section(made: Outcome, pictures: Sequence[str]) -> Iterator[str]:
+    yield f"\n## {made.preset['title']}\n"
+    yield f"*Published:* {made.preset['statement']}\n"
+    if made.failure is not None:
+        yield f"**Did not run:** {made.failure}\n"
+        return
+    yield f"**{made.status.capitalize()}.** The experiments took {_time(made.seconds)}.\n"
+    if made.is_short:
+        yield "A short form ran, to show that the preset works here. It has no verdict.\n"
+    if made.verdict is not None:
+        yield from _verdict(made.verdict)
+    for part, name in enumerate(pictures, 1):
+        yield f"![{made.preset['title']}, experiment {part}]({name})\n"
+    ids = ", ".join(f"`{one}`" for one in dict.fromkeys(made.ids))
+    yield f"All data of an experiment, and the commands that repeat it, are in its bundle: {ids}.\n"
+
+
+def _verdict(verdict: Json) -> Iterator[str]:
+    if verdict["missing"]:
+        yield f"Incomplete: {verdict['missing']}.\n"
+    if verdict["comparisons"]:
+        yield "| | published | measured | agrees from | to | outcome | power |"
+        yield "|---|---|---|---|---|---|---|"
+    for one in verdict["comparisons"]:
+        measured = _number(one["measured"])
+        if one["half_width"]:
+            measured += f" ± {one['half_width']:.2g}"
+        cells = (one["what"], f"{one['published']:g}", measured, _number(one["low"]),
+                 _number(one["high"]), one["outcome"], f"{one['power']:.0%}")  # fmt: skip
+        yield f"| {' | '.join(cells)} |"
+    yield ""
+
+
+def _machines(outcomes: Sequence[Outcome]) -> str:
+    """Return what the experiments ran on, from the environments that they recorded."""
+    found = [
+        attempt["environment"]
+        for made in outcomes
+        for one in made.ended
+        for attempt in one["attempts"]
+        if attempt["environment"]
+    ]
+    devices = dict.fromkeys(one["gpu"] or one["cpu"] for one in found)
+    torch = dict.fromkeys(f"torch {one['packages']['torch']}" for one in found)
+    return f"Experiments ran on {', '.join([*devices, *torch])}." if found else ""
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.6g}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _page(text: str, folder: Path) -> str:
+    """Return the report as one HTML page that contains its pictures."""
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = markdown.parse(text)
+    for token in (inner for outer in tokens for inner in outer.children or ()):
+        if token.type == "image":
+            content = (folder / str(token.attrs["src"])).read_bytes()
+            token.attrs["src"] = f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}"
+    title = escape(tokens[1].content)
+    body = markdown.renderer.render(tokens, markdown.options, {})
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head><body>\n{body}</body></html>\n"
+    )

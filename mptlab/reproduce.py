@@ -1,0 +1,170 @@
+"""Run the presets of a service, and collect what a report on them needs."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from mptlab.api import Client
+from mptlab.errors import Json, Refused
+from mptlab.specs import changed
+
+SHORT: Mapping[str, Mapping[str, Any]] = {
+    "linear_vae": {
+        "data.n": 100,
+        "train.epochs": 20,
+        "evaluate.masks": {"schedule": "fixed", "rate": 0.5, "per_size": 2},
+        "evaluate.lml.nodes": 40,
+        "seeds": [4],
+    },
+    "vae": {"data.n": 150, "train.epochs": 3, "train.evaluate_every": 3, "seeds": [4]},
+    "masked_lm": {
+        "data.n": 20,
+        "evaluate.masks": {"schedule": "rates", "rates": [0.15, 0.5, 0.9], "per_size": 2},
+    },
+}
+"""Changes of a spec that make a short form of it, by the family of its model. Other families are
+fast, and run whole."""
+SHORT_TRAINING = {"train.steps": 20, "train.warmup_steps": 2, "train.evaluate_every": 20}
+"""Further changes of a masked language model that is trained."""
+
+
+@dataclass
+class Outcome:
+    """A preset with what became of it."""
+
+    preset: Json
+    is_short: bool = False
+    """Whether a short form ran. Its results have no verdict."""
+    ids: list[str] = field(default_factory=list)
+    ended: list[Json] = field(default_factory=list)
+    """Documents of the ended experiments, in the order of the specs."""
+    curves: list[Json] = field(default_factory=list)
+    """Series of the experiments, each list in its order."""
+    verdict: Json | None = None
+    failure: str | None = None
+    """Why there are no results."""
+
+    @property
+    def name(self) -> str:
+        name: str = self.preset["name"]
+        return name
+
+    @property
+    def status(self) -> str:
+        """The verdict, or `did not run`, or `ran in short`."""
+        if self.failure is not None:
+            return "did not run"
+        return "ran in short" if self.verdict is None else self.verdict["verdict"]
+
+    @property
+    def seconds(self) -> float:
+        """Time that the experiments took, all together."""
+        return sum(map(_seconds, self.ended))
+
+    def summary(self) -> Json:
+        """Return the outcome for a program, without curves."""
+        return {
+            "preset": self.name,
+            "status": self.status,
+            "failure": self.failure,
+            "experiments": self.ids,
+            "verdict": self.verdict,
+            "seconds": self.seconds,
+        }
+
+
+def chosen(client: Client, names: Sequence[str]) -> list[Json]:
+    """Return the presets of these names, or all. Raises Refused for an unknown name."""
+    return [client.preset(name) for name in names] if names else client.presets()
+
+
+def submitted(client: Client, presets: Iterable[Json], quick: bool) -> list[Outcome]:
+    """Queue the experiments of presets. Experiments of the same specs that are computed, waiting or
+    running are used instead. With `quick`, slow ones are queued in a short form."""
+    runs = {one["name"]: one["runs"] for one in client.preset_runs()}
+    return [_submitted(client, preset, runs[preset["name"]], quick) for preset in presets]
+
+
+def _submitted(client: Client, preset: Json, runs: Sequence[Json | None], quick: bool) -> Outcome:
+    made = Outcome(preset)
+    usable = [one for one in runs if one and one["status"] not in ("failed", "cancelled")]
+    if len(usable) == len(preset["specs"]):
+        made.ids = [one["id"] for one in usable]
+        return made
+    specs = [_short(spec) for spec in preset["specs"]] if quick else preset["specs"]
+    made.is_short = specs != preset["specs"]
+    tags = [] if made.is_short else [f"preset:{made.name}"]
+    name = f"{made.name}, short" if made.is_short else made.name
+    try:
+        made.ids = client.batch({"spec": one, "name": name, "tags": tags} for one in specs)
+    except Refused as refused:
+        made.failure = "; ".join(one["detail"] for one in refused.errors[:3]) or str(refused)
+    return made
+
+
+def _short(spec: Json) -> Json:
+    changes = dict(SHORT.get(spec["model"]["family"], {}))
+    if spec["model"]["family"] == "masked_lm" and spec.get("train"):
+        changes |= {**SHORT_TRAINING, "data.n": 200}
+    return changed(spec, changes)
+
+
+def expected_s(client: Client, outcomes: Iterable[Outcome]) -> tuple[float, float, int]:
+    """Return low and high estimates of the time in seconds that the experiments still need one
+    after the other, and the number of experiments without an estimate."""
+    low = high = 0.0
+    unknown = 0
+    for one in client.get_many(dict.fromkeys(i for made in outcomes for i in made.ids)):
+        if one["terminal"]:
+            continue
+        told = None
+        with suppress(Refused):
+            told = client.validate(one["spec"])["runtime"]
+        if told is None:
+            unknown += 1
+        else:
+            low, high = low + told["low_s"], high + told["high_s"]
+    return low, high, unknown
+
+
+def finish(client: Client, outcomes: Iterable[Outcome], show: Callable[[Json], object]) -> None:
+    """Wait for the experiments, and read their results and verdicts. After a failure the preset's
+    other experiments are cancelled, and so are all that need the same checkpoint, which may take a
+    minute each to find that it cannot be had."""
+    missing: dict[str, str] = {}
+    for made in outcomes:
+        checkpoint = made.preset["specs"][0]["model"].get("checkpoint")
+        made.failure = made.failure or missing.get(checkpoint)
+        for one in made.ids:
+            if made.failure is not None:
+                with suppress(Refused):  # it may have ended
+                    client.cancel(one)
+                continue
+            made.ended.append(client.wait(one, on_change=show))
+            made.failure = _failure(made.ended[-1])
+        if made.failure is None:
+            made.curves = client.curves_of(made.ids)
+            made.verdict = None if made.is_short else client.verdict(made.name, made.ids)
+        elif checkpoint is not None and f"checkpoint {checkpoint}" in made.failure:
+            missing[checkpoint] = made.failure
+
+
+def _failure(ended: Json) -> str | None:
+    if ended["status"] == "succeeded":
+        return None
+    return ended["failure"]["message"] if ended["failure"] else f"it was {ended['status']}"
+
+
+def _seconds(experiment: Json) -> float:
+    """Return the time of all attempts."""
+    return sum(
+        (_moment(one["ended_at"]) - _moment(one["started_at"])).total_seconds()
+        for one in experiment["attempts"]
+        if one["ended_at"]
+    )
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)

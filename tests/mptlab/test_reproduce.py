@@ -1,0 +1,159 @@
+"""`mpt reproduce`: presets of a service become a report."""
+
+import base64
+import copy
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from mptcore.presets import PRESETS
+from mptcore.specs import parse_spec
+from mptlab import Client, Refused, report, reproduce
+from mptlab.errors import Json
+from mptlab.reproduce import Outcome
+from tests.support.commands import mpt_here
+
+DESCRIPTION = {"title": "Fig. 9", "statement": "It rises.", "specs": [{"model": {}}]}
+
+
+def test_without_a_service_one_runs_until_the_report_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "report"
+    (tmp_path / "models").mkdir()
+    environment = {
+        "MPT_STORE": str(tmp_path / "store"),
+        "MPT_MODELS_DIR": str(tmp_path / "models"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    code, output, error = mpt_here(
+        environment, "reproduce", "fig4-left", "table2-cola", "--quick", "--report", str(folder)
+    )
+    assert code == 0
+    assert "expected: unknown time" in error
+    fig4, cola, counts, page = output.splitlines()
+    assert fig4.split() == ["fig4-left", "agrees"]
+    assert cola.startswith("table2-cola")
+    assert "did not run: " in cola
+    assert "bert-base-uncased" in cola
+    assert counts == "1 agrees, 1 did not run"
+    assert page == f"report: {folder / 'report.html'}"
+    text = (folder / "report.md").read_text()
+    assert "| area − LML | 0 | " in text
+    assert "(fig4-left-1.svg)" in text
+    assert (folder / "fig4-left-1.svg").read_text().lstrip().startswith("<?xml")
+    html = (folder / "report.html").read_text()
+    (picture,) = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)"', html)
+    assert base64.b64decode(picture) == (folder / "fig4-left-1.svg").read_bytes()
+
+
+def test_results_that_exist_are_used(
+    environment: dict[str, str], client: Client, tmp_path: Path
+) -> None:
+    (first,) = client.run_preset("fig4-left")
+    first.wait()
+    before = len(client.experiments.list(None))
+    words = ("reproduce", "fig4-left", "--report", str(tmp_path), "--json")
+    code, output, error = mpt_here(environment, *words)
+    assert (code, error.splitlines()[0]) == (0, "everything is computed already")
+    (told,) = json.loads(output)
+    assert (told["status"], told["experiments"]) == ("agrees", [first.id])
+    assert told["seconds"] > 0
+    assert len(client.experiments.list(None)) == before
+    assert f"`{first.id}`" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if not name.endswith("-blocks")])
+def test_a_short_form_is_a_spec_that_is_small(name: str) -> None:
+    for spec in PRESETS[name].specs:
+        whole = spec.model_dump(mode="json")
+        short = reproduce._short(copy.deepcopy(whole))
+        parse_spec(json.dumps(short).encode())
+        family = whole["model"]["family"]
+        assert (short == whole) == (family not in reproduce.SHORT)
+        if family in reproduce.SHORT:
+            assert short["data"]["n"] <= 200
+            assert (short["train"] or {}).get("epochs", 0) <= 20
+            assert (short["train"] or {}).get("steps", 0) <= 20
+
+
+def test_an_unknown_preset_is_refused(environment: dict[str, str]) -> None:
+    code, _, error = mpt_here(environment, "reproduce", "fig9")
+    assert code == 1
+    assert "there is no preset fig9" in error
+
+
+class Service:
+    """Replaces a service in which all experiments with a checkpoint fail."""
+
+    def __init__(self) -> None:
+        self.waited: list[str] = []
+        self.cancelled: list[str] = []
+
+    def wait(self, one: str, on_change: Any) -> Json:
+        self.waited.append(one)
+        failure = {"message": "the checkpoint bert cannot be used"}
+        return {"status": "failed", "failure": failure, "attempts": []}
+
+    def cancel(self, one: str) -> None:
+        self.cancelled.append(one)
+        raise Refused({"detail": "it has ended"})
+
+
+def test_after_a_missing_checkpoint_others_that_need_it_are_cancelled() -> None:
+    specs = [{"model": {"checkpoint": "bert"}}] * 2
+    outcomes = [
+        Outcome({"name": "a", "specs": specs}, ids=["1", "2"]),
+        Outcome({"name": "b", "specs": specs}, ids=["3", "4"]),
+        Outcome({"name": "c", "specs": [{"model": {"checkpoint": "other"}}]}, ids=["5"]),
+    ]
+    service = Service()
+    reproduce.finish(cast(Client, service), outcomes, lambda _: None)
+    assert service.waited == ["1", "5"]
+    assert service.cancelled == ["2", "3", "4"]
+    assert {made.failure for made in outcomes} == {"the checkpoint bert cannot be used"}
+    assert {made.status for made in outcomes} == {"did not run"}
+
+
+def judged(verdict: str) -> Outcome:
+    """A preset with a verdict."""
+    figure = {"what": "rise", "published": 1.0, "measured": 2.5, "half_width": 0.25, "low": 1.0,
+              "high": None, "outcome": verdict, "power": 0.97}  # fmt: skip
+    result = {"verdict": verdict, "missing": None, "comparisons": [figure]}
+    return Outcome({**DESCRIPTION, "name": f"x-{verdict}"}, verdict=result)
+
+
+def test_a_report_says_what_differs_and_what_ran_in_short(tmp_path: Path) -> None:
+    outcomes = [
+        judged("differs"),
+        judged("agrees"),
+        judged("agrees"),
+        Outcome({**DESCRIPTION, "name": "y"}, is_short=True),
+    ]
+    report.write(outcomes, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "**2 agrees, 1 differs, 1 ran in short.**" in text
+    assert "| rise | 1 | 2.5 ± 0.25 | 1 | – | differs | 97% |" in text
+    assert "A short form ran" in text
+
+
+def attempt(began: str, ended: str | None) -> Json:
+    return {"started_at": f"2026-01-01T{began}Z", "ended_at": ended and f"2026-01-01T{ended}Z"}
+
+
+def test_the_time_of_a_preset_counts_all_attempts() -> None:
+    attempts: Sequence[Json] = [
+        attempt("00:00:00", "00:01:00"),
+        attempt("10:00:00", "10:00:02"),
+        attempt("10:00:03", None),
+    ]
+    assert Outcome(DESCRIPTION, ended=[{"attempts": attempts}] * 2).seconds == 124
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (99, "99.0 s"), (100, "2 min"), (7200, "2.0 h")]
+)
+def test_a_time_has_a_fitting_unit(seconds: float, text: str) -> None:
+    assert report._time(seconds) == text
