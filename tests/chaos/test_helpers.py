@@ -22,7 +22,7 @@ from tests.support.undisturbed import undisturbed_records
 from tests.support.vae_specs import deep_vae
 
 WORKERS = 3
-KILLS = 8
+KILLS = 5
 LIMIT_S = 600.0
 SHARED = {"MPT_MAX_WORKERS": str(WORKERS), "MPT_HELP_AFTER_S": "0.3", "MPT_LEASE_S": "5",
           "MPT_DEAF_S": "60"}  # fmt: skip
@@ -36,11 +36,11 @@ SLOW: dict[str, Any] = {
 FIXED = {
     **SLOW,
     "evaluate": {"lml": {"method": "iwae", "samples": 2},
-                 "masks": {"schedule": "fixed", "rate": 0.33, "per_size": 60}},
+                 "masks": {"schedule": "fixed", "rate": 0.33, "per_size": 30}},
 }  # fmt: skip
 TARGET = {
     **SLOW,
-    "evaluate": {"lml": {"method": "iwae", "samples": 2}, "target_std_err": 0.02, "max_masks": 150,
+    "evaluate": {"lml": {"method": "iwae", "samples": 2}, "target_std_err": 0.02, "max_masks": 75,
                  "masks": {"schedule": "sizes", "sizes": [3, 30, 60]}},
 }  # fmt: skip
 

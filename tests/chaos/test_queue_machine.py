@@ -14,8 +14,8 @@ from tests.chaos.queue_machine import QueueMachine
 from tests.support.servers import PostgreSQL
 
 STEPS = 50
-RUNS = {"sqlite": int(os.environ.get("MPT_CHAOS_SQLITE_RUNS", "25")),
-        "postgresql": int(os.environ.get("MPT_CHAOS_POSTGRESQL_RUNS", "5"))}  # fmt: skip
+RUNS = {"sqlite": int(os.environ.get("MPT_CHAOS_SQLITE_RUNS", "10")),
+        "postgresql": int(os.environ.get("MPT_CHAOS_POSTGRESQL_RUNS", "3"))}  # fmt: skip
 
 
 def run(machine: type[QueueMachine], runs: int) -> None:

@@ -43,7 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "vae": {
         "model": deep_vae(latent_dim=2, width=8, draws=2, rounds=2),
         "data": {**SIMULATED, "dim": 6, "heldout": 0.5},
-        "train": {**LATENT, "objective": ["mpt", "elbo"], "lml_samples": 3},
+        "train": {**LATENT, "objective": ["mpt", "elbo"], "lml_samples": 3, "evaluate_every": 3},
         "evaluate": {
             "masks": {"schedule": "fixed", "rate": 0.3, "per_size": 2},
             "lml": {"method": "iwae", "samples": 4},
