@@ -1,4 +1,4 @@
-"""The embedded service: an API process and a worker process, started and restarted together."""
+"""The embedded service: an API process and worker processes, started and restarted together."""
 
 import importlib.util
 import os
@@ -13,6 +13,8 @@ from typing import NoReturn
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
+MAX_WORKERS = 4
+"""Maximum number of workers by default. Each takes 400 MB of memory before it computes."""
 LOCK = "serving.lock"
 """File in a store that is locked by the process that serves the store."""
 
@@ -31,6 +33,14 @@ def become(module: str, *arguments: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
+def usual_workers() -> int:
+    """Return a worker for each two processors, which is what a run uses by default, but at most
+    MAX_WORKERS."""
+    is_told = hasattr(os, "sched_getaffinity")
+    processors = len(os.sched_getaffinity(0)) if is_told else os.cpu_count() or 1
+    return max(1, min(MAX_WORKERS, processors // 2))
+
+
 def free_port() -> int:
     """Return a free port of the loopback interface."""
     with socket.socket() as probe:
@@ -40,7 +50,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callable[[], None]]:
+def embedded(
+    store: Path, port: int, log: Path | None = None, workers: int = 1
+) -> Iterator[Callable[[], None]]:
     """Run the service on a loopback port with all data in `store`, while the block runs. Output
     goes to the file `log` or to stderr. Yield a function that restarts processes that have died.
     Raises RuntimeError if the store is already served or the port is in use."""
@@ -48,7 +60,7 @@ def embedded(store: Path, port: int, log: Path | None = None) -> Iterator[Callab
     with _locked(store, f"http://127.0.0.1:{port}"):
         if _is_taken(port):
             raise RuntimeError(f"port {port} is in use: choose another port")
-        with _started(store, port, log) as revive:
+        with _started(store, port, log, workers) as revive:
             yield revive
 
 
@@ -75,7 +87,9 @@ def _locked(store: Path, url: str) -> Iterator[None]:
 
 
 @contextmanager
-def _started(store: Path, port: int, log: Path | None) -> Iterator[Callable[[], None]]:
+def _started(
+    store: Path, port: int, log: Path | None, workers: int
+) -> Iterator[Callable[[], None]]:
     """Start the service's processes; see `embedded`."""
     environment = {
         **os.environ,
@@ -98,10 +112,7 @@ def _started(store: Path, port: int, log: Path | None) -> Iterator[Callable[[], 
 
         if start("service.operations.prepare").wait() != 0:
             raise RuntimeError(f"the store could not be prepared: see {log or 'above'}")
-        commands = [
-            ("service", "--port", str(port)),
-            ("worker.local",),
-        ]
+        commands = [("service", "--port", str(port)), *[("worker.local",)] * workers]
         processes = [start(*command) for command in commands]
 
         def revive() -> None:

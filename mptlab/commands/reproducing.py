@@ -82,7 +82,7 @@ def _service(url: str | None) -> Iterator[Client]:
         if is_named:
             raise
     port = serve.free_port()
-    with serve.embedded(store(), port, store() / "reproduce.log"):
+    with serve.embedded(store(), port, store() / "reproduce.log", serve.usual_workers()):
         with Client(f"http://127.0.0.1:{port}", serve.store_key(store())) as client:
             serve.wait_until(client.is_ready)
             yield client

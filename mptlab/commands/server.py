@@ -26,16 +26,26 @@ def serve(
     port: Annotated[
         int, typer.Option(help="loopback port; 0 means any free port", min=0, max=65535)
     ] = 8765,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="runs at the same time; default: one for each two processors, at most 4",
+            min=1,
+            max=64,
+        ),
+    ] = None,
 ) -> None:
-    """Run the service on this machine: the API and one worker, with SQLite in the store."""
+    """Run the service on this machine: the API and its workers, with SQLite in the store."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     port = port or server.free_port()
-    with server.embedded(store(), port) as revive:
+    count = workers or server.usual_workers()
+    with server.embedded(store(), port, workers=count) as revive:
         url = f"http://127.0.0.1:{port}"
         with Client(url, server.store_key(store())) as client:
             server.wait_until(client.is_ready)
             page = client.sign_in_url()
-        typer.echo(f"serving {url}, store {store()}; stop with Ctrl-C")
+        of = "1 worker" if count == 1 else f"{count} workers"
+        typer.echo(f"serving {url} with {of}, store {store()}; stop with Ctrl-C")
         typer.echo(f"open {page} in a browser: the link signs in once, within ten minutes")
         try:
             server.keep(revive)

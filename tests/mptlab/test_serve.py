@@ -28,7 +28,7 @@ def test_the_terminal_shows_only_the_outcome_of_runs(tmp_path: Path) -> None:
     port = serve.free_port()
     environment = {**os.environ, "MPT_STORE": str(tmp_path / "store")}
     process = psutil.Popen(
-        [*MPT, "serve", "--port", str(port)], env=environment,
+        [*MPT, "serve", "--port", str(port), "--workers", "2"], env=environment,
         stdin=theirs, stdout=theirs, stderr=theirs,
     )  # fmt: skip
     os.close(theirs)
@@ -54,6 +54,7 @@ def test_the_terminal_shows_only_the_outcome_of_runs(tmp_path: Path) -> None:
     with Client(url, key) as client:
         submitted = client.submit(ppca_spec())["id"]
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
+        wait_until(lambda: len(client.workers()) == 2, what="the second worker")
     process.send_signal(signal.SIGTERM)
     process.wait()
     reader.join()
@@ -63,6 +64,14 @@ def test_the_terminal_shows_only_the_outcome_of_runs(tmp_path: Path) -> None:
     assert any(submitted in line and "succeeded" in line for line in lines), lines
     assert len(lines) < 10, lines
     assert not [line for line in lines if "{" in line or "GET" in line], lines
+
+
+@pytest.mark.parametrize(("processors", "workers"), [(1, 1), (2, 1), (3, 1), (4, 2), (64, 4)])
+def test_a_worker_for_each_two_processors(
+    processors: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    assert serve.usual_workers() == workers
 
 
 def test_the_client_distribution_cannot_serve(
