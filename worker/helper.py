@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 READ_S = 0.05
 CONTACT_S = 0.2
 """Maximum seconds between two transactions: a helper gives way at the next one."""
+IDLE_S = 30.0
+"""Maximum seconds that a helper waits for work. Its time is charged to the run's owner."""
 MAX_UNSENT = 256
 """Maximum number of batches that are kept while the database is unavailable."""
 
@@ -41,6 +43,7 @@ class HelpSupervision:
         self.claim = claim
         self.runner = runner
         self._count: int | None = None
+        self._asked_at = 0.0
         self._unsent: list[dict[str, Any]] = []
         self._known_plans = 0
         self._is_alike = False
@@ -81,13 +84,18 @@ class HelpSupervision:
         """Read the runner's records, and exchange them with the database when it is time. Raises
         HelpOver at the end."""
         records = self.runner.read(READ_S)
-        for line in records or ():
-            self._take(line)
+        try:
+            for line in records or ():
+                self._take(line)
+        except (KeyError, TypeError, ValueError) as error:
+            raise HelpOver(f"{FAILED}a record is malformed: {error!r}") from error
         at = time.monotonic()
         if records:
             self._heard_at = at
         elif at > self._heard_at + self.settings.stall_s:
             raise HelpOver("its process reported nothing for too long")
+        if self._count is not None and at > self._asked_at + IDLE_S:
+            raise HelpOver("there was no work for it")
         is_urgent = self._count is not None or bool(self._unsent)
         if records is None or is_urgent or at >= self._last_contact + CONTACT_S:
             self._contact()
@@ -103,6 +111,7 @@ class HelpSupervision:
                 self._is_alike = True
             case "claim":
                 self._count = int(line["count"])
+                self._asked_at = time.monotonic()
             case "scores" if self._is_alike and len(self._unsent) < MAX_UNSENT:
                 self._unsent.append({key: line[key] for key in ("number", "shape", "data")})
             case "failure":

@@ -12,8 +12,9 @@ from worker.runner import Record, Runner
 class Sharing:
     """Requests are kept until a transaction with them is committed. Repeating them is harmless."""
 
-    def __init__(self, claim: Claim):
+    def __init__(self, claim: Claim, max_workers: int):
         self._run = claim.experiment_id, claim.attempt
+        self._may_divide = max_workers > 1
         self._first: int | None = None
         self._is_divided = False
         self._is_requested = False
@@ -45,7 +46,8 @@ class Sharing:
         """Store the requests and read the answers, in the transaction of the run's fence."""
         self._orders = []
         if not self._is_divided and self._first is None:
-            if not self._is_requested and helping.has_helper(session, *self._run):
+            may_ask = self._may_divide and not self._is_requested
+            if may_ask and helping.has_helper(session, *self._run):
                 self._orders.append({"divide": True})
             return
         if self._first is not None:

@@ -8,9 +8,10 @@ double work: the attempt uses each batch once, and computes what is missing itse
 import json
 import zlib
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from service.tables.engine import insert_new
@@ -18,6 +19,8 @@ from service.tables.helpers import DividedRun, Help, SentBatch
 
 MAX_TAKEN = 64
 """Maximum number of batches that an attempt reads in one transaction."""
+MAX_BYTES_TAKEN = 2**23
+"""Maximum compressed bytes of these batches, unless one alone has more."""
 
 
 def begin(session: Session, experiment_id: str, attempt: int, first: int) -> None:
@@ -41,18 +44,29 @@ def publish_plans(
 
 
 def take_scores(session: Session, experiment_id: str, attempt: int) -> list[dict[str, Any]]:
-    """Return scores that helpers have sent, and delete them."""
-    chosen = (SentBatch.experiment_id == experiment_id) & (SentBatch.attempt == attempt)
-    rows = session.execute(
-        select(SentBatch.number, SentBatch.content)
-        .where(chosen)
+    """Return scores that helpers have sent, and delete them: the first batches, up to the limits
+    above."""
+    of_attempt = (SentBatch.experiment_id == experiment_id) & (SentBatch.attempt == attempt)
+    sizes = session.execute(
+        select(SentBatch.number, func.length(SentBatch.content))
+        .where(of_attempt)
         .order_by(SentBatch.number)
         .limit(MAX_TAKEN)
     ).all()
-    if rows:
-        numbers = [row.number for row in rows]
-        session.execute(delete(SentBatch).where(chosen, SentBatch.number.in_(numbers)))
-    return [json.loads(zlib.decompress(row.content)) for row in rows]
+    total = accumulate(size for _, size in sizes)
+    numbers = [
+        number
+        for (number, _), up_to in zip(sizes, total, strict=True)
+        if up_to <= MAX_BYTES_TAKEN or number == sizes[0][0]
+    ]
+    if not numbers:
+        return []
+    taken = of_attempt & SentBatch.number.in_(numbers)
+    contents = session.scalars(
+        select(SentBatch.content).where(taken).order_by(SentBatch.number)
+    ).all()
+    session.execute(delete(SentBatch).where(taken))
+    return [json.loads(zlib.decompress(one)) for one in contents]
 
 
 def claim_span(session: Session, experiment_id: str, attempt: int, count: int) -> int | None:

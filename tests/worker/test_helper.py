@@ -51,7 +51,7 @@ Helped = Callable[..., tuple[str, ScriptedRunner]]
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
     """Settings with which a silent helper ends after some hundred looks."""
-    return settings.model_copy(update={"stall_s": 20.0})
+    return settings.model_copy(update={"stall_s": 20.0, "max_workers": 2})
 
 
 @pytest.fixture
@@ -96,6 +96,14 @@ def test_a_run_without_a_helper_is_not_asked_to_share(watch: Watch) -> None:
     assert len(runner.orders) == 1
 
 
+def test_where_one_worker_is_the_most_a_run_looks_for_no_helper(
+    watch: Watch, help_claim: HelpClaim
+) -> None:
+    watch.settings = watch.settings.model_copy(update={"max_workers": 1})
+    _, runner = watch.run(*[[] for _ in range(40)], points(1))
+    assert len(runner.orders) == 1
+
+
 def test_scores_of_helpers_reach_the_run(
     watch: Watch, claim: Claim, help_claim: HelpClaim, database: Database
 ) -> None:
@@ -125,9 +133,33 @@ def test_a_helper_claims_and_sends(
         assert session.scalar(select(Help.batches)) == 1
 
 
-def test_a_helper_waits_until_the_run_shares_its_work(helped: Helped) -> None:
+def test_a_helper_waits_a_while_until_the_run_shares_its_work(
+    helped: Helped, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, runner = helped([LIKE], [record("claim", count=1)], [], [])
     assert len(runner.orders) == 1
+    monkeypatch.setattr(helper, "IDLE_S", 3.0)
+    reason, runner = helped([LIKE], [record("claim", count=1)], status=None)
+    assert reason == "there was no work for it"
+    assert 3 <= runner.heard[-1][0] <= 4
+
+
+def test_a_helper_that_computes_for_long_goes_on(
+    helped: Helped, claim: Claim, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helper, "IDLE_S", 1.0)
+    with database.transaction() as session:
+        division.begin(session, claim.experiment_id, claim.attempt, 3)
+    looks: list[list[Record]] = [[LIKE], [record("claim", count=1)], *[[] for _ in range(60)]]
+    assert helped(*looks, [SCORES])[0] == "nothing is left to compute"
+
+
+@pytest.mark.parametrize(
+    "bad", [{"record": "claim"}, {"record": "claim", "count": "x"}, {"record": "scores"}]
+)
+def test_a_malformed_record_ends_a_help(helped: Helped, bad: Record) -> None:
+    reason, _ = helped([LIKE], [{**UNNUMBERED, **bad}])
+    assert reason.startswith("its process failed: a record is malformed: ")
 
 
 def test_an_unlike_worker_sends_nothing(helped: Helped, database: Database) -> None:

@@ -1,5 +1,7 @@
 """Help for running experiments in the store: who gets it, its lease, its batches, its end."""
 
+import json
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -292,6 +294,22 @@ def test_at_most_so_many_batches_are_read_at_once(either: Database) -> None:
         division.send_scores(session, *of, 2, batches[:1])
         assert division.take_scores(session, *of) == batches[:-1]
         assert division.take_scores(session, *of) == batches[-1:]
+
+
+def test_at_most_so_many_bytes_are_read_at_once(
+    either: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But at least one batch."""
+    run = long_run(either)
+    of = run.experiment_id, run.attempt
+    batches = [{**BATCH, "number": number} for number in range(5)]
+    one = len(zlib.compress(json.dumps(batches[0]).encode(), 1))
+    with either.transaction() as session:
+        division.send_scores(session, *of, 1, batches)
+        monkeypatch.setattr(division, "MAX_BYTES_TAKEN", 2 * one)
+        assert division.take_scores(session, *of) == batches[:2]
+        monkeypatch.setattr(division, "MAX_BYTES_TAKEN", 1)
+        assert division.take_scores(session, *of) == batches[2:3]
 
 
 @pytest.mark.parametrize("reason", [f"{UNLIKE}cpu", f"{helping.FAILED}no such file"])
