@@ -10,6 +10,7 @@ from typing import Any
 from mptcore.presets import judges
 from mptcore.presets.language import language_presets
 from mptcore.presets.preset import Preset
+from mptcore.presets.questions import own_presets
 from mptcore.presets.results import Comparison, Curve, Results, Verdict
 from mptcore.specs import LinearGaussianExperiment, VaeExperiment
 
@@ -273,5 +274,6 @@ _LIST = [
         judges.fig5_area,
     ),
     *language_presets(),
+    *own_presets(),
 ]
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _LIST}

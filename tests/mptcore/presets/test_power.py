@@ -1,11 +1,13 @@
 """Power of the presets that are too long for a test, from the results of recorded runs."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from mptcore.presets import PRESETS, Results, judges
+from mptcore.presets import PRESETS, Results, judges, student
+from mptcore.presets.questions import DESIGN_SEEDS
 from mptcore.specs.families.masked_lm import PAPER_RATES
 from tests.mptcore.presets import test_presets as quick
 
@@ -102,6 +104,51 @@ def uniform_against_fixed() -> Iterator[list[Row]]:
         yield [{**row, "labels": {"seed": SEEDS[i // 2]}}]
 
 
+def unbiased_rate() -> Iterator[list[Row]]:
+    """Each figure with the half width that the recorded run has."""
+    recorded = {
+        1: {15: (2.35, 0.17), 65: (1.65, 0.15), 90: (-1.90, 0.89)},
+        5: {15: (12.4, 0.10), 65: (7.62, 0.49), 90: (-17.7, 1.47)},
+        20: {15: (47.7, 0.62), 65: (19.7, 1.85), 80: (-53.9, 2.07)},
+        50: {15: (103.0, 0.92), 40: (63.4, 0.89), 60: (-48.2, 1.61)},
+    }
+    for figures in recorded.values():
+        yield [row for x, figure in figures.items() for row in over_seeds("bias", x, *figure)]
+
+
+def over_seeds(series: str, x: float, mean: float, half_width: float) -> list[Row]:
+    """A point for each of five seeds, with this mean and this one-sided 95 % interval."""
+    std_err = half_width / student.quantile(0.95, 4)
+    spread = [std_err * math.sqrt(5) * z for z in (-1.2649, -0.6325, 0.0, 0.6325, 1.2649)]
+    return [
+        {"record": "point", "series": series, "labels": {"seed": seed}, "x": x, "n": 10}
+        | {"value": mean + off, "std_err": 0.1}
+        for seed, off in zip(SEEDS, spread, strict=True)
+    ]
+
+
+def unbiased_rate_of_texts() -> Iterator[list[Row]]:
+    for area, low, high in ((-1047.3, -1.61, -2.73), (-1463.7, -1.79, -3.42)):
+        curve = {0.15: (-1.1, 0.1), 0.35: (low, 0.07), 0.75: (high, 0.05)}
+        points = [
+            {"record": "point", "series": "score_by_rate", "labels": {"seed": SEEDS[0]}, "n": 9}
+            | {"x": x, "value": value, "std_err": error}
+            for x, (value, error) in curve.items()
+        ]
+        width = {"record": "metric", "name": "area_width", "labels": {"seed": SEEDS[0]}}
+        yield [*points, *metrics("area", [area], 9.7), {**width, "value": 0.975, "std_err": 0.0}]
+
+
+def mask_designs() -> Iterator[list[Row]]:
+    """Differences whose standard deviations are those of the recorded run."""
+    for spread in (1.0, 0.85, 2.44):
+        yield [
+            {"record": "metric", "name": "difference", "labels": {"seed": seed}, "std_err": None}
+            | {"value": spread * (1 if seed % 2 else -1)}
+            for seed in DESIGN_SEEDS
+        ]
+
+
 RECORDED = {
     "fig3-linear-mnist": fig3_linear,
     "fig3-linear-fmnist": fig3_linear,
@@ -110,6 +157,9 @@ RECORDED = {
     "fig5-left": fig5_left,
     "small-bert-rotten-tomatoes": small_bert,
     "uniform-against-fixed": uniform_against_fixed,
+    "unbiased-rate": unbiased_rate,
+    "unbiased-rate-molecules": unbiased_rate_of_texts,
+    "mask-designs": mask_designs,
     **dict.fromkeys(quick.PAPER_LANGUAGE, bert_on_glue),
 }
 

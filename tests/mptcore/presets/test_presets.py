@@ -31,7 +31,8 @@ PAPER_LANGUAGE = [n for n in LANGUAGE if n.startswith(("table2-", "fig5-"))]
 LATENT = [n for n, p in PRESETS.items() if isinstance(p.specs[0], VaeExperiment)]
 """These take minutes: see benchmarks/reports, and the short forms in latent/test_runs.py."""
 MARGINS = ("margin", "early_margin", "most_change")
-QUICK = sorted(set(PRESETS) - {"fig5-left"} - set(LANGUAGE) - set(LATENT))
+LONG = {"fig5-left", "unbiased-rate", "mask-designs"}
+QUICK = sorted(set(PRESETS) - LONG - set(LANGUAGE) - set(LATENT))
 _results: dict[ExperimentSpec, Results] = {}
 
 
