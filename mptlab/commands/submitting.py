@@ -24,8 +24,19 @@ from mptlab.commands.following import (
     follow,
     print_ended,
 )
+from mptlab.commands.own_data import (
+    Array,
+    Columns,
+    Data,
+    Index,
+    LatentDim,
+    Model,
+    check_family,
+    data_of,
+)
 from mptlab.errors import Json
 from mptlab.specs import changed, parse_spec, parse_value
+from mptlab.uploads import spec_for
 
 MAX_VALUES = 10_000
 
@@ -33,7 +44,9 @@ app = typer.Typer()
 presets_app = typer.Typer(no_args_is_help=False)
 app.add_typer(presets_app, name="presets")
 
-SpecFile = Annotated[Path, typer.Argument(help="spec file (JSON or YAML); - reads JSON from stdin")]
+_SPEC = "spec file (JSON or YAML); - reads JSON from stdin"
+SpecFile = Annotated[Path, typer.Argument(help=_SPEC)]
+OptionalSpec = Annotated[Path | None, typer.Argument(help=f"{_SPEC}; none with --data")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="change a field: data.n=500; repeatable")
 ]
@@ -48,7 +61,13 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="compute even if compu
 @with_context
 def submit(
     context: CommandContext,
-    spec: SpecFile,
+    spec: OptionalSpec = None,
+    data: Data = None,
+    model: Model = "ppca",
+    latent_dim: LatentDim = None,
+    columns: Columns = None,
+    index: Index = None,
+    array: Array = None,
     set_: Changes = None,
     name: Name = None,
     tag: Tags = None,
@@ -56,8 +75,22 @@ def submit(
     no_cache: NoCache = False,
     watch: Watch = False,
 ) -> None:
-    """Queue an experiment, and print its id."""
-    made = context.client.submit(_spec(spec, set_), **_beside(name, tag, share, no_cache))
+    """Queue an experiment, and print its id.
+
+    Score your own numbers without a spec: mpt submit --data mine.csv --latent-dim 2..10"""
+    beside = _beside(name, tag, share, no_cache)
+    if (spec is None) == (data is None):
+        raise typer.BadParameter("give a spec file, or your numbers: --data mine.csv")
+    if spec is not None:
+        made = context.client.submit(_spec(spec, set_), **beside)
+    else:
+        values = _latent_dims(model, latent_dim)
+        part = data_of(context.client, data or "", columns, index, array)
+        sent = changed(spec_for(part, model, values[0]), _changes(set_))
+        beside = {"name": Path(data or "").stem, **beside}
+        if len(values) > 1:
+            return _queue_sweep(context, sent, {"model.latent_dim": values}, beside, watch)
+        made = context.client.submit(sent, **beside)
     (seen,) = _followed(context, [made], watch)
     if context.as_json:
         context.dump(seen)
@@ -162,7 +195,14 @@ def sweep(
     beside = _beside(name, tag, share, no_cache)
     if concurrency is not None:
         beside["concurrency"] = concurrency
-    made = context.client.sweep(_spec(spec, set_), grid, **beside)
+    _queue_sweep(context, _spec(spec, set_), grid, beside, watch)
+
+
+def _queue_sweep(
+    context: CommandContext, spec: Json, grid: Json, beside: Json, watch: bool
+) -> None:
+    """Queue a sweep and print its id or, if requested, wait for it and print its table."""
+    made = context.client.sweep(spec, grid, **beside)
     if not watch:
         context.dump(made.get()) if context.as_json else typer.echo(made.id)
         return
@@ -203,7 +243,18 @@ def _spec(file: Path, changes: list[str] | None) -> Json:
         raise typer.BadParameter(told)
     text = sys.stdin.read() if is_input else file.read_text(encoding="utf-8")
     spec = parse_spec(text, "standard input" if is_input else str(file))
-    return changed(spec, {path: parse_value(value) for path, value in map(_pair, changes or [])})
+    return changed(spec, _changes(changes))
+
+
+def _changes(typed: list[str] | None) -> Json:
+    return {path: parse_value(value) for path, value in map(_pair, typed or [])}
+
+
+def _latent_dims(family: str, typed: str | None) -> list[Any]:
+    check_family(family)
+    if typed is None:
+        raise typer.BadParameter("give --latent-dim: a number, or several: --latent-dim 2..10")
+    return _values(typed)
 
 
 def _pair(text: str) -> tuple[str, str]:

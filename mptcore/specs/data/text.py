@@ -126,7 +126,7 @@ class PlainText(Text):
     ) = None
     """Texts in the spec itself, one in each item."""
     dataset: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
-    """Id of an upload."""
+    """Id of an upload. A submission may give its file name, which the id replaces."""
     column: Annotated[str, Field(min_length=1, max_length=200)] = "text"
     """Column of a .jsonl or .parquet file that has the texts."""
 
