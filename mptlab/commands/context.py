@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mptlab.api import Client
-from mptlab.errors import Json
+from mptlab.errors import Json, Refused
 from mptlab.progress import printable
 from mptlab.tables import for_people
 
@@ -77,7 +78,15 @@ class CommandContext:
         if len(found) > 1:
             each = ", ".join(f"{one['id']} ({one['status']})" for one in found.values())
             raise typer.BadParameter(f"{typed} matches several experiments: {each}")
+        if not found and 0 < len(typed) <= 200 and (near := self._nearest(typed)):
+            raise Refused({"detail": f"you have no experiment {typed}: did you mean {near}?"})
         return next(iter(found), typed)
+
+    def _nearest(self, typed: str) -> str | None:
+        """Return the most similar name among the newest experiments."""
+        newest = islice(self.client.experiments(limit=SUGGESTED), SUGGESTED)
+        names = [one["name"] for one in newest if one["name"]]
+        return next(iter(get_close_matches(typed, names, n=1)), None)
 
     def _candidates(self, typed: str) -> Iterator[Json]:
         if PART_OF_ID.fullmatch(typed):

@@ -15,6 +15,7 @@ from mptlab.commands.context import (
     Url,
     cell,
     print_table,
+    warn,
     with_context,
 )
 from mptlab.commands.following import (
@@ -91,6 +92,7 @@ def submit(
         if len(values) > 1:
             return _queue_sweep(context, sent, {"model.latent_dim": values}, beside, watch)
         made = context.client.submit(sent, **beside)
+    _warn_if_stuck(made)
     (seen,) = _followed(context, [made], watch)
     if context.as_json:
         context.dump(seen)
@@ -226,6 +228,13 @@ def _followed(context: CommandContext, made: list[Json], watch: bool) -> list[Js
     return ended
 
 
+def _warn_if_stuck(made: Json) -> None:
+    """Print why an experiment cannot start, if no worker could run it."""
+    reason = (made["queue"] or {}).get("reason") if "queue" in made else None
+    if reason and reason.startswith("no ") and reason.endswith(" worker is registered"):
+        warn(f"it waits until there is one: {reason}")
+
+
 def _beside(name: str | None, tags: list[str] | None, share: bool, no_cache: bool) -> Json:
     """Return the given options other than the spec."""
     return {
@@ -271,6 +280,8 @@ def _values(text: str) -> list[Any]:
         if last - first >= MAX_VALUES:
             raise typer.BadParameter(f"{text} is more than {MAX_VALUES} values")
         return list(range(first, last + 1))
+    if between := re.fullmatch(r"(\d+)-(\d+)", text):
+        raise typer.BadParameter(f"{text} is not a range: write {between[1]}..{between[2]}")
     if text.startswith("["):
         try:
             listed = json.loads(f"[{text}]")

@@ -122,6 +122,8 @@ class DigitsData(MeasuredData):
     """Scikit-learn's handwritten digits: 1797 images of 8 × 8 pixels, values 0 to 16."""
 
     value_range: ClassVar[tuple[float, float]] = (0.0, 16.0)
+    constant: ClassVar[tuple[str, ...]] = ("0", "32", "39")
+    """Pixels that are 0 in every image."""
 
     source: Literal["digits"]
     """Source of the data."""

@@ -47,6 +47,10 @@ GlueSubset = Literal[
 ]
 
 
+def too_few(lines: int) -> str:
+    return f"the text has {lines} lines: give at most {lines}, or null for all"
+
+
 class Text(Source):
     """Base class of the sources."""
 
@@ -137,6 +141,8 @@ class PlainText(Text):
         return self
 
     def problems(self) -> list[Problem]:
+        if self.lines is not None and (self.n or 0) > len(self.lines):
+            return [Problem("/data/n", too_few(len(self.lines)))]
         characters = sum(map(len, self.lines or ()))
         if characters <= MAX_LINE_CHARACTERS:
             return []
