@@ -211,7 +211,7 @@ def _queue_sweep(
     typer.echo(made.id, err=True)
     with comes_back("table", [made.id]):
         ended = made.wait(check=False)
-    context.show_metrics(made.table())
+    context.show_sweep(made)
     exit_unless_succeeded([ended])
 
 
