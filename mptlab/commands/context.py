@@ -110,7 +110,7 @@ class CommandContext:
 
     def id(self, typed: str) -> str:
         """Return the id of the caller's experiment with this id, this beginning of an id or this
-        name. Raises BadParameter if several match."""
+        name, or of a shared one by OWNER/NAME. Raises BadParameter if several match."""
         if WHOLE_ID.fullmatch(typed):
             return typed
         found = {one["id"]: one for one in islice(self._candidates(typed), MAX_CANDIDATES)}
@@ -133,6 +133,10 @@ class CommandContext:
             yield from self.client.experiments(filter=between, limit=MAX_CANDIDATES)
         if 0 < len(typed) <= 200:
             yield from self.client.experiments(name=typed, limit=MAX_CANDIDATES)
+        owner, slash, name = typed.partition("/")
+        if slash and owner and 0 < len(name) <= 200:
+            query = {"owner": owner, "name": name, "whose": "lab"}
+            yield from self.client.experiments(**query, limit=MAX_CANDIDATES)
 
 
 def _best_line(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> str:
@@ -183,7 +187,7 @@ def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
     return [pair for pair in suggested if pair[0].startswith(incomplete)]
 
 
-_HELP = "experiment id, the beginning of an id, or a name"
+_HELP = "experiment: id, beginning of an id, name, or OWNER/NAME if shared"
 ExperimentId = Annotated[str, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 OptionalIds = Annotated[list[str] | None, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 ExperimentIds = Annotated[list[str], typer.Argument(help=_HELP, autocompletion=ids_and_names)]
