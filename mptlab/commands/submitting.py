@@ -35,8 +35,9 @@ from mptlab.commands.own_data import (
     check_family,
     data_of,
 )
+from mptlab.commands.standings import print_verdict, standing
 from mptlab.errors import Json
-from mptlab.specs import changed, parse_spec, parse_value
+from mptlab.specs import changed, parse_spec, parse_value, quick
 from mptlab.uploads import spec_for
 
 MAX_VALUES = 10_000
@@ -75,6 +76,9 @@ def submit(
     share: Share = False,
     no_cache: NoCache = False,
     watch: Watch = False,
+    quick_: Annotated[
+        bool, typer.Option("--quick", help="only a quick look now, and what the whole takes")
+    ] = False,
 ) -> None:
     """Queue an experiment, and print its id.
 
@@ -82,16 +86,20 @@ def submit(
     beside = _beside(name, tag, share, no_cache)
     if (spec is None) == (data is None):
         raise typer.BadParameter("give a spec file, or your numbers: --data mine.csv")
+    values: list[Any] = []
     if spec is not None:
-        made = context.client.submit(_spec(spec, set_), **beside)
+        sent = _spec(spec, set_)
     else:
         values = _latent_dims(model, latent_dim)
         part = data_of(context.client, data or "", columns, index, array)
         sent = changed(spec_for(part, model, values[0]), _changes(set_))
         beside = {"name": Path(data or "").stem, **beside}
-        if len(values) > 1:
-            return _queue_sweep(context, sent, {"model.latent_dim": values}, beside, watch)
-        made = context.client.submit(sent, **beside)
+    if quick_:
+        _tell_whole(context, sent)
+        sent, watch = quick(sent), True
+    if len(values) > 1:
+        return _queue_sweep(context, sent, {"model.latent_dim": values}, beside, watch)
+    made = context.client.submit(sent, **beside)
     _warn_if_stuck(made)
     (seen,) = _followed(context, [made], watch)
     if context.as_json:
@@ -130,8 +138,13 @@ def presets(context: typer.Context, url: Url = None, as_json: AsJson = False) ->
 @presets_app.command("list")
 @with_context
 def list_presets(context: CommandContext) -> None:
-    """List the presets."""
-    context.show(context.client.presets(), "name", "title")
+    """List the presets: what each needs, how long its last runs took, and what they found."""
+    found = context.client.presets()
+    if context.as_json:
+        return context.dump(found)
+    runs = {one["name"]: one["runs"] for one in context.client.preset_runs()}
+    rows = [standing(context.client, one, runs[one["name"]]) for one in found]
+    print_table(rows[0], (row.values() for row in rows))
 
 
 @presets_app.command("run")
@@ -152,6 +165,8 @@ def run_preset(
         context.dump(seen)
     if watch:
         exit_unless_succeeded(seen)
+        if not context.as_json:
+            print_verdict(context.client.verdict(preset, seen))
 
 
 @app.command()
@@ -164,12 +179,7 @@ def verdict(
     """Compare experiments that ran a preset's specs, in order, with the published values. Exit
     status 3 unless they agree."""
     told = context.client.verdict(preset, context.ids(experiments))
-    if context.as_json:
-        context.dump(told)
-    else:
-        columns = ("what", "published", "measured", "low", "high", "outcome", "power")
-        print_table(columns, ([one[key] for key in columns] for one in told["comparisons"]))
-        typer.echo(told["verdict"] + (f": {told['missing']}" if told["missing"] else ""))
+    context.dump(told) if context.as_json else print_verdict(told)
     if told["verdict"] != "agrees":
         raise typer.Exit(RUN_FAILED)
 
@@ -226,6 +236,13 @@ def _followed(context: CommandContext, made: list[Json], watch: bool) -> list[Js
     if not context.as_json:
         print_ended(ended)
     return ended
+
+
+def _tell_whole(context: CommandContext, spec: Json) -> None:
+    """Print on stderr how long the whole experiment takes, of which a part runs now."""
+    runtime = context.client.validate(spec)["runtime"]
+    takes = f"about {runtime['median_s']:.0f} s" if runtime else "an unknown time"
+    warn(f"a quick look with few masks and one seed; without --quick a run takes {takes}")
 
 
 def _warn_if_stuck(made: Json) -> None:
