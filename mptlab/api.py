@@ -22,6 +22,7 @@ from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.places import store
 from mptlab.specs import is_file, read_spec
 from mptlab.sweeps import Sweep, points_of
+from mptlab.uploads import content, with_uploads
 
 __all__ = ["Client", "Refused", "store"]
 
@@ -97,18 +98,25 @@ class Client(Administration):
         """Yield your sweeps, newest first; `whose="lab"` lists shared sweeps."""
         return self._pages("/v1/sweeps", filters)
 
-    def upload(self, file: str | os.PathLike[str]) -> Json:
-        """Upload a data set of numbers or text and return it; use its id in a spec. Uploading the
-        same bytes again returns the same data set. Raises Refused."""
+    def upload(
+        self,
+        file: str | os.PathLike[str],
+        *,
+        columns: Sequence[str] | None = None,
+        index: str | None = None,
+    ) -> Json:
+        """Upload a data set of numbers or text and return it; use its id or file name in a spec.
+        Uploading the same bytes again returns the same data set. Of a .csv or .tsv file, `columns`
+        sends only these columns, and `index` leaves out a column. Raises Refused, ValueError."""
         path = Path(file)
         patience = httpx.Timeout(self._http.timeout.connect, read=UPLOAD_S)
 
         def send() -> httpx.Response:
-            with path.open("rb") as file:
+            with content(path, columns, index) as sent:
                 return self._http.post(
                     "/v1/datasets",
                     params={"name": path.name},
-                    content=file,
+                    content=sent,
                     timeout=patience,
                 )
 
@@ -348,9 +356,9 @@ class Client(Administration):
     def _spec(self, given: Spec) -> Any:
         """Return the spec as it is sent in a request. Raises ValueError, OSError, Refused."""
         if is_file(given):
-            return read_spec(given)
+            given = read_spec(given)
         if not isinstance(given, str):
-            return given
+            return with_uploads(given, self.upload)
         specs = self._specs_of(given)
         if len(specs) > 1:
             told = f"the preset {given} has {len(specs)} specs: call client.run_preset({given!r})"

@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 
 from mptlab.errors import Json, NoAnswer, Refused
-from mptlab.places import url_and_key
+from mptlab.places import STORE, place_of, served_url
 from mptlab.retries import is_busy, retry_s, send_again
 from mptlab.specs import to_json
 
@@ -37,7 +37,7 @@ class Connection:
         on_outage: Callable[[str], object] = log.warning,
         for_s: float | None = None,
     ):
-        self.url, key = url_and_key(url, key)
+        self.url, key, self._key_source = place_of(url, key)
         headers = {"Authorization": f"Bearer {key}"}
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
         self._on_outage = on_outage
@@ -139,9 +139,19 @@ class Connection:
         if for_s is None:
             for_s = retry_s() if self._for_s is None else self._for_s
         try:
-            return self._persist(send, idempotent=idempotent, for_s=for_s)
+            response = self._persist(send, idempotent=idempotent, for_s=for_s)
         except httpx.TransportError as error:
             raise NoAnswer(self.url, error) from error
+        if response.status_code == 401:
+            raise self._without_access(response)
+        return response
+
+    def _without_access(self, response: httpx.Response) -> Refused:
+        """Return the error of a refused key: where the key comes from, and how to change it."""
+        document = _document(response)
+        told = f"{self.url} refuses the key from {self._key_source}: {document.get('detail')}"
+        cure = f"`mpt login --url {self.url}` stores another key"
+        return Refused({**document, "detail": f"{told}; {cure}"}, response.status_code)
 
     def _persist(
         self, send: Callable[[], httpx.Response], *, idempotent: bool, for_s: float
@@ -149,6 +159,10 @@ class Connection:
         request = object()
 
         def tell(cause: str) -> None:
+            elsewhere = served_url() if self._key_source == STORE else None
+            if elsewhere is not None and httpx.URL(elsewhere).port != httpx.URL(self.url).port:
+                told = f"{self.url} does not answer: this store is served at {elsewhere}"
+                raise Refused({"detail": f"{told}; leave out MPT_URL and --url"})
             with self._telling:
                 if not self._missing:
                     self._on_outage(f"{self.url} does not answer ({cause}): retrying")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from mptlab.curves import Curves, table_html
 from mptlab.errors import Json, NotSucceeded
+from mptlab.means import over_seeds
 from mptlab.progress import followed
-from mptlab.tables import summary
+from mptlab.tables import summary, with_error
 
 if TYPE_CHECKING:
     from mptlab.api import Client
@@ -140,7 +141,8 @@ class Experiment:
         told = {name: self.document.get(name) for name in ("id", "name", "status", "tags")}
         if failure := self.document.get("failure"):
             told["failure"] = f"{failure['kind']}: {failure['message']}"
-        told |= summary(self.document.get("metrics", []))
+        means = over_seeds(self.document.get("metrics", []))
+        told |= {one.title: with_error(one.value, one.std_err) for one in means}
         return table_html(("", ""), told.items())
 
 

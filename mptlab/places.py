@@ -1,7 +1,9 @@
 """URL and key of the service: from arguments, the environment, `mpt login` or this machine."""
 
 import os
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 from platformdirs import user_data_path
@@ -13,22 +15,59 @@ DEFAULT_URL = "http://127.0.0.1:8765"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def url_and_key(url: str | None, key: str | None) -> tuple[str, str]:
+LOCK = "serving.lock"
+"""File in a store with the URL of its service. It is locked by the process that serves it."""
+SERVED = re.compile(r"(?P<url>\S+) \(process (?P<process>\d+)\)\s*")
+
+
+class Place(NamedTuple):
+    """URL of a service, the key to use, and where the key comes from."""
+
+    url: str
+    key: str
+    source: str
+
+
+STORE = "the store of this machine's service"
+
+
+def place_of(url: str | None, key: str | None) -> Place:
     """Return the URL and the key to use; arguments come first. Raises Refused."""
     kept = login.kept()
-    url = (url or os.environ.get("MPT_URL") or kept.url or DEFAULT_URL).rstrip("/")
+    url = url or os.environ.get("MPT_URL") or kept.url or served_url() or DEFAULT_URL
+    url = url.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         raise Refused({"detail": f"{url} is not a URL: start it with http:// or https://"})
-    key = key or os.environ.get("MPT_API_KEY") or kept.key_for(url) or _local_key(url)
-    if not (key.isascii() and key.isprintable()):
+    sources = {
+        "the argument of Client": key,
+        "MPT_API_KEY": os.environ.get("MPT_API_KEY"),
+        "`mpt login`": kept.key_for(url),
+    }
+    source, found = next(((name, one) for name, one in sources.items() if one), (STORE, None))
+    found = found or _local_key(url)
+    if not (found.isascii() and found.isprintable()):
         raise Refused({"detail": "the API key has an invalid character: copy it again"})
-    return url, key
+    return Place(url, found, source)
 
 
 def store() -> Path:
     """Return the embedded service's folder: MPT_STORE, or the user's data directory."""
     given = os.environ.get("MPT_STORE")
     return Path(given) if given else user_data_path("mptlab")
+
+
+def served_url() -> str | None:
+    """Return the URL of the service that serves the store now, if there is one."""
+    try:
+        served = SERVED.fullmatch((store() / LOCK).read_text())
+        if served is None:
+            return None
+        os.kill(int(served["process"]), 0)  # only asks whether it runs
+    except PermissionError:
+        return served["url"] if served else None
+    except (OSError, OverflowError):
+        return None
+    return served["url"]
 
 
 def _local_key(url: str) -> str:

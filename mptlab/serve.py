@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from mptlab.places import LOCK
+
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 MAX_WORKERS = 4
 """Maximum number of workers by default. Each takes 400 MB of memory before it computes."""
-LOCK = "serving.lock"
-"""File in a store that is locked by the process that serves the store."""
 
 
 def require_server() -> None:
@@ -71,8 +71,13 @@ def _locked(store: Path, url: str) -> Iterator[None]:
     effect."""
     import fcntl  # not on Windows, where the client also runs
 
-    store.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (store / LOCK).open("a+") as file:
+    try:
+        store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = (store / LOCK).open("a+")
+    except OSError as error:
+        told = f"cannot write {store} ({error.strerror}): set MPT_STORE to a folder of yours"
+        raise RuntimeError(told) from None
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -90,6 +90,23 @@ def changed(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
     return made
 
 
+QUICK_MASKS = 12
+"""Masks of each size in a quick look: the fewest that give a standard error."""
+
+
+def quick(spec: Mapping[str, Any]) -> Json:
+    """Return the spec of a quick look: few masks of each size, and the first seed only."""
+    is_text = spec.get("model", {}).get("family") == "masked_lm"
+    evaluate = dict(spec.get("evaluate") or {})
+    masks = {"schedule": "rates" if is_text else "all", **evaluate.get("masks", {})}
+    if masks.get("design") != "exhaustive":
+        masks["per_size"] = 1 if is_text else min(masks.get("per_size", 100), QUICK_MASKS)
+    for name in ("target_std_err", "target", "max_masks"):
+        evaluate.pop(name, None)
+    made = {**spec, "evaluate": {**evaluate, "masks": masks}}
+    return made | ({"seeds": spec["seeds"][:1]} if isinstance(spec.get("seeds"), list) else {})
+
+
 def flat(value: Any, path: str = "") -> Json:
     """Return the leaves of a spec by their dotted paths."""
     if not isinstance(value, Mapping):

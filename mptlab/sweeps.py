@@ -1,6 +1,7 @@
 """A sweep in the client: wait for it, read its table, cancel it."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from mptlab.curves import needed, table_html
 from mptlab.errors import Json, NotSucceeded
 from mptlab.events import follow
 from mptlab.progress import followed
+from mptlab.tables import sweep_for_people
 
 if TYPE_CHECKING:
     from mptlab.api import Client
@@ -65,8 +67,32 @@ class Sweep:
         answer = self._client._call("GET", f"{self._path}/table")
         return [_flat(row) for row in answer["items"]]
 
+    def means(self) -> list[Json]:
+        """Return the same over all seeds: a row for each choice of the swept fields other than
+        `seeds`, with its number of `points`. If seeds are not swept, it is the table."""
+        answer = self._client._call("GET", f"{self._path}/table")
+        return [_flat(row) for row in answer["pooled"] or answer["items"]]
+
+    def plot(
+        self,
+        y: str | None = None,
+        x: str | None = None,
+        file: str | os.PathLike[str] | None = None,
+    ) -> Any:
+        """Return a matplotlib figure of a metric against a swept field, with a line for each choice
+        of the other fields, and save it if `file` is given. By default `y` is the held-out LML or
+        the best measure that there is, and `x` the first field. Raises ValueError."""
+        needed("matplotlib", "plots")
+        from mptlab import plots, swept_plots
+
+        sweep = self.get()
+        figure = swept_plots.draw(self.means(), sweep["fields"], y, x, sweep["name"] or "")
+        if file is not None:
+            plots.save(figure, file)
+        return figure
+
     def _repr_html_(self) -> str:
-        rows = self.table()
+        rows = sweep_for_people(self.means())
         names = list(dict.fromkeys(name for row in rows for name in row))
         return table_html(names, ([row.get(name) for name in names] for row in rows))
 
@@ -105,7 +131,8 @@ def points_of(points: Mapping[str, Any]) -> Json:
 
 
 def _flat(row: Json) -> Json:
-    flat: Json = {name: row[name] for name in ("point", "experiment_id", "status")} | row["fields"]
+    heads = ("point", "experiment_id", "status", "points")
+    flat: Json = {name: row[name] for name in heads if name in row} | row["fields"]
     for name, metric in row["metrics"].items():
         flat |= {
             name: metric["value"],

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from mptlab.errors import Json
 from mptlab.means import over_seeds
@@ -31,17 +32,63 @@ def for_people(rows: Sequence[Json]) -> list[Json]:
     return [_for_people(row) for row in rows]
 
 
+def sweep_for_people(rows: Sequence[Json]) -> list[Json]:
+    """Return a sweep's table as `for_people` does, without what is derived or the same in all rows,
+    and with a mark at the best row."""
+    best = best_of(rows)
+    hidden = {"point", "points"}
+    if all(row.get("status") in (None, "succeeded") for row in rows):
+        hidden.add("status")
+    return [
+        {name: value for name, value in row.items() if not (name in hidden or _is_derived(name))}
+        | ({"best": "*" if i == best.row else ""} if best else {})
+        for i, row in enumerate(for_people(rows))
+    ]
+
+
+def _is_derived(name: str) -> bool:
+    return name.startswith("difference") or "half_interval" in name
+
+
+class Best(NamedTuple):
+    """The metric that decides, the index of its best row, and of the rows that its error does not
+    tell from the best."""
+
+    metric: str
+    row: int
+    alike: list[int]
+
+
+def best_of(rows: Sequence[Json]) -> Best | None:
+    """Return the best row by the held-out LML or, without one, by the best known measure."""
+    metric = next((name for name in BY_MERIT if any(name in row for row in rows)), None)
+    known = [i for i, row in enumerate(rows) if row.get(metric or "") is not None]
+    if metric is None or len(known) < 2:
+        return None
+    best = max(known, key=lambda i: float(rows[i][metric]))
+    error = f"{metric} std_err"
+    spread = {i: math.hypot(rows[best].get(error) or 0.0, rows[i].get(error) or 0.0) for i in known}
+    alike = [i for i in known if i != best and rows[best][metric] - rows[i][metric] < 2 * spread[i]]
+    return Best(metric, best, alike)
+
+
+BY_MERIT = ("lml_heldout", "mpt_heldout", "lml", "mpt")
+"""Metrics that choose between models, the most trustworthy first; larger is better."""
+
+
 def _for_people(row: Json) -> Json:
     metrics = {name for name in row if f"{name} std_err" in row}
     beside = {f"{name} {what}" for name in metrics for what in ("std_err", "count")}
     return {
-        name: _with_error(value, row[f"{name} std_err"]) if name in metrics else value
+        name: with_error(value, row[f"{name} std_err"]) if name in metrics else value
         for name, value in row.items()
         if name != "experiment_id" and name not in beside
     }
 
 
-def _with_error(mean: float | None, error: float | None) -> str | None:
+def with_error(mean: float | None, error: float | None) -> str | None:
+    """Return a number with the digits that its standard error justifies: two of the error's, or six
+    in all without an error."""
     if mean is None:
         return None
     if not error:

@@ -68,7 +68,8 @@ def _told_together(error: SpecError) -> str:
     told: list[str] = []
     left = MAX_DETAIL - len("; and 999999 more")
     for problem in error.problems:
-        one = cut(f"{problem.pointer or '/'}: {problem.detail}", MAX_ITEM_DETAIL)
+        place = f"{problem.pointer}: " if problem.pointer else ""
+        one = cut(f"{place}{problem.detail}", MAX_ITEM_DETAIL)
         left -= len(one) + 2
         if left < 0:
             break

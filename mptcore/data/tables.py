@@ -15,7 +15,9 @@ from mptcore.protocol.records import RunError
 from mptcore.runtime.inputs import InputError, input_file
 from mptcore.specs import UploadData
 
-FORMATS = ("npy", "npz", "csv", "parquet")
+FORMATS = ("npy", "npz", "csv", "tsv", "parquet")
+SEPARATORS = {"csv": ",", "tsv": "\t"}
+"""Separators of the cells in text files."""
 MAX_REPORTED = 5
 TYPE_ROWS = 100
 """Rows of a column that are searched for its first text."""
@@ -75,10 +77,12 @@ def inspect(path: Path) -> Inspection:
     """Return the contents of a file, and its problems."""
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in FORMATS:
-        return Inspection(problems=[f"a file is one of .npy, .npz, .csv, .parquet, not .{suffix}"])
+        return Inspection(
+            problems=[f"a file is one of .npy, .npz, .csv, .tsv, .parquet, not .{suffix}"]
+        )
     try:
         arrays, columns = _read(path, suffix)
-        text = path if suffix == "csv" else None
+        text = path if suffix in SEPARATORS else None
         problems = [
             p for name, array in arrays.items() for p in _cell_problems(name, array, columns, text)
         ]
@@ -194,7 +198,7 @@ def _check_beginning(path: Path, suffix: str) -> None:
     with path.open("rb") as file:
         begin = file.read(16)
     kind = next((kind for kind, first in BEGINNINGS.items() if begin.startswith(first)), "csv")
-    if kind == suffix:
+    if kind == suffix or (kind == "csv" and suffix in SEPARATORS):
         return
     found = f"begins as .{kind} does" if kind in BEGINNINGS else f"begins with {begin!r}"
     cure = f"; {WRITERS[suffix]} writes one" if suffix in WRITERS else ""
@@ -206,10 +210,11 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
     from pyarrow import csv, parquet
 
     try:
-        if suffix == "csv":
+        if suffix in SEPARATORS:
             table = csv.read_csv(
                 path,
                 read_options=csv.ReadOptions(autogenerate_column_names=_headless(path)),
+                parse_options=csv.ParseOptions(delimiter=SEPARATORS[suffix]),
             )
         else:
             _check_types(parquet.ParquetFile(path))
@@ -218,12 +223,13 @@ def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]
         reason = TOO_LONG if "straddling" in str(error) else told_of(path, error)
         detail = f"not a readable .{suffix} file: {reason}{_semicolons(path)}"
         raise UnreadableError(detail) from error
-    if suffix == "csv" and not _headless(path) and _is_row(table.column_names):
+    if suffix in SEPARATORS and not _headless(path) and _is_row(table.column_names):
         raise UnreadableError(FIRST_LINE)
     for place, column in zip(table.schema, table.columns, strict=True):
         if not _is_numeric(place):
             found = _first_text(column, path)
-            raise UnreadableError(f"column {place.name} is not numbers{found}{_semicolons(path)}")
+            told = f"column {place.name} is not numbers{found}{_semicolons(path)}"
+            raise UnreadableError(told)
     values = [column.to_numpy(zero_copy_only=False) for column in map(_chunked, table.columns)]
     return {"": _matrix(np.column_stack(values))}, table.column_names
 
@@ -258,16 +264,23 @@ def _semicolons(path: Path) -> str:
 
 
 def _first_text(column: Any, text: Path | None) -> str:
-    """Return the position of the first cell that is not a number. One such cell makes the whole
-    column text."""
-    for row, cell in enumerate(column):
-        if not _is_number(cell.as_py()):
-            return f": {_named([row], text)[0]} is {str(cell.as_py())[:40]!r}"
-    return ""
+    """Return the position of the first cell that is not a number, and how many more there are. One
+    such cell makes the whole column text."""
+    from pyarrow import csv
+
+    missing = csv.ConvertOptions().null_values
+    cells = ((row, str(cell)) for row, cell in enumerate(column.to_pylist()))
+    bad = ((row, cell) for row, cell in cells if cell not in missing and not _is_number(cell))
+    row, cell = next(bad, (0, ""))
+    if not cell:
+        return ""
+    more = 0 if text is None else sum(1 for _ in bad)
+    rest = f", and {more} more" if more else ""
+    return f": {_named([row], text)[0]} is {cell[:40]!r}{rest}"
 
 
 def _named(rows: Sequence[int], text: Path | None) -> list[str]:
-    """Return names for rows: line numbers from 1 in a .csv file, else indices from 0."""
+    """Return names for rows: line numbers from 1 in a text file, else indices from 0."""
     if text is None:
         return [f"row {row}" for row in rows]
     with text.open("rb") as file:
@@ -298,9 +311,13 @@ def _headless(path: Path) -> bool:
     with path.open("rb") as file:
         first = file.readline(LONGEST_LINE)
     try:
-        return bool([float(cell) for cell in first.decode().strip().split(",")])
+        return bool([float(cell) for cell in _cells(first, path)])
     except ValueError:
         return False
+
+
+def _cells(line: bytes, path: Path) -> list[str]:
+    return line.decode().rstrip("\r\n").split(SEPARATORS[path.suffix[1:].lower()])
 
 
 def _matrix(array: Any) -> np.ndarray[Any, Any]:
@@ -321,7 +338,7 @@ def _cell_problems(
     text: Path | None = None,
 ) -> list[str]:
     """Return the problems of cells that are infinite, located by index in an array, by row and
-    column name in a table, by line in a .csv file."""
+    column name in a table, by line in a text file."""
     if array.dtype.kind != "f":
         return []
     bad = np.argwhere(np.isinf(array))

@@ -55,8 +55,8 @@ def excess(path: Path, max_cells: int = MAX_CELLS) -> str | None:
                 _check_archive(path, max_cells)
             case ".parquet":
                 _check_parquet(path, max_cells)
-            case ".csv":
-                _check_csv(path, max_cells)
+            case ".csv" | ".tsv":
+                _check_separated(path, max_cells)
     except TooLargeError as error:
         return str(error)
     return None
@@ -110,11 +110,11 @@ def _check_parquet(path: Path, max_cells: int) -> None:
     _require("bytes of decompressed pages", pages, MAX_BYTES)
 
 
-def _check_csv(path: Path, max_cells: int) -> None:
+def _check_separated(path: Path, max_cells: int) -> None:
     """Count separators and line breaks while reading."""
-    cells = 0
+    cells, separator = 0, b"," if path.suffix == ".csv" else b"\t"
     for piece in _pieces(path):
-        cells += piece.count(b",") + piece.count(b"\n")
+        cells += piece.count(separator) + piece.count(b"\n")
         _require("cells", cells, max_cells)
 
 

@@ -10,6 +10,7 @@ import typer
 from mptlab import login as logins
 from mptlab.api import Client
 from mptlab.commands.context import CommandContext, ExperimentIds, OptionalIds, with_context
+from mptlab.commands.own_data import Columns, Index, names_of, uploaded
 from mptlab.errors import Json
 from mptlab.progress import printable
 
@@ -106,12 +107,14 @@ def upload(
     context: CommandContext,
     file: Annotated[
         Path,
-        typer.Argument(help=".npy, .npz, .csv, .parquet, .txt or .jsonl",
+        typer.Argument(help=".npy, .npz, .csv, .tsv, .parquet, .txt or .jsonl",
                        exists=True, dir_okay=False, readable=True),
     ],
+    columns: Columns = None,
+    index: Index = None,
 ) -> None:  # fmt: skip
     """Upload a data set, and print its id."""
-    made = context.client.upload(file)
+    made = uploaded(context.client, file, names_of(columns), index)
     context.tell(made, [made["id"]])
 
 

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from typing import Annotated, Any
 
@@ -17,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from mptlab.api import Client
-from mptlab.errors import Json
+from mptlab.errors import Json, Refused
 from mptlab.progress import printable
-from mptlab.tables import for_people
+from mptlab.sweeps import Sweep
+from mptlab.tables import Best, best_of, for_people, sweep_for_people
 
 PLAIN_WIDTH = 1000
 """Width that folds no line, used when a program reads the output."""
@@ -28,6 +30,7 @@ WHOLE_ID = re.compile(r"[0-9a-f]{32}")
 PART_OF_ID = re.compile(r"[0-9a-f]+")
 AFTER_ALL_DIGITS = "g"  # of hexadecimal numbers
 MAX_CANDIDATES = 5
+MAX_SWEEPS = 200
 SUGGESTED = 50
 HASTE_S = 2.0
 """Maximum seconds to wait for the ids that a shell suggests."""
@@ -55,6 +58,43 @@ class CommandContext:
         shown = rows if self.as_json else for_people(rows)
         self.show(shown, *dict.fromkeys(column for row in shown for column in row))
 
+    def show_sweep(self, sweep: Sweep) -> None:
+        """Print a sweep's points as JSON, or its means over seeds as a table with its best row."""
+        if self.as_json:
+            return self.dump(sweep.table())
+        rows = sweep.means()
+        shown = sweep_for_people(rows)
+        columns = dict.fromkeys(column for row in shown for column in row)
+        print_table(columns, ([row.get(column) for column in columns] for row in shown))
+        if best := best_of(rows):
+            typer.echo(_best_line(best, rows, sweep.get()["fields"]))
+
+    def sweep(self, typed: str) -> Sweep:
+        """Return the caller's sweep with this id, this beginning of an id or this name. Raises
+        BadParameter if several match."""
+        return self.client.get_sweep(next(iter(self._sweeps(typed)), typed))
+
+    def sweep_or_none(self, typed: str) -> Sweep | None:
+        """Return the caller's sweep, or None if there is none. Raises BadParameter."""
+        found = [typed] if WHOLE_ID.fullmatch(typed) else self._sweeps(typed)
+        try:
+            return self.client.get_sweep(found[0]) if found else None
+        except Refused as refused:
+            if refused.reason != "not_found":
+                raise
+            return None
+
+    def _sweeps(self, typed: str) -> list[str]:
+        sweeps = islice(self.client.sweeps(limit=MAX_SWEEPS), MAX_SWEEPS)
+        found = [
+            one["id"]
+            for one in sweeps
+            if typed and (one["name"] == typed or one["id"].startswith(typed))
+        ]
+        if len(found) > 1:
+            raise typer.BadParameter(f"{typed} matches several sweeps: {', '.join(found)}")
+        return found
+
     def tell(self, value: Any, lines: Iterable[str]) -> None:
         """Print a value as JSON, or these lines."""
         if self.as_json:
@@ -70,14 +110,22 @@ class CommandContext:
 
     def id(self, typed: str) -> str:
         """Return the id of the caller's experiment with this id, this beginning of an id or this
-        name. Raises BadParameter if several match."""
+        name, or of a shared one by OWNER/NAME. Raises BadParameter if several match."""
         if WHOLE_ID.fullmatch(typed):
             return typed
         found = {one["id"]: one for one in islice(self._candidates(typed), MAX_CANDIDATES)}
         if len(found) > 1:
             each = ", ".join(f"{one['id']} ({one['status']})" for one in found.values())
             raise typer.BadParameter(f"{typed} matches several experiments: {each}")
+        if not found and 0 < len(typed) <= 200 and (near := self._nearest(typed)):
+            raise Refused({"detail": f"you have no experiment {typed}: did you mean {near}?"})
         return next(iter(found), typed)
+
+    def _nearest(self, typed: str) -> str | None:
+        """Return the most similar name among the newest experiments."""
+        newest = islice(self.client.experiments(limit=SUGGESTED), SUGGESTED)
+        names = [one["name"] for one in newest if one["name"]]
+        return next(iter(get_close_matches(typed, names, n=1)), None)
 
     def _candidates(self, typed: str) -> Iterator[Json]:
         if PART_OF_ID.fullmatch(typed):
@@ -85,6 +133,22 @@ class CommandContext:
             yield from self.client.experiments(filter=between, limit=MAX_CANDIDATES)
         if 0 < len(typed) <= 200:
             yield from self.client.experiments(name=typed, limit=MAX_CANDIDATES)
+        owner, slash, name = typed.partition("/")
+        if slash and owner and 0 < len(name) <= 200:
+            query = {"owner": owner, "name": name, "whose": "lab"}
+            yield from self.client.experiments(**query, limit=MAX_CANDIDATES)
+
+
+def _best_line(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> str:
+    """Return the best choice of the swept fields, and those that are as good within the error."""
+
+    def choice(row: Json) -> str:
+        return ", ".join(f"{name}={cell(row[name])}" for name in fields if name in row)
+
+    told = f"* best by {best.metric}: {choice(rows[best.row])}"
+    if best.alike:
+        told += f"; within two standard errors: {'; '.join(choice(rows[i]) for i in best.alike)}"
+    return told
 
 
 def with_context(function: Callable[..., None]) -> Callable[..., None]:
@@ -123,7 +187,7 @@ def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
     return [pair for pair in suggested if pair[0].startswith(incomplete)]
 
 
-_HELP = "experiment id, the beginning of an id, or a name"
+_HELP = "experiment: id, beginning of an id, name, or OWNER/NAME if shared"
 ExperimentId = Annotated[str, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 OptionalIds = Annotated[list[str] | None, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 ExperimentIds = Annotated[list[str], typer.Argument(help=_HELP, autocompletion=ids_and_names)]

@@ -8,6 +8,7 @@ import typer
 from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, NotSucceeded
 from mptlab.progress import followed, printable
+from mptlab.tables import with_error
 
 RUN_FAILED = 3
 
@@ -50,8 +51,9 @@ def comes_back(command: str, ids: Sequence[str]) -> Iterator[None]:
 
 def metric_lines(experiment: Json) -> Iterator[str]:
     """Yield a line for each metric."""
-    for metric in experiment["metrics"]:
+    metrics = experiment["metrics"]
+    width = max([16, *(len(metric["name"]) for metric in metrics)])
+    for metric in metrics:
         labels = " ".join(f"{key}={value}" for key, value in metric["labels"].items())
-        number = metric["value"] if metric["value"] is not None else metric["reason"]
-        error = f" ± {metric['std_err']:.4g}" if metric["std_err"] else ""
-        yield f"{metric['name']:16} {labels:12} {number}{error}"
+        number = with_error(metric["value"], metric["std_err"]) or metric["reason"]
+        yield f"{metric['name']:{width}} {labels:12} {number}"

@@ -10,7 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from mptlab.commands.context import CommandContext, ExperimentId, ExperimentIds, cell, with_context
+from mptlab.commands.context import (
+    CommandContext,
+    ExperimentId,
+    ExperimentIds,
+    cell,
+    ids_and_names,
+    with_context,
+)
 from mptlab.commands.following import (
     comes_back,
     exit_unless_succeeded,
@@ -25,6 +32,7 @@ from mptlab.tables import comparison
 
 app = typer.Typer()
 
+SWEEP = "sweep: id, beginning of an id, or name"
 FIGURES = "scores, area, convergence, training, evolution, comparison; default: from the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
 Limit = Annotated[int, typer.Option(help="maximum number of rows", min=1)]
@@ -133,12 +141,31 @@ def _followed(context: CommandContext, experiment_id: str, level: str | None) ->
 @with_context
 def plot(
     context: CommandContext,
-    experiment_id: ExperimentId,
+    typed: Annotated[
+        str,
+        typer.Argument(
+            help="experiment or sweep: id, beginning of an id, or name",
+            metavar="EXPERIMENT|SWEEP",
+            autocompletion=ids_and_names,
+        ),
+    ],
     file: Annotated[Path, typer.Argument(help="output file: .pdf, .svg or .png")],
     kind: Kind = None,
+    y: Annotated[str | None, typer.Option(help="of a sweep: metric, such as lml")] = None,
+    x: Annotated[str | None, typer.Option(help="of a sweep: swept field on the x axis")] = None,
 ) -> None:
-    """Draw an experiment's curves as one of the paper's figures."""
-    context.client.experiments.get(context.id(experiment_id)).plot(kind, file)
+    """Draw an experiment's curves as one of the paper's figures, or a metric of a sweep against a
+    swept field."""
+    sweep = context.sweep_or_none(typed) if kind is None else None
+    if sweep is not None:
+        if not (x or y) and next(context.client.experiments(name=typed, limit=1), None):
+            told = f"{typed} is a sweep and an experiment: give --y, or --kind for the experiment"
+            raise typer.BadParameter(told)
+        sweep.plot(y, x, file)
+    elif y or x:
+        raise typer.BadParameter(f"--y and --x are for sweeps, and {typed} is none")
+    else:
+        context.client.experiments.get(context.id(typed)).plot(kind, file)
     typer.echo(str(file))
 
 
@@ -154,16 +181,16 @@ def compare(context: CommandContext, experiment_ids: ExperimentIds) -> None:
 @with_context
 def table(
     context: CommandContext,
-    sweep_id: Annotated[str, typer.Argument(help="id printed by mpt sweep")],
-    csv_: Annotated[Path | None, typer.Option("--csv", help="write it to a file")] = None,
+    sweep_id: Annotated[str, typer.Argument(help=SWEEP)],
+    csv_: Annotated[Path | None, typer.Option("--csv", help="write all points to a file")] = None,
 ) -> None:
-    """Show a sweep's table: a row for each point, with its metrics."""
-    rows = context.client.get_sweep(sweep_id).table()
-    if csv_ is not None:
-        columns = dict.fromkeys(column for row in rows for column in row)
-        _write_csv(csv_, {name: [row.get(name) for row in rows] for name in columns})
-    else:
-        context.show_metrics(rows)
+    """Show a sweep's metrics, as means over seeds, with the best row marked."""
+    sweep = context.sweep(sweep_id)
+    if csv_ is None:
+        return context.show_sweep(sweep)
+    rows = sweep.table()
+    columns = dict.fromkeys(column for row in rows for column in row)
+    _write_csv(csv_, {name: [row.get(name) for row in rows] for name in columns})
 
 
 @app.command()

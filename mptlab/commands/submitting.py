@@ -15,6 +15,7 @@ from mptlab.commands.context import (
     Url,
     cell,
     print_table,
+    warn,
     with_context,
 )
 from mptlab.commands.following import (
@@ -24,8 +25,20 @@ from mptlab.commands.following import (
     follow,
     print_ended,
 )
+from mptlab.commands.own_data import (
+    Array,
+    Columns,
+    Data,
+    Index,
+    LatentDim,
+    Model,
+    check_family,
+    data_of,
+)
+from mptlab.commands.standings import print_verdict, standing
 from mptlab.errors import Json
-from mptlab.specs import changed, parse_spec, parse_value
+from mptlab.specs import changed, parse_spec, parse_value, quick
+from mptlab.uploads import spec_for
 
 MAX_VALUES = 10_000
 
@@ -33,7 +46,9 @@ app = typer.Typer()
 presets_app = typer.Typer(no_args_is_help=False)
 app.add_typer(presets_app, name="presets")
 
-SpecFile = Annotated[Path, typer.Argument(help="spec file (JSON or YAML); - reads JSON from stdin")]
+_SPEC = "spec file (JSON or YAML); - reads JSON from stdin"
+SpecFile = Annotated[Path, typer.Argument(help=_SPEC)]
+OptionalSpec = Annotated[Path | None, typer.Argument(help=f"{_SPEC}; none with --data")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="change a field: data.n=500; repeatable")
 ]
@@ -48,16 +63,44 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="compute even if compu
 @with_context
 def submit(
     context: CommandContext,
-    spec: SpecFile,
+    spec: OptionalSpec = None,
+    data: Data = None,
+    model: Model = "ppca",
+    latent_dim: LatentDim = None,
+    columns: Columns = None,
+    index: Index = None,
+    array: Array = None,
     set_: Changes = None,
     name: Name = None,
     tag: Tags = None,
     share: Share = False,
     no_cache: NoCache = False,
     watch: Watch = False,
+    quick_: Annotated[
+        bool, typer.Option("--quick", help="only a quick look now, and what the whole takes")
+    ] = False,
 ) -> None:
-    """Queue an experiment, and print its id."""
-    made = context.client.submit(_spec(spec, set_), **_beside(name, tag, share, no_cache))
+    """Queue an experiment, and print its id.
+
+    Score your own numbers without a spec: mpt submit --data mine.csv --latent-dim 2..10"""
+    beside = _beside(name, tag, share, no_cache)
+    if (spec is None) == (data is None):
+        raise typer.BadParameter("give a spec file, or your numbers: --data mine.csv")
+    values: list[Any] = []
+    if spec is not None:
+        sent = _spec(spec, set_)
+    else:
+        values = _latent_dims(model, latent_dim)
+        part = data_of(context.client, data or "", columns, index, array)
+        sent = changed(spec_for(part, model, values[0]), _changes(set_))
+        beside = {"name": Path(data or "").stem, **beside}
+    if quick_:
+        _tell_whole(context, sent)
+        sent, watch = quick(sent), True
+    if len(values) > 1:
+        return _queue_sweep(context, sent, {"model.latent_dim": values}, beside, watch)
+    made = context.client.submit(sent, **beside)
+    _warn_if_stuck(made)
     (seen,) = _followed(context, [made], watch)
     if context.as_json:
         context.dump(seen)
@@ -95,8 +138,13 @@ def presets(context: typer.Context, url: Url = None, as_json: AsJson = False) ->
 @presets_app.command("list")
 @with_context
 def list_presets(context: CommandContext) -> None:
-    """List the presets."""
-    context.show(context.client.presets(), "name", "title")
+    """List the presets: what each needs, how long its last runs took, and what they found."""
+    found = context.client.presets()
+    if context.as_json:
+        return context.dump(found)
+    runs = {one["name"]: one["runs"] for one in context.client.preset_runs()}
+    rows = [standing(context.client, one, runs[one["name"]]) for one in found]
+    print_table(rows[0], (row.values() for row in rows))
 
 
 @presets_app.command("run")
@@ -117,6 +165,8 @@ def run_preset(
         context.dump(seen)
     if watch:
         exit_unless_succeeded(seen)
+        if not context.as_json:
+            print_verdict(context.client.verdict(preset, seen))
 
 
 @app.command()
@@ -129,12 +179,7 @@ def verdict(
     """Compare experiments that ran a preset's specs, in order, with the published values. Exit
     status 3 unless they agree."""
     told = context.client.verdict(preset, context.ids(experiments))
-    if context.as_json:
-        context.dump(told)
-    else:
-        columns = ("what", "published", "measured", "low", "high", "outcome", "power")
-        print_table(columns, ([one[key] for key in columns] for one in told["comparisons"]))
-        typer.echo(told["verdict"] + (f": {told['missing']}" if told["missing"] else ""))
+    context.dump(told) if context.as_json else print_verdict(told)
     if told["verdict"] != "agrees":
         raise typer.Exit(RUN_FAILED)
 
@@ -162,14 +207,21 @@ def sweep(
     beside = _beside(name, tag, share, no_cache)
     if concurrency is not None:
         beside["concurrency"] = concurrency
-    made = context.client.sweep(_spec(spec, set_), grid, **beside)
+    _queue_sweep(context, _spec(spec, set_), grid, beside, watch)
+
+
+def _queue_sweep(
+    context: CommandContext, spec: Json, grid: Json, beside: Json, watch: bool
+) -> None:
+    """Queue a sweep and print its id or, if requested, wait for it and print its table."""
+    made = context.client.sweep(spec, grid, **beside)
     if not watch:
         context.dump(made.get()) if context.as_json else typer.echo(made.id)
         return
     typer.echo(made.id, err=True)
     with comes_back("table", [made.id]):
         ended = made.wait(check=False)
-    context.show_metrics(made.table())
+    context.show_sweep(made)
     exit_unless_succeeded([ended])
 
 
@@ -184,6 +236,20 @@ def _followed(context: CommandContext, made: list[Json], watch: bool) -> list[Js
     if not context.as_json:
         print_ended(ended)
     return ended
+
+
+def _tell_whole(context: CommandContext, spec: Json) -> None:
+    """Print on stderr how long the whole experiment takes, of which a part runs now."""
+    runtime = context.client.validate(spec)["runtime"]
+    takes = f"about {runtime['median_s']:.0f} s" if runtime else "an unknown time"
+    warn(f"a quick look with few masks and one seed; without --quick a run takes {takes}")
+
+
+def _warn_if_stuck(made: Json) -> None:
+    """Print why an experiment cannot start, if no worker could run it."""
+    reason = (made["queue"] or {}).get("reason") if "queue" in made else None
+    if reason and reason.startswith("no ") and reason.endswith(" worker is registered"):
+        warn(f"it waits until there is one: {reason}")
 
 
 def _beside(name: str | None, tags: list[str] | None, share: bool, no_cache: bool) -> Json:
@@ -203,7 +269,18 @@ def _spec(file: Path, changes: list[str] | None) -> Json:
         raise typer.BadParameter(told)
     text = sys.stdin.read() if is_input else file.read_text(encoding="utf-8")
     spec = parse_spec(text, "standard input" if is_input else str(file))
-    return changed(spec, {path: parse_value(value) for path, value in map(_pair, changes or [])})
+    return changed(spec, _changes(changes))
+
+
+def _changes(typed: list[str] | None) -> Json:
+    return {path: parse_value(value) for path, value in map(_pair, typed or [])}
+
+
+def _latent_dims(family: str, typed: str | None) -> list[Any]:
+    check_family(family)
+    if typed is None:
+        raise typer.BadParameter("give --latent-dim: a number, or several: --latent-dim 2..10")
+    return _values(typed)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -220,6 +297,8 @@ def _values(text: str) -> list[Any]:
         if last - first >= MAX_VALUES:
             raise typer.BadParameter(f"{text} is more than {MAX_VALUES} values")
         return list(range(first, last + 1))
+    if between := re.fullmatch(r"(\d+)-(\d+)", text):
+        raise typer.BadParameter(f"{text} is not a range: write {between[1]}..{between[2]}")
     if text.startswith("["):
         try:
             listed = json.loads(f"[{text}]")

@@ -1,9 +1,10 @@
-"""Fill in `n` and `dim` of specs that use uploads, and refuse columns that a model cannot use. Both
-are known from the file."""
+"""Complete specs that use uploads: the id of an upload that they name, `n` and `dim`. Refuse
+columns that a model cannot use."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import (
@@ -18,18 +19,27 @@ from mptcore.specs.experiment import VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import constant_columns
 from service.accounts.permission import readable_ones
 from service.tables.datasets import Dataset
+from service.tables.visibility import readable, reader
 
 NO_UPLOAD = "you have no data set of this id; POST /v1/datasets makes one"
+NO_NAME = "you have no data set of this name: `mpt datasets` lists them, `mpt upload FILE` adds one"
 
 SIZES = ("n", "dim")
+MAX_NAMED = 10
 
 
-def leaves_out_sizes(spec: Any) -> bool:
-    """Return whether a submitted spec uses an upload and lacks `n` or `dim`."""
+def is_incomplete(spec: Any) -> bool:
+    """Return whether a submitted spec names an upload, or uses one without its `n` or `dim`."""
     data = spec.get("data") if isinstance(spec, dict) else None
-    if not isinstance(data, dict) or data.get("source") != "upload":
+    if not isinstance(data, dict):
         return False
-    return any(name not in data for name in SIZES)
+    lacks_sizes = data.get("source") == "upload" and any(name not in data for name in SIZES)
+    return lacks_sizes or _is_name(data.get("dataset"))
+
+
+def _is_name(dataset: Any) -> bool:
+    """Return whether this is a file name, which has a dot, and not an id."""
+    return _is_text(dataset) and "." in dataset
 
 
 class Uploads:
@@ -38,13 +48,18 @@ class Uploads:
     def __init__(self, session: Session, reader_id: int):
         self._session, self._reader_id = session, reader_id
         self._found: dict[str, Dataset | None] = {}
+        self._ids: dict[str, list[str]] = {}
 
-    def with_sizes(self, spec: Any) -> Any:
-        """Return a submitted spec with the missing sizes. Raises SpecError if its upload has
-        none."""
-        if not leaves_out_sizes(spec):
+    def completed(self, spec: Any) -> Any:
+        """Return a submitted spec with the id of its upload and the missing sizes. Raises SpecError
+        if its upload has none."""
+        if not is_incomplete(spec):
             return spec
         data = spec["data"]
+        if _is_name(data.get("dataset")):
+            data = {**data, "dataset": self._id_of(data["dataset"])}
+        if data.get("source") != "upload":
+            return {**spec, "data": data}
         array, columns = data.get("array"), data.get("columns")
         shape = shape_of(
             self._find(data.get("dataset")),
@@ -78,6 +93,25 @@ class Uploads:
             return [Problem("/data/dataset", constant_columns(constant, named))]
         return []
 
+    def _id_of(self, name: str) -> str:
+        """Return the id of the only upload of this name; the reader's own go first. Raises
+        SpecError."""
+        if name not in self._ids:
+            query = select(Dataset).where(Dataset.name == name, readable(Dataset))
+            query = query.order_by(Dataset.id.desc()).limit(MAX_NAMED)
+            found = self._session.scalars(query, reader(self._reader_id)).all()
+            own = [one.id for one in found if one.owner_id == self._reader_id]
+            self._ids[name] = own or [one.id for one in found]
+        ids = self._ids[name]
+        if len(ids) == 1:
+            return ids[0]
+        told = NO_NAME
+        if ids:
+            told = (
+                f"several data sets have this name: give one's id, newest first: {', '.join(ids)}"
+            )
+        raise SpecError([Problem("/data/dataset", told)])
+
     def _find(self, dataset_id: Any) -> Dataset | None:
         if not _is_text(dataset_id):
             return None
@@ -98,15 +132,23 @@ def shape_of(
         detail = "this upload holds text, which the source text reads"
         raise SpecError([Problem("/data/dataset", detail)])
     if columns is None and array is None:
+        if len(dataset.arrays or {}) > 1:
+            detail = f"give one of the file's arrays: {_arrays(dataset)}"
+            raise SpecError([Problem("/data/array", detail)])
         return dataset.n, dataset.dim
     if columns is not None and set(columns) <= set(dataset.columns or ()):
         return dataset.n, len(columns)
     if columns is None and array in (dataset.arrays or {}):
         n, dim = (dataset.arrays or {})[array]
         return n, dim
-    have = ", ".join(dataset.arrays or dataset.columns or ()) or "none"
+    have = _arrays(dataset) or ", ".join(dataset.columns or ()) or "none"
     pointer = "/data/columns" if columns else "/data/array"
     raise SpecError([Problem(pointer, f"not in the upload, which has {have}")])
+
+
+def _arrays(dataset: Dataset) -> str:
+    arrays = (dataset.arrays or {}).items()
+    return ", ".join(f"{name} ({n} × {dim})" for name, (n, dim) in arrays)
 
 
 def _is_text(value: Any) -> bool:

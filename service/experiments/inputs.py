@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mptcore.specs import ExperimentSpec, GlueText, Problem
+from mptcore.specs.data.arrays import ImageData
 from mptcore.specs.data.source import Source
 from mptcore.specs.data.text import GLUE_HUB
 from mptcore.specs.parsing.suggestions import meant
@@ -46,6 +47,9 @@ class Inputs:
         if folder is not None and _is_missing(data, folder):
             names = data.local_names(folder)
             detail = _not_there(data.noun, data.local_name, names)
+            if isinstance(data, ImageData):
+                place = f"put its folder {data.class_name} into {folder} (MPT_DATA_DIR)"
+                detail += f"; {place}, or set MPT_ALLOW_DOWNLOAD=1 to download it"
             yield Problem(f"/data/{data.named_by}", detail)
         if self.models is not None and _is_offline():
             for part in ("model", "baseline"):

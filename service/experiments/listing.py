@@ -12,7 +12,15 @@ from sqlalchemy import ColumnElement, Row, Select, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased, defer, joinedload
 
 from mptcore.specs import Problem
-from service.experiments.filters.fields import FAMILIES, clause, metric_is, owner_id, unknown
+from mptcore.specs.parsing.suggestions import meant
+from service.experiments.filters.fields import (
+    FAMILIES,
+    clause,
+    metric_is,
+    metric_meant,
+    owner_id,
+    unknown,
+)
 from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
 from service.refusals import ApiError, invalid
@@ -106,7 +114,8 @@ def _ordered(session: Session, order: Order) -> tuple[Select[Any, Any], Any]:
         return _by_metric(session, order, name)
     if order.field not in COLUMNS or order.labels:
         known = f"{', '.join(COLUMNS)}, metrics.NAME"
-        raise Wrong(1, f"there is no order by {order.field}: there are {known}, asc or desc")
+        near = metric_meant(session, order.field) or meant(order.field, COLUMNS)
+        raise Wrong(1, f"there is no order by {order.field}: {near}there are {known}, asc or desc")
     column = COLUMNS[order.field]
     query = select(Experiment, column.label("place"))
     return (query if order.field == "created" else query.where(column.is_not(None))), column

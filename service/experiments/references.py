@@ -10,6 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
+from mptcore.specs.data.text import too_few
 from service.accounts.permission import readable_ones
 from service.datasets.sizes import NO_UPLOAD, SIZES, shape_of
 from service.settings import Settings
@@ -108,7 +109,7 @@ def reference_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> list[P
         case UploadData():
             problems += _upload_problems(inputs, spec.data)
         case PlainText() if spec.data.dataset is not None:
-            problems += _text_problems(inputs, spec.data.dataset, spec.data.column)
+            problems += _text_problems(inputs, spec.data)
     return problems
 
 
@@ -128,8 +129,8 @@ def after_problems(inputs: ReferencedInputs, after: Sequence[str]) -> Iterator[P
 FAILED = (Status.FAILED, Status.CANCELLED)
 
 
-def _text_problems(inputs: ReferencedInputs, dataset_id: str, column: str) -> Iterator[Problem]:
-    dataset = inputs.datasets.get(dataset_id)
+def _text_problems(inputs: ReferencedInputs, data: PlainText) -> Iterator[Problem]:
+    column, dataset = data.column, inputs.datasets.get(str(data.dataset))
     if dataset is None:
         yield Problem("/data/dataset", NO_UPLOAD)
     elif dataset.dim is not None:
@@ -137,6 +138,8 @@ def _text_problems(inputs: ReferencedInputs, dataset_id: str, column: str) -> It
     elif dataset.columns is not None and column not in dataset.columns:
         have = ", ".join(dataset.columns)
         yield Problem("/data/column", f"the upload's columns of text are {have}; not {column}")
+    elif data.n is not None and data.n > dataset.n:
+        yield Problem("/data/n", too_few(dataset.n))
 
 
 def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Problem]:

@@ -71,8 +71,8 @@ def _queue_position(
     positions = {queue: _position(one, queue, queue_snapshot) for queue in served or wanted}
     position = min(positions.values())
     if not served:
-        kind = f"{wanted[0].upper()} worker" if len(wanted) == 1 else "worker"
-        return _unknown(position, f"no {kind} is registered")
+        kinds = " or ".join(queue.upper() for queue in wanted)
+        return _unknown(position, f"no {kinds} worker is registered")
     mine = queue_snapshot.standings[one.owner_id]
     if mine.is_disabled:
         return _unknown(position, "its owner is disabled: it starts once an admin enables the user")

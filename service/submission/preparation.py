@@ -171,7 +171,7 @@ def _resolved(sent: Submission | UnresolvedSubmission, uploads: Uploads) -> Subm
     if isinstance(sent, Submission):
         return sent
     try:
-        spec = uploads.with_sizes(with_values(sent.body["spec"], sent.values))
+        spec = uploads.completed(with_values(sent.body["spec"], sent.values))
     except SpecError as error:
         raise error.within("/spec") from None
     body = {**sent.body, "spec": spec}

@@ -17,7 +17,7 @@ from mptcore.specs.parsing.long_lists import first_errors
 from service.accounts import audit
 from service.accounts.permission import find_own
 from service.accounts.users import Caller
-from service.datasets.sizes import leaves_out_sizes
+from service.datasets.sizes import is_incomplete
 from service.experiments.schemas import Submission
 from service.refusals import ApiError, invalid
 from service.schemas import RequestModel, ResponseModel
@@ -44,7 +44,7 @@ MAX_TOGETHER = 1000
 
 
 def _read(body: Any) -> Submission | UnresolvedSubmission:
-    unresolved = isinstance(body, dict) and leaves_out_sizes(body.get("spec"))
+    unresolved = isinstance(body, dict) and is_incomplete(body.get("spec"))
     return UnresolvedSubmission(body) if unresolved else Submission.model_validate(body)
 
 

@@ -43,7 +43,7 @@ METRIC = {"name": "mpt", "labels": {"seed": 4, "model": "a"}, "value": -1.5, "st
 def test_how_experiments_ended_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     missing = {**METRIC, "labels": {}, "value": None, "std_err": None, "reason": "why"}
     one = {"id": "a", "name": "n\x1b", "metrics": [METRIC, missing]}
-    lines = [f"{'mpt':16} seed=4 model=a -1.5 ± 0.01234", f"{'mpt':16} {'':12} why"]
+    lines = [f"{'mpt':16} seed=4 model=a -1.500 ± 0.012", f"{'mpt':16} {'':12} why"]
     print_ended([one])
     assert capsys.readouterr().out.splitlines() == lines
     print_ended([one, {"id": "b", "name": None, "metrics": []}])

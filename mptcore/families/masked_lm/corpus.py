@@ -92,6 +92,9 @@ def counted_from(starts: Tensor, counts: Tensor) -> Tensor:
 def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     """Read the sequences of a source, truncated to `positions` tokens. Raises RunError."""
     rows = texts(spec)
+    if spec.n is not None and spec.n > len(rows):
+        detail = f"the text has {len(rows)} lines that are not empty, fewer than n, {spec.n}"
+        raise RunError("invalid", detail)
     if spec.n is not None and spec.n < len(rows):
         chosen = torch.randperm(len(rows), generator=generator_for(spec.seed, "texts"))[: spec.n]
         rows = [rows[i] for i in chosen.sort().values.tolist()]

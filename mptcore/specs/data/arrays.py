@@ -122,6 +122,8 @@ class DigitsData(MeasuredData):
     """Scikit-learn's handwritten digits: 1797 images of 8 × 8 pixels, values 0 to 16."""
 
     value_range: ClassVar[tuple[float, float]] = (0.0, 16.0)
+    constant: ClassVar[tuple[str, ...]] = ("0", "32", "39")
+    """Pixels that are 0 in every image."""
 
     source: Literal["digits"]
     """Source of the data."""
@@ -189,7 +191,7 @@ class UploadData(MeasuredData):
     source: Literal["upload"]
     """Source of the data."""
     dataset: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")]
-    """Id of the upload."""
+    """Id of the upload. A submission may give its file name, which the id replaces."""
     n: Observations
     """Number of observations N in the file."""
     dim: Dimensions
@@ -203,7 +205,7 @@ class UploadData(MeasuredData):
         ]
         | None
     ) = None
-    """Names of the columns to use of a .csv or .parquet file, in this order. null: all columns."""
+    """Names of the columns to use of a .csv, .tsv or .parquet file, in this order. null: all."""
 
     @property
     def _may_be_binary(self) -> bool:
@@ -212,7 +214,7 @@ class UploadData(MeasuredData):
     def problems(self) -> list[Problem]:
         problems = []
         if self.array is not None and self.columns is not None:
-            detail = "columns are for .csv and .parquet files, array for .npz: give one"
+            detail = "columns are for .csv, .tsv and .parquet files, array for .npz: give one"
             problems.append(Problem("/data/columns", detail))
         if self.columns is not None and len(self.columns) != self.dim:
             detail = f"dim, {self.dim}, columns, not {len(self.columns)}"

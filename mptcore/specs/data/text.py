@@ -47,6 +47,10 @@ GlueSubset = Literal[
 ]
 
 
+def too_few(lines: int) -> str:
+    return f"the text has {lines} lines: give at most {lines}, or null for all"
+
+
 class Text(Source):
     """Base class of the sources."""
 
@@ -126,7 +130,7 @@ class PlainText(Text):
     ) = None
     """Texts in the spec itself, one in each item."""
     dataset: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
-    """Id of an upload."""
+    """Id of an upload. A submission may give its file name, which the id replaces."""
     column: Annotated[str, Field(min_length=1, max_length=200)] = "text"
     """Column of a .jsonl or .parquet file that has the texts."""
 
@@ -137,6 +141,8 @@ class PlainText(Text):
         return self
 
     def problems(self) -> list[Problem]:
+        if self.lines is not None and (self.n or 0) > len(self.lines):
+            return [Problem("/data/n", too_few(len(self.lines)))]
         characters = sum(map(len, self.lines or ()))
         if characters <= MAX_LINE_CHARACTERS:
             return []

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.compute import Limits, Machine
@@ -93,18 +93,20 @@ class RateMasks(Spec):
 
     schedule: Literal["rates"] = "rates"
     """Schedule of the mask sizes."""
-    rates: Annotated[tuple[Rate, ...], Field(min_length=1, max_length=10_000, strict=False)] = (
-        PAPER_RATES
-    )
-    """Masking rates, in rising order."""
+    rates: Annotated[
+        tuple[Rate, ...],
+        Field(min_length=1, max_length=10_000, strict=False),
+        AfterValidator(lambda rates: tuple(sorted(rates))),
+    ] = PAPER_RATES
+    """Masking rates; they are sorted."""
     per_size: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Masks of a sequence at each rate."""
 
     def problems(self, pointer: str) -> list[Problem]:
         """Return the problems of these masks."""
-        if all(a < b for a, b in zip(self.rates, self.rates[1:], strict=False)):
+        if len(set(self.rates)) == len(self.rates):
             return []
-        return [Problem(f"{pointer}/rates", "rates rise, each listed once")]
+        return [Problem(f"{pointer}/rates", "a rate may be listed once only")]
 
 
 class MaskedLmEvaluate(Spec):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from mptcore.specs.base import MAX_PROBLEMS, Problem, SpecError
 from mptcore.specs.compute import Limits
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
-from mptcore.specs.parsing.sentences import sentence
+from mptcore.specs.parsing.sentences import ONE_OF, QUOTED, one_of, sentence
 from mptcore.specs.parsing.suggestions import meant
 from mptcore.specs.union import ExperimentSpec, adapter, models_of
 
@@ -74,7 +74,8 @@ def _problems(
     pointer, holder, members = _locate(error["loc"], value, model)
     match error["type"]:
         case "spec_problems":
-            return [Problem(pointer + inner, detail) for inner, detail in context["problems"]]
+            found = [Problem(pointer + inner, detail) for inner, detail in context["problems"]]
+            return [_with_meant(one, value) for one in found]
         case "extra_forbidden":
             known = sorted(holder.model_fields)
             near = meant(str(error["loc"][-1]), known).strip()
@@ -82,8 +83,10 @@ def _problems(
             return [Problem(pointer, f"{detail}; {near}" if near else detail)]
         case "union_tag_invalid" | "union_tag_not_found":
             tag = context["discriminator"].strip("'")
-            allowed = ", ".join(repr(value) for member in members for value in _tags(member, tag))
-            return [Problem(f"{pointer}/{tag}", f"one of {allowed}")]
+            allowed = [value for member in members for value in _tags(member, tag)]
+            listed = ", ".join(map(repr, allowed))
+            place = f"{pointer}/{tag}"
+            return [Problem(place, one_of(listed, [*map(str, allowed)], _at(value, place)))]
         case "model_type" | "model_attributes_type" | "dict_type":
             return [Problem(pointer, "a JSON object")]
         case "too_short":
@@ -123,6 +126,25 @@ def _locate(
         members = models_of(field.annotation) if field else []
         pointer += pointer_token(step)
     return pointer, holder, members
+
+
+def _with_meant(problem: Problem, value: object) -> Problem:
+    """Add to a list of allowed values the one that was probably meant."""
+    listed = problem.detail.removeprefix(ONE_OF)
+    if listed == problem.detail:
+        return problem
+    given = _at(value, problem.pointer)
+    return Problem(problem.pointer, one_of(listed, QUOTED.findall(listed), given))
+
+
+def _at(value: object, pointer: str) -> object:
+    """Return the value at a pointer without escapes, or None."""
+    for step in pointer.split("/")[1:]:
+        if isinstance(value, list) and step.isdecimal():
+            value = value[int(step)]
+        else:
+            value = value.get(step) if isinstance(value, dict) else None
+    return value
 
 
 def _names(model: type[BaseModel]) -> list[Any]:

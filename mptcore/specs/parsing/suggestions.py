@@ -7,5 +7,14 @@ from difflib import get_close_matches
 def meant(given: str, known: Collection[str], before: str = "") -> str:
     """Return a question with the closest known name, and a space, or nothing. `before` precedes the
     name."""
-    near = get_close_matches(given, known, n=1)
+    near = _same(given, known) or get_close_matches(given, known, n=1)
     return f"did you mean {before}{near[0]}? " if near else ""
+
+
+SYNONYMS = {"gpu": "cuda", "fa": "factor_analysis", "bert": "masked_lm"}
+
+
+def _same(given: str, known: Collection[str]) -> list[str]:
+    """Return the known name that differs only in case, or that has this other name."""
+    lower = SYNONYMS.get(given.lower(), given.lower())
+    return [one for one in known if one.lower() == lower]

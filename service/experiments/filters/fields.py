@@ -125,7 +125,14 @@ def _compared(session: Session, one: Comparison) -> Clause:
         return _of_metric(session, rest, one, value)
     if kind == "spec" and rest:
         return _of_spec(session, rest, one, value)
+    if near := metric_meant(session, one.field):
+        raise Wrong(one.column, f"there is no field {one.field}: {near.strip()}")
     raise Wrong(one.column, unknown("field", one.field, [*FIELDS, *OTHERS]))
+
+
+def metric_meant(session: Session, name: str) -> str:
+    """Return a question with the full name of a metric, and a space, if there is one."""
+    return f"did you mean metrics.{name}? " if _is_metric(session, name) else ""
 
 
 def unknown(what: str, given: str, known: Sequence[str]) -> str:
@@ -237,11 +244,16 @@ MAX_NAMED = 50
 
 def check_metric(session: Session, name: str, column: int) -> None:
     """Raises Wrong if there are metrics but none with this name."""
-    if session.scalar(select(true()).where(select(Metric.seq).where(Metric.name == name).exists())):
+    if _is_metric(session, name):
         return
     known = [*islice(_metric_names(session), MAX_NAMED)]
     if known:
         raise Wrong(column, unknown("metric", name, known))
+
+
+def _is_metric(session: Session, name: str) -> bool:
+    found = select(Metric.seq).where(Metric.name == name).exists()
+    return session.scalar(select(true()).where(found)) is not None
 
 
 def _metric_names(session: Session) -> Iterator[str]:

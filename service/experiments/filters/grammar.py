@@ -4,6 +4,7 @@ metrics.lml{seed=4} > -61 and status = succeeded and tag = "x" and spec.model.la
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -149,7 +150,24 @@ def _told(error: UnexpectedInput, text: str) -> tuple[int, str]:
         names = error.allowed
     listed = ", ".join(sorted(SAID.get(one, one) for one in names))
     found = "the end" if at_end else repr(text[column - 1 : column + 19].split()[0])
-    return column, f"expected {listed}, not {found}"
+    cure = _cure(text, column)
+    return column, f"expected {listed}, not {found}{f': {cure}' if cure else ''}"
+
+
+def _cure(text: str, column: int) -> str:
+    """Return advice for a text that cannot be read from a column on."""
+    if text[column - 2 : column] == "==":
+        return "write one ="
+    words = UNQUOTED.search(text)
+    if words and words.start(1) < column <= words.end(1):
+        return f'quote it: "{words[1]}"'
+    return ""
+
+
+UNQUOTED = re.compile(
+    r"[=~]\s*((?:(?!and\b|or\b)[^\s\"'=<>~(){},]+)(?:\s+(?!and\b|or\b)[^\s\"'=<>~(){},]+)+)", re.I
+)
+"""Several words after an operator, without quotes."""
 
 
 def _condition(tree: Tree[Token], deeper: int) -> Condition:

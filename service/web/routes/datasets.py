@@ -45,7 +45,7 @@ router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=StrictR
 FileName = Annotated[
     str,
     Query(
-        pattern=r"^[A-Za-z0-9 ._()-]{1,150}\.(npy|npz|csv|parquet|txt|jsonl)$",
+        pattern=r"^[A-Za-z0-9 ._()-]{1,150}\.(npy|npz|csv|tsv|parquet|txt|jsonl)$",
         description="File name. Its ending is the format.",
     ),
 ]
@@ -65,7 +65,7 @@ class DatasetOut(ResponseModel):
     name: str
     """File name."""
     format: str
-    """Format: npy, npz, csv, parquet, txt or jsonl."""
+    """Format: npy, npz, csv, tsv, parquet, txt or jsonl."""
     bytes: int
     """Size of the file in bytes."""
     sha256: str

@@ -28,6 +28,8 @@ def written(folder: Path, name: str, array: Any = TABLE) -> Path:
             np.savez(path, first=array, second=array * 2)
         case ".csv":
             np.savetxt(path, array, delimiter=",", header="a,b,c", comments="")
+        case ".tsv":
+            np.savetxt(path, array, delimiter="\t", header="a\tb\tc", comments="")
         case _:
             arrow: Any = importlib.import_module("pyarrow")
             table = arrow.table(dict(zip("abc", array.T, strict=True)))
@@ -35,7 +37,7 @@ def written(folder: Path, name: str, array: Any = TABLE) -> Path:
     return path
 
 
-FILES = ["x.npy", "x.npz", "x.csv", "x.parquet"]
+FILES = ["x.npy", "x.npz", "x.csv", "x.tsv", "x.parquet"]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -80,14 +82,16 @@ def test_constant_columns_are_known(tmp_path: Path) -> None:
         "x.npy": {"": ["0", "2"]},
         "x.npz": {"first": ["0", "2"], "second": ["0", "2"]},
         "x.csv": {"": ["a", "c"]},
+        "x.tsv": {"": ["a", "c"]},
         "x.parquet": {"": ["a", "c"]},
     }
     assert inspect(written(tmp_path, "x.csv")).constant is None
 
 
-def test_a_csv_needs_no_header(tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    np.savetxt(path, TABLE, delimiter=",")
+@pytest.mark.parametrize(("name", "separator"), [("x.csv", ","), ("x.tsv", "\t")])
+def test_a_text_file_needs_no_header(tmp_path: Path, name: str, separator: str) -> None:
+    path = tmp_path / name
+    np.savetxt(path, TABLE, delimiter=separator)
     assert (inspect(path).n, inspect(path).dim) == (4, 3)
 
 
@@ -97,6 +101,7 @@ def test_a_csv_needs_no_header(tmp_path: Path) -> None:
         ("x.npy", ["array[2, 1] is inf"]),
         ("x.npz", ["first[2, 1] is inf", "second[2, 1] is inf"]),
         ("x.csv", ["line 4, column b is inf"]),
+        ("x.tsv", ["line 4, column b is inf"]),
         ("x.parquet", ["row 2, column b is inf"]),
     ],
 )
@@ -198,6 +203,8 @@ def test_text_columns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n3,four\n")
     assert inspect(path).problems == ["column b is not numbers: line 3 is 'four'"]
+    path.write_text("a,b\n1,\n3,four\n4,five\n5,6\n")
+    assert inspect(path).problems == ["column b is not numbers: line 3 is 'four', and 1 more"]
     path.write_text("1,2\n\n3,four\n")
     assert inspect(path).problems == ["column f1 is not numbers: line 3 is 'four'"]
     path.write_text("a,b\n1,2\n\n3,\n-inf,4\n")

@@ -60,6 +60,44 @@ def test_sizes_of_the_selected_columns_or_array(api: TestClient) -> None:
     assert sizes(api.post(check, json={"spec": spec_of(arrays, array="b")})) == (8, 4)
 
 
+def test_an_array_of_several_is_never_chosen_silently(api: TestClient) -> None:
+    file = io.BytesIO()
+    np.savez(file, a=GOOD[:, :3], b=GOOD[:8])
+    arrays = post(api, "two.npz", file.getvalue()).json()["id"]
+    (told,) = api.post("/v1/experiments", json={"spec": spec_of(arrays)}).json()["errors"]
+    assert told["pointer"] == "/spec/data/array"
+    assert told["detail"] == "give one of the file's arrays: a (10 × 3), b (8 × 4)"
+    both = spec_of(arrays, n=10, dim=3)
+    (told,) = api.post("/v1/experiments", json={"spec": both}).json()["errors"]
+    assert told["pointer"] == "/spec/data/array"
+
+
+def test_an_upload_is_named_by_its_file_name(api: TestClient, dataset: str) -> None:
+    for path in ("/v1/experiments:validate", "/v1/experiments"):
+        answer = api.post(path, json={"spec": spec_of("good.npy")})
+        assert sizes(answer) == (10, 4)
+        assert answer.json()["spec"]["data"]["dataset"] == dataset
+    sweep = {"spec": spec_of("good.npy"), "grid": {"seeds": [[1], [2]]}}
+    assert api.post("/v1/sweeps", json=sweep).status_code == 202
+    other = post(api, "good.npy", npy(GOOD + 1)).json()["id"]
+    for name, words in (
+        ("good.npy", f"newest first: {other}, {dataset}"),
+        ("x.npy", "no data set of this name"),
+    ):
+        (told,) = api.post("/v1/experiments", json={"spec": spec_of(name)}).json()["errors"]
+        assert told["pointer"] == "/spec/data/dataset"
+        assert words in told["detail"]
+
+
+def test_the_text_of_an_upload_is_named_by_its_file_name(api: TestClient) -> None:
+    made = post(api, "a.txt", b"the cat\nthe dog\n").json()["id"]
+    model = {"family": "masked_lm", "checkpoint": "any"}
+    data = {"source": "text", "dataset": "a.txt"}
+    answer = api.post("/v1/experiments:validate", json={"spec": {"model": model, "data": data}})
+    assert answer.is_success, answer.json()
+    assert answer.json()["spec"]["data"]["dataset"] == made
+
+
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"n": 11}, "/data/n", "the upload's n is 10, not 11"),
     ({"n": None}, "/data/n", "an integer"),
@@ -162,9 +200,9 @@ def test_others_write_while_sizes_are_looked_up(
     api: TestClient, dataset: str, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     file = api.app.state.database.engine.url.database  # type: ignore[attr-defined]
-    resolve, looked_up = Uploads.with_sizes, []
+    resolve, looked_up = Uploads.completed, []
 
-    def with_sizes(*arguments: Any) -> Any:
+    def completed(*arguments: Any) -> Any:
         found = resolve(*arguments)
         with sqlite3.connect(file, timeout=0.1, isolation_level=None) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -172,7 +210,7 @@ def test_others_write_while_sizes_are_looked_up(
         looked_up.append(found)
         return found
 
-    monkeypatch.setattr(Uploads, "with_sizes", with_sizes)
+    monkeypatch.setattr(Uploads, "completed", completed)
     body = {"spec": spec_of(dataset), **({"grid": {"seeds": [[1]]}} if "sweeps" in path else {})}
     answer = api.post(path, json={"experiments": [body]} if "batch" in path else body)
     assert answer.status_code == 202, answer.text
@@ -222,7 +260,6 @@ def test_a_constant_column_is_refused_by_name_where_its_noise_is_estimated(
     np.savez(file, a=GOOD, b=GOOD * [0, 1, 0, 1])
     arrays = post(api, "two.npz", file.getvalue()).json()["id"]
     assert told(api, dataset=arrays, array="a") is None
-    assert told(api, dataset=arrays) is None
     assert told(api, dataset=arrays, array="b") == "columns 0, 2 are constant (counted from 0)"
 
 

@@ -111,7 +111,7 @@ def test_experiments_of_a_disabled_user_delay_nobody(either: Database) -> None:
 def test_the_reason_names_the_missing_worker_or_limit(either: Database) -> None:
     on_gpu, anywhere, on_cpu = (submit(either, device) for device in ("cuda", "auto", "cpu"))
     assert place(either, on_gpu) == (0, "no GPU worker is registered")
-    assert place(either, anywhere) == (0, "no worker is registered")
+    assert place(either, anywhere) == (0, "no CPU or GPU worker is registered")
     assert place(either, on_cpu) == (1, "no CPU worker is registered")
     register(either, cpu=1)
     assert place(either, on_gpu) == (0, "no GPU worker is registered")

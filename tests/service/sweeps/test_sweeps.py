@@ -110,7 +110,7 @@ def test_points_added_with_a_key_are_stored_once(admin: TestClient) -> None:
     many = admin.post(path, json={"grid": {"seeds": [[i] for i in range(MAX_POINTS - 7)]}})
     assert (many.status_code, many.json()["detail"]) == (
         422,
-        f"/: a sweep has at most {MAX_POINTS} points",
+        f"a sweep has at most {MAX_POINTS} points",
     )
 
 

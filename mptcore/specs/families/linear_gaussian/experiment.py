@@ -5,10 +5,14 @@ from typing import Literal
 
 from mptcore.specs.base import Problem, Spec
 from mptcore.specs.compute import GPU_BATCH_BYTES, Limits
-from mptcore.specs.data.arrays import UploadData
+from mptcore.specs.data.arrays import DigitsData, UploadData
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.experiment import PointCount, VectorExperiment
-from mptcore.specs.families.linear_gaussian.models import FactorAnalysisModel, LinearGaussianSpec
+from mptcore.specs.families.linear_gaussian.models import (
+    FactorAnalysisModel,
+    LinearGaussianSpec,
+    constant_columns,
+)
 from mptcore.specs.train import Train
 
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
@@ -55,6 +59,8 @@ class LinearGaussianExperiment(VectorExperiment):
 
     def model_problems(self) -> list[Problem]:
         problems = self.model.problems(self.data, "/model")
+        if isinstance(self.data, DigitsData) and self.estimates_each_noise:
+            problems.append(Problem("/data/source", constant_columns(self.data.constant, False)))
         return problems + (self.baseline.problems(self.data, "/baseline") if self.baseline else [])
 
     @property

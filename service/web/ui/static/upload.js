@@ -4,7 +4,7 @@ import { html, useState } from "./vendor/preact-htm.js";
 import { post, withQuery } from "./api.js";
 import { Problem } from "./parts.js";
 
-const KINDS = ".npy,.npz,.csv,.parquet,.txt,.jsonl";
+const KINDS = ".npy,.npz,.csv,.tsv,.parquet,.txt,.jsonl";
 
 export function Upload({ onUploaded }) {
   const [state, setState] = useState({});

@@ -61,7 +61,10 @@ export default function SignIn() {
       history.replaceState(null, "", location.pathname + location.search);
       setLink(null);
       setError(null);
-      await post("/v1/sign-in:preview", { code }).then((found) => setLink({ code, ...found }), setError);
+      await post("/v1/sign-in:preview", { code }).then((found) => {
+        if (found.signed_in_as === found.name) location.replace(next());
+        else setLink({ code, ...found });
+      }, setError);
     }
     byLink();
     addEventListener("hashchange", byLink); // a link that was pasted into this very page

@@ -1,0 +1,76 @@
+"""Options of `mpt submit` for the user's own numbers, without a spec."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mptlab.api import Client
+from mptlab.errors import Json, Refused
+from mptlab.uploads import SEPARATORS, SUFFIXES
+
+MODELS = ("ppca", "factor_analysis")
+"""Families that need no choices besides the latent dimensions."""
+
+Data = Annotated[
+    str | None,
+    typer.Option(
+        help=f"your numbers: a file ({', '.join(SUFFIXES[:5])}), or the name or id of an upload",
+    ),
+]
+Model = Annotated[str, typer.Option(help=" or ".join(MODELS))]
+LatentDim = Annotated[
+    str | None,
+    typer.Option(help="latent dimensions K, such as 3; several: 2..10"),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(help="columns to use, separated by commas; default: all"),
+]
+Index = Annotated[str | None, typer.Option(help="column to leave out, such as an id")]
+Array = Annotated[str | None, typer.Option(help="array of an .npz file, by its name")]
+
+
+def check_family(family: str) -> None:
+    """Raises BadParameter for a model whose spec needs more choices."""
+    if family not in MODELS:
+        told = f"{family}: choose {' or '.join(MODELS)}; other models need a spec file"
+        raise typer.BadParameter(f"{told} (docs/spec.md)")
+
+
+def names_of(typed: str | None) -> list[str] | None:
+    return None if typed is None else [name.strip() for name in typed.split(",")]
+
+
+def uploaded(client: Client, file: Path, columns: list[str] | None, index: str | None) -> Json:
+    """Upload a file. Raises Refused, with advice for a column of text."""
+    try:
+        return client.upload(file, columns=columns, index=index)
+    except Refused as refused:
+        if file.suffix not in SEPARATORS or "is not numbers" not in str(refused):
+            raise
+        told = f"{refused}. To leave out a column: --index NAME"
+        raise Refused({**refused.document, "detail": told}, refused.status) from None
+
+
+def data_of(
+    client: Client, typed: str, columns: str | None, index: str | None, array: str | None
+) -> Json:
+    """Upload a file, or refer to an upload. Return the `data` of a spec that uses it."""
+    wanted = names_of(columns)
+    data: Json = {"source": "upload", "dataset": typed}
+    file = Path(typed)
+    if file.suffix in SEPARATORS and file.is_file():
+        return {**data, "dataset": uploaded(client, file, wanted, index)["id"]}
+    if index is not None:
+        raise typer.BadParameter("--index is for .csv and .tsv files: use --columns")
+    if file.suffix in SUFFIXES and file.is_file():
+        data["dataset"] = client.upload(file)["id"]
+    elif file.exists():
+        known = ", ".join(SUFFIXES[:5])
+        raise typer.BadParameter(f"{typed} is not a file of numbers: give one of {known}")
+    if wanted is not None:
+        data["columns"] = wanted
+    if array is not None:
+        data["array"] = array
+    return data

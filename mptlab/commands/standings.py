@@ -1,0 +1,59 @@
+"""Standing of the paper's presets, and their verdicts in the terminal."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import typer
+
+from mptlab.api import Client
+from mptlab.commands.context import print_table
+from mptlab.errors import Json
+from mptlab.tables import with_error
+
+ALWAYS_THERE = ("ppca", "digits")
+"""Sources of data that need no file."""
+
+
+def standing(client: Client, preset: Json, runs: Sequence[Json | None]) -> Json:
+    """Return a preset's row: its name, what it needs, the time of its last runs, and the verdict on
+    them, or their status."""
+    made = [one for one in runs if one is not None]
+    is_done = len(made) == len(runs) and all(one["status"] == "succeeded" for one in made)
+    status = "not run" if not made else "incomplete"
+    if is_done:
+        status = client.verdict(preset["name"], made)["verdict"]
+    elif made and not all(one["terminal"] for one in made):
+        status = "running"
+    needs = dict.fromkeys(need for spec in preset["specs"] for need in _needs(spec))
+    took = f"{sum(map(_seconds, made)):.0f} s" if is_done else None
+    title = preset["title"]
+    return {"name": preset["name"], "title": title, "needs": ", ".join(needs) or None, "took": took,
+            "status": status}  # fmt: skip
+
+
+def _needs(spec: Json) -> list[str]:
+    """Return the data sets and checkpoints that a spec reads from the lab's folders."""
+    data = spec["data"]
+    found = [data.get("subset") or data.get("file") or data["source"]]
+    parts = (spec["model"], spec.get("baseline") or {})
+    found += [part["checkpoint"] for part in parts if part.get("checkpoint")]
+    return [one for one in found if one not in ALWAYS_THERE]
+
+
+def _seconds(run: Json) -> float:
+    started, finished = (
+        datetime.fromisoformat(run[f"{part}_at"]) for part in ("started", "finished")
+    )
+    return (finished - started).total_seconds()
+
+
+def print_verdict(told: Json) -> None:
+    """Print each comparison, rounded by its error, and the verdict."""
+    rows = []
+    for one in told["comparisons"]:
+        error = one.get("half_width")
+        measured = with_error(one["measured"], error)
+        rows.append([one["what"], one["published"], measured, one["low"], one["high"],
+                     one["outcome"], one["power"]])  # fmt: skip
+    print_table(("what", "published", "measured", "low", "high", "outcome", "power"), rows)
+    typer.echo(told["verdict"] + (f": {told['missing']}" if told["missing"] else ""))

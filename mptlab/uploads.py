@@ -1,0 +1,77 @@
+"""Data sets in files on this machine: what is uploaded of a file, and specs that use it."""
+
+import csv
+import io
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from mptlab.errors import Json
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (*SEPARATORS, ".npy", ".npz", ".parquet", ".txt", ".jsonl")
+"""Suffixes of files that the service reads."""
+HELDOUT = 0.2
+
+
+@contextmanager
+def content(file: Path, columns: Sequence[str] | None, index: str | None) -> Iterator[IO[bytes]]:
+    """Yield what is uploaded of a file: all of it or, of a .csv or .tsv file, these columns or all
+    columns but the index. Raises ValueError."""
+    if columns is None and index is None:
+        with file.open("rb") as whole:
+            yield whole
+        return
+    if file.suffix not in SEPARATORS:
+        raise ValueError(f"{file} has no columns to choose from: it is not a .csv or .tsv file")
+    separator = SEPARATORS[file.suffix]
+    with tempfile.TemporaryFile() as part, file.open(newline="", encoding="utf-8-sig") as source:
+        text = io.TextIOWrapper(part, "utf-8", newline="")
+        rows = csv.reader(source, delimiter=separator)
+        writer = csv.writer(text, delimiter=separator, lineterminator="\n")
+        writer.writerows(_columns(rows, file, columns, index))
+        text.detach()
+        part.seek(0)
+        yield part
+
+
+def _columns(
+    rows: Any, file: Path, columns: Sequence[str] | None, index: str | None
+) -> Iterator[list[str]]:
+    """Yield the cells of these columns, row by row, their names first."""
+    names: list[str] = next(rows, [])
+    kept = [name for name in columns or names if name != index]
+    if unknown := [one for one in (*kept, index) if one is not None and one not in names]:
+        raise ValueError(f"{file} has no column {unknown[0]}; it has {', '.join(names)}")
+    places = [names.index(name) for name in kept]
+    yield kept
+    for row in rows:
+        if row and len(row) != len(names):
+            told = f"{len(row)} cells, but the first line has {len(names)}"
+            raise ValueError(f"{file}, line {rows.line_num} has {told}")
+        if row:
+            yield [row[place] for place in places]
+
+
+def with_uploads(spec: Any, upload: Callable[[str], Json]) -> Any:
+    """Return a spec whose `data.dataset` is the id of an upload where it was a file on this
+    machine."""
+    data = spec.get("data") if isinstance(spec, Mapping) else None
+    if not isinstance(data, Mapping):
+        return spec
+    name = data.get("dataset")
+    if not (isinstance(name, str) and name.endswith(SUFFIXES) and Path(name).is_file()):
+        return spec
+    return {**spec, "data": {**data, "dataset": upload(name)["id"]}}
+
+
+def spec_for(data: Json, family: str, latent_dim: int) -> Json:
+    """Return the spec that fits a model to some data and scores it. A part is held out, so that
+    models with more latent dimensions can lose."""
+    return {
+        "model": {"family": family, "latent_dim": latent_dim, "init": "maximum_likelihood"},
+        "data": {"heldout": HELDOUT, **data},
+        "evaluate": {"masks": {"schedule": "all", "per_size": 100}},
+    }

@@ -1,0 +1,112 @@
+"""The user's own numbers, scored and uploaded by typed commands."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mptlab import Client
+from tests.support.commands import mpt_here
+
+ROWS = np.random.default_rng(5).normal(size=(40, 4)).round(3)
+NAMED = [["id", "a", "b", "c", "d"], *([f"s{i}", *map(str, row)] for i, row in enumerate(ROWS))]
+FIELDS = ("--set", "evaluate.masks.per_size=10", "--set", "data.heldout=0.3")
+
+
+def table(file: Path, separator: str = ",") -> str:
+    file.write_text("".join(f"{separator.join(row)}\n" for row in NAMED))
+    return str(file)
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def data_of(client: Client, experiment_id: str) -> dict[str, object]:
+    data: dict[str, object] = client.get(experiment_id.strip())["spec"]["data"]
+    return data
+
+
+def test_one_command_scores_a_table_for_several_k(
+    environment: dict[str, str], client: Client
+) -> None:
+    table(Path("own.csv"))
+    words = ("submit", "--data", "own.csv", "--index", "id", "--latent-dim", "1..2", *FIELDS)
+    code, shown, error = mpt_here(environment, *words, "--watch", "--json")
+    assert code == 0, error
+    rows = json.loads(shown)
+    assert [row["model.latent_dim"] for row in rows] == [1, 2]
+    assert all(row["lml_heldout"] < 0 for row in rows)
+    one = client.get(rows[0]["experiment_id"])
+    assert (one["spec"]["data"]["n"], one["spec"]["data"]["dim"]) == (40, 4)
+    assert one["spec"]["model"]["init"] == "maximum_likelihood"
+    (dataset,) = [d for d in client.datasets() if d["id"] == one["spec"]["data"]["dataset"]]
+    assert (dataset["name"], dataset["columns"]) == ("own.csv", ["a", "b", "c", "d"])
+
+
+def test_columns_of_a_tsv_and_the_array_of_an_npz(
+    environment: dict[str, str], client: Client
+) -> None:
+    table(Path("own.tsv"), "\t")
+    one = ("submit", "--latent-dim", "1", "--model", "factor_analysis", *FIELDS)
+    code, made, error = mpt_here(environment, *one, "--data", "own.tsv", "--columns", "c, a, d")
+    assert code == 0, error
+    assert (data_of(client, made)["dim"], client.get(made.strip())["name"]) == (3, "own")
+    np.savez("two.npz", x=ROWS, y=ROWS[:, :3])
+    code, _, error = mpt_here(environment, *one, "--data", "two.npz")
+    assert code == 1
+    assert "give one of the file's arrays: x (40 × 4), y (40 × 3)" in error
+    code, made, _ = mpt_here(environment, *one, "--data", "two.npz", "--array", "y")
+    assert data_of(client, made)["array"] == "y"
+    code, again, _ = mpt_here(environment, *one, "--data", "two.npz", "--array", "y")
+    assert data_of(client, again) == data_of(client, made)  # the same bytes, the same data set
+
+
+def test_a_spec_names_a_file_or_an_upload(environment: dict[str, str], client: Client) -> None:
+    np.save("named.npy", ROWS + 1)
+    model = {"family": "ppca", "latent_dim": 1, "init": "maximum_likelihood"}
+    spec = {"model": model, "data": {"source": "upload", "dataset": "named.npy"}}
+    first = client.submit(spec)
+    Path("spec.json").write_text(json.dumps(spec))
+    _, second, _ = mpt_here(environment, "submit", "spec.json")
+    Path("named.npy").unlink()
+    third = client.submit(spec)["id"]  # now by the name of the upload
+    for one in (second, third):
+        assert data_of(client, one) == first["spec"]["data"]
+    code, shown, _ = mpt_here(environment, "submit", "--data", "named.npy", "--latent-dim", "1")
+    assert (code, data_of(client, shown)["dataset"]) == (0, first["spec"]["data"]["dataset"])
+
+
+def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
+    file = table(Path("own.csv"))
+    code, _, error = mpt_here(environment, "upload", file)
+    assert code == 1
+    told = "column id is not numbers: line 2 is 's0', and 39 more"
+    assert error == f"mpt: {told}. To leave out a column: --index NAME\n"
+    for option in ("--index", "--columns"):
+        code, _, error = mpt_here(environment, "upload", file, option, "e")
+        assert (code, error) == (1, "mpt: own.csv has no column e; it has id, a, b, c, d\n")
+    Path("own.csv").write_text("id,a,b\n1,2,3\n2,3\n")
+    code, _, error = mpt_here(environment, "upload", "own.csv", "--index", "id")
+    assert error == "mpt: own.csv, line 3 has 2 cells, but the first line has 3\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "give a spec file, or your numbers: --data mine.csv"),
+        (["--data", "own.csv"], "give --latent-dim: a number, or several: --latent-dim 2..10"),
+        (["--data", "own.csv", "--model", "vae"], "choose ppca or factor_analysis"),
+        (["--data", "a.xlsx", "--latent-dim", "2"], "is not a file of numbers: give one of .csv"),
+        (["--data", "a.npy", "--latent-dim", "2", "--index", "a"], "use --columns"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_usage_errors(
+    environment: dict[str, str], words: list[str], told: str
+) -> None:
+    Path("a.xlsx").write_bytes(b"")
+    code, _, error = mpt_here({**environment, "COLUMNS": "200"}, "submit", *words)
+    assert code == 2
+    assert told in " ".join(error.replace("│", " ").split())

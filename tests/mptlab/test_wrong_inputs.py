@@ -1,0 +1,138 @@
+"""Wrong inputs that newcomers type, and the sentences that help them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mptcore.specs import validate_spec
+from mptlab import Client, serve
+from service.experiments.inputs import Inputs
+from service.settings import Settings
+from tests.support.commands import mpt_here
+from tests.support.lm_specs import BASE
+from tests.support.ppca_spec import ppca_spec
+from tests.support.vae_specs import changed
+
+FIXED = {"schedule": "fixed", "rate": 15}
+UPLOAD = {"source": "upload", "dataset": "clean.csv"}
+FACTORS = {"family": "factor_analysis", "latent_dim": 2, "init": "maximum_likelihood"}
+TEXT = {"source": "text", "lines": ["one cat", "two dogs"], "n": 100_000}
+BERT = {"family": "masked_lm", "checkpoint": "/home/me/bert"}
+
+SPECS: list[tuple[dict[str, Any], str]] = [
+    ({"model__family": "PPCA"}, "/spec/model/family: one of 'ppca', 'factor_analysis', "
+     "'linear_vae', 'vae', 'masked_lm'; did you mean ppca?"),
+    ({"model__family": "fa"}, "did you mean factor_analysis?"),
+    ({"compute__device": "gpu"}, "/spec/compute/device: one of 'auto', 'cpu' or 'cuda'; did you "
+     "mean cuda?"),
+    ({"data__heldout": 20}, "/spec/data/heldout: less than 1: a fraction, 0.2 for 20 %"),
+    ({"evaluate__masks": FIXED}, "less than or equal to 1: a fraction, 0.15 for 15 %"),
+    ({"data__source": "csv"}, "upload the file (mpt upload FILE), then use the source upload"),
+    ({"data": UPLOAD}, "/spec/data/dataset: you have no data set of this name: `mpt datasets` "
+     "lists them, `mpt upload FILE` adds one"),
+    ({"data": {"source": "digits"}, "model": FACTORS}, "/spec/data/source: columns 0, 32, 39 are "
+     "constant (counted from 0), so factor analysis has no maximum"),
+    ({"data": TEXT, "model": BERT, "evaluate": {}}, "a folder of this machine is read from "
+     "MPT_MODELS_DIR: move or link it there, and give its name"),
+    ({"data": TEXT, "model": {**BERT, "checkpoint": "bert"}, "evaluate": {}}, "/spec/data/n: the "
+     "text has 2 lines: give at most 2, or null for all"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "told"), SPECS)
+def test_a_wrong_spec(environment: dict[str, str], changes: dict[str, Any], told: str) -> None:
+    text = json.dumps(ppca_spec(**changes))
+    code, _, error = mpt_here(environment, "submit", "-", text=text)
+    assert code == 1
+    assert told in error
+
+
+@pytest.fixture(scope="module")
+def digits(environment: dict[str, str]) -> str:
+    """A finished run with the name digits."""
+    words = ("submit", "-", "--name", "digits", "--watch")
+    code, shown, error = mpt_here(environment, *words, text=json.dumps(ppca_spec(seeds=[34])))
+    assert code == 0, error
+    return shown.split()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["list", "--where", "status == 'failed'"], "not '=': write one ="),
+        (["list", "--where", "name = my run and tag = x"], "not 'run': quote it: \"my run\""),
+        (["list", "--where", "tag = x and name = my own run"], 'quote it: "my own run"'),
+        (["list", "--where", "lml > -60"], "there is no field lml: did you mean metrics.lml?"),
+        (["list", "--order-by", "lml"], "there is no order by lml: did you mean metrics.lml?"),
+        (["list", "--order-by", "nam"], "did you mean name? there are created, finished, name"),
+        (["show", "digit"], "you have no experiment digit: did you mean digits?"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("digits")
+def test_a_wrong_word(environment: dict[str, str], words: list[str], told: str) -> None:
+    code, _, error = mpt_here(environment, *words)
+    assert code == 1
+    assert told in error
+
+
+def test_a_range_with_a_hyphen(environment: dict[str, str]) -> None:
+    words = ("sweep", "-", "--over", "model.latent_dim=2-5")
+    code, _, error = mpt_here({**environment, "COLUMNS": "200"}, *words, text="{}")
+    assert code == 2
+    assert "2-5 is not a range: write 2..5" in error
+
+
+def test_a_run_that_no_worker_can_run(environment: dict[str, str], client: Client) -> None:
+    text = json.dumps(ppca_spec(compute__device="cuda"))
+    code, shown, error = mpt_here(environment, "submit", "-", text=text)
+    client.cancel(shown.strip())
+    assert code == 0
+    assert error == "mpt: it waits until there is one: no GPU worker is registered\n"
+
+
+def test_rates_are_sorted() -> None:
+    rates = {"schedule": "rates", "rates": [0.5, 0.2]}
+    spec: Any = validate_spec(changed(BASE, "evaluate/masks", rates))
+    assert spec.evaluate.masks.rates == (0.2, 0.5)
+
+
+def test_images_that_are_not_there(tmp_path: Path, settings: Settings) -> None:
+    made = settings.model_copy(update={"data_dir": tmp_path})
+    spec = validate_spec(ppca_spec(data={"source": "mnist"}, model=FACTORS | {"family": "ppca"}))
+    (problem,) = Inputs(made).problems(spec)
+    assert problem.detail == (
+        "there is no data set mnist; there is none at all; put its folder MNIST into "
+        f"{tmp_path} (MPT_DATA_DIR), or set MPT_ALLOW_DOWNLOAD=1 to download it"
+    )
+
+
+def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    store = tmp_path / "file" / "store"
+    code, _, error = mpt_here({**os.environ, "MPT_STORE": str(store)}, "serve")
+    told = f"cannot write {store} (Not a directory): set MPT_STORE to a folder of yours"
+    assert (code, error) == (1, f"mpt: {told}\n")
+
+
+def test_the_address_of_the_service(environment: dict[str, str]) -> None:
+    url = environment["MPT_URL"]
+    assert mpt_here({**environment, "MPT_URL": f"{url}/v1"}, "datasets")[0] == 0
+    found = {name: value for name, value in environment.items() if name != "MPT_URL"}
+    assert mpt_here(found, "datasets")[0] == 0  # on whatever port it is
+    other = f"http://127.0.0.1:{serve.free_port()}"
+    code, _, error = mpt_here({**environment, "MPT_URL": other}, "datasets")
+    told = (
+        f"mpt: {other} does not answer: this store is served at {url}; leave out MPT_URL and --url"
+    )
+    assert (code, error) == (1, f"{told}\n")
+
+
+def test_a_key_that_the_service_refuses(environment: dict[str, str]) -> None:
+    url = environment["MPT_URL"]
+    code, _, error = mpt_here({**environment, "MPT_API_KEY": "mpt_x_y"}, "datasets")
+    assert code == 1
+    assert error.startswith(f"mpt: {url} refuses the key from MPT_API_KEY: ")
+    assert error.endswith(f"; `mpt login --url {url}` stores another key\n")
