@@ -20,4 +20,4 @@ def wait_for_waiting(database: Database, count: int) -> None:
 
 def _are_waiting(database: Database, count: int) -> bool:
     with database.snapshot() as session:
-        return session.scalar(WAITING) == count
+        return bool(session.scalar(WAITING) == count)
