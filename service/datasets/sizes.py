@@ -4,6 +4,7 @@ are known from the file."""
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cachetools import LRUCache
 from sqlalchemy.orm import Session
 
 from mptcore.specs import (
@@ -32,12 +33,16 @@ def leaves_out_sizes(spec: Any) -> bool:
     return any(name not in data for name in SIZES)
 
 
+MAX_KNOWN = 10
+"""Uploads whose contents, which may be megabytes, are in memory at the same time."""
+
+
 class Uploads:
-    """The uploads that a reader may use. Each is looked up once."""
+    """The uploads that a reader may use. The latest ones are not looked up again."""
 
     def __init__(self, session: Session, reader_id: int):
         self._session, self._reader_id = session, reader_id
-        self._found: dict[str, Dataset | None] = {}
+        self._found: LRUCache[str, Dataset | None] = LRUCache(MAX_KNOWN)
 
     def with_sizes(self, spec: Any) -> Any:
         """Return a submitted spec with the missing sizes. Raises SpecError if its upload has

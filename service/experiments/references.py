@@ -1,8 +1,9 @@
 """Uploads and experiments that a spec refers to. They must be its owner's or shared with the lab,
 and fit the spec."""
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
 from service.accounts.permission import readable_ones
-from service.datasets.sizes import NO_UPLOAD, SIZES, shape_of
+from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, shape_of
 from service.settings import Settings
-from service.tables.datasets import Dataset
+from service.tables.datasets import Dataset, forget_contents
 from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
 
 WEIGHTS = "weights.safetensors"
@@ -30,6 +31,8 @@ class ReferencedInputs:
     """SHA-256 of the weights, by experiment that has kept them."""
     ids: tuple[Collection[str], Collection[str]]
     """Ids of the uploads and of the experiments, also of those that were not found."""
+    latest: deque[str] = field(default_factory=deque)
+    """The uploads whose contents may be in memory."""
 
     @classmethod
     def of(
@@ -68,6 +71,15 @@ class ReferencedInputs:
         """Everything that decides whether the specs may run."""
         statuses = {one.id: one.status for one in self.experiments.values()}
         return {*self.datasets}, statuses, self.weights
+
+    def dataset(self, dataset_id: str) -> Dataset | None:
+        """Return an upload to read its contents. Those of the latest few stay in memory."""
+        found = self.datasets.get(dataset_id)
+        if found is not None and dataset_id not in self.latest:
+            self.latest.append(dataset_id)
+            if len(self.latest) > MAX_KNOWN:
+                forget_contents(self.datasets[self.latest.popleft()])
+        return found
 
     def digests(self, spec: ExperimentSpec) -> list[str] | None:
         """Return the digests of a spec's uploads and weights, or None if some do not exist yet."""
@@ -129,7 +141,7 @@ FAILED = (Status.FAILED, Status.CANCELLED)
 
 
 def _text_problems(inputs: ReferencedInputs, dataset_id: str, column: str) -> Iterator[Problem]:
-    dataset = inputs.datasets.get(dataset_id)
+    dataset = inputs.dataset(dataset_id)
     if dataset is None:
         yield Problem("/data/dataset", NO_UPLOAD)
     elif dataset.dim is not None:
@@ -141,7 +153,7 @@ def _text_problems(inputs: ReferencedInputs, dataset_id: str, column: str) -> It
 
 def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Problem]:
     try:
-        shape = shape_of(inputs.datasets.get(data.dataset), data.array, data.columns)
+        shape = shape_of(inputs.dataset(data.dataset), data.array, data.columns)
     except SpecError as error:
         yield from error.problems
         return
