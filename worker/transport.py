@@ -20,6 +20,11 @@ BROKER_ERRORS = (Empty, RedisError, OSError)
 """Errors of the connection, which Celery handles."""
 
 
+MAX_MESSAGES = 1000
+"""Messages of a queue that are kept, more than a lab has idle workers. A node reads about a hundred
+messages a second."""
+
+
 class QoS(redis.QoS):
     """Messages in use, none of which is ever delivered again."""
 
@@ -35,6 +40,13 @@ class Channel(redis.Channel):
     def _new_queue(self, queue: str, *arguments: Any, **options: Any) -> None:
         self._delete_wrong_keys(queue)
         super()._new_queue(queue, *arguments, **options)  # type: ignore[no-untyped-call]
+
+    def _put(self, queue: str, message: Any, **options: Any) -> None:
+        """Add a message, and drop the oldest ones of a queue that is too long: the new one would
+        wait behind them for longer than a dispatch lasts."""
+        super()._put(queue, message, **options)  # type: ignore[no-untyped-call]
+        with self.conn_or_acquire() as client:
+            client.ltrim(self._q_for_pri(queue, 0), 0, MAX_MESSAGES - 1)
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
