@@ -271,12 +271,15 @@ def delete_dataset(
     dataset_id: DatasetId, database: WriterDep, settings: SettingsDep, user: Canceller
 ) -> None:
     """Delete an upload. Queued experiments that use it will fail with that reason."""
+    leftover = settings.all_incoming / dataset_id  # retention deletes the file if this is cut off
     with database.transaction() as session:
         found = find_own(session, user, Dataset, dataset_id)
+        leftover.mkdir(parents=True, exist_ok=True)
         if store.remove(session, found.id):
             quota.note(session, found.owner_id, -found.bytes)
         audit.note(session, user, "dataset.deleted", dataset_id)
-    shutil.rmtree(settings.datasets(dataset_id), ignore_errors=True)
+    for folder in (settings.datasets(dataset_id), leftover):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 COLUMNS = (
