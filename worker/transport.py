@@ -11,7 +11,7 @@ from queue import Empty
 from typing import Any
 
 from celery.worker.consumer import Consumer as CeleryConsumer
-from kombu.transport import redis
+from kombu.transport import redis, virtual
 from redis import RedisError, ResponseError
 
 log = logging.getLogger(__name__)
@@ -20,21 +20,55 @@ BROKER_ERRORS = (Empty, RedisError, OSError)
 """Errors of the connection, which Celery handles."""
 
 
+MAX_MESSAGES = 1000
+"""Messages of a queue that are kept, more than a lab has idle workers. A node reads about a hundred
+messages a second."""
+
+
+class Message(virtual.Message):
+    """A message that may be acknowledged again. Celery acknowledges some that were dropped."""
+
+    def ack(self, multiple: bool = False) -> None:
+        if not self.acknowledged:
+            super().ack(multiple)  # type: ignore[no-untyped-call]
+
+
 class QoS(redis.QoS):
-    """Messages in use, none of which is ever delivered again."""
+    """Messages in use. Nothing of them is kept in Redis, and none is ever delivered again: the
+    reaper puts the dispatches of workers that are gone back."""
+
+    def append(self, message: Any, delivery_tag: Any) -> None:
+        virtual.QoS.append(self, message, delivery_tag)  # type: ignore[no-untyped-call]
+
+    def ack(self, delivery_tag: Any) -> None:
+        virtual.QoS.ack(self, delivery_tag)  # type: ignore[no-untyped-call]
+
+    def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
+        self.ack(delivery_tag)
+
+    def restore_unacked(self, client: Any = None) -> None:
+        """Restore nothing at the end of a node."""
 
     def restore_visible(self, *arguments: Any, **options: Any) -> None:
-        """Leave messages of workers that are gone: the reaper puts their dispatches back."""
+        """Restore nothing of workers that are gone."""
 
 
 class Channel(redis.Channel):
     """A Redis channel that drops invalid messages."""
 
     QoS = QoS
+    Message = Message
 
     def _new_queue(self, queue: str, *arguments: Any, **options: Any) -> None:
         self._delete_wrong_keys(queue)
         super()._new_queue(queue, *arguments, **options)  # type: ignore[no-untyped-call]
+
+    def _put(self, queue: str, message: Any, **options: Any) -> None:
+        """Add a message, and drop the oldest ones of a queue that is too long: the new one would
+        wait behind them for longer than a dispatch lasts."""
+        super()._put(queue, message, **options)  # type: ignore[no-untyped-call]
+        with self.conn_or_acquire() as client:
+            client.ltrim(self._q_for_pri(queue, 0), 0, MAX_MESSAGES - 1)
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
@@ -56,8 +90,6 @@ class Channel(redis.Channel):
         types = dict.fromkeys(map(partial(self._q_for_pri, queue), self.priority_steps), b"list")
         types[self.keyprefix_queue % queue] = b"set"
         types[self.keyprefix_binding_permanent % queue] = b"set"
-        types[self.unacked_key] = b"hash"
-        types[self.unacked_index_key] = b"zset"
         with self.conn_or_acquire() as client:
             for key, expected in types.items():
                 found = client.type(key)

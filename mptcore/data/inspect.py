@@ -22,9 +22,21 @@ MEMORY_BYTES = 4 * 2**30
 CPU_S = 120
 OPEN_FILES = 64
 MAX_NAMED = 5
+MAX_FOUND_BYTES = 2**20
+"""Maximum size of a file's description, as JSON. The service keeps and sends the whole of it."""
 
 
 def look(path: Path, max_cells: int = upload_limits.MAX_CELLS) -> Inspection:
+    """Return the contents of a file, or the problem that their description is too long."""
+    found = _look(path, max_cells)
+    if (size := len(as_json(found))) > MAX_FOUND_BYTES:
+        told = "the names of its arrays, columns, and columns with missing values take"
+        problem = f"{told} {size} bytes; at most {MAX_FOUND_BYTES} are kept: shorten the names"
+        return Inspection(found.format, problems=[problem])
+    return found
+
+
+def _look(path: Path, max_cells: int) -> Inspection:
     """Return whether a file contains numbers or text. A file with text may also have one score
     column. A file with several columns of fractions is a table of numbers, from which the text is
     to be removed."""

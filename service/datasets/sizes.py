@@ -4,6 +4,7 @@ columns that a model cannot use."""
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from cachetools import LRUCache
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -42,12 +43,16 @@ def _is_name(dataset: Any) -> bool:
     return _is_text(dataset) and "." in dataset
 
 
+MAX_KNOWN = 10
+"""Uploads whose contents, which may be megabytes, are in memory at the same time."""
+
+
 class Uploads:
-    """The uploads that a reader may use. Each is looked up once."""
+    """The uploads that a reader may use. The latest ones are not looked up again."""
 
     def __init__(self, session: Session, reader_id: int):
         self._session, self._reader_id = session, reader_id
-        self._found: dict[str, Dataset | None] = {}
+        self._found: LRUCache[str, Dataset | None] = LRUCache(MAX_KNOWN)
         self._ids: dict[str, list[str]] = {}
 
     def completed(self, spec: Any) -> Any:
@@ -97,9 +102,9 @@ class Uploads:
         """Return the id of the only upload of this name; the reader's own go first. Raises
         SpecError."""
         if name not in self._ids:
-            query = select(Dataset).where(Dataset.name == name, readable(Dataset))
-            query = query.order_by(Dataset.id.desc()).limit(MAX_NAMED)
-            found = self._session.scalars(query, reader(self._reader_id)).all()
+            query = select(Dataset.id, Dataset.owner_id).where(readable(Dataset))
+            query = query.where(Dataset.name == name).order_by(Dataset.id.desc()).limit(MAX_NAMED)
+            found = self._session.execute(query, reader(self._reader_id)).all()
             own = [one.id for one in found if one.owner_id == self._reader_id]
             self._ids[name] = own or [one.id for one in found]
         ids = self._ids[name]

@@ -1,8 +1,9 @@
 """Uploads and experiments that a spec refers to. They must be its owner's or shared with the lab,
 and fit the spec."""
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from sqlalchemy.orm import Session
 from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
 from mptcore.specs.data.text import too_few
 from service.accounts.permission import readable_ones
-from service.datasets.sizes import NO_UPLOAD, SIZES, shape_of
+from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, shape_of
 from service.settings import Settings
-from service.tables.datasets import Dataset
+from service.tables.datasets import Dataset, forget_contents
 from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
 
 WEIGHTS = "weights.safetensors"
@@ -31,6 +32,8 @@ class ReferencedInputs:
     """SHA-256 of the weights, by experiment that has kept them."""
     ids: tuple[Collection[str], Collection[str]]
     """Ids of the uploads and of the experiments, also of those that were not found."""
+    latest: deque[str] = field(default_factory=deque)
+    """The uploads whose contents may be in memory."""
 
     @classmethod
     def of(
@@ -69,6 +72,15 @@ class ReferencedInputs:
         """Everything that decides whether the specs may run."""
         statuses = {one.id: one.status for one in self.experiments.values()}
         return {*self.datasets}, statuses, self.weights
+
+    def dataset(self, dataset_id: str) -> Dataset | None:
+        """Return an upload to read its contents. Those of the latest few stay in memory."""
+        found = self.datasets.get(dataset_id)
+        if found is not None and dataset_id not in self.latest:
+            self.latest.append(dataset_id)
+            if len(self.latest) > MAX_KNOWN:
+                forget_contents(self.datasets[self.latest.popleft()])
+        return found
 
     def digests(self, spec: ExperimentSpec) -> list[str] | None:
         """Return the digests of a spec's uploads and weights, or None if some do not exist yet."""
@@ -130,7 +142,7 @@ FAILED = (Status.FAILED, Status.CANCELLED)
 
 
 def _text_problems(inputs: ReferencedInputs, data: PlainText) -> Iterator[Problem]:
-    column, dataset = data.column, inputs.datasets.get(str(data.dataset))
+    column, dataset = data.column, inputs.dataset(str(data.dataset))
     if dataset is None:
         yield Problem("/data/dataset", NO_UPLOAD)
     elif dataset.dim is not None:
@@ -144,7 +156,7 @@ def _text_problems(inputs: ReferencedInputs, data: PlainText) -> Iterator[Proble
 
 def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Problem]:
     try:
-        shape = shape_of(inputs.datasets.get(data.dataset), data.array, data.columns)
+        shape = shape_of(inputs.dataset(data.dataset), data.array, data.columns)
     except SpecError as error:
         yield from error.problems
         return

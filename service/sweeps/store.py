@@ -183,13 +183,14 @@ def change(
 
 
 def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
-    """Apply changes of a sweep to its experiments."""
+    """Apply changes of a sweep to its experiments. Raises ApiError."""
+    if "priority" in wanted:  # first: heartbeats do not wait while this one waits for the owner
+        quota.check_priority(session, sweep.owner_id, wanted["priority"])
     mine = update(Experiment).where(Experiment.sweep_id == sweep.id)
     mine = mine.execution_options(synchronize_session=False)
     if "visibility" in wanted:
         session.execute(mine.values(visibility=wanted["visibility"]))
     if "priority" in wanted:
-        quota.check_priority(session, sweep.owner_id, wanted["priority"])
         waiting = mine.where(Experiment.status.in_(UNFINISHED))
         session.execute(waiting.values(priority=wanted["priority"]))
 

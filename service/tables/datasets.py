@@ -1,13 +1,17 @@
 """The table of uploads."""
 
+from functools import partial
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, String, UniqueConstraint
-from sqlalchemy.orm import Mapped, mapped_column, relationship
+from sqlalchemy.orm import Mapped, mapped_column, object_session, relationship
 
 from service.tables.engine import Base, now
 from service.tables.users import User
 from service.tables.visibility import Owned
+
+contents = partial(mapped_column, deferred=True, deferred_group="contents")
+"""Column that may be megabytes. All of a row are loaded when one of them is used."""
 
 
 class Dataset(Owned, Base):
@@ -27,12 +31,12 @@ class Dataset(Owned, Base):
     sha256: Mapped[str] = mapped_column(String(64))
     n: Mapped[int]
     dim: Mapped[int | None]
-    arrays: Mapped[dict[str, Any] | None] = mapped_column(JSON)
-    columns: Mapped[list[str] | None] = mapped_column(JSON)
-    constant: Mapped[dict[str, list[str]] | None] = mapped_column(JSON(none_as_null=True))
+    arrays: Mapped[dict[str, Any] | None] = contents(JSON())
+    columns: Mapped[list[str] | None] = contents(JSON())
+    constant: Mapped[dict[str, list[str]] | None] = contents(JSON(none_as_null=True))
     """Constant columns by array, "" for the only one: names, or indices where there are none.
     Unknown for uploads of version 0.1."""
-    missing: Mapped[dict[str, dict[str, int]] | None] = mapped_column(JSON(none_as_null=True))
+    missing: Mapped[dict[str, dict[str, int]] | None] = contents(JSON(none_as_null=True))
     """Number of missing values of each column that has some, by array, as in `constant`."""
     created_at: Mapped[float] = mapped_column(default=now())
     copy: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -42,3 +46,9 @@ class Dataset(Owned, Base):
     def file(self) -> str:
         """Name of the file in its folder."""
         return f"data.{self.format}"
+
+
+def forget_contents(dataset: Dataset) -> None:
+    """Free the memory of a row's contents. They are loaded again when one of them is used."""
+    if (session := object_session(dataset)) is not None:
+        session.expire(dataset, ["arrays", "columns", "constant", "missing"])

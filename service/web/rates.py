@@ -34,6 +34,8 @@ REDIS_TIMEOUT_S = 0.5
 REDIS_ASLEEP_S = 5.0
 """Time without requests to Redis after it did not answer."""
 PROBE = "/healthz"
+MAX_NAME = 100
+"""Characters of a client's name, if it is no address, by which its requests are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +147,14 @@ def _key(policy: str, name: str, most: int) -> str:
 
 
 def network(address: str | None) -> str:
-    """Return an address, or for IPv6 the network of 2^64 that belongs to one holder."""
+    """Return an address, or for IPv6 the network of 2^64 that belongs to one holder. A proxy may
+    name a client by any text."""
     try:
-        parsed = ip_address(address or "")
+        parsed = ip_address((address or "").partition("%")[0])  # without the zone
     except ValueError:
-        return address or "here"  # of a Unix socket
+        return (address or "here")[:MAX_NAME]  # of a Unix socket
     if isinstance(parsed, IPv6Address):
-        return parsed.exploded[:19]
+        return str(parsed.ipv4_mapped or parsed.exploded[:19])
     return str(parsed)
 
 

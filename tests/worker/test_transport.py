@@ -16,7 +16,7 @@ from redis import ResponseError
 from service.settings import Settings
 from tests.support.servers import Redis
 from worker.celery_app import make_celery
-from worker.transport import BROKER_ERRORS, Channel, Consumer, QoS, Transport
+from worker.transport import BROKER_ERRORS, MAX_MESSAGES, Channel, Consumer, QoS, Transport
 
 
 class Message:
@@ -134,15 +134,33 @@ def test_invalid_messages_count_as_read(monkeypatch: pytest.MonkeyPatch) -> None
 def test_no_message_is_delivered_again() -> None:
     """The reaper puts back the dispatches of workers that are gone."""
     assert (Transport.Channel, Channel.QoS) == (Channel, QoS)
-    QoS.__new__(QoS).restore_visible(1, num=2)  # it asks Redis for nothing
+    held = QoS.__new__(QoS)  # they ask Redis for nothing
+    held.restore_visible(1, num=2)
+    held.restore_unacked()
+
+
+DELIVERY = {"exchange": "", "routing_key": "cpu"}
+
+
+def test_a_message_in_use_rests_on_no_key_in_redis(channel: Channel) -> None:
+    """A key of another type ended the node that acknowledged its message."""
+    channel.client.set("unacked", "x")
+    channel.client.set("unacked_index", "x")
+    body = {"body": "{}", "properties": {"delivery_tag": "tag", "delivery_info": DELIVERY}}
+    channel.qos.prefetch_count = 1
+    for end in ("ack", "reject"):
+        message = channel.message_to_python(body)
+        channel.qos.append(message, "tag")
+        assert not channel.qos.can_consume()
+        getattr(message, end)()
+        message.ack()  # as Celery does with a message that was dropped
+        assert channel.qos.can_consume()
 
 
 KEYS = {
     **dict.fromkeys((b"cpu", b"cpu\x06\x163", b"cpu\x06\x166", b"cpu\x06\x169"), "list"),
     b"_kombu.binding.cpu": "set",
     b"_kombu.binding_permanent.cpu": "set",
-    b"unacked": "hash",
-    b"unacked_index": "zset",
 }
 """The keys of a queue in Redis, each with its type."""
 
@@ -192,7 +210,15 @@ def test_a_queue_of_a_wrong_type_is_deleted_when_read(
     fill(channel.client, "hash")
     monkeypatch.setattr(redis.Channel, "_brpop_read", raising(ResponseError("WRONGTYPE it is")))
     assert channel._brpop_read() is True
-    assert channel.client.keys() == [b"unacked"]
+    assert channel.client.keys() == []
     monkeypatch.setattr(redis.Channel, "_brpop_read", raising(ResponseError("LOADING")))
     with pytest.raises(ResponseError, match="LOADING"):
         channel._brpop_read()
+
+
+def test_a_new_message_waits_behind_few_others(channel: Channel) -> None:
+    """Behind 200,000 forged ones no run began for forty minutes."""
+    channel.client.lpush("cpu", *["x"] * (MAX_MESSAGES + 5))
+    channel._put("cpu", {"properties": {}})
+    assert channel.client.llen("cpu") == MAX_MESSAGES
+    assert b"properties" in channel.client.lindex("cpu", 0)

@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import dataclass
-from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path as FilePath
 from typing import Annotated
@@ -23,10 +22,10 @@ from service.datasets.files import inspect, move
 from service.queue import quota
 from service.queue.quota import Room
 from service.refusals import ApiError, invalid
-from service.schemas import Page, RequestModel, ResponseModel
+from service.schemas import Moment, Page, RequestModel, ResponseModel
 from service.settings import Settings
 from service.tables.datasets import Dataset
-from service.tables.engine import Database, moment
+from service.tables.engine import Database
 from service.tables.visibility import Visibility, Whose
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
@@ -52,9 +51,8 @@ FileName = Annotated[
 DatasetId = Annotated[str, Path(max_length=100, description="Id of the upload.")]
 
 
-class DatasetOut(ResponseModel):
-    """An upload. A spec names it by its `id`: numbers as the data source `upload`, texts as
-    `text`."""
+class DatasetSummary(ResponseModel):
+    """An upload in a list, without the names of its arrays and columns."""
 
     id: str
     """Id of the upload."""
@@ -74,6 +72,14 @@ class DatasetOut(ResponseModel):
     """Number of observations; for text the number of lines or rows."""
     dim: int | None
     """Number of dimensions. null: text."""
+    created_at: Moment
+    """Time of the upload."""
+
+
+class DatasetOut(DatasetSummary):
+    """An upload. A spec names it by its `id`: numbers as the data source `upload`, texts as
+    `text`."""
+
     arrays: dict[str, list[int]] | None
     """Shapes of the arrays of an .npz file, by name. null: another format."""
     columns: list[str] | None
@@ -81,8 +87,6 @@ class DatasetOut(ResponseModel):
     missing: dict[str, dict[str, int]] | None
     """Number of missing values of each column that has some: by array, `""` for the only one, and
     by name, or index from 0. null: none are missing."""
-    created_at: datetime
-    """Time of the upload."""
 
 
 class DatasetChanges(RequestModel):
@@ -95,7 +99,7 @@ class DatasetChanges(RequestModel):
 class DatasetPage(Page):
     """A page of uploads."""
 
-    items: list[DatasetOut]
+    items: list[DatasetSummary]
     """Uploads, newest first."""
 
 
@@ -238,7 +242,8 @@ def list_datasets(
     with database.snapshot() as session:
         found = newest(session, user, Dataset, whose, limit + 1, before)
     kept, next_cursor = page(found, limit)
-    return DatasetPage(items=[_out(one) for one in kept], next_cursor=next_cursor)
+    items = [DatasetSummary.of(one, owner=one.owner.name) for one in kept]
+    return DatasetPage(items=items, next_cursor=next_cursor)
 
 
 @router.get("/{dataset_id}")
@@ -266,12 +271,15 @@ def delete_dataset(
     dataset_id: DatasetId, database: WriterDep, settings: SettingsDep, user: Canceller
 ) -> None:
     """Delete an upload. Queued experiments that use it will fail with that reason."""
+    leftover = settings.all_incoming / dataset_id  # retention deletes the file if this is cut off
     with database.transaction() as session:
         found = find_own(session, user, Dataset, dataset_id)
+        leftover.mkdir(parents=True, exist_ok=True)
         if store.remove(session, found.id):
             quota.note(session, found.owner_id, -found.bytes)
         audit.note(session, user, "dataset.deleted", dataset_id)
-    shutil.rmtree(settings.datasets(dataset_id), ignore_errors=True)
+    for folder in (settings.datasets(dataset_id), leftover):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 COLUMNS = (
@@ -280,10 +288,4 @@ COLUMNS = (
 
 
 def _out(dataset: Dataset) -> DatasetOut:
-    return DatasetOut(
-        id=dataset.id,
-        created_at=moment(dataset.created_at),
-        owner=dataset.owner.name,
-        visibility=Visibility(dataset.visibility),
-        **{name: getattr(dataset, name) for name in COLUMNS if name != "created_at"},
-    )
+    return DatasetOut.of(dataset, owner=dataset.owner.name)

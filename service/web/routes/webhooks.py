@@ -12,6 +12,7 @@ from uuid6 import uuid7
 from mptcore.specs import Problem
 from service.accounts import audit
 from service.accounts.permission import check_has_key, not_found
+from service.queue import quota
 from service.refusals import ApiError, invalid
 from service.schemas import Moment, RequestModel, ResponseModel
 from service.settings import Settings
@@ -100,6 +101,7 @@ def add_webhook(
         raise invalid(problems)
     secret = new.secret or new_secret()
     with database.transaction() as session:
+        quota.lock(session, user.id)  # two at once do not both add the last one
         if len(store.of_owner(session, user.id)) >= MAX_WEBHOOKS:
             detail = f"you have {MAX_WEBHOOKS} webhooks, the maximum: delete one first"
             raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)

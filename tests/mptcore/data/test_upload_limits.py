@@ -151,3 +151,30 @@ def test_a_column_that_is_not_numbers_is_not_decoded_whole(
     parquet.write_table(arrow.table({"a": [1.0, 2.0], "b": [b"one", b"two"]}), path)
     monkeypatch.setattr(parquet, "read_table", None)
     assert look(path).problems == ["column b is not numbers: row 0 is \"b'one'\""]
+
+
+@pytest.mark.parametrize("length", [10, 20_000])
+def test_the_names_of_a_file_are_limited(tmp_path: Path, length: int) -> None:
+    """The service keeps them, and sends them in an answer."""
+    path = tmp_path / "x.npz"
+    file = io.BytesIO()
+    np.save(file, TABLE)
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(100):
+            archive.writestr(f"{i:0{length}}", file.getvalue())
+    found = look(path)
+    if length == 10:
+        assert (found.problems, len(found.arrays or {})) == ([], 100)
+    else:
+        (problem,) = found.problems
+        assert problem.endswith("at most 1048576 are kept: shorten the names")
+        assert found.arrays is None
+
+
+def test_the_columns_of_an_array_with_missing_values_are_limited(tmp_path: Path) -> None:
+    """They have no names, but are counted each."""
+    path = tmp_path / "x.npy"
+    array = np.ones((2, 150_000))
+    array[0] = np.nan
+    np.save(path, array)
+    assert "columns with missing values take" in look(path).problems[0]

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from mptcore.specs import validate_spec
 from service.accounts.users import ensure_key
-from service.datasets.sizes import Uploads
+from service.datasets.sizes import MAX_KNOWN, Uploads
+from service.experiments.references import ReferencedInputs, reference_problems
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Experiment
@@ -302,3 +304,21 @@ def test_missing_values_are_shown_and_refused_by_name_where_they_are_not_used(
 
 
 FITTED = {"family": "ppca", "init": "maximum_likelihood"}
+
+
+def test_a_request_keeps_the_contents_of_few_uploads_in_memory(
+    api: TestClient, database: Database
+) -> None:
+    """A batch may use a thousand, and the names of each may take a megabyte."""
+    text = [f"a,b,c,d\n{i},2,3,0\n4,5,6,9\n" for i in range(MAX_KNOWN + 2)]
+    made = [post(api, "x.csv", one.encode()).json()["id"] for one in text]
+    specs = [validate_spec(spec_of(one, columns=["a", "b", "c"], n=2, dim=3)) for one in made]
+    with database.snapshot() as session:
+        inputs = ReferencedInputs.of(session, 1, specs)
+        uploads = Uploads(session, 1)
+        for _ in range(2):
+            for spec in specs:
+                assert reference_problems(inputs, spec) == []
+                assert uploads.problems(spec) == []
+        loaded = [one for one in inputs.datasets.values() if "columns" in vars(one)]
+        assert len(loaded) == MAX_KNOWN

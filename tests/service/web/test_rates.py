@@ -156,6 +156,11 @@ def test_forwarded_addresses_are_used_only_from_trusted_proxies(
         ("2001:db8::1", "2001:db8::2:0:0:1", True),
         ("2001:db8::1", "2001:db8:0:1::1", False),
         ("192.0.2.1", "192.0.2.2", False),
+        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("a name", "another", False),
+        ("x" * 20_000 + "1", "x" * 20_000 + "2", True),  # which Redis would keep
     ],
 )
 def test_the_address_of_a_client(settings: Settings, one: str, other: str, same: bool) -> None:

@@ -1,0 +1,63 @@
+"""Order of the locks of requests, on PostgreSQL: whom a waiting request holds up, and whom not."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select, text
+
+from service.queue import quota
+from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Experiment
+from service.web.main import create_app
+from service.web.routes.webhooks import MAX_WEBHOOKS
+from tests.support.locks import wait_for_waiting
+from tests.support.ppca_spec import ppca_spec
+
+
+@pytest.fixture
+def api(lab: Settings) -> Iterator[TestClient]:
+    headers = {"Authorization": f"Bearer {lab.key_file.read_text().strip()}"}
+    with TestClient(create_app(lab), headers=headers) as client:
+        yield client
+
+
+@pytest.fixture
+def database(lab: Settings) -> Iterator[Database]:
+    with closing(Database(lab.url)) as opened:
+        yield opened
+
+
+def test_a_change_of_a_sweep_locks_its_owner_before_its_runs(
+    api: TestClient, database: Database
+) -> None:
+    """Heartbeats would wait with it. A change of an experiment locks in this order, too."""
+    body = {"spec": ppca_spec(), "grid": {"data.seed": [1, 2]}}
+    path = api.post("/v1/sweeps", json=body).json()["urls"]["self"]
+    changes = {"visibility": "lab", "priority": 1}
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as session:
+            quota.lock(session, 1)
+            changed = pool.submit(api.patch, path, json=changes)
+            wait_for_waiting(database, 1)
+            free = select(Experiment.id).with_for_update(skip_locked=True)
+            assert len(session.scalars(free).all()) == 2
+        assert changed.result().json()["visibility"] == "lab"
+
+
+def test_two_requests_at_once_do_not_add_the_last_webhook_twice(
+    api: TestClient, database: Database
+) -> None:
+    def add(_: int) -> int:
+        return api.post("/v1/webhooks", json={"url": "https://example.org/"}).status_code
+
+    assert {add(i) for i in range(MAX_WEBHOOKS - 1)} == {201}
+    with ThreadPoolExecutor(2) as pool:
+        with database.transaction() as session:
+            session.execute(text("LOCK TABLE webhooks IN SHARE MODE"))
+            both = [pool.submit(add, i) for i in range(2)]
+            wait_for_waiting(database, 2)
+        assert sorted(one.result() for one in both) == [201, 409]
