@@ -36,7 +36,7 @@ class Outcome:
 
     preset: Json
     is_short: bool = False
-    """Whether a short form ran. Its results have no verdict."""
+    """True if a short form ran. Its results have no verdict."""
     ids: list[str] = field(default_factory=list)
     ended: list[Json] = field(default_factory=list)
     """Documents of the ended experiments, in the order of the specs."""
@@ -44,7 +44,7 @@ class Outcome:
     """Series of the experiments, each list in its order."""
     verdict: Json | None = None
     failure: str | None = None
-    """Why there are no results."""
+    """Reason why there are no results."""
 
     @property
     def name(self) -> str:
