@@ -68,7 +68,7 @@ class Channel(redis.Channel):
         wait behind them for longer than a dispatch lasts."""
         super()._put(queue, message, **options)  # type: ignore[no-untyped-call]
         with self.conn_or_acquire() as client:
-            client.ltrim(self._q_for_pri(queue, 0), 0, MAX_MESSAGES - 1)
+            client.ltrim(self._q_for_pri(queue, 0), 0, MAX_MESSAGES - 1)  # type: ignore[no-untyped-call]
 
     def _brpop_read(self, **options: Any) -> Any:
         try:
