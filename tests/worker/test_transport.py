@@ -149,7 +149,7 @@ def test_a_message_in_use_rests_on_no_key_in_redis(channel: Channel) -> None:
     body = {"body": "{}", "properties": {"delivery_tag": "tag", "delivery_info": DELIVERY}}
     channel.qos.prefetch_count = 1
     for end in ("ack", "reject"):
-        message = channel.message_to_python(body)
+        message = channel.message_to_python(body)  # type: ignore[no-untyped-call]
         channel.qos.append(message, "tag")
         assert not channel.qos.can_consume()
         getattr(message, end)()
