@@ -67,8 +67,9 @@ class Channel(redis.Channel):
         """Add a message, and drop the oldest ones of a queue that is too long: the new one would
         wait behind them for longer than a dispatch lasts."""
         super()._put(queue, message, **options)  # type: ignore[no-untyped-call]
+        key = self._q_for_pri(queue, 0)  # type: ignore[no-untyped-call]
         with self.conn_or_acquire() as client:
-            client.ltrim(self._q_for_pri(queue, 0), 0, MAX_MESSAGES - 1)  # type: ignore[no-untyped-call]
+            client.ltrim(key, 0, MAX_MESSAGES - 1)
 
     def _brpop_read(self, **options: Any) -> Any:
         try:

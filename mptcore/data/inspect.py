@@ -30,8 +30,8 @@ def look(path: Path, max_cells: int = upload_limits.MAX_CELLS) -> Inspection:
     """Return the contents of a file, or the problem that their description is too long."""
     found = _look(path, max_cells)
     if (size := len(as_json(found))) > MAX_FOUND_BYTES:
-        told = "the names of its arrays, columns, and columns with missing values take"
-        problem = f"{told} {size} bytes; at most {MAX_FOUND_BYTES} are kept: shorten the names"
+        told = "the names of its arrays and columns, of constant ones and those with missing values"
+        problem = f"{told} take {size} bytes; at most {MAX_FOUND_BYTES} are kept: shorten the names"
         return Inspection(found.format, problems=[problem])
     return found
 

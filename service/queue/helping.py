@@ -293,12 +293,12 @@ def beat(session: Session, claim: HelpClaim, lease_s: float) -> None:
         raise HelpOver("its lease is lost")
     if must_stop:
         raise HelpOver("its worker is needed for an experiment")
-    run = select(Experiment.id).where(
-        Experiment.id == claim.experiment_id,
-        Experiment.attempt == claim.attempt,
-        Experiment.status == Status.RUNNING,
-    )  # an experiment ends only after this transaction (`holds.settle`)
-    if session.scalar(run.with_for_update(read=True, key_share=True)) is None:
+    run = select(Experiment.id).where(Experiment.id == claim.experiment_id)
+    # From here on an experiment ends only after this transaction (`holds.settle`). The status is
+    # read after the lock, because the locking statement may return the row as it was before.
+    session.execute(run.with_for_update(read=True, key_share=True))
+    runs = (Experiment.attempt == claim.attempt, Experiment.status == Status.RUNNING)
+    if session.scalar(run.where(*runs)) is None:
         raise HelpOver("the attempt has ended")
 
 

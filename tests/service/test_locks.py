@@ -8,12 +8,15 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
-from service.queue import quota
+from service.queue import division, helping, lease, quota
+from service.queue.helping import HelpOver
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Experiment
+from service.tables.experiments import Experiment, Status
+from service.tables.helpers import SentBatch
 from service.web.main import create_app
 from service.web.routes.webhooks import MAX_WEBHOOKS
+from tests.service.queue.test_helping import BATCH, LEASE_S, add_workers, begun, long_run
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
 
@@ -27,7 +30,7 @@ def api(lab: Settings) -> Iterator[TestClient]:
 
 @pytest.fixture
 def database(lab: Settings) -> Iterator[Database]:
-    with closing(Database(lab.url)) as opened:
+    with closing(Database(lab.url, connections=4)) as opened:
         yield opened
 
 
@@ -61,3 +64,25 @@ def test_two_requests_at_once_do_not_add_the_last_webhook_twice(
             both = [pool.submit(add, i) for i in range(2)]
             wait_for_waiting(database, 2)
         assert sorted(one.result() for one in both) == [201, 409]
+
+
+def test_a_helper_that_waits_for_the_end_of_a_run_sends_nothing(database: Database) -> None:
+    """Its scores would stay after the run."""
+    run = long_run(database)
+    add_workers(database, "w", "w1")
+    claim = begun(database)
+
+    def send() -> None:
+        with database.transaction() as session:
+            helping.beat(session, claim, LEASE_S)
+            division.send_scores(session, claim.experiment_id, claim.attempt, claim.id, [BATCH])
+
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as session:
+            lease.finish(session, run, Status.CANCELLED)
+            sent = pool.submit(send)
+            wait_for_waiting(database, 1)
+        with pytest.raises(HelpOver, match="the attempt has ended"):
+            sent.result()
+    with database.snapshot() as session:
+        assert session.scalars(select(SentBatch.number)).all() == []

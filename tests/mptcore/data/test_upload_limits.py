@@ -177,4 +177,4 @@ def test_the_columns_of_an_array_with_missing_values_are_limited(tmp_path: Path)
     array = np.ones((2, 150_000))
     array[0] = np.nan
     np.save(path, array)
-    assert "columns with missing values take" in look(path).problems[0]
+    assert "those with missing values take" in look(path).problems[0]
