@@ -4,9 +4,15 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 
+MAX_LENGTH = 100
+"""Length of a misspelled name above which no other is suggested: the search takes its square."""
+
+
 def meant(given: str, known: Collection[str], before: str = "") -> str:
     """Return a question with the closest known name, and a space, or nothing. `before` precedes the
     name."""
+    if len(given) > MAX_LENGTH:
+        return ""
     near = _same(given, known) or get_close_matches(given, known, n=1)
     return f"did you mean {before}{near[0]}? " if near else ""
 

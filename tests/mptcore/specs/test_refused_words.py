@@ -18,7 +18,7 @@ from mptcore.specs import (
     validate_spec,
 )
 from mptcore.specs.parsing.sentences import sentence
-from mptcore.specs.parsing.suggestions import meant
+from mptcore.specs.parsing.suggestions import MAX_LENGTH, meant
 from mptcore.specs.train import one_or_more
 from tests.support.lm_specs import BASE
 from tests.support.vae_specs import DEEP, LINEAR, changed
@@ -119,6 +119,9 @@ def test_the_closest_known_name_is_suggested() -> None:
     assert meant("latent_dimz", known, "--") == "did you mean --latent_dim? "
     assert meant("nois", known) == "did you mean noise? "
     assert meant("xyz", known) == ""
+    long = "a" * MAX_LENGTH
+    assert meant(long, [f"{long}b"]) == f"did you mean {long}b? "
+    assert meant(f"{long}a", [f"{long}b"]) == ""
 
 
 def test_problems_of_a_part_have_the_pointer_in_the_whole_spec() -> None:
