@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from difflib import get_close_matches
 
-
 MAX_LENGTH = 100
 """Length of a misspelled name above which no other is suggested: the search takes its square."""
 
