@@ -151,8 +151,8 @@ def run(aim: Target, count: int, seed: int, most_cpu_s: float | None = None) -> 
     generator = Generator(chance, routes(document), aim.keys, aim.known)
     made: set[str] = set()
     asker = Asker(aim.port)
+    _load_arrow(aim)  # before a request deletes its experiment
     _ask(asker, generator, min(WARM, count // 4), outcome, made)
-    _load_arrow(aim)
     warm_bytes = aim.rss_bytes
     loris, opened_at = SlowLoris(aim.port), time.monotonic()
     for name, attack in ATTACKS.items():
