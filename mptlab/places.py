@@ -60,14 +60,11 @@ def served_url() -> str | None:
     """Return the URL of the service that serves the store now, if there is one."""
     try:
         served = SERVED.fullmatch((store() / LOCK).read_text())
-        if served is None:
-            return None
-        os.kill(int(served["process"]), 0)  # only asks whether it runs
-    except PermissionError:
-        return served["url"] if served else None
+        if served is not None:
+            os.kill(int(served["process"]), 0)  # only asks whether it runs
     except (OSError, OverflowError):
         return None
-    return served["url"]
+    return served["url"] if served else None
 
 
 def _local_key(url: str) -> str:

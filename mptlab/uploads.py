@@ -13,6 +13,7 @@ from mptlab.errors import Json
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".npy", ".npz", ".parquet", ".txt", ".jsonl")
 """Suffixes of files that the service reads."""
+TEXT_SUFFIXES = (".txt", ".jsonl")
 HELDOUT = 0.2
 
 
@@ -65,6 +66,11 @@ def with_uploads(spec: Any, upload: Callable[[str], Json]) -> Any:
     if not (isinstance(name, str) and name.endswith(SUFFIXES) and Path(name).is_file()):
         return spec
     return {**spec, "data": {**data, "dataset": upload(name)["id"]}}
+
+
+def text_spec(data: Json, checkpoint: str) -> Json:
+    """Return the spec that scores texts with a masked language model."""
+    return {"model": {"family": "masked_lm", "checkpoint": checkpoint}, "data": data}
 
 
 def spec_for(data: Json, family: str, latent_dim: int) -> Json:

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from mptlab.api import Client
+from mptlab.checkpoints import is_folder, taken
 from mptlab.errors import Json, Refused
-from mptlab.uploads import SEPARATORS, SUFFIXES
+from mptlab.uploads import SEPARATORS, SUFFIXES, TEXT_SUFFIXES
 
 MODELS = ("ppca", "factor_analysis")
 """Families that need no choices besides the latent dimensions."""
@@ -15,10 +16,19 @@ MODELS = ("ppca", "factor_analysis")
 Data = Annotated[
     str | None,
     typer.Option(
-        help=f"your numbers: a file ({', '.join(SUFFIXES[:5])}), or the name or id of an upload",
+        "--data",
+        "--text",
+        help=f"your numbers or texts: a file ({', '.join(SUFFIXES)}) or the name of an upload",
     ),
 ]
-Model = Annotated[str, typer.Option(help=" or ".join(MODELS))]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        "--checkpoint",
+        help=f"{' or '.join(MODELS)}; for texts a checkpoint: a folder or a name",
+    ),
+]
 LatentDim = Annotated[
     str | None,
     typer.Option(help="latent dimensions K, such as 3; several: 2..10"),
@@ -36,6 +46,19 @@ def check_family(family: str) -> None:
     if family not in MODELS:
         told = f"{family}: choose {' or '.join(MODELS)}; other models need a spec file"
         raise typer.BadParameter(f"{told} (docs/spec.md)")
+
+
+def is_text(typed: str) -> bool:
+    """Return whether a file or upload holds texts, by its name."""
+    return typed.endswith(TEXT_SUFFIXES)
+
+
+def checkpoint_of(model: str) -> str:
+    """Return the name of a checkpoint; a folder is taken to the service of this machine. Raises
+    BadParameter, ValueError."""
+    if model in MODELS:
+        raise typer.BadParameter("give the model of your texts: --model FOLDER, or a name")
+    return taken(Path(model).expanduser()) if is_folder(model) else model
 
 
 def names_of(typed: str | None) -> list[str] | None:
@@ -58,7 +81,8 @@ def data_of(
 ) -> Json:
     """Upload a file, or refer to an upload. Return the `data` of a spec that uses it."""
     wanted = names_of(columns)
-    data: Json = {"source": "upload", "dataset": typed}
+    source = "text" if is_text(typed) else "upload"
+    data: Json = {"source": source, "dataset": typed}
     file = Path(typed)
     if file.suffix in SEPARATORS and file.is_file():
         return {**data, "dataset": uploaded(client, file, wanted, index)["id"]}
@@ -69,7 +93,9 @@ def data_of(
     elif file.exists():
         known = ", ".join(SUFFIXES[:5])
         raise typer.BadParameter(f"{typed} is not a file of numbers: give one of {known}")
-    if wanted is not None:
+    if wanted is not None and source == "text":
+        data["column"] = ",".join(wanted)
+    elif wanted is not None:
         data["columns"] = wanted
     if array is not None:
         data["array"] = array

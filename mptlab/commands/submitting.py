@@ -33,12 +33,14 @@ from mptlab.commands.own_data import (
     LatentDim,
     Model,
     check_family,
+    checkpoint_of,
     data_of,
+    is_text,
 )
 from mptlab.commands.standings import print_verdict, standing
 from mptlab.errors import Json
 from mptlab.specs import changed, parse_spec, parse_value, quick
-from mptlab.uploads import spec_for
+from mptlab.uploads import spec_for, text_spec
 
 MAX_VALUES = 10_000
 
@@ -90,10 +92,16 @@ def submit(
     if spec is not None:
         sent = _spec(spec, set_)
     else:
-        values = _latent_dims(model, latent_dim)
-        part = data_of(context.client, data or "", columns, index, array)
-        sent = changed(spec_for(part, model, values[0]), _changes(set_))
-        beside = {"name": Path(data or "").stem, **beside}
+        assert data is not None
+        if is_text(data):
+            checkpoint = checkpoint_of(model)
+            sent = text_spec(data_of(context.client, data, columns, index, array), checkpoint)
+        else:
+            values = _latent_dims(model, latent_dim)
+            part = data_of(context.client, data, columns, index, array)
+            sent = spec_for(part, model, values[0])
+        sent = changed(sent, _changes(set_))
+        beside = {"name": Path(data).stem, **beside}
     if quick_:
         _tell_whole(context, sent)
         sent, watch = quick(sent), True

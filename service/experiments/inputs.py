@@ -24,6 +24,7 @@ class Inputs:
     def __init__(self, settings: Settings):
         self.data = _folder(settings.data_dir)
         self.models = _folder(settings.models_dir)
+        self._taken = settings.store / "models"
         self._files: dict[Path, list[Path]] = {}
 
     def files(self, spec: ExperimentSpec) -> list[Path] | None:
@@ -54,7 +55,7 @@ class Inputs:
         if self.models is not None and _is_offline():
             for part in ("model", "baseline"):
                 named = getattr(getattr(spec, part), "checkpoint", None)
-                if named and not (self.models / named).is_dir() and not _in_cache(named):
+                if named and self._checkpoint(named) is None and not _in_cache(named):
                     there = sorted(one.name for one in self.models.iterdir() if one.is_dir())
                     yield Problem(f"/{part}/checkpoint", _not_there("checkpoint", named, there))
 
@@ -65,9 +66,14 @@ class Inputs:
         return self._below(path) if self.data and data.is_local(self.data) else None
 
     def _checkpoint_files(self, name: str) -> list[Path] | None:
-        if self.models is None or not (self.models / name).is_dir():
-            return None
-        return self._below(self.models / name)
+        folder = self._checkpoint(name)
+        return None if folder is None else self._below(folder)
+
+    def _checkpoint(self, name: str) -> Path | None:
+        """Return the folder of a checkpoint in MPT_MODELS_DIR, or one that was taken to the
+        store."""
+        roots = (root for root in (self.models, self._taken) if root is not None)
+        return next((root / name for root in roots if (root / name).is_dir()), None)
 
     def _below(self, path: Path) -> list[Path]:
         if path not in self._files:

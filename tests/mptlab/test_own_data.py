@@ -1,6 +1,7 @@
 """The user's own numbers, scored and uploaded by typed commands."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,12 @@ def table(file: Path, separator: str = ",") -> str:
 @pytest.fixture(autouse=True)
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def checkpoint(folder: str) -> None:
+    Path(folder).mkdir()
+    Path(folder, "config.json").write_bytes(b"{}")
+    Path(folder, "model.safetensors").write_bytes(b"weights")
 
 
 def data_of(client: Client, experiment_id: str) -> dict[str, object]:
@@ -110,3 +117,44 @@ def test_wrong_options_are_usage_errors(
     code, _, error = mpt_here({**environment, "COLUMNS": "200"}, "submit", *words)
     assert code == 2
     assert told in " ".join(error.replace("│", " ").split())
+
+
+def test_one_command_scores_texts_with_the_users_checkpoint(
+    environment: dict[str, str], client: Client
+) -> None:
+    checkpoint("my bert")
+    Path("my bert", "pytorch_model.bin").write_bytes(b"a pickle, which is never taken")
+    Path("mine.txt").write_text("the cat sat\nthe dog ran\n")
+    words = ("submit", "--checkpoint", "./my bert", "--text", "mine.txt", "--json")
+    names = []
+    for _ in range(2):
+        code, shown, error = mpt_here(environment, *words)
+        assert code == 0, error
+        one = json.loads(shown)
+        names.append(one["spec"]["model"]["checkpoint"])
+        assert data_of(client, one["id"])["source"] == "text"
+        client.cancel(one["id"])
+    assert re.fullmatch(r"my-bert-[0-9a-f]{12}", names[0])
+    models = Path(environment["MPT_STORE"], "models")
+    assert [path.name for path in models.iterdir()] == names[:1] == names[1:]
+    taken = {path.name: path.read_bytes() for path in (models / names[0]).iterdir()}
+    assert taken == {"config.json": b"{}", "model.safetensors": b"weights"}
+
+
+def test_a_checkpoint_without_safetensors_is_refused(environment: dict[str, str]) -> None:
+    Path("old").mkdir()
+    Path("old", "pytorch_model.bin").write_bytes(b"a pickle")
+    Path("mine.txt").write_text("the cat sat\n")
+    for folder in ("./old", "old"):
+        words = ("submit", "--text", "mine.txt", "--checkpoint", folder)
+        code, _, error = mpt_here(environment, *words)
+        told = "old has no weights in safetensors: save_pretrained of transformers writes them"
+        assert (code, error) == (1, f"mpt: {told}\n")
+    code, _, error = mpt_here({**environment, "COLUMNS": "200"}, "submit", "--text", "mine.txt")
+    assert code == 2
+    assert "give the model of your texts: --model FOLDER, or a name" in error
+    elsewhere = {**environment, "MPT_STORE": "elsewhere", "MPT_API_KEY": "mpt_x_y"}
+    checkpoint("bert")
+    code, _, error = mpt_here(elsewhere, "submit", "--text", "mine.txt", "--model", "./bert")
+    assert code == 1
+    assert "put it into MPT_MODELS_DIR of the workers, and give its name" in error

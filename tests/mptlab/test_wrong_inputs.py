@@ -136,3 +136,13 @@ def test_a_key_that_the_service_refuses(environment: dict[str, str]) -> None:
     assert code == 1
     assert error.startswith(f"mpt: {url} refuses the key from MPT_API_KEY: ")
     assert error.endswith(f"; `mpt login --url {url}` stores another key\n")
+
+
+def test_a_checkpoint_in_the_store_is_there(settings: Settings, tmp_path: Path) -> None:
+    """Also if the lab's folder of checkpoints lacks it."""
+    made = settings.model_copy(update={"models_dir": tmp_path})
+    spec = validate_spec(changed(BASE, "model/checkpoint", "mine-1"))
+    assert Inputs(made).files(spec) is None
+    (settings.store / "models" / "mine-1").mkdir(parents=True)
+    (settings.store / "models" / "mine-1" / "config.json").write_text("{}")
+    assert [path.name for path in Inputs(made).files(spec) or ()] == ["config.json"]

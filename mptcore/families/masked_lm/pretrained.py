@@ -38,6 +38,10 @@ Network = Any
 Config = Any
 
 
+FOLDERS = (("MPT_MODELS_DIR", ""), ("MPT_STORE", "models"))
+"""Variables that name folders, each with the folder in it that holds checkpoints."""
+
+
 def preload() -> None:
     """Import the parts of transformers that are loaded lazily, in a process that will fork runs."""
     for name in ("AutoConfig", "AutoTokenizer", *MASKED_LMS.values()):
@@ -54,16 +58,17 @@ class PretrainedSource:
 
     @classmethod
     def of(cls, spec: MaskedLmModel) -> "PretrainedSource":
-        """Return the folder of that name in MPT_MODELS_DIR if there is one, else the hub. Raises
-        RunError."""
-        folder = os.environ.get("MPT_MODELS_DIR")
-        local = Path(folder, spec.checkpoint).absolute() if folder else None
-        if local is not None and local.is_dir():
-            source = cls(spec.checkpoint, str(local), None)
-            if spec.revision is not None:
-                detail = "lies in MPT_MODELS_DIR, which has no revisions: leave it null"
-                raise source._refusal(detail)
-            return source
+        """Return the folder of that name in MPT_MODELS_DIR or in the store if there is one, else
+        the hub. Raises RunError."""
+        for variable, folder in FOLDERS:
+            root = os.environ.get(variable)
+            local = Path(root, folder, spec.checkpoint).absolute() if root else None
+            if local is not None and local.is_dir():
+                source = cls(spec.checkpoint, str(local), None)
+                if spec.revision is not None:
+                    detail = f"lies in {variable}, which has no revisions: leave it null"
+                    raise source._refusal(detail)
+                return source
         source = cls(spec.checkpoint, spec.checkpoint, spec.revision)
         if Path(spec.checkpoint).exists():  # transformers would accept a relative path
             raise source._refusal("is not in MPT_MODELS_DIR, and no id of the hub")
@@ -113,7 +118,9 @@ class PretrainedSource:
     @property
     def _folder_name(self) -> str:
         if Path(self.place).is_absolute():
-            return f"MPT_MODELS_DIR/{self.name}"
+            taken = Path(os.environ.get("MPT_STORE", ""), "models").absolute()
+            is_taken = Path(self.place).is_relative_to(taken)
+            return f"{'MPT_STORE/models' if is_taken else 'MPT_MODELS_DIR'}/{self.name}"
         return f"{self.name} of the hub, {self.revision or 'its newest revision'}"
 
     def _read(self, read: Callable[..., Any], part: str, **options: Any) -> Any:

@@ -200,3 +200,13 @@ def test_a_checkpoint_with_fewer_weights_than_tokens_is_refused(size: int, fits:
     why = f"its tokenizer has more tokens than its {size} weights"
     assert str(error.value) == f"the model's checkpoint does not fit: {why}"
     assert error.value.cause == "invalid"
+
+
+def test_a_checkpoint_that_was_taken_to_the_store_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "mine-1").mkdir(parents=True)
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    source = PretrainedSource.of(MaskedLmModel(family="masked_lm", checkpoint="mine-1"))
+    assert source.place == str(tmp_path / "models" / "mine-1")
+    assert source._folder_name == "MPT_STORE/models/mine-1"

@@ -1,0 +1,61 @@
+"""Checkpoints in folders of this machine, taken into the store of the service that runs on it."""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from mptlab.places import served_url, store
+
+PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model")
+"""Files of a checkpoint that are taken: weights, architecture, tokenizer. Others may hold code."""
+MAX_NAME = 60
+
+
+def is_folder(checkpoint: str) -> bool:
+    """Return whether a checkpoint is given by a folder, and not by a name."""
+    return checkpoint.startswith((".", "/", "~")) or Path(checkpoint).is_dir()
+
+
+def taken(folder: Path) -> str:
+    """Copy a checkpoint to the service on this machine, under a name with its digest, and return
+    the name. Raises ValueError."""
+    files = sorted({one for pattern in PATTERNS for one in folder.glob(pattern) if one.is_file()})
+    if not any(one.suffix == ".safetensors" for one in files):
+        cure = "save_pretrained of transformers writes them"
+        raise ValueError(f"{folder} has no weights in safetensors: {cure}")
+    models = store() / "models"
+    if served_url() is None:
+        told = "a folder is taken only by `mpt serve` on this machine; in a lab, put it into"
+        raise ValueError(f"{told} MPT_MODELS_DIR of the workers, and give its name")
+    base = re.sub(r"[^A-Za-z0-9_.-]", "-", folder.resolve().name).lstrip("._-")[:MAX_NAME]
+    name = f"{base or 'model'}-{_digest(files)[:12]}"
+    if not (models / name).is_dir():
+        _copy(files, models, name)
+    return name
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _copy(files: list[Path], models: Path, name: str) -> None:
+    """Copy the files, so that the folder appears whole or not at all."""
+    models.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=models, prefix=".") as part:
+        whole = Path(part) / name
+        whole.mkdir()
+        for path in files:
+            shutil.copyfile(path, whole / path.name)
+        try:
+            os.rename(whole, models / name)
+        except OSError:  # another command has copied it meanwhile
+            if not (models / name).is_dir():
+                raise
