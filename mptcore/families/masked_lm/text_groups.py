@@ -101,7 +101,11 @@ def rank_correlation(
 ) -> Metric:
     """Return Spearman's rank correlation of scores with labels. Its error is that of Bonett and
     Wright (2000), by the delta method."""
-    pairs = [(v, label) for v, label in zip(values, labels_of, strict=True) if label is not None]
+    pairs = [
+        (value, label)
+        for value, label in zip(values, labels_of, strict=True)
+        if label is not None and math.isfinite(value)
+    ]
     name = "spearman"
     if len(pairs) < 4:
         return Metric(name, None, None, labels, "fewer than four texts have a score and a label")

@@ -71,8 +71,9 @@ class TextTable:
         for i, row in enumerate(self.texts.rows):
             if self._has_groups and row.group is not None:
                 sequence = self._sequence_of.get(i)
-                found = (None, 0.0) if sequence is None else (value[sequence], std_err[sequence])
-                groups.setdefault(str(row.group), []).append(Member(i, *found))
+                own = None if sequence is None else _finite(value[sequence])
+                error = 0.0 if sequence is None else std_err[sequence]
+                groups.setdefault(str(row.group), []).append(Member(i, own, error))
         return groups
 
     def metrics(self) -> Iterator[Record]:
@@ -103,7 +104,7 @@ class TextTable:
         aside = folder / f"{FILE}.tmp"
         with aside.open("wb") as file:
             for row in self.rows():
-                line = json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+                line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
                 digest.update(line)
                 file.write(line)
         rename_durably(aside, folder / FILE)
@@ -122,6 +123,8 @@ class TextTable:
             if self.spec.label_column is not None:
                 found["label"] = row.label
             found |= self._scores(self._sequence_of.get(i), sum(map(len, row.parts)))
+            if row.reason is None and any(found[score] is None for score in self.columns):
+                reasons.append("a score is not finite")
             if self._has_groups:
                 place = in_groups.get(i)
                 reasons.append("it has no group" if place is None else place.reason)
@@ -159,9 +162,13 @@ class TextTable:
         for i, (part, start, end) in enumerate(self.texts.spans[own].tolist()):
             before = sum(len(one) + 1 for one in parts[:part])  # parts are joined by a line break
             place = {"text": parts[part][start:end], "start": before + start, "end": before + end}
-            found.append(place | {name: values[i] for name, values in scores.items()})
+            found.append(place | {name: _finite(values[i]) for name, values in scores.items()})
         return found
 
 
 def _number(values: Tensor, sequence: int | None) -> Any:
-    return None if sequence is None else values[sequence].item()
+    return None if sequence is None else _finite(values[sequence].item())
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
