@@ -8,7 +8,7 @@ import httpx
 import typer
 
 from mptlab import __version__
-from mptlab.commands import admin, changing, reading, reproducing, server, submitting
+from mptlab.commands import admin, changing, reading, reproducing, server, submitting, texts
 from mptlab.commands.context import warn
 from mptlab.commands.following import RUN_FAILED
 from mptlab.errors import NoAnswer, NotSucceeded, Refused
@@ -17,7 +17,7 @@ REFUSED, NO_ANSWER = 1, 4
 """Exit statuses, besides 0 (success), RUN_FAILED, 2 (usage error) and 130 (Ctrl-C)."""
 
 app = typer.Typer(no_args_is_help=True)
-for theme in (submitting, reproducing, reading, changing, server):
+for theme in (submitting, reproducing, reading, texts, changing, server):
     app.add_typer(theme.app)
 app.add_typer(admin.app, name="admin")
 
