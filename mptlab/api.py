@@ -22,6 +22,7 @@ from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.places import store
 from mptlab.specs import is_file, read_spec
 from mptlab.sweeps import Sweep, points_of
+from mptlab.texts import Texts, score_spec
 from mptlab.uploads import content, with_uploads
 
 __all__ = ["Client", "Refused", "store"]
@@ -31,6 +32,9 @@ UPLOAD_S = 600.0
 
 MAX_AT_ONCE = 1000
 """Maximum number of experiments in one request for curves."""
+
+MAX_TEXTS = 10_000
+"""Maximum number of rows in one request for texts."""
 
 WAITS_AT_FULL_PACE = 10
 """Number of concurrent waits that poll at full rate; with more, each wait polls less often."""
@@ -279,6 +283,34 @@ class Client(Administration):
             page = self._call("GET", f"{_path(experiment_id)}/logs", params=query)
             yield from page["items"]
             query["after"], more = page["last_seq"], page["more"]
+
+    def texts(self, experiment_id: Id, *, limit: int | None = None, **query: Any) -> Texts:
+        """Return the scores of each text of an experiment, all or at most `limit` rows. `query` is
+        order (a column; with a minus before it, highest first), columns, group. Raises Refused."""
+        query = {name: value for name, value in query.items() if value is not None}
+        found, offset = Texts(), 0
+        while offset is not None and len(found) != limit:
+            size = MAX_TEXTS if limit is None else min(MAX_TEXTS, limit - len(found))
+            paged = {**query, "offset": offset, "limit": size}
+            page = self._call("GET", f"{_path(experiment_id)}/texts", params=paged)
+            found.extend(page["items"])
+            found.columns, offset = page["columns"], page["next_offset"]
+        return found
+
+    def score(
+        self,
+        texts: Sequence[str],
+        model: str | Json,
+        scores: Sequence[str] = ("pll",),
+        *,
+        compute: Json | None = None,
+        **options: Any,
+    ) -> Texts:
+        """Score texts by a masked language model: the name of its checkpoint, or the `model` of a
+        spec. `options` are the other fields of `evaluate.texts`. Waits until the texts are scored.
+        Raises Refused, NotSucceeded."""
+        spec = score_spec(texts, model, self.upload, compute, scores=list(scores), **options)
+        return self.experiments.create(spec, wait=True).texts()
 
     def artifacts(self, experiment_id: Id) -> list[Json]:
         """List the files of an experiment: weights, pictures."""

@@ -16,6 +16,7 @@ from mptlab.commands import (
     reproducing,
     server,
     submitting,
+    texts,
 )
 from mptlab.commands.context import warn
 from mptlab.commands.following import RUN_FAILED
@@ -25,7 +26,7 @@ REFUSED, NO_ANSWER = 1, 4
 """Exit statuses, besides 0 (success), RUN_FAILED, 2 (usage error) and 130 (Ctrl-C)."""
 
 app = typer.Typer(no_args_is_help=True)
-for theme in (submitting, reproducing, reading, changing, describing, server):
+for theme in (submitting, reproducing, reading, texts, changing, describing, server):
     app.add_typer(theme.app)
 app.add_typer(admin.app, name="admin")
 

@@ -10,6 +10,7 @@ from mptlab.errors import Json, NotSucceeded
 from mptlab.means import over_seeds
 from mptlab.progress import followed
 from mptlab.tables import summary, with_error
+from mptlab.texts import Texts
 
 if TYPE_CHECKING:
     from mptlab.api import Client
@@ -96,6 +97,18 @@ class Experiment:
         """Return its curves as a figure: see `Curves.plot`."""
         curves = self.curves()
         return curves.plot(kind, file)
+
+    def texts(
+        self,
+        *,
+        order: str = "row",
+        limit: int | None = None,
+        columns: Sequence[str] | None = None,
+        group: str | None = None,
+    ) -> Texts:
+        """Return the scores of each of its texts: see `Client.texts`."""
+        wanted = {"order": order, "columns": columns, "group": group}
+        return self._client.texts(self.id, limit=limit, **wanted)
 
     def artifacts(self) -> list[Json]:
         """List its files: weights, pictures."""

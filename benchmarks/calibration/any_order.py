@@ -25,22 +25,22 @@ FRAME = 2
 
 @dataclass(frozen=True)
 class Toy:
-    """Sequences of one token, 3 to 5 times, under randomly drawn conditionals. Their spread depends
-    on the token, so that sequences differ more than orders."""
+    """Sequences of one token, 3 to 5 times or as given, under randomly drawn conditionals. Their
+    spread depends on the token, so that sequences differ more than orders."""
 
     corpus: Corpus
     table: Tensor  # (V, L, 2^L), log p by token, place and which places are masked
 
     @classmethod
-    def of(cls, sequences: int) -> "Toy":
+    def of(cls, sequences: int, shortest: int = 3, longest: int = LONGEST) -> "Toy":
         generator = torch.Generator().manual_seed(sequences)
-        sizes = torch.randint(3, LONGEST + 1, (sequences,), generator=generator)
+        sizes = torch.randint(shortest, longest + 1, (sequences,), generator=generator)
         offsets = torch.cat([torch.zeros(1, dtype=torch.long), (sizes + FRAME).cumsum(0)])
         kinds = torch.randint(VOCABULARY, (sequences,), generator=generator)
         ids = kinds.repeat_interleave(sizes + FRAME)
         maskable = torch.ones(len(ids), dtype=torch.bool)
         maskable[offsets[:-1]] = maskable[offsets[1:] - 1] = False
-        places = LONGEST + FRAME
+        places = longest + FRAME
         shape = (VOCABULARY, places, 2**places)
         scales = torch.linspace(0.2, 2, VOCABULARY, dtype=torch.float64)[:, None, None]
         table = scales * torch.randn(shape, generator=generator, dtype=torch.float64) - 3

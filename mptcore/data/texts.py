@@ -41,6 +41,25 @@ class Table(NamedTuple):
         return kept
 
 
+def columns(spec: TextSource, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return the values of some columns in the rows that have a text, in order; null where a row
+    has none. Raises RunError."""
+    assert isinstance(spec, PlainText)
+    path, what = _file_of(spec)
+    try:
+        if path.suffix == ".txt":
+            raise UnreadableError("a .txt file has no columns: use .jsonl or .parquet")
+        rows = _json_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path)
+    except UnreadableError as error:
+        raise RunError("invalid", f"{what} cannot be used: {error}") from error
+    known = {name for row in rows for name in row}
+    if missing := [name for name in names if name not in known]:
+        detail = f"it has no column {missing[0]}; it has {', '.join(sorted(known))}"
+        raise RunError("invalid", f"{what} cannot be used: {detail}")
+    kept = [row for row in rows if isinstance(text := row.get(spec.column), str) and text]
+    return [tuple(row.get(name) for name in names) for row in kept]
+
+
 def texts(spec: TextSource) -> Rows:
     """Return the texts of a source, in order. Raises RunError."""
     match spec:
@@ -48,10 +67,8 @@ def texts(spec: TextSource) -> Rows:
             return _glue(spec)
         case PlainText(lines=lines) if lines is not None:
             return [(line,) for line in lines]
-        case PlainText(file=name) if name is not None:
-            return _named(spec, name)
         case PlainText():
-            return _uploaded(str(spec.dataset), spec.column)
+            return _texts_of(*_file_of(spec), spec.column)
         case _:
             assert_never(spec)
 
@@ -112,11 +129,22 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
 
 def _parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, None]]:
     import pyarrow as arrow
-    from pyarrow import parquet
 
     try:
         names = dict.fromkeys(text_columns(path))
-        return parquet.read_table(path, columns=list(names)).to_pylist(), names
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UnreadableError(f"not a readable .parquet file: {told_of(path, error)}") from error
+    return _parquet_rows(path, list(names)), names
+
+
+def _parquet_rows(path: Path, names: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a .parquet file, with some or all columns."""
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path, columns=names).to_pylist()
+        return rows
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UnreadableError(f"not a readable .parquet file: {told_of(path, error)}") from error
 
@@ -136,28 +164,26 @@ def columns_of(path: Path, *kinds: str) -> list[str]:
     return [one.name for one in parquet.read_schema(path) if any(test(one.type) for test in tests)]
 
 
-def _named(spec: PlainText, name: str) -> Rows:
+def _file_of(spec: PlainText) -> tuple[Path, str]:
+    """Return the file of a source and its name for messages. It is noted as an input of the run.
+    Raises RunError."""
+    if spec.file is None:
+        what = f"the upload {spec.dataset}"
+        try:
+            return stored_file(str(spec.dataset), TEXT_FORMATS), what
+        except UnreadableError as error:
+            raise RunError("invalid", f"{what} cannot be used: {error}") from error
     folder = os.environ.get("MPT_DATA_DIR")
     if not folder:
         raise RunError("invalid", "MPT_DATA_DIR, the folder that holds texts, is not set")
     path = spec.local(Path(folder))
     if path is None or not path.is_file():
-        raise RunError("invalid", f"there is no text {name} in the folder MPT_DATA_DIR/text")
-    rows = _texts_of(path, spec.column, f"the text {name}")
-    inputs.note_used(f"MPT_DATA_DIR/text/{name}", inputs.digest(path))
-    return rows
+        raise RunError("invalid", f"there is no text {spec.file} in the folder MPT_DATA_DIR/text")
+    inputs.note_used(f"MPT_DATA_DIR/text/{spec.file}", inputs.digest(path))
+    return path, f"the text {spec.file}"
 
 
-def _uploaded(dataset: str, column: str) -> Rows:
-    what = f"the upload {dataset}"
-    try:
-        path = stored_file(dataset, TEXT_FORMATS)
-    except UnreadableError as error:
-        raise RunError("invalid", f"{what} cannot be used: {error}") from error
-    return _texts_of(path, column, what)
-
-
-def _texts_of(path: Path, column: str, what: str) -> Rows:
+def _texts_of(path: Path, what: str, column: str) -> Rows:
     try:
         return read(path).of((LINES if path.suffix == ".txt" else column,))
     except UnreadableError as error:

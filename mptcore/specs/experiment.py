@@ -106,6 +106,10 @@ class Experiment(Spec):
         once the data has been read."""
         return None
 
+    def artifact_bytes(self) -> int:
+        """Estimate the bytes of the files that a run writes with its results, without weights."""
+        return 0
+
     def curve_points(self) -> tuple[int, int]:
         """Return the maximum numbers of points of one evaluation: of the curve, of the
         convergence."""

@@ -1,14 +1,17 @@
 """Parts of the commands that call the service: the options --url and --json, a client, the ids of
 experiments as people type them, and tables."""
 
+import csv
 import functools
 import inspect
+import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -205,6 +208,18 @@ def print_table(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     if not console.is_terminal:
         console.width = PLAIN_WIDTH
     console.print(table)
+
+
+def write_csv(file: Path, columns: dict[str, list[Any]]) -> None:
+    """Write columns to a file, or to stdout if its name is a minus."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    if str(file) == "-":
+        typer.echo(text.getvalue(), nl=False)
+    else:
+        file.write_text(text.getvalue(), encoding="utf-8")
 
 
 def cell(value: Any) -> str:

@@ -1,12 +1,10 @@
 """Commands that show experiments and their results."""
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,6 +15,7 @@ from mptlab.commands.context import (
     cell,
     ids_and_names,
     with_context,
+    write_csv,
 )
 from mptlab.commands.following import (
     comes_back,
@@ -101,7 +100,7 @@ def curves(
     one = context.client.experiments.get(context.id(experiment_id))
     found = one.curves(series)
     if csv_ is not None:
-        _write_csv(csv_, found.columns())
+        write_csv(csv_, found.columns())
     if plot is not None:
         found.plot(kind, plot)
     if output is not None:
@@ -190,7 +189,7 @@ def table(
         return context.show_sweep(sweep)
     rows = sweep.table()
     columns = dict.fromkeys(column for row in rows for column in row)
-    _write_csv(csv_, {name: [row.get(name) for row in rows] for name in columns})
+    write_csv(csv_, {name: [row.get(name) for row in rows] for name in columns})
 
 
 @app.command()
@@ -287,14 +286,3 @@ def _told(one: Json) -> Json:
     if failure := one["failure"]:
         told["failure"] = f"{failure['kind']}: {failure['message']}"
     return {key: value for key, value in told.items() if value not in (None, [])}
-
-
-def _write_csv(file: Path, columns: dict[str, list[Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    if str(file) == "-":
-        typer.echo(text.getvalue(), nl=False)
-    else:
-        file.write_text(text.getvalue(), encoding="utf-8")

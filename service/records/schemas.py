@@ -1,4 +1,4 @@
-"""Request and response bodies of curves."""
+"""Request and response bodies of curves and scores of texts."""
 
 from typing import Annotated, Any
 
@@ -83,3 +83,17 @@ class ManyCurvesOut(Downsampled):
     """True if a run has not ended."""
     items: list[CurvesOut]
     """Curves, in the order of the ids."""
+
+
+class TextsOut(ResponseModel):
+    """A page of texts with their scores."""
+
+    columns: list[str]
+    """Names of the columns, in order."""
+    items: list[dict[str, Any]]
+    """Rows: the text, its counts of tokens, words and characters, its scores in nats, and a reason
+    if a number is null."""
+    total: int
+    """Number of rows of the table, or of the group."""
+    next_offset: int | None
+    """Offset of the next page. null at the end."""

@@ -231,7 +231,8 @@ def columns_of(
         "spec": document,
         "spec_bytes": len(json.dumps(document)) + texts,
         "device": document["compute"]["device"],
-        "expected_bytes": submission.spec.point_count().total * POINT_BYTES,
+        "expected_bytes": submission.spec.point_count().total * POINT_BYTES
+        + submission.spec.artifact_bytes(),
         "memory_bytes": memory.expected if memory else None,
         "estimated_bytes": memory.by_spec if memory else None,
         "comes_after": comes_after,

@@ -36,6 +36,7 @@ from service.web.routes import (
     queue,
     streams,
     sweeps,
+    texts,
     webhooks,
 )
 from service.web.ui import pages, sign_in
@@ -57,6 +58,7 @@ ROUTERS = (
     experiment_results.router,
     curves.router,
     curves.custom,
+    texts.router,
     streams.router,
     webhooks.router,
     datasets.router,

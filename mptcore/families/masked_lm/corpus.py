@@ -19,7 +19,9 @@ BATCH = 10_000
 """Number of texts passed to the tokenizer at a time."""
 
 
-class _Sequence(NamedTuple):
+class Sequence(NamedTuple):
+    """The tokens of a text."""
+
     ids: list[int]
     types: list[int]
     maskable: list[bool]
@@ -108,7 +110,7 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     return found
 
 
-def of_sequences(sequences: list[_Sequence]) -> Corpus:
+def of_sequences(sequences: list[Sequence]) -> Corpus:
     """Build a corpus of the sequences with a maskable token."""
     kept = [one for one in sequences if any(one.maskable)]
     offsets = torch.tensor([0] + [len(one.ids) for one in kept]).cumsum(0)
@@ -119,7 +121,7 @@ def of_sequences(sequences: list[_Sequence]) -> Corpus:
     return Corpus(ids, types, maskable, offsets, left_out, cut)
 
 
-def _sentences(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Sequence]:
+def _sentences(rows: Rows, tokenizer: Tokenizer, length: int) -> list[Sequence]:
     """Return a sequence for each text, truncated to `length`."""
     sequences = list(_encoded(rows, tokenizer))
     long = [i for i, one in enumerate(sequences) if len(one.ids) > length]
@@ -129,7 +131,7 @@ def _sentences(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Sequence]
     return sequences
 
 
-def _blocks(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Sequence]:
+def _blocks(rows: Rows, tokenizer: Tokenizer, length: int) -> list[Sequence]:
     """Concatenate all encoded texts, including special tokens, and cut them into blocks, as
     group_texts in transformers' run_mlm does. Unlike there, the shorter last block is kept."""
     ids: list[int] = []
@@ -140,27 +142,28 @@ def _blocks(rows: Rows, tokenizer: Tokenizer, length: int) -> list[_Sequence]:
         types += one.types
         maskable += one.maskable
     cuts = [slice(start, start + length) for start in range(0, len(ids), length)]
-    return [_Sequence(ids[cut], types[cut], maskable[cut]) for cut in cuts]
+    return [Sequence(ids[cut], types[cut], maskable[cut]) for cut in cuts]
 
 
-def _encoded(rows: Rows, tokenizer: Tokenizer, **limit: Any) -> Iterator[_Sequence]:
+def _encoded(rows: Rows, tokenizer: Tokenizer, **limit: Any) -> Iterator[Sequence]:
     """Yield each text, or pair of texts, with its special tokens."""
-    special = _special(tokenizer)
+    special = special_tokens(tokenizer)
     for first in range(0, len(rows), BATCH):
         columns = [list(column) for column in zip(*rows[first : first + BATCH], strict=True)]
         encoded = tokenizer(*columns, verbose=False, **limit)
-        for ids, types in zip(encoded["input_ids"], _types(encoded), strict=True):
-            yield _Sequence(ids, types, [i not in special for i in ids])
+        for ids, types in zip(encoded["input_ids"], types_of(encoded), strict=True):
+            yield Sequence(ids, types, [i not in special for i in ids])
 
 
-def _types(encoded: Any) -> list[list[int]]:
+def types_of(encoded: Any) -> list[list[int]]:
+    """Return which of a pair of texts each token belongs to, for each encoded text."""
     if "token_type_ids" in encoded:
         types: list[list[int]] = encoded["token_type_ids"]
         return types
     return [[0] * len(ids) for ids in encoded["input_ids"]]
 
 
-def _special(tokenizer: Tokenizer) -> frozenset[int]:
+def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     """Return the tokens that are never masked and never counted. The unknown token represents text,
     so it is masked and counted."""
     return frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}

@@ -121,7 +121,7 @@ class Masker:
         chosen = numbers.index_select(0, counted_from(sizes.cumsum(0) - sizes, counts))
         chosen.bitwise_and_(2**place_bits - 1)
         chosen += repeated(self.corpus.first_free[sequences], counts)
-        return self._hidden(sequences, counts, self.corpus.free.index_select(0, chosen))
+        return self.hidden(sequences, counts, self.corpus.free.index_select(0, chosen))
 
     def along_order(self, sequence: int, order: Tensor) -> MaskedBatch:
         """Return the D masks of one sequence along an order of its maskable tokens (D,): first all
@@ -131,14 +131,14 @@ class Masker:
         counts = len(order) - rank
         places = self.corpus.free[self.corpus.first_free[sequence] + order]
         hidden = places[counted_from(rank, counts)]
-        return self._hidden(torch.full_like(rank, sequence), counts, hidden)
+        return self.hidden(torch.full_like(rank, sequence), counts, hidden)
 
     def singles(self, sequence: int) -> MaskedBatch:
         """Return the D masks of one sequence that hide one token each."""
         start, size = self.corpus.first_free[sequence], int(self.corpus.sizes[sequence])
         places = self.corpus.free[start : start + size]
         of = torch.full((size,), sequence)
-        return self._hidden(of, torch.ones_like(of), places)
+        return self.hidden(of, torch.ones_like(of), places)
 
     def _bernoulli(
         self, sequences: Tensor, rates: Tensor, generator: torch.Generator
@@ -159,7 +159,8 @@ class Masker:
         seen.masked_fill_(fate < HIDDEN, self.mask_id)
         return MaskedBatch(self.corpus, sequences, counts, places, seen, rates)
 
-    def _hidden(self, sequences: Tensor, counts: Tensor, places: Tensor) -> MaskedBatch:
+    def hidden(self, sequences: Tensor, counts: Tensor, places: Tensor) -> MaskedBatch:
+        """Mask the given numbers of places (B,) of sequences (B,)."""
         return MaskedBatch(self.corpus, sequences, counts, places, self.mask_id)
 
 

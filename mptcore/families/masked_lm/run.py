@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mptcore.families.masked_lm import corpus
+from mptcore.families.masked_lm import corpus, text_rows
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
 from mptcore.families.masked_lm.masked_batch import Masker
@@ -17,12 +17,13 @@ from mptcore.families.masked_lm.pretrained import (
     positions,
     weights_header,
 )
+from mptcore.families.masked_lm.text_scores import TextScoring
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Labels, Log, Metric, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights, weights_digest
-from mptcore.specs import MaskedLmExperiment, MaskedLmModel
+from mptcore.specs import MaskedLmExperiment, MaskedLmModel, TextScores
 from mptcore.training.loop import train
 
 Models = dict[str, MaskedLm]
@@ -59,6 +60,9 @@ class MaskedLmRun:
         for name, model in self._specs().items():
             yield Step(Log("info", f"{name}: {_origin(model)}"))
         longest = min(positions(model.config) for model in models.values())
+        if spec.evaluate.texts is not None:
+            yield from self._score_texts(spec.evaluate.texts, models, tokenizer, longest)
+            return
         text = corpus.read(spec.data, tokenizer, longest)
         yield Step(Log("info", _description(text, spec.data.max_length, longest)))
         yield from _cuts(text, min(spec.data.max_length, longest))
@@ -72,6 +76,27 @@ class MaskedLmRun:
             if number > 0:
                 models = self._models(tokenizer, seed)
             yield from self._evaluate(seed, models, loaded, last=number == len(spec.seeds) - 1)
+
+    def _score_texts(
+        self, scores: TextScores, models: Models, tokenizer: Tokenizer, longest: int
+    ) -> Work[None]:
+        """Score each text. The spec allows only one model and one seed."""
+        spec, (seed,) = self.spec, self.spec.seeds
+        limit = min(spec.data.max_length, longest)
+        texts = text_rows.read(spec.data, scores, tokenizer, limit)
+        _check_vocabularies(spec, models, tokenizer, texts.corpus)
+        left_out = len(texts.rows) - len(texts.scored)
+        detail = f"{len(texts.rows)} texts, {left_out} of them without scores"
+        yield Step(Log("warning" if left_out else "info", detail))
+        masker = LoadedText(tokenizer, texts.corpus, texts.corpus).masker(
+            texts.corpus, models, spec.model.corruption
+        )
+        labels: Labels = {"seed": seed}
+        cache, model = self.session.scores, models["model"]
+        scoring = TextScoring(scores, texts, model, masker, cache, labels)
+        self.session.max_masks = scoring.total_masks()
+        self.session.at_safe_point = True
+        yield from scoring.records(generator_for(seed, "masks"), self.session.work_dir)
 
     def _train(self, models: Models, text: LoadedText, resumed: TrainingState | None) -> Work[None]:
         """Train the model. The spec allows only one seed."""

@@ -1,5 +1,6 @@
 """Sources of text, and how a text becomes sequences of tokens."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -10,6 +11,9 @@ from mptcore.specs.data.source import Source
 
 MAX_LINE_CHARACTERS = 200_000
 """Maximum number of characters in the lines of a spec. Longer texts are uploaded."""
+
+USUAL_CHARACTERS = 200
+"""Number of characters of a text whose length is not known yet."""
 
 TEXT_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$"
 TEXT_FORMATS = ("txt", "jsonl", "parquet")
@@ -66,6 +70,16 @@ class Text(Source):
     `loss_heldout` and, after training, the scores."""
     seed: Seed = 0
     """Seed of the choice of texts and of the held-out set."""
+
+    @property
+    def has_columns(self) -> bool:
+        """True if the source may have columns beside its text."""
+        return False
+
+    def text_lengths(self) -> Iterator[int]:
+        """Yield the number of characters of each text, as far as it is known. A text of a file
+        counts as one of the usual length."""
+        yield from [USUAL_CHARACTERS] * (self.n or 0)
 
     def problems(self) -> list[Problem]:
         """Return the problems of this source by itself."""
@@ -148,6 +162,15 @@ class PlainText(Text):
             return []
         detail = f"{MAX_LINE_CHARACTERS} characters in all, not {characters}: upload longer texts"
         return [Problem("/data/lines", f"at most {detail}")]
+
+    @property
+    def has_columns(self) -> bool:
+        return self.dataset is not None or not (self.file or ".txt").endswith(".txt")
+
+    def text_lengths(self) -> Iterator[int]:
+        if self.lines is None:
+            return super().text_lengths()
+        return map(len, self.lines)
 
     def local(self, folder: Path) -> Path | None:
         return None if self.file is None else folder / "text" / self.file

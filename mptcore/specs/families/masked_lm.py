@@ -10,6 +10,7 @@ from mptcore.specs.data.text import TextSource
 from mptcore.specs.evaluate import max_masks_problems, target_problems
 from mptcore.specs.experiment import Experiment
 from mptcore.specs.masks import Rate
+from mptcore.specs.texts import TextScores
 from mptcore.specs.train import one_or_more
 
 PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
@@ -134,10 +135,15 @@ class MaskedLmEvaluate(Spec):
     instead of the rates, without a curve."""
     max_masks: Annotated[int, Field(ge=100, le=1_000_000_000)] = 1_000_000
     """Maximum number of masks for each seed, pilot included, with `target_std_err`."""
+    texts: TextScores | None = None
+    """Scores of each text. With it the run scores nothing else: `masks` is not used, and there is
+    no curve. null: the text is scored as a whole."""
 
     def problems(self, baseline: bool) -> list[Problem]:
         """Return the problems, with or without a baseline."""
         problems = self.masks.problems("/evaluate/masks")
+        if self.texts is not None:
+            problems += self.texts.problems() + self._beside_texts()
         problems += target_problems(self.target, "area", self.target_std_err, baseline)
         if self.target_std_err is not None:
             problems += self._target_problems()
@@ -147,6 +153,12 @@ class MaskedLmEvaluate(Spec):
             )
             problems.append(Problem("/evaluate/sequences", detail))
         return problems
+
+    def _beside_texts(self) -> list[Problem]:
+        """Return the measurements that a run with scores of each text does not take."""
+        others = {"orders": self.orders, "pll": self.pll, "target_std_err": self.target_std_err}
+        detail = "a run with texts gives only the scores of each text: leave it out"
+        return [Problem(f"/evaluate/{name}", detail) for name, value in others.items() if value]
 
     def _target_problems(self) -> list[Problem]:
         if self.target != "cumulative":
@@ -305,6 +317,8 @@ class MaskedLmExperiment(Experiment):
             problems.append(Problem("/data/heldout", detail))
         if self.model.corruption == "bert":
             problems += self._bernoulli_problems()
+        if self.evaluate.texts is not None:
+            problems += text_problems(self)
         return problems + self.evaluate.problems(self.baseline is not None)
 
     def _bernoulli_problems(self) -> list[Problem]:
@@ -337,8 +351,15 @@ class MaskedLmExperiment(Experiment):
         weights = (trained if self.train else kept) * sizes[0] + kept * sum(sizes[1:])
         return weights + (self.compute.memory_bytes or TOGETHER_BYTES)
 
+    def artifact_bytes(self) -> int:
+        """Estimate the bytes of the table of texts: 0 if the number of texts is not known yet."""
+        texts = self.evaluate.texts
+        return 0 if texts is None else sum(map(texts.row_bytes, self.data.text_lengths()))
+
     def curve_points(self) -> tuple[int, int]:
         """Return the points without interim ones: their number depends on the text."""
+        if self.evaluate.texts is not None:
+            return 0, 0
         return len(self.evaluate.masks.rates) * (2 * self.models - 1), 0
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
@@ -353,3 +374,22 @@ class MaskedLmExperiment(Experiment):
                 )
                 problems.append(Problem(f"{pointer}/architecture", detail))
         return problems + super().limit_problems(limits)
+
+
+def text_problems(spec: MaskedLmExperiment) -> list[Problem]:
+    """Return the settings that a run with scores of each text cannot use."""
+    texts, data = spec.evaluate.texts, spec.data
+    assert texts is not None
+    refused = {
+        "/train": (spec.train, "score a trained model's texts by another run, init: experiment"),
+        "/baseline": (spec.baseline, "texts are scored by one model: send a run for each"),
+        "/seeds": (len(spec.seeds) > 1, "texts are scored once: give one seed"),
+        "/data/packing": (data.packing == "blocks", "each text is a sequence here: use sentences"),
+        "/model/corruption": (spec.model.corruption == "bert", "texts are scored with mask"),
+    }
+    problems = [Problem(pointer, detail) for pointer, (given, detail) in refused.items() if given]
+    if texts.columns and not data.has_columns:
+        name = "group_column" if texts.group_column else "label_column"
+        detail = "columns are in .jsonl and .parquet files and uploads, of the source text"
+        problems.append(Problem(f"/evaluate/texts/{name}", detail))
+    return problems

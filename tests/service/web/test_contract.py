@@ -28,6 +28,7 @@ from service.web.routes.webhooks import NewWebhook
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change
+from tests.support.text_tables import stored_table
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
 
@@ -145,6 +146,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     f"GET {ONE}/curves": [{}, {"known": True}, {"form": "csv"}, {"form": "arrow"}],
     f"GET {ONE}/curves/{{series}}": [{}, {"known": True}, {"form": "csv"}, {"form": "arrow"}],
     f"GET {ONE}/logs": [{}, {"form": "text"}],
+    f"GET {ONE}/texts": [{}, {"form": "csv"}],
     f"GET {ONE}/events": [{}, {"status": Status.CANCELLED, "headers": STREAM}],
     f"GET {SWEEP}/events": [{}, {"status": Status.CANCELLED, "headers": STREAM}],
     f"PATCH {ONE}": [{"json": {"name": "new"}}],
@@ -244,9 +246,11 @@ def made(database: Database, settings: Settings, status: Status) -> dict[str, st
     (folder / "a.txt").write_bytes(b"a")
     sha256 = "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"
     columns = {"file": "a.txt", "attempt": 1, "seq": 1, "media_type": "text/plain"}
+    table = stored_table(folder, [{"row": 0, "text": "a", "pll": -1.5}], experiment_id)
     key_file = settings.store / f"key-{experiment_id}"
     with database.transaction() as session:
         session.add(Artifact(experiment_id=experiment_id, sha256=sha256, **columns))
+        session.add(table)
         line = {"level": "info", "message": "begun"}
         session.add(Event(experiment_id=experiment_id, kind="log", seq=1, data=line))
         other, _ = ensure_key(session, "other", key_file)

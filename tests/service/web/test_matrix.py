@@ -35,6 +35,7 @@ from service.web.ui.pages import PAGES
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
+from tests.support.text_tables import stored_table
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
 
@@ -108,6 +109,7 @@ MATRIX = [
         status=Status.FAILED),
     row("GET", f"{ONE}/artifacts",          "200  404   200    200   404    401  401  401  403"),
     row("GET", ONE + "/artifacts/{name}",   "200  404   200    200   404    401  401  401  403"),
+    row("GET", f"{ONE}/texts",              "200  404   200    200   404    401  401  401  403"),
     row("GET", f"{ONE}/bundle",             "200  404   200    200   404    401  401  401  403",
         status=Status.SUCCEEDED),
     row("GET", f"{ONE}/metrics",            "200  404   200    200   404    401  401  401  403"),
@@ -222,6 +224,8 @@ class Lab:
                 )
                 made.status = status
                 session.add(_artifact(self.settings, made.id))
+                folder = self.settings.artifacts(made.id, 1)
+                session.add(stored_table(folder, [{"row": 0, "text": "a"}], made.id))
             case "dataset_id":
                 session.add(made := _upload(owner.id, visibility))
             case "key_id":

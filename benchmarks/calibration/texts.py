@@ -1,0 +1,112 @@
+"""The cumulative score of each text and its error, where all masks of all texts can be enumerated,
+and the decisions between pairs of texts."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from benchmarks.calibration.any_order import Calibration, Toy
+from mptcore.families.masked_lm.masked_batch import MaskedBatch
+from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
+from mptcore.families.masked_lm.text_groups import Member, ranked
+from mptcore.runtime.session import ScoreCache
+
+TEXTS = 1000
+SHORTEST, LONGEST = 8, 10
+TARGETS = (2.0, 0.5)
+
+
+@dataclass(frozen=True)
+class ToyModel:
+    """The table of a toy as a model."""
+
+    toy: Toy
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def scores_and_next(self, masks: MaskedBatch) -> Tensor:
+        return self.toy.scores(masks)[0]
+
+    def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
+        yield torch.arange(len(masks))
+
+
+def truth(toy: Toy) -> Tensor:
+    """Return the cumulative score of each text from all its masks, (N,)."""
+    found = []
+    for text, size in enumerate(toy.corpus.sizes.tolist()):
+        places, counts = all_masks(size)
+        places = toy.corpus.free[toy.corpus.first_free[text] + places]
+        masks = toy.masker.hidden(torch.full_like(counts, text), counts, places)
+        by_size = torch.zeros(size + 1, dtype=torch.float64)
+        by_size.index_add_(0, counts, toy.scores(masks)[0, 0])
+        found.append(sum(by_size[m].item() / math.comb(size, m) for m in range(1, size + 1)))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def measured(toy: Toy, target: float, seed: int) -> CumulativeScores:
+    """Return the scores of all texts of a toy."""
+    model = cast(MaskedLm, ToyModel(toy))
+    found = CumulativeScores(model, toy.masker, ScoreCache(), target, 100_000)
+    for _ in found.run(found.plan(), torch.Generator().manual_seed(seed)):
+        pass
+    return found
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Pairs of neighbouring texts: the number that is decided, and wrongly."""
+
+    pairs: int
+    decided: int
+    wrong: int
+
+
+def decisions(found: CumulativeScores, truths: Tensor) -> Decisions:
+    """Compare the decided pairs with the truth."""
+    value, std_err = found.value.tolist(), found.std_err.tolist()
+    decided = wrong = 0
+    for i in range(0, len(value) - 1, 2):
+        first, second = ranked([Member(j, value[j], std_err[j]) for j in (i, i + 1)])
+        decided += bool(first.decided)
+        is_better = second.rank == 1
+        wrong += bool(first.decided) and is_better != bool(truths[i + 1] > truths[i])
+    return Decisions(len(value) // 2, decided, wrong)
+
+
+def calibration(texts: int, target: float) -> tuple[Calibration, CumulativeScores, Tensor]:
+    """Return z over texts, with the scores and their truth."""
+    toy = Toy.of(texts, SHORTEST, LONGEST)
+    truths, found = truth(toy), measured(toy, target, texts)
+    name = f"cumulative, target {target}"
+    return Calibration(name, (found.value - truths) / found.std_err), found, truths
+
+
+def main() -> None:
+    header = "| score of a text | mean z | sd z | over target | masks a text | decided | wrong |"
+    print(f"{header}\n|---|---|---|---|---|---|---|")
+    for target in TARGETS:
+        one, found, truths = calibration(TEXTS, target)
+        over = (found.std_err > target).double().mean()
+        pairs = decisions(found, truths)
+        cells = [
+            one.what,
+            f"{one.mean:+.2f} ± {one.mean_error:.2f}",
+            f"{one.sd:.2f} ± {one.sd_error:.2f}",
+            f"{over:.1%}",
+            f"{found.masks.double().mean():.0f}",
+            f"{pairs.decided} of {pairs.pairs}",
+            str(pairs.wrong),
+        ]
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Texts that belong together: their differences and order, and metrics over groups."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mptcore.protocol.records import Labels, Metric, Record
+
+Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+Z_95 = 1.959964
+"""Two-sided 95 % quantile of the normal distribution."""
+
+
+class Member(NamedTuple):
+    """A text of a group with its score; None if it has none."""
+
+    row: int
+    value: float | None
+    std_err: float
+
+
+@dataclass(frozen=True)
+class Place:
+    """A text's place in its group."""
+
+    row: int
+    difference: float | None = None
+    """Score minus that of the first text of the group."""
+    difference_std_err: float | None = None
+    rank: int | None = None
+    """1 for the highest score."""
+    decided: bool | None = None
+    """True if the best text of the group is the best at 95 %."""
+    reason: str | None = None
+
+
+def ranked(members: Sequence[Member]) -> Iterator[Place]:
+    """Yield the place of each member."""
+    if (reason := _reason(members)) is not None:
+        yield from (Place(one.row, reason=reason) for one in members)
+        return
+    decided, first = _is_decided(members), members[0]
+    for one in members:
+        own = one is first
+        yield Place(
+            one.row,
+            0.0 if own else _value(one) - _value(first),
+            0.0 if own else math.hypot(one.std_err, first.std_err),
+            1 + sum(_value(other) > _value(one) for other in members),
+            decided,
+        )
+
+
+def _reason(members: Sequence[Member]) -> str | None:
+    """Return why a group has no order, if it has none."""
+    if len(members) == 1:
+        return "its group has no other text"
+    if any(one.value is None for one in members):
+        return "a text of its group has no score"
+    return None
+
+
+def _value(member: Member) -> float:
+    assert member.value is not None
+    return member.value
+
+
+def _is_decided(members: Sequence[Member]) -> bool:
+    """Return whether the best member is better than each other at 95 %."""
+    best = max(members, key=_value)
+    return all(
+        _value(best) - _value(other) > Z_95 * math.hypot(best.std_err, other.std_err)
+        for other in members
+        if other is not best
+    )
+
+
+def accuracy(groups: Sequence[Sequence[Member]], labels: Labels) -> Iterator[Record]:
+    """Yield the share of groups whose first text has the highest score. A tie is an error. The
+    standard error is that of Agresti and Coull (1998), which is never 0."""
+    whole = [one for one in groups if _reason(one) is None]
+    yield Metric("groups_scored", len(whole), 0.0, labels)
+    yield Metric("groups_left_out", len(groups) - len(whole), 0.0, labels)
+    if not whole:
+        yield Metric("accuracy", None, None, labels, "no group has two texts with scores")
+        return
+    right = sum(all(_value(one[0]) > _value(other) for other in one[1:]) for one in whole)
+    chance = (right + 2) / (len(whole) + 4)
+    std_err = math.sqrt(chance * (1 - chance) / (len(whole) + 4))
+    yield Metric("accuracy", right / len(whole), std_err, labels)
+    decided = sum(map(_is_decided, whole))
+    yield Metric("groups_decided", decided, 0.0, labels)
+
+
+def rank_correlation(
+    values: Sequence[float], labels_of: Sequence[float | None], labels: Labels
+) -> Metric:
+    """Return Spearman's rank correlation of scores with labels. Its error is that of Bonett and
+    Wright (2000), by the delta method."""
+    pairs = [
+        (value, label)
+        for value, label in zip(values, labels_of, strict=True)
+        if label is not None and math.isfinite(value)
+    ]
+    name = "spearman"
+    if len(pairs) < 4:
+        return Metric(name, None, None, labels, "fewer than four texts have a score and a label")
+    first, second = (_ranks(np.array(column)) for column in zip(*pairs, strict=True))
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
+        return Metric(name, None, None, labels, "all scores or all labels are equal")
+    first, second = first - first.mean(), second - second.mean()
+    found = float(first @ second / math.sqrt((first @ first) * (second @ second)))
+    std_err = (1 - found**2) * math.sqrt((1 + found**2 / 2) / (len(pairs) - 3))
+    return Metric(name, found, std_err, labels)
+
+
+def _ranks(values: Numbers) -> Numbers:
+    """Return the ranks of values (n,); equal values share their mean rank."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    means: Numbers = (counts.cumsum() - (counts - 1) / 2)[place]
+    return means

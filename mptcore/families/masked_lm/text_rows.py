@@ -1,0 +1,142 @@
+"""Texts that are scored one by one: their tokens, words, groups and labels."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mptcore.data.texts import Rows, columns, texts
+from mptcore.families.masked_lm.corpus import BATCH, Corpus, of_sequences, special_tokens, types_of
+from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
+from mptcore.families.masked_lm.pretrained import Tokenizer
+from mptcore.protocol.records import RunError
+from mptcore.runtime.rng import generator_for
+from mptcore.specs import TextScores, TextSource
+
+NO_TOKENS = "it has no token that can be masked"
+
+
+@dataclass(frozen=True)
+class TextRow:
+    """A text of the source. `row` is its place among the texts that are not empty, from 0."""
+
+    row: int
+    parts: tuple[str, ...]
+    group: Any = None
+    label: float | None = None
+    reason: str | None = None
+    """Reason why the text has no scores."""
+    label_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """All texts, and the N of them that are scored as a corpus of ΣD maskable tokens."""
+
+    rows: list[TextRow]
+    corpus: Corpus
+    scored: list[int]
+    """Index in `rows` of each sequence of the corpus, (N,)."""
+    words: Tensor  # (ΣD,), the word that a token belongs to, counted over the corpus
+    spans: Tensor  # (ΣD, 3): the part of the text, its first character, the one after its last
+
+    def words_of(self, sequence: int) -> int:
+        """Return the number of words of a sequence."""
+        words = self.words[self.tokens_of(sequence)]
+        return int(words[-1] - words[0]) + 1
+
+    def tokens_of(self, sequence: int) -> slice:
+        """Return where the maskable tokens of a sequence are among all of them."""
+        first = int(self.corpus.first_free[sequence])
+        return slice(first, first + int(self.corpus.sizes[sequence]))
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """A tokenized text, with the word and the characters of each maskable token."""
+
+    sequence: TokenSequence
+    words: list[tuple[int, int | None]]
+    spans: list[tuple[int, int, int]]
+
+
+def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int) -> Texts:
+    """Read the texts. One with more than `length` tokens is not scored, and neither is one without
+    a maskable token. Raises RunError if no text is left."""
+    all_texts = texts(spec)
+    chosen = _chosen(spec, len(all_texts))
+    beside = columns(spec, scores.columns) if scores.columns else [()] * len(all_texts)
+    parts = [all_texts[i] for i in chosen]
+    rows, found = [], []
+    for i, tokens in zip(chosen, _tokenized(parts, tokenizer), strict=True):
+        row = _row(i, all_texts[i], beside[i], scores)
+        count = len(tokens.sequence.ids)
+        reason = None if tokens.words else NO_TOKENS
+        if count > length:
+            reason = f"it has {count} tokens, the model and max_length allow {length}"
+        rows.append(replace(row, reason=reason))
+        if reason is None:
+            found.append(tokens)
+    if not found:
+        detail = "; ".join(f"text {one.row}: {one.reason}" for one in rows[:3])
+        raise RunError("invalid", f"none of the {len(rows)} texts can be scored: {detail}")
+    scored = [i for i, row in enumerate(rows) if row.reason is None]
+    spans = torch.tensor([span for one in found for span in one.spans])
+    corpus = of_sequences([one.sequence for one in found])
+    return Texts(rows, corpus, scored, _words(found), spans)
+
+
+def _words(found: list[_Tokens]) -> Tensor:
+    """Number the words over all texts, (ΣD,). A token that belongs to no word is one by itself."""
+    numbers, number = [], -1
+    for tokens in found:
+        before: tuple[int, int | None] | None = None
+        for word in tokens.words:
+            number += word != before or word[1] is None
+            numbers.append(number)
+            before = word
+    return torch.tensor(numbers)
+
+
+def _chosen(spec: TextSource, count: int) -> list[int]:
+    """Return the places of the texts that the source chooses."""
+    if spec.n is None or spec.n >= count:
+        return [*range(count)]
+    order = torch.randperm(count, generator=generator_for(spec.seed, "texts"))
+    chosen: list[int] = order[: spec.n].sort().values.tolist()
+    return chosen
+
+
+def _row(row: int, parts: tuple[str, ...], beside: tuple[Any, ...], scores: TextScores) -> TextRow:
+    """Return a text with its group and its label."""
+    values = iter(beside)
+    group = next(values) if scores.group_column else None
+    if scores.group_size is not None:
+        group = row // scores.group_size
+    label, reason = _number(next(values)) if scores.label_column else (None, None)
+    return TextRow(row, parts, group, label, label_reason=reason)
+
+
+def _number(value: Any) -> tuple[float | None, str | None]:
+    """Return a label, or the reason why it is none."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value), None
+    return None, f"the label {str(value)[:40]!r} is no number"
+
+
+def _tokenized(rows: Rows, tokenizer: Tokenizer) -> Iterator[_Tokens]:
+    """Yield the texts as tokens, with their special tokens."""
+    special, rest = special_tokens(tokenizer), iter(rows)
+    while batch := list(islice(rest, BATCH)):
+        encoded = tokenizer(*map(list, zip(*batch, strict=True)), verbose=False)
+        for one, types in zip(encoded.encodings, types_of(encoded), strict=True):
+            maskable = [i not in special for i in one.ids]
+            of_text = [at for at, free in enumerate(maskable) if free]
+            parts = [one.sequence_ids[at] or 0 for at in of_text]
+            words = [(part, one.word_ids[at]) for part, at in zip(parts, of_text, strict=True)]
+            spans = [(part, *one.offsets[at]) for part, at in zip(parts, of_text, strict=True)]
+            yield _Tokens(TokenSequence(one.ids, types, maskable), words, spans)

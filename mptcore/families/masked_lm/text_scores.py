@@ -1,0 +1,139 @@
+"""Score each text of a source, and yield the table of scores and its metrics."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mptcore.families.masked_lm.corpus import counted_from, repeated
+from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
+from mptcore.families.masked_lm.model import MaskedLm, ScoredBatch, score_batches
+from mptcore.families.masked_lm.text_cumulative import CumulativeScores
+from mptcore.families.masked_lm.text_rows import Texts
+from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
+from mptcore.protocol.records import Labels, Log, Metric
+from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.specs import TextScore, TextScores
+
+OF_TOKENS = ("pll", "pll_word_l2r")
+"""Scores that are sums of a number for each token, from a pass for each token."""
+Masks = Callable[[Tensor], MaskedBatch]
+"""Return the masks of some sequences (n,), sequence by sequence."""
+
+
+@dataclass
+class TextScoring:
+    """Scores texts by one model as the spec asks."""
+
+    spec: TextScores
+    texts: Texts
+    model: MaskedLm
+    masker: Masker
+    cache: ScoreCache
+    labels: Labels
+    _columns: dict[TextScore, ScoreColumn] = field(default_factory=dict)
+
+    @property
+    def _sizes(self) -> Tensor:
+        return self.texts.corpus.sizes
+
+    def total_masks(self) -> int:
+        """Return the maximum number of passes."""
+        tokens = sum(one in OF_TOKENS for one in self.spec.scores) * int(self._sizes.sum())
+        unmasked = len(self._sizes) if "unmasked" in self.spec.scores else 0
+        cumulative = self._cumulative().plan().most if "cumulative" in self.spec.scores else 0
+        return tokens + unmasked + cumulative
+
+    def records(self, generator: torch.Generator, folder: Path | None) -> Work[None]:
+        """Score the texts, and write their table into a folder."""
+        cumulative = self._cumulative()
+        if "cumulative" in self.spec.scores:
+            plan = cumulative.plan()
+            yield Step(plan=plan)
+        for score in self.spec.scores:
+            match score:
+                case "pll":
+                    yield from self._of_tokens(score, self._singles())
+                case "pll_word_l2r":
+                    yield from self._of_tokens(score, self._rest_of_words())
+                case "unmasked":
+                    yield from self._unmasked()
+                case "cumulative":
+                    yield from cumulative.run(plan, generator)
+                    found = (cumulative.value, cumulative.std_err, cumulative.masks)
+                    self._columns[score] = ScoreColumn(*found)
+        table = TextTable(self.spec, self.texts, self._columns, self.labels)
+        if "cumulative" in self.spec.scores:
+            yield from self._target_records(cumulative)
+        yield from map(Step, table.metrics())
+        if not self.cache.helps:
+            yield Step(table.keep(folder))
+
+    def _cumulative(self) -> CumulativeScores:
+        target = self.spec.target_std_err or 1.0
+        return CumulativeScores(self.model, self.masker, self.cache, target, self.spec.max_masks)
+
+    def _target_records(self, found: CumulativeScores) -> Iterator[Step]:
+        over = int((found.std_err > found.target).sum())
+        yield Step(Metric("masks", int(found.masks.sum()), 0.0, self.labels))
+        yield Step(Metric("texts_over_target", over, 0.0, self.labels))
+        if over:
+            detail = "a larger standard error than the target; raise max_masks to reduce it"
+            yield Step(Log("warning", f"{over} of {len(found.masks)} texts have {detail}"))
+
+    def _singles(self) -> Tensor:
+        """Return how many tokens are masked with each, from it on: itself, (ΣD,)."""
+        return torch.ones_like(self.texts.words)
+
+    def _rest_of_words(self) -> Tensor:
+        """Return how many tokens of its word follow each token, itself included, (ΣD,)."""
+        words = torch.unique_consecutive(self.texts.words, return_counts=True)[1]
+        ends = repeated(words.cumsum(0), words)
+        return ends.sub_(torch.arange(len(ends)))
+
+    def _of_tokens(self, score: TextScore, counts: Tensor) -> Work[None]:
+        """Score each token with counts[i] tokens masked, from itself on."""
+
+        def masks(chosen: Tensor) -> MaskedBatch:
+            corpus = self.texts.corpus
+            of = counted_from(corpus.first_free[chosen], corpus.sizes[chosen])
+            places = corpus.free[counted_from(of, counts[of])]
+            sequences = chosen.repeat_interleave(corpus.sizes[chosen])
+            return self.masker.hidden(sequences, counts[of], places)
+
+        values = yield from self._scored(masks, self._sizes, row=1)  # log p of the first masked
+        sums = torch.segment_reduce(values, "sum", lengths=self._sizes)
+        self._columns[score] = ScoreColumn(sums, of_tokens=values)
+
+    def _unmasked(self) -> Work[None]:
+        """Score all tokens of each text in one pass that masks none."""
+
+        def visible(chosen: Tensor) -> MaskedBatch:
+            corpus = self.texts.corpus
+            places = corpus.free[counted_from(corpus.first_free[chosen], corpus.sizes[chosen])]
+            starts = corpus.offsets[chosen].repeat_interleave(corpus.sizes[chosen])
+            ids = corpus.ids[starts + places]
+            return MaskedBatch(corpus, chosen, corpus.sizes[chosen], places, ids)
+
+        means = yield from self._scored(visible, torch.ones_like(self._sizes), row=0)
+        self._columns["unmasked"] = ScoreColumn(means * self._sizes)
+
+    def _scored(self, masks: Masks, passes: Tensor, row: int) -> Work[Tensor]:
+        """Return a row of the scores of all texts, each with passes[i] masks: (Σ passes,)."""
+        found = []
+        taken = (passes * self.texts.corpus.lengths).cumsum(0) // CHUNK_TOKENS
+        parts = torch.unique_consecutive(taken, return_counts=True)[1].tolist()
+        chosen = torch.split(torch.arange(len(passes)), parts)
+        batches = ((masks(one), None) for one in chosen)
+        for scored in score_batches(self._models, batches, self.cache):
+            if isinstance(scored, ScoredBatch):
+                found.append(scored.values[0, row])
+            else:
+                yield scored
+        return torch.cat(found)
+
+    @property
+    def _models(self) -> Mapping[str, MaskedLm]:
+        return {"model": self.model}

@@ -1,0 +1,174 @@
+"""The table of scores of texts: a line of JSON for each text, and metrics over all of them."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mptcore.estimation.estimate import Estimate
+from mptcore.families.masked_lm.estimates import Noise, finite_mean, per_token
+from mptcore.families.masked_lm.reporting import Report
+from mptcore.families.masked_lm.text_groups import Member, accuracy, rank_correlation, ranked
+from mptcore.families.masked_lm.text_rows import Texts
+from mptcore.protocol.records import Artifact, Labels, Log, Metric, Record
+from mptcore.runtime.durable import rename_durably
+from mptcore.specs import TextScore, TextScores
+
+FILE = "texts.jsonl"
+MEDIA_TYPE = "application/jsonl"
+
+
+@dataclass(frozen=True)
+class ScoreColumn:
+    """A score of N texts."""
+
+    value: Tensor  # (N,)
+    std_err: Tensor | None = None  # (N,)
+    masks: Tensor | None = None  # (N,)
+    of_tokens: Tensor | None = None  # (ΣD,)
+
+    @property
+    def errors(self) -> Tensor:
+        """Standard errors, (N,): 0 for exact scores."""
+        return torch.zeros_like(self.value) if self.std_err is None else self.std_err
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """All texts with their scores."""
+
+    spec: TextScores
+    texts: Texts
+    columns: Mapping[TextScore, ScoreColumn]
+    labels: Labels
+
+    @property
+    def first(self) -> ScoreColumn:
+        """The score that orders groups."""
+        return self.columns[self.spec.scores[0]]
+
+    @cached_property
+    def _sequence_of(self) -> dict[int, int]:
+        """The sequence of each row that is scored."""
+        return {row: sequence for sequence, row in enumerate(self.texts.scored)}
+
+    @property
+    def _has_groups(self) -> bool:
+        return self.spec.group_size is not None or self.spec.group_column is not None
+
+    @cached_property
+    def _groups(self) -> dict[str, list[Member]]:
+        """Members of each group, in the order of the texts."""
+        groups: dict[str, list[Member]] = {}
+        value, std_err = self.first.value.tolist(), self.first.errors.tolist()
+        for i, row in enumerate(self.texts.rows):
+            if self._has_groups and row.group is not None:
+                sequence = self._sequence_of.get(i)
+                own = None if sequence is None else _finite(value[sequence])
+                error = 0.0 if sequence is None else std_err[sequence]
+                groups.setdefault(str(row.group), []).append(Member(i, own, error))
+        return groups
+
+    def metrics(self) -> Iterator[Record]:
+        """Yield the metrics over all texts."""
+        sizes, count = self.texts.corpus.sizes, len(self.texts.scored)
+        report = Report(("model",), self.labels)
+        left_out = len(self.texts.rows) - count
+        yield Metric("texts_scored", count, 0.0, self.labels)
+        yield Metric("texts_left_out", left_out, 0.0, self.labels)
+        for score, column in self.columns.items():
+            noise = Noise(column.errors.square(), math.inf)
+            values = column.value
+            yield report.metric(score, "model", finite_mean(values, noise, count))
+            yield report.metric(score, "model", Estimate.of(values), "_population")
+            yield from report.per_token("model", per_token(values, noise, sizes, count), score)
+        if self._has_groups:
+            yield from accuracy([*self._groups.values()], self.labels)
+        if self.spec.label_column is not None:
+            labels = [self.texts.rows[i].label for i in self.texts.scored]
+            yield rank_correlation(self.first.value.tolist(), labels, self.labels)
+
+    def keep(self, folder: Path | None) -> Record:
+        """Write the table into a folder, if there is one."""
+        if folder is None:
+            return Log("info", "the table of texts is not kept: no work directory was given")
+        folder.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.sha256()
+        aside = folder / f"{FILE}.tmp"
+        with aside.open("wb") as file:
+            for row in self.rows():
+                line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+                digest.update(line)
+                file.write(line)
+        rename_durably(aside, folder / FILE)
+        return Artifact(FILE, MEDIA_TYPE, digest.hexdigest())
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the table."""
+        in_groups = {
+            place.row: place for members in self._groups.values() for place in ranked(members)
+        }
+        for i, row in enumerate(self.texts.rows):
+            found: dict[str, Any] = {"row": row.row, "text": "\n".join(row.parts)}
+            reasons = [row.reason, row.label_reason]
+            if self._has_groups:
+                found["group"] = None if row.group is None else str(row.group)
+            if self.spec.label_column is not None:
+                found["label"] = row.label
+            found |= self._scores(self._sequence_of.get(i), sum(map(len, row.parts)))
+            if row.reason is None and any(found[score] is None for score in self.columns):
+                reasons.append("a score is not finite")
+            if self._has_groups:
+                place = in_groups.get(i)
+                reasons.append("it has no group" if place is None else place.reason)
+                names = ("difference", "difference_std_err", "rank", "decided")
+                found |= {name: getattr(place, name, None) for name in names}
+            found["reason"] = "; ".join(one for one in reasons if one) or None
+            yield found
+
+    def _scores(self, sequence: int | None, characters: int) -> dict[str, Any]:
+        """Return the counts and scores of a text; null if it was not scored."""
+        tokens = words = None
+        if sequence is not None:
+            tokens = int(self.texts.corpus.sizes[sequence])
+            words = self.texts.words_of(sequence)
+        found: dict[str, Any] = {"tokens": tokens, "words": words, "characters": characters}
+        for score, column in self.columns.items():
+            found[score] = _number(column.value, sequence)
+            if column.std_err is not None and column.masks is not None:
+                found[f"{score}_std_err"] = _number(column.std_err, sequence)
+                found[f"{score}_masks"] = _number(column.masks, sequence)
+        if self.spec.per_token:
+            found["by_token"] = None if sequence is None else self._by_token(sequence)
+        return found
+
+    def _by_token(self, sequence: int) -> list[dict[str, Any]]:
+        """Return the characters and scores of each token."""
+        own = self.texts.tokens_of(sequence)
+        parts = self.texts.rows[self.texts.scored[sequence]].parts
+        scores = {
+            name: column.of_tokens[own].tolist()
+            for name, column in self.columns.items()
+            if column.of_tokens is not None
+        }
+        found = []
+        for i, (part, start, end) in enumerate(self.texts.spans[own].tolist()):
+            before = sum(len(one) + 1 for one in parts[:part])  # parts are joined by a line break
+            place = {"text": parts[part][start:end], "start": before + start, "end": before + end}
+            found.append(place | {name: _finite(values[i]) for name, values in scores.items()})
+        return found
+
+
+def _number(values: Tensor, sequence: int | None) -> Any:
+    return None if sequence is None else _finite(values[sequence].item())
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

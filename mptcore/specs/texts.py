@@ -1,0 +1,71 @@
+"""Scores of each text by a masked language model."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mptcore.specs.base import Problem, Spec
+
+MIN_TEXT_MASKS = 128
+"""Minimum number of masks for the cumulative score of one text: the pilot, and as many more."""
+
+TextScore = Literal["pll", "pll_word_l2r", "unmasked", "cumulative"]
+Column = Annotated[str, Field(min_length=1, max_length=200)]
+
+ROW_BYTES = 400
+"""Approximate bytes of a text's row of results, without the text and its tokens."""
+TOKEN_BYTES = 100
+"""Approximate bytes of a token in a row of results."""
+
+
+class TextScores(Spec):
+    """Scores of each text of the source, as a table with one row for each text."""
+
+    scores: Annotated[tuple[TextScore, ...], Field(min_length=1, max_length=4, strict=False)] = (
+        "pll",
+    )
+    """Scores of a text, all in nats. `pll`: the sum of log p of each token given all others.
+    `pll_word_l2r`: the same with the later tokens of its own word masked too. `unmasked`: the sum
+    of log p of each token with nothing masked, in one pass. `cumulative`: the cumulative score,
+    from masks of all sizes. The first score orders groups."""
+    per_token: bool = False
+    """True also gives each token's characters and its `pll` and `pll_word_l2r`."""
+    target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Target standard error of the cumulative score of each text, in nats. `cumulative` needs it.
+    """
+    max_masks: Annotated[int, Field(ge=MIN_TEXT_MASKS, le=10_000_000)] = 10_000
+    """Maximum number of masks for the cumulative score of one text, pilot included."""
+    group_size: Annotated[int, Field(ge=2, le=10_000)] | None = None
+    """Number of consecutive texts that form a group, such as 2 for minimal pairs. The first text of
+    a group is its reference."""
+    group_column: Column | None = None
+    """Column of a .jsonl or .parquet file whose equal values form a group."""
+    label_column: Column | None = None
+    """Column of numbers in a .jsonl or .parquet file. The run gives the rank correlation of the
+    first score with it."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that are read in addition to the text."""
+        return tuple(name for name in (self.group_column, self.label_column) if name is not None)
+
+    def problems(self) -> list[Problem]:
+        """Return the contradictions between the fields."""
+        problems = []
+        if len(set(self.scores)) < len(self.scores):
+            problems.append(Problem("/evaluate/texts/scores", "a score may be listed once only"))
+        if ("cumulative" in self.scores) != (self.target_std_err is not None):
+            detail = "the error of the cumulative score of each text: give it with `cumulative`"
+            problems.append(Problem("/evaluate/texts/target_std_err", f"{detail}, else leave it"))
+        if self.per_token and not {"pll", "pll_word_l2r"} & {*self.scores}:
+            detail = "scores of tokens are those of pll and pll_word_l2r: list one of these"
+            problems.append(Problem("/evaluate/texts/per_token", detail))
+        if self.group_size is not None and self.group_column is not None:
+            detail = "groups are of consecutive texts or of equal values: give one of the two"
+            problems.append(Problem("/evaluate/texts/group_column", detail))
+        return problems
+
+    def row_bytes(self, characters: int) -> int:
+        """Estimate the bytes of the row of a text with some characters."""
+        tokens = characters * TOKEN_BYTES if self.per_token else 0
+        return ROW_BYTES + 4 * characters + tokens

@@ -1,0 +1,97 @@
+"""Commands that score texts, and show their scores."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mptlab.commands.context import (
+    CommandContext,
+    ExperimentId,
+    print_table,
+    with_context,
+    write_csv,
+)
+from mptlab.errors import Json
+from mptlab.texts import Texts
+
+app = typer.Typer()
+
+Csv = Annotated[Path | None, typer.Option("--csv", help="write all rows to a file")]
+HIDDEN = ("words", "characters")
+"""Columns that are left out of a printed table. --csv and --json have them."""
+
+
+@app.command()
+@with_context
+def texts(
+    context: CommandContext,
+    experiment_id: ExperimentId,
+    top: Annotated[int, typer.Option(help="number of rows to print", min=1)] = 20,
+    order: Annotated[
+        str | None, typer.Option(help="such as row, -pll; default: the first score, highest first")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="only the texts of this group")] = None,
+    csv_: Csv = None,
+) -> None:
+    """Show the scores of each text of an experiment."""
+    one = context.client.experiments.get(context.id(experiment_id))
+    if csv_ is not None:
+        write_csv(csv_, one.texts(order=order or "row", group=group).by_column())
+        return
+    if order is None:
+        scored = (one.spec.get("evaluate") or {}).get("texts") or {"scores": ["row"]}
+        order = f"-{scored['scores'][0]}"
+    _show(context, one.texts(order=order, limit=top, group=group))
+
+
+@app.command()
+@with_context
+def score(
+    context: CommandContext,
+    texts: Annotated[list[str], typer.Argument(help="texts, or one file with a text in each line")],
+    model: Annotated[str, typer.Option(help="folder in MPT_MODELS_DIR, or id of the hub")],
+    score: Annotated[
+        list[str] | None,
+        typer.Option(help="pll, pll_word_l2r, unmasked, cumulative; default pll; repeatable"),
+    ] = None,
+    target_std_err: Annotated[
+        float | None, typer.Option(help="standard error of each cumulative score, in nats")
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option(help="texts of a group: 2 compares each pair")
+    ] = None,
+    csv_: Csv = None,
+) -> None:
+    """Score texts by a masked language model, and print a table."""
+    lines = lines_of(texts)
+    given = {"target_std_err": target_std_err, "group_size": group_size}
+    options: Json = {name: value for name, value in given.items() if value is not None}
+    found = context.client.score(lines, model, score or ["pll"], **options)
+    if csv_ is not None:
+        write_csv(csv_, found.by_column())
+    else:
+        _show(context, found)
+
+
+def lines_of(texts: list[str]) -> list[str]:
+    """Return the texts, or those in the lines of a file."""
+    if len(texts) > 1 or not Path(texts[0]).is_file():
+        return texts
+    content = Path(texts[0]).read_text(encoding="utf-8")
+    lines = [line for line in content.split("\n") if line.strip()]
+    if not lines:
+        raise typer.BadParameter(f"{texts[0]} has no text in it")
+    return lines
+
+
+def _show(context: CommandContext, found: Texts) -> None:
+    if context.as_json:
+        context.dump(found)
+        return
+    columns = [
+        name
+        for name in found.columns
+        if name not in HIDDEN and any(row[name] is not None for row in found)
+    ]
+    print_table(columns, ([row[name] for name in columns] for row in found))

@@ -1,0 +1,143 @@
+"""Pages of a table of texts: a file with a line of JSON for each text, never loaded as a whole.
+
+An index keeps the numbers of all rows and the place of each line, so a page reads only its own
+lines. Indexes of the files used last stay in memory.
+"""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from mptcore.specs import Problem
+from service.refusals import invalid
+
+FILE = "texts.jsonl"
+MAX_ROWS = 1_000_000
+"""Maximum number of rows of a file that is indexed."""
+MAX_PAGE_BYTES = 8 * 2**20
+"""Maximum number of bytes of the lines of a page. At least one line is returned."""
+KEPT_INDEXES = 4
+LARGE = "by_token"
+"""Column that is left out unless it is requested."""
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Index:
+    """Places of the lines of a file, and its columns of numbers; NaN is null."""
+
+    columns: list[str] = field(default_factory=list)
+    numbers: "dict[str, array[float]]" = field(default_factory=dict)
+    groups: "dict[str, array[int]]" = field(default_factory=dict)
+    """Rows of each group."""
+    starts: "array[int]" = field(default_factory=lambda: array("q", [0]))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def add(self, line: bytes) -> None:
+        """Add the next line of the file."""
+        row: Row = orjson.loads(line)
+        if not self.columns:
+            self.columns = [*row]
+        count = len(self)
+        for name, value in row.items():
+            if isinstance(value, int | float) and name not in self.numbers:
+                self.numbers[name] = array("d", [np.nan]) * count
+        for name, values in self.numbers.items():
+            value = row.get(name)
+            values.append(np.nan if value is None else value)
+        if row.get("group") is not None:
+            self.groups.setdefault(row["group"], array("q")).append(count)
+        self.starts.append(self.starts[-1] + len(line))
+
+
+@dataclass(frozen=True)
+class TextsWanted:
+    """Request for a page of rows."""
+
+    order: str = "row"
+    """Column of numbers, with a minus for the highest first. Rows without a number come last."""
+    offset: int = 0
+    limit: int = 100
+    columns: Sequence[str] = ()
+    """Columns; none: all without `by_token`."""
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class TextPage:
+    """Some rows of a table."""
+
+    columns: list[str]
+    items: list[Row]
+    total: int
+    """Number of rows that the filter leaves."""
+    next_offset: int | None
+
+
+@lru_cache(maxsize=KEPT_INDEXES)
+def index_of(path: Path, sha256: str) -> Index:
+    """Return the index of a file with this digest. Raises ApiError."""
+    found = Index()
+    with path.open("rb") as file:
+        for line in file:
+            found.add(line)
+            if len(found) > MAX_ROWS:
+                detail = f"pages are of at most {MAX_ROWS} rows: download the artifact {FILE}"
+                raise invalid([Problem("/path/experiment_id", detail)])
+    return found
+
+
+def page(path: Path, sha256: str, wanted: TextsWanted) -> TextPage:
+    """Read a page of a file. Raises ApiError."""
+    index = index_of(path, sha256)
+    columns = _columns(index, wanted.columns)
+    order = _ordered(index, wanted)
+    found: list[Row] = []
+    for row in _read(path, index, order[wanted.offset : wanted.offset + wanted.limit].tolist()):
+        found.append({name: row.get(name) for name in columns})
+    end = wanted.offset + len(found)
+    return TextPage(columns, found, len(order), end if end < len(order) else None)
+
+
+def _columns(index: Index, wanted: Sequence[str]) -> list[str]:
+    if unknown := [name for name in wanted if name not in index.columns]:
+        raise invalid([Problem("/query/columns", _choice(unknown[0], index.columns))])
+    return [*wanted] or [name for name in index.columns if name != LARGE]
+
+
+def _ordered(index: Index, wanted: TextsWanted) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the wanted rows in order. Rows of equal numbers stay in the order of the table."""
+    name = wanted.order.removeprefix("-")
+    if name not in index.numbers:
+        raise invalid([Problem("/query/order", _choice(name, [*index.numbers]))])
+    rows = np.arange(len(index))
+    if wanted.group is not None:
+        rows = np.array(index.groups.get(wanted.group, array("q")), dtype=np.int64)
+    values = np.frombuffer(index.numbers[name])[rows]
+    return rows[np.argsort(-values if wanted.order.startswith("-") else values, kind="stable")]
+
+
+def _choice(name: str, known: Sequence[str]) -> str:
+    return f"{name} is none of {', '.join(known)}"
+
+
+def _read(path: Path, index: Index, rows: Sequence[int]) -> Iterator[Row]:
+    """Yield rows, up to MAX_PAGE_BYTES."""
+    taken = 0
+    with path.open("rb") as file:
+        for row in rows:
+            start, end = index.starts[row], index.starts[row + 1]
+            taken += end - start
+            if taken > MAX_PAGE_BYTES and taken > end - start:
+                return
+            file.seek(start)
+            yield orjson.loads(file.read(end - start))

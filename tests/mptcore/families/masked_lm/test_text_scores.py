@@ -1,0 +1,322 @@
+"""Scores of each text: against plain transformers, null with a reason, and resumed."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from benchmarks.calibration.texts import TARGETS, calibration, decisions
+from mptcore.protocol.records import Artifact, Progress, Record, RunError
+from mptcore.run import resumable
+from mptcore.runtime.checkpoint import Snapshot, files, first_whole
+from mptcore.runtime.session import Session
+from mptcore.specs import SpecError
+from tests.support import tiny_lm
+from tests.support.lm_specs import FRESH, TRAIN
+from tests.support.runs import metric, spec_of, std_err_of, value_of
+
+PIECES = ["un", "##like", "##ly", "cat", "##s", "sat", "on", "the", "mat", "##ting", "a"]
+LINES = ["unlikely cats", "the cats on a mat", "unlike matting", "cat sat on the mats", "a"]
+ALL = ["pll", "pll_word_l2r", "unmasked"]
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the checkpoint `pieces`, whose words have several tokens."""
+    folder = tmp_path / "models"
+    tiny_lm.network("bert", PIECES, scale=8).save_pretrained(folder / "pieces")
+    tokens = tiny_lm.SPECIAL + PIECES
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    own = tokenizers.Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    own.pre_tokenizer = Whitespace()
+    frame = [("[CLS]", 2), ("[SEP]", 3)]
+    own.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=frame)
+    special = {f"{name[1:-1].lower()}_token": name for name in tiny_lm.SPECIAL}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=own, **special).save_pretrained(
+        folder / "pieces"
+    )
+    monkeypatch.setenv("MPT_MODELS_DIR", str(folder))
+    monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
+    return folder
+
+
+def of(data: dict[str, Any] | list[str], **texts: Any) -> dict[str, Any]:
+    if isinstance(data, list):
+        data = {"lines": data}
+    return {
+        "model": {"family": "masked_lm", "checkpoint": "pieces"},
+        "data": {"source": "text", **data},
+        "evaluate": {"texts": texts},
+        "compute": {"threads": 1, "memory_mib": 1},
+    }
+
+
+def scored(value: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], list[Record]]:
+    """The rows of the table, and all records."""
+    found = [one for one in resumable(spec_of(value), Session(work_dir=folder)) if one is not None]
+    return rows_in(folder), found
+
+
+def rows_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()]
+
+
+class Plain:
+    """The same scores by a loop over plain transformers, a text and a mask at a time."""
+
+    def __init__(self, folder: Path):
+        self.network = transformers.BertForMaskedLM.from_pretrained(folder).double().eval()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def log_probs(self, text: str, masked: tuple[int, ...]) -> torch.Tensor:
+        """Log p of the tokens of a text, with some masked."""
+        ids = torch.tensor(self.tokenizer(text)["input_ids"])
+        seen = ids.clone()
+        seen[[1 + i for i in masked]] = self.tokenizer.mask_token_id
+        with torch.no_grad():
+            found: torch.Tensor = self.network(seen[None]).logits[0].log_softmax(-1)
+        return found[torch.arange(len(ids)), ids][1:-1]
+
+    def pll(self, text: str, in_words: bool = False) -> list[float]:
+        words = self.tokenizer(text).word_ids()[1:-1]
+        found = []
+        for i, word in enumerate(words):
+            later = [j for j in range(i + 1, len(words)) if in_words and words[j] == word]
+            found.append(self.log_probs(text, (i, *later))[i].item())
+        return found
+
+    def cumulative(self, text: str) -> float:
+        size = len(self.tokenizer(text)["input_ids"]) - 2
+        total = 0.0
+        for m in range(1, size + 1):
+            masks = [*itertools.combinations(range(size), m)]
+            means = [self.log_probs(text, mask)[list(mask)].mean().item() for mask in masks]
+            total += sum(means) / len(masks)
+        return total
+
+
+def test_scores_equal_those_of_plain_transformers(models: Path, tmp_path: Path) -> None:
+    plain = Plain(models / "pieces")
+    rows, found = scored(of(LINES, scores=ALL, per_token=True), tmp_path)
+    assert [row["text"] for row in rows] == LINES
+    for row in rows:
+        pll, within = plain.pll(row["text"]), plain.pll(row["text"], in_words=True)
+        assert row["pll"] == pytest.approx(sum(pll), abs=1e-4)
+        assert row["pll_word_l2r"] == pytest.approx(sum(within), abs=1e-4)
+        assert [one["pll"] for one in row["by_token"]] == pytest.approx(pll, abs=1e-4)
+        assert [one["pll_word_l2r"] for one in row["by_token"]] == pytest.approx(within, abs=1e-4)
+        assert row["unmasked"] == pytest.approx(
+            plain.log_probs(row["text"], ()).sum().item(), abs=1e-4
+        )
+    assert any(abs(row["pll"] - row["pll_word_l2r"]) > 0.1 for row in rows)
+    first = rows[0]
+    assert (first["tokens"], first["words"], first["characters"]) == (5, 2, 13)
+    assert [one["text"] for one in first["by_token"]] == ["un", "like", "ly", "cat", "s"]
+    assert [(one["start"], one["end"]) for one in first["by_token"]][2:4] == [(6, 8), (9, 12)]
+    mean = sum(row["pll"] for row in rows) / len(rows)
+    assert value_of(metric(found, "pll")) == pytest.approx(mean)
+    tokens = sum(row["tokens"] for row in rows)
+    bits = -mean * len(rows) / tokens / math.log(2)
+    assert value_of(metric(found, "bits_per_token", of="pll")) == pytest.approx(bits)
+
+
+def test_the_cumulative_score_of_a_short_text_is_exact(models: Path, tmp_path: Path) -> None:
+    plain = Plain(models / "pieces")
+    rows, found = scored(of(LINES, scores=["cumulative"], target_std_err=0.1), tmp_path)
+    for row in (rows[0], rows[4]):  # of 5 tokens and of 1
+        assert row["cumulative"] == pytest.approx(plain.cumulative(row["text"]), abs=1e-4)
+        assert row["cumulative_std_err"] == 0
+        assert row["cumulative_masks"] == 2 ** row["tokens"] - 1
+    assert value_of(metric(found, "masks")) == sum(row["cumulative_masks"] for row in rows)
+
+
+def test_the_cumulative_score_of_a_longer_text_has_its_error(models: Path, tmp_path: Path) -> None:
+    text = "the cats sat on unlikely"  # 8 tokens
+    rows, _ = scored(of([text, text], scores=["cumulative"], target_std_err=0.3), tmp_path)
+    expected = Plain(models / "pieces").cumulative(text)
+    values = [row["cumulative"] for row in rows]
+    assert values[0] != values[1]  # each text has masks of its own
+    for row in rows:
+        assert 0 < row["cumulative_std_err"] <= 0.3
+        assert abs(row["cumulative"] - expected) < 4 * row["cumulative_std_err"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_errors_of_texts_are_calibrated(target: float) -> None:
+    """The short form of `make calibration`: z over texts has mean 0 and sd 1, within four standard
+    errors, and decided pairs are rarely wrong."""
+    one, found, truths = calibration(texts := 150, target)
+    assert abs(one.mean) < 4 / math.sqrt(texts)
+    assert abs(one.sd - 1) < 4 / math.sqrt(2 * texts)
+    pairs = decisions(found, truths)
+    assert pairs.decided > pairs.pairs / 3
+    assert pairs.wrong <= 0.05 * pairs.decided + 4 * math.sqrt(0.05 * pairs.decided)
+
+
+def test_texts_spend_masks_only_up_to_the_maximum(tmp_path: Path) -> None:
+    text = "the cats sat on unlikely mats"
+    spec = of([text], scores=["cumulative"], target_std_err=1e-3, max_masks=200)
+    (row,), found = scored(spec, tmp_path)
+    assert row["cumulative_masks"] == 200
+    assert row["cumulative_std_err"] > 1e-3
+    assert value_of(metric(found, "texts_over_target")) == 1
+    assert [one.done for one in found if isinstance(one, Progress)][-1] == 200
+
+
+def stopped(value: dict[str, Any], folder: Path, steps: int) -> bool:
+    """Run some steps and save, as a run that is killed afterwards. False if it ended before."""
+    spec, session = spec_of(value), Session(work_dir=folder / "first")
+    for taken, record in enumerate(resumable(spec, session)):
+        session.seq += record is not None and not isinstance(record, Progress)
+        if session.at_safe_point and taken >= steps:
+            Snapshot.of(session, spec).save(folder)
+            return True
+    return False
+
+
+def test_a_resumed_run_writes_the_same_table(tmp_path: Path) -> None:
+    value = of(
+        [*LINES, "the cats sat on unlikely mats"] * 8,
+        scores=["cumulative", *ALL],
+        target_std_err=0.4,
+        per_token=True,
+        group_size=2,
+    )
+    scored(value, tmp_path / "whole")
+    whole = (tmp_path / "whole" / "texts.jsonl").read_bytes()
+    for steps in (6, 20, 40, 60):
+        folder = tmp_path / str(steps)
+        assert stopped(value, folder, steps)
+        spec = spec_of(value)
+        saved = first_whole(spec, files(folder))
+        assert saved is not None
+        assert saved.scores.values
+        session = Session(scores=saved.scores, work_dir=folder / "second")
+        (kept,) = (one for one in resumable(spec, session) if isinstance(one, Artifact))
+        assert (folder / "second" / kept.file).read_bytes() == whole
+
+
+def test_a_text_that_cannot_be_scored_is_null_with_its_reason(tmp_path: Path) -> None:
+    long = " ".join(["cat"] * 39)  # 41 tokens with the special ones, of 40
+    lines = ["cats", " ", long, "the mat", "a", "sat"]
+    rows, found = scored(of(lines, scores=ALL, per_token=True, group_size=2), tmp_path)
+    assert [row["row"] for row in rows] == [*range(6)]
+    for row, reason in ((rows[1], "no token"), (rows[2], "has 41 tokens")):
+        assert [row[name] for name in (*ALL, "tokens", "words", "by_token")] == [None] * 6
+        assert reason in row["reason"]
+        assert row["characters"] == len(row["text"])
+    assert rows[0]["pll"] is not None
+    assert rows[0]["reason"] == "a text of its group has no score"
+    assert rows[4]["reason"] is None
+    assert value_of(metric(found, "texts_left_out")) == 2
+    assert value_of(metric(found, "groups_left_out")) == 2
+    assert value_of(metric(found, "groups_scored")) == 1
+
+
+def test_max_length_refuses_a_text_and_never_cuts_it(tmp_path: Path) -> None:
+    rows, _ = scored(of({"lines": ["cats", "the cats sat"], "max_length": 5}), tmp_path)
+    assert rows[0]["reason"] is None
+    assert "max_length allow 5" in rows[1]["reason"]
+
+
+def test_a_source_without_any_text_to_score_is_invalid(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"none of the 1 texts can be scored: text 0: it has no"):
+        scored(of([" "]), tmp_path)
+
+
+TABLE = [
+    {"text": "unlikely cats", "pair": "x", "score": 1.5},
+    {"text": "cats unlikely", "pair": "y", "score": 2},
+    {"text": "", "pair": "x", "score": 3},
+    {"text": "the mat", "pair": "x", "score": "high"},
+    {"text": "mat the", "pair": "y", "score": 0.5},
+    {"text": "on the mat", "score": 7},
+    {"text": "a mat", "pair": "z", "score": 4},
+]
+
+
+def test_groups_and_labels_come_from_columns(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "t.jsonl").write_text("\n".join(map(json.dumps, TABLE)))
+    value = of({"file": "t.jsonl"}, group_column="pair", label_column="score")
+    rows, found = scored(value, tmp_path)
+    assert [row["group"] for row in rows] == ["x", "y", "x", "y", None, "z"]
+    assert [row["label"] for row in rows] == [1.5, 2, None, 0.5, 7, 4]
+    assert rows[2]["reason"] == "the label 'high' is no number"
+    assert rows[4]["reason"] == "it has no group"
+    assert rows[5]["reason"] == "its group has no other text"
+    assert rows[3]["difference"] == rows[3]["pll"] - rows[1]["pll"]
+    assert rows[0]["difference"] == 0
+    assert {rows[0]["rank"], rows[2]["rank"]} == {1, 2}
+    assert value_of(metric(found, "groups_scored")) == 2
+    right = [rows[i]["rank"] == 1 for i in (0, 1)]
+    assert value_of(metric(found, "accuracy")) == sum(right) / 2
+    assert std_err_of(metric(found, "accuracy")) > 0
+    assert -1 <= value_of(metric(found, "spearman")) <= 1
+
+
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "t.jsonl").write_text("\n".join(map(json.dumps, TABLE)))
+    with pytest.raises(RunError, match="it has no column other; it has pair, score, text"):
+        scored(of({"file": "t.jsonl"}, label_column="other"), tmp_path)
+
+
+def test_chosen_texts_keep_their_rows_and_groups(tmp_path: Path) -> None:
+    rows, _ = scored(of({"lines": LINES, "n": 3}, group_size=2), tmp_path)
+    assert len(rows) == 3
+    for row in rows:
+        assert row["text"] == LINES[row["row"]]
+        assert row["group"] == str(row["row"] // 2)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no target": (of(["a"], scores=["cumulative"]), "/evaluate/texts/target_std_err"),
+    "no cumulative": (of(["a"], target_std_err=1.0), "/evaluate/texts/target_std_err"),
+    "twice": (of(["a"], scores=["pll", "pll"]), "/evaluate/texts/scores"),
+    "tokens": (of(["a"], scores=["unmasked"], per_token=True), "/evaluate/texts/per_token"),
+    "two groups": (
+        of({"file": "a.jsonl"}, group_size=2, group_column="x"),
+        "/evaluate/texts/group_column",
+    ),
+    "columns of lines": (of(["a"], label_column="x"), "/evaluate/texts/label_column"),
+    "columns of .txt": (of({"file": "a.txt"}, group_column="x"), "/evaluate/texts/group_column"),
+    "blocks": (of({"lines": ["a"], "packing": "blocks"}), "/data/packing"),
+    "seeds": ({**of(["a"]), "seeds": [1, 2]}, "/seeds"),
+    "training": ({**of(["a"]), "train": TRAIN}, "/train"),
+    "baseline": ({**of(["a"]), "baseline": FRESH}, "/baseline"),
+    "pll": ({**of(["a"]), "evaluate": {"texts": {}, "pll": True}}, "/evaluate/pll"),
+    "orders": ({**of(["a"]), "evaluate": {"texts": {}, "orders": 2}}, "/evaluate/orders"),
+    "bert": (
+        {**of(["a"]), "model": {**FRESH, "corruption": "bert"}},
+        "/model/corruption",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_contradictions_are_refused(name: str) -> None:
+    value, pointer = REFUSED[name]
+    with pytest.raises(SpecError) as caught:
+        spec_of(value)
+    assert pointer in [one.pointer for one in caught.value.problems]
+
+
+def test_the_table_counts_in_the_expected_bytes(tmp_path: Path) -> None:
+    """The estimate is above the size of the table, and below twenty times it."""
+    for texts in ({"scores": ALL}, {"scores": ALL, "per_token": True, "group_size": 2}):
+        value = of(LINES * 20, **texts)
+        scored(value, tmp_path)
+        size = (tmp_path / "texts.jsonl").stat().st_size
+        assert size < spec_of(value).artifact_bytes() < 20 * size
+    assert spec_of({**of(LINES), "evaluate": {}}).artifact_bytes() == 0
+    assert spec_of(of({"file": "a.txt", "n": 10})).artifact_bytes() > 1000

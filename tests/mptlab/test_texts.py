@@ -1,0 +1,118 @@
+"""Scores of texts through the client and the command line."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from mptlab import Client, api
+from mptlab import texts as module
+from mptlab.commands.texts import lines_of
+from mptlab.texts import Texts, score_spec
+from tests.support import tiny_lm
+from tests.support.answers import Answers
+from tests.support.commands import mpt_here as mpt
+
+Environment = dict[str, str]
+LINES = ["the cat sat on a mat", "the on cat mat a sat", "old dog", "dog old"]
+
+
+@pytest.fixture(scope="module")
+def run(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The rows that one command prints."""
+    tiny_lm.checkpoint(Path(environment["MPT_MODELS_DIR"], "tiny"))
+    file = tmp_path_factory.mktemp("lines") / "lines.txt"
+    file.write_text("\n\n".join(LINES) + "\n")
+    options = ("--score", "pll", "--score", "cumulative", "--target-std-err", "0.5")
+    arguments = ("score", str(file), "--model", "tiny", "--group-size", "2", *options, "--json")
+    code, output, error = mpt(environment, *arguments)
+    assert code == 0, error
+    return json.loads(output)
+
+
+def test_the_lines_of_a_file_are_scored(run: Any) -> None:
+    assert [row["text"] for row in run] == LINES
+    assert all(row["pll"] < 0 for row in run)
+    assert all(row["cumulative"] < 0 for row in run)
+    assert {row["rank"] for row in run[:2]} == {1, 2}
+
+
+def test_texts_are_arguments_or_lines(tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text("a b\n \nc\u2028d\n")
+    assert lines_of([str(file)]) == ["a b", "c\u2028d"]
+    assert lines_of([str(file), "a"]) == [str(file), "a"]
+    assert lines_of(["no file"]) == ["no file"]
+    file.write_text("\n")
+    with pytest.raises(typer.BadParameter, match="has no text in it"):
+        lines_of([str(file)])
+
+
+def test_the_texts_of_a_run_are_shown_best_first(
+    environment: Environment, run: Any, client: Client, tmp_path: Path
+) -> None:
+    newest = client.experiments.list(1)[0]
+    assert newest.texts(order="row") == run
+    best = sorted(run, key=lambda row: -row["pll"])
+    code, output, _ = mpt(environment, "texts", newest.id, "--top", "3")
+    assert code == 0
+    assert [line for line in output.splitlines() if "pll" in line]
+    shown = [line.split()[0] for line in output.splitlines() if line.split()[:1] != []]
+    assert [int(one) for one in shown if one.isdigit()] == [row["row"] for row in best[:3]]
+    assert mpt(environment, "texts", newest.id, "--csv", str(tmp_path / "a.csv"))[0] == 0
+    with (tmp_path / "a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["text"] for row in rows] == LINES
+    assert [float(row["pll"]) for row in rows] == [row["pll"] for row in run]
+
+
+def page(rows: range, after: int | None) -> Any:
+    return {"columns": ["row"], "items": [{"row": i} for i in rows], "next_offset": after}
+
+
+def test_pages_are_read_up_to_the_limit(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "MAX_TEXTS", 3)
+    answers.says(page(range(3), 3), page(range(3, 5), None))
+    with answers.client() as client:
+        found = client.texts("a", order="-pll", columns=["row"])
+        assert found == [{"row": i} for i in range(5)]
+        assert found.columns == ["row"]
+        asked = [dict(one.url.params) for one in answers.seen]
+        same = {"order": "-pll", "columns": "row", "limit": "3"}
+        assert asked == [same | {"offset": "0"}, same | {"offset": "3"}]
+        answers.says(page(range(3), 3), page(range(3, 4), 4))
+        assert len(client.texts("a", limit=4)) == 4
+    assert [one.url.params["limit"] for one in answers.seen[2:]] == ["3", "1"]
+
+
+def test_many_texts_are_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+
+    def upload(file: Path) -> Any:
+        sent.append([json.loads(line)["text"] for line in file.read_text().splitlines()])
+        return {"id": "a1"}
+
+    lines = ["a\nb", "c"]
+    assert score_spec(lines, "tiny", upload, None, scores=["pll"]) == {
+        "model": {"family": "masked_lm", "checkpoint": "tiny"},
+        "data": {"source": "text", "lines": lines},
+        "evaluate": {"texts": {"scores": ["pll"]}},
+    }
+    monkeypatch.setattr(module, "MAX_LINES", 1)
+    spec = score_spec(lines, {"family": "masked_lm"}, upload, {"threads": 1})
+    assert sent == [lines]
+    assert spec["data"] == {"source": "text", "dataset": "a1"}
+    assert spec["model"] == {"family": "masked_lm"}
+    assert spec["compute"] == {"threads": 1}
+
+
+def test_a_table_is_a_data_frame() -> None:
+    pytest.importorskip("pandas", reason="an extra of the client")
+    found = Texts([{"row": 0, "pll": -1.0}, {"row": 1, "pll": None}], ["row", "pll"])
+    frame = found.to_pandas()
+    assert list(frame.columns) == ["row", "pll"]
+    assert frame["pll"].isna().tolist() == [False, True]
+    assert "<td>-1</td>" in found._repr_html_()
