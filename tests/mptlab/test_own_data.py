@@ -50,7 +50,9 @@ def test_one_command_scores_a_table_for_several_k(
     assert (one["spec"]["data"]["n"], one["spec"]["data"]["dim"]) == (40, 4)
     assert one["spec"]["model"]["init"] == "maximum_likelihood"
     (dataset,) = [d for d in client.datasets() if d["id"] == one["spec"]["data"]["dataset"]]
-    assert (dataset["name"], dataset["columns"]) == ("own.csv", ["a", "b", "c", "d"])
+    assert dataset["name"] == "own.csv"
+    again = client.upload("own.csv", columns=["a", "b", "c", "d"])
+    assert (again["id"], again["columns"]) == (dataset["id"], ["a", "b", "c", "d"])
 
 
 def test_columns_of_a_tsv_and_the_array_of_an_npz(
