@@ -38,13 +38,14 @@ const levelLook = ({ colour }) => ({ stroke: colour === undefined ? token("--mut
 
 function seriesOf({ series, lines, xLabel }) {
   const curves = series.flatMap((one, index) => {
-    const { label, x, dots = false } = one;
+    const { label, x, dots = false, area = false } = one;
     const look = lookOf(one, index);
     const error = (plot, at, i) => (plot.data[at - 2][i] === null ? null : (plot.data[at - 2][i] - plot.data[at][i]) / 2);
     const value = (plot, v, at, i) => (i === null ? "" : withError(plot.data[at][i], error(plot, at, i)));
     const points = { show: dots || x.length <= FEW_POINTS, size: 5 };
     const paths = dots ? { paths: () => null } : {};
-    return [...bandSeries(look.stroke, !dots && series.length <= MAX_BANDS), { label, ...look, ...paths, width: 1.5, value, points }];
+    const fill = area ? { fill: `${look.stroke}1f`, fillTo: 0 } : {};
+    return [...bandSeries(look.stroke, !dots && series.length <= MAX_BANDS), { label, ...look, ...paths, ...fill, width: 1.5, value, points }];
   });
   const levels = lines.map((line) => ({
     label: line.label,
@@ -54,6 +55,15 @@ function seriesOf({ series, lines, xLabel }) {
     value: (plot, v) => number(v, 6),
   }));
   return [{ label: xLabel, value: (plot, v) => number(v, 6) }, ...curves, ...levels];
+}
+
+const WHOLE_STEPS = Array.from({ length: 9 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
+const hasWholeX = (series) => series.length > 0 && series.every(({ x }) => x.every(Number.isInteger));
+
+/** A scale of y that reaches 0, where areas are shaded down or up to it. */
+function rangeOf(series, isLog) {
+  if (isLog || !series.some(({ area }) => area)) return {};
+  return { range: (plot, min, max) => window.uPlot.rangeNum(Math.min(0, min), Math.max(0, max), 0.05, true) };
 }
 
 export function optionsOf(shown, width) {
@@ -77,9 +87,9 @@ export function optionsOf(shown, width) {
     height: HEIGHT,
     series: seriesOf(shown),
     hooks: { setSeries: [onShow] },
-    scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1 } },
+    scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1, ...rangeOf(series, logY) } },
     axes: [
-      { ...axis, label: xLabel, size: 34 },
+      { ...axis, label: xLabel, size: 34, ...(hasWholeX(series) ? { incrs: WHOLE_STEPS } : {}) },
       { ...axis, label: yLabel, size: 64 },
     ],
     cursor: { drag: { x: true, y: true, uni: 24 }, focus: { prox: 24 } },
@@ -163,7 +173,7 @@ export function summaryOf(title, series) {
  * `series` are `{label, colour?, dash?, dots?, x, value, std_err}`, with `dots` in place of a curve, `lines` `{label, y, colour?}`. The bands
  * are two standard errors wide on either side.
  */
-export function Chart({ title, series, lines = [], xLabel, yLabel, children }) {
+export function Chart({ title, note, series, lines = [], xLabel, yLabel, children }) {
   const [logX, setLogX] = useState(false);
   const [logY, setLogY] = useState(false);
   const mayLogX = series.every((one) => isPositive(one.x));
@@ -190,6 +200,7 @@ export function Chart({ title, series, lines = [], xLabel, yLabel, children }) {
         ${children}
       </div>
     </div>
+    ${note && html`<p class="muted small">${note}</p>`}
     <div ref=${place} role="img" aria-label=${summaryOf(title, series)}></div>
   </section>`;
 }

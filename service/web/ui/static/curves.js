@@ -77,7 +77,15 @@ function state(answer, series) {
 
 /** The charts of one experiment: `[{key, about, name, series}]`, in the order of names and labels. */
 export function chartsOf(series) {
-  return charts(series.map((one) => ({ from: one, shown: drawn(one) })));
+  return charts(series.map((one) => ({ from: one, shown: drawn(one) }))).map(withArea);
+}
+
+const HAS_AREA = new Set(["score", "score_by_rate"]);
+
+/** The area under a curve of scores estimates the LML. It is shaded below the first curve alone. */
+function withArea(chart) {
+  if (!HAS_AREA.has(chart.name)) return chart;
+  return { ...chart, series: chart.series.map((one, i) => (i === 0 ? { ...one, area: true } : one)) };
 }
 
 /** The charts of several experiments: a chart for each name of a series, a colour for each experiment. */

@@ -30,6 +30,10 @@ def test_a_link_signs_in_once_and_opens_the_requested_page(stranger: Page, lab: 
     stranger.wait_for_url(lab.url("/lab"))
     expect(stranger.get_by_role("heading", name="My keys")).to_be_visible()
     assert stranger.evaluate("document.cookie") == ""
+    again = lab.api.sign_in_url().replace("/sign-in", "/sign-in?next=%2Fsweeps")
+    stranger.goto(again)  # of the user who is signed in: nothing to ask
+    stranger.wait_for_url(lab.url("/sweeps"))
+    stranger.goto(lab.url("/lab"))
     stranger.get_by_role("button", name="Sign out").click()
     stranger.wait_for_url(re.compile(r"/sign-in(\?|$)"))  # with `next` where a poll saw it first
     stranger.goto(path)

@@ -322,3 +322,29 @@ def test_ten_thousand_rows(stranger: Page, lab: BrowsedLab) -> None:
         expect(shown).to_have_count(50)
     stranger.goto(lab.url("/?filter=name+~+%22many+777%22"))
     expect(shown).to_have_count(11)
+
+
+def test_a_run_opens_with_its_result(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url(f"/experiments/{lab.ids['succeeded 2']}"))
+    result = page.get_by_role("region", name="Result")
+    expect(result.locator(".figure").first).to_contain_text("LML−62.34 nats")
+    expect(result).to_contain_text("MPT−62.360 ± 0.090 nats")
+    expect(result).to_contain_text("they agree: MPT − LML is −0.020 ± 0.090")
+    expect(page.get_by_text("The shaded area is the MPT score")).to_be_visible()
+
+
+def test_headers_sort_a_list_and_a_table(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/"))
+    page.get_by_role("button", name="lml", exact=True).click()
+    page.wait_for_url("**/?order_by=metrics.lml+desc")
+    header = page.get_by_role("columnheader", name="lml")
+    expect(header).to_have_attribute("aria-sort", "descending")
+    header.get_by_role("button").click()
+    page.wait_for_url("**/?order_by=metrics.lml+asc")
+    page.goto(lab.url(f"/sweeps/{lab.ids['sweep']}"))
+    points = page.get_by_role("region", name="Points").locator("tbody th")
+    expect(points).to_have_text(["0", "1", "2"])
+    page.get_by_role("button", name="lml", exact=True).click()
+    expect(points).to_have_text(["1", "0", "2"])  # the largest first, and last what has none
+    page.get_by_role("button", name="lml", exact=True).click()
+    expect(points).to_have_text(["0", "1", "2"])

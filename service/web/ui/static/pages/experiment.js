@@ -11,6 +11,7 @@ import { History } from "../history.js";
 import { useLive } from "../live.js";
 import { MetricTable } from "../metrics.js";
 import { Loading, Missing, Progress, Scroll, Status, Tags, When } from "../parts.js";
+import { Result } from "../result.js";
 import { SpecCopies, SpecSummary } from "../spec.js";
 
 const MAX_POINTS = 1_000_000;
@@ -61,7 +62,9 @@ function Curves({ experiment, curves }) {
   }
   return charts.map(({ key, about: [title, xLabel, yLabel], name, series }) => {
     const csv = `/v1/experiments/${experiment.id}/curves/${name}?format=csv&max_points=${MAX_POINTS}`;
-    return html`<${Chart} key=${key} title=${title} series=${series} xLabel=${xLabel} yLabel=${yLabel}
+    const hasSum = name === "score" && experiment.metrics.some((one) => one.name === "mpt");
+    const note = hasSum && "The shaded area is the MPT score, an estimate of the LML.";
+    return html`<${Chart} key=${key} title=${title} note=${note} series=${series} xLabel=${xLabel} yLabel=${yLabel}
       lines=${levelsOf(name, experiment.metrics)}>
       <a class="button quiet" href=${csv} download=${`${experiment.id}-${name}.csv`}>CSV</a>
     <//>`;
@@ -125,6 +128,7 @@ export default function Experiment({ me, may }) {
       <${Actions} experiment=${experiment} me=${me} may=${may} onDone=${() => { one.refresh(); curves.refresh(); }} />
     </div>
     ${experiment.note && html`<p class="wrap">${experiment.note}</p>`}
+    <${Result} metrics=${experiment.metrics} />
     <div class="columns three">
       <div class="first"><${Standing} experiment=${experiment} /></div>
       <div class="main stack">

@@ -9,6 +9,7 @@ import { aboutMean, overSeeds } from "../means.js";
 import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery } from "../parts.js";
 import { SavedViews } from "../saved.js";
 import { Selection } from "../selection.js";
+import { SortHeader } from "../sorting.js";
 
 const PAGE = 50;
 const ASKED = ["q", "status", "family", "tag", "whose", "filter", "order_by", "cursor"];
@@ -49,7 +50,9 @@ function Row({ experiment, columns, selected, onSelect }) {
   </tr>`;
 }
 
-function Rows({ items, columns, selected, select }) {
+function Rows({ items, columns, selected, select, order, onOrder }) {
+  const [by, way = "asc"] = order.split(" ");
+  const headerOf = (field) => ({ order: field === by ? way : null, onSort: (next) => onOrder(`${field} ${next}`) });
   const all = items.every((one) => selected.has(one.id));
   const selectAll = (event) => items.forEach((one) => select(one, event.target.checked));
   return html`<${Scroll} label="Experiments">
@@ -58,12 +61,12 @@ function Rows({ items, columns, selected, select }) {
         <th class="check">
           <input type="checkbox" checked=${all} onChange=${selectAll} aria-label="Select all of this page" />
         </th>
-        <th scope="col">Name</th>
+        <${SortHeader} ...${headerOf("name")}>Name<//>
         <th scope="col">Status</th>
         <th scope="col" class="wide">Family</th>
-        ${columns.metrics.map((name) => html`<th scope="col" class="number wide">${name}</th>`)}
+        ${columns.metrics.map((name) => html`<${SortHeader} key=${name} ...${headerOf(`metrics.${name}`)} number wide>${name}<//>`)}
         ${columns.owner && html`<th scope="col" class="wide">Owner</th>`}
-        <th scope="col" class="wide">Created</th>
+        <${SortHeader} ...${headerOf("created")} number wide>Created<//>
       </tr></thead>
       <tbody>
         ${items.map((one) => html`<${Row} key=${one.id} experiment=${one} columns=${columns}
@@ -119,7 +122,8 @@ export default function Experiments({ me, may }) {
     ${!data && !error && html`<${Loading} />`}
     ${data && html`<div class="card flush">
       ${data.items.length
-        ? html`<${Rows} items=${data.items} columns=${columns} selected=${selected} select=${select} />`
+        ? html`<${Rows} items=${data.items} columns=${columns} selected=${selected} select=${select}
+            order=${query.get("order_by") ?? "created desc"} onOrder=${(order) => change({ order_by: order, cursor: null })} />`
         : html`<${Nothing} filtered=${filtered} may=${may} />`}
     </div>`}
     ${data && html`<nav class="row" aria-label="Pages">

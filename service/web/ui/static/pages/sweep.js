@@ -8,6 +8,7 @@ import { dateTime, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
 import { Parallel } from "../parallel.js";
 import { Confirm, Loading, Missing, Problem, Scroll, Status, Tags } from "../parts.js";
+import { SortHeader, useSorting } from "../sorting.js";
 import { SEEDS, axesOf, chartOf, rowsOf } from "../swept.js";
 
 const SHOWN = 500;
@@ -48,6 +49,7 @@ const FieldCells = ({ values, fields }) =>
 
 /** The points that differ in their seeds alone, taken together. */
 function OverSeeds({ id, table }) {
+  const [rows, headerOf] = useSorting(table.pooled, sortedBy);
   if (!table.pooled.length || !table.metrics.length) return null;
   const fields = table.fields.filter((one) => one !== SEEDS);
   return html`<section class="card flush">
@@ -55,10 +57,11 @@ function OverSeeds({ id, table }) {
     <p class="bar muted small">The error covers all that differs between seeds: training, masks, samples.</p>
     <${Scroll} label="Means over seeds"><table>
       <thead><tr>
-        ${fields.map((field) => html`<th scope="col">${field}</th>`)}<th scope="col" class="number">Points</th>
-        ${table.metrics.map((metric) => html`<th scope="col" class="number">${metric}</th>`)}
+        ${fields.map((field) => html`<${SortHeader} key=${field} ...${headerOf(field)}>${field}<//>`)}
+        <th scope="col" class="number">Points</th>
+        ${table.metrics.map((metric) => html`<${SortHeader} key=${metric} ...${headerOf(metric)} number>${metric}<//>`)}
       </tr></thead>
-      <tbody>${table.pooled.slice(0, SHOWN).map((row, i) => html`<tr key=${i}>
+      <tbody>${rows.slice(0, SHOWN).map((row, i) => html`<tr key=${i}>
         <${FieldCells} values=${row.fields} fields=${fields} />
         <td class="number">${row.points}</td>
         <${MetricCells} metrics=${row.metrics} names=${table.metrics} />
@@ -67,7 +70,12 @@ function OverSeeds({ id, table }) {
   </section>`;
 }
 
+/** What a row is sorted by: its number, a swept field, or a metric. */
+const sortedBy = (row, name) => row.metrics[name]?.value ?? row.fields[name] ?? row[name];
+
 function Points({ id, table }) {
+  const [rows, headerOf] = useSorting(table.items, sortedBy);
+  const hasStatus = table.items.some(({ status }) => status !== "succeeded");
   return html`<section class="card flush">
     <div class="bar row spread">
       <h2>Points</h2>
@@ -78,13 +86,14 @@ function Points({ id, table }) {
     </div>
     <${Scroll} label="Points"><table>
       <thead><tr>
-        <th scope="col">Point</th><th scope="col">Status</th>
-        ${table.fields.map((field) => html`<th scope="col">${field}</th>`)}
-        ${table.metrics.map((metric) => html`<th scope="col" class="number">${metric}</th>`)}
+        <${SortHeader} ...${headerOf("point")}>Point<//>
+        ${hasStatus && html`<${SortHeader} ...${headerOf("status")}>Status<//>`}
+        ${table.fields.map((field) => html`<${SortHeader} key=${field} ...${headerOf(field)}>${field}<//>`)}
+        ${table.metrics.map((metric) => html`<${SortHeader} key=${metric} ...${headerOf(metric)} number>${metric}<//>`)}
       </tr></thead>
-      <tbody>${table.items.slice(0, SHOWN).map((row) => html`<tr key=${row.point}>
+      <tbody>${rows.slice(0, SHOWN).map((row) => html`<tr key=${row.point}>
         <th scope="row"><a href=${`/experiments/${row.experiment_id}`}>${row.point}</a></th>
-        <td><${Status} of=${row.status} /></td>
+        ${hasStatus && html`<td><${Status} of=${row.status} /></td>`}
         <${FieldCells} values=${row.fields} fields=${table.fields} />
         <${MetricCells} metrics=${row.metrics} names=${table.metrics} />
       </tr>`)}</tbody>

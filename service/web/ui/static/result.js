@@ -1,0 +1,52 @@
+// The result of a run in one sentence: its LML, its MPT score, and whether the two agree.
+
+import { html } from "./vendor/preact-htm.js";
+import { withError } from "./format.js";
+import { aboutMean, overSeeds } from "./means.js";
+
+const MAX_ERRORS = 2; // of which a difference is still called agreement
+const PARTS = [
+  { suffix: "", where: "" },
+  { suffix: "_heldout", where: ", held out" },
+];
+const AREA = { name: "area", label: "Area under the curve", unit: "nats per token" };
+
+/** Whether a score agrees with the LML, by the error of their difference. */
+function agreement({ value, std_err: error }) {
+  if (value === null || !error) return null;
+  const agrees = Math.abs(value) <= MAX_ERRORS * error;
+  const why = `MPT − LML is ${withError(value, error)}`;
+  return { agrees, text: agrees ? `they agree: ${why}` : `they differ: ${why}` };
+}
+
+/**
+ * The figures of a run's own model: `[{label, unit, mean, agreement}]`, of the training data first.
+ * Those of a baseline are in the table of metrics.
+ */
+export function resultOf(metrics) {
+  const own = overSeeds(metrics).filter(({ labels }) => (labels.model ?? "model") === "model");
+  const find = (name) => own.find((one) => one.name === name && one.value !== null);
+  const figures = PARTS.flatMap(({ suffix, where }) => {
+    const [lml, mpt, difference] = ["lml", "mpt", "difference"].map((name) => find(name + suffix));
+    const exact = lml && mpt && !lml.std_err && { value: mpt.value - lml.value, std_err: mpt.std_err };
+    const gap = difference ?? exact;
+    return [
+      lml && { label: `LML${where}`, unit: "nats", mean: lml },
+      mpt && { label: `MPT${where}`, unit: "nats", mean: mpt, agreement: gap ? agreement(gap) : null },
+    ].filter(Boolean);
+  });
+  const area = find(AREA.name);
+  return area ? [...figures, { ...AREA, mean: area }] : figures;
+}
+
+export function Result({ metrics }) {
+  const figures = resultOf(metrics);
+  if (!figures.length) return null;
+  return html`<section class="result" aria-label="Result">
+    ${figures.map(({ label, unit, mean, agreement: found }) => html`<div key=${label} class="figure">
+      <div class="muted small">${label}</div>
+      <div class="amount" title=${aboutMean(mean)}>${withError(mean.value, mean.std_err)} <span class="muted small">${unit}</span></div>
+      ${found && html`<div class=${found.agrees ? "small good-text" : "small bad-text"}>${found.text}</div>`}
+    </div>`)}
+  </section>`;
+}
