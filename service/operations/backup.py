@@ -34,7 +34,7 @@ from service.tables.experiments import Artifact
 
 PROCESS = "mpt restore"
 """Name of the process in the audit log."""
-FOLDERS = ("datasets", "artifacts", "checkpoints")
+FOLDERS = ("datasets", "artifacts", "checkpoints", "models")
 """Folders of the store that are saved. Unfinished uploads and the hub's cache are not."""
 LISTED = "files-before-the-database.json"
 """The files of the store as a backup began; gone once it is complete."""

@@ -269,6 +269,18 @@ def test_files_are_copied_before_the_database_and_after(
     assert (saved / "new" / "file").exists()
 
 
+def test_checkpoints_of_users_are_saved(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = settings.store / "models" / "mine-1" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+    monkeypatch.setattr(backup, "_save_database", lambda *_: None)
+    backup.save(settings, tmp_path / "backup")
+    saved = tmp_path / "backup" / "store" / "models" / "mine-1" / "model.safetensors"
+    assert saved.read_bytes() == b"weights"
+
+
 def test_a_repeated_backup_removes_files_that_the_store_deleted(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
