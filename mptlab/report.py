@@ -61,7 +61,8 @@ def _pictures(made: Outcome, folder: Path) -> list[str]:
     """Draw the curves of the first experiments, and return the names of the files."""
     kind = next((kind for name, kind in KINDS.items() if made.name.startswith(name)), None)
     names = []
-    for part, one in enumerate(made.curves[:MAX_PICTURES], 1):
+    curves = [one for one in made.curves if one["series"]]  # scores of texts are no curves
+    for part, one in enumerate(curves[:MAX_PICTURES], 1):
         name = f"{made.name}-{part}.svg"
         Curves(one["series"]).plot(kind, folder / name)
         names.append(name)

@@ -1,10 +1,11 @@
-"""The presets on language models: Table 2 and Fig. 5 (right), and two claims of our own."""
+"""The presets on language models: Table 2 and Fig. 5 (right), and three claims of our own."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from mptcore.presets import language_judges as judges
 from mptcore.presets.judges import SEEDS
+from mptcore.presets.molecules import MOLECULES, pairs
 from mptcore.presets.preset import Preset
 from mptcore.specs import MaskedLmExperiment
 
@@ -41,6 +42,7 @@ def language_presets() -> Iterator[Preset]:
             yield _table2(subset, packing)
     yield _SENTENCES
     yield _UNIFORM_AGAINST_FIXED
+    yield _SWAPPED_ATOMS
 
 
 def _bert(init: str, subset: str, packing: str) -> MaskedLmExperiment:
@@ -180,4 +182,23 @@ _UNIFORM_AGAINST_FIXED = Preset(
     tuple(_on_molecules(masks, seed) for seed in SEEDS for masks in (_UNIFORM, _FIXED)),
     {"least_lead": (0.0,), "expected_lead": (45.0,)},
     judges.uniform_leads,
+)
+_SWAPPED_ATOMS = Preset(
+    "swapped-atoms",
+    f"A pretrained BERT on {len(MOLECULES)} molecules, each beside the same with two atoms swapped",
+    "Of a molecule and the same with two atoms swapped, the molecule has the higher "
+    "pseudo-log-likelihood.",
+    (
+        MaskedLmExperiment.model_validate(
+            {
+                "model": {"family": "masked_lm", "checkpoint": "rxnfp-bert"},
+                "data": {"source": "text", "lines": list(pairs())},
+                "evaluate": {"texts": {"scores": ["pll"], "group_size": 2}},
+                "seeds": [SEEDS[0]],
+                "compute": {"threads": 1},
+            }
+        ),
+    ),
+    {"least_accuracy": (0.8,), "expected_accuracy": (0.95,)},
+    judges.pairs_are_told_apart,
 )

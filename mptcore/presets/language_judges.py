@@ -78,6 +78,14 @@ def uniform_leads(published: Published, results: Sequence[Results]) -> Iterator[
     yield beyond("area by uniform sizes − by 15 %", published, "lead", leads)
 
 
+def pairs_are_told_apart(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """Test that the first text of a pair has the higher score in more than the claimed share of
+    pairs."""
+    (result,) = results
+    accuracy = result.metric("accuracy", seed=SEEDS[0]), result.std_err("accuracy", seed=SEEDS[0])
+    yield _tested("share of pairs whose first text is the better", published, "accuracy", accuracy)
+
+
 def _pairs(results: Sequence[Results]) -> Iterator[tuple[Results, int]]:
     """Yield each result with its training seed, two for each seed."""
     yield from zip(results, (seed for seed in SEEDS for _ in range(2)), strict=True)

@@ -422,6 +422,14 @@ def test_uniform_leads() -> None:
     assert found == pytest.approx(2.131847 * error, rel=1e-6)  # Student's t with 4 degrees
 
 
+def test_pairs_are_told_apart() -> None:
+    published = {"least_accuracy": (0.8,), "expected_accuracy": (0.95,)}
+    judge, rows = language_judges.pairs_are_told_apart, metrics("accuracy", [0.9], 0.03)
+    figure = at_least("share of pairs whose first text is the better", 0.8, 0.9)
+    assert compared(judge, published, rows) == near([figure])
+    assert half_widths(judge, published, rows) == pytest.approx([1.64485 * 0.03], rel=1e-4)
+
+
 def shortened(rows: list[Row]) -> list[Row]:
     """Without the last point of the first seed's curve of the LML."""
     names = ("lml", "lml_heldout")

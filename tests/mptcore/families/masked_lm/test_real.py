@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric, Point, Record
 from mptcore.run import run
 from tests.support.runs import spec_of, std_err_of, value_of
@@ -142,3 +143,13 @@ def test_bfloat16_agrees_with_float32() -> None:
     exact, rounded = areas
     assert 0 < abs(value_of(rounded) - value_of(exact)) < std_err_of(exact)
     assert std_err_of(rounded) == pytest.approx(std_err_of(exact), rel=0.1)
+
+
+def test_a_pretrained_model_tells_molecules_from_those_with_two_atoms_swapped() -> None:
+    """The first eight pairs of the preset, whose verdict rests on sixty."""
+    (spec,) = PRESETS["swapped-atoms"].specs
+    value = spec.model_dump(mode="json", exclude_unset=True)
+    value["data"]["lines"] = value["data"]["lines"][:16]
+    found = list(run(spec_of(value)))
+    (accuracy,) = (one for one in found if isinstance(one, Metric) and one.name == "accuracy")
+    assert value_of(accuracy) > 0.8
