@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,12 +23,9 @@ from mptlab.places import store
 from mptlab.specs import is_file, read_spec
 from mptlab.sweeps import Sweep, points_of
 from mptlab.texts import Texts, score_spec
-from mptlab.uploads import content, with_uploads
+from mptlab.uploads import send_file, with_uploads
 
 __all__ = ["Client", "Refused", "store"]
-
-UPLOAD_S = 600.0
-"""Seconds to wait for the service to inspect an upload."""
 
 MAX_AT_ONCE = 1000
 """Maximum number of experiments in one request for curves."""
@@ -112,18 +109,7 @@ class Client(Administration):
         """Upload a data set of numbers or text and return it; use its id or file name in a spec.
         Uploading the same bytes again returns the same data set. Of a .csv or .tsv file, `columns`
         sends only these columns, and `index` leaves out a column. Raises Refused, ValueError."""
-        path = Path(file)
-        patience = httpx.Timeout(self._http.timeout.connect, read=UPLOAD_S)
-
-        def send() -> httpx.Response:
-            with content(path, columns, index) as sent:
-                return self._http.post(
-                    "/v1/datasets",
-                    params={"name": path.name},
-                    content=sent,
-                    timeout=patience,
-                )
-
+        send = partial(send_file, self._http, Path(file), columns, index)
         answer: Json = checked(self._send(send, idempotent=True)).json()
         return answer
 

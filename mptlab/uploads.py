@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import httpx
+
 from mptlab.errors import Json
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -15,6 +17,18 @@ SUFFIXES = (*SEPARATORS, ".npy", ".npz", ".parquet", ".txt", ".jsonl")
 """Suffixes of files that the service reads."""
 TEXT_SUFFIXES = (".txt", ".jsonl")
 HELDOUT = 0.2
+UPLOAD_S = 600.0
+"""Seconds to wait for the service to inspect an upload."""
+
+
+def send_file(
+    http: httpx.Client, file: Path, columns: Sequence[str] | None, index: str | None
+) -> httpx.Response:
+    """Send a file to the service, or some of its columns, and return the answer."""
+    patience = httpx.Timeout(http.timeout.connect, read=UPLOAD_S)
+    with content(file, columns, index) as sent:
+        query = {"name": file.name}
+        return http.post("/v1/datasets", params=query, content=sent, timeout=patience)
 
 
 @contextmanager

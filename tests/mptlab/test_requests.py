@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mptlab import Client, NoAnswer, NotSucceeded, Refused, api
+from mptlab import Client, NoAnswer, NotSucceeded, Refused, uploads
 from mptlab.cli import _status_of
 from mptlab.sweeps import Sweep
 from tests.support.answers import Answers
@@ -172,7 +172,7 @@ def test_an_upload(
     assert (last.method, last.url.path) == ("POST", "/v1/datasets")
     assert dict(last.url.params) == {"name": "data.csv"}
     patience = last.extensions["timeout"]
-    assert patience == {"connect": 30.0, "read": api.UPLOAD_S, "write": 30.0, "pool": 30.0}
+    assert patience == {"connect": 30.0, "read": uploads.UPLOAD_S, "write": 30.0, "pool": 30.0}
 
 
 def test_an_artifact_is_its_bytes(
