@@ -166,7 +166,7 @@ def test_the_readme_runs(home: tuple[Path, int]) -> None:
     lines = (folder / "records.ndjson").read_text().splitlines()
     (lml, _) = [json.loads(line) for line in lines if '"lml"' in line]
     assert lml["value"] == pytest.approx(-159.994, abs=0.001)
-    assert f"{lml['value']}" in by_command
+    assert f"{lml['value']:.3f}" in by_command
     assert f"{lml['value']}" in by_python
     for table in (by_command, by_python):
         assert "model.latent_dim" in table

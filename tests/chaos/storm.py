@@ -34,7 +34,7 @@ from service.tables.users import User
 from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say
 from tests.chaos.plan import LONG, SHORT, Plan
 from tests.support.invariants import Counts, Record, check
-from tests.support.processes import Lab, Start, start_fresh, wait_until
+from tests.support.processes import Lab, wait_until
 from tests.support.servers import PostgreSQL, Redis
 from tests.support.undisturbed import ENDLESS, KINDS, undisturbed_records
 
@@ -67,20 +67,13 @@ class Tally:
 class Storm:
     """A lab that is kept running, as a restart policy would, while it is disturbed."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        postgresql: PostgreSQL,
-        redis: Redis,
-        plan: Plan,
-        start: Start = start_fresh,
-    ):
+    def __init__(self, settings: Settings, postgresql: PostgreSQL, redis: Redis, plan: Plan):
         self.settings = settings
         self.postgresql = postgresql
         self.redis = redis
         self.plan = plan
         self.random = random.Random(plan.seed)
-        self.lab = Lab(settings, settings.store / "lab.log", start)
+        self.lab = Lab(settings, settings.store / "lab.log")
         self.tally = Tally()
         self.accepted: dict[str, list[Record]] = {}
         self.kinds: dict[str, str] = {}

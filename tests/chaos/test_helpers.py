@@ -40,7 +40,7 @@ FIXED = {
 }  # fmt: skip
 TARGET = {
     **SLOW,
-    "evaluate": {"lml": {"method": "iwae", "samples": 2}, "target_std_err": 0.02, "max_masks": 75,
+    "evaluate": {"lml": {"method": "iwae", "samples": 2}, "target_std_err": 0.02, "max_masks": 100,
                  "masks": {"schedule": "sizes", "sizes": [3, 30, 60]}},
 }  # fmt: skip
 

@@ -5,12 +5,11 @@ from pathlib import Path
 from service.settings import Settings
 from tests.chaos.plan import SHORT
 from tests.chaos.storm import Storm, summary
-from tests.support.forks import fork
 from tests.support.servers import PostgreSQL, Redis
 
 
 def test_short_storm(lab: Settings, postgresql: PostgreSQL, redis: Redis, tmp_path: Path) -> None:
-    storm = Storm(lab, postgresql, redis, SHORT, fork)
+    storm = Storm(lab, postgresql, redis, SHORT)
     counts, zeros = storm.run()
     print(summary(storm.tally, counts, zeros))
     assert counts.experiments > 0

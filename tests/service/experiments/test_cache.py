@@ -309,8 +309,13 @@ def test_missing_images_are_refused(
     spec = {"model": {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}}
     body = {"spec": {**spec, "data": {"source": "mnist"}}}
     answer = seeing.post("/v1/experiments", json=body)
-    detail = "there is no data set mnist; there is none at all"
-    assert answer.json()["errors"] == [{"pointer": "/spec/data/source", "detail": detail}]
+    (error,) = answer.json()["errors"]
+    assert error["pointer"] == "/spec/data/source"
+    place = f"put its folder MNIST into {folders.data_dir} (MPT_DATA_DIR)"
+    assert error["detail"] == (
+        f"there is no data set mnist; there is none at all; {place}, or set MPT_ALLOW_DOWNLOAD=1 "
+        "to download it"
+    )
     monkeypatch.setenv("MPT_ALLOW_DOWNLOAD", "1")
     assert seeing.post("/v1/experiments", json=body).status_code == 202
     monkeypatch.delenv("MPT_ALLOW_DOWNLOAD")
