@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from mptcore.estimation.evaluate import Evaluation
-from mptcore.families.masked_lm import evaluation, model, sequences
+from mptcore.families.masked_lm import (
+    evaluation,
+    model,
+    sequences,
+    text_cumulative,
+    text_scores,
+)
 from mptcore.runtime.checkpoint import Resumed, Snapshot, files, first_whole
 from mptcore.runtime.session import Session
 from mptcore.specs import ExperimentSpec, parse_spec
@@ -39,6 +45,17 @@ DIVIDED: dict[str, dict[str, Any]] = {
         "data": {**SIMULATED, "n": 10, "dim": 64},
         "evaluate": {"masks": SIZES, "lml": IWAE, "target_std_err": 0.5, "max_masks": 200},
     },
+    "texts": {
+        "model": {"family": "masked_lm", "checkpoint": "tiny"},
+        "data": {"source": "text", "lines": ["red cat", "the cat sat on the old red mat"]},
+        "evaluate": {
+            "texts": {
+                "scores": ["cumulative", "pll_word_l2r", "unmasked"],
+                "target_std_err": 5.0,
+                "max_masks": 128,
+            }
+        },
+    },
 }  # fmt: skip
 
 
@@ -51,7 +68,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tiny_lm.checkpoint(tmp_path / "models" / "tiny")
     monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path / "models"))
     monkeypatch.setattr(Evaluation, "batch", property(masks_together))
-    for module in (evaluation, sequences):
+    for module in (evaluation, sequences, text_cumulative, text_scores):
         monkeypatch.setattr(module, "CHUNK_TOKENS", TOKENS)
     monkeypatch.setitem(model.CPU_BYTES, "scores", BYTES)
 
