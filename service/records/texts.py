@@ -18,7 +18,7 @@ from mptcore.specs import Problem
 from service.refusals import invalid
 
 FILE = "texts.jsonl"
-MAX_ROWS = 1_000_000
+MAX_ROWS = 200_000
 """Maximum number of rows of a file that is indexed."""
 MAX_PAGE_BYTES = 8 * 2**20
 """Maximum number of bytes of the lines of a page. At least one line is returned."""
