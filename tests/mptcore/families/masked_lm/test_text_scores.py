@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
@@ -220,6 +221,19 @@ def test_a_text_that_cannot_be_scored_is_null_with_its_reason(tmp_path: Path) ->
     assert value_of(metric(found, "texts_left_out")) == 2
     assert value_of(metric(found, "groups_left_out")) == 2
     assert value_of(metric(found, "groups_scored")) == 1
+
+
+def test_a_score_that_is_not_finite_is_null_with_its_reason(models: Path, tmp_path: Path) -> None:
+    file = models / "pieces" / "model.safetensors"
+    weights = load_file(file)
+    weights["cls.predictions.bias"].fill_(math.nan)
+    save_file(weights, file, {"format": "pt"})
+    rows, _ = scored(of(LINES, per_token=True, group_size=2), tmp_path)
+    assert "NaN" not in (tmp_path / "texts.jsonl").read_text()
+    for row in rows:
+        assert row["pll"] is None
+        assert row["rank"] is None
+        assert "a score is not finite" in row["reason"]
 
 
 def test_max_length_refuses_a_text_and_never_cuts_it(tmp_path: Path) -> None:
