@@ -83,9 +83,10 @@ class Uploads:
             return []
         array = data.array or next(iter(dataset.arrays or {}), "")
         named = dataset.columns is not None
+        chosen = None if data.columns is None else {*data.columns}
 
         def used(columns: Iterable[str]) -> list[str]:
-            return [name for name in columns if data.columns is None or name in data.columns]
+            return [name for name in columns if chosen is None or name in chosen]
 
         missing = used((dataset.missing or {}).get(array, {}))
         if missing and spec.missing_refusal is not None:
@@ -103,7 +104,8 @@ class Uploads:
         SpecError."""
         if name not in self._ids:
             query = select(Dataset.id, Dataset.owner_id).where(readable(Dataset))
-            query = query.where(Dataset.name == name).order_by(Dataset.id.desc()).limit(MAX_NAMED)
+            own_first = (Dataset.owner_id != self._reader_id, Dataset.id.desc())
+            query = query.where(Dataset.name == name).order_by(*own_first).limit(MAX_NAMED)
             found = self._session.execute(query, reader(self._reader_id)).all()
             own = [one.id for one in found if one.owner_id == self._reader_id]
             self._ids[name] = own or [one.id for one in found]

@@ -30,7 +30,7 @@ from service.queue.memory import Memory, MemoryModel
 from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
-from service.sweeps.expansion import with_values
+from service.sweeps.expansion import value_at, with_values
 from service.tables.experiments import Experiment, Held
 from service.tables.visibility import Visibility
 
@@ -104,13 +104,16 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
     """Complete and check submissions, and prepare their experiments. Raises ApiError."""
     owner_id, entries = submissions
     uploads = Uploads(session, owner_id)
-    found = _for_each(entries, (partial(_resolved, one.sent, uploads) for one in entries))
+    order = _by_upload([_upload_of(one.sent) for one in entries])
+    steps = [partial(_resolved, one.sent, uploads) for one in entries]
+    found = _for_each(entries, steps, order)
     specs = [one.spec for one in found]
     after = {id for one in found for id in one.after}
     inputs = ReferencedInputs.of(session, owner_id, specs, after)
     checks = _Checks(settings, inputs, MemoryModel(session), uploads)
     pairs = zip(found, entries, strict=True)
-    _for_each(entries, (partial(checks.check, *pair) for pair in pairs))
+    order = _by_upload([getattr(one.data, "dataset", None) for one in specs])
+    _for_each(entries, [partial(checks.check, *pair) for pair in pairs], order)
     documents = [spec.model_dump(mode="json") for spec in specs]
     cache_keys = CacheKeys(inputs, checks.files)
     keys = [cache_keys.key(*pair) for pair in zip(specs, documents, strict=True)]
@@ -141,19 +144,21 @@ def _check_after(prepared: Sequence[PreparedExperiment]) -> None:
 Result = TypeVar("Result")
 
 
-def _for_each(entries: Sequence[Entry], steps: Iterable[Callable[[], Result]]) -> list[Result]:
-    """Return the result of each entry's step. Raises ApiError with the problems that the steps
-    raise as SpecError, at their places in the request, each place for the first submission that has
-    a problem there. Gives up after a hundred wrong submissions."""
-    results: list[Result] = []
+def _for_each(
+    entries: Sequence[Entry], steps: Sequence[Callable[[], Result]], order: Iterable[int]
+) -> list[Result]:
+    """Return the result of each entry's step; they are run in this order. Raises ApiError with the
+    problems that the steps raise as SpecError, at their places in the request, each place for the
+    first submission that has a problem there. Gives up after a hundred wrong submissions."""
+    results: dict[int, Result] = {}
     found: list[Problem] = []
     pointers: set[str] = set()
     wrong = unlisted = 0
-    for entry, step in zip(entries, steps, strict=True):
+    for i in order:
         try:
-            results.append(step())
+            results[i] = steps[i]()
         except SpecError as error:
-            problems = [entry.in_request(problem) for problem in error.problems]
+            problems = [entries[i].in_request(problem) for problem in error.problems]
             found += [problem for problem in problems if problem.pointer not in pointers]
             pointers.update(problem.pointer for problem in problems)
             unlisted += error.count - len(problems)
@@ -162,7 +167,23 @@ def _for_each(entries: Sequence[Entry], steps: Iterable[Callable[[], Result]]) -
             break
     if found:
         raise invalid(SpecError(found, len(found) + unlisted))
-    return results
+    return [results[i] for i in range(len(entries))]
+
+
+def _by_upload(uploads: Sequence[Any]) -> list[int]:
+    """Return the order in which submissions with the same upload follow each other. The contents of
+    an upload may be a megabyte of JSON, and only a few stay in memory."""
+    first: dict[str | None, int] = {}
+    names = [one if isinstance(one, str) else None for one in uploads]
+    return sorted(range(len(names)), key=lambda i: first.setdefault(names[i], i))
+
+
+def _upload_of(sent: Submission | UnresolvedSubmission) -> Any:
+    """Return the upload that a submission names, if any."""
+    if isinstance(sent, Submission):
+        return getattr(sent.spec.data, "dataset", None)
+    base = value_at(sent.body["spec"], "data.dataset")
+    return sent.values.get("data.dataset", value_at(sent.values, "data.dataset") or base)
 
 
 def _resolved(sent: Submission | UnresolvedSubmission, uploads: Uploads) -> Submission:

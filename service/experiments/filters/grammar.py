@@ -144,7 +144,7 @@ def parse(text: str) -> Condition:
 
 def _told(error: UnexpectedInput, text: str) -> tuple[int, str]:
     at_end = getattr(error, "token", None) is not None and error.token.type == "$END"  # type: ignore[attr-defined]
-    column = len(text) + 1 if at_end else error.column
+    column = len(text) + 1 if at_end else (error.pos_in_stream or 0) + 1
     names = getattr(error, "accepts", None) or getattr(error, "expected", None) or ()
     if isinstance(error, UnexpectedCharacters):
         names = error.allowed

@@ -2,17 +2,20 @@
 
 import io
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from sqlalchemy import Engine, event
 
 from mptcore.specs import validate_spec
 from service.accounts.users import ensure_key
-from service.datasets.sizes import MAX_KNOWN, Uploads
+from service.datasets.sizes import MAX_KNOWN, MAX_NAMED, Uploads
 from service.experiments.references import ReferencedInputs, reference_problems
 from service.settings import Settings
+from service.tables.datasets import Dataset
 from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.web.main import create_app
@@ -322,3 +325,73 @@ def test_a_request_keeps_the_contents_of_few_uploads_in_memory(
                 assert uploads.problems(spec) == []
         loaded = [one for one in inputs.datasets.values() if "columns" in vars(one)]
         assert len(loaded) == MAX_KNOWN
+
+
+class Counted(str):
+    """Text that counts its comparisons."""
+
+    comparisons = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.comparisons += 1
+        return super().__eq__(other)
+
+
+def test_many_constant_columns_of_many_are_found_in_one_pass(database: Database) -> None:
+    names = [Counted(f"column {i}") for i in range(1000)]
+    spec = validate_spec(spec_of("x", n=3, dim=1000, columns=names))
+    chosen = spec.data.model_copy(update={"columns": tuple(names)})
+    upload = Dataset(columns=names, constant={"": names[::-1]}, missing={"": dict.fromkeys(names)})
+    with database.snapshot() as session:
+        uploads = Uploads(session, 1)
+        uploads._found["x"] = upload
+        Counted.comparisons = 0
+        assert uploads.problems(spec.model_copy(update={"data": chosen})) == []
+    assert Counted.comparisons < 20 * len(names)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"n": 2, "dim": 4}])
+def test_a_sweep_loads_the_contents_of_an_upload_a_few_times(
+    api: TestClient, sizes: dict[str, int]
+) -> None:
+    """The contents may be megabytes, and only those of a few uploads stay in memory."""
+    text = [f"a,b,c,d\n{i},2,3,0\n4,5,6,9\n" for i in range(MAX_KNOWN + 2)]
+    made = [post(api, "x.csv", one.encode()).json()["id"] for one in text]
+    points = [{"data.dataset": one, "seeds": [seed]} for seed in range(20) for one in made]
+    loads = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if "datasets.constant" in statement:
+            loads.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        answer = api.post("/v1/sweeps", json={"spec": spec_of(made[0], **sizes), "list": points})
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert answer.status_code == 202, answer.json()
+    assert 0 < len(loads) <= 4 * len(made)
+
+
+def test_submissions_stay_in_order_whatever_their_uploads(api: TestClient, dataset: str) -> None:
+    other = post(api, "b.npy", npy(GOOD + 1)).json()["id"]
+    wanted = [dataset, other, dataset, other, other, dataset]
+    batch = [{"spec": spec_of(one, seed=i)} for i, one in enumerate(wanted)]
+    made = api.post("/v1/experiments:batch", json={"experiments": batch}).json()["items"]
+    assert [api.get(one["url"]).json()["spec"]["data"]["dataset"] for one in made] == wanted
+
+
+def test_own_uploads_go_before_newer_ones_of_others(
+    api: TestClient, database: Database, tmp_path: Path, dataset: str
+) -> None:
+    own = api.headers["Authorization"]
+    with database.transaction() as session:
+        ensure_key(session, "other", tmp_path / "key")
+    api.headers["Authorization"] = f"Bearer {(tmp_path / 'key').read_text().strip()}"
+    for i in range(MAX_NAMED):
+        query = {"name": "good.npy", "visibility": "lab"}
+        assert api.post("/v1/datasets", params=query, content=npy(GOOD + i + 1)).is_success
+    api.headers["Authorization"] = own
+    answer = api.post("/v1/experiments:validate", json={"spec": spec_of("good.npy")})
+    assert answer.json()["spec"]["data"]["dataset"] == dataset

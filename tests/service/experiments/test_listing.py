@@ -222,6 +222,8 @@ def test_pages_continue_after_the_last_item(either: Database) -> None:
         ("name == a", 7, "not '='"),
         ("name = a b", 10, "expected and, or, the end, not 'b'"),
         ("(name = a", 10, "expected )"),
+        (" " * 30 + "\n!!", 32, "not '!!'"),
+        ("name = a\n  and\n  and b", 22, "not 'b'"),
         ("", 1, "not the end"),
         ("name = 'a", 8, 'not "\'a"'),
         ("not " * 20 + "name = a", 81, "nest at most 20 deep"),
