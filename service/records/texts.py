@@ -9,17 +9,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
 import orjson
 
 from mptcore.specs import Problem
-from service.refusals import invalid
+from service.refusals import ApiError, invalid
 
 FILE = "texts.jsonl"
 MAX_ROWS = 200_000
 """Maximum number of rows of a file that is indexed."""
+MAX_FILE_BYTES = 2**26
+"""Maximum bytes of a file that is indexed: reading it takes about a second."""
 MAX_PAGE_BYTES = 8 * 2**20
 """Maximum number of bytes of the lines of a page. At least one line is returned."""
 KEPT_INDEXES = 4
@@ -83,17 +86,32 @@ class TextPage:
     next_offset: int | None
 
 
-@lru_cache(maxsize=KEPT_INDEXES)
 def index_of(path: Path, sha256: str) -> Index:
-    """Return the index of a file with this digest. Raises ApiError."""
+    """Return the index of a file with this digest. One index is built at a time, and each once for
+    all requests that wait for it. Raises ApiError."""
+    with _building:
+        return _built(path, sha256)
+
+
+_building = Lock()
+
+
+@lru_cache(maxsize=KEPT_INDEXES)
+def _built(path: Path, sha256: str) -> Index:
     found = Index()
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise _too_large(f"tables of at most {MAX_FILE_BYTES // 2**20} MiB")
     with path.open("rb") as file:
         for line in file:
             found.add(line)
             if len(found) > MAX_ROWS:
-                detail = f"pages are of at most {MAX_ROWS} rows: download the artifact {FILE}"
-                raise invalid([Problem("/path/experiment_id", detail)])
+                raise _too_large(f"tables of at most {MAX_ROWS} rows")
     return found
+
+
+def _too_large(bound: str) -> ApiError:
+    detail = f"pages are given of {bound}: download the artifact {FILE}"
+    return invalid([Problem("/path/experiment_id", detail)])
 
 
 def page(path: Path, sha256: str, wanted: TextsWanted) -> TextPage:
@@ -111,6 +129,8 @@ def page(path: Path, sha256: str, wanted: TextsWanted) -> TextPage:
 def _columns(index: Index, wanted: Sequence[str]) -> list[str]:
     if unknown := [name for name in wanted if name not in index.columns]:
         raise invalid([Problem("/query/columns", _choice(unknown[0], index.columns))])
+    if len({*wanted}) < len(wanted):
+        raise invalid([Problem("/query/columns", "a column may be listed once only")])
     return [*wanted] or [name for name in index.columns if name != LARGE]
 
 

@@ -1,6 +1,7 @@
 """Texts that belong together: their differences and order, and metrics over groups."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -44,13 +45,14 @@ def ranked(members: Sequence[Member]) -> Iterator[Place]:
         yield from (Place(one.row, reason=reason) for one in members)
         return
     decided, first = _is_decided(members), members[0]
+    rising = sorted(map(_value, members))
     for one in members:
         own = one is first
         yield Place(
             one.row,
             0.0 if own else _value(one) - _value(first),
             0.0 if own else math.hypot(one.std_err, first.std_err),
-            1 + sum(_value(other) > _value(one) for other in members),
+            1 + len(rising) - bisect_right(rising, _value(one)),
             decided,
         )
 

@@ -17,6 +17,8 @@ from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import TextScores, TextSource
 
+MAX_GROUP = 200
+"""Maximum number of characters of the name of a group."""
 NO_TOKENS = "it has no token that can be masked"
 
 
@@ -115,6 +117,8 @@ def _row(row: int, parts: tuple[str, ...], beside: tuple[Any, ...], scores: Text
     """Return a text with its group and its label."""
     values = iter(beside)
     group = next(values) if scores.group_column else None
+    if group is not None and len(str(group)) > MAX_GROUP:
+        group = None
     if scores.group_size is not None:
         group = row // scores.group_size
     label, reason = _number(next(values)) if scores.label_column else (None, None)

@@ -16,13 +16,18 @@ from mptcore.estimation.estimate import Estimate
 from mptcore.families.masked_lm.estimates import Noise, finite_mean, per_token
 from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.text_groups import Member, accuracy, rank_correlation, ranked
-from mptcore.families.masked_lm.text_rows import Texts
+from mptcore.families.masked_lm.text_rows import MAX_GROUP, Texts
 from mptcore.protocol.records import Artifact, Labels, Log, Metric, Record
 from mptcore.runtime.durable import rename_durably
 from mptcore.specs import TextScore, TextScores
 
 FILE = "texts.jsonl"
 MEDIA_TYPE = "application/jsonl"
+NO_GROUP = f"it has no group, or one whose name has more than {MAX_GROUP} characters"
+MAX_SHOWN = 20_000
+"""Maximum number of characters of a text in the table; `characters` counts all."""
+MAX_TOKEN_SHOWN = 50
+"""Maximum number of characters of a token in the table; `start` and `end` bound all."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ class TextTable:
             place.row: place for members in self._groups.values() for place in ranked(members)
         }
         for i, row in enumerate(self.texts.rows):
-            found: dict[str, Any] = {"row": row.row, "text": "\n".join(row.parts)}
+            found: dict[str, Any] = {"row": row.row, "text": "\n".join(row.parts)[:MAX_SHOWN]}
             reasons = [row.reason, row.label_reason]
             if self._has_groups:
                 found["group"] = None if row.group is None else str(row.group)
@@ -127,7 +132,7 @@ class TextTable:
                 reasons.append("a score is not finite")
             if self._has_groups:
                 place = in_groups.get(i)
-                reasons.append("it has no group" if place is None else place.reason)
+                reasons.append(NO_GROUP if place is None else place.reason)
                 names = ("difference", "difference_std_err", "rank", "decided")
                 found |= {name: getattr(place, name, None) for name in names}
             found["reason"] = "; ".join(one for one in reasons if one) or None
@@ -161,7 +166,8 @@ class TextTable:
         found = []
         for i, (part, start, end) in enumerate(self.texts.spans[own].tolist()):
             before = sum(len(one) + 1 for one in parts[:part])  # parts are joined by a line break
-            place = {"text": parts[part][start:end], "start": before + start, "end": before + end}
+            shown = parts[part][start : min(end, start + MAX_TOKEN_SHOWN)]
+            place = {"text": shown, "start": before + start, "end": before + end}
             found.append(place | {name: _finite(values[i]) for name, values in scores.items()})
         return found
 

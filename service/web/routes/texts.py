@@ -1,7 +1,6 @@
 """Routes of scores of texts."""
 
 import json
-from dataclasses import asdict
 from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated, Any
@@ -99,7 +98,8 @@ def get_texts(
 
 
 def _json(found: TextPage) -> Response:
-    return Response(orjson.dumps(asdict(found)), media_type=TEXT_TYPES[TextForm.JSON])
+    fields = {name: getattr(found, name) for name in TextsOut.model_fields}  # asdict copies all
+    return Response(orjson.dumps(fields), media_type=TEXT_TYPES[TextForm.JSON])
 
 
 def _csv(found: TextPage) -> Response:

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -104,6 +106,7 @@ def test_a_page_is_bounded_in_bytes(ask: Ask, monkeypatch: pytest.MonkeyPatch) -
         ({"order": "text"}, "/query/order", "text is none of row, tokens, pll"),
         ({"order": "-"}, "/query/order", " is none of row, tokens, pll"),
         ({"columns": ["row", "x"]}, "/query/columns", "x is none of row, text, group"),
+        ({"columns": ["row", "pll", "row"]}, "/query/columns", "may be listed once only"),
         ({"limit": 10_001}, "/query/limit", "10000"),
         ({"offset": -1}, "/query/offset", "0"),
     ],
@@ -125,8 +128,30 @@ def test_an_experiment_without_texts_is_404(api: TestClient, database: Database)
 
 
 def test_too_many_rows_refer_to_the_artifact(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts.index_of.cache_clear()
+    texts._built.cache_clear()
     monkeypatch.setattr(texts, "MAX_ROWS", 5)
     answer = ask()
     assert answer.status_code == 422
-    assert "download the artifact texts.jsonl" in answer.text
+    assert "tables of at most 5 rows: download the artifact texts.jsonl" in answer.text
+    monkeypatch.setattr(texts, "MAX_ROWS", 6)
+    monkeypatch.setattr(texts, "MAX_FILE_BYTES", 100)
+    assert "tables of at most 0 MiB: download" in ask().text
+
+
+def test_requests_at_the_same_time_build_one_index(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts._built.cache_clear()
+    added: list[bytes] = []
+    add = texts.Index.add
+
+    def slowly(self: texts.Index, line: bytes) -> None:
+        added.append(line)
+        time.sleep(0.01)
+        add(self, line)
+
+    monkeypatch.setattr(texts.Index, "add", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        answers = [*pool.map(lambda _: ask(), range(4))]
+    assert [rows_of(one) for one in answers] == [[*range(6)]] * 4
+    assert len(added) == 6

@@ -28,6 +28,11 @@ def test_a_group_is_decided_from_196_standard_errors_on(apart: float, decided: b
     assert first.decided is second.decided is decided
 
 
+def test_equal_scores_have_equal_ranks() -> None:
+    found = ranked([Member(i, value, 0.1) for i, value in enumerate([2.0, 5.0, 2.0, 1.0, 5.0])])
+    assert [one.rank for one in found] == [3, 1, 3, 5, 1]
+
+
 def test_a_tie_of_exact_scores_is_not_decided() -> None:
     assert {one.decided for one in ranked([Member(0, 1.0, 0), Member(1, 1.0, 0)])} == {False}
 
