@@ -22,7 +22,7 @@ from mptcore.protocol.orders import Assignment
 from mptcore.protocol.records import Progress, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.runner import SpecRunner
-from mptcore.specs import LinearGaussianExperiment
+from mptcore.specs import LinearGaussianExperiment, SpecError
 from mptcore.specs.families.linear_gaussian.experiment import MAX_FIT_POINTS, MAX_ITERATIONS
 from tests.support.runs import metric, points, spec_of, value_of
 
@@ -70,12 +70,19 @@ def test_a_noise_variance_of_a_constant_column_is_not_estimated(
 ) -> None:
     """Digits have black borders, on which all else works."""
     masks = {"schedule": "sizes", "sizes": [1], "per_size": 1}
-    spec = spec_of({"data": {"source": "digits"}, "evaluate": {"masks": masks}, **changes})
+    value = {"data": {"source": "digits"}, "evaluate": {"masks": masks}, **changes}
     if not refused:
-        assert [*run(spec)]
+        assert [*run(spec_of(value))]
         return
-    with pytest.raises(RunError, match=r"^columns 0, 32, 39 are constant \(counted from 0\)"):
-        [*run(spec)]
+    with pytest.raises(SpecError, match=r"columns 0, 32, 39 are constant \(counted from 0\)"):
+        spec_of(value)
+
+
+def test_a_run_refuses_columns_that_prove_to_be_constant() -> None:
+    x = sample()
+    x[:, 3] = 2.0
+    with pytest.raises(RunError, match=r"^column 3 is constant \(counted from 0\)"):
+        refuse_constant_columns(Dataset(x))
 
 
 def test_nearly_constant_columns_are_fitted() -> None:

@@ -60,7 +60,7 @@ def test_pretrained_against_random(name: str) -> None:
     text = Path(os.environ["MPT_DATA_DIR"], "text", "nci_smiles.txt").read_text().splitlines()
     found = ran(
         {"checkpoint": name},
-        {"source": "text", "lines": text[:32]},
+        {"source": "text", "lines": text[:64]},
         baseline={"family": "masked_lm", "checkpoint": name, "init": "random"},
         evaluate={"masks": {"schedule": "rates", "rates": RATES, "per_size": 2}},
     )

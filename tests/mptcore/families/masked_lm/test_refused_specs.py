@@ -46,9 +46,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({**BASE, "data": {"source": "mnist"}}, "/data/source", "'glue', 'text'"),
     ({**BASE, "evaluate": {"masks": {"schedule": "all"}}}, "/evaluate/masks/schedule", "'rates'"),
     (
-        {**BASE, "evaluate": {"masks": {"schedule": "rates", "rates": [0.5, 0.2]}}},
+        {**BASE, "evaluate": {"masks": {"schedule": "rates", "rates": [0.5, 0.2, 0.5]}}},
         "/evaluate/masks/rates",
-        "rise",
+        "a rate may be listed once only",
     ),
     ({**BASE, "evaluate": {"sequences": 5}}, "/evaluate/sequences", "orders and pll"),
     ({**BASE, "evaluate": {**TARGET, "target": "difference"}}, "/evaluate/target", "give one, or"),
