@@ -18,6 +18,9 @@ from mptlab.errors import Json
 BAND = 2.0
 """Half-width of error bands, in standard errors."""
 
+MAX_IN_LEGEND = 20
+"""Maximum number of lines that a legend names; a longer one leaves no room for the axes."""
+
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -58,7 +61,7 @@ def draw(series: Sequence[Json], kind: str | None = None, title: str = "") -> Pl
         axes = figure.add_subplot()
         axes.set_title(title)
         form(axes, found)
-        if len(axes.get_legend_handles_labels()[0]) > 1:
+        if 1 < len(axes.get_legend_handles_labels()[0]) <= MAX_IN_LEGEND:
             axes.legend(fontsize="small")
     return figure
 

@@ -18,7 +18,17 @@ SHORT: Mapping[str, Mapping[str, Any]] = {
         "evaluate.lml.nodes": 40,
         "seeds": [4],
     },
-    "vae": {"data.n": 150, "train.epochs": 3, "train.evaluate_every": 3, "seeds": [4]},
+    "vae": {
+        "model.latent_dim": 2,
+        "model.network.widths": [32],
+        "baseline.latent_dim": 2,
+        "data.n": 50,
+        "train.batch_size": 20,
+        "train.epochs": 2,
+        "train.evaluate_every": 2,
+        "evaluate.masks.per_size": 2,
+        "seeds": [4],
+    },
     "masked_lm": {
         "data.n": 20,
         "evaluate.masks": {"schedule": "rates", "rates": [0.15, 0.5, 0.9], "per_size": 2},

@@ -167,3 +167,10 @@ def test_a_saved_figure_is_a_vector_graphic(tmp_path: Path, name: str, begins: b
 def test_text_in_a_figure_stays_text(tmp_path: Path) -> None:
     Curves([series("score")], title="words").plot(file=tmp_path / "a.svg")
     assert ">words</text>" in (tmp_path / "a.svg").read_text()
+
+
+@pytest.mark.parametrize(("count", "has_legend"), [(1, False), (2, True), (20, True), (21, False)])
+def test_a_legend_names_a_few_lines(count: int, has_legend: bool) -> None:
+    one = {"name": "score", "x": [1, 2], "value": [-1.0, -2.0], "std_err": [None, None]}
+    figure = draw([{**one, "labels": {"seed": seed}} for seed in range(count)])
+    assert (figure.axes[0].get_legend() is not None) == has_legend
