@@ -12,6 +12,7 @@ from mptlab.commands.context import (
     with_context,
     write_csv,
 )
+from mptlab.commands.own_data import checkpoint_of
 from mptlab.errors import Json
 from mptlab.texts import Texts
 
@@ -50,7 +51,9 @@ def texts(
 def score(
     context: CommandContext,
     texts: Annotated[list[str], typer.Argument(help="texts, or one file with a text in each line")],
-    model: Annotated[str, typer.Option(help="folder in MPT_MODELS_DIR, or id of the hub")],
+    model: Annotated[
+        str, typer.Option(help="your folder, a folder in MPT_MODELS_DIR, or an id of the hub")
+    ],
     score: Annotated[
         list[str] | None,
         typer.Option(help="pll, pll_word_l2r, unmasked, cumulative; default pll; repeatable"),
@@ -67,7 +70,7 @@ def score(
     lines = lines_of(texts)
     given = {"target_std_err": target_std_err, "group_size": group_size}
     options: Json = {name: value for name, value in given.items() if value is not None}
-    found = context.client.score(lines, model, score or ["pll"], **options)
+    found = context.client.score(lines, checkpoint_of(model), score or ["pll"], **options)
     if csv_ is not None:
         write_csv(csv_, found.by_column())
     else:

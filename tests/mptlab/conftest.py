@@ -1,7 +1,6 @@
 """One embedded service for all tests of the command line."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,21 +14,15 @@ from tests.support.processes import Lab, wait_until
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A running embedded service, and the environment that finds it. Tests may put models into the
-    folder MPT_MODELS_DIR."""
+    """A running embedded service, and the environment that finds it."""
     folder = tmp_path_factory.mktemp("embedded")
-    models = str(folder / "models")
     port = serve.free_port()
     url = f"http://127.0.0.1:{port}"
-    service = ExitStack()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPT_MODELS_DIR", models)
-        service.enter_context(serve.embedded(folder / "store", port, folder / "log"))
-    with service:
+    with serve.embedded(folder / "store", port, folder / "log"):
         key = (folder / "store" / "api-key").read_text().strip()
         with Client(url, key) as client:
             serve.wait_until(client.is_ready)
-        yield {"MPT_URL": url, "MPT_STORE": str(folder / "store"), "MPT_MODELS_DIR": models}
+        yield {"MPT_URL": url, "MPT_STORE": str(folder / "store")}
 
 
 @pytest.fixture

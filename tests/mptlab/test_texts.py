@@ -22,12 +22,22 @@ LINES = ["the cat sat on a mat", "the on cat mat a sat", "old dog", "dog old"]
 
 @pytest.fixture(scope="module")
 def run(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The rows that one command prints."""
-    tiny_lm.checkpoint(Path(environment["MPT_MODELS_DIR"], "tiny"))
-    file = tmp_path_factory.mktemp("lines") / "lines.txt"
+    """The rows that one command prints, with a checkpoint in a folder of the user."""
+    folder = tmp_path_factory.mktemp("lines")
+    tiny_lm.checkpoint(folder / "own")
+    file = folder / "lines.txt"
     file.write_text("\n\n".join(LINES) + "\n")
     options = ("--score", "pll", "--score", "cumulative", "--target-std-err", "0.5")
-    arguments = ("score", str(file), "--model", "tiny", "--group-size", "2", *options, "--json")
+    arguments = (
+        "score",
+        str(file),
+        "--model",
+        str(folder / "own"),
+        "--group-size",
+        "2",
+        *options,
+        "--json",
+    )
     code, output, error = mpt(environment, *arguments)
     assert code == 0, error
     return json.loads(output)
