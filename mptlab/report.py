@@ -14,6 +14,7 @@ from mptlab import __version__
 from mptlab.curves import Curves
 from mptlab.errors import Json
 from mptlab.reproduce import Outcome
+from mptlab.tables import with_error
 
 KINDS = {"table1": "area", "fig4": "area", "fig5-left": "evolution", "fig5-right": "scores",
          "table2": "scores"}  # fmt: skip
@@ -111,9 +112,7 @@ def _verdict(verdict: Json) -> Iterator[str]:
         yield "| | published | measured | agrees from | to | outcome | power |"
         yield "|---|---|---|---|---|---|---|"
     for one in verdict["comparisons"]:
-        measured = _number(one["measured"])
-        if one["half_width"]:
-            measured += f" ± {one['half_width']:.2g}"
+        measured = with_error(one["measured"], one["half_width"]) or "–"
         cells = (one["what"], f"{one['published']:g}", measured, _number(one["low"]),
                  _number(one["high"]), one["outcome"], f"{one['power']:.0%}")  # fmt: skip
         yield f"| {' | '.join(cells)} |"

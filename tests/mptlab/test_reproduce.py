@@ -136,7 +136,7 @@ def test_a_report_says_what_differs_and_what_ran_in_short(tmp_path: Path) -> Non
     report.write(outcomes, tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "**2 agrees, 1 differs, 1 ran in short.**" in text
-    assert "| rise | 1 | 2.5 ± 0.25 | 1 | – | differs | 97% |" in text
+    assert "| rise | 1 | 2.50 ± 0.25 | 1 | – | differs | 97% |" in text
     assert "A short form ran" in text
 
 
