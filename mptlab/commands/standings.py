@@ -34,7 +34,7 @@ def standing(client: Client, preset: Json, runs: Sequence[Json | None]) -> Json:
 def _needs(spec: Json) -> list[str]:
     """Return the data sets and checkpoints that a spec reads from the lab's folders."""
     data = spec["data"]
-    found = [data.get("subset") or data.get("file") or data["source"]]
+    found = [] if data.get("lines") else [data.get("subset") or data.get("file") or data["source"]]
     parts = (spec["model"], spec.get("baseline") or {})
     found += [part["checkpoint"] for part in parts if part.get("checkpoint")]
     return [one for one in found if one not in ALWAYS_THERE]

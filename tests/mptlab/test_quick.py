@@ -42,3 +42,4 @@ def test_one_command_runs_a_preset_to_its_verdict(environment: dict[str, str]) -
     assert rows["fig4-left"][-2] == "s"
     assert rows["fig3-vae-mnist"][-4:] == ["mnist", "-", "not", "run"]
     assert rows["table2-ax"][-5:] == ["ax,", "bert-base-uncased", "-", "not", "run"]
+    assert rows["swapped-atoms"][-4:] == ["rxnfp-bert", "-", "not", "run"]  # its texts are its own
