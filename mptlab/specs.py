@@ -54,6 +54,7 @@ def parse_spec(text: str, name: str) -> Json:
     """Return the spec in the text of a file with this name: YAML if the suffix says so, else JSON.
     Raises ValueError with the position of the error."""
     try:
+        # _Loader is a SafeLoader
         value = yaml.load(text, _Loader) if name.endswith(SUFFIXES[1:]) else json.loads(text)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
