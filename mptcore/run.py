@@ -23,6 +23,7 @@ from mptcore.specs import (
 KERNELS = (
     "mptcore.estimation.kernels",
     "mptcore.families.linear_gaussian.kernels",
+    "mptcore.families.linear_gaussian.dense_kernels",
     "mptcore.families.linear_gaussian.step_kernels",
 )
 """Modules of compiled loops."""

@@ -1,14 +1,17 @@
-"""Scores of masks by compiled loops on a CPU, for moments of low rank. Torch computes the rest."""
+"""Scores of masks by compiled loops on a CPU, from the data's moment. Torch computes the rest."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.moments import FactoredMoment, Moment
+from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment, Moment
 from mptcore.runtime.compiled import in_threads, kernels
 
 KERNELS = "mptcore.families.linear_gaussian.kernels"
+DENSE_KERNELS = "mptcore.families.linear_gaussian.dense_kernels"
 MAX_LATENT_DIM = 32
 MAX_TABLE = 2**21
 """Maximum number of products in a table. Torch is faster beyond: it reads a table once for many
@@ -17,39 +20,35 @@ MIN_PART = 64
 """Minimum number of masks that are worth a thread."""
 WIDTH = 64
 """Approximate number of dimensions whose products are read together."""
+DENSE_WIDTH = 256
+"""The same of a moment of full rank, of which few rows are read at a time."""
+MAX_DENSE_DIM = 4096
+"""Maximum number of dimensions of such a moment, which is copied."""
 
 Doubles = NDArray[np.float64]
 
 
+@dataclass(frozen=True)
 class FusedScores:
-    """Tables of a model and its data for `kernels.moment_scores`."""
+    """Tables of a model and its data for the compiled `moment_scores` of a module."""
 
-    def __init__(self, loadings: Tensor, noise_variance: Tensor, moment: FactoredMoment):
-        self.latent_dim = loadings.shape[1]
-        deviation = noise_variance.sqrt()[:, None]
-        loadings, factor = loadings / deviation, moment.factor / deviation
-        upper, lower = torch.triu_indices(self.latent_dim, self.latent_dim)
-        outer = loadings[:, upper] * loadings[:, lower]
-        mixed = (loadings[:, :, None] * factor[:, None, :]).flatten(1)
-        self.rows = torch.cat([outer, mixed], 1).numpy()  # (D, T)
-        self.total = self.rows.sum(0)  # (T,)
-        self.blocks = _in_blocks(self.rows)  # (blocks, T, width)
-        self.diagonal = _in_blocks((moment.diagonal / noise_variance).numpy())  # (blocks, width)
-        self.log_noise = _in_blocks(noise_variance.log().numpy())  # (blocks, width)
+    module: str
+    tables: tuple[Doubles | int, ...]
+    """All arguments before the masks."""
+    dim: int
 
     @property
     def bytes_per_mask(self) -> int:
         """Memory of a mask, of the numbers it is drawn from and of its score."""
-        return 6 * len(self.rows) + 8
+        return 6 * self.dim + 8
 
     def scores(self, masked: Tensor) -> Tensor:  # (B, D) to (B,)
-        compiled = kernels(KERNELS)
+        compiled = kernels(self.module)
         assert compiled is not None
         rows, found = masked.contiguous().numpy(), np.empty(len(masked))
-        tables = self.rows, self.blocks, self.total, self.diagonal, self.log_noise
 
         def part(first: int, end: int) -> None:
-            compiled.moment_scores(*tables, self.latent_dim, rows[first:end], found[first:end])
+            compiled.moment_scores(*self.tables, rows[first:end], found[first:end])
 
         in_threads(part, len(rows), MIN_PART)
         return torch.from_numpy(found)
@@ -68,20 +67,60 @@ def fused_scores(
     moment: Moment,
 ) -> FusedScores | None:
     """Return the tables of a model if compiled loops can score it and are faster."""
-    if not isinstance(moment, FactoredMoment) or loadings.device.type != "cpu":
+    if loadings.device.type != "cpu" or loadings.requires_grad or kernels(KERNELS) is None:
         return None
-    if loadings.requires_grad or not few_products(loadings, moment):
-        return None
-    if kernels(KERNELS) is None:
-        return None
-    return FusedScores(loadings, noise_variance, moment)
+    match moment:
+        case FactoredMoment():
+            return _by_factor(loadings, noise_variance, moment)
+        case DenseMoment():
+            return _by_matrix(loadings, noise_variance, moment)
 
 
-def _in_blocks(table: Doubles) -> Doubles:
+def _by_factor(
+    loadings: Tensor, noise_variance: Tensor, moment: FactoredMoment
+) -> FusedScores | None:
+    if not few_products(loadings, moment):
+        return None
+    deviation = noise_variance.sqrt()[:, None]
+    scaled, factor = loadings / deviation, moment.factor / deviation
+    mixed = (scaled[:, :, None] * factor[:, None, :]).flatten(1)
+    rows = torch.cat([_squares(scaled), mixed], 1).numpy()  # (D, T)
+    products = rows, _in_blocks(rows, WIDTH), rows.sum(0)
+    ends = _ends(noise_variance, moment.diagonal, WIDTH)
+    return FusedScores(KERNELS, (*products, *ends, loadings.shape[1]), len(rows))
+
+
+def _by_matrix(loadings: Tensor, noise_variance: Tensor, moment: DenseMoment) -> FusedScores | None:
+    dim, latent_dim = loadings.shape
+    if latent_dim > MAX_LATENT_DIM or dim > MAX_DENSE_DIM:
+        return None
+    deviation = noise_variance.sqrt()[:, None]
+    scaled, matrix = loadings / deviation, moment.matrix / (deviation * deviation.mT)
+    rows = _squares(scaled).numpy()
+    of_dimensions = (scaled, matrix, matrix @ scaled)
+    blocks = [_in_blocks(table.numpy(), DENSE_WIDTH) for table in of_dimensions]
+    products = rows, _in_blocks(rows, DENSE_WIDTH), rows.sum(0), scaled.contiguous().numpy()
+    ends = _ends(noise_variance, moment.diagonal, DENSE_WIDTH)
+    return FusedScores(DENSE_KERNELS, (*products, *blocks, *ends), dim)
+
+
+def _ends(noise_variance: Tensor, diagonal: Tensor, width: int) -> tuple[Doubles, Doubles]:
+    """Return C_jj / psi_j and log psi_j in blocks."""
+    ratio, log_noise = (diagonal / noise_variance).numpy(), noise_variance.log().numpy()
+    return _in_blocks(ratio, width), _in_blocks(log_noise, width)
+
+
+def _squares(scaled: Tensor) -> Tensor:
+    """Return the upper triangles of w_j w_jᵀ, (D, K (K + 1) / 2)."""
+    upper, lower = torch.triu_indices(scaled.shape[1], scaled.shape[1])
+    return scaled[:, upper] * scaled[:, lower]
+
+
+def _in_blocks(table: Doubles, about: int) -> Doubles:
     """Cut a table (D, …) into blocks of equal width, a multiple of 8, filled up with zeros:
     (blocks, …, width)."""
     dim = len(table)
-    blocks = max(1, round(dim / WIDTH))
+    blocks = max(1, round(dim / about))
     width = -(-dim // (8 * blocks)) * 8
     padded = np.zeros((blocks * width, *table.shape[1:]))
     padded[:dim] = table

@@ -9,6 +9,9 @@ w_j w_jᵀ, then w_j f_jᵀ, T = K (K + 1) / 2 + K Q numbers for each dimension.
 
 Threads share no sum, and a mask's numbers are added in one fixed order. So scores do not depend on
 the number of threads or on the other masks.
+
+Rows are taken from arrays by their index (`work[0]`): rows that are unpacked (`a, b = work`) are no
+contiguous arrays to numba, and loops over them take up to ten times as long.
 """
 
 import math
@@ -108,7 +111,7 @@ def solve(
     terms: Doubles,  # (LANES, T), output: factors of a dimension's products in e_j
     variances: Doubles,  # (LANES, T), output: those in v_j
 ) -> None:
-    information, posterior = work
+    information, posterior = work[0], work[1]
     rank = gain.shape[1]
     square = latent_dim * (latent_dim + 1) // 2
     t = 0
@@ -256,7 +259,8 @@ def moment_scores(
     dim, table = rows.shape
     square = latent_dim * (latent_dim + 1) // 2
     rank = (table - square) // latent_dim
-    seen, terms, variances = np.empty((3, LANES, table))
+    tables = np.empty((3, LANES, table))
+    seen, terms, variances = tables[0], tables[1], tables[2]
     work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
     width = blocks.shape[2]
     variance, residual, product = np.empty(width), np.empty(width), np.empty(8)

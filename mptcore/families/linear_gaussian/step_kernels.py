@@ -62,7 +62,7 @@ def by_seen(
     are −Σ by_Σ Σ."""
     latent_dim, rank = gain.shape
     square = latent_dim * (latent_dim + 1) // 2
-    matrix, by_gain, left = work  # matrix has by_Σ
+    matrix, by_gain, left = work[0], work[1], work[2]  # matrix has by_Σ
     t = 0
     for a in range(latent_dim):
         for c in range(a, latent_dim):
@@ -112,7 +112,7 @@ def through_masked(
     by_factors: Doubles,  # (2, T), output: derivatives by the factors of v_j and of e_j
 ) -> float:
     """Return the sum of log v_j + e_j / v_j, in units of the noise."""
-    by_variances, by_terms = by_factors
+    by_variances, by_terms = by_factors[0], by_factors[1]
     for t in range(len(terms)):
         by_variances[t] = by_terms[t] = 0.0
     summed, product = 0.0, 1.0
@@ -187,7 +187,8 @@ def score_gradients(
     parts = len(scores) // starts
     rows, by_rows = np.empty((dim, table)), np.empty((dim, table))
     total, by_sums, by_all = np.empty(table), np.empty(table), np.empty(table)
-    seen, terms, variances = np.empty((3, LANES, table))
+    tables = np.empty((3, LANES, table))
+    seen, terms, variances = tables[0], tables[1], tables[2]
     work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
     own_posterior, own_gain = np.empty((latent_dim, latent_dim)), np.empty((latent_dim, rank))
     small = np.empty((3, latent_dim, latent_dim + rank))
@@ -279,7 +280,8 @@ def log_probs(
     rank = factors.shape[2]
     table = latent_dim * (latent_dim + 1) // 2 + latent_dim * rank
     rows, total = np.empty((dim, table)), np.empty(table)
-    seen, terms, variances = np.empty((3, LANES, table))
+    tables = np.empty((3, LANES, table))
+    seen, terms, variances = tables[0], tables[1], tables[2]
     work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
     for s in range(starts):
         diagonal = diagonals[s % len(diagonals)]

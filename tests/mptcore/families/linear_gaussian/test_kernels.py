@@ -1,17 +1,22 @@
 """Compiled loops compute the scores of torch."""
 
+import ast
 import math
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from mptcore.families.linear_gaussian import fused
 from mptcore.families.linear_gaussian.conditionals import Conditionals, LinearGaussianModel
 from mptcore.families.linear_gaussian.fused import MAX_LATENT_DIM
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.gradients import by_torch, log_probs, score_gradient
-from mptcore.families.linear_gaussian.moments import FactoredMoment
+from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment
+from mptcore.run import KERNELS
 from mptcore.runtime.compiled import kernels
 
 SHAPES = [(1, 1, 1), (5, 1, 1), (7, 3, 2), (33, 5, 6), (64, 2, 3), (200, 5, 6), (530, 2, 3)]
@@ -27,6 +32,16 @@ def model_of(dim: int, latent_dim: int, rank: int) -> LinearGaussianModel:
     density = LowRankGaussian(drawn(dim, latent_dim), torch.zeros(dim).double(), noise)
     factor = drawn(dim, rank) / math.sqrt(rank)
     return LinearGaussianModel(density, FactoredMoment(factor, factor.square().sum(1) + 1e-3))
+
+
+def model_of_full_rank(dim: int, latent_dim: int) -> LinearGaussianModel:
+    generator = torch.Generator().manual_seed(dim)
+    x = torch.randn(2 * dim, dim, generator=generator, dtype=torch.float64)
+    model = model_of(dim, latent_dim, 1)
+    density = LowRankGaussian(
+        model.conditionals.loadings, torch.zeros(dim).double(), model.conditionals.noise_variance
+    )
+    return LinearGaussianModel(density, DenseMoment(x.T @ x / (2 * dim)))
 
 
 def masks_for(dim: int, count: int = 300) -> Tensor:
@@ -55,8 +70,23 @@ def test_scores_are_those_of_torch(shape: tuple[int, int, int]) -> None:
     torch.testing.assert_close(model.scores(masks), model._fused.scores(masks), rtol=0, atol=0)
 
 
-def test_scores_do_not_depend_on_threads_or_on_other_masks() -> None:
-    model, masks = model_of(33, 5, 6), masks_for(33, 1001)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (7, 3), (33, 5), (200, 5), (390, 2), (64, 32), (600, 4)], ids=str
+)
+def test_scores_by_a_moment_of_full_rank_are_those_of_torch(shape: tuple[int, int]) -> None:
+    model, masks = model_of_full_rank(*shape), masks_for(shape[0])
+    assert model._fused is not None
+    assert model.least_batch == 1
+    expected = model.conditionals.scores(masks)
+    torch.testing.assert_close(model._fused.scores(masks), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.scores(masks), model._fused.scores(masks), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "model", [model_of(33, 5, 6), model_of_full_rank(33, 5)], ids=["low", "full"]
+)
+def test_scores_do_not_depend_on_threads_or_on_other_masks(model: LinearGaussianModel) -> None:
+    masks = masks_for(33, 1001)
     alone = torch.cat([model.scores(mask[None]) for mask in masks])
     assert torch.equal(model.scores(masks), alone)
 
@@ -91,6 +121,16 @@ def test_what_is_not_finite_is_left_to_torch() -> None:
 def test_wide_latent_spaces_are_left_to_torch() -> None:
     assert model_of(50, MAX_LATENT_DIM, 2)._fused is not None
     assert model_of(50, MAX_LATENT_DIM + 1, 2)._fused is None
+    assert model_of_full_rank(50, MAX_LATENT_DIM)._fused is not None
+    wide = model_of_full_rank(50, MAX_LATENT_DIM + 1)
+    assert wide._fused is None
+    assert wide.least_batch > 1
+
+
+def test_moments_too_large_to_copy_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "MAX_DENSE_DIM", 49)
+    assert model_of_full_rank(49, 2)._fused is not None
+    assert model_of_full_rank(50, 2)._fused is None
 
 
 @pytest.fixture
@@ -141,3 +181,22 @@ def test_gradients_of_two_threads_are_those_of_one() -> None:
     alone = score_gradient(model, masks, 1000)
     assert torch.equal(together.score, alone.score)
     assert torch.equal(together.loadings, alone.loadings)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_rows_are_taken_by_their_index(name: str) -> None:
+    """Rows that are unpacked (`a, b = work`) are no contiguous arrays to numba, and loops over them
+    are several times slower."""
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())
+    assignments = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    unpacked = [
+        ast.unparse(one)
+        for one in assignments
+        if isinstance(one.targets[0], ast.Tuple)
+        and not isinstance(one.value, ast.Tuple)
+        and not ast.unparse(one.value).endswith(".shape")
+    ]
+    assert unpacked == []
