@@ -25,6 +25,28 @@ TOO_FEW = "its standard error would rest on too few replicates: "
 
 
 @dataclass(frozen=True, slots=True)
+class Moments:
+    """The number of values, their mean, unbiased variance and kurtosis."""
+
+    count: int
+    mean: float
+    variance: float
+    kurtosis: float
+
+    @classmethod
+    def of(cls, values: Tensor) -> "Moments":
+        """Compute the moments of values (R,). Numpy takes a third of torch's time on small
+        arrays."""
+        numbers = values.cpu().numpy()
+        count = len(numbers)
+        mean = float(numbers.sum()) / count
+        squares = np.square(numbers - mean)
+        total = float(squares.sum())
+        kurtosis = count * float(np.square(squares).sum()) / total**2 if total > 0 else 0.0
+        return cls(count, mean, total / max(count - 1, 1), kurtosis)
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """A mean with its Monte Carlo standard error, from n draws. The error is None if one draw gives
     none.
@@ -44,12 +66,18 @@ class Estimate:
     def of(cls, values: Tensor, n: int | None = None, kurtosis: float = MIN_KURTOSIS) -> "Estimate":
         """Estimate the mean of independent values (R,), whose kurtosis may be as large as
         `kurtosis`. `n` is the number of draws, if that differs from R."""
-        count = len(values)
-        mean, variance, measured = _moments(values)
-        std_err = math.sqrt(variance / count) if count > 1 else None
+        return cls.of_moments(Moments.of(values), n, kurtosis)
+
+    @classmethod
+    def of_moments(
+        cls, moments: "Moments", n: int | None = None, kurtosis: float = MIN_KURTOSIS
+    ) -> "Estimate":
+        """Estimate the mean of independent values from their moments."""
+        count = moments.count
+        std_err = math.sqrt(moments.variance / count) if count > 1 else None
         degrees = variance_degrees(count - 1, kurtosis)
-        measured = variance_degrees(count - 1, max(measured, NORMAL_KURTOSIS))
-        return cls(mean, std_err, count if n is None else n, degrees, measured)
+        measured = variance_degrees(count - 1, max(moments.kurtosis, NORMAL_KURTOSIS))
+        return cls(moments.mean, std_err, count if n is None else n, degrees, measured)
 
     @property
     def half_interval(self) -> float | None:
@@ -99,18 +127,6 @@ def variance_degrees(known: float, kurtosis: float) -> float:
     """Return the degrees of freedom of a variance with `known` = replicates − 1: those of the
     χ² distribution that varies as much. They are infinite for the kurtosis CONSTANT."""
     return math.inf if kurtosis == CONSTANT else 2 * known / (kurtosis - 1)
-
-
-def _moments(values: Tensor) -> tuple[float, float, float]:
-    """Return the mean, the unbiased variance and the kurtosis of values (R,). Numpy takes a third
-    of torch's time on small arrays."""
-    numbers = values.cpu().numpy()
-    count = len(numbers)
-    mean = float(numbers.sum()) / count
-    squares = np.square(numbers - mean)
-    total = float(squares.sum())
-    kurtosis = count * float(np.square(squares).sum()) / total**2 if total > 0 else 0.0
-    return mean, total / max(count - 1, 1), kurtosis
 
 
 def t_quantile(degrees: float) -> float:

@@ -31,35 +31,34 @@ def shuffled_masks(
             masked[b, :] = True
 
 
-@kernel("void(f8[:,::1], i8[::1], f8[::1], b1[:,::1])")
+@kernel("void(f8[:,::1], i8[::1], b1[:,::1])")
 def smallest(
-    keys: NDArray[np.float64],  # (B, D)
+    keys: NDArray[np.float64],  # (B, D), uniform on [0, 1)
     sizes: NDArray[np.int64],  # (B,), from 1 to D
-    ordered: NDArray[np.float64],  # (D,), overwritten
     masked: NDArray[np.bool_],  # (B, D), output
 ) -> None:
-    """Mask the dimensions with the smallest keys: those up to the one of this rank, which Hoare's
-    quickselect finds."""
+    """Mask the dimensions with the smallest keys: those up to a bound that this number of keys
+    reaches. Interpolation finds it, since keys are uniform; every third step halves, so that any
+    keys end. Equal keys at the bound are all masked."""
+    dim = keys.shape[1]
     for b in range(len(keys)):
-        for d in range(len(ordered)):
-            ordered[d] = keys[b, d]
-        rank = sizes[b] - 1
-        first, last = 0, len(ordered) - 1
-        while first < last:
-            pivot = ordered[rank]
-            i, j = first, last
-            while i <= j:
-                while ordered[i] < pivot:
-                    i += 1
-                while pivot < ordered[j]:
-                    j -= 1
-                if i <= j:
-                    ordered[i], ordered[j] = ordered[j], ordered[i]
-                    i += 1
-                    j -= 1
-            if j < rank:
-                first = i
-            if rank < i:
-                last = j
-        for d in range(len(ordered)):
-            masked[b, d] = keys[b, d] <= ordered[rank]
+        own, size = keys[b], sizes[b]
+        low, high, below, within = -0.5, 1.0, 0, dim
+        step = 0
+        while within != size:
+            step += 1
+            share = (size - below) / (within - below + 1) if step % 3 else 0.5
+            bound = low + share * (high - low)
+            if not low < bound < high:
+                bound = low + 0.5 * (high - low)
+                if not low < bound < high:
+                    break
+            count = 0
+            for d in range(dim):
+                count += own[d] <= bound
+            if count < size:
+                low, below = bound, count
+            else:
+                high, within = bound, count
+        for d in range(dim):
+            masked[b, d] = own[d] <= high

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,7 +100,7 @@ def enumerate_masks(sizes: Iterable[int], dim: int, max_masks: int) -> Iterator[
 def _each_size(runs: list[tuple[int, int]]) -> Tensor:
     """The size of each mask, (B,)."""
     sizes, counts = zip(*runs, strict=True)
-    return torch.tensor(sizes).repeat_interleave(torch.tensor(counts))
+    return torch.from_numpy(np.repeat(sizes, counts))
 
 
 def _batches(plan: Plan, most: int) -> Iterator[list[tuple[int, int]]]:

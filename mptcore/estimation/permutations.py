@@ -48,8 +48,7 @@ def smallest_masked(keys: Tensor, sizes: Tensor) -> Tensor:
     of_rows = sizes.flatten().contiguous().numpy()
 
     def part(first: int, end: int) -> None:
-        ordered = np.empty(rows.shape[1])
-        compiled.smallest(rows[first:end], of_rows[first:end], ordered, found[first:end])
+        compiled.smallest(rows[first:end], of_rows[first:end], found[first:end])
 
     in_threads(part, len(rows), MIN_PART)
     return masked

@@ -2,12 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from mptcore.estimation.estimate import MIN_KURTOSIS, Estimate, total_of, variance_degrees
+from mptcore.estimation.estimate import (
+    MIN_KURTOSIS,
+    Estimate,
+    Moments,
+    total_of,
+    variance_degrees,
+)
 from mptcore.estimation.masks import SizedMasks
 from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
 from mptcore.estimation.prefetch import Prefetch
@@ -19,7 +25,7 @@ from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import Masks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SizeScores:
     """The scores of the masks of one size, in the order they were drawn."""
 
@@ -29,6 +35,11 @@ class SizeScores:
     grades: Tensor | None = (
         None  # (3, P), where sampled: the bias, the doubtful share, the variance
     )
+
+    @cached_property
+    def moments(self) -> Moments:
+        """The moments of the values, which the point of a size and the sum of all sizes need."""
+        return Moments.of(self.values)
 
     def __sub__(self, other: "SizeScores") -> "SizeScores":
         """Return the differences, mask by mask."""
@@ -79,7 +90,7 @@ def score_masks(
     last = 0
 
     def ended() -> Iterator[Step]:
-        values = torch.cat(parts, dim=2)  # (models, 1 to 4, P)
+        values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)  # (models, 1 to 4, P)
         curve.append(tuple(_of_size(last, v, joint) for v in values))
         parts.clear()
         return (Step(record) for record in records_of(curve[-1]))
@@ -162,8 +173,8 @@ class Scorer:
 
 def _of_size(size: int, values: Tensor, joint: bool) -> SizeScores:
     """Build the scores of one size from the rows (1 to 4, P) that a model returned."""
-    rest = values[1:]
-    return SizeScores(size, values[0], rest[0] if joint else None, rest if len(rest) == 3 else None)
+    own, *rest = values
+    return SizeScores(size, own, rest[0] if joint else None, values[1:] if len(rest) == 3 else None)
 
 
 def _in_parts(
@@ -204,7 +215,10 @@ def size_kurtosis(size: int, dim: int) -> float:
 def size_estimate(scores: SizeScores, masks: Masks, kurtosis: float = MIN_KURTOSIS) -> Estimate:
     """Estimate S(m). If all masks of a size were scored, only sampled scores contribute an
     error."""
-    estimate = mask_mean(scores.values, masks, kurtosis)
+    if masks.design == "exhaustive" or masks.windows_per_permutation > 1:
+        estimate = mask_mean(scores.values, masks, kurtosis)
+    else:
+        estimate = Estimate.of_moments(scores.moments, kurtosis=kurtosis)
     if masks.design != "exhaustive" or scores.grades is None:
         return estimate
     return replace(estimate, std_err=scores.grades[2].sum().sqrt().item() / estimate.n)

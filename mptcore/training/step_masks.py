@@ -7,9 +7,13 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.permutations import smallest_masked
+from mptcore.runtime.compiled import in_threads
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import Ramp, UniformSize
 from mptcore.specs.train import EpochSchedule
+
+MIN_KEYS = 2**14
+"""Minimum number of keys that are worth a thread."""
 
 
 class _Ready(NamedTuple):
@@ -61,9 +65,13 @@ class StepMasks:
         random keys."""
         sizes = self._sizes(fraction, observations)
         shape = (sizes.shape[1], self.dim)
-        keys = torch.stack(
-            [torch.rand(shape, generator=g, dtype=torch.float64) for g in self._generators]
-        )
+        keys = torch.empty(len(self._generators), *shape, dtype=torch.float64)
+
+        def draw(first: int, end: int) -> None:
+            for own, generator in zip(keys[first:end], self._generators[first:end], strict=True):
+                torch.rand(shape, generator=generator, out=own)
+
+        in_threads(draw, len(keys), max(1, MIN_KEYS // keys[0].numel()))
         masks = smallest_masked(keys, sizes.expand(len(keys), -1))
         per_size = self.spec.masks.per_size
         split = masks.view(len(keys), -1, observations, per_size, self.dim)

@@ -18,10 +18,8 @@ MAX_TABLE = 2**21
 masks."""
 MIN_PART = 64
 """Minimum number of masks that are worth a thread."""
-WIDTH = 64
+WIDTH = 256
 """Approximate number of dimensions whose products are read together."""
-DENSE_WIDTH = 256
-"""The same of a moment of full rank, of which few rows are read at a time."""
 MAX_DENSE_DIM = 4096
 """Maximum number of dimensions of such a moment, which is copied."""
 
@@ -54,11 +52,11 @@ class FusedScores:
         return torch.from_numpy(found)
 
 
-def few_products(loadings: Tensor, moment: FactoredMoment) -> bool:
+def few_products(loadings: Tensor, moment: FactoredMoment, most: int = MAX_TABLE) -> bool:
     """Return whether compiled loops are faster than torch for loadings (…, D, K)."""
     dim, latent_dim = loadings.shape[-2:]
     products = dim * latent_dim * (latent_dim + 1 + 2 * moment.factor.shape[-1]) // 2
-    return latent_dim <= MAX_LATENT_DIM and products <= MAX_TABLE
+    return latent_dim <= MAX_LATENT_DIM and products <= most
 
 
 def fused_scores(
@@ -85,8 +83,8 @@ def _by_factor(
     scaled, factor = loadings / deviation, moment.factor / deviation
     mixed = (scaled[:, :, None] * factor[:, None, :]).flatten(1)
     rows = torch.cat([_squares(scaled), mixed], 1).numpy()  # (D, T)
-    products = rows, _in_blocks(rows, WIDTH), rows.sum(0)
-    ends = _ends(noise_variance, moment.diagonal, WIDTH)
+    products = rows, _in_blocks(rows), rows.sum(0)
+    ends = _ends(noise_variance, moment.diagonal)
     return FusedScores(KERNELS, (*products, *ends, loadings.shape[1]), len(rows))
 
 
@@ -98,16 +96,16 @@ def _by_matrix(loadings: Tensor, noise_variance: Tensor, moment: DenseMoment) ->
     scaled, matrix = loadings / deviation, moment.matrix / (deviation * deviation.mT)
     rows = _squares(scaled).numpy()
     of_dimensions = (scaled, matrix, matrix @ scaled)
-    blocks = [_in_blocks(table.numpy(), DENSE_WIDTH) for table in of_dimensions]
-    products = rows, _in_blocks(rows, DENSE_WIDTH), rows.sum(0), scaled.contiguous().numpy()
-    ends = _ends(noise_variance, moment.diagonal, DENSE_WIDTH)
+    blocks = [_in_blocks(table.numpy()) for table in of_dimensions]
+    products = rows, _in_blocks(rows), rows.sum(0), scaled.contiguous().numpy()
+    ends = _ends(noise_variance, moment.diagonal)
     return FusedScores(DENSE_KERNELS, (*products, *blocks, *ends), dim)
 
 
-def _ends(noise_variance: Tensor, diagonal: Tensor, width: int) -> tuple[Doubles, Doubles]:
+def _ends(noise_variance: Tensor, diagonal: Tensor) -> tuple[Doubles, Doubles]:
     """Return C_jj / psi_j and log psi_j in blocks."""
     ratio, log_noise = (diagonal / noise_variance).numpy(), noise_variance.log().numpy()
-    return _in_blocks(ratio, width), _in_blocks(log_noise, width)
+    return _in_blocks(ratio), _in_blocks(log_noise)
 
 
 def _squares(scaled: Tensor) -> Tensor:
@@ -116,11 +114,11 @@ def _squares(scaled: Tensor) -> Tensor:
     return scaled[:, upper] * scaled[:, lower]
 
 
-def _in_blocks(table: Doubles, about: int) -> Doubles:
+def _in_blocks(table: Doubles) -> Doubles:
     """Cut a table (D, …) into blocks of equal width, a multiple of 8, filled up with zeros:
     (blocks, …, width)."""
     dim = len(table)
-    blocks = max(1, round(dim / about))
+    blocks = max(1, round(dim / WIDTH))
     width = -(-dim // (8 * blocks)) * 8
     padded = np.zeros((blocks * width, *table.shape[1:]))
     padded[:dim] = table

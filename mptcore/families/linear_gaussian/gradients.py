@@ -18,6 +18,8 @@ from mptcore.runtime.compiled import in_threads, kernels
 KERNELS = "mptcore.families.linear_gaussian.step_kernels"
 PART = 128
 """Number of masks of a start whose gradients are added first, so that the order is fixed."""
+MAX_STEP_TABLE = 2**16
+"""Maximum number of products in the table of a start. Its derivatives must fit in a cache too."""
 MIN_MASKS = 64
 """Minimum number of masks that are worth a thread."""
 
@@ -64,7 +66,7 @@ def _compiled(conditionals: Conditionals) -> ModuleType | None:
     loadings, moment = conditionals.loadings, conditionals.moment
     if loadings.device.type != "cpu" or not isinstance(moment, FactoredMoment):
         return None
-    return kernels(KERNELS) if few_products(loadings, moment) else None
+    return kernels(KERNELS) if few_products(loadings, moment, MAX_STEP_TABLE) else None
 
 
 def _arrays(conditionals: Conditionals) -> list[NDArray[np.float64]]:

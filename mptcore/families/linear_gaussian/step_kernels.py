@@ -8,13 +8,15 @@ products of a masked dimension, and the sums over R to those of an observed one.
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mptcore.families.linear_gaussian.kernels import (
-    GROUP,
     LANES,
     Bools,
     Doubles,
+    add_products,
+    add_squares,
+    begin,
+    misfit,
     observe,
     solve,
 )
@@ -101,63 +103,66 @@ def by_seen(
 
 @inlined("reassoc")
 def through_masked(
-    rows: Doubles,  # (D, T)
-    diagonal: Doubles,  # (D,)
-    places: NDArray[np.int64],  # the masked dimensions
-    variances: Doubles,  # (T,)
-    terms: Doubles,  # (T,)
-    square: int,
+    variance: Doubles,  # (width,), v_j / psi_j
+    residual: Doubles,  # (width,), e_j / psi_j
+    weight: Doubles,  # (width,), 1 where masked, else 0
     share: float,
-    by: Doubles,  # (2, D), output: derivatives of the score by v_j and e_j of masked j
-    by_factors: Doubles,  # (2, T), output: derivatives by the factors of v_j and of e_j
-) -> float:
-    """Return the sum of log v_j + e_j / v_j, in units of the noise."""
-    by_variances, by_terms = by_factors[0], by_factors[1]
-    for t in range(len(terms)):
-        by_variances[t] = by_terms[t] = 0.0
-    summed, product = 0.0, 1.0
-    for i in range(len(places)):
-        row = rows[places[i]]
-        variance, residual = 1.0, diagonal[places[i]]
-        for t in range(square):
-            variance += variances[t] * row[t]
-        for t in range(len(terms)):
-            residual += terms[t] * row[t]
-        inverse_variance = 1 / variance
-        ratio = residual * inverse_variance
-        by_residual = -0.5 * share * inverse_variance
-        by_variance = by_residual * (1 - ratio)
-        by[0, i], by[1, i] = by_variance, by_residual
-        for t in range(square):
-            by_variances[t] += by_variance * row[t]
-        for t in range(len(terms)):
-            by_terms[t] += by_residual * row[t]
-        summed += ratio
-        product *= variance
-        if i % GROUP == GROUP - 1:
-            summed += math.log(product)
-            product = 1.0
-    return summed + math.log(product)
+    by_variance: Doubles,  # (width,), output: derivatives of the score by v_j
+    by_residual: Doubles,  # (width,), output: by e_j
+) -> None:
+    for j in range(len(weight)):
+        inverse_variance = 1 / variance[j]
+        own = -0.5 * share * weight[j] * inverse_variance
+        by_residual[j] = own
+        by_variance[j] = own * (1 - residual[j] * inverse_variance)
+
+
+@inlined("reassoc")
+def times_columns(
+    columns: Doubles,  # (T, width)
+    by: Doubles,  # (width,)
+    found: Doubles,  # at most T, output
+) -> None:
+    """Write the product of each row with `by`."""
+    whole = len(found) - len(found) % 4
+    for t in range(0, whole, 4):
+        c0, c1, c2, c3 = columns[t], columns[t + 1], columns[t + 2], columns[t + 3]
+        s0, s1, s2, s3 = 0.0, 0.0, 0.0, 0.0
+        for j in range(len(by)):
+            s0 += c0[j] * by[j]
+            s1 += c1[j] * by[j]
+            s2 += c2[j] * by[j]
+            s3 += c3[j] * by[j]
+        found[t], found[t + 1], found[t + 2], found[t + 3] = s0, s1, s2, s3
+    for t in range(whole, len(found)):
+        c0, s0 = columns[t], 0.0
+        for j in range(len(by)):
+            s0 += c0[j] * by[j]
+        found[t] = s0
 
 
 @inlined()
-def add_by_rows(
-    places: NDArray[np.int64],
-    variances: Doubles,
-    terms: Doubles,
-    by: Doubles,
+def add_by_columns(
+    variances: Doubles,  # (T,)
+    terms: Doubles,  # (T,)
+    by_variance: Doubles,  # (width,)
+    by_residual: Doubles,  # (width,)
+    weight: Doubles,  # (width,)
     by_sums: Doubles,  # (T,), derivatives by sums over R
     square: int,
-    by_rows: Doubles,  # (D, T), added to
+    by_columns: Doubles,  # (T, width), added to
 ) -> None:
     """Add a mask's derivatives by the products of its masked dimensions, less `by_sums`, which
     every dimension gets once for all masks."""
-    for i in range(len(places)):
-        own = by_rows[places[i]]
-        for t in range(len(terms)):
-            own[t] += by[1, i] * terms[t] - by_sums[t]
-        for t in range(square):
-            own[t] += by[0, i] * variances[t]
+    for t in range(len(terms)):
+        own, term, by_sum = by_columns[t], terms[t], by_sums[t]
+        if t < square:
+            factor = variances[t]
+            for j in range(len(weight)):
+                own[j] += by_residual[j] * term + by_variance[j] * factor - weight[j] * by_sum
+        else:
+            for j in range(len(weight)):
+                own[j] += by_residual[j] * term - weight[j] * by_sum
 
 
 @kernel(
@@ -185,86 +190,89 @@ def score_gradients(
     square = latent_dim * (latent_dim + 1) // 2
     table = square + latent_dim * rank
     parts = len(scores) // starts
-    rows, by_rows = np.empty((dim, table)), np.empty((dim, table))
-    total, by_sums, by_all = np.empty(table), np.empty(table), np.empty(table)
+    width = -(-dim // 8) * 8
+    rows, total = np.empty((dim, table)), np.empty(table)
+    columns, by_columns = np.empty((table, width)), np.empty((table, width))
+    by_sums, by_all, by_terms = np.empty(table), np.empty(table), np.empty(table)
+    by_variances = np.empty(square)
     tables = np.empty((3, LANES, table))
     seen, terms, variances = tables[0], tables[1], tables[2]
     work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
     own_posterior, own_gain = np.empty((latent_dim, latent_dim)), np.empty((latent_dim, rank))
     small = np.empty((3, latent_dim, latent_dim + rank))
-    by, by_factors, by_diagonal = np.empty((2, dim)), np.empty((2, table)), np.empty(dim)
-    diagonal, places = np.empty(dim), np.empty(dim + 1, np.int64)
+    variance, residual, weight = np.empty(width), np.empty(width), np.empty(width)
+    by_variance, by_residual, by_diagonal = np.empty(width), np.empty(width), np.empty(width)
+    diagonal, log_noise, shares = np.zeros(width), np.zeros(width), np.empty(width)
+    places, product, sizes = np.empty(dim + 1, np.int64), np.empty(8), np.empty(LANES, np.int64)
     for item in range(first, end):
         s = item // parts
         factor = factors[s % len(factors)]
         scaled_table(loadings[s], noise[s], factor, rows, total)
-        by_log_noise = by_noise[item]
+        columns[:] = 0.0
+        by_columns[:] = 0.0
+        by_all[:] = 0.0
+        by_diagonal[:] = 0.0
+        shares[:] = 0.0
         for j in range(dim):
             diagonal[j] = diagonals[s % len(diagonals), j] / noise[s, j]
-            by_diagonal[j] = by_log_noise[j] = 0.0
+            log_noise[j] = math.log(noise[s, j])
             for t in range(table):
-                by_rows[j, t] = 0.0
-        for t in range(table):
-            by_all[t] = 0.0
+                columns[t, j] = rows[j, t]
         score = 0.0
-        begin = item % parts * part_size
-        for group in range(begin, min(begin + part_size, masked.shape[1]), LANES):
-            last = min(begin + part_size, masked.shape[1]) - 1
+        begins = item % parts * part_size
+        for group in range(begins, min(begins + part_size, masked.shape[1]), LANES):
+            last = min(begins + part_size, masked.shape[1]) - 1
             for b in range(LANES):
                 own = min(group + b, last)
-                observe(rows, total, masked[s, own], places, seen[b])
+                sizes[b] = observe(rows, total, masked[s, own], places, seen[b])
             solve(seen, latent_dim, work, gain, terms, variances)
             for b in range(min(LANES, last + 1 - group)):
-                size = 0
-                for j in range(dim):
-                    places[size] = j
-                    size += masked[s, group + b, j]
-                own_places = places[:size]
-                share = 1 / (size * count)
+                share = 1 / (sizes[b] * count)
                 for a in range(latent_dim):
                     for c in range(latent_dim):
                         own_posterior[a, c] = work[1, a, c, b]
                     for q in range(rank):
                         own_gain[a, q] = gain[a, q, b]
-                misfits = through_masked(
-                    rows, diagonal, own_places, variances[b], terms[b], square, share, by,
-                    by_factors,
+                begin(diagonal, masked[s, group + b], variance, residual, weight)
+                add_squares(variances[b], terms[b], square, columns, variance, residual)
+                add_products(terms[b], square, columns, residual)
+                through_masked(variance, residual, weight, share, by_variance, by_residual)
+                times_columns(columns, by_variance, by_variances)
+                times_columns(columns, by_residual, by_terms)
+                by_seen(by_variances, by_terms, own_posterior, own_gain, seen[b], small, by_sums)
+                add_by_columns(
+                    variances[b], terms[b], by_variance, by_residual, weight, by_sums, square,
+                    by_columns,
                 )  # fmt: skip
-                by_seen(
-                    by_factors[0], by_factors[1], own_posterior, own_gain, seen[b], small, by_sums
-                )
-                add_by_rows(own_places, variances[b], terms[b], by, by_sums, square, by_rows)
                 for t in range(table):
                     by_all[t] += by_sums[t]
-                for i in range(size):
-                    j = own_places[i]
-                    by_diagonal[j] += by[1, i]
-                    by_log_noise[j] -= 0.5 * share
-                    misfits += math.log(noise[s, j])
+                for j in range(width):
+                    by_diagonal[j] += by_residual[j]
+                    shares[j] += weight[j] * share
+                misfits = misfit(variance, residual, log_noise, weight, product)
                 score -= 0.5 * (math.log(2 * math.pi) / count + misfits * share)
         scores[item] = score
         for j in range(dim):
-            by_products = by_rows[j]
-            for t in range(table):
-                by_products[t] += by_all[t]
             for a in range(latent_dim):
                 by_loadings[item, j, a] = 0.0
             scale = by_diagonal[j] * diagonal[j]
             t = 0
             for a in range(latent_dim):
                 for c in range(a, latent_dim):
-                    by_loadings[item, j, a] += by_products[t] * loadings[s, j, c]
-                    by_loadings[item, j, c] += by_products[t] * loadings[s, j, a]
-                    scale += by_products[t] * rows[j, t]
+                    by_product = by_columns[t, j] + by_all[t]
+                    by_loadings[item, j, a] += by_product * loadings[s, j, c]
+                    by_loadings[item, j, c] += by_product * loadings[s, j, a]
+                    scale += by_product * rows[j, t]
                     t += 1
             for a in range(latent_dim):
                 for q in range(rank):
-                    by_loadings[item, j, a] += by_products[t] * factor[j, q]
-                    scale += by_products[t] * rows[j, t]
+                    by_product = by_columns[t, j] + by_all[t]
+                    by_loadings[item, j, a] += by_product * factor[j, q]
+                    scale += by_product * rows[j, t]
                     t += 1
             for a in range(latent_dim):
                 by_loadings[item, j, a] /= noise[s, j]
-            by_noise[item, j] = (by_log_noise[j] - scale) / noise[s, j]
+            by_noise[item, j] = (-0.5 * shares[j] - scale) / noise[s, j]
 
 
 @kernel("void(f8[:,:,::1], f8[:,::1], f8[:,:,::1], f8[:,::1], f8[::1])")

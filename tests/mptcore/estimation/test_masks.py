@@ -97,6 +97,7 @@ def test_smallest_keys_are_masked(dim: int) -> None:
     generator = torch.Generator().manual_seed(dim)
     keys = torch.rand(3, 70, dim, generator=generator, dtype=torch.float64)
     keys[0] = keys[0].sort(-1).values
+    keys[1] **= 40  # far from uniform
     sizes = torch.randint(1, dim + 1, (3, 70), generator=generator)
     assert torch.equal(
         smallest_masked(keys, sizes), keys.argsort(-1).argsort(-1) < sizes[..., None]
@@ -157,3 +158,11 @@ def test_every_dimension_is_masked_equally_often(design: Design) -> None:
     often = drawn(masks, max_masks=4000)[3].double().mean(0)
     error = (0.25 * 0.75 / 4000) ** 0.5
     assert (often - 0.25).abs().max() < 4.5 * error
+
+
+def test_equal_keys_at_the_bound_are_all_masked() -> None:
+    below_one = math.nextafter(1, 0)
+    keys = torch.tensor([[0.0, 0.0, 0.0], [0.1, 0.2, 0.2], [below_one, below_one, 0.5]]).double()
+    keys[2, :2] = below_one
+    found = smallest_masked(keys[None], torch.tensor([[1, 2, 2]]))
+    assert found.tolist() == [[[True] * 3] * 3]
