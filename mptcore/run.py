@@ -74,17 +74,19 @@ def resumable(
     torch.set_num_threads(threads)
     device = device_of(spec.compute)
     dtype = dtype_of(spec.compute.precision, device)
-    set_arithmetic(device, spec.compute)
+    trains_network = isinstance(spec, MaskedLmExperiment) and spec.train is not None
+    arithmetic = set_arithmetic(device, spec.compute, trains_network)
     session.device, session.precision = name_of(device), str(dtype).removeprefix("torch.")
     asked_for = ""
     if threads < spec.compute.threads:
         asked_for = f" (of {spec.compute.threads} asked for: its worker has no more processors)"
         session.device += f", {threads} threads"
-    place = session.device if device.type == "cuda" else "cpu"
+    on_gpu = device.type == "cuda"
+    place = session.device if on_gpu else "cpu"
     yield Log(
         "info",
         f"torch {torch.__version__} on {place}, {session.precision}, "
-        f"{torch.get_num_threads()} threads{asked_for}",
+        f"{torch.get_num_threads()} threads{asked_for}{f', {arithmetic}' if on_gpu else ''}",
     )
     experiment = implementation(spec, session, device, dtype)
 

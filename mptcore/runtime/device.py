@@ -8,6 +8,13 @@ from torch import Tensor
 from mptcore.protocol.records import RunError
 from mptcore.specs.compute import Machine
 
+ARITHMETIC = {
+    "error": "deterministic kernels alone",
+    "warn": "deterministic kernels where CUDA has them",
+    "default": "the fastest kernels",
+}
+"""What a GPU computes with, by torch's mode of deterministic algorithms."""
+
 
 def device_of(compute: Machine) -> torch.device:
     """Return the device of a spec. It is the first GPU, because a worker sees only one. Raises
@@ -45,11 +52,16 @@ def name_of(device: torch.device) -> str:
     return f"cpu ({torch.backends.cpu.get_cpu_capability()})"
 
 
-def set_arithmetic(device: torch.device, compute: Machine) -> None:
-    """Allow or forbid TF32 and nondeterministic kernels on a GPU. Call it before the first
-    computation. On a CPU only threads and instructions matter."""
+def set_arithmetic(device: torch.device, compute: Machine, trains_network: bool = False) -> str:
+    """Allow or forbid TF32, sums in bfloat16 and nondeterministic kernels on a GPU, and return what
+    was set, for the log. Call it before the first computation. On a CPU only threads and
+    instructions matter. With `trains_network`, a language model's gradient, all kernels must be
+    deterministic: attention has such kernels, but uses them only then."""
     fast = compute.determinism == "fast"
     torch.backends.cuda.matmul.allow_tf32 = fast
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = fast
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = fast
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for every new shape
     torch.backends.cudnn.allow_tf32 = fast
     torch.backends.cudnn.benchmark = fast
     torch.backends.cudnn.deterministic = not fast
@@ -57,5 +69,7 @@ def set_arithmetic(device: torch.device, compute: Machine) -> None:
     if exact_gpu:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS begins
     # Of some operations CUDA has no deterministic kernel: torch warns then, which ends no run.
-    torch.set_deterministic_debug_mode("warn" if exact_gpu else "default")
+    mode = "default" if not exact_gpu else "error" if trains_network else "warn"
+    torch.set_deterministic_debug_mode(mode)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    return ARITHMETIC[mode]

@@ -26,6 +26,9 @@ GPU_SHARE = 0.3
 """Share of a GPU's total memory. It does not depend on the free memory, so that a resumed run cuts
 the same batches."""
 
+MAX_LOGITS = 2**31 - 1
+"""Maximum number of logits of a batch: kernels of CUDA count them by 32-bit numbers."""
+
 
 class MaskedLm(Model[MaskedBatch]):
     """A network on its device. The logits are computed only at masked positions: the hidden states
@@ -40,7 +43,7 @@ class MaskedLm(Model[MaskedBatch]):
         trained: bool = False,
     ):
         """Trained weights stay in float32, for any precision of the computation."""
-        self.network = network.to(device, torch.float32 if trained else dtype)
+        self.network = _placed(network, device, torch.float32 if trained else dtype)
         self.device = device
         self.config = network.config
         self._autocast_to = dtype if trained and dtype != torch.float32 else None
@@ -107,16 +110,18 @@ class MaskedLm(Model[MaskedBatch]):
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]
         taken = self.bytes_per_sequence(masks)[order].cumsum(0)
+        logits = (masks.counts[order] * int(self.config.vocab_size)).cumsum(0)
         training = self.network.training
         whole = self._memory or CPU_BYTES["training" if training else "scores"]
-        start, before = 0, 0
+        start, before, computed = 0, 0, 0
         while start < len(order):
             smaller = self._fits if as_fits and not training else None  # as it has shown by now
             memory = smaller or whole
             end = int(torch.searchsorted(taken, before + memory, right=True))
-            end = max(end, start + 1)
+            most = int(torch.searchsorted(logits, computed + MAX_LOGITS, right=True))
+            end = max(min(end, most), start + 1)
             yield order[start:end]
-            start, before = end, int(taken[end - 1])
+            start, before, computed = end, int(taken[end - 1]), int(logits[end - 1])
 
     def take_fewer(self, masks: MaskedBatch) -> None:
         """Halve the parts of scores from now on, because these did not fit in memory."""
@@ -132,6 +137,14 @@ class MaskedLm(Model[MaskedBatch]):
         if self._autocast_to is None:
             return nullcontext()
         return torch.autocast(self.device.type, self._autocast_to)
+
+
+def _placed(network: Network, device: torch.device, dtype: torch.dtype) -> Network:
+    """Move a network to a device, with its parameters in another number type. Buffers keep theirs:
+    the frequencies of rotary positions need float32, as transformers loads them."""
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return network.to(device)
 
 
 def _gpu_share(device: torch.device) -> int | None:

@@ -16,6 +16,7 @@ from mptcore.runtime import checkpoint
 from mptcore.runtime.device import device_of, dtype_of, name_of, set_arithmetic
 from mptcore.runtime.runner import SpecRunner
 from mptcore.specs.compute import Compute
+from tests.support import tiny_lm
 from tests.support.pretended_gpu import DEVICE, pretended_gpu
 from tests.support.runs import records, spec_of
 from tests.support.specs import SMALL
@@ -35,9 +36,13 @@ def test_auto_uses_a_gpu_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings() -> tuple[bool, ...]:
-    cudnn = torch.backends.cudnn
-    tf32 = torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32
-    return *tf32, cudnn.benchmark, not cudnn.deterministic
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    short = (
+        products.allow_bf16_reduced_precision_reduction,
+        products.allow_fp16_reduced_precision_reduction,
+    )
+    tf32 = products.allow_tf32, cudnn.allow_tf32
+    return *short, *tf32, cudnn.benchmark, not cudnn.deterministic
 
 
 def test_determinism_settings_of_a_gpu() -> None:
@@ -45,15 +50,43 @@ def test_determinism_settings_of_a_gpu() -> None:
     with pretended_gpu():
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         set_arithmetic(DEVICE, fast)
-        assert settings() == (True, True, True, True)
+        assert settings() == (True,) * 6
         assert not torch.are_deterministic_algorithms_enabled()
         assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
         set_arithmetic(DEVICE, exact)
-        assert settings() == (False, False, False, False)
+        assert settings() == (False,) * 6
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
     set_arithmetic(CPU, exact)
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+TRAINED_LM: dict[str, Any] = {
+    "model": {"family": "masked_lm", "checkpoint": "tiny"},
+    "data": {"source": "text", "file": "lines.txt", "n": 8},
+    "train": {"steps": 2, "batch_size": 4},
+    "evaluate": {"masks": {"schedule": "rates", "rates": [0.5], "per_size": 2}},
+    "compute": {"device": "cuda", "max_runtime_s": 60},
+}
+
+
+def test_a_language_model_trains_by_deterministic_kernels_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention has a deterministic gradient only in torch's strict mode. Scores and other families
+    need no gradient of attention."""
+    tiny_lm.checkpoint(tmp_path / "models" / "tiny")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "lines.txt").write_text("\n".join(tiny_lm.lines(8)))
+    monkeypatch.setenv("MPT_MODELS_DIR", str(tmp_path / "models"))
+    monkeypatch.setenv("MPT_DATA_DIR", str(tmp_path))
+    scored = {name: part for name, part in TRAINED_LM.items() if name != "train"}
+    for spec, mode in ((TRAINED_LM, "alone"), (scored, "where CUDA has them")):
+        with pretended_gpu():
+            first, *_ = records(spec_of(spec), tmp_path / mode)
+            assert torch.get_deterministic_debug_mode() == (2 if mode == "alone" else 1)
+        assert json.loads(first)["message"].endswith(f", deterministic kernels {mode}")
 
 
 def resumed(spec: dict[str, Any], folder: Path) -> dict[str, Any]:

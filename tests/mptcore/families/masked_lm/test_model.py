@@ -3,10 +3,12 @@
 import sys
 import threading
 from itertools import permutations
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from mptcore.families.masked_lm import model as lm
 from mptcore.families.masked_lm import packing
@@ -207,3 +209,38 @@ def test_preloading_imports_each_model_and_touches_no_gpu(
     for model_type in MASKED_LMS:
         assert f"transformers.models.{model_type}.modeling_{model_type}" in sys.modules
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("kind", ["esm", "modernbert"])
+def test_rotary_positions_keep_their_digits_in_bfloat16(kind: str, tmp_path: Path) -> None:
+    """In bfloat16 a frequency would be off by up to 0.4 %. Transformers loads frequencies in
+    float32 for any number type of the weights."""
+    tiny_lm.checkpoint(tmp_path, kind)
+    load = getattr(transformers, MASKED_LMS[kind]).from_pretrained
+    draws = Masker(corpus_of(tiny_lm.lines(20)), 4, 15).of_sizes(
+        torch.arange(20), torch.full((20,), 2), torch.Generator().manual_seed(1)
+    )
+    untouched = load(tmp_path, dtype=torch.bfloat16).eval()
+    model = MaskedLm(load(tmp_path, dtype=torch.float32).eval(), CPU, torch.bfloat16)
+    assert {parameter.dtype for parameter in model.network.parameters()} == {torch.bfloat16}
+    frequencies = dict(untouched.named_buffers())
+    for name, buffer in model.network.named_buffers():
+        torch.testing.assert_close(buffer, frequencies[name], rtol=0, atol=0)
+    found = scores({"model": model}, draws)[0, 0]
+    expected = [plain(untouched, draws, row) for row in range(20)]
+    assert found.tolist() == pytest.approx(expected, abs=0.1)
+
+
+def test_a_batch_has_no_more_logits_than_a_kernel_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """15 words: three masked tokens are 45 logits."""
+    draws = Masker(corpus_of(tiny_lm.lines(20)), 4, 15).of_sizes(
+        torch.arange(20), torch.full((20,), 3), torch.Generator().manual_seed(1)
+    )
+    model = MaskedLm(tiny_lm.network(), CPU, torch.float32, 2**30)
+    assert [len(part) for part in model.parts(draws)] == [20]
+    together = scores({"model": model}, draws)
+    monkeypatch.setattr(lm, "MAX_LOGITS", 4 * 45)
+    assert [len(part) for part in model.parts(draws)] == [4] * 5
+    torch.testing.assert_close(scores({"model": model}, draws), together, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(lm, "MAX_LOGITS", 44)  # one sequence is the least
+    assert [len(part) for part in model.parts(draws)] == [1] * 20
