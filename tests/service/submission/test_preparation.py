@@ -197,7 +197,7 @@ def test_an_experiment_retried_during_preparation_is_retried_once(
     made = sweep(api, list=[{"seeds": [1]}, {"seeds": [2]}])
     api.post(made["urls"]["cancel"])
     while_it_prepares.append(lambda: api.post(made["urls"]["retry"]))
-    assert api.post(made["urls"]["retry"]).json() == {"count": 0}
+    assert api.post(made["urls"]["retry"]).json() == {"count": 0, "more": False}
     assert count(api) == 4
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event, update
+from sqlalchemy import event, select, update
 
+from service.submission import requests
 from service.sweeps import views
 from service.sweeps.expansion import MAX_POINTS, Point, Points
-from service.tables.experiments import Metric, Status
+from service.tables.experiments import Experiment, Metric, Status
 from service.tables.sweeps import Sweep
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import GRID, SPEC, claim_next, finish, refused, rows, sweep
@@ -97,6 +98,26 @@ def test_a_long_csv_of_large_values_is_refused(
     answer = admin.get(path)
     assert answer.status_code == 422
     assert "MiB of text as CSV" in answer.json()["detail"]
+
+
+def test_a_retry_stores_no_more_than_a_request_may(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep may have grown by many requests. To retry 3,000 points of 120 KB at once took
+    gigabytes of memory, and held up the writes of others."""
+    made = sweep(admin)
+    assert admin.post(made["urls"]["cancel"]).is_success
+    with database_of(admin).snapshot() as session:
+        sizes = [*session.scalars(select(Experiment.spec_bytes).order_by(Experiment.id))]
+    retry = made["urls"]["retry"]
+    monkeypatch.setattr(requests, "MAX_STORED_BYTES", sum(sizes[:4]))
+    assert admin.post(retry).json() == {"count": 4, "more": True}
+    assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 4 + ["cancelled"] * 2
+    monkeypatch.setattr(requests, "MAX_STORED_BYTES", sizes[4] - 1)
+    assert admin.post(retry).json() == {"count": 1, "more": True}  # one alone always fits
+    assert admin.post(retry).json() == {"count": 1, "more": False}
+    assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 6
+    assert admin.post(retry).json() == {"count": 0, "more": False}
 
 
 def test_a_large_value_is_shortened_without_writing_all_of_it(
