@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from mptcore.specs import MAX_PROBLEMS
 from service.experiments.cache import CacheKeys
+from service.experiments.references import ReferencedInputs
 from service.submission import preparation
 from service.sweeps import expansion
 from service.tables.experiments import Experiment, Status
@@ -96,6 +97,30 @@ def test_predecessors_of_a_request_are_limited(
         assert "at most 5 others in all, not 6" in problem["detail"]
     with database_of(api).snapshot() as session:
         assert bytes_agree(session)
+
+
+def test_too_many_predecessors_are_not_looked_up(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch may name 100,000. PostgreSQL takes 65,535 parameters of a statement."""
+    monkeypatch.setattr(preparation, "MAX_AFTER", 5)
+    monkeypatch.setattr(ReferencedInputs, "of", None)
+    batch = [{"spec": SPEC, "after": [f"{i}{j}" for j in range(3)]} for i in range(2)]
+    answer = api.post("/v1/experiments:batch", json={"experiments": batch})
+    assert answer.status_code == 422
+    assert "at most 5 others in all, not 6" in answer.json()["detail"]
+
+
+def test_the_specs_of_predecessors_are_not_read(api: TestClient) -> None:
+    """There may be 20,000, each with a quarter of a megabyte."""
+    first = submitted(api)
+    statements: list[str] = []
+    database = database_of(api)
+    event.listen(database.engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
+    body = {"experiments": [{"spec": SPEC, "after": [first], "cache": False}]}
+    assert api.post("/v1/experiments:batch", json=body).status_code == 202
+    assert any("FROM experiments" in one for one in statements)
+    assert not [one for one in statements if "experiments.spec" in one or "experiments.note" in one]
 
 
 def test_a_base_spec_has_the_size_limit_of_a_single_spec(api: TestClient) -> None:
