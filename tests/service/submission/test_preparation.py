@@ -11,7 +11,7 @@ from sqlalchemy import event, select
 from mptcore.specs import MAX_PROBLEMS
 from service.experiments.cache import CacheKeys
 from service.experiments.references import ReferencedInputs
-from service.submission import preparation
+from service.submission import preparation, submit
 from service.sweeps import expansion
 from service.tables.experiments import Experiment, Status
 from service.tables.sweeps import Sweep, SweepPoint
@@ -181,6 +181,71 @@ def test_others_write_while_a_request_prepares(
     }[what]
     assert api.post(path, json=body).status_code == 202
     assert while_it_prepares == [write]
+
+
+def test_others_write_while_a_request_prepares_again(
+    api: TestClient, while_it_prepares: list[Callable[[], object]]
+) -> None:
+    """A predecessor may end while a request is prepared. The request was then prepared again while
+    it held up the writes of all others, half a minute for a large sweep."""
+    first, writes = submitted(api), []
+    file = database_of(api).engine.url.database
+    assert file is not None
+
+    def write() -> None:
+        with sqlite3.connect(file, timeout=0.1, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+        writes.append(1)
+
+    def end() -> None:
+        change(database_of(api), first, status=Status.SUCCEEDED)
+        while_it_prepares.append(write)
+
+    while_it_prepares.append(end)
+    answer = api.post("/v1/experiments", json={"spec": SPEC, "after": [first], "cache": False})
+    assert (answer.status_code, answer.json()["after"]) == (202, [first])
+    assert len(writes) == 1
+    assert count(api) == 2
+
+
+def test_a_request_is_prepared_a_few_times_only(
+    api: TestClient,
+    while_it_prepares: list[Callable[[], object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One whose predecessors end again and again is refused, and nothing of it stays."""
+    monkeypatch.setattr(submit, "MAX_PREPARED", 2)
+    after = [submitted(api, cache=False) for _ in range(2)]
+    waiting = [*after]
+
+    def end() -> None:
+        change(database_of(api), waiting.pop(), status=Status.SUCCEEDED)
+        while_it_prepares.append(end)
+
+    while_it_prepares.append(end)
+    body = {"spec": SPEC, "after": after, "cache": False, "grid": {"seeds": [[4]]}}
+    answer = api.post("/v1/sweeps", json=body, headers={"Idempotency-Key": "k"})
+    assert (answer.status_code, answer.json()["reason"]) == (503, "changed_meanwhile")
+    assert answer.headers["Retry-After"]
+    assert waiting == []
+    while_it_prepares.clear()
+    assert api.get("/v1/sweeps").json()["items"] == []
+    assert api.post("/v1/sweeps", json=body, headers={"Idempotency-Key": "k"}).is_success
+    with database_of(api).snapshot() as session:
+        assert bytes_agree(session)
+
+
+def test_a_predecessor_may_be_paused_while_a_request_prepares(
+    api: TestClient, while_it_prepares: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is not prepared again: nothing that it rests on has changed."""
+    monkeypatch.setattr(submit, "MAX_PREPARED", 1)
+    first = submitted(api)
+    while_it_prepares.append(lambda: api.post(f"/v1/experiments/{first}:pause"))
+    answer = api.post("/v1/experiments", json={"spec": SPEC, "after": [first], "cache": False})
+    assert answer.status_code == 202
+    assert api.get(f"/v1/experiments/{first}").json()["status"] == "paused"
 
 
 @pytest.mark.parametrize("path", ["/v1/experiments", "/v1/experiments:batch", "/v1/sweeps"])
