@@ -15,7 +15,16 @@ from service.sweeps.expansion import MAX_POINTS, Point, Points
 from service.tables.experiments import Experiment, Metric, Status
 from service.tables.sweeps import Sweep
 from tests.service.accounts.test_users import admin, database_of, place, processes
-from tests.service.sweeps.test_sweeps import GRID, SPEC, claim_next, finish, refused, rows, sweep
+from tests.service.sweeps.test_sweeps import (
+    GRID,
+    SPEC,
+    claim_next,
+    count,
+    finish,
+    refused,
+    rows,
+    sweep,
+)
 from tests.support.ppca_spec import ppca_spec
 
 __all__ = ["admin", "place", "processes"]  # fixtures
@@ -118,6 +127,26 @@ def test_a_retry_stores_no_more_than_a_request_may(
     assert admin.post(retry).json() == {"count": 1, "more": False}
     assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 6
     assert admin.post(retry).json() == {"count": 0, "more": False}
+
+
+def test_the_experiments_of_a_deleted_sweep_are_no_parameters(admin: TestClient) -> None:
+    """A sweep that was retried often has more than SQLite and PostgreSQL take in a statement."""
+    made = sweep(admin)
+    ids = {row["experiment_id"] for row in rows(admin, made["id"])}
+    admin.post(made["urls"]["cancel"])
+    deletions: list[Any] = []
+
+    def noted(*arguments: Any) -> None:
+        if "SET deleted_at" in arguments[2]:
+            deletions.append(arguments[3])
+
+    event.listen(database_of(admin).engine, "before_cursor_execute", noted)
+    assert admin.delete(made["urls"]["self"]).status_code == 204
+    assert len(deletions) == 2  # its experiments and itself
+    for parameters in deletions:
+        values = parameters.values() if isinstance(parameters, dict) else parameters
+        assert not ids.intersection(map(str, values))
+    assert count(admin) == 0
 
 
 def test_a_large_value_is_shortened_without_writing_all_of_it(
