@@ -113,8 +113,10 @@ class Sweep:
 
     def retry(self) -> int:
         """Compute failed and cancelled points again; return their number."""
-        again = self._client._call("POST", f"{self._path}:retry", idempotent=True)
-        count: int = again["count"]
+        count, more = 0, True
+        while more:  # a request retries as many as it may store
+            again = self._client._call("POST", f"{self._path}:retry", idempotent=True)
+            count, more = count + again["count"], again.get("more", False)
         return count
 
     def delete(self) -> None:

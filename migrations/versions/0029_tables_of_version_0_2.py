@@ -382,6 +382,10 @@ def _alter_events() -> None:
 KEPT = """
 SELECT owner_id, spec_bytes AS size FROM experiments
 UNION ALL SELECT owner_id, bytes FROM datasets
+UNION ALL SELECT owner_id, length(CAST(arrays AS TEXT)) FROM datasets
+    WHERE CAST(arrays AS TEXT) <> 'null'
+UNION ALL SELECT owner_id, length(CAST(columns AS TEXT)) FROM datasets
+    WHERE CAST(columns AS TEXT) <> 'null'
 UNION ALL SELECT owner_id, length(CAST(made AS TEXT)) FROM requests
 UNION ALL SELECT e.owner_id,
     length(b.x) + length(b.value) + length(b.std_err) + length(b.n) + coalesce(length(b.seq), 0)

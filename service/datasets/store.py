@@ -3,6 +3,7 @@
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, joinedload
 
+from service.queue import sizes
 from service.tables.datasets import Dataset
 
 
@@ -24,7 +25,10 @@ def exists(session: Session, dataset_id: str) -> bool:
     return session.get(Dataset, dataset_id) is not None
 
 
-def remove(session: Session, dataset_id: str) -> bool:
-    """Delete a data set. False where another request has deleted it."""
-    gone = delete(Dataset).where(Dataset.id == dataset_id).returning(Dataset.id)
-    return session.execute(gone).one_or_none() is not None
+def remove(session: Session, dataset_id: str) -> int | None:
+    """Delete a data set, and return the bytes that it counted for. None where another request has
+    deleted it."""
+    counted = (Dataset.bytes, Dataset.arrays, Dataset.columns, Dataset.constant, Dataset.missing)
+    gone = delete(Dataset).where(Dataset.id == dataset_id).returning(*counted)
+    found = session.execute(gone).one_or_none()
+    return None if found is None else sizes.of_dataset(found)

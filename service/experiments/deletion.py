@@ -55,7 +55,7 @@ def remove(session: Session, experiment: Experiment) -> bool:
     return bool(remove_ended(session, [experiment.id]))
 
 
-def remove_ended(session: Session, experiment_ids: Sequence[str]) -> Sequence[str]:
+def remove_ended(session: Session, experiment_ids: Sequence[str] | Select[str]) -> Sequence[str]:
     """Hide those of these experiments that have ended and are not pinned, and return them."""
     return session.scalars(
         update(Experiment)

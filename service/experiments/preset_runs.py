@@ -1,9 +1,10 @@
 """The newest experiments that ran a preset's specs: found by tag, or by an equal spec."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session, joinedload
+from sqlalchemy.orm import Session, defer, joinedload
 
 from mptcore.presets import PRESETS
 from mptcore.specs import ExperimentSpec, stored_spec
@@ -18,6 +19,8 @@ from service.tables.visibility import readable, reader
 
 MAX_TAGGED = 500
 """Maximum number of tagged experiments that are examined, newest first."""
+SPECS_AT_ONCE = 50
+"""Specs, which may be large, that are in memory at the same time."""
 
 
 def tags_of(preset: str, index: int) -> tuple[str, str]:
@@ -35,16 +38,39 @@ def runs_of_presets(
     cache_keys = CacheKeys(ReferencedInputs.of(session, user.id, specs), Inputs(settings))
     keys = [cache_keys.key(spec, spec.model_dump(mode="json")) for spec in specs]
     tags = [tags_of(name, 0)[0] for name in PRESETS]
-    tagged = page_of(session, user.id, Wanted(tag=tags), limit=MAX_TAGGED, with_spec=True).items
+    tagged = page_of(session, user.id, Wanted(tag=tags), limit=MAX_TAGGED).items
+    computed = _computed(session, [one.id for one in tagged])
     same = _same(session, user, {key for key in keys if key is not None})
     key_of_next = iter(keys)
-    return {
-        name: [
-            _newest(user, spec, [*_tagged(tagged, name, i), *same.get(next(key_of_next), ())])
-            for i, spec in enumerate(preset.specs)
+
+    def newest(preset: str, index: int, spec: ExperimentSpec) -> Experiment | None:
+        digest, wanted = _digest(spec), set(tags_of(preset, index))
+        found = [
+            one for one in tagged if computed.get(one.id) == digest and wanted <= set(one.tags)
         ]
+        found += same.get(next(key_of_next), ())
+        return max(found, key=lambda one: (one.owner_id == user.id, one.id), default=None)
+
+    return {
+        name: [newest(name, i, spec) for i, spec in enumerate(preset.specs)]
         for name, preset in PRESETS.items()
     }
+
+
+def _computed(session: Session, ids: Sequence[str]) -> Mapping[str, str]:
+    """Return a digest of what each of these experiments computes. Each spec is read once, because
+    an experiment may have the tags of many parts."""
+    found: dict[str, str] = {}
+    for first in range(0, len(ids), SPECS_AT_ONCE):
+        query = select(Experiment.id, Experiment.spec)
+        query = query.where(Experiment.id.in_(ids[first : first + SPECS_AT_ONCE]))
+        found |= {row.id: _digest(stored_spec(row.spec)) for row in session.execute(query)}
+    return found
+
+
+def _digest(spec: ExperimentSpec) -> str:
+    """Return a digest of a spec without the settings of the computation."""
+    return hashlib.sha256(spec.model_dump_json(exclude={"compute"}).encode()).hexdigest()
 
 
 def ran(experiment: Experiment, spec: ExperimentSpec) -> bool:
@@ -52,11 +78,6 @@ def ran(experiment: Experiment, spec: ExperimentSpec) -> bool:
     computation."""
     found = stored_spec(experiment.spec)
     return found.model_copy(update={"compute": spec.compute}) == spec
-
-
-def _tagged(found: Sequence[Experiment], preset: str, index: int) -> Iterator[Experiment]:
-    wanted = set(tags_of(preset, index))
-    return (one for one in found if wanted <= set(one.tags))
 
 
 def _same(
@@ -68,14 +89,9 @@ def _same(
         select(Experiment)
         .where(Experiment.cache_key.in_(keys), readable(Experiment))
         .where(mine | (Experiment.status == Status.SUCCEEDED))
-        .options(joinedload(Experiment.owner))
+        .options(joinedload(Experiment.owner), defer(Experiment.spec, raiseload=True))
     )
     found: dict[str | None, list[Experiment]] = {}
     for one in session.scalars(query, reader(user.id)):
         found.setdefault(one.cache_key, []).append(one)
     return found
-
-
-def _newest(user: Caller, spec: ExperimentSpec, found: Sequence[Experiment]) -> Experiment | None:
-    newest_first = sorted(found, key=lambda one: (one.owner_id == user.id, one.id), reverse=True)
-    return next((one for one in newest_first if ran(one, spec)), None)

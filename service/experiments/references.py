@@ -17,6 +17,7 @@ from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, shape_of
 from service.settings import Settings
 from service.tables.datasets import Dataset, forget_contents
 from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
+from service.tables.visibility import readable, reader
 
 WEIGHTS = "weights.safetensors"
 """Name of the file with the weights of a training run."""
@@ -27,11 +28,16 @@ class ReferencedInputs:
     """The uploads and experiments that specs refer to and their owner may read, by id."""
 
     datasets: Mapping[str, Dataset]
-    experiments: Mapping[str, Experiment]
+    statuses: Mapping[str, str]
+    """Status of each experiment. Nothing else is read: a request may name 20,000, each with a large
+    spec."""
+    trained: Collection[str]
+    """Experiments that train a model, of those whose weights are used."""
     weights: Mapping[str, str]
     """SHA-256 of the weights, by experiment that has kept them."""
-    ids: tuple[Collection[str], Collection[str]]
-    """Ids of the uploads and of the experiments, also of those that were not found."""
+    ids: tuple[Collection[str], Collection[str], Collection[str]]
+    """Ids of the uploads, of the experiments whose weights are used, and of those that the specs
+    come after, also of those that were not found."""
     latest: deque[str] = field(default_factory=deque)
     """The uploads whose contents may be in memory."""
 
@@ -46,7 +52,7 @@ class ReferencedInputs:
         """Look up the inputs of specs, and the experiments that they come after."""
         uploads = {one for spec in specs if (one := getattr(spec.data, "dataset", None))}
         weights = {one for spec in specs for _, one in _weights(spec)}
-        return cls._look_up(session, owner_id, uploads, weights.union(after))
+        return cls._look_up(session, owner_id, uploads, weights, {*after})
 
     def is_unchanged(self, session: Session, owner_id: int) -> bool:
         """Look up the same inputs again, and return whether they are as they were."""
@@ -58,20 +64,25 @@ class ReferencedInputs:
         session: Session,
         owner_id: int,
         uploads: Collection[str],
-        earlier: Collection[str],
+        weights: Collection[str],
+        after: Collection[str],
     ) -> "ReferencedInputs":
         return cls(
             readable_ones(session, owner_id, Dataset, uploads),
-            readable_ones(session, owner_id, Experiment, earlier),
-            {one.experiment_id: one.sha256 for one in _kept(session, earlier)},
-            (uploads, earlier),
+            _statuses(session, owner_id, {*weights, *after}),
+            _trained(session, weights),
+            {one.experiment_id: one.sha256 for one in _kept(session, weights)},
+            (uploads, weights, after),
         )
 
     @property
     def _state(self) -> tuple[object, ...]:
-        """Everything that decides whether the specs may run."""
-        statuses = {one.id: one.status for one in self.experiments.values()}
-        return {*self.datasets}, statuses, self.weights
+        """Everything that decides whether the specs may run. Unfinished experiments are alike: one
+        that is paused or starts does not change this."""
+        ended = {
+            one: None if status in UNFINISHED else status for one, status in self.statuses.items()
+        }
+        return {*self.datasets}, ended, self.weights
 
     def dataset(self, dataset_id: str) -> Dataset | None:
         """Return an upload to read its contents. Those of the latest few stay in memory."""
@@ -87,7 +98,7 @@ class ReferencedInputs:
         upload = getattr(spec.data, "dataset", None)
         found = [] if upload is None else [self.datasets[upload].sha256]
         for _, one in _weights(spec):
-            if one not in self.weights or self.experiments[one].status != Status.SUCCEEDED:
+            if one not in self.weights or self.statuses[one] != Status.SUCCEEDED:
                 return None
             found.append(self.weights[one])
         return found
@@ -95,7 +106,24 @@ class ReferencedInputs:
     def unfinished(self, spec: ExperimentSpec, after: Iterable[str]) -> list[str]:
         """Return the experiments that a run of the spec must wait for."""
         earlier = dict.fromkeys([*after, *(one for _, one in _weights(spec))])
-        return [one for one in earlier if self.experiments[one].status in UNFINISHED]
+        return [one for one in earlier if self.statuses[one] in UNFINISHED]
+
+
+def _statuses(session: Session, owner_id: int, ids: Collection[str]) -> dict[str, str]:
+    """Return the status of those of these experiments that a user may read, by id."""
+    if not ids:
+        return {}
+    query = select(Experiment.id, Experiment.status)
+    query = query.where(Experiment.id.in_(ids), readable(Experiment))
+    return {one.id: one.status for one in session.execute(query, reader(owner_id))}
+
+
+def _trained(session: Session, ids: Collection[str]) -> Collection[str]:
+    """Return those of these experiments that train a model."""
+    if not ids:
+        return ()
+    trains = Experiment.spec["train"].as_string().is_not(None)
+    return {*session.scalars(select(Experiment.id).where(Experiment.id.in_(ids), trains))}
 
 
 def _kept(session: Session, experiment_ids: Collection[str]) -> Sequence[Artifact]:
@@ -128,13 +156,11 @@ def reference_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> list[P
 def after_problems(inputs: ReferencedInputs, after: Sequence[str]) -> Iterator[Problem]:
     """Yield the problems of the experiments that another comes after: /after/i."""
     for i, one in enumerate(after):
-        found = inputs.experiments.get(one)
-        if found is None:
+        status = inputs.statuses.get(one)
+        if status is None:
             yield Problem(f"/after/{i}", "the id of an experiment, yours or shared with the lab")
-        elif found.status in FAILED:
-            detail = (
-                f"this experiment is {found.status}: experiments that wait for it could not run"
-            )
+        elif status in FAILED:
+            detail = f"this experiment is {status}: experiments that wait for it could not run"
             yield Problem(f"/after/{i}", detail)
 
 
@@ -168,8 +194,7 @@ def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Pro
 
 def _experiment_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> Iterator[Problem]:
     for part, one in _weights(spec):
-        found = inputs.experiments.get(one)
-        if found is None or found.status in FAILED or found.spec.get("train") is None:
+        if inputs.statuses.get(one, Status.FAILED) in FAILED or one not in inputs.trained:
             detail = (
                 "the id of an experiment, yours or shared with the lab, that trains a model and "
                 "did not fail"

@@ -1,11 +1,14 @@
-"""Stored bytes of an experiment: its spec and other texts, its records and artifacts."""
+"""Stored bytes of an experiment: its spec and other texts, its records and artifacts. Those of
+sweeps and uploads."""
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import ColumnElement, Text, cast, func, insert, literal, select, update
+from sqlalchemy import ColumnElement, Row, Text, cast, func, insert, literal, select, update
 from sqlalchemy.orm import Session
 
+from service.tables.datasets import Dataset
 from service.tables.experiments import TERMINAL, Artifact, Block, Event, Experiment, Metric, Series
 from service.tables.kept_bytes import ByteChange
 from service.tables.sweeps import Sweep
@@ -42,6 +45,13 @@ def of_sweep(sweep: Sweep) -> int:
     """Return the bytes of a sweep beside its points."""
     texts = of_texts(sweep.name, sweep.tags, sweep.note)
     return len(json.dumps(sweep.spec)) + len(json.dumps(sweep.comes_after)) + texts
+
+
+def of_dataset(dataset: Dataset | Row[Any]) -> int:
+    """Return the bytes of an upload: of its file, and of the names and counts in its row, which may
+    take a thousand times as much."""
+    described = (dataset.arrays, dataset.columns, dataset.constant, dataset.missing)
+    return dataset.bytes + sum(len(json.dumps(one)) for one in described if one is not None)
 
 
 def note(session: Session, experiment_id: str, change: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Row, select, tuple_
+from sqlalchemy import Row, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.records.downsampling import downsampled, points_per_series
@@ -37,6 +37,27 @@ def hold_still(session: Session) -> None:
     consistent."""
     if session.get_bind().dialect.name == "postgresql":
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+
+
+MAX_SERIES = 50_000
+"""Maximum number of series of several experiments together. Reading 200,000 took 600 MB of memory
+and 12 s."""
+
+
+class TooManySeries(Exception):
+    """Some experiments have more series together than are read at once."""
+
+    def __init__(self, series: int):
+        super().__init__(f"they have {series} series together; at most {MAX_SERIES} are read")
+
+
+def check_series(session: Session, experiment_ids: Sequence[str]) -> None:
+    """Check the number of series of several experiments. A single one may have any. Raises
+    TooManySeries."""
+    own = select(func.count()).where(Series.experiment_id.in_(experiment_ids))
+    count = session.scalar(own) or 0
+    if count > MAX_SERIES and len(experiment_ids) > 1:
+        raise TooManySeries(count)
 
 
 class TooFewPoints(Exception):

@@ -109,6 +109,7 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
     found = _for_each(entries, steps, order)
     specs = [one.spec for one in found]
     after = {id for one in found for id in one.after}
+    _check_after(len(after))  # before they are looked up
     inputs = ReferencedInputs.of(session, owner_id, specs, after)
     checks = _Checks(settings, inputs, MemoryModel(session), uploads)
     pairs = zip(found, entries, strict=True)
@@ -126,14 +127,14 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
         columns = columns_of(submission, document, entry.retry_of, memory, unfinished, key)
         answer = answer_of(earlier.get(key, ()), submission) if submission.cache else None
         prepared.append(PreparedExperiment(submission, columns, unfinished, answer, entry.retry_of))
-    _check_after(prepared)
+    new = [one.columns["comes_after"] or () for one in prepared if one.cached_from is None]
+    _check_after(sum(map(len, new)))
     return Prepared(prepared, inputs)
 
 
-def _check_after(prepared: Sequence[PreparedExperiment]) -> None:
+def _check_after(number: int) -> None:
     """Raises ApiError where a request's experiments come after too many others."""
-    new = [one.columns["comes_after"] or () for one in prepared if one.cached_from is None]
-    if (number := sum(map(len, new))) > MAX_AFTER:
+    if number > MAX_AFTER:
         detail = (
             f"the experiments of a request come after at most {MAX_AFTER} others in all, not "
             f"{number}: let one experiment come after the others, and the rest after that one"

@@ -32,6 +32,7 @@ from service.sweeps import store
 from service.sweeps.expansion import (
     MAX_FIELDS,
     MAX_POINTS,
+    MAX_STORED_BYTES,
     check_stored,
     field_problems,
     in_request,
@@ -172,13 +173,14 @@ class AddedPoints(SubmissionRequest):
 
 @dataclass(frozen=True)
 class SweepRetry(SubmissionRequest):
-    """New experiments for the points of a sweep that failed or were cancelled."""
+    """New experiments for the points of a sweep that failed or were cancelled: as many as a request
+    may store."""
 
     sweep_id: str
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)
-        old = store.retryable(session, sweep)
+        old = store.retryable(session, sweep, MAX_STORED_BYTES)
         entries = [retry_entry(one, partial(_refuse_retry, one)) for one in old]
         return Submissions(sweep.owner_id, entries)
 

@@ -19,6 +19,7 @@ from service.experiments import store
 from service.fair_share import FairShare
 from service.queue import holds, quota, states
 from service.queue.sizes import of_texts
+from service.refusals import unavailable
 from service.settings import Settings
 from service.submission import idempotency
 from service.submission.idempotency import IdempotentRequest
@@ -37,6 +38,11 @@ from service.tables.engine import Database
 from service.tables.experiments import Event, Experiment, Held, Status
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep, SweepPoint
+
+MAX_PREPARED = 5
+"""Times that a request is prepared. It is prepared again if something has changed that it rests on,
+and never in the transaction that stores it: others' writes would wait, half a minute for a sweep of
+10,000 points on a wide upload."""
 
 # Tables, not classes: for thousands of rows the ORM takes as long as the database does.
 _EXPERIMENTS, _EVENTS, _POINTS = (
@@ -90,37 +96,60 @@ def submitted(
             if before is not None:
                 yield session, before
                 return
-    with database.snapshot() as session:
-        submissions = request.submissions(session, settings, user)
-        prepared = prepare(session, settings, submissions)
-    with database.transaction() as session:
-        check_still_valid(session, user)
-        if key is not None:
-            kept = idempotency.claim(session, user.id, key)
-            before = _accepted_before(session, user, key, kept)
-            if before is not None:
-                yield session, before
-                return
-        sweep = request.sweep(session, settings, user)
-        if not _is_unchanged(session, user, submissions, prepared, sweep):
+    for _ in range(MAX_PREPARED):
+        with database.snapshot() as session:
             submissions = request.submissions(session, settings, user)
             prepared = prepare(session, settings, submissions)
-        accepted = insert_all(
-            session,
-            submissions.owner_id,
-            prepared.experiments,
-            by=user,
-            fair_share=settings.share,
-            sweep=sweep,
-        )
-        if key is not None:
-            assert kept is not None
-            made = accepted.kept()
-            size = len(json.dumps(made))
-            if accepted.is_all_cached and not _has_room(session, settings, user, size):
-                made = []  # without space the key stays free, because nothing was stored
-            idempotency.keep(session, kept, key, made)
-        yield session, accepted
+        try:
+            with database.transaction() as session:
+                yield session, _stored(session, settings, user, request, submissions, prepared, key)
+                return
+        except _Changed:
+            continue
+    detail = "what the request refers to changed while it was checked; nothing was stored"
+    raise unavailable("changed_meanwhile", f"{detail}, try again")
+
+
+class _Changed(Exception):
+    """Something has changed that the prepared experiments rest on."""
+
+
+def _stored(
+    session: Session,
+    settings: Settings,
+    user: Caller,
+    request: SubmissionRequest,
+    submissions: Submissions,
+    prepared: Prepared,
+    key: IdempotentRequest | None,
+) -> Accepted:
+    """Store the prepared experiments of a request, or return what it stored before under its key.
+    Raises _Changed and ApiError."""
+    check_still_valid(session, user)
+    if key is not None:
+        kept = idempotency.claim(session, user.id, key)
+        before = _accepted_before(session, user, key, kept)
+        if before is not None:
+            return before
+    sweep = request.sweep(session, settings, user)
+    if not _is_unchanged(session, user, submissions, prepared, sweep):
+        raise _Changed
+    accepted = insert_all(
+        session,
+        submissions.owner_id,
+        prepared.experiments,
+        by=user,
+        fair_share=settings.share,
+        sweep=sweep,
+    )
+    if key is not None:
+        assert kept is not None
+        made = accepted.kept()
+        size = len(json.dumps(made))
+        if accepted.is_all_cached and not _has_room(session, settings, user, size):
+            made = []  # without space the key stays free, because nothing was stored
+        idempotency.keep(session, kept, key, made)
+    return accepted
 
 
 def _has_room(session: Session, settings: Settings, user: Caller, size: int) -> bool:

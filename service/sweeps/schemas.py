@@ -113,6 +113,9 @@ class Retried(ResponseModel):
 
     count: int
     """Number of points that are computed again."""
+    more: bool
+    """True if points are left, because their specs have more than 32 MiB: send the request
+    again."""
 
 
 class MetricCell(ResponseModel):

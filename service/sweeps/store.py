@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
+from itertools import accumulate
 from typing import Any
 
 from sqlalchemy import Row, Select, bindparam, delete, func, select, update
@@ -131,16 +132,30 @@ def progress(session: Session, sweep_id: str) -> float:
     return math.fsum(min(1.0, (done or 0) / (total or 1)) for done, total in rows)
 
 
-def retryable(session: Session, sweep: Sweep) -> Sequence[Experiment]:
-    """Return the experiments of its points that failed or were cancelled."""
-    query = (
-        select(Experiment)
+def retryable(session: Session, sweep: Sweep, most_bytes: int) -> Sequence[Experiment]:
+    """Return the experiments of its points that failed or were cancelled: the first ones whose
+    specs together have at most this number of bytes, and at least one."""
+    sized = _retryable(sweep.id, Experiment.id, Experiment.spec_bytes)
+    sizes_of = session.execute(sized.order_by(SweepPoint.point)).all()
+    totals = accumulate(one.spec_bytes for one in sizes_of)
+    count = sum(total <= most_bytes for total in totals)
+    chosen = [one.id for one in sizes_of[: max(1, count)]]
+    query = _retryable(sweep.id, Experiment).where(Experiment.id.in_(chosen))
+    return session.scalars(query.order_by(SweepPoint.point)).all()
+
+
+def is_retryable(session: Session, sweep_id: str) -> bool:
+    """Return whether a point has failed or was cancelled."""
+    return session.scalar(_retryable(sweep_id, Experiment.id).limit(1)) is not None
+
+
+def _retryable(sweep_id: str, *columns: Any) -> Select[Any]:
+    return (
+        select(*columns)
         .join(SweepPoint, SweepPoint.experiment_id == Experiment.id)
-        .where(SweepPoint.sweep_id == sweep.id, Experiment.sweep_id == sweep.id)
+        .where(SweepPoint.sweep_id == sweep_id, Experiment.sweep_id == sweep_id)
         .where(Experiment.status.in_(FAILED), Experiment.deleted_at.is_(None))
-        .order_by(SweepPoint.point)
     )
-    return session.scalars(query).all()
 
 
 def obstacle(session: Session, sweep: Sweep) -> str | None:
@@ -161,7 +176,7 @@ def remove(session: Session, sweep: Sweep) -> None:
     """Hide a sweep and the experiments created for it. Waiting ones are cancelled first."""
     states.cancel_all(session, Experiment.sweep_id == sweep.id)
     mine = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
-    deletion.remove_ended(session, session.scalars(mine).all())
+    deletion.remove_ended(session, mine)  # of many retries: too many ids for a statement
     sweep.deleted_at = session.scalar(select(now()))
 
 

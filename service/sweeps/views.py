@@ -8,10 +8,12 @@ from typing import Any
 
 from sqlalchemy import Row
 
+from mptcore.specs import Problem
 from mptlab.means import over_seeds
 from service.experiments.schemas import Progress
 from service.experiments.views import failure_out
 from service.records.spreadsheets import csv_text
+from service.refusals import ApiError, invalid
 from service.sweeps.expansion import value_at
 from service.sweeps.schemas import (
     MetricCell,
@@ -42,6 +44,12 @@ POINT = ("point", "experiment_id", "status")
 """The first columns of a table of points."""
 PER_RUN = 100
 """Units of progress per run."""
+MAX_TABLE_BYTES = 32 * 2**20
+"""Maximum bytes of the swept values of a table, as JSON. A point may set a value of 200 KB, and an
+answer with those of 10,000 points would take all memory."""
+MAX_CSV_BYTES = 128 * 2**20
+"""Maximum bytes of the texts of a table as CSV. In the long form a point's swept values are
+repeated for each metric."""
 
 
 def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
@@ -89,13 +97,29 @@ Metrics = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def table(sweep: Sweep, points: Iterable[Row[Any]], metrics: Metrics) -> Table:
-    rows = [_row(sweep, one, metrics.get(one.id, ())) for one in points]
+    """Return the table of a sweep. Raises ApiError."""
+    rows = []
+    size = 0
+    for one in points:
+        row = _row(sweep, one, metrics.get(one.id, ()))
+        size += len(json.dumps(row.fields))
+        if size > MAX_TABLE_BYTES:
+            raise _too_large("of swept values", MAX_TABLE_BYTES)
+        rows.append(row)
     return Table.model_construct(
         fields=sweep.fields,
         metrics=[*dict.fromkeys(name for row in rows for name in row.metrics)],
         items=rows,
         pooled=_pooled(rows, metrics) if SEEDS in sweep.fields else [],
     )
+
+
+def _too_large(what: str, limit: int) -> ApiError:
+    detail = (
+        f"a table has at most {limit // 2**20} MiB {what}, and this one has more: list the "
+        "experiments with GET /v1/experiments instead"
+    )
+    return invalid([Problem("/path/sweep_id", detail)])
 
 
 def _row(sweep: Sweep, one: Row[Any], metrics: Sequence[Mapping[str, Any]]) -> TableRow:
@@ -158,17 +182,29 @@ def long_csv(made: Table, metrics: Metrics) -> str:
     """A line for each value of a metric, with a column for each label."""
     found = {row.experiment_id: metrics.get(row.experiment_id, ()) for row in made.items}
     labels = [*dict.fromkeys(key for own in found.values() for one in own for key in one["labels"])]
-    lines = (
-        [*_of_point(row), one["name"], *map(one["labels"].get, labels), one["value"],
-         one["std_err"]]
-        for row in made.items
-        for one in found[row.experiment_id]
-    )  # fmt: skip
-    return _csv([*POINT, *made.fields, "metric", *labels, "value", "std_err"], lines)
+
+    def lines() -> Iterator[Sequence[Any]]:
+        for row in made.items:
+            point = [*_of_point(row)]
+            for one in found[row.experiment_id]:
+                own = map(one["labels"].get, labels)
+                yield [*point, one["name"], *own, one["value"], one["std_err"]]
+
+    return _csv([*POINT, *made.fields, "metric", *labels, "value", "std_err"], lines())
 
 
 def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    return csv_text(chain([head], lines))
+    return csv_text(chain([head], _limited(lines)))
+
+
+def _limited(lines: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """Yield the lines. Raises ApiError where their texts are too long."""
+    size = 0
+    for line in lines:
+        size += sum(len(cell) for cell in line if isinstance(cell, str))
+        if size > MAX_CSV_BYTES:
+            raise _too_large("of text as CSV", MAX_CSV_BYTES)
+        yield line
 
 
 def _metric_columns(made: Table) -> Iterator[str]:

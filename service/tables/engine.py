@@ -1,6 +1,7 @@
 """The database: engine, clock, and the two kinds of transaction."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -45,6 +46,10 @@ MIN_FREE_BYTES = 1 << 20
 
 
 TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
+STATEMENT_S = 60.0
+"""Time limit of a statement on SQLite, as PostgreSQL's."""
+LIMIT_STEPS = 10_000
+"""Steps of SQLite between two looks at the clock."""
 NO_TIMEOUTS = "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
 """Options for migrations, which may take any time."""
 
@@ -229,6 +234,8 @@ def _engine(url: str, connections: int, timeouts: str) -> Engine:
         event.listen(engine, "before_cursor_execute", _in_binary)
     if name == "sqlite":
         event.listen(engine, "connect", _open_sqlite)
+        if timeouts != NO_TIMEOUTS:
+            event.listen(engine, "connect", _limit_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -321,6 +328,16 @@ def _open_sqlite(connection: Any, record: object) -> None:
         "busy_timeout=30000",
     ):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _limit_sqlite(connection: Any, record: ConnectionPoolEntry) -> None:
+    """Interrupt statements that take too long. A filter may read all specs of a user."""
+
+    def is_over() -> bool:
+        began: float = record.info.get("began", math.inf)
+        return time.perf_counter() - began > STATEMENT_S
+
+    connection.set_progress_handler(is_over, LIMIT_STEPS)
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -174,6 +174,8 @@ def bytes_in_tables(session: Session) -> dict[int, int]:
         found[sweep.owner_id] += _bytes_of(sweep.name, sweep.note, *sweep.tags)
     for dataset in session.scalars(select(Dataset)):
         found[dataset.owner_id] += dataset.bytes
+        for part in (dataset.arrays, dataset.columns, dataset.constant, dataset.missing):
+            found[dataset.owner_id] += len(json.dumps(part)) if part is not None else 0
     for metric in session.scalars(select(Metric)):
         texts = (metric.name, metric.labels, metric.reason or "")
         found[owners[metric.experiment_id]] += 16 + sum(map(len, texts))

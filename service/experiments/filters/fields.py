@@ -19,6 +19,7 @@ from service.experiments.filters.grammar import Comparison, Condition, Given, Jo
 from service.experiments.filters.stored_json import (
     is_label,
     spec_compares,
+    spec_is_one_of,
     tag_is,
 )
 from service.tables.experiments import Device, Experiment, Metric, Status
@@ -105,6 +106,8 @@ def _compared(session: Session, one: Comparison) -> Clause:
     kind, _, rest = one.field.partition(".")
     if one.labels and kind != "metrics":
         raise Wrong(one.column, f"{one.field} has no labels: only metrics have")
+    if one.operator == "in" and kind == "spec" and rest in SPEC_PATHS:
+        return spec_is_one_of(session, rest, [value.value for value in one.values])
     if one.operator == "in":
         parts = [
             _compared(session, Comparison(one.field, one.labels, "=", (value,), one.column))

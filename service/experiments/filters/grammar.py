@@ -40,6 +40,9 @@ WORD: /[^\W\d][\w.:@\/-]*/
 _PARSER = Lark(GRAMMAR, parser="lalr", start=["start", "order"], maybe_placeholders=False)
 MAX_DEEP = 20
 MAX_COMPARISONS = 50
+MAX_VALUES = 200
+"""Values in the lists of a filter. Each becomes a comparison of its own in SQL, and SQLite nests a
+thousand at most."""
 Value = str | float | bool | None
 
 SAID = {
@@ -139,6 +142,10 @@ def parse(text: str) -> Condition:
     conditions = [*tree.find_pred(lambda one: one.data in ("compared", "among"))]
     if len(conditions) > MAX_COMPARISONS:
         raise Wrong(1, f"at most {MAX_COMPARISONS} comparisons, not {len(conditions)}")
+    lists = [one.children for one in conditions if one.data == "among"]
+    values = sum(isinstance(one, Token) for parts in lists for one in parts) - len(lists)
+    if values > MAX_VALUES:
+        raise Wrong(1, f"at most {MAX_VALUES} values in lists, not {values}")
     return _condition(tree, MAX_DEEP)
 
 

@@ -2,9 +2,21 @@
 index."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, String, and_, bindparam, cast, false, func, literal, select
+from sqlalchemy import (
+    ColumnElement,
+    String,
+    and_,
+    bindparam,
+    cast,
+    false,
+    func,
+    literal,
+    or_,
+    select,
+)
 from sqlalchemy.dialects.postgresql import JSONB, JSONPATH
 from sqlalchemy.orm import Session
 
@@ -72,8 +84,29 @@ KINDS = {float: ("integer", "real"), str: ("text",), type(None): ("null",)}
 """SQLite's names of the types."""
 
 
+def spec_is_one_of(session: Session, path: str, values: Sequence[Value]) -> Clause:
+    """Return whether a spec field, or an item of a list, equals one of these values. SQLite parses
+    the whole spec for each look, so it looks once for all values."""
+    if _far(session):
+        return or_(*(spec_compares(session, path, "=", value) for value in values))
+    each = _each(path)
+    return _exists(each, or_(*(_matches(each, "=", value) for value in values)))
+
+
 def _in_sqlite(path: str, operator: str, value: Value) -> Clause:
-    each = func.json_each(Experiment.spec, f"$.{path}").table_valued("value", "type")
+    each = _each(path)
+    return _exists(each, _matches(each, operator, value))
+
+
+def _each(path: str) -> Any:
+    return func.json_each(Experiment.spec, f"$.{path}").table_valued("value", "type")
+
+
+def _exists(each: Any, condition: Clause) -> Clause:
+    return select(literal(1)).select_from(each).where(condition).exists()
+
+
+def _matches(each: Any, operator: str, value: Value) -> Clause:
     if isinstance(value, bool):
         conditions: list[Any] = [each.c.type == str(value).lower()]
     else:
@@ -81,4 +114,4 @@ def _in_sqlite(path: str, operator: str, value: Value) -> Clause:
     if isinstance(value, str | float):
         compare = each.c.value.op(operator, is_comparison=True)
         conditions.append(compare(value))
-    return select(literal(1)).select_from(each).where(and_(*conditions)).exists()
+    return and_(*conditions)

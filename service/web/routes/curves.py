@@ -11,7 +11,14 @@ from service.accounts.permission import find
 from service.accounts.users import Caller
 from service.experiments.store import find_all
 from service.queue.states import is_terminal
-from service.records.curves import TooFewPoints, hold_still, labels_of, read_curves
+from service.records.curves import (
+    TooFewPoints,
+    TooManySeries,
+    check_series,
+    hold_still,
+    labels_of,
+    read_curves,
+)
 from service.records.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.records.selection import Wanted, check_selection
 from service.refusals import invalid
@@ -145,6 +152,10 @@ def batch_get_curves(
     with database.snapshot() as session:
         hold_still(session)
         experiments = find_all(session, user, wanted.ids)
+        try:
+            check_series(session, wanted.ids)
+        except TooManySeries as error:
+            raise invalid([Problem("/ids", f"name fewer experiments: {error}")]) from None
         known = [one for of in labels_of(session, wanted.ids).values() for one in of]
         ended = all(is_terminal(one.status) for one in experiments)
         check_selection(known, ended, wanted.series, labels, where="/labels")

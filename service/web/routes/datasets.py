@@ -19,7 +19,7 @@ from service.accounts.permission import check_still_valid, find, find_own, newes
 from service.accounts.users import Caller
 from service.datasets import store
 from service.datasets.files import inspect, move
-from service.queue import quota
+from service.queue import quota, sizes
 from service.queue.quota import Room
 from service.refusals import ApiError, invalid
 from service.schemas import Moment, Page, RequestModel, ResponseModel
@@ -209,7 +209,7 @@ class _Arrival:
         try:
             with self.database.transaction() as session:
                 check_still_valid(session, self.by)
-                size = self.dataset.bytes
+                size = sizes.of_dataset(self.dataset)
                 quota.lock(session, self.by.id)  # two at once do not both take the last room
                 quota.check_bytes(session, self.by.id, self.settings.share, size)
                 quota.note(session, self.by.id, size)
@@ -275,8 +275,7 @@ def delete_dataset(
     with database.transaction() as session:
         found = find_own(session, user, Dataset, dataset_id)
         leftover.mkdir(parents=True, exist_ok=True)
-        if store.remove(session, found.id):
-            quota.note(session, found.owner_id, -found.bytes)
+        quota.note(session, found.owner_id, -(store.remove(session, found.id) or 0))
         audit.note(session, user, "dataset.deleted", dataset_id)
     for folder in (settings.datasets(dataset_id), leftover):
         shutil.rmtree(folder, ignore_errors=True)

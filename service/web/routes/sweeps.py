@@ -206,11 +206,12 @@ def cancel_sweep(
 @router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED)
 def retry_sweep(sweep_id: SweepId, submitted: SubmitDep, user: Submitter) -> Retried:
     """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
-    in the sweep. A second request finds nothing to retry."""
+    in the sweep. A second request finds nothing to retry, unless `more` is true."""
     with submitted(SweepRetry(sweep_id)) as (session, accepted):
         count = len(accepted.outcomes)
         audit.note(session, user, "sweep.retried", sweep_id, experiments=count)
-    return Retried(count=count)
+        more = count > 0 and store.is_retryable(session, sweep_id)
+    return Retried(count=count, more=more)
 
 
 def _out(session: Session, queue_snapshots: QueueSnapshots, sweep: Sweep, user: Caller) -> SweepOut:

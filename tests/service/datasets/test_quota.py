@@ -1,9 +1,11 @@
 """Limits on a user's stored data and simultaneous uploads."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
@@ -11,8 +13,10 @@ from service.fair_share import FairShare
 from service.queue.quota import UNLIMITED
 from service.refusals import ApiError
 from service.settings import Settings
+from service.tables.engine import Database
 from service.web.bodies import Bodies
 from service.web.main import create_app
+from tests.support.invariants import bytes_agree, bytes_in_tables
 from tests.support.uploads import GOOD, npy, post, stored
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
@@ -46,6 +50,23 @@ def test_uploads_end_with_the_quota_and_go_on_after_a_delete(
     assert len(stored(narrow)) == 2
     assert api.delete(f"/v1/datasets/{first.json()['id']}").status_code == 204
     assert post(api, "a.npy", npy(GOOD + 2)).status_code == 201
+
+
+def test_the_description_of_an_upload_counts(api: TestClient, narrow: Settings) -> None:
+    """A file of 600 bytes may have 100,000 constant columns, whose indices are a megabyte."""
+    wide = npy(np.zeros((1, 600), dtype=np.uint8))
+    refused = post(api, "a.npy", wide)
+    assert (refused.status_code, refused.json()["reason"]) == (409, "storage_quota")
+    described = len(json.dumps({"": [*map(str, range(600))]}))
+    assert f"this needs {len(wide) + described}, and" in refused.json()["detail"]
+    assert stored(narrow) == []
+    small = post(api, "a.npy", npy(np.zeros((1, 4), dtype=np.uint8))).json()
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    for is_there in (True, False):
+        with database.snapshot() as session:
+            assert bytes_agree(session)
+            assert bool(bytes_in_tables(session)) == is_there
+        api.delete(f"/v1/datasets/{small['id']}")
 
 
 def test_a_body_that_does_not_say_its_size_is_counted_as_it_comes(

@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from service.accounts.users import ensure_key
 from service.queue import lease
+from service.records import curves
 from service.records.recording import Batch, record
 from service.records.schemas import ManyCurvesOut
 from service.settings import Settings
@@ -70,6 +71,21 @@ def test_series_labels_and_points_of_all(
     assert claimed(database)  # one that runs
     running = api.get("/v1/experiments").json()["items"][0]["id"]
     assert get(api, ids=[*ids, running]).json()["partial"]
+
+
+def test_too_many_series_are_refused_before_they_are_read(
+    api: TestClient, ids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "MAX_SERIES", 6)
+    assert get(api, ids=ids).status_code == 200
+    monkeypatch.setattr(curves, "MAX_SERIES", 5)
+    answer = get(api, ids=ids)
+    assert answer.status_code == 422
+    (problem,) = answer.json()["errors"]
+    assert problem["pointer"] == "/ids"
+    assert problem["detail"].endswith("they have 6 series together; at most 5 are read")
+    monkeypatch.setattr(curves, "MAX_SERIES", 1)
+    assert get(api, ids=ids[:1]).status_code == 200  # one experiment may have any
 
 
 def test_csv_and_arrow_name_the_experiment(api: TestClient, ids: list[str]) -> None:

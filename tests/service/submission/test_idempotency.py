@@ -194,12 +194,12 @@ def test_a_request_that_made_nothing_leaves_its_key_free(admin: TestClient) -> N
     """No experiment of the sweep had failed."""
     made = send(admin, "/v1/sweeps", BODIES["/v1/sweeps"], None).json()
     retry = made["urls"]["retry"]
-    assert [send(admin, retry).json() for _ in range(2)] == [{"count": 0}] * 2
+    assert [send(admin, retry).json() for _ in range(2)] == [{"count": 0, "more": False}] * 2
     with database_of(admin).snapshot() as session:
         assert session.scalars(select(KeptRequest)).all() == []
         assert bytes_agree(session)
     admin.post(made["urls"]["cancel"])
-    assert [send(admin, retry).json() for _ in range(2)] == [{"count": 2}] * 2
+    assert [send(admin, retry).json() for _ in range(2)] == [{"count": 2, "more": False}] * 2
 
 
 @pytest.mark.parametrize("is_known", [False, True])

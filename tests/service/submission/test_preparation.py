@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import event, select
 
 from mptcore.specs import MAX_PROBLEMS
 from service.experiments.cache import CacheKeys
-from service.submission import preparation
+from service.experiments.references import ReferencedInputs
+from service.submission import preparation, submit
 from service.sweeps import expansion
 from service.tables.experiments import Experiment, Status
 from service.tables.sweeps import Sweep, SweepPoint
@@ -98,6 +99,30 @@ def test_predecessors_of_a_request_are_limited(
         assert bytes_agree(session)
 
 
+def test_too_many_predecessors_are_not_looked_up(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch may name 100,000. PostgreSQL takes 65,535 parameters of a statement."""
+    monkeypatch.setattr(preparation, "MAX_AFTER", 5)
+    monkeypatch.setattr(ReferencedInputs, "of", None)
+    batch = [{"spec": SPEC, "after": [f"{i}{j}" for j in range(3)]} for i in range(2)]
+    answer = api.post("/v1/experiments:batch", json={"experiments": batch})
+    assert answer.status_code == 422
+    assert "at most 5 others in all, not 6" in answer.json()["detail"]
+
+
+def test_the_specs_of_predecessors_are_not_read(api: TestClient) -> None:
+    """There may be 20,000, each with a quarter of a megabyte."""
+    first = submitted(api)
+    statements: list[str] = []
+    database = database_of(api)
+    event.listen(database.engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
+    body = {"experiments": [{"spec": SPEC, "after": [first], "cache": False}]}
+    assert api.post("/v1/experiments:batch", json=body).status_code == 202
+    assert any("FROM experiments" in one for one in statements)
+    assert not [one for one in statements if "experiments.spec" in one or "experiments.note" in one]
+
+
 def test_a_base_spec_has_the_size_limit_of_a_single_spec(api: TestClient) -> None:
     long = {**TEXT, "data": {"source": "text", "lines": ["word " * 60_000]}}
     ((pointer, detail),) = refused(api, spec=long, grid={"seeds": [[1]]})
@@ -158,6 +183,71 @@ def test_others_write_while_a_request_prepares(
     assert while_it_prepares == [write]
 
 
+def test_others_write_while_a_request_prepares_again(
+    api: TestClient, while_it_prepares: list[Callable[[], object]]
+) -> None:
+    """A predecessor may end while a request is prepared. The request was then prepared again while
+    it held up the writes of all others, half a minute for a large sweep."""
+    first, writes = submitted(api), []
+    file = database_of(api).engine.url.database
+    assert file is not None
+
+    def write() -> None:
+        with sqlite3.connect(file, timeout=0.1, isolation_level=None) as other:
+            other.execute("BEGIN IMMEDIATE")
+            other.execute("ROLLBACK")
+        writes.append(1)
+
+    def end() -> None:
+        change(database_of(api), first, status=Status.SUCCEEDED)
+        while_it_prepares.append(write)
+
+    while_it_prepares.append(end)
+    answer = api.post("/v1/experiments", json={"spec": SPEC, "after": [first], "cache": False})
+    assert (answer.status_code, answer.json()["after"]) == (202, [first])
+    assert len(writes) == 1
+    assert count(api) == 2
+
+
+def test_a_request_is_prepared_a_few_times_only(
+    api: TestClient,
+    while_it_prepares: list[Callable[[], object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One whose predecessors end again and again is refused, and nothing of it stays."""
+    monkeypatch.setattr(submit, "MAX_PREPARED", 2)
+    after = [submitted(api, cache=False) for _ in range(2)]
+    waiting = [*after]
+
+    def end() -> None:
+        change(database_of(api), waiting.pop(), status=Status.SUCCEEDED)
+        while_it_prepares.append(end)
+
+    while_it_prepares.append(end)
+    body = {"spec": SPEC, "after": after, "cache": False, "grid": {"seeds": [[4]]}}
+    answer = api.post("/v1/sweeps", json=body, headers={"Idempotency-Key": "k"})
+    assert (answer.status_code, answer.json()["reason"]) == (503, "changed_meanwhile")
+    assert answer.headers["Retry-After"]
+    assert waiting == []
+    while_it_prepares.clear()
+    assert api.get("/v1/sweeps").json()["items"] == []
+    assert api.post("/v1/sweeps", json=body, headers={"Idempotency-Key": "k"}).is_success
+    with database_of(api).snapshot() as session:
+        assert bytes_agree(session)
+
+
+def test_a_predecessor_may_be_paused_while_a_request_prepares(
+    api: TestClient, while_it_prepares: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is not prepared again: nothing that it rests on has changed."""
+    monkeypatch.setattr(submit, "MAX_PREPARED", 1)
+    first = submitted(api)
+    while_it_prepares.append(lambda: api.post(f"/v1/experiments/{first}:pause"))
+    answer = api.post("/v1/experiments", json={"spec": SPEC, "after": [first], "cache": False})
+    assert answer.status_code == 202
+    assert api.get(f"/v1/experiments/{first}").json()["status"] == "paused"
+
+
 @pytest.mark.parametrize("path", ["/v1/experiments", "/v1/experiments:batch", "/v1/sweeps"])
 def test_a_predecessor_that_fails_during_preparation_is_noticed(
     api: TestClient, while_it_prepares: list[Callable[[], object]], path: str
@@ -197,7 +287,7 @@ def test_an_experiment_retried_during_preparation_is_retried_once(
     made = sweep(api, list=[{"seeds": [1]}, {"seeds": [2]}])
     api.post(made["urls"]["cancel"])
     while_it_prepares.append(lambda: api.post(made["urls"]["retry"]))
-    assert api.post(made["urls"]["retry"]).json() == {"count": 0}
+    assert api.post(made["urls"]["retry"]).json() == {"count": 0, "more": False}
     assert count(api) == 4
 
 

@@ -1,16 +1,30 @@
 """Points of sweeps: their specs, and refusals."""
 
+import csv
+import io
+import json
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event, update
+from sqlalchemy import event, select, update
 
+from service.submission import requests
+from service.sweeps import views
 from service.sweeps.expansion import MAX_POINTS, Point, Points
-from service.tables.experiments import Status
+from service.tables.experiments import Experiment, Metric, Status
 from service.tables.sweeps import Sweep
 from tests.service.accounts.test_users import admin, database_of, place, processes
-from tests.service.sweeps.test_sweeps import GRID, SPEC, refused, rows, sweep
+from tests.service.sweeps.test_sweeps import (
+    GRID,
+    SPEC,
+    claim_next,
+    count,
+    finish,
+    refused,
+    rows,
+    sweep,
+)
 from tests.support.ppca_spec import ppca_spec
 
 __all__ = ["admin", "place", "processes"]  # fixtures
@@ -43,6 +57,96 @@ def test_a_table_reads_specs_in_parts(admin: TestClient, monkeypatch: pytest.Mon
     reads = [one for one in statements if "experiments.spec" in one]
     assert len(reads) == 3
     assert all("LIMIT" in one for one in reads)
+
+
+def finished(api: TestClient) -> None:
+    """End the first point with two metrics."""
+    database = database_of(api)
+    claim = claim_next(database)
+    assert claim is not None
+    with database.transaction() as session:
+        for seq, name in enumerate(("lml", "mpt_score"), 1):
+            metric = {"experiment_id": claim.experiment_id, "seq": seq, "name": name}
+            session.add(Metric(**metric, labels="{}", value=1.0, std_err=0.1))
+    finish(database, claim)
+
+
+def test_a_table_of_large_values_is_refused(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A point may set a value of 200 KB, and a sweep may have 10,000 points: an answer with 750 of
+    them took half a gigabyte of memory."""
+    made = sweep(admin)
+    path = made["urls"]["table"]
+    size = sum(len(json.dumps(row["fields"])) for row in rows(admin, made["id"]))
+    monkeypatch.setattr(views, "MAX_TABLE_BYTES", size)
+    assert admin.get(path).status_code == 200
+    monkeypatch.setattr(views, "MAX_TABLE_BYTES", size - 1)
+    for form in ("", "?format=csv", "?format=csv&form=long", "?format=csv&form=pooled"):
+        answer = admin.get(path + form)
+        assert answer.status_code == 422
+        (problem,) = answer.json()["errors"]
+        assert problem["pointer"] == "/path/sweep_id"
+        assert "MiB of swept values" in problem["detail"]
+
+
+def test_a_long_csv_of_large_values_is_refused(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It repeats the values of a point for each metric."""
+    made = sweep(admin)
+    finished(admin)
+    path = made["urls"]["table"] + "?format=csv&form=long"
+    lines = [*csv.reader(io.StringIO(admin.get(path).text))][1:]
+    assert len(lines) == 2
+    texts = [[cell for cell in line if not cell.replace(".", "").isdigit()] for line in lines]
+    size = sum(len(cell) for line in texts for cell in line)
+    monkeypatch.setattr(views, "MAX_CSV_BYTES", size)
+    assert admin.get(path).status_code == 200
+    monkeypatch.setattr(views, "MAX_CSV_BYTES", size - 1)
+    answer = admin.get(path)
+    assert answer.status_code == 422
+    assert "MiB of text as CSV" in answer.json()["detail"]
+
+
+def test_a_retry_stores_no_more_than_a_request_may(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep may have grown by many requests. To retry 3,000 points of 120 KB at once took
+    gigabytes of memory, and held up the writes of others."""
+    made = sweep(admin)
+    assert admin.post(made["urls"]["cancel"]).is_success
+    with database_of(admin).snapshot() as session:
+        sizes = [*session.scalars(select(Experiment.spec_bytes).order_by(Experiment.id))]
+    retry = made["urls"]["retry"]
+    monkeypatch.setattr(requests, "MAX_STORED_BYTES", sum(sizes[:4]))
+    assert admin.post(retry).json() == {"count": 4, "more": True}
+    assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 4 + ["cancelled"] * 2
+    monkeypatch.setattr(requests, "MAX_STORED_BYTES", sizes[4] - 1)
+    assert admin.post(retry).json() == {"count": 1, "more": True}  # one alone always fits
+    assert admin.post(retry).json() == {"count": 1, "more": False}
+    assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 6
+    assert admin.post(retry).json() == {"count": 0, "more": False}
+
+
+def test_the_experiments_of_a_deleted_sweep_are_no_parameters(admin: TestClient) -> None:
+    """A sweep that was retried often has more than SQLite and PostgreSQL take in a statement."""
+    made = sweep(admin)
+    ids = {row["experiment_id"] for row in rows(admin, made["id"])}
+    admin.post(made["urls"]["cancel"])
+    deletions: list[Any] = []
+
+    def noted(*arguments: Any) -> None:
+        if "SET deleted_at" in arguments[2]:
+            deletions.append(arguments[3])
+
+    event.listen(database_of(admin).engine, "before_cursor_execute", noted)
+    assert admin.delete(made["urls"]["self"]).status_code == 204
+    assert len(deletions) == 2  # its experiments and itself
+    for parameters in deletions:
+        values = parameters.values() if isinstance(parameters, dict) else parameters
+        assert not ids.intersection(map(str, values))
+    assert count(admin) == 0
 
 
 def test_a_large_value_is_shortened_without_writing_all_of_it(

@@ -192,8 +192,8 @@ def test_a_sweep_is_cancelled_and_retried_as_a_whole(admin: TestClient) -> None:
     ended = admin.get(made["urls"]["self"]).json()
     assert (ended["status"], ended["terminal"]) == ("cancelled", True)
     assert ended["estimate"] == "all of its runs have ended"
-    assert admin.post(made["urls"]["retry"]).json() == {"count": 5}
-    assert admin.post(made["urls"]["retry"]).json() == {"count": 0}
+    assert admin.post(made["urls"]["retry"]).json() == {"count": 5, "more": False}
+    assert admin.post(made["urls"]["retry"]).json() == {"count": 0, "more": False}
     after = [row["experiment_id"] for row in rows(admin, made["id"])]
     assert after[0] == before[0]
     assert set(after[1:]).isdisjoint(before)

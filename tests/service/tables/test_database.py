@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import Engine, event, text
-from sqlalchemy.exc import DataError, ProgrammingError
+from sqlalchemy import Engine, event, select, text
+from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
 from service.queue import lease, states
 from service.queue.lease import FailureCause
 from service.revisions import NotMigrated
 from service.settings import Settings
+from service.tables import engine
 from service.tables.db_errors import (
     CANNOT_OPEN,
     DISK_ERROR,
@@ -206,3 +207,21 @@ def test_text_that_cannot_be_stored_is_repaired(either: Database) -> None:
         noted = session.query(Event).order_by(Event.id.desc()).first()
         assert noted is not None
         assert noted.data["why"] == "\ufffd\ufffd😀"
+
+
+SLOW = text(
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 20000000) "
+    "SELECT max(i) FROM n"
+)
+
+
+def test_a_statement_on_sqlite_has_a_time_limit(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter of one member that reads thousands of large specs kept a processor for minutes."""
+    monkeypatch.setattr(engine, "STATEMENT_S", 0.05)
+    with database.snapshot() as session:
+        with pytest.raises(OperationalError, match="interrupted"):
+            session.execute(SLOW).all()
+    with database.transaction() as session:  # the connection still serves
+        assert session.scalar(select(1)) == 1

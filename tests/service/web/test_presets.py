@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import pytest
 from fastapi.testclient import TestClient
 
 from mptcore.presets import PRESETS
+from mptcore.specs import stored_spec
+from service.experiments import preset_runs
 from service.queue import lease
 from service.queue.dispatch import dispatch_next
 from service.records.recording import Batch, record
@@ -115,3 +118,27 @@ def test_shared_successful_runs_of_others_are_shown(api: TestClient, database: D
     assert runs_of(ann, "fig4-left") == [shared]
     own = submit(ann, spec)
     assert runs_of(ann, "fig4-left") == [own]
+
+
+def test_the_spec_of_a_tagged_experiment_is_read_once(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An experiment may have the tags of many parts. Reading five hundred specs for each of them
+    took the service minutes."""
+    monkeypatch.setattr(preset_runs, "SPECS_AT_ONCE", 2)
+    (spec,) = api.get("/v1/presets/fig4-left").json()["specs"]
+    tags = ["preset:fig4-left", "preset:table1", "part:1", "part:2", "part:3"]
+    for seed in range(3):
+        submit(api, {**spec, "seeds": [seed]}, *tags)
+    read: list[Any] = []
+
+    def noted(value: Any) -> Any:
+        read.append(value["seeds"])
+        return stored_spec(value)
+
+    monkeypatch.setattr(preset_runs, "stored_spec", noted)
+    assert runs_of(api, "fig4-left") == [None]
+    assert runs_of(api, "table1") == [None] * 3
+    assert sorted(read) == sorted([[seed] for seed in range(3)] * 2)  # one reading for each answer
+    same = submit(api, {**spec, "compute": {**spec["compute"], "threads": 1}}, *tags)
+    assert runs_of(api, "fig4-left") == [same]
