@@ -57,7 +57,7 @@ def test_determinism_settings_of_a_gpu() -> None:
         assert settings() == (False,) * 6
         assert torch.is_deterministic_algorithms_warn_only_enabled()
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
-        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     set_arithmetic(CPU, exact)
     assert not torch.are_deterministic_algorithms_enabled()
 
