@@ -115,7 +115,7 @@ def _fig3_vae(name: str, source: str) -> Preset:
             {"objective": "mpt", "masks": {"schedule": "uniform", "per_size": 1}, **epochs},
         ],
         data={"n": 1250, "heldout": 0.2},
-        evaluate={"masks": {**_at_rate(0.33), "per_size": 12}},  # as many as give an error
+        evaluate={"masks": _at_rate(0.33)},  # the statement is about the LML alone
         baseline={"family": "ppca", "init": "maximum_likelihood", **common},
         seeds=list(judges.VAE_SEEDS),
         statement="With MPT training, of masks of 33 % and of uniform sizes, the LML of held-out "
