@@ -11,11 +11,18 @@ ELEMENTWISE = tuple(ACTIVATIONS.values())
 
 def linearised(decoder: Decoder, z: Tensor) -> tuple[Tensor, Tensor]:
     """Return the outputs (n, D) for z (n, K), and their derivatives (n, K, D)."""
+    values, slopes = linearised_body(decoder, z)
+    outputs, slopes = _through(decoder.last, values, slopes.flatten(0, 1))
+    return outputs, slopes.view(*z.shape, -1)
+
+
+def linearised_body(decoder: Decoder, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the last layer of a decoder gets for z (n, K), (n, H), and its derivatives (n, K,
+    H), for bodies whose outputs are vectors."""
     n, latent_dim = z.shape
     identity = torch.eye(latent_dim, dtype=z.dtype, device=z.device)
     values, slopes = _through(decoder.body, z, identity.repeat(n, 1))
-    outputs, slopes = _through(decoder.last, values, slopes)
-    return outputs, slopes.view(n, latent_dim, -1)
+    return values, slopes.view(n, latent_dim, -1)
 
 
 def _through(module: nn.Module, values: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,13 +5,14 @@ a scale."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from mptcore.families.vae.likelihoods import Likelihood
-from mptcore.families.vae.linearised import linearised
+from mptcore.families.vae.likelihoods import GaussianLikelihood, Likelihood
+from mptcore.families.vae.linearised import linearised, linearised_body
 from mptcore.families.vae.networks import Decoder, draw_normal, draw_uniform
 from mptcore.families.vae.variational import log_prior
 from mptcore.runtime.out_of_memory import by_rows
@@ -313,14 +314,39 @@ class Fit:
     def _quadratic(self, z: Tensor, x: Tensor, observed: Tensor) -> Quadratic:
         return Quadratic(*by_rows(self._expanded, z, x, observed))
 
+    @cached_property
+    def _information(self) -> Tensor | None:
+        """Return the information about the values before a linear last layer, Wᵀ Ψ_R⁻¹ W (H, H), if
+        all observations have the same and the layer widens. Gaussian noise does not depend on the
+        outputs. A GPU would be waited for to compare the observations."""
+        last, seen = self.decoder.last, self.observed[0]
+        if not isinstance(self.likelihood, GaussianLikelihood) or not isinstance(last, nn.Linear):
+            return None
+        if seen.is_cuda or last.in_features >= last.out_features:
+            return None
+        if not (self.observed == seen).all():
+            return None
+        return self.likelihood.precision * (last.weight.mT * seen) @ last.weight
+
     def _expanded(self, z: Tensor, x: Tensor, observed: Tensor) -> Quadratic:
-        outputs, jacobian = linearised(self.decoder, z)
+        shared = self._information
+        if shared is None:
+            outputs, jacobian = linearised(self.decoder, z)
+        else:
+            values, jacobian = linearised_body(self.decoder, z)
+            outputs = self.decoder.last(values)
         log_probs = self.likelihood.log_prob(x, outputs)
         value = (log_probs * observed).sum(-1) + log_prior(z)
-        slope = (self.likelihood.slope(x, outputs) * observed)[..., None]  # (n, D, 1)
-        weighted = jacobian * (self.likelihood.information(outputs) * observed)[:, None]
+        slope = self.likelihood.slope(x, outputs) * observed  # (n, D)
+        if shared is None:
+            information = self.likelihood.information(outputs) * observed
+            weighted = jacobian * information[:, None]
+        else:
+            assert isinstance(self.decoder.last, nn.Linear)
+            slope, weighted = slope @ self.decoder.last.weight, jacobian @ shared
         identity = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
-        return Quadratic(value, (jacobian @ slope)[..., 0] - z, identity + weighted @ jacobian.mT)
+        ascent = (jacobian @ slope[..., None])[..., 0] - z
+        return Quadratic(value, ascent, identity + weighted @ jacobian.mT)
 
 
 def _truncated(log_weights: Tensor) -> Tensor:

@@ -259,6 +259,24 @@ def test_decoding_some_columns_equals_decoding_all(
     assert all(p.grad is not None for p in decoder.parameters())
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_fit_expands_about_the_values_before_the_last_layer(alike: bool) -> None:
+    """The expansion is that of the outputs, for observations that have the same mask or not."""
+    _, decoder = dense(Dense(layers="dense", widths=(6,), activation="tanh"), 20, 3)
+    decoder = decoder.double().requires_grad_(False)
+    x, z = torch.rand(5, 20).double(), torch.randn(5, 3).double()
+    observed = (torch.rand(5, 20) < 0.6).double()
+    fit = Fit(decoder, GaussianLikelihood(7.0), x, observed[:1].repeat(5, 1) if alike else observed)
+    assert (fit._information is not None) == alike
+    found = fit._quadratic(z, fit.x, fit.observed)
+    outputs, jacobian = linearised(decoder, z)
+    seen = 7.0 * fit.observed
+    slope = (jacobian @ (seen * (x - outputs))[..., None])[..., 0] - z
+    curvature = torch.eye(3) + (jacobian * seen[:, None]) @ jacobian.mT
+    torch.testing.assert_close(found.gradient, slope, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found.curvature, curvature, rtol=1e-10, atol=1e-10)
+
+
 def test_a_fit_to_a_linear_decoder_is_exact_in_one_step() -> None:
     model = linear_gaussian(Importance(method="importance"), exact=True)
     x, _ = simulated(model, N)
