@@ -38,6 +38,8 @@ SHORT: Mapping[str, Mapping[str, Any]] = {
 fast, and run whole."""
 SHORT_TRAINING = {"train.steps": 20, "train.warmup_steps": 2, "train.evaluate_every": 20}
 """Further changes of a masked language model that is trained."""
+USELESS = ("failed", "cancelled", "paused")
+"""Statuses of experiments that are not waited for. New ones are queued instead."""
 
 
 @dataclass
@@ -99,7 +101,7 @@ def submitted(client: Client, presets: Iterable[Json], quick: bool) -> list[Outc
 
 def _submitted(client: Client, preset: Json, runs: Sequence[Json | None], quick: bool) -> Outcome:
     made = Outcome(preset)
-    usable = [one for one in runs if one and one["status"] not in ("failed", "cancelled")]
+    usable = [one for one in runs if one and one["status"] not in USELESS]
     if len(usable) == len(preset["specs"]):
         made.ids = [one["id"] for one in usable]
         return made

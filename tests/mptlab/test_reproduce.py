@@ -4,7 +4,7 @@ import base64
 import copy
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,6 +63,29 @@ def test_results_that_exist_are_used(
     assert told["seconds"] > 0
     assert len(client.experiments.list(None)) == before
     assert f"`{first.id}`" in (tmp_path / "report.md").read_text()
+
+
+class Batches:
+    """Replaces a service with a run of a preset in some status."""
+
+    def __init__(self, status: str) -> None:
+        self._status = status
+
+    def preset_runs(self) -> list[Json]:
+        return [{"name": "a", "runs": [{"id": "old", "status": self._status}]}]
+
+    def batch(self, submissions: Iterable[Json]) -> list[str]:
+        return ["new" for _ in submissions]
+
+
+@pytest.mark.parametrize(
+    ("status", "used"),
+    [("succeeded", "old"), ("running", "old"), ("paused", "new"), ("failed", "new")],
+)
+def test_runs_that_may_never_end_are_not_waited_for(status: str, used: str) -> None:
+    preset = {"name": "a", "specs": [{"model": {"family": "ppca"}}]}
+    (made,) = reproduce.submitted(cast(Client, Batches(status)), [preset], quick=False)
+    assert made.ids == [used]
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if not name.endswith("-blocks")])
