@@ -11,11 +11,14 @@ CHECK = "import torch; torch.zeros(1, device='cuda').sum().item()"
 context."""
 
 NO_GPU = "no_gpu"
-"""Cause in a runner's failure record."""
+DEVICE = "device"
+"""Causes in a runner's failure record: no GPU was found, or one that failed meanwhile."""
 
 
 UNFIT = "worker unfit"
 """Outcome of an attempt that its worker could not start."""
+DEVICE_FAILED = "GPU failed"
+"""Outcome of an attempt whose GPU failed. The worker checks its GPU before it continues."""
 
 
 class UnfitWorker(Exception):
@@ -24,6 +27,15 @@ class UnfitWorker(Exception):
 
 def require_gpu() -> None:
     """End this process if torch cannot compute on the GPU that its runners would use."""
+    if (why := gpu_defect()) is not None:
+        raise SystemExit(
+            f"this worker can use no GPU ({why}). Look at CUDA_VISIBLE_DEVICES and nvidia-smi, and "
+            "whether torch is its CUDA build; `mpt worker cpu` needs none"
+        )
+
+
+def gpu_defect() -> str | None:
+    """Return why torch cannot compute on the GPU that runners would use, or None if it can."""
     done = subprocess.run(
         [sys.executable, "-c", CHECK],
         env=environment(),
@@ -32,12 +44,9 @@ def require_gpu() -> None:
         check=False,
     )
     if done.returncode == 0:
-        return
+        return None
     *_, why = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-    raise SystemExit(
-        f"this worker can use no GPU ({why}). Look at CUDA_VISIBLE_DEVICES and nvidia-smi, and "
-        "whether torch is its CUDA build; `mpt worker cpu` needs none"
-    )
+    return why
 
 
 def hide_gpus() -> None:

@@ -20,7 +20,7 @@ from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from service.tables.experiments import Experiment, Queue
 from worker.children import Spawned, WarmParent
-from worker.fitness import UNFIT, UnfitWorker
+from worker.fitness import DEVICE_FAILED, UNFIT, UnfitWorker, gpu_defect
 from worker.helper import HelpSupervision
 from worker.presence import Presence
 from worker.runner import Runner
@@ -124,6 +124,8 @@ class Slot:
         self._clean_up(claim)
         if outcome == UNFIT:
             raise UnfitWorker
+        if outcome == DEVICE_FAILED and (why := gpu_defect()) is not None:
+            raise UnfitWorker(why)
 
     def help(self, help_id: int, is_stopping: Callable[[], bool]) -> bool:
         """Help another worker's run. Return False if the help is no longer current or the database

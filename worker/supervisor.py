@@ -26,7 +26,7 @@ from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Queue, Status
 from worker.children import GONE
 from worker.eta import EtaEstimate
-from worker.fitness import NO_GPU, UNFIT
+from worker.fitness import DEVICE, DEVICE_FAILED, NO_GPU, UNFIT
 from worker.memory import Memory, kernel_kills
 from worker.runner import Record, Runner
 from worker.sharing import Sharing
@@ -317,6 +317,9 @@ class Supervision:
             return self._release()
         if self.failure is not None and self.failure.kind == NO_GPU:
             return Outcome(UNFIT, self._release().commit)
+        if self.failure is not None and self.failure.kind == DEVICE:
+            log.error("%s", self.failure.message)
+            return self._lost(DEVICE_FAILED)
         if self.failure is not None:
             return self._finish(Status.FAILED, self._with_peak(self.failure))
         if not self.runner.ready and not self._is_past_grace:
@@ -329,13 +332,18 @@ class Supervision:
             return self._release()
         if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # not of its own doing
             log.warning("%s", _killed(status))
-            most = self.settings.max_lost
-            return Outcome(
-                "lost", lambda session: lease.mark_lost(session, self.claim, most, self._peak)
-            )
+            return self._lost("lost")
         kind = "invalid" if status == INVALID else "error"
         message = self.runner.stderr[-4000:] or f"the runner ended with status {status}"
         return self._finish(Status.FAILED, FailureCause(kind, message))
+
+    def _lost(self, outcome: str) -> Outcome:
+        """Queue the experiment again. After several losses it fails, because it may be the cause
+        itself."""
+        most = self.settings.max_lost
+        return Outcome(
+            outcome, lambda session: lease.mark_lost(session, self.claim, most, self._peak)
+        )
 
     def _outcome_of_complete_run(self) -> Outcome:
         """Succeed only if every record has arrived."""

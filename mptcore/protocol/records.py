@@ -29,7 +29,7 @@ LABELS: tuple[LabelName, ...] = get_args(LabelName)
 """Names of labels. Labels distinguish series or metrics that have the same name."""
 
 Labels = Mapping[LabelName, int | float | str]
-FailureKind = Literal["error", "oom", "invalid", "no_gpu"]
+FailureKind = Literal["error", "oom", "invalid", "no_gpu", "device"]
 
 
 @dataclass(frozen=True, slots=True)

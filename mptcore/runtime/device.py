@@ -1,6 +1,7 @@
 """Select the device, number type and arithmetic of a run."""
 
 import os
+import re
 
 import torch
 from torch import Tensor
@@ -8,6 +9,8 @@ from torch import Tensor
 from mptcore.protocol.records import RunError
 from mptcore.specs.compute import Machine
 
+DEVICE_SIGNS = re.compile(r"CUDA (driver )?error|CUBLAS_STATUS_|CUDNN_STATUS_|cuDNN error")
+"""Errors of libraries that torch raises without a class of their own."""
 ARITHMETIC = {
     "error": "deterministic kernels alone",
     "warn": "deterministic kernels where CUDA has them",
@@ -18,13 +21,28 @@ ARITHMETIC = {
 
 def device_of(compute: Machine) -> torch.device:
     """Return the device of a spec. It is the first GPU, because a worker sees only one. Raises
-    RunError if there is none."""
+    RunError if there is none, or if it has no memory left for a context."""
     available = torch.cuda.is_available()
     if compute.device == "cuda" and not available:
         raise RunError(
             "no_gpu", "compute.device is cuda and this machine has none: use auto or cpu"
         )
-    return torch.device("cuda", 0) if available and compute.device != "cpu" else torch.device("cpu")
+    if not available or compute.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", 0)
+    try:
+        torch.cuda.mem_get_info(device)
+    except RuntimeError as error:  # out of memory too, which is not the run's fault yet
+        raise RunError("device", f"the GPU gives no context: {error}") from error
+    return device
+
+
+def is_device_failure(error: BaseException) -> bool:
+    """Return whether the error means that a GPU, or this process's context on it, can no longer be
+    used: a defect of the card, a driver that is gone, or an assertion of a kernel."""
+    return isinstance(error, torch.AcceleratorError) or bool(
+        isinstance(error, RuntimeError) and DEVICE_SIGNS.search(str(error))
+    )
 
 
 def dtype_of(precision: str, device: torch.device) -> torch.dtype:

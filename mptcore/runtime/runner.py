@@ -26,6 +26,7 @@ from mptcore.protocol.records import (
     encode,
 )
 from mptcore.runtime import checkpoint, inputs
+from mptcore.runtime.device import is_device_failure
 from mptcore.runtime.environment import environment
 from mptcore.runtime.exchange import Exchange
 from mptcore.runtime.out_of_memory import is_out_of_memory
@@ -106,6 +107,8 @@ class SpecRunner:
             return self._fail(Failure(error.cause, str(error)))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
+                if is_device_failure(error):
+                    return self._fail(Failure("device", f"the GPU failed: {error}"))
                 raise
             advice = "lower data.n, compute.memory_mib or the size of the model"
             return self._fail(Failure("oom", f"out of memory: {advice} ({error})"))

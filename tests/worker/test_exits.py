@@ -93,6 +93,16 @@ def test_out_of_memory_is_reported_with_the_peak(watch: Watch) -> None:
     assert (message or "").startswith("why; peak 0.00 GiB of main memory, limit ")
 
 
+@pytest.mark.parametrize(("lost", "becomes"), [(0, "queued"), (3, "failed")])
+def test_a_run_whose_gpu_failed_is_tried_again_a_few_times(
+    watch: Watch, lost: int, becomes: str
+) -> None:
+    """It may be the cause: a kernel's assertion leaves its process without a GPU too."""
+    change(watch.database, watch.claim.experiment_id, lost=lost)
+    assert watch.run([*points(1), failure("device")], status=1)[0] == "GPU failed"
+    assert (watch.found.status, watch.found.lost) == (becomes, lost + 1)
+
+
 @pytest.mark.parametrize("status", [GONE, -signal.SIGKILL, -signal.SIGTERM])
 @pytest.mark.parametrize(("lost", "becomes"), [(0, "queued"), (2, "queued"), (3, "failed")])
 def test_a_runner_that_was_killed_is_lost(

@@ -4,6 +4,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 from sqlalchemy import select
@@ -23,6 +24,7 @@ from tests.support.stub import started, stub
 from tests.support.undisturbed import undisturbed_records
 from worker import presence
 from worker.children import Spawned
+from worker.fitness import UnfitWorker
 from worker.runner import Runner
 from worker.slot import Slot
 
@@ -154,6 +156,30 @@ def test_a_run_over_its_memory_is_ended(database: Database, settings: Settings) 
     assert "peak" in (failed.failure_message or "")
     assert "limit 0.68 GiB" in (failed.failure_message or "")
     assert load(database, after).status == "succeeded"
+
+
+FAILED_GPU = """
+print('{"seq": null, "record": "ready"}', flush=True)
+input()
+print('{"seq": null, "record": "failure", "cause": "device", "message": "CUDA error"}')
+raise SystemExit(1)
+"""
+
+
+@pytest.mark.parametrize("defect", [None, "the card has fallen off the bus"])
+def test_after_a_failure_of_its_gpu_a_worker_continues_only_if_the_gpu_computes(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch, defect: str | None
+) -> None:
+    failing = (sys.executable, "-c", FAILED_GPU)
+    monkeypatch.setattr(Slot, "new_runner", lambda self: started(*failing))
+    monkeypatch.setattr("worker.slot.gpu_defect", lambda: defect)
+    experiment_id = submitted(database)
+    slot = Slot(database, settings, "test")
+    with nullcontext() if defect is None else pytest.raises(UnfitWorker, match="fallen off"):
+        attempt(slot)
+    slot.close()
+    waiting = load(database, experiment_id)
+    assert (waiting.status, waiting.lost, waiting.failure_kind) == ("queued", 1, None)
 
 
 def test_a_silent_runner_is_ended(

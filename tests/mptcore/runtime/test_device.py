@@ -13,7 +13,13 @@ from mptcore import run
 from mptcore.protocol.orders import Assignment, Resume
 from mptcore.protocol.records import RunError
 from mptcore.runtime import checkpoint
-from mptcore.runtime.device import device_of, dtype_of, name_of, set_arithmetic
+from mptcore.runtime.device import (
+    device_of,
+    dtype_of,
+    is_device_failure,
+    name_of,
+    set_arithmetic,
+)
 from mptcore.runtime.runner import SpecRunner
 from mptcore.specs.compute import Compute
 from tests.support import tiny_lm
@@ -33,6 +39,37 @@ def test_auto_uses_a_gpu_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
         assert device_of(Compute(device="auto")) == torch.device("cuda", 0)
         assert device_of(Compute(device="cpu")) == CPU
         assert name_of(DEVICE) == "a pretended GPU"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+        RuntimeError("CUDA driver error: unknown error"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`"),
+    ],
+    ids=str,
+)
+def test_errors_of_a_gpu_that_failed(error: RuntimeError) -> None:
+    assert is_device_failure(error)
+    assert not is_device_failure(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_device_failure(ValueError("CUDA error"))
+
+
+def test_a_gpu_without_memory_for_a_context_is_not_the_fault_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pretended_gpu():
+        monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+        with pytest.raises(RunError, match="gives no context") as told:
+            device_of(Compute(device="cuda"))
+        assert told.value.cause == "device"
+        assert device_of(Compute(device="cpu")) == CPU
 
 
 def settings() -> tuple[bool, ...]:

@@ -39,6 +39,18 @@ def test_a_failed_allocation_of_torch_is_reported_as_out_of_memory() -> None:
     assert failure["message"].startswith(advice)
 
 
+def test_a_gpu_that_failed_is_reported_as_such() -> None:
+    def failing(*arguments: object) -> Iterator[None]:
+        yield None
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    out = io.StringIO()
+    assert SpecRunner(failing, parse_assignment(line(SMALL)), out).run() == FAILED
+    (failure,) = map(json.loads, out.getvalue().splitlines())
+    assert failure["cause"] == "device"
+    assert failure["message"] == "the GPU failed: CUDA error: uncorrectable ECC error encountered"
+
+
 @pytest.mark.parametrize(("saving_s", "saved_at"), [(0.5, [30, 60, 90, 120, 150]), (11, [30, 140])])
 def test_slow_checkpoints_are_saved_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving_s: float, saved_at: list[float]
