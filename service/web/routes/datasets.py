@@ -1,6 +1,7 @@
 """Routes of uploads."""
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path as FilePath
@@ -274,7 +275,8 @@ def delete_dataset(
     leftover = settings.all_incoming / dataset_id  # retention deletes the file if this is cut off
     with database.transaction() as session:
         found = find_own(session, user, Dataset, dataset_id)
-        leftover.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # a full disk must not prevent what frees it
+            leftover.mkdir(parents=True, exist_ok=True)
         quota.note(session, found.owner_id, -(store.remove(session, found.id) or 0))
         audit.note(session, user, "dataset.deleted", dataset_id)
     for folder in (settings.datasets(dataset_id), leftover):

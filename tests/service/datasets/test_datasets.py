@@ -1,5 +1,6 @@
 """Uploads through the API: refused ones leave nothing, stored ones belong to their owner."""
 
+import errno
 import io
 import os
 import zipfile
@@ -98,6 +99,20 @@ def test_retention_ends_a_delete_that_was_cut_off(
         for part in (folder, *folder.iterdir()):
             os.utime(part, (0, 0))
     sweep(database, settings)
+    assert stored(settings) == []
+
+
+@pytest.mark.usefixtures("inspected_here")
+def test_an_upload_is_deleted_from_a_full_disk(
+    api: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"/v1/datasets/{post(api, 'a.npy', npy(GOOD)).json()['id']}"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    assert api.delete(path).status_code == 204
     assert stored(settings) == []
 
 
