@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.permutations import masks_of_sizes, permutations
+from mptcore.estimation.prefetch import ahead
 from mptcore.specs import Masks
 
 Plan = Iterable[tuple[int, int]]
@@ -51,9 +52,10 @@ def draw_independent(
 ) -> Iterator[SizedMasks]:
     """Draw masks in the published order: sizes, then P permutations for each size. The first m
     entries of each permutation are masked."""
-    for group in _batches(plan, max_masks * -(-TOGETHER // max_masks)):
-        sizes = _each_size(group)
-        masks = masks_of_sizes(sizes, dim, generator)
+    groups = _batches(plan, max_masks * -(-TOGETHER // max_masks))
+    for group, masks in ahead(
+        lambda runs: masks_of_sizes(_each_size(runs), dim, generator), groups
+    ):
         first = 0
         for runs in _batches(group, max_masks):
             count = sum(count for _, count in runs)
