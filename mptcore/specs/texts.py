@@ -9,7 +9,7 @@ from mptcore.specs.base import Problem, Spec
 MIN_TEXT_MASKS = 128
 """Minimum number of masks for the cumulative score of one text: the pilot, and as many more."""
 
-TextScore = Literal["pll", "pll_word_l2r", "unmasked", "cumulative"]
+TextScore = Literal["pll", "pll_word_l2r", "unmasked", "cumulative", "conditional"]
 Column = Annotated[str, Field(min_length=1, max_length=200)]
 
 ROW_BYTES = 400
@@ -21,15 +21,16 @@ TOKEN_BYTES = 100
 class TextScores(Spec):
     """Scores of each text of the source, as a table with one row for each text."""
 
-    scores: Annotated[tuple[TextScore, ...], Field(min_length=1, max_length=4, strict=False)] = (
+    scores: Annotated[tuple[TextScore, ...], Field(min_length=1, max_length=5, strict=False)] = (
         "pll",
     )
     """Scores of a text, all in nats. `pll`: the sum of log p of each token given all others.
     `pll_word_l2r`: the same with the later tokens of its own word masked too. `unmasked`: the sum
     of log p of each token with nothing masked, in one pass. `cumulative`: the cumulative score,
-    from masks of all sizes. The first score orders groups."""
+    from masks of all sizes. `conditional`: `pll` of the tokens after a given beginning. The first
+    score orders groups."""
     per_token: bool = False
-    """True also gives each token's characters and its `pll` and `pll_word_l2r`."""
+    """True also gives each token's characters and its `pll`, `pll_word_l2r` and `conditional`."""
     target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Target standard error of the cumulative score of each text, in nats. `cumulative` needs it.
     """
@@ -44,10 +45,15 @@ class TextScores(Spec):
     """Column of numbers in a .jsonl or .parquet file. The run gives the rank correlation of the
     first score with it."""
 
+    prefix_column: Column | None = None
+    """Column of a .jsonl or .parquet file with the beginning of each text that `conditional` takes
+    as given. `conditional` needs it."""
+
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns that are read in addition to the text."""
-        return tuple(name for name in (self.group_column, self.label_column) if name is not None)
+    def columns(self) -> dict[str, str]:
+        """Columns that are read in addition to the text, by the field that names them."""
+        names = ("group_column", "label_column", "prefix_column")
+        return {name: column for name in names if (column := getattr(self, name)) is not None}
 
     def problems(self) -> list[Problem]:
         """Return the contradictions between the fields."""
@@ -57,8 +63,11 @@ class TextScores(Spec):
         if ("cumulative" in self.scores) != (self.target_std_err is not None):
             detail = "the error of the cumulative score of each text: give it with `cumulative`"
             problems.append(Problem("/evaluate/texts/target_std_err", f"{detail}, else leave it"))
-        if self.per_token and not {"pll", "pll_word_l2r"} & {*self.scores}:
-            detail = "scores of tokens are those of pll and pll_word_l2r: list one of these"
+        if ("conditional" in self.scores) != (self.prefix_column is not None):
+            detail = "the column with what is given: name it with `conditional`, else leave it"
+            problems.append(Problem("/evaluate/texts/prefix_column", detail))
+        if self.per_token and not {"pll", "pll_word_l2r", "conditional"} & {*self.scores}:
+            detail = "only pll, pll_word_l2r and conditional have scores of tokens: list one"
             problems.append(Problem("/evaluate/texts/per_token", detail))
         if self.group_size is not None and self.group_column is not None:
             detail = "groups are of consecutive texts or of equal values: give one of the two"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -10,7 +11,14 @@ import torch
 from torch import Tensor
 
 from mptcore.data.texts import Rows, columns, texts
-from mptcore.families.masked_lm.corpus import BATCH, Corpus, of_sequences, special_tokens, types_of
+from mptcore.families.masked_lm.corpus import (
+    BATCH,
+    Corpus,
+    of_sequences,
+    repeated,
+    special_tokens,
+    types_of,
+)
 from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
 from mptcore.families.masked_lm.pretrained import Tokenizer
 from mptcore.protocol.records import RunError
@@ -20,6 +28,8 @@ from mptcore.specs import TextScores, TextSource
 MAX_GROUP = 200
 """Maximum number of characters of the name of a group."""
 NO_TOKENS = "it has no token that can be masked"
+NO_PREFIX = "its prefix is no text that it begins with"
+NOTHING_AFTER = "no token begins after its prefix"
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,8 @@ class TextRow:
     reason: str | None = None
     """Reason why the text has no scores."""
     label_reason: str | None = None
+    given: int | None = 0
+    """Number of its first characters that are given; None if its prefix is not its beginning."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,12 @@ class Texts:
     """Index in `rows` of each sequence of the corpus, (N,)."""
     words: Tensor  # (ΣD,), the word that a token belongs to, counted over the corpus
     spans: Tensor  # (ΣD, 3): the part of the text, its first character, the one after its last
+
+    @cached_property
+    def in_part(self) -> Tensor:
+        """Whether each token begins after what is given, (ΣD,)."""
+        given = torch.tensor([self.rows[i].given or 0 for i in self.scored])
+        return self.spans[:, 1] >= repeated(given, self.corpus.sizes)
 
     def words_of(self, sequence: int) -> int:
         """Return the number of words of a sequence."""
@@ -71,13 +89,18 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
     a maskable token. Raises RunError if no text is left."""
     all_texts = texts(spec)
     chosen = _chosen(spec, len(all_texts))
-    beside = columns(spec, scores.columns) if scores.columns else [()] * len(all_texts)
+    named = tuple(scores.columns.values())
+    beside = columns(spec, named) if named else [()] * len(all_texts)
     parts = [all_texts[i] for i in chosen]
     rows, found = [], []
     for i, tokens in zip(chosen, _tokenized(parts, tokenizer), strict=True):
         row = _row(i, all_texts[i], beside[i], scores)
         count = len(tokens.sequence.ids)
         reason = None if tokens.words else NO_TOKENS
+        if row.given is None:
+            reason = NO_PREFIX
+        elif reason is None and tokens.spans[-1][1] < row.given:
+            reason = NOTHING_AFTER
         if count > length:
             reason = f"it has {count} tokens, the model and max_length allow {length}"
         rows.append(replace(row, reason=reason))
@@ -122,7 +145,12 @@ def _row(row: int, parts: tuple[str, ...], beside: tuple[Any, ...], scores: Text
     if scores.group_size is not None:
         group = row // scores.group_size
     label, reason = _number(next(values)) if scores.label_column else (None, None)
-    return TextRow(row, parts, group, label, label_reason=reason)
+    given: int | None = 0
+    if scores.prefix_column:
+        prefix = next(values)
+        begins = isinstance(prefix, str) and parts[0].startswith(prefix)
+        given = len(prefix) if begins else None
+    return TextRow(row, parts, group, label, label_reason=reason, given=given)
 
 
 def _number(value: Any) -> tuple[float | None, str | None]:

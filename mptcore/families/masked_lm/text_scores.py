@@ -1,5 +1,6 @@
 """Score each text of a source, and yield the table of scores and its metrics."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,8 @@ class TextScoring:
     def total_masks(self) -> int:
         """Return the maximum number of passes."""
         tokens = sum(one in OF_TOKENS for one in self.spec.scores) * int(self._sizes.sum())
+        if "conditional" in self.spec.scores:
+            tokens += int(self.texts.in_part.sum())
         unmasked = len(self._sizes) if "unmasked" in self.spec.scores else 0
         cumulative = self._cumulative().plan().most if "cumulative" in self.spec.scores else 0
         return tokens + unmasked + cumulative
@@ -58,6 +61,8 @@ class TextScoring:
                     yield from self._of_tokens(score, self._singles())
                 case "pll_word_l2r":
                     yield from self._of_tokens(score, self._rest_of_words())
+                case "conditional":
+                    yield from self._of_tokens(score, self._singles(), self.texts.in_part)
                 case "unmasked":
                     yield from self._unmasked()
                 case "cumulative":
@@ -93,19 +98,25 @@ class TextScoring:
         ends = repeated(words.cumsum(0), words)
         return ends.sub_(torch.arange(len(ends)))
 
-    def _of_tokens(self, score: TextScore, counts: Tensor) -> Work[None]:
-        """Score each token with counts[i] tokens masked, from itself on."""
+    def _of_tokens(
+        self, score: TextScore, counts: Tensor, only: Tensor | None = None
+    ) -> Work[None]:
+        """Score each token, or only some (ΣD,), with counts[i] tokens masked, from itself on."""
+        only = torch.ones_like(counts, dtype=torch.bool) if only is None else only
+        sizes = torch.segment_reduce(only.double(), "sum", lengths=self._sizes).long()
 
         def masks(chosen: Tensor) -> MaskedBatch:
             corpus = self.texts.corpus
             of = counted_from(corpus.first_free[chosen], corpus.sizes[chosen])
+            of = of[only[of]]
             places = corpus.free[counted_from(of, counts[of])]
-            sequences = chosen.repeat_interleave(corpus.sizes[chosen])
+            sequences = chosen.repeat_interleave(sizes[chosen])
             return self.masker.hidden(sequences, counts[of], places)
 
-        values = yield from self._scored(masks, self._sizes, row=1)  # log p of the first masked
-        sums = torch.segment_reduce(values, "sum", lengths=self._sizes)
-        self._columns[score] = ScoreColumn(sums, of_tokens=values)
+        values = yield from self._scored(masks, sizes, row=1)  # log p of the first masked
+        of_tokens = values.new_full(only.shape, math.nan).masked_scatter(only, values)
+        sums = torch.segment_reduce(values, "sum", lengths=sizes)
+        self._columns[score] = ScoreColumn(sums, of_tokens=of_tokens)
 
     def _unmasked(self) -> Work[None]:
         """Score all tokens of each text in one pass that masks none."""

@@ -389,7 +389,6 @@ def text_problems(spec: MaskedLmExperiment) -> list[Problem]:
     }
     problems = [Problem(pointer, detail) for pointer, (given, detail) in refused.items() if given]
     if texts.columns and not data.has_columns:
-        name = "group_column" if texts.group_column else "label_column"
         detail = "columns are in .jsonl and .parquet files and uploads, of the source text"
-        problems.append(Problem(f"/evaluate/texts/{name}", detail))
+        problems.append(Problem(f"/evaluate/texts/{next(iter(texts.columns))}", detail))
     return problems

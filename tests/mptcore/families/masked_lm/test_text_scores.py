@@ -299,6 +299,44 @@ def test_a_long_text_is_cut_in_the_table_alone(tmp_path: Path) -> None:
     assert (second["start"], second["end"]) == (4, 30_004)
 
 
+GIVEN: list[dict[str, Any]] = [
+    {"text": "the cats on a mat", "given": "the cats "},
+    {"text": "the cats on a mat", "given": ""},
+    {"text": "unlike matting", "given": "un"},
+    {"text": "unlike matting", "given": "unlike mat"},
+    {"text": "unlike matting", "given": "like"},
+    {"text": "unlike matting", "given": "unlike matting"},
+    {"text": "the mat", "given": 3},
+    {"text": "the mat"},
+]
+AFTER = [slice(3, None), slice(0, None), slice(1, None), slice(3, None)]
+"""Tokens of the first four texts that begin after what is given."""
+
+
+def test_a_conditional_score_is_of_the_tokens_after_what_is_given(
+    models: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "t.jsonl").write_text("\n".join(map(json.dumps, GIVEN)))
+    asked = of({"file": "t.jsonl"}, scores=["conditional"], prefix_column="given", per_token=True)
+    rows, found = scored(asked, tmp_path)
+    plain = Plain(models / "pieces")
+    passes = 0
+    for row, given, after in zip(rows[:4], GIVEN[:4], AFTER, strict=True):
+        each = plain.pll(given["text"])
+        assert row["conditional"] == pytest.approx(sum(each[after]), abs=1e-4)
+        of_tokens = [one["conditional"] for one in row["by_token"]]
+        assert of_tokens[after] == pytest.approx(each[after], abs=1e-4)
+        assert of_tokens[: after.start] == [None] * after.start
+        passes += len(each[after])
+    reasons = [row["reason"] for row in rows[4:]]
+    no_prefix = "its prefix is no text that it begins with"
+    assert reasons == [no_prefix, "no token begins after its prefix", no_prefix, no_prefix]
+    assert [row["conditional"] for row in rows[4:]] == [None] * 4
+    last = [one for one in found if isinstance(one, Progress)][-1]
+    assert (last.done, last.total) == (passes, passes)
+
+
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "t.jsonl").write_text("\n".join(map(json.dumps, TABLE)))
@@ -319,6 +357,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no cumulative": (of(["a"], target_std_err=1.0), "/evaluate/texts/target_std_err"),
     "twice": (of(["a"], scores=["pll", "pll"]), "/evaluate/texts/scores"),
     "tokens": (of(["a"], scores=["unmasked"], per_token=True), "/evaluate/texts/per_token"),
+    "no prefix": (of(["a"], scores=["conditional"]), "/evaluate/texts/prefix_column"),
+    "no conditional": (
+        of({"file": "a.jsonl"}, prefix_column="x"),
+        "/evaluate/texts/prefix_column",
+    ),
+    "prefix of lines": (
+        of(["a"], scores=["conditional"], prefix_column="x"),
+        "/evaluate/texts/prefix_column",
+    ),
     "two groups": (
         of({"file": "a.jsonl"}, group_size=2, group_column="x"),
         "/evaluate/texts/group_column",
