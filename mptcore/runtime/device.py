@@ -16,7 +16,7 @@ ARITHMETIC = {
     "warn": "deterministic kernels where CUDA has them",
     "default": "the fastest kernels",
 }
-"""What a GPU computes with, by torch's mode of deterministic algorithms."""
+"""Names of the kernels that a GPU uses, by torch's mode of deterministic algorithms."""
 
 
 def device_of(compute: Machine) -> torch.device:

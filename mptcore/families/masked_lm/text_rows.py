@@ -60,7 +60,7 @@ class Texts:
 
     @cached_property
     def in_part(self) -> Tensor:
-        """Whether each token begins after what is given, (ΣD,)."""
+        """Mark the tokens that begin after what is given, (ΣD,)."""
         given = torch.tensor([self.rows[i].given or 0 for i in self.scored])
         return self.spans[:, 1] >= repeated(given, self.corpus.sizes)
 
