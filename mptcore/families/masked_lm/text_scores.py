@@ -102,6 +102,7 @@ class TextScoring:
         self, score: TextScore, counts: Tensor, only: Tensor | None = None
     ) -> Work[None]:
         """Score each token, or only some (ΣD,), with counts[i] tokens masked, from itself on."""
+        is_part = only is not None
         only = torch.ones_like(counts, dtype=torch.bool) if only is None else only
         sizes = torch.segment_reduce(only.double(), "sum", lengths=self._sizes).long()
 
@@ -116,7 +117,8 @@ class TextScoring:
         values = yield from self._scored(masks, sizes, row=1)  # log p of the first masked
         of_tokens = values.new_full(only.shape, math.nan).masked_scatter(only, values)
         sums = torch.segment_reduce(values, "sum", lengths=sizes)
-        self._columns[score] = ScoreColumn(sums, of_tokens=of_tokens)
+        column = ScoreColumn(sums, of_tokens=of_tokens, tokens=sizes if is_part else None)
+        self._columns[score] = column
 
     def _unmasked(self) -> Work[None]:
         """Score all tokens of each text in one pass that masks none."""

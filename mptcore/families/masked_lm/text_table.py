@@ -38,6 +38,8 @@ class ScoreColumn:
     std_err: Tensor | None = None  # (N,)
     masks: Tensor | None = None  # (N,)
     of_tokens: Tensor | None = None  # (ΣD,)
+    tokens: Tensor | None = None
+    """Number of tokens that the score is a sum of, (N,), where these are not all of a text."""
 
     @property
     def errors(self) -> Tensor:
@@ -93,7 +95,8 @@ class TextTable:
             values = column.value
             yield report.metric(score, "model", finite_mean(values, noise, count))
             yield report.metric(score, "model", Estimate.of(values), "_population")
-            yield from report.per_token("model", per_token(values, noise, sizes, count), score)
+            own = sizes if column.tokens is None else column.tokens
+            yield from report.per_token("model", per_token(values, noise, own, count), score)
         if self._has_groups:
             yield from accuracy([*self._groups.values()], self.labels)
         if self.spec.label_column is not None:
@@ -147,6 +150,8 @@ class TextTable:
         found: dict[str, Any] = {"tokens": tokens, "words": words, "characters": characters}
         for score, column in self.columns.items():
             found[score] = _number(column.value, sequence)
+            if column.tokens is not None:
+                found[f"{score}_tokens"] = _number(column.tokens, sequence)
             if column.std_err is not None and column.masks is not None:
                 found[f"{score}_std_err"] = _number(column.std_err, sequence)
                 found[f"{score}_masks"] = _number(column.masks, sequence)

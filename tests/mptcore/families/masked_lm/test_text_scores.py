@@ -325,6 +325,7 @@ def test_a_conditional_score_is_of_the_tokens_after_what_is_given(
     for row, given, after in zip(rows[:4], GIVEN[:4], AFTER, strict=True):
         each = plain.pll(given["text"])
         assert row["conditional"] == pytest.approx(sum(each[after]), abs=1e-4)
+        assert row["conditional_tokens"] == len(each[after])
         of_tokens = [one["conditional"] for one in row["by_token"]]
         assert of_tokens[after] == pytest.approx(each[after], abs=1e-4)
         assert of_tokens[: after.start] == [None] * after.start
@@ -335,6 +336,9 @@ def test_a_conditional_score_is_of_the_tokens_after_what_is_given(
     assert [row["conditional"] for row in rows[4:]] == [None] * 4
     last = [one for one in found if isinstance(one, Progress)][-1]
     assert (last.done, last.total) == (passes, passes)
+    total = sum(row["conditional"] for row in rows[:4])
+    perplexity = value_of(metric(found, "perplexity"))
+    assert perplexity == pytest.approx(math.exp(-total / passes), rel=1e-6)
 
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
