@@ -16,6 +16,11 @@ SERIES_OF_A_STEP = 6
 data."""
 
 
+MAX_CURVES = 10_000
+"""Curves of a run, of each model, seed and epoch of `curve_at`. Each has three to twelve metrics,
+and an answer has all metrics of a run."""
+
+
 @dataclass(frozen=True)
 class PointCount:
     """Maximum numbers of points of a run, by the part of the spec that causes them."""
@@ -142,7 +147,15 @@ class Experiment(Spec):
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         """Return the limits that the experiment exceeds."""
-        return self.point_count().problems(limits)
+        problems = self.point_count().problems(limits)
+        curves = self.models * self.curves
+        if curves > MAX_CURVES:
+            detail = (
+                f"an experiment records at most {MAX_CURVES} curves, each with its metrics, and "
+                f"this one {curves}: list fewer epochs, or use fewer seeds"
+            )
+            problems.append(Problem("/train/curve_at", detail))
+        return problems
 
 
 class VectorExperiment(Experiment):

@@ -53,6 +53,13 @@ class Wanted:
 class Page:
     items: Sequence[Experiment]
     next_cursor: str | None = None
+    places: Sequence[Any] = ()
+    """Values of the field that the items are ordered by."""
+
+    def first(self, count: int, wanted: Wanted) -> "Page":
+        """Return a page of fewer of these items, and at least one."""
+        items, places = self.items[:count], self.places[:count]
+        return Page(items, _cursor(wanted, places[-1], items[-1].id), places)
 
 
 def page_of(
@@ -84,12 +91,8 @@ def page_of(
 
 
 def _page(found: Sequence[Row[*tuple[Any, ...]]], limit: int, wanted: Wanted) -> Page:
-    kept = found[:limit]
-    items = [experiment for experiment, _ in kept]
-    if len(found) <= limit:
-        return Page(items)
-    experiment, key = kept[-1]
-    return Page(items, _cursor(wanted, key, experiment.id))
+    page = Page([experiment for experiment, _ in found], None, [place for _, place in found])
+    return page if len(found) <= limit else page.first(limit, wanted)
 
 
 def _at(parameter: str, work: Any) -> Any:

@@ -12,11 +12,12 @@ from sqlalchemy import Row, Select, bindparam, delete, func, select, update
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
+from mptcore.specs import Problem
 from service.accounts.users import Caller
 from service.experiments import deletion
 from service.fair_share import FairShare
 from service.queue import quota, sizes, states
-from service.refusals import ApiError
+from service.refusals import ApiError, invalid
 from service.sweeps.schemas import SweepSubmission
 from service.tables.engine import now
 from service.tables.experiments import UNFINISHED, Experiment, Metric, Status
@@ -105,14 +106,27 @@ def _points(*columns: Any) -> Select[Any]:
     )
 
 
+MAX_METRICS = 300_000
+"""Maximum number of metrics of a table: of 100 points with 1,000 seeds each. A million take a
+gigabyte of memory."""
+
+
 def metrics(session: Session, sweep_id: str) -> dict[str, list[dict[str, Any]]]:
-    """The metrics of a sweep by experiment: each with `name`, `labels`, `value` and `std_err`."""
+    """The metrics of a sweep by experiment: each with `name`, `labels`, `value` and `std_err`.
+    Raises ApiError where they are too many."""
     query = (
         select(Metric.experiment_id, Metric.name, Metric.labels, Metric.value, Metric.std_err)
         .join(SweepPoint, SweepPoint.experiment_id == Metric.experiment_id)
         .where(SweepPoint.sweep_id == sweep_id)
-        .order_by(Metric.experiment_id, Metric.seq)
     )
+    some = query.limit(MAX_METRICS + 1).subquery()
+    if (session.scalar(select(func.count()).select_from(some)) or 0) > MAX_METRICS:
+        detail = (
+            f"a table has at most {MAX_METRICS} metrics, and this sweep has more: read those of "
+            "its experiments with GET /v1/experiments/{id}/metrics instead"
+        )
+        raise invalid([Problem("/path/sweep_id", detail)])
+    query = query.order_by(Metric.experiment_id, Metric.seq)
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for experiment_id, name, labels, value, std_err in session.execute(query):
         metric = {"name": name, "labels": json.loads(labels), "value": value, "std_err": std_err}

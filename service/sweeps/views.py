@@ -50,6 +50,9 @@ answer with those of 10,000 points would take all memory."""
 MAX_CSV_BYTES = 128 * 2**20
 """Maximum bytes of the texts of a table as CSV. In the long form a point's swept values are
 repeated for each metric."""
+MAX_CSV_CELLS = 8_000_000
+"""Maximum cells of a table as CSV. Each metric of a point has three columns, in which the other
+points have empty cells."""
 
 
 def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
@@ -198,9 +201,16 @@ def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
 
 
 def _limited(lines: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    """Yield the lines. Raises ApiError where their texts are too long."""
-    size = 0
+    """Yield the lines. Raises ApiError where they have too many cells, or too long texts."""
+    size = cells = 0
     for line in lines:
+        cells += len(line)
+        if cells > MAX_CSV_CELLS:
+            detail = (
+                f"a table as CSV has at most {MAX_CSV_CELLS} cells, and this one has more: use "
+                "format=csv&form=long, or format=json"
+            )
+            raise invalid([Problem("/query/form", detail)])
         size += sum(len(cell) for cell in line if isinstance(cell, str))
         if size > MAX_CSV_BYTES:
             raise _too_large("of text as CSV", MAX_CSV_BYTES)

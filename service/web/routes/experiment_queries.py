@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.accounts.permission import check_whose, find
 from service.accounts.users import Caller
-from service.experiments.listing import page_of
+from service.experiments.listing import Page, Wanted, page_of
 from service.experiments.schemas import (
     AttemptOut,
     ExperimentOut,
@@ -34,12 +34,13 @@ from service.queue import states
 from service.queue.position import queue_positions
 from service.queue.snapshot import QueueSnapshots
 from service.records import results
+from service.records.results import TooManyMetrics
 from service.refusals import ApiError, invalid
 from service.schemas import RequestModel, ResponseModel
 from service.streams.changes import Subject
 from service.streams.poller import Poller
 from service.tables.engine import Database
-from service.tables.experiments import Experiment
+from service.tables.experiments import Experiment, Metric
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
     DatabaseDep,
@@ -95,7 +96,8 @@ def list_experiments(
 ) -> Response:
     """List the caller's experiments or, with `whose=lab`, those shared with the lab, newest first.
     Specs are included with `fields=full`, on pages of at most 50. `metrics` names the metrics to
-    include. All filters must match; a filter given several times matches any of its values."""
+    include; a page of experiments with very many of them is shorter than `limit`. All filters must
+    match; a filter given several times matches any of its values."""
     check_whose(wanted.whose, user)
     full = fields == Fields.FULL
     if full and limit > MAX_SPECS:
@@ -103,14 +105,26 @@ def list_experiments(
         raise invalid([Problem("/query/limit", detail)])
     with database.snapshot() as session:
         found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, with_spec=full)
+        found, known = _metrics_of_page(session, found, wanted, metrics)
         waiting = queue_positions(session, found.items, queue_snapshots, user.id)
-        known = results.metrics_of(session, [one.id for one in found.items], metrics)
     out = experiment_out if full else summary_out
     items = [out(one, waiting.get(one.id)) for one in found.items]
     if metrics:
         items = [with_metrics(item, known[item.id]) for item in items]
     next_cursor = found.next_cursor
     return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
+
+
+def _metrics_of_page(
+    session: Session, found: Page, wanted: Wanted, names: Sequence[str]
+) -> tuple[Page, Mapping[str, Sequence[Metric]]]:
+    """Return the metrics with these names by experiment, and a shorter page where those of all its
+    experiments are too many."""
+    while True:
+        try:
+            return found, results.metrics_of(session, [one.id for one in found.items], names)
+        except TooManyMetrics:
+            found = found.first(len(found.items) // 2, wanted)
 
 
 @custom.post("/v1/experiments:batchGet", response_model=ManyExperimentsOut)
@@ -124,7 +138,10 @@ def batch_get_experiments(
     with database.snapshot() as session:
         found = find_all(session, user, wanted.ids, whole=True)
         waiting = queue_positions(session, found, queue_snapshots, user.id)
-        metrics = results.metrics_of(session, wanted.ids, None)
+        try:
+            metrics = results.metrics_of(session, wanted.ids, None)
+        except TooManyMetrics as error:
+            raise invalid([Problem("/ids", f"name fewer experiments: {error}")]) from None
     items = [
         ListedWithMetrics.model_construct(
             **dict(experiment_out(one, waiting.get(one.id))),

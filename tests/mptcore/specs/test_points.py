@@ -7,7 +7,8 @@ import pytest
 
 from mptcore.protocol.records import Point
 from mptcore.run import run
-from mptcore.specs import Limits
+from mptcore.specs import Limits, SpecError
+from mptcore.specs.experiment import MAX_CURVES
 from tests.support.ppca_spec import ppca_spec
 from tests.support.runs import spec_of
 from tests.support.vae_specs import LINEAR
@@ -118,3 +119,19 @@ def test_other_families_count_points_in_the_same_way(
     (problem,) = parsed.limit_problems(Limits(points=count.total - 1))
     assert "MPT_LIMITS__POINTS" in problem.detail
     assert parsed.limit_problems(Limits(points=count.total)) == []
+
+
+def test_more_curves_than_the_limit_are_refused() -> None:
+    """Each has metrics of its own, and an answer holds all metrics of a run: 1,000 seeds and 1,000
+    epochs would have three million, which take gigabytes of memory."""
+    train = {"epochs": 7000, "evaluate_every": 7000, "curve_at": [*range(999)]}
+    one = {"schedule": "sizes", "sizes": [1], "per_size": 1}
+    changes = {**TRAINED, "train": train, "evaluate": {"masks": one}}
+    parsed = spec_of(spec(**changes, seeds=[*range(MAX_CURVES // 1000)]))
+    assert parsed.curves == MAX_CURVES
+    assert parsed.limit_problems(Limits()) == []
+    for more in ({"seeds": [*range(MAX_CURVES // 1000 + 1)]}, {"baseline": BASELINE}):
+        with pytest.raises(SpecError, match=f"at most {MAX_CURVES} curves") as refused:
+            spec_of(spec(**{"seeds": [*range(MAX_CURVES // 1000)], **changes, **more}))
+        (problem,) = refused.value.problems
+        assert problem.pointer == "/train/curve_at"

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, select, update
 
 from service.submission import requests
-from service.sweeps import views
+from service.sweeps import store, views
 from service.sweeps.expansion import MAX_POINTS, Point, Points
 from service.tables.experiments import Experiment, Metric, Status
 from service.tables.sweeps import Sweep
@@ -107,6 +107,43 @@ def test_a_long_csv_of_large_values_is_refused(
     answer = admin.get(path)
     assert answer.status_code == 422
     assert "MiB of text as CSV" in answer.json()["detail"]
+
+
+def test_a_csv_of_very_many_cells_is_refused(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each metric of one point is three empty cells of each other point. A sweep of 4,500 points,
+    ten with 3,000 metrics each, had 400 million cells."""
+    made = sweep(admin)
+    finished(admin)
+    path = made["urls"]["table"] + "?format=csv"
+    head, *lines = csv.reader(io.StringIO(admin.get(path).text))
+    cells = len(head) * (1 + len(lines))
+    monkeypatch.setattr(views, "MAX_CSV_CELLS", cells)
+    assert admin.get(path).status_code == 200
+    monkeypatch.setattr(views, "MAX_CSV_CELLS", cells - len(head) - 1)
+    answer = admin.get(path)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == "/query/form"
+    assert admin.get(f"{path}&form=long").status_code == 200
+    assert admin.get(made["urls"]["table"]).status_code == 200
+
+
+def test_a_table_of_very_many_metrics_is_refused(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million take a gigabyte of memory."""
+    made = sweep(admin)
+    finished(admin)
+    monkeypatch.setattr(store, "MAX_METRICS", 2)
+    assert admin.get(made["urls"]["table"]).status_code == 200
+    monkeypatch.setattr(store, "MAX_METRICS", 1)
+    for form in ("", "?format=csv", "?format=csv&form=long"):
+        answer = admin.get(made["urls"]["table"] + form)
+        assert answer.status_code == 422
+        (problem,) = answer.json()["errors"]
+        assert problem["pointer"] == "/path/sweep_id"
+        assert "at most 1 metrics" in problem["detail"]
 
 
 def test_a_retry_stores_no_more_than_a_request_may(
