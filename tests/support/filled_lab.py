@@ -1,6 +1,7 @@
 """A lab with experiments in every state, for pages to show. No worker: runs are made up."""
 
 import math
+import re
 from typing import Any
 
 from mptcore.presets import PRESETS
@@ -12,12 +13,14 @@ from service.queue.lease import Claim, FailureCause
 from service.queue.worker_samples import last_minute
 from service.queue.workers import Vitals
 from service.records.recording import Batch, record
+from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Queue, Status
 from service.tables.users import ROLE_SCOPES, Role
 from service.tables.workers import WorkerSample
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec
+from tests.support.text_tables import stored_table
 
 GIB = 2**30
 LEASE_S = 600.0
@@ -169,7 +172,51 @@ def samples(database: Database) -> None:
                     memory_free=(free - 5 * busy) * GIB, memory_total=total))  # fmt: skip
 
 
-def fill(database: Database, api: Client) -> dict[str, str]:
+PAIRS = ["the old cat sat on a red mat", "the old cat sit on a red mat"]
+
+
+def text_row(row: int, text: str, group: str | None) -> dict[str, Any]:
+    """A row of a table of texts whose tokens are its words, each one less likely than the last."""
+    places = [(one.start(), one.end()) for one in re.finditer(r"\S+", text)]
+    by_token: list[Any] = [{"text": text[start:end], "start": start, "end": end, "pll": -0.3 * i,
+                 "pll_word_l2r": -0.4 * i} for i, (start, end) in enumerate(places)]  # fmt: skip
+    pll = sum(one["pll"] for one in by_token) - row / 3
+    return {"row": row, "text": text, "group": group, "tokens": len(places), "words": len(places),
+            "characters": len(text), "pll": pll, "pll_word_l2r": pll - 1, "cumulative": pll + 0.123,
+            "cumulative_std_err": 0.04, "cumulative_masks": 800, "by_token": by_token,
+            "difference": 0.0 if row % 2 == 0 else -1 / 3, "difference_std_err": 0.0,
+            "rank": 1 + row % 2, "decided": True, "reason": None}  # fmt: skip
+
+
+def text_rows() -> list[dict[str, Any]]:
+    """Rows in 15 groups of two, then three without a group: one of markup, a long one, and one
+    without scores."""
+    rows = [text_row(i, f"{PAIRS[i % 2]} of house {i // 2}", f"pair {i // 2}") for i in range(30)]
+    rows += [text_row(30 + i, text, None) for i, text in enumerate([MARKUP, LONG, "[MASK]"])]
+    none = ("difference", "difference_std_err", "rank", "decided")
+    rows[30:] = [row | dict.fromkeys(none) for row in rows[30:]]
+    scores = ("tokens", "words", "pll", "pll_word_l2r", "cumulative", "cumulative_std_err",
+              "cumulative_masks", "by_token")  # fmt: skip
+    return [*rows[:-1], rows[-1] | dict.fromkeys(scores) | {"reason": "no token can be masked"}]
+
+
+def of_texts(database: Database, settings: Settings, name: str) -> str:
+    """Id of a finished run with a table of scores of texts."""
+    texts = {"scores": ["pll", "pll_word_l2r", "cumulative"], "target_std_err": 0.1,
+             "per_token": True, "group_column": "pair"}  # fmt: skip
+    spec = {"model": {"family": "masked_lm", "checkpoint": "tiny"},
+            "data": {"source": "text", "file": "pairs.jsonl"},
+            "evaluate": {"texts": texts}}  # fmt: skip
+    submitted(database, spec, name=name, priority=100)
+    claim = claim_next(database, LEASE_S)
+    folder = settings.artifacts(claim.experiment_id, 1)
+    with database.transaction() as session:
+        session.add(stored_table(folder, text_rows(), claim.experiment_id))
+    end(database, claim, Status.SUCCEEDED)
+    return claim.experiment_id
+
+
+def fill(database: Database, api: Client, settings: Settings) -> dict[str, str]:
     """Ids of an example of each state."""
     with database.transaction() as session:
         workers.beat(session, "node1:cpu0", Vitals("node1", Queue.CPU, 12 * GIB))
@@ -181,6 +228,7 @@ def fill(database: Database, api: Client) -> dict[str, str]:
     }
     found["markup"] = succeeded(database, MARKUP, tags=["<i>tag</i>"])
     found["long"] = succeeded(database, LONG)
+    found["texts"] = of_texts(database, settings, "pairs of sentences")
     submitted(database, name="too large for this node", priority=100)
     claim = claim_next(database, LEASE_S)
     cause = FailureCause("oom", "the run took 17 GB of main memory, and may take 16 GB")

@@ -20,9 +20,15 @@ export class Refused extends Error {
 export class Away extends Error {}
 
 /** Asks, and gives the answer's JSON; null where it has none. Throws Refused and Away. */
-export async function call(method, path, body, headers = {}) {
+export async function call(method, path, body, headers) {
+  const answer = await answerTo(method, path, body, headers);
+  return answer.status === 204 ? null : answer.json();
+}
+
+/** Asks, and gives the answer itself. Throws Refused and Away. */
+export async function answerTo(method, path, body, headers = {}) {
   const answer = await send(method, path, body, headers);
-  if (answer.ok) return answer.status === 204 ? null : answer.json();
+  if (answer.ok) return answer;
   const problem = await answer.json().catch(() => ({}));
   if ([429, 502, 503, 504].includes(answer.status)) throw new Away(problem.detail);
   if (answer.status === 401 && !path.startsWith("/v1/sign-in")) {

@@ -81,3 +81,9 @@ export function leaves(value, path = "") {
 }
 
 export const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+
+/** The first characters of a text, with "…" where more follow. */
+export function cut(text, count) {
+  const characters = [...text];
+  return characters.length > count ? `${characters.slice(0, count).join("")}…` : text;
+}

@@ -30,7 +30,7 @@ def lab(prepared_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     service.start()
     key = settings.key_file.read_text().strip()
     with closing(Database(settings.url)) as database, Client(service.url, key) as api:
-        yield BrowsedLab(service, database, api, fill(database, api))
+        yield BrowsedLab(service, database, api, fill(database, api, settings))
     service.stop()
 
 

@@ -28,6 +28,7 @@ def pages(ids: dict[str, str]) -> dict[str, str]:
         "filtered": "/?filter=metrics.lml+%3E%3E+-61&status=running",
         "nothing": "/?q=nowhere",
         **{name: f"/experiments/{ids[name]}" for name in ("running", "failed", "queued", "long")},
+        "texts": f"/experiments/{ids['texts']}",
         "succeeded": f"/experiments/{ids['succeeded 2']}",
         "missing": "/experiments/0",
         "compare": f"/compare?ids={compared}",
@@ -56,7 +57,7 @@ def main() -> None:
         service.start()
         key = settings.key_file.read_text().strip()
         with closing(Database(settings.url)) as database, Client(service.url, key) as api:
-            ids = fill(database, api)
+            ids = fill(database, api, settings)
         for look in LOOKS:
             shoot(browser, service, look, ids, arguments.folder, arguments.only)
         service.stop()

@@ -13,6 +13,7 @@ import { MetricTable } from "../metrics.js";
 import { Loading, Missing, Progress, Scroll, Status, Tags, When } from "../parts.js";
 import { Result } from "../result.js";
 import { SpecCopies, SpecSummary } from "../spec.js";
+import { Texts } from "../texts.js";
 
 const MAX_POINTS = 1_000_000;
 
@@ -132,7 +133,8 @@ export default function Experiment({ me, may }) {
     <div class="columns three">
       <div class="first"><${Standing} experiment=${experiment} /></div>
       <div class="main stack">
-        ${curves.data && html`<${Curves} experiment=${experiment} curves=${curves.data} />`}
+        <${Texts} experiment=${experiment} />
+        ${curves.data && !experiment.spec.evaluate?.texts && html`<${Curves} experiment=${experiment} curves=${curves.data} />`}
         ${experiment.metrics.length > 0 && html`<section class="card flush">
           <h2>Metrics</h2>
           <${Scroll} label="Metrics"><${MetricTable} metrics=${experiment.metrics} /><//>
