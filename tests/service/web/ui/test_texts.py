@@ -243,6 +243,7 @@ def with_error(value: float, error: float) -> str:
     return f"{value:.{decimals}f} ± {error:.{decimals}f}".replace("-", "−")
 
 
+@pytest.mark.timeout(900)  # the fixture starts a service with PyTorch
 def test_a_run_of_a_worker_is_shown(browser: Browser, scored: tuple[BrowsedLab, list[Any]]) -> None:
     lab, rows = scored
     context = browser.new_context()
