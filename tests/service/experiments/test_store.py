@@ -268,7 +268,7 @@ def test_predecessors_are_stored(database: Database) -> None:
 def test_metrics_of_too_many_are_not_read(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of 320 experiments with 1,000 seeds took 3 GB of memory."""
+    """Metrics of 320 experiments with 1,000 seeds took 3 GB of memory."""
     made = [submit(database).id for _ in range(2)]
     with database.transaction() as session:
         for one, name, seq in ((0, "lml", 1), (0, "mpt", 2), (1, "lml", 1)):
