@@ -4,7 +4,7 @@ a scale."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -259,10 +259,12 @@ class Fit:
     likelihood: Likelihood
     x: Tensor
     observed: Tensor
+    alike: bool = False
+    """True if all observations have the same dimensions observed."""
 
     def of(self, rows: Tensor) -> "Fit":
         """Return the fit for some observations."""
-        return Fit(self.decoder, self.likelihood, self.x[rows], self.observed[rows])
+        return replace(self, x=self.x[rows], observed=self.observed[rows])
 
     def proposal(self, start: Tensor, steps: int) -> Proposal:
         """Fit a proposal about the mode that at most `steps` steps from a start (N, K) lead to."""
@@ -273,7 +275,8 @@ class Fit:
     def modes(self, starts: Sequence[Tensor], steps: int) -> "Modes":
         """Climb from each start (N, K) with at most `steps` steps."""
         count, z = len(starts), torch.cat(list(starts))
-        repeated = Fit(self.decoder, self.likelihood, *(t.repeat(count, 1) for t in self._data))
+        x, observed = (tensor.repeat(count, 1) for tensor in self._data)
+        repeated = replace(self, x=x, observed=observed)
         about = repeated._climbed(z, steps)
         roots = _factor(about.curvature).mT
         log_mass = about.value - torch.diagonal(roots, dim1=-2, dim2=-1).log().sum(-1)
@@ -318,15 +321,13 @@ class Fit:
     def _information(self) -> Tensor | None:
         """Return the information about the values before a linear last layer, Wᵀ Ψ_R⁻¹ W (H, H), if
         all observations have the same and the layer widens. Gaussian noise does not depend on the
-        outputs. A GPU would be waited for to compare the observations."""
-        last, seen = self.decoder.last, self.observed[0]
+        outputs."""
+        last = self.decoder.last
         if not isinstance(self.likelihood, GaussianLikelihood) or not isinstance(last, nn.Linear):
             return None
-        if seen.is_cuda or last.in_features >= last.out_features:
+        if not self.alike or last.in_features >= last.out_features:
             return None
-        if not (self.observed == seen).all():
-            return None
-        return self.likelihood.precision * (last.weight.mT * seen) @ last.weight
+        return self.likelihood.precision * (last.weight.mT * self.observed[0]) @ last.weight
 
     def _expanded(self, z: Tensor, x: Tensor, observed: Tensor) -> Quadratic:
         shared = self._information

@@ -249,7 +249,8 @@ class SampledVae(Vae):
 
     def _fit(self, x: Tensor, mask: Tensor | None) -> Fit:
         observed = torch.ones_like(x) if mask is None else (~mask).to(x).expand_as(x)
-        return Fit(self.decoder, self.likelihood, x, observed)
+        alike = mask is None or mask.ndim == 1
+        return Fit(self.decoder, self.likelihood, x, observed, alike)
 
     @torch.no_grad()
     def _starts(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -266,7 +266,8 @@ def test_a_fit_expands_about_the_values_before_the_last_layer(alike: bool) -> No
     decoder = decoder.double().requires_grad_(False)
     x, z = torch.rand(5, 20).double(), torch.randn(5, 3).double()
     observed = (torch.rand(5, 20) < 0.6).double()
-    fit = Fit(decoder, GaussianLikelihood(7.0), x, observed[:1].repeat(5, 1) if alike else observed)
+    observed = observed[:1].repeat(5, 1) if alike else observed
+    fit = Fit(decoder, GaussianLikelihood(7.0), x, observed, alike)
     assert (fit._information is not None) == alike
     found = fit._quadratic(z, fit.x, fit.observed)
     outputs, jacobian = linearised(decoder, z)
