@@ -15,8 +15,8 @@ from tests.support.processes import Lab, lab_processes, start_fresh, wait_until
 from tests.support.servers import PostgreSQL, Redis
 from worker.celery_app import make_celery, ring
 
-LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
-MEDIUM = ppca_spec(data__dim=60, evaluate__masks__per_size=2500)
+LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=200_000)
+MEDIUM = ppca_spec(data__dim=60, evaluate__masks__per_size=25_000)
 
 
 def began(lab: Lab, experiment_id: str) -> None:

@@ -21,7 +21,7 @@ from worker.runner import Runner
 from worker.warm_parent import NUMBER, TRANSFORMERS, Forks, _send, main
 
 SPEC = ppca_spec(compute__threads=2, data__dim=30, evaluate__masks__per_size=40)
-LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
+LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=200_000)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tests.support.warm import warm_parent
 from worker.runner import Runner
 from worker.supervisor import Supervision
 
-LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=20_000)
+LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=200_000)
 """About a minute of work, if nothing ends it."""
 
 
