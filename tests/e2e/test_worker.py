@@ -61,7 +61,7 @@ def wait_for(
 
 
 def test_a_killed_worker_resumes_its_run(database: Database, settings: Settings) -> None:
-    experiment_id = submit(database, data__dim=60, evaluate__masks__per_size=4000)
+    experiment_id = submit(database, data__dim=60, evaluate__masks__per_size=40_000)
     with local_worker(settings) as worker:
         wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
         family = [worker, *worker.children(recursive=True)]
@@ -79,7 +79,7 @@ def test_a_killed_worker_resumes_its_run(database: Database, settings: Settings)
 
 
 def test_cancel_ends_a_run_within_5_s(database: Database, settings: Settings) -> None:
-    experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=20_000)
+    experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=200_000)
     with local_worker(settings):
         wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
         began = time.monotonic()
@@ -95,7 +95,7 @@ def test_cancel_ends_a_run_within_5_s(database: Database, settings: Settings) ->
 
 
 def test_a_stopped_worker_hands_back_its_run(database: Database, settings: Settings) -> None:
-    experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=20_000)
+    experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=200_000)
     with local_worker(settings, start_fresh) as worker:
         wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
         runners = [child.environ()["CUDA_VISIBLE_DEVICES"] for child in worker.children()]

@@ -41,7 +41,11 @@ CONVERGENCE = ppca_spec(
 )
 CURVE = ppca_spec(data__dim=60, evaluate__masks__per_size=3000, seeds=[1, 2])
 
-ENDLESS = {**CURVE, "compute": {"device": "cpu", "threads": 1, "max_runtime_s": 1}}
+ENDLESS = ppca_spec(
+    data__dim=60,
+    evaluate__masks__per_size=1_000_000,
+    compute={"device": "cpu", "threads": 1, "max_runtime_s": 1},
+)
 
 KINDS = {"training": TRAINING, "convergence": CONVERGENCE, "curve": CURVE}
 """One spec of each kind of run, of a second or a few."""
