@@ -12,7 +12,7 @@ looks for torchvision, so that a user's own imports work too. So this module mus
 import importlib
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 _kept: list[Any] = []
 
@@ -29,7 +29,9 @@ class _MissingOperators:
 
 
 def _define_operators() -> None:
-    schemas = importlib.import_module("torch.library").Library("torchvision", "DEF")
+    from torch import library  # seconds, for torch
+
+    schemas = cast(Any, library).Library("torchvision", "DEF")
     schemas.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     schemas.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _kept.append(schemas)  # the definitions live as long as their library

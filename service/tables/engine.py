@@ -101,7 +101,8 @@ class Database:
 
     def __init__(self, url: str, connections: int = 2, timeouts: str = TIMEOUTS):
         """Open at most `connections` at once and keep them open, for a loop with one or two
-        threads. `timeouts` are PostgreSQL's."""
+        threads. `timeouts` are PostgreSQL's; NO_TIMEOUTS lifts the limit of SQLite's statements
+        too."""
         self.engine = _engine(url, connections, timeouts)
         self._reader = _reader(self.engine)
         self._trouble: str | None = None

@@ -21,7 +21,7 @@ MIN_PART = 64
 WIDTH = 256
 """Approximate number of dimensions whose products are read together."""
 MAX_DENSE_DIM = 4096
-"""Maximum number of dimensions of such a moment, which is copied."""
+"""Maximum number of dimensions of a moment of full rank, because its D² numbers are copied."""
 
 Doubles = NDArray[np.float64]
 

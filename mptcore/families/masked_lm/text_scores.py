@@ -102,23 +102,22 @@ class TextScoring:
         self, score: TextScore, counts: Tensor, only: Tensor | None = None
     ) -> Work[None]:
         """Score each token, or only some (ΣD,), with counts[i] tokens masked, from itself on."""
-        is_part = only is not None
-        only = torch.ones_like(counts, dtype=torch.bool) if only is None else only
-        sizes = torch.segment_reduce(only.double(), "sum", lengths=self._sizes).long()
+        scored = torch.ones_like(counts, dtype=torch.bool) if only is None else only
+        sizes = torch.segment_reduce(scored.double(), "sum", lengths=self._sizes).long()
 
         def masks(chosen: Tensor) -> MaskedBatch:
             corpus = self.texts.corpus
             of = counted_from(corpus.first_free[chosen], corpus.sizes[chosen])
-            of = of[only[of]]
+            of = of[scored[of]]
             places = corpus.free[counted_from(of, counts[of])]
             sequences = chosen.repeat_interleave(sizes[chosen])
             return self.masker.hidden(sequences, counts[of], places)
 
         values = yield from self._scored(masks, sizes, row=1)  # log p of the first masked
-        of_tokens = values.new_full(only.shape, math.nan).masked_scatter(only, values)
+        of_tokens = values.new_full(scored.shape, math.nan).masked_scatter(scored, values)
         sums = torch.segment_reduce(values, "sum", lengths=sizes)
-        column = ScoreColumn(sums, of_tokens=of_tokens, tokens=sizes if is_part else None)
-        self._columns[score] = column
+        tokens = None if only is None else sizes
+        self._columns[score] = ScoreColumn(sums, of_tokens=of_tokens, tokens=tokens)
 
     def _unmasked(self) -> Work[None]:
         """Score all tokens of each text in one pass that masks none."""

@@ -153,6 +153,15 @@ def while_it_prepares(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], obje
     return todo
 
 
+def take_write_lock(api: TestClient) -> None:
+    """Begin a write as another process would. It fails if a request holds the lock of SQLite."""
+    file = database_of(api).engine.url.database
+    assert file is not None
+    with sqlite3.connect(file, timeout=0.1, isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("ROLLBACK")
+
+
 @pytest.mark.parametrize("what", ["one", "batch", "sweep", "points", "retry", "retry of one"])
 def test_others_write_while_a_request_prepares(
     api: TestClient, while_it_prepares: list[Callable[[], object]], what: str
@@ -160,13 +169,9 @@ def test_others_write_while_a_request_prepares(
     made = sweep(api)
     api.post(made["urls"]["cancel"])
     ended = rows(api, made["id"])[0]["experiment_id"]
-    file = database_of(api).engine.url.database
-    assert file is not None
 
     def write() -> None:
-        with sqlite3.connect(file, timeout=0.1, isolation_level=None) as other:
-            other.execute("BEGIN IMMEDIATE")
-            other.execute("ROLLBACK")
+        take_write_lock(api)
         while_it_prepares.append(write)  # at every spec
 
     while_it_prepares.append(write)
@@ -189,13 +194,9 @@ def test_others_write_while_a_request_prepares_again(
     """A predecessor may end while a request is prepared. The request was then prepared again while
     it held up the writes of all others, half a minute for a large sweep."""
     first, writes = submitted(api), []
-    file = database_of(api).engine.url.database
-    assert file is not None
 
     def write() -> None:
-        with sqlite3.connect(file, timeout=0.1, isolation_level=None) as other:
-            other.execute("BEGIN IMMEDIATE")
-            other.execute("ROLLBACK")
+        take_write_lock(api)
         writes.append(1)
 
     def end() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian import fused
+from mptcore.families.linear_gaussian import fused, gradients
 from mptcore.families.linear_gaussian.conditionals import Conditionals, LinearGaussianModel
 from mptcore.families.linear_gaussian.fused import MAX_LATENT_DIM
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
@@ -125,6 +125,17 @@ def test_wide_latent_spaces_are_left_to_torch() -> None:
     wide = model_of_full_rank(50, MAX_LATENT_DIM + 1)
     assert wide._fused is None
     assert wide.least_batch > 1
+
+
+def test_gradients_of_large_tables_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 dimensions, K = 2 and Q = 3: 12 · (3 + 6) products."""
+    factor = torch.rand(1, 12, 3).double()
+    moment = FactoredMoment(factor, factor.square().sum(-1) + 0.1)
+    model = Conditionals(torch.rand(2, 12, 2).double(), torch.ones(2, 12).double(), moment)
+    monkeypatch.setattr(gradients, "MAX_STEP_TABLE", 108)
+    assert gradients._compiled(model) is not None
+    monkeypatch.setattr(gradients, "MAX_STEP_TABLE", 107)
+    assert gradients._compiled(model) is None
 
 
 def test_moments_too_large_to_copy_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
