@@ -79,9 +79,12 @@ class Dispatcher:
         """Let idle workers help running experiments, or stop helpers where experiments wait. Return
         the queues and numbers of new helps."""
         try:
+            rules = Rules.of(self.settings)
             with self.database.snapshot() as session:
-                busy = any(helping.active(session, queue) for queue in Queue)
-                if not busy and not self._idle(session):
+                if not any(
+                    helping.active(session, queue) or helping.could_help(session, queue, rules)
+                    for queue in Queue
+                ):
                     return []
             with self.database.transaction() as session:
                 workers.lock_dispatching(session)

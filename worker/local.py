@@ -73,8 +73,12 @@ class LocalWorker:
         if self.settings.max_workers == 1:
             return None
         try:
+            rules = Rules.of(self.settings)
+            with self.database.snapshot() as session:
+                if not helping.could_help(session, Queue.CPU, rules):
+                    return None
             with self.database.transaction() as session:
-                return helping.offer(session, Queue.CPU, Rules.of(self.settings))
+                return helping.offer(session, Queue.CPU, rules)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             return None

@@ -10,6 +10,7 @@ Claims only avoid double work. A coordinator that has nothing else to compute co
 missing batch itself, so it never depends on a helper.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,17 @@ Scored = tuple[BatchT, Tensor]
 
 MAX_AHEAD = 256
 """Maximum number of batches that a coordinator draws ahead of the batch whose scores it needs."""
+
+
+MIN_SHARE = 0.25
+"""A helper ends if computing scores takes a smaller share of its time: the rest is for drawing
+masks whose scores others compute."""
+MEASURE_S = 5.0
+"""Minimum seconds of work, without waiting for claims, after which this share is known."""
+
+
+class NotWorthwhile(Exception):
+    """A helper draws masks for most of its time, so that it is of little help."""
 
 
 class Division(Protocol):
@@ -125,21 +137,33 @@ def helped(
     compute: Callable[[BatchT], Tensor],
     shape: Callable[[BatchT], Shape],
     division: Division,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Scored[BatchT] | None]:
     """Yield each batch, numbered from `first`, with its scores if this process has claimed it, else
-    with placeholders. None is yielded while a claim is not answered."""
+    with placeholders. None is yielded while a claim is not answered. Raises NotWorthwhile."""
     claimed: int | None = None
+    began: float | None = None  # at the first batch of its own: those before it must be drawn
+    waited_s = computed_s = 0.0
     for number, batch in enumerate(batches, first):
         while claimed is None or claimed < number:
+            asked = clock()
             claimed = division.claim(number)
+            waited_s += clock() - asked
             if claimed is None:
                 yield None
-        if claimed == number:
-            scores = compute(batch)
-            division.put(number, scores)
-            yield batch, scores
-        else:
+        if claimed != number:
             yield batch, placeholders(shape(batch))
+            continue
+        at = clock()
+        if began is None:
+            began, waited_s = at, 0.0
+        scores = compute(batch)
+        division.put(number, scores)
+        computed_s += clock() - at
+        yield batch, scores
+        worked_s = clock() - began - waited_s
+        if worked_s > MEASURE_S and computed_s < MIN_SHARE * worked_s:
+            raise NotWorthwhile
 
 
 def placeholders(shape: Shape) -> Tensor:

@@ -27,6 +27,7 @@ from mptcore.protocol.records import (
 )
 from mptcore.runtime import checkpoint, inputs
 from mptcore.runtime.device import is_device_failure
+from mptcore.runtime.division import NotWorthwhile
 from mptcore.runtime.environment import environment
 from mptcore.runtime.exchange import Exchange
 from mptcore.runtime.out_of_memory import is_out_of_memory
@@ -103,6 +104,8 @@ class SpecRunner:
                 if self._must_stop():
                     self.out.flush()
                     return STOPPED
+        except NotWorthwhile:  # a helper, which has nothing to write
+            return COMPLETE
         except RunError as error:
             return self._fail(Failure(error.cause, str(error)))
         except (MemoryError, RuntimeError) as error:

@@ -17,6 +17,7 @@ from service.queue.shares import Standing
 from service.settings import Settings
 from service.tables.engine import now
 from service.tables.experiments import (
+    DEVICES,
     Attempt,
     Checkpoint,
     DesiredState,
@@ -30,12 +31,16 @@ from service.tables.workers import Worker
 
 MAX_PAUSE_S = 5.0
 """Maximum seconds between the end of a help and the next help for the same attempt."""
+MAX_SHOWN = 50
+"""Maximum number of helps that are shown of an experiment."""
 UNLIKE = "its worker is unlike the run's: "
 """Beginning of the reason of a help that ended because the results could differ in bits."""
 FAILED = "its process failed: "
 """Beginning of the reason of a help whose process failed. It would fail again."""
 FINISHED = "nothing is left to compute"
 """Reason of a help that ended because all batches of the attempt are claimed."""
+HELPING = (Queue.CPU,)
+"""Queues whose workers help. The memory of GPUs is not checked for a second process."""
 ALIKE = ("core", "packages", "cpu", "cpu_capability", "threads", "gpu", "cuda", "precision")
 """Parts of the environment on which the bits of a result depend."""
 
@@ -97,9 +102,8 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
     """Choose a running experiment that an idle worker of this queue may help, and return the number
     of the help. The owner with the least usage for its shares is first, then the run with the
     fewest helpers. None if an experiment waits that could begin, or if no run may have another
-    helper. A GPU worker helps nobody, because the memory of its GPU is not checked. Call only while
-    holding the dispatch lock."""
-    if queue == Queue.GPU:
+    helper. Call only while holding the dispatch lock."""
+    if queue not in HELPING:
         return None
     standings = shares.standings(session, rules.fair_share)
     alive = workers.alive_in(session, queue, rules.within_s)
@@ -112,9 +116,10 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
         for one in standings
         if not one.is_disabled and _has_room(one, queue, most, helped[one.owner_id, queue], helped)
     }
-    rows = session.execute(_candidates(queue, rules)).all()
+    max_helpers = min(rules.max_workers, alive) - 1
+    rows = session.execute(_candidates(queue, rules, max_helpers)).all()
     chosen = min(
-        (row for row in rows if row.owner_id in eligible and row.helpers + 1 < rules.max_workers),
+        (row for row in rows if row.owner_id in eligible and row.helpers < max_helpers),
         key=lambda row: (eligible[row.owner_id], row.helpers, row.id),
         default=None,
     )
@@ -126,6 +131,12 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
     session.add(help_)
     session.flush()
     return help_.id
+
+
+def could_help(session: Session, queue: Queue, rules: Rules) -> bool:
+    """Return whether a worker of a queue is idle and a run may have helpers, whatever else waits.
+    It needs no lock: most of the time there is no such run."""
+    return queue in HELPING and bool(session.scalar(select(exists(_candidates(queue, rules, 1)))))
 
 
 def _helped_by_owner(session: Session) -> Counter[tuple[int, Queue]]:
@@ -151,8 +162,9 @@ def _has_room(
     return within_limit and has_hours and one.under_way[queue] + here < most
 
 
-def _candidates(queue: Queue, rules: Rules) -> Any:
-    """Select the attempts that may be helped, with the number of their helpers."""
+def _candidates(queue: Queue, rules: Rules, max_helpers: int) -> Any:
+    """Select the attempts that may be helped, with the number of their helpers. A machine must have
+    free memory for all the helpers that an attempt may have, because they may begin at once."""
     of_attempt = and_(Help.experiment_id == Experiment.id, Help.attempt == Experiment.attempt)
     helpers = select(func.count()).where(of_attempt, _ACTIVE).scalar_subquery()
     recent = exists().where(of_attempt, Help.ended_at > now() - min(rules.after_s, MAX_PAUSE_S))
@@ -174,7 +186,7 @@ def _candidates(queue: Queue, rules: Rules) -> Any:
             eta_s > rules.after_s,
             ~recent,
             ~finished,
-            exists(_idle_and_alike(queue, rules.within_s)),
+            exists(_idle_and_alike(queue, rules.within_s, max_helpers)),
         )
     )
 
@@ -184,7 +196,7 @@ def _is_in_vain(reason: InstrumentedAttribute[str | None]) -> ColumnElement[bool
     return or_(reason.startswith(UNLIKE), reason.startswith(FAILED))
 
 
-def _idle_and_alike(queue: Queue, within_s: float) -> Any:
+def _idle_and_alike(queue: Queue, within_s: float, max_helpers: int) -> Any:
     """Select the idle workers that may help an attempt."""
     unlike = exists().where(
         Help.experiment_id == Experiment.id,
@@ -197,6 +209,7 @@ def _idle_and_alike(queue: Queue, within_s: float) -> Any:
         .where(
             Worker.queue == queue,
             Worker.heartbeat_at >= now() - within_s,
+            Worker.memory_free >= max_helpers * func.coalesce(Experiment.memory_bytes, 0),
             ~workers.BUSY,
             ~unlike,
         )
@@ -205,27 +218,41 @@ def _idle_and_alike(queue: Queue, within_s: float) -> Any:
 
 
 def give_way(session: Session, queue: Queue, rules: Rules) -> int:
-    """Stop helpers of a queue if experiments wait that could begin, as many as wait, and return how
-    many were stopped now. Helpers of the owner with the most usage for its shares are first. Call
-    only while holding the dispatch lock."""
+    """Stop as many helpers of a queue as experiments wait for its workers, and return how many were
+    stopped now. These are the experiments that could begin, and those that are dispatched while no
+    worker is idle. Helpers that have not begun are first, then those of the owner with the most
+    usage for its shares. Call only while holding the dispatch lock."""
     standings = shares.standings(session, rules.fair_share)
-    alive = workers.alive_in(session, queue, rules.within_s)
-    most = shares.max_slots(standings, rules.fair_share, alive)
-    if not is_due(standings, queue, most):
+    slots = workers.slots(session, rules.within_s).get(queue, workers.Slots(0, 0))
+    most = shares.max_slots(standings, rules.fair_share, slots.workers)
+    due = _waiting(session, queue) if is_due(standings, queue, most) else 0
+    if not due and not slots.missing:
         return 0
     level = {one.owner_id: one.level for one in standings}
     rows = session.execute(
-        select(Help.id, Help.owner_id, Help.must_stop).where(_ACTIVE, Help.queue == queue)
+        select(Help.id, Help.owner_id, Help.must_stop, Help.started_at).where(
+            _ACTIVE, Help.queue == queue
+        )
     ).all()
-    waiting = session.scalar(
-        select(func.count()).where(Experiment.status == Status.QUEUED, Experiment.held == Held.NOT)
+    left = due + slots.missing - slots.idle - sum(row.must_stop for row in rows)
+    going = sorted(
+        (row for row in rows if not row.must_stop),
+        key=lambda row: (row.started_at is not None, -level[row.owner_id]),
     )
-    left = (waiting or 0) - sum(row.must_stop for row in rows)
-    going = sorted((row for row in rows if not row.must_stop), key=lambda row: -level[row.owner_id])
     chosen = [row.id for row in going[: max(0, left)]]
     if chosen:
         session.execute(update(Help).where(Help.id.in_(chosen)).values(must_stop=True))
     return len(chosen)
+
+
+def _waiting(session: Session, queue: Queue) -> int:
+    """Return how many queued experiments may run on the workers of a queue."""
+    queued = select(func.count()).where(
+        Experiment.status == Status.QUEUED,
+        Experiment.held == Held.NOT,
+        Experiment.device.in_(DEVICES[queue]),
+    )
+    return session.scalar(queued) or 0
 
 
 def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpClaim | None:
@@ -327,6 +354,13 @@ def has_helper(session: Session, experiment_id: str, attempt: int) -> bool:
         Help.experiment_id == experiment_id, Help.attempt == attempt, _ACTIVE
     )
     return session.scalar(query.limit(1)) is not None
+
+
+def of_experiment(session: Session, experiment_id: str) -> Sequence[Help]:
+    """Return the last helps of an experiment that have begun, oldest first."""
+    begun = Help.experiment_id == experiment_id, Help.started_at.is_not(None)
+    last = session.scalars(select(Help).where(*begun).order_by(Help.id.desc()).limit(MAX_SHOWN))
+    return last.all()[::-1]
 
 
 def reap(session: Session, dispatch_timeout_s: float, as_of: float) -> int:

@@ -33,6 +33,9 @@ class Slots:
 
     workers: int
     idle: int
+    """Idle workers, less the dispatches in transit."""
+    missing: int = 0
+    """Dispatches in transit for which no idle worker is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +139,9 @@ def alive_in(session: Session, queue: Queue, within_s: float) -> int:
 
 
 def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
-    """Return the number of slots of each queue with workers, and the number of idle ones less the
-    dispatches in transit."""
+    """Return the slots of each queue that has workers."""
     rows = session.execute(_SLOTS, {"within_s": within_s})
-    return {Queue(queue): Slots(count, max(idle, 0)) for queue, count, idle in rows}
+    return {Queue(queue): Slots(count, max(idle, 0), max(-idle, 0)) for queue, count, idle in rows}
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from service.experiments.schemas import (
     ExperimentPage,
     ExperimentWithMetrics,
     Fields,
+    HelpOut,
     ListedWithMetrics,
 )
 from service.experiments.store import find_all
@@ -30,7 +31,7 @@ from service.experiments.views import (
     summary_out,
     with_metrics,
 )
-from service.queue import states
+from service.queue import helping, states
 from service.queue.position import queue_positions
 from service.queue.snapshot import QueueSnapshots
 from service.records import results
@@ -236,9 +237,12 @@ def _whole(
     answer = to_response(session, experiment, queue_snapshots, user)
     found = results.metrics(session, experiment.id) if experiment.last_seq else []
     begun = results.attempts(session, experiment.id) if experiment.attempt else []
-    metrics, attempts = map(metric_out, found), map(AttemptOut.of, begun)
+    helps = helping.of_experiment(session, experiment.id) if experiment.attempt else []
     return ExperimentWithMetrics.model_construct(
-        **dict(answer), metrics=[*metrics], attempts=[*attempts]
+        **dict(answer),
+        metrics=[*map(metric_out, found)],
+        attempts=[*map(AttemptOut.of, begun)],
+        helps=[*map(HelpOut.of, helps)],
     )
 
 

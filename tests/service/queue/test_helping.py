@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
 from service.experiments import deletion
@@ -81,9 +82,21 @@ def beat(database: Database, claim: HelpClaim) -> None:
         helping.beat(session, claim, LEASE_S)
 
 
+def could_help(database: Database, queue: Queue = Queue.CPU) -> bool:
+    with database.snapshot() as session:
+        return helping.could_help(session, queue, RULES)
+
+
 def helps(database: Database) -> Sequence[Help]:
     with database.snapshot() as session:
         return session.scalars(select(Help).order_by(Help.id)).all()
+
+
+def stopped(database: Database) -> list[int]:
+    """Let helpers give way, and return those that must stop."""
+    with database.transaction() as session:
+        helping.give_way(session, Queue.CPU, RULES)
+    return [one.id for one in helps(database) if one.must_stop]
 
 
 def test_an_idle_worker_helps_a_long_run(either: Database) -> None:
@@ -108,11 +121,37 @@ def test_an_idle_worker_helps_a_long_run(either: Database) -> None:
         beat(either, claim)
 
 
+def test_an_experiment_shows_its_last_helps(
+    api: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Oldest first, without those that have not begun."""
+    monkeypatch.setattr(helping, "MAX_SHOWN", 2)
+    run = long_run(database)
+    add_workers(database, "w", "w1", "w2", "w3", "w4")
+    for name in ("w1", "w2"):
+        ended(database, begun(database, name).id, f"{UNLIKE}cpu")
+        with database.transaction() as session:
+            session.execute(update(Help).values(ended_at=now() - 9))
+    claim = begun(database, "w3")
+    with database.transaction() as session:
+        division.send_scores(session, run.experiment_id, run.attempt, claim.id, [BATCH])
+    assert offered(database) is not None
+    with database.transaction() as session:
+        session.execute(update(Attempt).values(environment=None))  # that above is incomplete
+    shown = api.get(f"/v1/experiments/{run.experiment_id}").json()["helps"]
+    assert [(one["attempt"], one["worker"], one["batches"], one["reason"]) for one in shown] == [
+        (run.attempt, "w2", 0, "its worker is unlike the run's: cpu"),
+        (run.attempt, "w3", 1, None),
+    ]
+    assert [one["ended_at"] is None for one in shown] == [False, True]
+
+
 def test_a_gpu_worker_helps_nobody(database: Database) -> None:
     """It could take memory that the run needs."""
     long_run(database, queue=Queue.GPU)
     add_workers(database, "w", "w1", queue=Queue.GPU)
     assert offered(database, queue=Queue.GPU) is None
+    assert not could_help(database, Queue.GPU)
     assert helps(database) == []
 
 
@@ -140,8 +179,10 @@ def test_runs_that_are_not_helped(database: Database, columns: dict[str, Any]) -
     """They end soon or are about to, train, run on other devices or not at all."""
     claim = long_run(database)
     add_workers(database, "w", "w1", "w2")
+    assert could_help(database)
     stored.change(database, claim.experiment_id, **columns)
     assert offered(database) is None
+    assert not could_help(database)
 
 
 def test_a_young_run_or_one_without_its_environment_is_not_helped(database: Database) -> None:
@@ -200,30 +241,76 @@ def test_helpers_of_the_user_with_the_most_usage_give_way(either: Database) -> N
     """One helper stops for each waiting experiment that may begin, and for no other."""
     other = add_user(either, "other")
     runs = [long_run(either), long_run(either, owner_id=other)]
-    add_workers(either, *"abcdefgh")
+    add_workers(either, *"abcd")
     chosen = [begun(either, name) for name in "abcd"]
     with either.transaction() as session:
         session.execute(update(Attempt).where(Attempt.owner_id == 1).values(started_at=0.0))
 
-    def stopped() -> list[str]:
-        with either.transaction() as session:
-            helping.give_way(session, Queue.CPU, RULES)
-        return [one.experiment_id for one in helps(either) if one.must_stop]
+    helped = {one.id: one.experiment_id for one in chosen}
 
-    assert stopped() == []
+    assert stopped(either) == []
     waiting = submitted(either)
     stored.change(either, waiting, owner_id=other, held="after")
-    assert stopped() == []
+    assert stopped(either) == []
     stored.change(either, waiting, held="")
     for _ in range(2):
-        assert stopped() == [runs[0].experiment_id]
+        assert [helped[one] for one in stopped(either)] == [runs[0].experiment_id]
     submitted(either)
     submitted(either)
-    assert sorted(stopped()) == sorted([runs[0].experiment_id] * 2 + [runs[1].experiment_id])
+    of_whom = sorted(helped[one] for one in stopped(either))
+    assert of_whom == sorted([runs[0].experiment_id] * 2 + [runs[1].experiment_id])
     over = next(one for one in helps(either) if one.must_stop)
     claim = next(one for one in chosen if one.id == over.id)
     with pytest.raises(HelpOver, match="needed"):
         beat(either, claim)
+
+
+def test_no_helper_gives_way_if_a_worker_is_idle(either: Database) -> None:
+    """The idle worker takes the experiment."""
+    long_run(either)
+    add_workers(either, "w", "a", "b", "idle")
+    for name in "ab":
+        begun(either, name)
+    submitted(either)
+    assert stopped(either) == []
+    submitted(either)
+    assert len(stopped(either)) == 1
+
+
+def test_no_helper_of_a_cpu_gives_way_to_gpu_runs(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "w", "a", "b")
+    for name in "ab":
+        begun(either, name)
+    for device in ("cuda", "cuda", "auto"):
+        stored.change(either, submitted(either), device=device)
+    assert len(stopped(either)) == 1
+
+
+def test_a_helper_gives_way_to_a_dispatched_experiment_without_a_worker(either: Database) -> None:
+    """Its worker went before the message arrived. A help that has not begun is withdrawn first."""
+    long_run(either)
+    add_workers(either, "a", "b", "c")
+    begun(either, "a")
+    coming = offered(either)
+    dispatched = submitted(either)
+    stored.change(either, dispatched, status=Status.DISPATCHED, queue=Queue.CPU)
+    assert stopped(either) == []
+    with either.transaction() as session:
+        workers.leave(session, "b")
+    assert stopped(either) == [coming]
+    with either.transaction() as session:
+        workers.leave(session, "c")
+    assert len(stopped(either)) == 2
+
+
+def test_a_machine_without_memory_for_the_helpers_of_a_run_helps_nobody(either: Database) -> None:
+    """The run may have two helpers, and all may be on one machine."""
+    long_run(either, memory_bytes=2**29 + 1)
+    add_workers(either, "w", "w1", "w2", "w3")
+    assert offered(either) is None
+    long_run(either, memory_bytes=2**29)
+    assert offered(either) is not None
 
 
 def test_a_help_is_over_with_its_attempt(either: Database) -> None:

@@ -273,7 +273,9 @@ def test_a_page_leaves_out_specs_and_counts_the_queue_once(
     )}  # fmt: skip
     for one in items:
         full = api.get(f"/v1/experiments/{one['id']}").json()
-        assert full.keys() - one.keys() == {"spec", "metrics", "attempts", "cached_from"}
+        assert full.keys() - one.keys() == {
+            "spec", "metrics", "attempts", "helps", "cached_from"
+        }  # fmt: skip
         assert {key: full[key] for key in one} == one
 
 
