@@ -4,10 +4,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import language, latent, tractable
+from benchmarks import language, latent, minicons, tractable
 from benchmarks.table import Row, SkippedError, markdown
 
-BENCHMARKS = {**tractable.BENCHMARKS, **latent.BENCHMARKS, **language.BENCHMARKS}
+BENCHMARKS = {
+    **tractable.BENCHMARKS,
+    **latent.BENCHMARKS,
+    **language.BENCHMARKS,
+    **minicons.BENCHMARKS,
+}
 
 
 def main() -> int:

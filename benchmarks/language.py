@@ -41,7 +41,7 @@ BERT_BASE = {
 
 def throughput(threads: int) -> Iterator[Row]:
     """One pass at 15 % over sentences, by a BERT of the base size with random weights."""
-    spec = _spec(
+    spec = text_spec(
         {"checkpoint": "bert-uncased-tokenizer", "init": "random", "architecture": BERT_BASE},
         {"file": "rotten_tomatoes.txt", "n": SENTENCES},
         {"masks": {"schedule": "rates", "rates": [0.15]}},
@@ -64,9 +64,11 @@ def throughput(threads: int) -> Iterator[Row]:
 def area(threads: int) -> Iterator[Row]:
     """The area under the curve of a real pretrained model to half a percent."""
     model, data = {"checkpoint": "rxnfp-bert"}, {"file": "nci_smiles.txt"}
-    rough = _measured(_spec(model, {**data, "n": 200}, {"masks": {"rates": [0.3, 0.7]}}, threads))
+    rough = _measured(
+        text_spec(model, {**data, "n": 200}, {"masks": {"rates": [0.3, 0.7]}}, threads)
+    )
     target = 0.005 * abs(rough["area"].value or math.nan) / 0.8  # the two cover 0.8 of the axis
-    spec = _spec(model, data, {"target_std_err": target}, threads)
+    spec = text_spec(model, data, {"target_std_err": target}, threads)
     began = time.perf_counter()
     found = _measured(spec)
     seconds = time.perf_counter() - began
@@ -81,7 +83,7 @@ def area(threads: int) -> Iterator[Row]:
     met = ratio >= 20 and error <= 0.0055 * abs(value)
     yield Row("lm-area", work, seconds, against, ratio, "20", met, remark)
     enough = _sequences_for(target, model, data, threads, len(parts.corpus))
-    part = _Parts(_spec(model, {**data, "n": enough}, {}, threads))
+    part = _Parts(text_spec(model, {**data, "n": enough}, {}, threads))
     rival = sum(part.time_of_trainer(r, SORTED) for r in AREA_RATES) * 99 / len(AREA_RATES)
     against = (
         f"99 passes over {enough} molecules, for the same error, of Trainer.evaluate, {SORTED}, "
@@ -95,7 +97,7 @@ def _sequences_for(
 ) -> int:
     """Return the number of sequences, each scored at all rates, that give the area this error about
     the text. It is computed from the spread of the area over some of them."""
-    pilot = _spec(model, {**data, "n": PILOT}, {"masks": {"rates": PILOT_RATES}}, threads)
+    pilot = text_spec(model, {**data, "n": PILOT}, {"masks": {"rates": PILOT_RATES}}, threads)
     spread = (_measured(pilot)["area_population"].std_err or math.nan) * math.sqrt(PILOT)
     without_end = (spread / std_err) ** 2
     return math.ceil(without_end / (1 + without_end / population))
@@ -107,7 +109,7 @@ def host(_: int) -> Iterator[Row]:
     thread."""
     for packing in ("blocks", "sentences"):
         data = {"file": "rotten_tomatoes.txt", "packing": packing}
-        spec = _spec({"checkpoint": "bert-uncased-tokenizer"}, data, {"masks": HOST_RATES}, 1)
+        spec = text_spec({"checkpoint": "bert-uncased-tokenizer"}, data, {"masks": HOST_RATES}, 1)
         parts = _Parts(spec)
         seconds, tokens = parts.host_time(), parts.tokens * len(spec.evaluate.masks.rates)
         per_token = 1e9 * seconds / tokens
@@ -119,7 +121,7 @@ def host(_: int) -> Iterator[Row]:
 def steps(_: int) -> Iterator[Row]:
     """In how many parts a training step is computed: packed, and as it would be if sequences of one
     length were a part."""
-    spec = _spec(
+    spec = text_spec(
         {"checkpoint": "bert-uncased-tokenizer"}, {"file": "rotten_tomatoes.txt"}, {}, threads=1
     )
     parts = _Parts(spec)
@@ -266,7 +268,7 @@ class _Parts:
             return time.perf_counter() - began
 
 
-def _spec(
+def text_spec(
     model: dict[str, Any], data: dict[str, Any], evaluate: dict[str, Any], threads: int
 ) -> MaskedLmExperiment:
     folder = os.environ.get("MPT_MODELS_DIR", "")

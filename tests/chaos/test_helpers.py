@@ -1,4 +1,5 @@
-"""Runs that other workers help, while helpers and the runs themselves are killed at random."""
+"""Runs that other workers help, while helpers and the runs themselves are killed at random, and the
+runs are paused and resumed."""
 
 import random
 import time
@@ -9,10 +10,10 @@ import psutil
 import pytest
 from sqlalchemy import func, select
 
-from service.queue.states import is_terminal
+from service.queue import states
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Experiment, Status
+from service.tables.experiments import DesiredState, Experiment, Status
 from service.tables.helpers import Help
 from tests.support.attempts import submitted
 from tests.support.forks import fork
@@ -91,7 +92,7 @@ def test_kills_of_helpers_and_runs_change_no_record(
         }
         lab = HelpedLab(settings)
         deadline = time.monotonic() + LIMIT_S
-        kills = 0
+        kills = pauses = 0
         try:
             while not _ended(database) or _helps(database):  # that of a killed helper ends later
                 assert time.monotonic() < deadline, "the experiments did not end in time"
@@ -100,6 +101,9 @@ def test_kills_of_helpers_and_runs_change_no_record(
                 if kills < KILLS and _helps(database):
                     lab.kill()
                     kills += 1
+                    pauses += kills % 2 and _pause_or_resume(database, DesiredState.PAUSE)
+                else:
+                    _pause_or_resume(database, DesiredState.RUN)
             time.sleep(0.5)
         finally:
             lab.lab.stop()
@@ -110,11 +114,24 @@ def test_kills_of_helpers_and_runs_change_no_record(
             assert set(statuses) == {Status.SUCCEEDED}
             assert session.scalar(select(func.sum(Help.batches)))
             assert kills > 0
+            assert pauses > 0
+
+
+def _pause_or_resume(database: Database, desired: DesiredState) -> int:
+    """Pause all running experiments, or resume those that are paused, and return how many."""
+    status = Status.RUNNING if desired == DesiredState.PAUSE else Status.PAUSED
+    with database.transaction() as session:
+        found = session.scalars(select(Experiment.id).where(Experiment.status == status)).all()
+        for experiment_id in found:
+            states.request(session, experiment_id, desired)
+    return len(found)
 
 
 def _ended(database: Database) -> bool:
     with database.snapshot() as session:
-        return all(is_terminal(status) for status in session.scalars(select(Experiment.status)))
+        return all(
+            states.is_terminal(status) for status in session.scalars(select(Experiment.status))
+        )
 
 
 def _helps(database: Database) -> int:
