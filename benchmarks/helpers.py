@@ -101,11 +101,9 @@ def _simulated(settings: Settings, helpers: int, batch_s: float) -> Iterator[Fig
             pid = session.scalar(text("SELECT pg_read_file('postmaster.pid')")).split()[0]
         server = psutil.Process(int(pid))
         claims = [claimed(database, SPEC) for _ in range(-(-helpers // EACH))]
+        works = list(_works(database, claims, helpers, batch_s))
         began = time.monotonic()
-        waiting = [
-            Sleeper(began + i / helpers, work)
-            for i, work in enumerate(_works(database, claims, helpers, batch_s))
-        ]
+        waiting = [Sleeper(began + i / len(works), work) for i, work in enumerate(works)]
         heapq.heapify(waiting)
         late: list[float] = []
 

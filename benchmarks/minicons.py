@@ -15,12 +15,12 @@ from mptcore.run import resumable
 from mptcore.runtime.session import Session
 from mptcore.specs import MaskedLmExperiment
 
-N, WARM = 1000, 20
+N, WARM = 300, 20
 METRICS = {"pll": "original", "pll_word_l2r": "within_word_l2r"}
 """Names of minicons for our scores."""
 BATCHES = (1, 8, 32)
 """Texts of a batch of minicons. The fastest is taken, from the first texts."""
-TRIED = 100
+TRIED = 40
 MAX_DIFFERENCE = 1e-4
 PROGRAM = """
 import json, sys, time

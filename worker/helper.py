@@ -26,8 +26,9 @@ from worker.runner import Record, Runner
 log = logging.getLogger(__name__)
 
 READ_S = 0.05
-CONTACT_S = 0.2
-"""Maximum seconds between two transactions: a helper gives way at the next one."""
+CONTACT_S = 0.5
+"""Maximum seconds between two transactions: a helper gives way at the next one. A thousand helpers
+with twice as many would keep several processors of the database busy."""
 IDLE_S = 30.0
 """Maximum seconds that a helper waits for work. Its time is charged to the run's owner."""
 MAX_UNSENT = 256
@@ -43,6 +44,8 @@ class HelpSupervision:
         self.claim = claim
         self.runner = runner
         self._count: int | None = None
+        self._is_new = False
+        """True if the claim of this count was not tried yet."""
         self._asked_at = 0.0
         self._unsent: list[dict[str, Any]] = []
         self._known_plans = 0
@@ -96,7 +99,7 @@ class HelpSupervision:
             raise HelpOver("its process reported nothing for too long")
         if self._count is not None and at > self._asked_at + IDLE_S:
             raise HelpOver("there was no work for it")
-        is_urgent = self._count is not None or bool(self._unsent)
+        is_urgent = self._is_new or len(self._unsent) >= MAX_UNSENT // 2
         if records is None or is_urgent or at >= self._last_contact + CONTACT_S:
             self._contact()
         if records is None:
@@ -110,7 +113,7 @@ class HelpSupervision:
                     raise HelpOver(f"{UNLIKE}{part}")
                 self._is_alike = True
             case "claim":
-                self._count = int(line["count"])
+                self._count, self._is_new = int(line["count"]), True
                 self._asked_at = time.monotonic()
             case "scores" if self._is_alike and len(self._unsent) < MAX_UNSENT:
                 self._unsent.append({key: line[key] for key in ("number", "shape", "data")})
@@ -119,7 +122,7 @@ class HelpSupervision:
 
     def _contact(self) -> None:
         """Renew the lease, send scores, and answer the runner."""
-        self._last_contact = time.monotonic()
+        self._last_contact, self._is_new = time.monotonic(), False
         claim = self.claim
         run, first = (claim.experiment_id, claim.attempt), None
         try:

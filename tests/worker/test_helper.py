@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -131,6 +132,31 @@ def test_a_helper_claims_and_sends(
     with database.snapshot() as session:
         assert session.scalar(select(SentBatch.number)) == BATCH["number"]
         assert session.scalar(select(Help.batches)) == 1
+
+
+def test_a_helper_asks_the_database_seldom(
+    helped: Helped, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once if a claim is new or many scores wait, else every half second."""
+    beats: list[float] = []
+    beat = helping.beat
+
+    def noted(*arguments: Any) -> None:
+        beats.append(clock.now)
+        beat(*arguments)
+
+    monkeypatch.setattr(helping, "beat", noted)
+    quiet: list[list[Record]] = [[SCORES] for _ in range(60)]
+    began = clock.now
+    helped([LIKE], *quiet, [record("claim", count=1)], *quiet, status=0)
+    took = clock.now - began
+    assert took / helper.CONTACT_S - 1 <= len(beats) <= took / helper.CONTACT_S + 2
+    gaps = sorted(late - early for early, late in pairwise(beats))
+    assert gaps[-1] <= helper.CONTACT_S + 2 * helper.READ_S
+    beats.clear()
+    monkeypatch.setattr(helper, "MAX_UNSENT", 20)
+    helped([LIKE], *quiet, status=0)
+    assert len(beats) >= 6
 
 
 def test_a_helper_waits_a_while_until_the_run_shares_its_work(
