@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from mptcore.protocol.records import Progress, Record, encode
 from mptcore.run import resumable
 from mptcore.runtime.checkpoint import Resumed
+from mptcore.runtime.division import NotWorthwhile
 from mptcore.runtime.session import Session
 from mptcore.specs import ExperimentSpec
 
@@ -113,7 +115,8 @@ def divided(
                 i = chance.randrange(helpers)
                 if chance.random() < loss:
                     beside[i] = helper()
-                next(beside[i], None)
+                with suppress(NotWorthwhile):  # on a slow machine
+                    next(beside[i], None)
 
     return _lines(taking_turns(), session, after)
 

@@ -37,6 +37,10 @@ class WeightSummary(NamedTuple):
     """Effective sample size."""
     doubtful: Tensor
     """1 if the weights are unreliable, else 0."""
+    trial_doubtful: Tensor
+    """1 if the weights of independent trial draws are unreliable, else 0. They decide whether the
+    mean is final: if its own weights decided, the final ones would be those that met no large
+    weight, and would be too low."""
 
     def put(self, rows: Tensor, others: "WeightSummary") -> None:
         """Replace the entries of some observations."""
@@ -44,10 +48,11 @@ class WeightSummary(NamedTuple):
             part[rows] = other
 
 
-def summary_of(log_weights: Tensor) -> WeightSummary:
-    """Summarise logarithms of unbiased weights (samples, N)."""
+def summary_of(log_weights: Tensor, trial_doubtful: Tensor | None = None) -> WeightSummary:
+    """Summarise logarithms of unbiased weights (samples, N). Without `trial_doubtful` (N,) of a
+    trial, the weights themselves decide whether their mean is final."""
     log_weights = log_weights.double()
-    samples = len(log_weights)
+    samples, doubts = len(log_weights), doubtful(log_weights)
     sums = grouped(log_weights)
     counts = grouped(torch.zeros_like(log_weights))
     return WeightSummary(
@@ -55,7 +60,8 @@ def summary_of(log_weights: Tensor) -> WeightSummary:
         *debiased(sums, counts, uneven(log_weights)),
         log_mean_variance(log_weights),
         1 / log_weights.softmax(0).square().sum(0),
-        doubtful(log_weights),
+        doubts,
+        doubts if trial_doubtful is None else trial_doubtful,
     )
 
 
@@ -113,11 +119,11 @@ def weight_evidence(
 ) -> Evidence:
     """Return the mean over observations of log p(x), bias-corrected to first order, with its Monte
     Carlo standard error. Each unreliable observation adds `doubtful_error` nats to the error. The
-    result is unconverged if the weights do not support it."""
+    result is not final if trial draws do not support it."""
     columns = joined(parts)
     bias, share = columns.bias.mean().item(), columns.doubtful.mean().item()
     error = math.sqrt(columns.variance.sum().item()) / len(columns.debiased)
     error = math.hypot(error, share * doubtful_error)
     metrics = {"ess": columns.ess.median().item(), "bias_estimate": bias, "doubtful": share}
-    reason = doubtful_reason(bias, error, share, cure)
+    reason = doubtful_reason(bias, error, columns.trial_doubtful.mean().item(), cure)
     return Evidence(columns.debiased.mean().item(), error, reason, metrics)

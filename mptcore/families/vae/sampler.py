@@ -63,13 +63,15 @@ class Sampler:
 
     def summary(self, proposal: Proposal, draws: int) -> WeightSummary:
         """Return log p(x_R) of each observation. Only trial draws decide which observations get a
-        refitted proposal and HARD times the draws. If the draws of the estimate decided, those that
-        are kept would be the ones that met no large weight, and the estimate would be too low."""
+        refitted proposal and HARD times the draws, and whose weights are unreliable even then. If
+        the draws of the estimate decided, those that are kept would be the ones that met no large
+        weight, and the estimate would be too low."""
         hard = self.settle(proposal, draws)
-        found = summary_of(self.draw(proposal, draws)[1])
+        found = summary_of(self.draw(proposal, draws)[1], torch.zeros_like(hard).double())
         if hard.any():
-            weights = self.of(hard).draw(proposal.of(hard), HARD * draws)[1]
-            found.put(hard, summary_of(weights))
+            sampler, fitted = self.of(hard), proposal.of(hard)
+            trial, weights = (sampler.draw(fitted, HARD * draws)[1] for _ in range(2))
+            found.put(hard, summary_of(weights, doubtful(trial)))
         return found
 
     def _refitted(self, proposal: Proposal, z: Tensor, weights: Tensor, draws: int) -> Proposal:

@@ -124,3 +124,32 @@ def test_an_estimate_is_judged_by_other_draws(
     monkeypatch.setattr(Sampler, "settle", none)
     found = case.vae.log_marginals(case.x, 200, torch.Generator().manual_seed(1))
     assert found.doubtful.sum() > 0
+    assert found.trial_doubtful.sum() == 0  # in the trials, all weights were reliable
+
+
+def test_only_trial_draws_decide_whether_an_lml_is_final() -> None:
+    """Otherwise runs would be final because they missed a large weight, and be too low. The trial
+    of observations with unreliable weights is drawn again, as often as the estimate."""
+    case = folded(n=16, nodes=350)
+    trials, own = [], []
+    for seed in range(40):
+        found = case.vae.log_marginals(case.x, 50, torch.Generator().manual_seed(seed))
+        trials.append(found.trial_doubtful)
+        own.append(found.doubtful)
+    trial, of_estimate = torch.stack(trials), torch.stack(own)
+    assert 0 < trial.mean() < of_estimate.mean()
+    assert (trial > of_estimate).any()
+    assert (trial < of_estimate).any()
+
+
+def test_an_lml_that_its_own_draws_alone_doubt_is_final() -> None:
+    """Their doubt enters the error."""
+    weights = (1 + 0.1 * uniform(500, 10)).log()
+    weights[:, :3] = -0.9 * uniform(500, 3).log()  # Pareto's distribution with k = 0.9
+    sure = weight_evidence([summary_of(weights, torch.zeros(10))], cure="")
+    assert sure.not_final_reason is None
+    assert sure.metrics["doubtful"] == pytest.approx(0.3)
+    assert sure.std_err >= 0.3
+    unsure = weight_evidence([summary_of(weights)], cure="")
+    assert unsure.not_final_reason is not None
+    assert "30% of its terms" in unsure.not_final_reason
