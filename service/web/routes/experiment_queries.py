@@ -216,7 +216,7 @@ async def _awaited(
         while True:
             answer, due = await poller.read(user, read)
             if listener.refused:
-                detail = "this API key does not serve any more"
+                detail = "this API key is no longer valid"
                 raise ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail)
             left = ends_at - time.monotonic()
             if due or left <= 0 or listener.cut:

@@ -102,7 +102,7 @@ def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:
         ("a.txt", b"\n \n", "it has no text in it"),
         ("a.txt", b"\xff\xfe", "it is not UTF-8 text: 'utf-8' codec can't decode byte 0xff"),
         ("a.jsonl", b'{"text": 1}\n', "none of its columns holds text"),
-        ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is no JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is not a JSON object"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "line 2 is not JSON: "),
         ("a.parquet", b"PAR1;", "not a readable .parquet file: "),
         ("a.csv", b"text\none\n", "text is in .txt, .jsonl or .parquet files, not .csv"),

@@ -255,7 +255,7 @@ def test_text_is_uploaded(
         ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
         ("a.txt", b"\n \n", "no text in it"),
         ("a.jsonl", b'{"text": "a"}\nnot json\n', "line 2 is not JSON"),
-        ("a.jsonl", b"[1, 2]\n", "line 1 is no JSON object"),
+        ("a.jsonl", b"[1, 2]\n", "line 1 is not a JSON object"),
         ("a.jsonl", b'{"n": 1}\n', "none of its columns holds text"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
         ("a.jsonl", rb'{"\ud800": "x"}', "half of a surrogate pair"),
