@@ -42,7 +42,7 @@ from service.revisions import NewerTables, NotMigrated, WrongEncoding, newest_re
 from service.tables.db_errors import DISK_FULL, TRANSIENT_DB_ERRORS, by_nature, write_trouble
 
 MIN_FREE_BYTES = 1 << 20
-"""With less on its disk, an SQLite database takes no more transactions for long."""
+"""Minimum free bytes on the disk of an SQLite database. With less, its transactions soon fail."""
 
 
 TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"

@@ -43,8 +43,8 @@ class _Cotangents:
 
 @torch.no_grad()
 def score_gradient(conditionals: Conditionals, masks: Tensor, count: int) -> ScoreGradient:
-    """Return the score and its gradient for stacked models on a factored moment and their masks
-    (S, B, D), of `count` in all that the mean is taken over."""
+    """Return the score and its gradient for stacked models on a factored moment and their masks (S,
+    B, D). The score is a mean over `count` masks in all."""
     compiled = _compiled(conditionals)
     if compiled is None:
         return by_torch(conditionals, masks, count)
