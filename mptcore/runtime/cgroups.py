@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 UNLIMITED_BYTES = 2**60
-"""Version 1 says "no limit" by a number above this."""
+"""Version 1 reports a number above this if there is no limit."""
 
 
 def memory_limit_bytes(root: Path = ROOT) -> int | None:

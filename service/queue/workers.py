@@ -154,7 +154,7 @@ class Gpu:
     ours: int = 0
     """Memory used by runs of this service."""
     promised: int = 0
-    """Memory that these runs are expected to allocate yet."""
+    """Memory that these runs are still expected to allocate."""
     idle: bool = False
     """True if one of its workers is idle."""
 

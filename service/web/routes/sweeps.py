@@ -180,7 +180,7 @@ def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> Non
         sweep = find_own(session, user, Sweep, sweep_id)
         what = store.obstacle(session, sweep)
         if what == "running":
-            detail = "an experiment of it is running: cancel the sweep, and delete it when all have ended"
+            detail = "an experiment of it is running: cancel the sweep, and delete it afterwards"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         if what == "pinned":
             detail = "one of its experiments is pinned: set pinned to false first"
