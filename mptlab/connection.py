@@ -1,4 +1,4 @@
-"""Connection to the service: its URL, the key, retries, and what is read from its responses."""
+"""Connection to the service: its URL, the key, retries, and the parsing of its responses."""
 
 import logging
 import threading

@@ -199,7 +199,7 @@ class Supervision:
             self._batches.append(Batch())
 
     def _size_of(self, kind: str, file: str) -> int | None:
-        """Return the size of a file that the run left; None where it cannot be read."""
+        """Return the size of a file that the run left; None if it cannot be read."""
         folder = self._checkpoint_dir if kind == "checkpoint" else self._work_dir
         try:
             return (folder / file).stat().st_size

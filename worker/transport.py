@@ -87,7 +87,7 @@ class Channel(redis.Channel):
             return True
 
     def _delete_wrong_keys(self, queue: str) -> None:
-        """Delete each key of a queue that is not of the type that this transport gives it."""
+        """Delete each key of a queue whose type is not the one that this transport uses."""
         types = dict.fromkeys(map(partial(self._q_for_pri, queue), self.priority_steps), b"list")
         types[self.keyprefix_queue % queue] = b"set"
         types[self.keyprefix_binding_permanent % queue] = b"set"

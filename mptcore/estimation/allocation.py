@@ -191,7 +191,7 @@ def sample_to_target(
 
 
 def _planned(sample: StratifiedSample, row: int, target: float, max_masks: int) -> Tensor:
-    """Return how many masks of each stratum are to be drawn yet, (strata,)."""
+    """Return how many more masks of each stratum to draw, (strata,)."""
     wanted = _wanted(sample, row, target)
     return affordable(wanted, sample.least, max_masks - sample.masks)
 

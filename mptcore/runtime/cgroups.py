@@ -61,7 +61,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _numbers(file: Path) -> list[int]:
-    """Return the numbers in a file; none where it says "max" or does not exist."""
+    """Return the numbers in a file; none if it says "max" or does not exist."""
     try:
         return [int(word) for word in _text(file).split()]
     except ValueError:

@@ -37,7 +37,7 @@ def find(session: Session, user: Caller, table: type[Row], id: str) -> Row:
 
 def find_own(session: Session, user: Caller, table: type[Row], id: str) -> Row:
     """Return a row that the caller may change. Raises ApiError: 404 if it does not exist or the
-    caller may not know of it, 403 if it is only shared."""
+    caller may not read it, 403 if the caller may only read it."""
     found = find(session, user, table, id)
     if found.owner_id != user.id and not user.is_admin:
         detail = f"you may only read this {table.noun}: its owner or an admin may change it"

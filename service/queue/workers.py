@@ -33,7 +33,7 @@ class Slots:
 
     workers: int
     idle: int
-    """Idle workers, less the dispatches in transit."""
+    """Number of idle workers minus the dispatches in transit."""
     missing: int = 0
     """Dispatches in transit for which no idle worker is left."""
 

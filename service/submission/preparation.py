@@ -67,8 +67,8 @@ class Submissions(NamedTuple):
 
 
 def retry_entry(old: Experiment, in_request: Callable[[Problem], Problem] = lambda p: p) -> Entry:
-    """Return the submission of a new experiment like an old one. Raises ApiError where the spec is
-    not accepted any more."""
+    """Return the submission of a new experiment like an old one. Raises ApiError if the spec is no
+    longer accepted."""
     beside = {name: getattr(old, name) for name in BESIDE}
     beside["visibility"] = Visibility(old.visibility)
     try:
@@ -132,7 +132,7 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
 
 
 def _check_after(number: int) -> None:
-    """Raises ApiError where a request's experiments come after too many others."""
+    """Raises ApiError if the experiments of a request come after too many others."""
     if number > MAX_AFTER:
         detail = (
             f"the experiments of a request come after at most {MAX_AFTER} others in all, not "

@@ -49,7 +49,7 @@ TROUBLES = {
 
 
 def write_trouble(error: BaseException) -> str | None:
-    """Return why a database refused to write, where its disk or a permission is the cause."""
+    """Return why a database refused to write, if its disk or a permission is the cause."""
     cause = getattr(error, "orig", None)
     state = getattr(cause, "sqlstate", None)
     return TROUBLES.get(state or getattr(cause, "sqlite_errorcode", 0) & 0xFF)

@@ -102,7 +102,7 @@ def by_torch(conditionals: Conditionals, masks: Tensor, count: int) -> ScoreGrad
     With M = Σ L (a mask's K × Q) the score is a function of
         v = psi + ⟨Σ, w wᵀ⟩,   e = C_jj − 2 ⟨M, w fᵀ⟩ + ⟨M Mᵀ, w wᵀ⟩,
     and Σ = (I + Σ_i∈R w wᵀ / psi)⁻¹, L = Σ_i∈R w fᵀ / psi: the same products of tables as in
-    `Conditionals`, gone through backwards.
+    `Conditionals`, differentiated in reverse.
     """
     assert isinstance(conditionals.moment, FactoredMoment)
     weight = (~masks).to(conditionals.loadings)

@@ -34,7 +34,7 @@ NOTHING_AFTER = "no token begins after its prefix"
 
 @dataclass(frozen=True)
 class TextRow:
-    """A text of the source. `row` is its place among the texts that are not empty, from 0."""
+    """A text of the source. `row` is its index, from 0, among the texts that are not empty."""
 
     row: int
     parts: tuple[str, ...]

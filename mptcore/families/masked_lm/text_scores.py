@@ -19,7 +19,7 @@ from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import TextScore, TextScores
 
 OF_TOKENS = ("pll", "pll_word_l2r")
-"""Scores that are sums of a number for each token, from a pass for each token."""
+"""Scores that are sums over tokens. Each token needs a separate pass."""
 Masks = Callable[[Tensor], MaskedBatch]
 """Return the masks of some sequences (n,), sequence by sequence."""
 

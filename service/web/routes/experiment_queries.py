@@ -119,8 +119,8 @@ def list_experiments(
 def _metrics_of_page(
     session: Session, found: Page, wanted: Wanted, names: Sequence[str]
 ) -> tuple[Page, Mapping[str, Sequence[Metric]]]:
-    """Return the metrics with these names by experiment, and a shorter page where those of all its
-    experiments are too many."""
+    """Return the metrics with these names by experiment. The page is shortened if its experiments
+    have too many metrics together."""
     while True:
         try:
             return found, results.metrics_of(session, [one.id for one in found.items], names)
