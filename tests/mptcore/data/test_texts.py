@@ -92,7 +92,7 @@ def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:
     told = refused(plain(dataset="gone"))
     assert told.startswith("the upload gone cannot be used: the store has no file of it")
     (folder / "datasets" / "abc" / "x.csv").write_text("a,b\n1,2\n")
-    told = "the upload abc cannot be used: it is csv, none of txt, jsonl, parquet"
+    told = "the upload abc cannot be used: it is csv, not one of txt, jsonl, parquet"
     assert refused(plain(dataset="abc")) == told
 
 

@@ -157,7 +157,7 @@ def test_missing_parts_of_a_bundle_are_named(
     api: TestClient, database: Database, tmp_path: Path
 ) -> None:
     text = (unzipped(api, ended(database).experiment_id, tmp_path) / "README.txt").read_text()
-    assert text.count("it is not known") == 2
+    assert text.count("unknown: it ran before") == 2
 
 
 def test_texts_of_users_and_runs_cannot_add_lines_to_the_readme(

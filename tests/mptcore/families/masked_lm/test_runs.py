@@ -385,7 +385,7 @@ def test_a_folder_in_the_working_directory_is_not_a_checkpoint(
 ) -> None:
     tiny_lm.checkpoint(tmp_path / "here" / "beside")
     monkeypatch.chdir(tmp_path)
-    assert "no id of the hub" in refused(with_model(checkpoint="here/beside"))
+    assert "not an id of the hub" in refused(with_model(checkpoint="here/beside"))
 
 
 def test_weights_are_saved_with_their_tokenizer(models: Path, tmp_path: Path) -> None:
