@@ -94,7 +94,7 @@ class Estimate:
         return self.std_err if self.degrees >= MIN_DEGREES else None
 
     def unknown_reason(self, without: str) -> str | None:
-        """Return why there is no known standard error, or `without` if there is none at all."""
+        """Return why the standard error is not reported, or `without` if there is none at all."""
         if self.std_err is None:
             return without
         if self.known_std_err is None:
