@@ -61,7 +61,7 @@ def supervised() -> int:
     print(encode(None, Ready()), flush=True)  # noqa: T201
     text = sys.stdin.buffer.readline()
     if not text:
-        return COMPLETE  # one that was never used
+        return COMPLETE  # it was never used
     assignment = _read(text)
     if assignment is None:
         return INVALID

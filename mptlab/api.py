@@ -56,10 +56,10 @@ class Client(Administration):
         return Experiments(self)
 
     def submit(self, spec: Spec, *, idempotency_key: str | None = None, **beside: Any) -> Json:
-        """Queue an experiment. `beside` is name, tags, note, priority, visibility, after, cache. If
-        the same experiment was computed before, return that experiment, with `cached_from`.
-        Requests with the same idempotency key are queued once; by default each call makes its own
-        key. Raises Refused."""
+        """Queue an experiment. `beside` may have name, tags, note, priority, visibility, after,
+        cache. If the same experiment was computed before, return that experiment, with
+        `cached_from`. Requests with the same idempotency key are queued once; by default each call
+        makes its own key. Raises Refused."""
         body = {"spec": self._spec(spec), **beside}
         return self._once("/v1/experiments", body, idempotency_key)
 
@@ -83,8 +83,8 @@ class Client(Administration):
     ) -> Sweep:
         """Queue an experiment for each combination of values of some fields, given by dotted path:
         `client.sweep(spec, {"model.latent_dim": range(1, 13)})`. Instead of a grid, `list=[…]`
-        gives the points, or `random={…}` draws them. `beside` is also name, tags, note, priority,
-        visibility, concurrency, after, cache. Raises Refused."""
+        gives the points, or `random={…}` draws them. `beside` may also have name, tags, note,
+        priority, visibility, concurrency, after, cache. Raises Refused."""
         points = points_of(grid) if grid is not None else {}
         body = {"spec": self._spec(spec), **points, **beside}
         made = self._once("/v1/sweeps", body, idempotency_key)

@@ -1,4 +1,4 @@
-"""Checkpoints in folders of this machine, taken into the store of the service that runs on it."""
+"""Copy checkpoints from folders of this machine into the store of the service that runs on it."""
 
 import hashlib
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 from mptlab.places import served_url, store
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model")
-"""Files of a checkpoint that are taken: weights, architecture, tokenizer. Others may hold code."""
+"""Files of a checkpoint that are copied: weights, architecture, tokenizer. Others may hold code."""
 MAX_NAME = 60
 
 
@@ -28,7 +28,7 @@ def taken(folder: Path) -> str:
         raise ValueError(f"{folder} has no weights in safetensors: {cure}")
     models = store() / "models"
     if served_url() is None:
-        told = "a folder is taken only by `mpt serve` on this machine; in a lab, put it into"
+        told = "only `mpt serve` on this machine can use a folder; in a lab, put it into"
         raise ValueError(f"{told} MPT_MODELS_DIR of the workers, and give its name")
     base = re.sub(r"[^A-Za-z0-9_.-]", "-", folder.resolve().name).lstrip("._-")[:MAX_NAME]
     name = f"{base or 'model'}-{_digest(files)[:12]}"

@@ -1,4 +1,4 @@
-"""Connection to the service: its URL, the key, retries, and what is read from its responses."""
+"""Connection to the service: its URL, the key, retries, and the parsing of its responses."""
 
 import logging
 import threading
@@ -42,7 +42,7 @@ class Connection:
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
         self._on_outage = on_outage
         self._for_s = for_s
-        self._waiting: set[object] = set()  # which threads may change without a lock
+        self._waiting: set[object] = set()  # threads may change it without a lock
         self._missing: set[object] = set()  # requests that have met the outage
         self._telling = threading.Lock()
 

@@ -41,7 +41,7 @@ def follow(
                 if one.event == "end":
                     _check_end(json.loads(one.data))
                     return
-                if not one.data:  # httpx-sse makes an event of the end of a comment
+                if not one.data:  # httpx-sse yields an event at the end of a comment
                     continue
                 after = one.id or after
                 event: Json = json.loads(one.data)

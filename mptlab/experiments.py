@@ -62,7 +62,7 @@ class Experiment:
         return summary(self.document["metrics"])
 
     def refresh(self) -> "Experiment":
-        """Look again."""
+        """Request the current document."""
         self.document = self._client.get(self.id)
         return self
 
@@ -115,7 +115,7 @@ class Experiment:
         return self._client.artifacts(self.id)
 
     def download(self, folder: str | os.PathLike[str] = ".", *names: str) -> list[Path]:
-        """Write its files, all or those with the given names, into a folder."""
+        """Write its files into a folder: all, or those with the given names."""
         return self._client.download(self.id, folder, *names)
 
     def bundle(self, file: str | os.PathLike[str]) -> Path:
@@ -193,8 +193,9 @@ class Experiments:
         **beside: Any,
     ) -> Experiment:
         """Queue an experiment from a mapping, a pydantic model, the path of a JSON or YAML file, or
-        the name of a preset. `beside` is name, tags, note, priority, visibility, after, cache. With
-        `wait`, return after it has succeeded. Raises Refused, NotSucceeded, TimeoutError."""
+        the name of a preset. `beside` may have name, tags, note, priority, visibility, after,
+        cache. With `wait`, return after it has succeeded. Raises Refused, NotSucceeded,
+        TimeoutError."""
         document = self._client.submit(spec, idempotency_key=idempotency_key, **beside)
         made = Experiment(self._client, document)
         return made.wait(timeout_s, progress=progress) if wait else made

@@ -26,7 +26,7 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    "pdf.fonttype": 42,  # text stays text, which journals ask for
+    "pdf.fonttype": 42,  # text stays text, as journals require
     "svg.fonttype": "none",
 }
 

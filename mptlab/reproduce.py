@@ -44,7 +44,7 @@ USELESS = ("failed", "cancelled", "paused")
 
 @dataclass
 class Outcome:
-    """A preset with what became of it."""
+    """A preset and the state of its experiments."""
 
     preset: Json
     is_short: bool = False
@@ -145,8 +145,8 @@ def expected_s(client: Client, outcomes: Iterable[Outcome]) -> tuple[float, floa
 
 def finish(client: Client, outcomes: Iterable[Outcome], show: Callable[[Json], object]) -> None:
     """Wait for the experiments, and read their results and verdicts. After a failure the preset's
-    other experiments are cancelled, and so are all that need the same checkpoint, which may take a
-    minute each to find that it cannot be had."""
+    other experiments are cancelled. Experiments that need the same checkpoint are cancelled too,
+    because each may need a minute to find that it cannot be loaded."""
     missing: dict[str, str] = {}
     for made in outcomes:
         checkpoint = made.preset["specs"][0]["model"].get("checkpoint")

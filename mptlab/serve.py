@@ -34,7 +34,7 @@ def become(module: str, *arguments: str) -> NoReturn:
 
 
 def usual_workers() -> int:
-    """Return a worker for each two processors, which is what a run uses by default, but at most
+    """Return one worker for each two processors, because a run uses two by default, but at most
     MAX_WORKERS."""
     is_told = hasattr(os, "sched_getaffinity")
     processors = len(os.sched_getaffinity(0)) if is_told else os.cpu_count() or 1

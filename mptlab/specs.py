@@ -62,7 +62,7 @@ def parse_spec(text: str, name: str) -> Json:
     except yaml.YAMLError as error:
         raise ValueError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{name} contains no spec: a spec is an object of model, data etc.")
+        raise ValueError(f"{name} contains no spec: a spec is an object with model, data etc.")
     return value
 
 

@@ -33,8 +33,8 @@ def for_people(rows: Sequence[Json]) -> list[Json]:
 
 
 def sweep_for_people(rows: Sequence[Json]) -> list[Json]:
-    """Return a sweep's table as `for_people` does, without what is derived or the same in all rows,
-    and with a mark at the best row."""
+    """Return a sweep's table as `for_people` does, without derived columns and columns that are the
+    same in all rows, and with a mark at the best row."""
     best = best_of(rows)
     hidden = {"point", "points"}
     if all(row.get("status") in (None, "succeeded") for row in rows):

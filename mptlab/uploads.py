@@ -1,4 +1,5 @@
-"""Data sets in files on this machine: what is uploaded of a file, and specs that use it."""
+"""Data sets in files on this machine: the part of a file that is uploaded, and specs that use
+it."""
 
 import csv
 import io
@@ -33,8 +34,8 @@ def send_file(
 
 @contextmanager
 def content(file: Path, columns: Sequence[str] | None, index: str | None) -> Iterator[IO[bytes]]:
-    """Yield what is uploaded of a file: all of it or, of a .csv or .tsv file, these columns or all
-    columns but the index. Raises ValueError."""
+    """Yield the content to upload: the whole file or, for a .csv or .tsv file, these columns or all
+    columns except the index. Raises ValueError."""
     if columns is None and index is None:
         with file.open("rb") as whole:
             yield whole

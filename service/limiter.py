@@ -12,7 +12,7 @@ class FairLimiter:
 
     def __init__(self, count: int, of_user: int) -> None:
         self.taken = 0
-        """Places that are held."""
+        """Number of places that are held."""
         self._of_user_count = max(1, of_user)
         self._all = asyncio.Semaphore(count)
         self._of_users: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()

@@ -59,14 +59,14 @@ def logged_process(main: Callable[[], None]) -> Callable[[], None]:
             log.critical("%s", end.code)
             raise SystemExit(1) from None
         except Exception:
-            log.critical("the process ends by an unexpected error", exc_info=True)
+            log.critical("the process ends because of an unexpected error", exc_info=True)
             raise SystemExit(1) from None
 
     return logged
 
 
 def _form_given() -> LogForm:
-    """Return the form of the lines that come before the settings are read."""
+    """Return the log format for the lines before the settings are read."""
     given = os.environ.get("MPT_LOG_FORM", "")
     return LogForm.TERMINAL if given == LogForm.TERMINAL else LogForm.JSON
 
@@ -82,7 +82,7 @@ def write_line(logger: str, message: str) -> None:
 
 def _log_of_thread(ended: threading.ExceptHookArgs) -> None:
     if ended.exc_value is not None:
-        log.critical("a thread ended by an unexpected error", exc_info=ended.exc_value)
+        log.critical("a thread ended because of an unexpected error", exc_info=ended.exc_value)
 
 
 def _log_unraisable(ignored: "sys.UnraisableHookArgs") -> None:

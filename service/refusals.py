@@ -6,9 +6,9 @@ from http import HTTPStatus
 from mptcore.specs import MAX_PROBLEMS, Problem, SpecError
 
 MAX_DETAIL = 2000
-"""Characters of an answer's `detail`."""
+"""Maximum number of characters of an answer's `detail`."""
 MAX_ITEM_DETAIL = 1000
-"""Characters of the `detail` of one of its errors."""
+"""Maximum number of characters of the `detail` of one of its errors."""
 
 
 class ApiError(Exception):
@@ -58,7 +58,7 @@ def unavailable(reason: str, detail: str, after_s: int = 2) -> ApiError:
 
 
 def disk_full() -> ApiError:
-    """Return the answer where the store's disk has no space for a file."""
+    """Return the answer (507) if the store's disk has no space for a file."""
     detail = "the disk of the store is too full for this: delete data sets, or ask an administrator"
     return ApiError(HTTPStatus.INSUFFICIENT_STORAGE, "disk_full", detail)
 

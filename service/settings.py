@@ -78,8 +78,8 @@ class Settings(BaseSettings):
     """Maximum number of workers that compute one experiment: idle workers help with the scores of
     running experiments until another experiment needs them. 1: none helps."""
     help_after_s: float = Field(default=10.0, ge=0)
-    """Minimum time that an experiment has run, and is expected to run yet, before another worker
-    helps it."""
+    """Minimum time that an experiment has run before another worker helps it. Its expected
+    remaining time must be as long."""
     redis_url: SecretStr | None = None
     """URL of the broker in lab mode."""
     redis_password: SecretStr | None = None
@@ -89,7 +89,7 @@ class Settings(BaseSettings):
     api_writers: int = Field(default=4, ge=1)
     """Maximum number of writing requests at the same time in an API process."""
     write_wait_s: float = Field(default=10.0, gt=0)
-    """Maximum time that a request waits to read, write or build a bundle. After it the answer is
+    """Maximum time that a request waits to read, write or build a bundle. Then the answer is
     503."""
     max_upload_bytes: int = 4 * 2**30
     """Maximum size of an uploaded file."""
@@ -148,7 +148,8 @@ class Settings(BaseSettings):
     poll_s: float = Field(default=0.1, gt=0)
     """Interval at which an idle worker or dispatcher looks for work."""
     checkpoint_every_s: float = Field(default=30.0, gt=0)
-    """Time between checkpoints, about; longer if saving would take over a tenth of the run."""
+    """Approximate time between checkpoints. It is longer if saving would take over a tenth of the
+    run."""
     stall_s: float = Field(default=1800.0, gt=0)
     """Time without a report after which a run is ended."""
     deaf_s: float = Field(default=10.0, gt=0)
@@ -157,7 +158,8 @@ class Settings(BaseSettings):
     """Main memory that a run may use. Unset: nine tenths of the worker's machine or container."""
 
     warm_parent: bool = True
-    """True forks runs from a process with torch: 300 MB, and seconds saved for each run."""
+    """True forks runs from a process that has imported torch. It uses 300 MB and saves seconds of
+    each run."""
     hub_cache_bytes: int = Field(default=200 * 2**30, ge=0)
     """Maximum size of the hub's cache of models and data sets (HF_HOME) in the store."""
     log_form: LogForm = LogForm.JSON
@@ -219,10 +221,10 @@ class Settings(BaseSettings):
         return self.store / "artifacts" / experiment_id
 
     def artifacts(self, experiment_id: str, attempt: int) -> Path:
-        """Return the folder of one attempt: files of another attempt, cut off or late, cannot
-        replace these."""
+        """Return the folder of one attempt. A late or interrupted attempt writes to its own folder,
+        so it cannot replace the files of another."""
         folder = self.all_artifacts(experiment_id)
-        return folder / str(attempt) if attempt else folder  # 0: kept before attempts had their own
+        return folder / str(attempt) if attempt else folder  # 0: from before attempts had folders
 
     @property
     def key_file(self) -> Path:

@@ -1,7 +1,7 @@
-"""Celery as a doorbell: messages say (experiment_id, dispatch_no) and may be lost or doubled.
+"""Celery as a notifier: messages contain (experiment_id, dispatch_no) and may be lost or
+duplicated.
 
-Early acknowledgement, no results, JSON only: nothing rests on the broker.
-"""
+Early acknowledgement, no results, JSON only: no state depends on the broker."""
 
 from celery import Celery
 from celery.apps import worker as celery_worker
@@ -28,7 +28,7 @@ def say_in_log(message: str, file: object = None) -> None:
 def make_celery(settings: Settings) -> Celery:
     """Return the Celery application on the broker of the settings."""
     if settings.broker_url is None:
-        raise SystemExit("MPT_REDIS_URL is not set: lab mode rings its workers through Redis")
+        raise SystemExit("MPT_REDIS_URL is not set: in lab mode Redis notifies the workers")
     celery_worker.safe_say = say_in_log  # it would write plain text
     app = Celery("mptlab", broker=settings.broker_url)
     app.conf.update(

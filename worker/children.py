@@ -95,7 +95,7 @@ class Spawned:
         return exit_status(os.P_PID, self.pid)
 
     def signal(self, number: Signals) -> None:
-        if self._process.returncode is None:  # it is there, perhaps as a zombie
+        if self._process.returncode is None:  # the process exists, perhaps as a zombie
             os.killpg(self.pid, number)
 
     def close(self) -> int:
@@ -133,13 +133,13 @@ class Forked:
         children."""
         give_up_at = time.monotonic() + CLOSE_S
         while self._status is None and time.monotonic() < give_up_at:
-            self.signal(SIGKILL)  # as soon as it is there
+            self.signal(SIGKILL)  # has no effect until the pid is known
             self._listen(0.05)
         if self._status is None:
             self._parent.kill()
             self._listen(None)
         self._control.close()
-        self.pid = None  # from now on it may be another's
+        self.pid = None  # from now on another process may have this id
         assert self._status is not None
         return self._status
 
@@ -212,7 +212,7 @@ class WarmParent:
     def fork(self, stdio: Stdio) -> Forked:
         """Fork a runner, or queue the request until torch is imported."""
         ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-        with theirs, suppress(OSError):  # of a parent that is gone: its child is too
+        with theirs, suppress(OSError):  # the parent is gone, and its children with it
             socket.send_fds(self._requests, [b"f"], [*stdio, theirs.fileno()])
         return Forked(ours, self._process)
 

@@ -26,8 +26,7 @@ log = logging.getLogger(__name__)
 
 EAGER_S = 1.0
 EAGERNESS = 5
-"""After a choice it polls this many times faster, for this many seconds, because short runs end
-soon."""
+"""Factor by which it polls faster for EAGER_S after a choice, because short runs end soon."""
 
 
 class Dispatcher:

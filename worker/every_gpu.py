@@ -85,7 +85,7 @@ def main() -> None:
     begin()
     uuids = gpus.visible()
     if not uuids:
-        raise SystemExit("NVML tells of no GPU here: look at CUDA_VISIBLE_DEVICES and nvidia-smi")
+        raise SystemExit("NVML reports no GPU here: look at CUDA_VISIBLE_DEVICES and nvidia-smi")
     lifetime = Lifetime()
     lifetime.stop_on_signals()
     lifetime.stop_on_notice()

@@ -28,7 +28,7 @@ def visible() -> list[str]:
     for name in names.split(","):
         named = _named(name.strip())
         if not named:
-            break  # CUDA too takes none of those after it
+            break  # CUDA also ignores all names after an unknown one
         found.append(named[0])
     return found
 

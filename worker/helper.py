@@ -1,8 +1,7 @@
 """Help another worker's run: compute batches of scores that this worker has claimed.
 
-Nothing rests on a helper. Its runner may be killed at any time, and is killed as soon as its worker
-is needed; the run itself then computes what is missing.
-"""
+No result depends on a helper. Its runner may be killed at any time, and is killed as soon as its
+worker is needed; the run itself then computes what is missing."""
 
 import logging
 import signal
@@ -148,6 +147,6 @@ class HelpSupervision:
 def _reason_of_exit(status: int) -> str:
     if status == COMPLETE:
         return FINISHED
-    if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # not of its own doing
+    if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # killed from outside
         return "its process was killed"
     return f"{FAILED}it ended with status {status}"

@@ -19,7 +19,7 @@ def duration(text: str) -> float:
     """Parse a duration such as 90s, 45m, 2.5h or 1d into seconds, for argparse."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if found is None or float(found[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration: such as 90s, 45m, 3h or 1d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a duration such as 90s, 45m, 3h or 1d")
     return float(found[1]) * UNITS_S[found[2]]
 
 
@@ -54,12 +54,12 @@ class Lifetime:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def end_after(self, retire_s: float, stop_s: float, is_idle: Callable[[], bool]) -> None:
-        """Start no run after `retire_s`. Stop as soon as none is running, and after `stop_s` in any
-        case. Run it as a part."""
+        """Start no run after `retire_s`. Then stop as soon as no run is left, at the latest after
+        `stop_s`. Run it as a part."""
         if self.stopping.wait(retire_s):
             return
         self.retiring.set()
-        log.info("its time is almost over: it begins no other run")
+        log.info("its time is almost over: it starts no more runs")
         for _ in range(round((stop_s - retire_s) / LOOK_S)):
             if is_idle() or self.stopping.wait(LOOK_S):
                 break

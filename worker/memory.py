@@ -17,7 +17,7 @@ def memory_limit(limit: int | None) -> int:
 
 
 def within_container(size: int) -> int:
-    """Return a size of the machine's memory, or the container's limit where that is less."""
+    """Return a size of the machine's memory, or the container's limit if that is less."""
     return min(size, memory_limit_bytes() or size)
 
 

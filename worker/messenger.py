@@ -23,7 +23,8 @@ FORGET_S = 3600.0
 
 
 class Messenger:
-    """Any number of messengers may run: a delivery claimed by one is not sent by another."""
+    """Sends due deliveries. Any number of messengers may run, because each delivery is claimed by
+    only one of them."""
 
     def __init__(self, database: Database, settings: Settings):
         self.database = database
@@ -90,7 +91,7 @@ class Messenger:
             extra = {"webhook_id": delivery.webhook_id, "cause": repr(error.__cause__)}
             log.info("a webhook delivery failed: %s", error, extra=extra)
             return str(error)
-        except Exception as error:  # of one address: it must end neither this process nor the rest
+        except Exception as error:  # it must not stop the other deliveries
             log.exception("a webhook delivery failed", extra={"webhook_id": delivery.webhook_id})
             return f"an error of the service itself: {type(error).__name__}"
         return None

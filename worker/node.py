@@ -1,8 +1,7 @@
 """A Celery node of one slot: `python -m worker.node cpu` or `gpu`, which has one GPU.
 
-The solo pool runs the task in the main thread, which runners die with. SIGTERM hands the run back,
-and so do SIGUSR1 and the end of its lifetime.
-"""
+The solo pool runs the task in the main thread, because runners end with the thread that started
+them. The node hands its run back at SIGTERM, at SIGUSR1, and at the end of its lifetime."""
 
 import argparse
 import logging
@@ -67,7 +66,7 @@ class Node:
         if not self.stopping.is_set():
             self.celery.worker_main(arguments)
             if not self.stopping.is_set():
-                log.error("Celery has ended without being asked to: this process fails")
+                log.error("Celery has ended unexpectedly: this process fails")
                 self.lifetime.failed = True
         self.stopping.set()
         self.slot.close()
@@ -85,7 +84,7 @@ class Node:
             try:
                 work()
             except UnfitWorker:
-                log.exception("no run can begin here: this worker ends")
+                log.exception("no run can start here: this worker ends")
                 return self.lifetime.fail()
 
     def _is_idle(self) -> bool:
@@ -109,8 +108,8 @@ class Node:
             os.execv(sys.executable, [sys.executable, "-m", "worker.node", *arguments])
 
     def _take_notice(self, **_: Any) -> None:
-        self.lifetime.stop_on_notice()  # Celery has put a handler of its own in its place
-        if self.stopping.is_set():  # a signal came before it listened to any
+        self.lifetime.stop_on_notice()  # Celery has replaced the handler
+        if self.stopping.is_set():  # a signal came before Celery handled signals
             self.lifetime.stop()
 
     def _shut_down(self, **_: Any) -> None:
@@ -124,7 +123,7 @@ def take_gpu(settings: Settings) -> None:
     seen = gpus.visible()
     with closing(Database(settings.url)) as database:
         if seen:
-            with database.transaction() as session:  # one after the other, each seeing those before
+            with database.transaction() as session:  # one process at a time
                 workers.lock_dispatching(session)
                 within_s = settings.worker_silent_s
                 os.environ[gpus.VISIBLE] = workers.least_taken(session, seen, within_s)
@@ -140,8 +139,8 @@ def take_gpu(settings: Settings) -> None:
 @logged_process
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker.node", description=__doc__)
-    parser.add_argument("queue", type=Queue, choices=list(Queue), help="what it works for")
-    lifetime_help = "end after so long (90s, 45m, 3h), a run handed back before"
+    parser.add_argument("queue", type=Queue, choices=list(Queue), help="queue that it serves")
+    lifetime_help = "end after this time (90s, 45m, 3h); a run is handed back before"
     parser.add_argument("--lifetime", type=duration, metavar="TIME", help=lifetime_help)
     arguments = parser.parse_args()
     queue = arguments.queue

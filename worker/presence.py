@@ -30,8 +30,8 @@ def worker_name() -> str:
 
 
 def vitals(queue: Queue, run_memory: int | None = None, run_pid: int | None = None) -> Vitals:
-    """Return the current resources of this machine; of several GPUs those of the first visible one.
-    `run_pid` is the process of the current run, if there is one."""
+    """Return the current resources of this machine, and of its first visible GPU. `run_pid` is the
+    process of the current run, if there is one."""
     common: dict[str, Any] = {
         "host": socket.gethostname(),
         "queue": queue,
@@ -81,7 +81,7 @@ class Presence:
             can_hear = is_idle() and (waited == 0 or broker_answers())
             idle_beats = idle_beats + 1 if can_hear else 0
             if min(waited, idle_beats * self.settings.heartbeat_s) > self.settings.deaf_s:
-                log.error("a dispatch has waited %.1f s for this idle node: it is deaf", waited)
+                log.error("a dispatch waited %.1f s while this node was idle: it is deaf", waited)
                 on_deaf()
             if stopping.wait(self.settings.heartbeat_s):
                 return self._leave()

@@ -33,7 +33,7 @@ class Reaper:
         self.database = database
         self.settings = settings
         self._up_since = 0.0
-        self._last_tick: float | None = None  # by the database's clock, as the above
+        self._last_tick: float | None = None  # both by the database's clock
 
     def run(self, stopping: threading.Event) -> None:
         while not stopping.wait(self.settings.heartbeat_s):

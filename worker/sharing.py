@@ -1,4 +1,5 @@
-"""A run's side of its division: its requests to the database, and the answers for its runner."""
+"""The supervisor's part in a divided run: it stores the requests of its runner in the database, and
+reads the answers."""
 
 from typing import Any
 
@@ -10,7 +11,8 @@ from worker.runner import Record, Runner
 
 
 class Sharing:
-    """Requests are kept until a transaction with them is committed. Repeating them is harmless."""
+    """Requests are kept until a transaction that contains them is committed. Repeating them is
+    harmless."""
 
     def __init__(self, claim: Claim, max_workers: int):
         self._run = claim.experiment_id, claim.attempt

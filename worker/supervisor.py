@@ -44,7 +44,8 @@ SPOOL_RECORDS = 500_000
 """Maximum number of records in memory while the database is unavailable. Beyond that the runner
 waits."""
 OTHER_RECORDS = 100_000
-"""Numbered records that a run may write beside its points: metrics, logs and artifacts."""
+"""Maximum number of numbered records that a run may write beside its points: metrics, logs and
+artifacts."""
 UNSTORABLE = (DataError, ArithmeticError, LookupError, TypeError, ValueError)
 """Errors that a malformed record raises. Retrying does not help."""
 
@@ -71,7 +72,7 @@ class Supervision:
         self.runner = runner
         self.failure: FailureCause | None = None
         self.desired = DesiredState.RUN
-        self._batches = deque([Batch()])  # the first is next to be committed, the last takes in
+        self._batches = deque([Batch()])  # the first is committed next, records go to the last
         self._spooled = 0
         self._last_contact = -math.inf  # with the database
         self._is_away = False
@@ -79,7 +80,7 @@ class Supervision:
         self._silent_s = 0.0
         self._memory = Memory(settings.run_memory_bytes)
         self._kernel_kills = kernel_kills()
-        self._decided: Outcome | None = None  # from here, whatever the runner's exit status
+        self._decided: Outcome | None = None  # then the exit status does not count
         self._refused = False
         self._received = claim.after_seq
         """Numbered records of the whole run that have arrived."""
@@ -144,7 +145,7 @@ class Supervision:
             for line in records or ():
                 self._take(line)
         else:
-            time.sleep(FLUSH_S)  # in which the runner's silence is ours
+            time.sleep(FLUSH_S)  # this pause is not counted as the runner's silence
         if time.monotonic() >= self._last_contact + self._flush_after_s:
             self._flush()
         return more
@@ -173,7 +174,7 @@ class Supervision:
                     self._announced = line["count"]
                 case "division" | "claim" | "plan":
                     self._sharing.take(line)
-                case "snapshot":  # no block of points may reach over the checkpoint to come
+                case "snapshot":  # a block of points must end before the next checkpoint
                     self._batches.append(Batch())
                 case _:
                     self._spool(line)
@@ -198,7 +199,7 @@ class Supervision:
             self._batches.append(Batch())
 
     def _size_of(self, kind: str, file: str) -> int | None:
-        """Return the size of a file that the run left; None where it cannot be read."""
+        """Return the size of a file that the run left; None if it cannot be read."""
         folder = self._checkpoint_dir if kind == "checkpoint" else self._work_dir
         try:
             return (folder / file).stat().st_size
@@ -242,7 +243,7 @@ class Supervision:
         self._drop_records(message)
 
     def _stop_writing(self) -> None:
-        """End a run that writes more records than any spec may ask for."""
+        """End a run that writes more records than its spec can ask for."""
         most = self.settings.limits.points
         self._drop_records(f"the run writes more than {most} points (MPT_LIMITS__POINTS)")
 
@@ -270,7 +271,7 @@ class Supervision:
         """End the run if its owner, its worker or a limit requires it: at once, or after the kill
         grace."""
         if self._decided is not None:
-            pass  # it is to end already
+            pass  # it is ending already
         elif self.desired == DesiredState.CANCEL:
             self._decide(Status.CANCELLED)
             self.runner.signal(signal.SIGTERM)
@@ -284,7 +285,7 @@ class Supervision:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self.runner.signal(signal.SIGKILL)
             if time.monotonic() >= self._kill_at + UNHEARD_S:
-                self.runner.kill()  # and a warm parent that does not report its end
+                self.runner.kill()  # kills a warm parent that does not report the exit
 
     def _kill_after(self, grace_s: float) -> None:
         self._kill_at = time.monotonic() + grace_s
@@ -323,14 +324,14 @@ class Supervision:
         if self.failure is not None:
             return self._finish(Status.FAILED, self._with_peak(self.failure))
         if not self.runner.ready and not self._is_past_grace:
-            log.error("no run can begin here: %s", self.runner.stderr[-4000:] or f"status {status}")
+            log.error("no run can start here: %s", self.runner.stderr[-4000:] or f"status {status}")
             return Outcome(UNFIT, self._release().commit)
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
             return self._finish(Status.FAILED, self._out_of_memory())
         if self._is_past_grace:
             log.warning("the runner left no checkpoint in time")
             return self._release()
-        if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # not of its own doing
+        if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # killed from outside
             log.warning("%s", _killed(status))
             return self._lost("lost")
         kind = "invalid" if status == INVALID else "error"

@@ -49,7 +49,7 @@ class Sweeper:
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
         except OSError as error:
-            log.warning("the store cannot be swept: %s", error)
+            log.warning("the store cannot be cleaned up: %s", error)
 
     def _sweep_experiments(self) -> None:
         if time.monotonic() >= self._retention_due:

@@ -1,9 +1,8 @@
-"""The parts of Celery that read messages, made robust against garbage in Redis.
+"""Parts of Celery that read messages, made robust against invalid data in Redis.
 
 A message is only a notification: if it is lost, the reaper requeues its dispatch. So unreadable
-messages are dropped with a log line, and nothing is kept for later. A key of another type than
-Celery needs is deleted.
-"""
+messages are dropped with a log line, and nothing is kept for later. A key that does not have the
+type that Celery needs is deleted."""
 
 import logging
 from functools import partial
@@ -21,12 +20,13 @@ BROKER_ERRORS = (Empty, RedisError, OSError)
 
 
 MAX_MESSAGES = 1000
-"""Messages of a queue that are kept, more than a lab has idle workers. A node reads about a hundred
-messages a second."""
+"""Maximum number of messages in a queue, more than a lab has idle workers. A node reads about a
+hundred messages a second."""
 
 
 class Message(virtual.Message):
-    """A message that may be acknowledged again. Celery acknowledges some that were dropped."""
+    """A message that may be acknowledged twice. Celery also acknowledges some messages that were
+    dropped."""
 
     def ack(self, multiple: bool = False) -> None:
         if not self.acknowledged:
@@ -34,8 +34,8 @@ class Message(virtual.Message):
 
 
 class QoS(redis.QoS):
-    """Messages in use. Nothing of them is kept in Redis, and none is ever delivered again: the
-    reaper puts the dispatches of workers that are gone back."""
+    """Messages in use. They are not kept in Redis and never delivered again: the reaper requeues
+    the dispatches of lost workers."""
 
     def append(self, message: Any, delivery_tag: Any) -> None:
         virtual.QoS.append(self, message, delivery_tag)  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ class QoS(redis.QoS):
         """Restore nothing at the end of a node."""
 
     def restore_visible(self, *arguments: Any, **options: Any) -> None:
-        """Restore nothing of workers that are gone."""
+        """Restore nothing of lost workers."""
 
 
 class Channel(redis.Channel):
@@ -87,7 +87,7 @@ class Channel(redis.Channel):
             return True
 
     def _delete_wrong_keys(self, queue: str) -> None:
-        """Delete each key of a queue that is not of the type that this transport gives it."""
+        """Delete each key of a queue whose type is not the one that this transport uses."""
         types = dict.fromkeys(map(partial(self._q_for_pri, queue), self.priority_steps), b"list")
         types[self.keyprefix_queue % queue] = b"set"
         types[self.keyprefix_binding_permanent % queue] = b"set"
@@ -96,7 +96,7 @@ class Channel(redis.Channel):
                 found = client.type(key)
                 if found not in (expected, b"none"):
                     client.delete(key)
-                    log.error("deleted %r in Redis: it was no %s", key, expected.decode())
+                    log.error("deleted %r in Redis: its type was not %s", key, expected.decode())
 
 
 class Transport(redis.Transport):

@@ -1,13 +1,13 @@
-"""`python -m worker.warm_parent FD`: a process that has imported torch and forks runners from it;
-transformers too where `transformers` follows.
+"""`python -m worker.warm_parent FD [transformers]` imports torch, and transformers if requested,
+and then forks runners.
 
-Importing torch takes seconds, a fork some ten milliseconds. Each message over the socket FD brings
-four file descriptors: the stdin, stdout and stderr of a runner, and a socket. Through that goes
-the runner's pid, and once it has ended its exit status; when its other end is closed the runner's
-process group is killed and forgotten. The end of FD ends everything.
+Importing torch takes seconds, a fork some ten milliseconds. Each message on the socket FD carries
+four file descriptors: stdin, stdout and stderr of a runner, and a control socket. The runner's pid,
+and its exit status after it has ended, are sent over the control socket. When the other end of the
+control socket is closed, the runner's process group is killed and forgotten. When FD is closed,
+everything ends.
 
-Here is one thread and no CUDA context, for neither goes through a fork. Linux only.
-"""
+The process has one thread and no CUDA context, because neither survives a fork. Linux only."""
 
 import os
 import selectors
@@ -46,7 +46,7 @@ class Forks:
         """Wait for the next event and handle it."""
         for key, _ in self._selector.select():
             now = self._selector.get_map().get(key.fd)
-            if now is not None and now.data is key.data:  # else forgotten in this very round
+            if now is not None and now.data is key.data:  # else it was forgotten in this loop
                 key.data()
 
     def _fork(self) -> None:
@@ -54,11 +54,11 @@ class Forks:
         with suppress(ConnectionResetError):
             _, fds, _, _ = socket.recv_fds(self._requests, 1, 4)
         if len(fds) < 4:
-            os._exit(0)  # the worker has ended; so do the runners
+            os._exit(0)  # the worker has ended, and the runners end too
         pid = os.fork()
         if pid == 0:
             self._become_runner(fds)
-        os.setpgid(pid, pid)  # here too: it may be killed before it gets to that itself
+        os.setpgid(pid, pid)  # here too, because the child may be killed before it does so
         for stdio in fds[:3]:
             os.close(stdio)
         control, ended = socket.socket(fileno=fds[3]), os.pidfd_open(pid)
@@ -93,9 +93,9 @@ class Forks:
                 os.dup2(stdio, number)
             for fd in map(int, os.listdir("/proc/self/fd")):
                 if fd > 2:
-                    with suppress(OSError):  # that of the listing itself
+                    with suppress(OSError):  # the descriptor of the listing is closed already
                         os.close(fd)
-            be_expendable(niceness=0)  # it has its parent's
+            be_expendable(niceness=0)  # it inherits its parent's niceness
             status = supervised()
         except BaseException:
             traceback.print_exc()
@@ -121,12 +121,12 @@ def exit_status(kind: int, child: int) -> int | None:
 def main() -> NoReturn:
     be_expendable()
     requests = socket.socket(fileno=int(sys.argv[1]))
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # or it starts threads when it is imported
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # otherwise its import starts threads
     import_module("mptcore.run").load_kernels()  # and torch
     if TRANSFORMERS in sys.argv[2:]:
         import_module("mptcore.families.masked_lm.run")
         import_module("mptcore.families.masked_lm.pretrained").preload()
-    core_digest()  # kept: each fork has it then
+    core_digest()  # cached for every fork
     requests.send(b"r")
     Forks(requests).run()
 

@@ -1,11 +1,10 @@
 """`python -m mptcore.data.inspect FILE [CELLS]` prints the contents of an uploaded file, of at most
-so many cells, as one JSON object.
+CELLS cells, as one JSON object.
 
 {"format", "n", "dim" (numbers), "arrays" (.npz: shapes by name), "columns" (tables), "problems"};
-unknown fields are left out, and text has no "dim". Exit status 0 without problems, else 1. It may
-use so much and no more, for a file can promise far more than it holds, and may have been made to
-harm who reads it; and it dies with who started it.
-"""
+unknown fields are left out, and text has no "dim". Exit status 0 without problems, else 1. The
+memory, time and open files of the process are limited, because a small file can expand to a very
+large one, and may be an attack on its reader. The process ends when its parent ends."""
 
 import resource
 import sys
@@ -45,8 +44,8 @@ def _look(path: Path, max_cells: int) -> Inspection:
             return Inspection(path.suffix.lstrip("."), problems=[problem])
     text, fractions = _kinds(path) if path.suffix == ".parquet" else ([], [])
     if text and len(fractions) > 1:
-        told = f"it holds numbers ({_listed(fractions)}) and text ({_listed(text)}): which is it? "
-        return Inspection("parquet", problems=[f"{told}Leave out the columns of the other kind"])
+        told = f"it holds both numbers ({_listed(fractions)}) and text ({_listed(text)}). "
+        return Inspection("parquet", problems=[f"{told}Leave out the columns of one kind"])
     if text or path.suffix in (".txt", ".jsonl"):
         return texts.inspect(path)
     return tables.inspect(path)
@@ -58,7 +57,7 @@ def _kinds(path: Path) -> tuple[list[str], list[str]]:
 
     with suppress(arrow.ArrowException, OSError):
         return texts.text_columns(path), texts.columns_of(path, "is_floating")
-    return [], []  # which is said where it is read as numbers
+    return [], []  # the reader of numbers reports the error
 
 
 def _listed(names: Sequence[str]) -> str:

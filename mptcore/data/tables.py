@@ -30,7 +30,7 @@ WRITERS = {"npy": "numpy.save", "npz": "numpy.savez", "parquet": "DataFrame.to_p
 FIRST_LINE = "the first line has numbers and missing values: put the names of columns before it"
 INDEX_NAMES = {"", "Unnamed: 0", "__index_level_0__"}
 """Names of columns that were the index of a pandas table."""
-TOO_LONG = "a line is longer than 1 MiB: line breaks are missing, or so wide a table is for .npy"
+TOO_LONG = "a line is longer than 1 MiB: line breaks are missing, or the table is so wide: use .npy"
 
 UNREADABLE = (
     ValueError,
@@ -139,7 +139,7 @@ def stored_file(dataset: str, formats: Sequence[str]) -> Path:
         raise UnreadableError(str(error)) from error
     if path.suffix.lstrip(".") not in formats:
         known = ", ".join(formats)
-        raise UnreadableError(f"it is {path.suffix.lstrip('.')}, none of {known}")
+        raise UnreadableError(f"it is {path.suffix.lstrip('.')}, not one of {known}")
     return path
 
 

@@ -122,7 +122,7 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
             detail = error.problems[0].detail
             raise UnreadableError(f"line {number} is not JSON: {detail}") from error
         if not isinstance(row, dict):
-            raise UnreadableError(f"line {number} is no JSON object")
+            raise UnreadableError(f"line {number} is not a JSON object")
         rows.append(row)
     return rows
 

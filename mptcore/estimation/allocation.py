@@ -40,16 +40,15 @@ class StratifiedSample:
     """Stratified estimate of Σ width × mean, built from rounds of masks.
 
     A stratum's mean is Σ_k λ_k · mean of round k with Σ_k λ_k = 1. Both λ_k and the number of masks
-    of a round are fixed before it is drawn, so that each round adds λ_k · S in expectation whatever
-    the earlier ones showed: the estimate is unbiased, though they choose the plan. The mean over
-    all masks of a stratum is S itself, and leaves no error.
-    """
+    of a round are fixed before it is drawn. So each round adds λ_k · S in expectation, whatever the
+    scores of earlier rounds. The estimate is unbiased, although the plan depends on earlier rounds.
+    A stratum whose masks are all scored has the mean S itself, without an error."""
 
-    widths: Tensor  # (strata,), by which the sum over strata weights their means
-    draws: list[Tensor]  # (rows, n) of each stratum, the pilot's too: its variances are of all
+    widths: Tensor  # (strata,), weights of the strata's means in the sum
+    draws: list[Tensor]  # (rows, n) of each stratum, with the pilot; variances use all draws
     counts: Tensor  # (strata,), without the pilot, whose λ is 0
     means: Tensor  # (rows, strata)
-    left: Tensor  # (strata,), the λ that is not given yet
+    left: Tensor  # (strata,), the part of λ that is not assigned yet
     spread: Tensor  # (strata,), Σ_k λ_k² / n_k, without those that were enumerated
     masks: int
     """Number of masks scored so far, including the pilot."""
@@ -157,15 +156,15 @@ def sample_to_target(
 ) -> Work[StratifiedSample]:
     """Score a pilot, then rounds of masks, so that the sum over strata of one row gets the standard
     error `target`. At most `max_masks` are used, including the pilot. No round is added if the
-    error is larger in the end: a choice based on scores that are kept would bias them.
+    final error exceeds the target: a decision that depends on the scores would bias the estimate.
 
-    Masks go to the strata in proportion to width × standard deviation (Neyman 1934), as all draws
-    so far measured it. A stratum of `available` masks in all is enumerated where the pilot would
-    draw nearly as many, or a plan that many; the weight that is left is then that of S itself.
+    Masks go to the strata in proportion to width × standard deviation (Neyman 1934), measured from
+    all draws so far. `available` is the number of different masks of each stratum. A stratum is
+    enumerated if the pilot would draw nearly all of them, or if a plan would draw at least as many;
+    then S itself gets the remaining weight.
 
-    What `interim` tells after each round but the last is recorded. The plans of the rounds are
-    those of `cache`, whose run may be divided among processes.
-    """
+    The records of `interim` are emitted after each round except the last. The plans of the rounds
+    come from `cache`, because the run may be divided among processes."""
     cache = cache or ScoreCache()
     progress = MaskPlan(max_masks, max_masks)
     yield Step(plan=progress)
@@ -192,7 +191,7 @@ def sample_to_target(
 
 
 def _planned(sample: StratifiedSample, row: int, target: float, max_masks: int) -> Tensor:
-    """Return how many masks of each stratum are to be drawn yet, (strata,)."""
+    """Return how many more masks of each stratum to draw, (strata,)."""
     wanted = _wanted(sample, row, target)
     return affordable(wanted, sample.least, max_masks - sample.masks)
 
@@ -239,8 +238,8 @@ def target_records(
     yield Metric("masks", sample.masks, 0.0, labels)
     yield Metric("target_reached", float(reached), 0.0, labels)
     if not reached:
-        found = "too few of the large scores to tell" if std_err is None else f"{std_err:.3g}"
-        cure = "raise max_masks, or ask for slightly less where masks were left"
+        found = "too few large scores for an error" if std_err is None else f"{std_err:.3g}"
+        cure = "raise max_masks, or a slightly smaller target if masks were left"
         detail = f"{found} after {sample.masks} masks: {cure}"
         yield Log("warning", f"target_std_err {target} was not reached: {detail}")
 

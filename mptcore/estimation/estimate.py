@@ -48,13 +48,13 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its Monte Carlo standard error, from n draws. The error is None if one draw gives
-    none.
+    """A mean with its Monte Carlo standard error, from n draws. The error is None if it cannot be
+    estimated, for example from one draw.
 
-    `degrees` are the error's degrees of freedom, which depend only on the design: a choice by the
-    scores would report the errors that are too small by chance. Records contain errors with
-    MIN_DEGREES or more. `interval_degrees` are those measured from the scores, for intervals.
-    """
+    `degrees` are the error's degrees of freedom. They depend only on the design, not on the scores:
+    otherwise mainly errors that are too small by chance would be reported. Records contain only
+    errors with MIN_DEGREES or more. `interval_degrees` are the degrees of freedom for intervals,
+    measured from the scores."""
 
     mean: float
     std_err: float | None
@@ -81,8 +81,8 @@ class Estimate:
 
     @property
     def half_interval(self) -> float | None:
-        """Half the width of the 95 % interval by Student's t. None if the degrees of freedom are
-        enough for it to be two standard errors."""
+        """Half the width of the 95 % interval by Student's t. None if there are enough degrees of
+        freedom that two standard errors are this half width."""
         if not self.known_std_err or self.interval_degrees >= MAX_INTERVAL_DEGREES:
             return None
         return t_quantile(self.interval_degrees) * self.known_std_err
@@ -94,7 +94,7 @@ class Estimate:
         return self.std_err if self.degrees >= MIN_DEGREES else None
 
     def unknown_reason(self, without: str) -> str | None:
-        """Return why there is no known standard error, or `without` if there is none at all."""
+        """Return why the standard error is not reported, or `without` if there is none at all."""
         if self.std_err is None:
             return without
         if self.known_std_err is None:
@@ -124,8 +124,8 @@ class Estimate:
 
 
 def variance_degrees(known: float, kurtosis: float) -> float:
-    """Return the degrees of freedom of a variance with `known` = replicates − 1: those of the
-    χ² distribution that varies as much. They are infinite for the kurtosis CONSTANT."""
+    """Return the degrees of freedom of a variance with `known` = replicates − 1: those of the χ²
+    distribution with the same relative variance. They are infinite for the kurtosis CONSTANT."""
     return math.inf if kurtosis == CONSTANT else 2 * known / (kurtosis - 1)
 
 

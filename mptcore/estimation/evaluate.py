@@ -345,9 +345,9 @@ def _reason(models: Sequence[VectorModel], estimate: Estimate, grade: Grade | No
 def _quadrature_reason(
     models: Sequence[VectorModel], estimate: Estimate, sizes: Sequence[int], factor: float
 ) -> str | None:
-    """Return why an estimate that is `factor` times the scores of these sizes should not be quoted
-    where the models integrate by quadrature. Over all sizes it is the LML by the same quadrature,
-    Eq. (5), and as good."""
+    """Return why an estimate that is `factor` times the scores of these sizes should not be quoted,
+    for models that integrate by quadrature. For all sizes together the estimate equals the LML by
+    the same quadrature, Eq. (5), so the check of the LML decides."""
     for model in models:
         if not isinstance(model, TractableModel):
             continue

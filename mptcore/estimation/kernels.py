@@ -37,9 +37,10 @@ def smallest(
     sizes: NDArray[np.int64],  # (B,), from 1 to D
     masked: NDArray[np.bool_],  # (B, D), output
 ) -> None:
-    """Mask the dimensions with the smallest keys: those up to a bound that this number of keys
-    reaches. Interpolation finds it, since keys are uniform; every third step halves, so that any
-    keys end. Equal keys at the bound are all masked."""
+    """Mask the dimensions with the smallest keys: all keys up to a bound that includes as many as
+    the size. The bound is found by interpolation, because keys are uniform. Every third step halves
+    the interval instead, so that the search ends for any keys. Equal keys at the bound are all
+    masked."""
     dim = keys.shape[1]
     for b in range(len(keys)):
         own, size = keys[b], sizes[b]

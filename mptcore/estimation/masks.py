@@ -24,7 +24,7 @@ class SizedMasks:
     """Masks that are scored together. Masks of one size are adjacent."""
 
     runs: list[tuple[int, int]]
-    """(size, how many masks of it), in the order of the rows."""
+    """Pairs of a size and the number of its masks, in the order of the rows."""
     masks: Tensor  # (B, D)
 
 

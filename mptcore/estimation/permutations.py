@@ -94,7 +94,7 @@ def _shuffled(words: NDArray[np.uint32], first: int) -> Tensor:
     rows = entries.reshape(dim, count)
     found = np.empty((first, count), dtype=np.int32)
     for step, place in enumerate(places):
-        entries.take(place, out=found[step], mode="clip")  # unbuffered; all places are within
+        entries.take(place, out=found[step], mode="clip")  # unbuffered; all indices are valid
         entries[place] = rows[step]
     if first == dim:
         found[-1] = rows[-1]

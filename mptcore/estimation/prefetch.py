@@ -15,7 +15,8 @@ def ahead(
     draw: Callable[[ItemT], DrawnT], items: Iterable[ItemT]
 ) -> Iterator[tuple[ItemT, DrawnT]]:
     """Yield each item with what is drawn for it, in order. If torch uses several threads, another
-    one draws the next while the caller uses the last: random numbers are drawn one by one."""
+    thread draws for the next item while the caller uses the current one: random numbers are drawn
+    one by one."""
     rest = iter(items)
     now = next(rest, None)
     if now is None:

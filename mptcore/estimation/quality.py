@@ -35,8 +35,8 @@ def doubtful_reason(bias: float, std_err: float | None, share: float, cure: str)
 
 def shift_reason(shift: float, share: float, std_err: float | None) -> str | None:
     """Return why a score computed by quadrature should not be quoted, given how far another
-    quadrature moves it and the share of the LML's dimensions that it covers. It may move by as
-    large a share of MAX_BIAS, or by its standard error."""
+    quadrature moves it and the share of the LML's dimensions that it covers. It may move by this
+    share of MAX_BIAS, or by its standard error."""
     most = max(MAX_BIAS * share, std_err or 0.0)
     if shift <= most:  # NaN is not known, and not final
         return None
@@ -58,7 +58,7 @@ class Grade:
     bias: float
     share: float
     doubt: float
-    """Error that the unreliable weights may cause, in addition to that by masks and draws."""
+    """Error that the unreliable weights may cause, in addition to the errors by masks and draws."""
 
     @classmethod
     def of(cls, curve: Sequence[Graded], factor: float = 1) -> "Grade | None":

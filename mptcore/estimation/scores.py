@@ -207,7 +207,7 @@ def _scores_and_joint(model: VectorModel, masks: Tensor) -> Tensor:  # (2, B)
 
 def size_kurtosis(size: int, dim: int) -> float:
     """Return the kurtosis of the scores of one size if one dimension is much wider than the others:
-    that of whether this dimension is masked, but at least MIN_KURTOSIS."""
+    the kurtosis of the indicator that this dimension is masked, but at least MIN_KURTOSIS."""
     variance = size * (dim - size) / dim**2
     return max(MIN_KURTOSIS, 1 / variance - 3) if variance else MIN_KURTOSIS
 

@@ -149,8 +149,9 @@ def fig5_area(published: Published, results: Sequence[Results]) -> Iterator[Comp
 
 
 def fig3_linear(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Both objectives end at a similar LML, by the grid that is checked, well above where they
-    began; the ELBO is below the LML at every epoch. Each start is one draw."""
+    """Test that both objectives end at a similar LML, well above where they began, and that the
+    ELBO is below the LML at every epoch. The LML is computed by the checked grid. Each start is one
+    draw."""
     (result,) = results
     ends: dict[str, list[float]] = {}
     for objective in ("mpt", "elbo"):
@@ -173,10 +174,11 @@ def fig3_linear(published: Published, results: Sequence[Results]) -> Iterator[Co
 
 
 def fig3_vae(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Two experiments, MPT at a fixed rate and the ELBO from the same starts, and MPT with uniform
-    sizes. With both kinds of masks the LML of held-out images rises, does not fall from its best on
-    the way, and ends no lower than the ELBO's, by margins, and above a PPCA's. Each figure is a
-    mean over seeds of paired differences, whose spread gives its standard error."""
+    """Test two experiments: MPT at a fixed rate and the ELBO from the same starts, and MPT with
+    uniform sizes. With both kinds of masks the LML of held-out images must rise, must not fall from
+    its best value by more than a margin, must end at most a margin below the ELBO's, and above a
+    PPCA's. Each figure is a mean over seeds of paired differences, whose spread gives its standard
+    error."""
     fixed, uniform = results
     elbo = _heldout(fixed, objective="elbo")
     yield from _risen("33 %", published, fixed, elbo, objective="mpt")

@@ -21,8 +21,8 @@ _AREAS = {
 """The split of each GLUE subset, and the areas under the published curves, pretrained and random.
 """
 _SPREAD = 40.0
-"""Standard deviation of the area between draws of random weights: measured 20 over seven draws, and
-37 over three others; the published areas of five texts have 52."""
+"""Standard deviation of the area between draws of random weights. We measured 20 over seven draws
+and 37 over three others; the published areas of five texts have 52."""
 _SMALL_BERT = {
     "hidden_size": 128,
     "num_hidden_layers": 2,

@@ -1,5 +1,5 @@
-"""Molecules as SMILES, and the same with two atoms swapped. The molecules are among the NCI's, as
-RDKit distributes them (BSD licence)."""
+"""Molecules as SMILES, each also with two atoms swapped. They are from the NCI's collection, as
+distributed with RDKit (BSD licence)."""
 
 import re
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def swapped(smiles: str) -> str:
     for (i, first), (j, second) in pairwise(atoms):
         if first != second:
             return f"{smiles[:i]}{second}{smiles[i + 1 : j]}{first}{smiles[j + 1 :]}"
-    raise ValueError(f"{smiles} has one element")
+    raise ValueError(f"{smiles} has only one element")
 
 
 def pairs() -> Iterator[str]:

@@ -65,7 +65,7 @@ def own_presets() -> Iterator[Preset]:
     yield Preset(
         "mask-designs",
         "Which design of masks has the smallest error? PPCA, D = 20, K = 2, P = 16",
-        "Of as many masks, independent ones have as small an error as balanced ones, within a "
+        "With equally many masks, independent ones have the error of balanced ones, within a "
         "factor of 1.5. Nested ones, whose sizes share a permutation, have an error more than 1.5 "
         "times as large. Standard deviations over 100 seeds of the masks.",
         tuple(map(_with_design, ("independent", "balanced", "nested"))),

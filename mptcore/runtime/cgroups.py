@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path("/")
 UNLIMITED_BYTES = 2**60
-"""Version 1 says "no limit" by a number above this."""
+"""Version 1 reports a number above this if there is no limit."""
 
 
 def memory_limit_bytes(root: Path = ROOT) -> int | None:
@@ -61,7 +61,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _numbers(file: Path) -> list[int]:
-    """Return the numbers in a file; none where it says "max" or does not exist."""
+    """Return the numbers in a file; none if it says "max" or does not exist."""
     try:
         return [int(word) for word in _text(file).split()]
     except ValueError:

@@ -1,8 +1,7 @@
-"""Saving a session to a directory, and finding it again.
+"""Save a session to a directory, and load it again.
 
-One file holds everything: tensors as safetensors, the rest in its header. Its name ends in the
-beginning of its own SHA-256, so that a broken one is known and the one before is taken.
-"""
+One file holds everything: tensors as safetensors, the rest in its header. Its name ends with the
+first digits of its SHA-256, so that a damaged file is detected and the previous one is used."""
 
 import hashlib
 import json
@@ -69,7 +68,7 @@ class Snapshot:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             path = folder / f"{number:09d}-{digest[:16]}.safetensors"
             rename_durably(aside, path)
-        except (OSError, SafetensorError) as error:  # of a full disk that of safetensors
+        except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
             with suppress(OSError):
                 aside.unlink()
             raise OSError(str(error)) from error
@@ -142,7 +141,7 @@ def _is_of(text: str, spec: ExperimentSpec) -> bool:
     try:
         return type(spec).model_validate_json(text) == spec
     except ValidationError:
-        return False  # of another kind, or of a version that knew other fields
+        return False  # of another family, or of a version with other fields
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

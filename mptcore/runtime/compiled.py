@@ -36,8 +36,8 @@ def kernel(signature: str) -> Callable[[FunctionT], FunctionT]:
 
 def inlined(*fastmath: str) -> Callable[[FunctionT], FunctionT]:
     """Compile a function as a part of the kernels that call it. `fastmath` names changes of
-    floating-point arithmetic that the compiler may make. It makes them once, so that the results
-    remain the same."""
+    floating-point arithmetic that the compiler may make. They are made once, at compilation, so the
+    results remain the same."""
     from numba import njit
 
     made = njit(nogil=True, error_model="numpy", fastmath={"contract", *fastmath})
@@ -60,7 +60,8 @@ def kernels(name: str) -> ModuleType | None:
 
 @contextmanager
 def _cache_of(name: str, config: ModuleType) -> Iterator[None]:
-    """Let numba find the compiled code of a module. Where it cannot write, it uses a copy."""
+    """Let numba find the compiled code of a module. If the code's folder is not writable, numba
+    uses a copy."""
     spec = find_spec(name)
     assert spec is not None
     assert spec.origin is not None
@@ -68,7 +69,7 @@ def _cache_of(name: str, config: ModuleType) -> Iterator[None]:
     kept = source.parent / "__pycache__"
     compiled = _up_to_date(source, kept)
     if not compiled:
-        text = f"{name}: compiling, which takes some ten seconds and is done once per machine\n"
+        text = f"{name}: compiling; this takes some ten seconds, once per machine\n"
         sys.stderr.write(text)
     if os.access(kept if kept.exists() else source.parent, os.W_OK):
         for file in {*kept.glob(f"{source.stem}.*.nb?")} - compiled:
@@ -91,8 +92,8 @@ def _cache_of(name: str, config: ModuleType) -> Iterator[None]:
 
 
 def _up_to_date(source: Path, kept: Path) -> set[Path]:
-    """Return the files with compiled code of a module. Numba would also use what was compiled
-    before a change of another module of kernels or of this one."""
+    """Return the files with compiled code of a module that are newer than all kernel modules beside
+    it. Numba alone would use code compiled before these changed."""
     sources = [Path(__file__), source, *source.parent.glob("*kernels.py")]
     changed = max(file.stat().st_mtime for file in sources)
     found = kept.glob(f"{source.stem}.*.nb?")

@@ -32,8 +32,8 @@ def device_of(compute: Machine) -> torch.device:
     device = torch.device("cuda", 0)
     try:
         torch.cuda.mem_get_info(device)
-    except RuntimeError as error:  # out of memory too, which is not the run's fault yet
-        raise RunError("device", f"the GPU gives no context: {error}") from error
+    except RuntimeError as error:  # also if memory is short, which is not this run's fault
+        raise RunError("device", f"no context could be made on the GPU: {error}") from error
     return device
 
 
@@ -79,14 +79,16 @@ def set_arithmetic(device: torch.device, compute: Machine, trains_network: bool 
     torch.backends.cuda.matmul.allow_tf32 = fast
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = fast
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = fast
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it builds a plan for every new shape
+    torch.backends.cuda.enable_cudnn_sdp(False)  # because it builds a plan for every new shape
     torch.backends.cudnn.allow_tf32 = fast
     torch.backends.cudnn.benchmark = fast
     torch.backends.cudnn.deterministic = not fast
     exact_gpu = device.type == "cuda" and not fast
     if exact_gpu:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS begins
-    # Of some operations CUDA has no deterministic kernel: torch warns then, which ends no run.
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # cuBLAS reads it when it starts
+    # For some operations CUDA has no deterministic kernel. torch then only warns.
     mode = "default" if not exact_gpu else "error" if trains_network else "warn"
     torch.set_deterministic_debug_mode(mode)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

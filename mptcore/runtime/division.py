@@ -30,14 +30,14 @@ MAX_AHEAD = 256
 
 
 MIN_SHARE = 0.25
-"""A helper ends if computing scores takes a smaller share of its time: the rest is for drawing
-masks whose scores others compute."""
+"""Minimum share of a helper's time that is spent on computing scores. Below it the helper ends,
+because it mostly draws masks whose scores others compute."""
 MEASURE_S = 5.0
-"""Minimum seconds of work, without waiting for claims, after which this share is known."""
+"""Minimum seconds of work, without waiting for claims, from which this share is measured."""
 
 
 class NotWorthwhile(Exception):
-    """A helper draws masks for most of its time, so that it is of little help."""
+    """A helper draws masks for most of its time, so it helps little."""
 
 
 class Division(Protocol):
@@ -85,7 +85,8 @@ def coordinated(
     least, more = first, True
 
     def draw_to(number: int) -> bool:
-        """Draw batches up to a number. Return whether it exists and is not too far ahead."""
+        """Draw batches up to a number. Return whether that batch exists and is not too far
+        ahead."""
         nonlocal more
         while more and first + len(ahead) <= number and len(ahead) < MAX_AHEAD:
             batch = next(batches, None)

@@ -1,8 +1,8 @@
-"""A run's part in a division, by records and orders: the supervisor passes them on.
+"""Exchange of a divided run with other processes, by records and orders that the supervisor passes
+on.
 
-Records and orders may be lost. Claims that are lost leave batches that the coordinator computes
-itself in the end, and so do lost scores.
-"""
+Records and orders may be lost. The coordinator computes batches itself in the end if their claims
+or scores are lost."""
 
 import base64
 import threading
@@ -19,9 +19,9 @@ from mptcore.protocol.records import BatchClaim, BatchPlan, BatchScores, Divisio
 from mptcore.runtime.division import MAX_AHEAD
 
 SPAN_S = 2.0
-"""Approximate seconds of work that a claim is for."""
+"""Approximate duration of the work of one claim, in seconds."""
 MAX_SPAN = 16
-"""Maximum number of batches of a claim: a coordinator draws them all."""
+"""Maximum number of batches of a claim: the coordinator draws the masks of all of them too."""
 ANSWER_S = 0.2
 """Seconds to wait for an answer of the supervisor. Then the run does something else."""
 MAX_SCORES = 2**18
@@ -31,8 +31,8 @@ line. The coordinator computes larger batches itself."""
 
 @dataclass
 class Exchange:
-    """The part of this process. `obey` may be called from any thread, everything else from the one
-    that computes."""
+    """The exchange of this process. `obey` may be called from any thread, everything else only from
+    the thread that computes."""
 
     helps: bool
     emit: Callable[[Record], None]
@@ -46,10 +46,10 @@ class Exchange:
     _plans: dict[int, Tensor] = field(default_factory=dict)
     _claimed_at: float | None = None
     _batch_s: float = SPAN_S
-    """Seconds that a batch takes, about."""
+    """Approximate time for a batch, in seconds."""
 
     def obey(self, order: Order) -> None:
-        """Take what an order brings."""
+        """Apply an order."""
         with self._changed:
             self._is_requested |= order.divide is not None
             if order.span is not None:
@@ -95,8 +95,8 @@ class Exchange:
             self.emit(encoded(number, scores))
 
     def plan(self, number: int, compute: Callable[[], Tensor]) -> Tensor | None:
-        """Return a plan: of a coordinator a computed one, which is published; of a helper the
-        published one."""
+        """Return a plan. A coordinator computes and publishes it; a helper waits for the published
+        one."""
         if not self.helps:
             found = self._plans[number] = compute()
             if self._is_divided:

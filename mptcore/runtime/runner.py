@@ -104,7 +104,7 @@ class SpecRunner:
                 if self._must_stop():
                     self.out.flush()
                     return STOPPED
-        except NotWorthwhile:  # a helper, which has nothing to write
+        except NotWorthwhile:  # a helper has no records
             return COMPLETE
         except RunError as error:
             return self._fail(Failure(error.cause, str(error)))
@@ -119,7 +119,8 @@ class SpecRunner:
         return COMPLETE
 
     def _take(self, record: Record | None) -> None:
-        """Number a record, and write it unless it was written before. A helper writes none."""
+        """Number a record, and write it unless an earlier attempt has written it. A helper writes
+        no records."""
         if self.assignment.helps:
             return
         if isinstance(record, Progress):

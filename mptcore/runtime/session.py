@@ -1,9 +1,8 @@
-"""State of a run, from which it is resumed to the same bits.
+"""State of a run. A run that is resumed from it gives the same bits.
 
 A resumed run goes through its records again from the first, with two short cuts: training continues
 from the saved epoch, and masks that were scored before are not scored again. So its records equal
-those of an uninterrupted run, at whatever moment it was stopped.
-"""
+those of an uninterrupted run, at whatever moment it was stopped."""
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -87,8 +86,9 @@ class ScoreCache:
         shape: Callable[[BatchT], Shape],
     ) -> Iterator[Scored[BatchT] | None]:
         """Yield each batch with its scores (models, rows, B), in order. Saved scores are not
-        computed again; saved scores of a batch with another size, cut for another machine, are
-        discarded from there on. None is yielded where a divided run may be interrupted."""
+        computed again. If a saved batch has another size, because it was cut for another machine,
+        it and all later saved scores are discarded. None is yielded where a divided run may be
+        interrupted."""
         rest = iter(batches)
         if not self.helps:
             for batch in rest:

@@ -46,7 +46,7 @@ def load_weights(family: str, experiment: str) -> tuple[dict[str, Tensor], dict[
     except (OSError, SafetensorError) as error:
         raise _refusal(experiment, "has no weights: name a training run that succeeded") from error
     if text is None:
-        raise _refusal(experiment, "kept its weights in a form of an earlier version: train again")
+        raise _refusal(experiment, "has weights in the format of an earlier version: train again")
     header: dict[str, str] = json.loads(text)
     if header["family"] != family:
         raise _refusal(experiment, f"trained a model of another family, {header['family']}")

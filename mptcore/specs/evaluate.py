@@ -45,8 +45,8 @@ class MaskEvaluation(Spec):
     """True also gives D · S(m0) − LML for each mask size m0."""
     target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Target standard error. Masks are spent on the sizes where they reduce the error most, until
-    `target` has this standard error or `max_masks` are scored; `per_size` is not used. null: the
-    masks are as `masks` says."""
+    `target` has this standard error or `max_masks` are scored; `per_size` is not used. null:
+    exactly the masks of `masks` are scored."""
     target: Literal["score", "difference"] = "score"
     """Result that `target_std_err` applies to. `score`: the sum of the scores (metric mpt; for
     listed sizes score_sum), or for one fixed size D times its score (biased_score). `difference`:
@@ -82,7 +82,7 @@ class MaskEvaluation(Spec):
     def _target_problems(self, dim: int) -> list[Problem]:
         problems = []
         if self.convergence:
-            detail = "convergence needs as many masks of each size: leave target_std_err out"
+            detail = "convergence needs equally many masks of each size: leave target_std_err out"
             problems.append(Problem("/evaluate/convergence", detail))
         if self.masks.design != "independent":
             detail = "target_std_err allocates independent masks: use the design independent"

@@ -17,8 +17,8 @@ data."""
 
 
 MAX_CURVES = 10_000
-"""Curves of a run, of each model, seed and epoch of `curve_at`. Each has three to twelve metrics,
-and an answer has all metrics of a run."""
+"""Maximum number of curves of a run: one for each model, seed and epoch of `curve_at`. Each has
+three to twelve metrics, and an answer has all metrics of a run."""
 
 
 @dataclass(frozen=True)

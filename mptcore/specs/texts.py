@@ -61,10 +61,10 @@ class TextScores(Spec):
         if len(set(self.scores)) < len(self.scores):
             problems.append(Problem("/evaluate/texts/scores", "a score may be listed once only"))
         if ("cumulative" in self.scores) != (self.target_std_err is not None):
-            detail = "the error of the cumulative score of each text: give it with `cumulative`"
-            problems.append(Problem("/evaluate/texts/target_std_err", f"{detail}, else leave it"))
+            detail = "the target error of the cumulative scores: `cumulative` needs it"
+            problems.append(Problem("/evaluate/texts/target_std_err", f"{detail}, others do not"))
         if ("conditional" in self.scores) != (self.prefix_column is not None):
-            detail = "the column with what is given: name it with `conditional`, else leave it"
+            detail = "the column with the beginnings: `conditional` needs it, others do not"
             problems.append(Problem("/evaluate/texts/prefix_column", detail))
         if self.per_token and not {"pll", "pll_word_l2r", "conditional"} & {*self.scores}:
             detail = "only pll, pll_word_l2r and conditional have scores of tokens: list one"

@@ -6,8 +6,8 @@ import torch
 from torch.optim import Optimizer
 
 SMALL = 2**12
-"""Up to this number of parameters a step takes one thread. The fused step uses all threads for any
-number, and to wait for them costs more than the step."""
+"""Maximum number of parameters for which a step uses one thread. The fused step always uses all
+threads, and for few parameters waiting for the threads costs more than the step."""
 
 
 class Adam(torch.optim.Adam):
@@ -34,5 +34,5 @@ class Adam(torch.optim.Adam):
             torch.set_num_threads(threads)
 
     step.hooked = True  # type: ignore[attr-defined]
-    """Torch wraps no step that has this mark, and the profiler's record costs as much as a small
-    step."""
+    """Mark that keeps torch from wrapping the step. The wrapper's profiler record would cost as
+    much as a small step."""

@@ -162,7 +162,7 @@ def plot(
             raise typer.BadParameter(told)
         sweep.plot(y, x, file)
     elif y or x:
-        raise typer.BadParameter(f"--y and --x are for sweeps, and {typed} is none")
+        raise typer.BadParameter(f"--y and --x are for sweeps, and {typed} is not one")
     else:
         context.client.experiments.get(context.id(typed)).plot(kind, file)
     typer.echo(str(file))

@@ -15,7 +15,7 @@ ALWAYS_THERE = ("ppca", "digits")
 
 
 def standing(client: Client, preset: Json, runs: Sequence[Json | None]) -> Json:
-    """Return a preset's row: its name, what it needs, the time of its last runs, and the verdict on
+    """Return a preset's row: its name, its inputs, the time of its last runs, and the verdict on
     them, or their status."""
     made = [one for one in runs if one is not None]
     is_done = len(made) == len(runs) and all(one["status"] == "succeeded" for one in made)

@@ -79,7 +79,7 @@ def submit(
     no_cache: NoCache = False,
     watch: Watch = False,
     quick_: Annotated[
-        bool, typer.Option("--quick", help="only a quick look now, and what the whole takes")
+        bool, typer.Option("--quick", help="a quick look now, and the time of the whole run")
     ] = False,
 ) -> None:
     """Queue an experiment, and print its id.
@@ -247,7 +247,7 @@ def _followed(context: CommandContext, made: list[Json], watch: bool) -> list[Js
 
 
 def _tell_whole(context: CommandContext, spec: Json) -> None:
-    """Print on stderr how long the whole experiment takes, of which a part runs now."""
+    """Print on stderr how long the whole experiment takes after a quick look."""
     runtime = context.client.validate(spec)["runtime"]
     takes = f"about {runtime['median_s']:.0f} s" if runtime else "an unknown time"
     warn(f"a quick look with few masks and one seed; without --quick a run takes {takes}")

@@ -21,7 +21,7 @@ from service.tables.visibility import Whose, listed, readable, reader
 def check_whose(whose: Whose, user: Caller) -> None:
     """Raises ApiError if the caller may not request such a list."""
     if whose == Whose.ALL and not user.is_admin:
-        raise invalid([Problem("/query/whose", "mine or lab: only an admin lists all")])
+        raise invalid([Problem("/query/whose", "mine or lab: only an admin may list all")])
 
 
 Row = TypeVar("Row", Dataset, Experiment, Sweep)
@@ -37,12 +37,10 @@ def find(session: Session, user: Caller, table: type[Row], id: str) -> Row:
 
 def find_own(session: Session, user: Caller, table: type[Row], id: str) -> Row:
     """Return a row that the caller may change. Raises ApiError: 404 if it does not exist or the
-    caller may not know of it, 403 if it is only shared."""
+    caller may not read it, 403 if the caller may only read it."""
     found = find(session, user, table, id)
     if found.owner_id != user.id and not user.is_admin:
-        detail = (
-            f"this {table.noun} is shared with you to read: only its owner or an admin changes it"
-        )
+        detail = f"you may only read this {table.noun}: its owner or an admin may change it"
         raise ApiError(HTTPStatus.FORBIDDEN, "not_yours", detail)
     return found
 
@@ -105,8 +103,8 @@ def check_still_valid(session: Session, user: Caller) -> None:
     is_signed_in = sign_ins.in_force(session, browsers) == {*browsers}
     if current is None or not user.scopes <= current.scopes or not is_signed_in:
         detail = (
-            "this API key ended or lost a scope, or this browser was signed out, since the request "
-            "began; nothing was changed"
+            "since the request began, this API key ended or lost a scope, or this browser was "
+            "signed out; nothing was changed"
         )
         raise unauthorized(detail)
 
@@ -115,7 +113,7 @@ def check_has_key(user: Caller) -> None:
     """Raise ApiError (403) for a browser's cookie: the new object would outlive the sign-out."""
     if user.sign_in_id is not None:
         detail = (
-            "a signed-in browser adds or changes no users, keys or sign-in codes: use an API key"
+            "a signed-in browser cannot add or change users, keys or sign-in codes: use an API key"
         )
         raise ApiError(HTTPStatus.FORBIDDEN, "key_needed", detail)
 

@@ -23,7 +23,7 @@ from service.tables.users import ApiKey
 COOKIE = "mpt_sign_in"
 LASTS_S = 7 * 86_400.0
 RENEWED_S = 3600.0
-"""A cookie is not renewed more often."""
+"""Minimum interval between renewals of a cookie."""
 GRACE_S = 60.0
 """Time for which the previous cookie stays valid, for requests already sent with it."""
 CODE_LASTS_S = 600.0
@@ -113,7 +113,8 @@ _SIGNED_IN = (
     .join(SignIn, SignIn.key_id == ApiKey.id)
     .where(SignIn.id == bindparam("sign_in_id"), SignIn.expires_at > now())
 )
-"""Asked by every request, so that a sign-in ends at once with its key; made once."""
+"""Statement that every request executes, so that a sign-in ends at once with its key. It is built
+once."""
 
 
 def caller_of_cookie(session: Session, cookie: str) -> tuple[Caller, bool]:

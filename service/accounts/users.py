@@ -74,7 +74,8 @@ KEYS = select(
     _UNNOTED.label("unnoted"),
 ).join(ApiKey, ApiKey.user_id == User.id)
 _KEY = KEYS.where(ApiKey.id == bindparam("key_id"))
-"""Asked by every request, so that a key is revoked at once in every process; made once."""
+"""Statement that every request executes, so that a key is revoked at once in every process. It is
+built once."""
 
 
 def caller_of_key(session: Session, key: str) -> tuple[Caller, bool]:

@@ -136,7 +136,7 @@ def shape_of(
     if dataset is None:
         raise SpecError([Problem("/data/dataset", NO_UPLOAD)])
     if dataset.dim is None:
-        detail = "this upload holds text, which the source text reads"
+        detail = "this upload holds text: use the source text"
         raise SpecError([Problem("/data/dataset", detail)])
     if columns is None and array is None:
         if len(dataset.arrays or {}) > 1:

@@ -39,32 +39,32 @@ To compute it again, in the folder of this file:
 
     {command}
 
-mptcore comes with mptlab-server. Its records are then compared by
+mptcore is part of mptlab-server. Compare the new records with the old ones:
 
     {compare}
 
-which says nothing where they are the same: progress is not kept, so it is left out. With the same
-core, packages, vector instructions and threads a CPU gives the same lines, bit for bit. Elsewhere,
-and on a GPU, the last digits differ, between a CPU and a GPU what VAEs draw too, and the first line
-names another machine.
+This prints nothing if they are the same. Progress records are not stored, so they are left out. A
+CPU with the same core, packages, vector instructions and threads gives the same lines, bit for bit.
+On another machine the first line and the last digits differ, and on a GPU the last digits may
+differ. A CPU and a GPU also give different random draws of VAEs.
 
 It was computed with:
 {environment}
 
-It read what follows. MPT_DATA_DIR, MPT_MODELS_DIR and MPT_STORE are variables that name folders,
-* is any name; weights below artifacts/ are an artifact of the experiment of that id.
+It read the following files. MPT_DATA_DIR, MPT_MODELS_DIR and MPT_STORE are variables that name
+folders; * stands for any name; weights below artifacts/ belong to the experiment of that id.
 {inputs}
 
 In this folder:
-    spec.json         what was computed
-    records.ndjson    what the run printed, but for progress{after}
-    environment.json  what each attempt was computed with
+    spec.json         the spec
+    records.ndjson    the records of the run, without progress{after}
+    environment.json  the environment of each attempt
     curves.csv        the points of all series
-    metrics.csv       the numbers of the whole run
-    artifacts/        the files that it left, if any{left_out}
+    metrics.csv       the metrics of the run
+    artifacts/        the files of the run, if any{left_out}
 """
-NO_INPUTS = "    nothing: its data are drawn, stand in the spec or come with a package"
-UNKNOWN = "    it is not known: it ran before this was kept, or its runner did not begin"
+NO_INPUTS = "    nothing: its data are simulated, in the spec, or part of a package"
+UNKNOWN = "    unknown: it ran before this was recorded, or its runner did not start"
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ def _computed_with(found: EnvironmentOut) -> str:
     if found.gpu is not None:
         where += f"; {found.gpu}, driver {found.gpu_driver}, CUDA {found.cuda}"
     if found.resumed_from is not None:
-        where += f"; begun on {found.resumed_from}, so that the last digits may differ"
-        where += ", and between a CPU and a GPU what VAEs draw"
+        where += f"; started on {found.resumed_from}, so the last digits may differ"
+        where += ", and between a CPU and a GPU the random draws of VAEs"
     packages = (f"{name} {version}" for name, version in found.packages.items())
     return "\n".join(map(_one_line, [f"core {found.core}", where, found.platform, *packages]))
 

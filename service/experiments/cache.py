@@ -1,12 +1,10 @@
 """The result cache: a submission is answered by a successful experiment that computed the same.
 
 The key is made from the spec, the core's sources and libraries, and all inputs. A file of the lab's
-folders enters with its name, size and times, not with its content, because the key must describe
-the file that a later run will read. A changed file has another time of change, even if its old
-content is restored. So a result is never found under the key of another version of the file.
-Uploads and saved weights never change, and enter with their digests. Specs with invisible inputs,
-such as those of a hub, have no key.
-"""
+folders enters with its name, size and times, not with its content. A changed file has another time
+of change, even if its old content is restored. So a result is never found under the key of another
+version of the file. Uploads and saved weights never change, and enter with their digests. Specs
+with invisible inputs, such as those of a hub, have no key."""
 
 import hashlib
 import json

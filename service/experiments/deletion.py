@@ -29,7 +29,8 @@ from service.tables.users import User
 from service.tables.webhooks import Delivery
 
 RESTORE_MARGIN_S = 60.0
-"""No transaction takes longer, so a restored experiment is never among those being purged."""
+"""Safety margin before the purge of an experiment. No transaction takes longer, so a restored
+experiment is never among those being purged."""
 PAGE = 1000
 """Maximum number of experiments that one statement of retention reads."""
 
@@ -83,7 +84,7 @@ def owners(session: Session) -> Sequence[int]:
 
 
 def cutoff(session: Session, ago_s: float) -> float:
-    """Return the time that was so long ago by the database's clock."""
+    """Return the time that many seconds ago, by the database's clock."""
     return session.execute(select(now() - ago_s)).scalar_one()
 
 

@@ -13,8 +13,8 @@ UNUSED_S = 48 * 3600.0
 
 
 def trim_hub_cache(settings: Settings) -> None:
-    """Delete the files that were not read for the longest time until the cache has its size. The
-    hub still has them. A cache outside the store is not touched."""
+    """Delete the files that were not read for the longest time until the cache is within its limit.
+    They can be downloaded again. A cache outside the store is not touched."""
     from huggingface_hub import constants, scan_cache_dir
 
     cache = Path(constants.HF_HUB_CACHE)

@@ -70,7 +70,7 @@ class Inputs:
         return None if folder is None else self._below(folder)
 
     def _checkpoint(self, name: str) -> Path | None:
-        """Return the folder of a checkpoint in MPT_MODELS_DIR, or one that was taken to the
+        """Return the folder of a checkpoint in MPT_MODELS_DIR, or of one that was copied to the
         store."""
         roots = (root for root in (self.models, self._taken) if root is not None)
         return next((root / name for root in roots if (root / name).is_dir()), None)

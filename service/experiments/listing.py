@@ -213,7 +213,7 @@ def _read(cursor: str, wanted: Wanted, order: Order) -> tuple[str | float, str]:
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise _no_cursor("a cursor is the next_cursor of an earlier answer") from None
     if digest != _digest(wanted):
-        raise _no_cursor("this cursor is of a list with other filters or in another order")
+        raise _no_cursor("this cursor belongs to a list with other filters or in another order")
     return place, str(experiment_id)
 
 

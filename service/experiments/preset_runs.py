@@ -20,7 +20,7 @@ from service.tables.visibility import readable, reader
 MAX_TAGGED = 500
 """Maximum number of tagged experiments that are examined, newest first."""
 SPECS_AT_ONCE = 50
-"""Specs, which may be large, that are in memory at the same time."""
+"""Maximum number of specs in memory at the same time. A spec may be large."""
 
 
 def tags_of(preset: str, index: int) -> tuple[str, str]:
@@ -32,8 +32,8 @@ def tags_of(preset: str, index: int) -> tuple[str, str]:
 def runs_of_presets(
     session: Session, settings: Settings, user: Caller
 ) -> Mapping[str, list[Experiment | None]]:
-    """For each preset, the experiment that ran each of its specs: the caller's newest one, else the
-    newest of others that has succeeded and that the caller may read."""
+    """Return, for each preset, the experiment that ran each of its specs: the caller's newest one,
+    else the newest succeeded one of other users that the caller may read."""
     specs = [spec for preset in PRESETS.values() for spec in preset.specs]
     cache_keys = CacheKeys(ReferencedInputs.of(session, user.id, specs), Inputs(settings))
     keys = [cache_keys.key(spec, spec.model_dump(mode="json")) for spec in specs]

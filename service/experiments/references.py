@@ -55,7 +55,7 @@ class ReferencedInputs:
         return cls._look_up(session, owner_id, uploads, weights, {*after})
 
     def is_unchanged(self, session: Session, owner_id: int) -> bool:
-        """Look up the same inputs again, and return whether they are as they were."""
+        """Look up the same inputs again, and return whether they are unchanged."""
         return self._look_up(session, owner_id, *self.ids)._state == self._state
 
     @classmethod

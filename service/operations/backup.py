@@ -1,11 +1,10 @@
 """Save and restore the database and the files that it names, consistent with each other, while the
 service runs: `python -m service.operations.backup save|restore DIR`.
 
-The files are copied, then the database, then the files added since. A file is whole before a row
-names it, so the second pass finds all files that the database names, except those that were removed
-in between: the first pass copied these. At the end the folder loses the files that were gone before
-the first pass: no database that it holds names them.
-"""
+The files are copied, then the database, then the files added since. A file is complete before a row
+names it, so the second pass finds all files that the database names, except those removed in
+between, which the first pass copied. At the end, files that the store had lost before the first
+pass are deleted from the backup, because its database does not name them."""
 
 import argparse
 import hashlib
@@ -37,9 +36,9 @@ PROCESS = "mpt restore"
 FOLDERS = ("datasets", "artifacts", "checkpoints", "models")
 """Folders of the store that are saved. Unfinished uploads and the hub's cache are not."""
 LISTED = "files-before-the-database.json"
-"""The files of the store as a backup began; gone once it is complete."""
+"""List of the store's files at the start of a backup. It is deleted when the backup is complete."""
 PART = ".backup-part"
-"""The end of the name of a file that is being copied."""
+"""Suffix of a file that is being copied."""
 TAKEN = "the database is not empty: restore a backup only into a new database"
 
 
@@ -48,15 +47,16 @@ class BackupFailed(Exception):
 
 
 def save(settings: Settings, folder: Path) -> None:
-    """Copy the database and the store into a folder, which may hold an earlier backup: only new
-    files are copied then, and files that the store lost go. Raises BackupFailed."""
+    """Copy the database and the store into a folder. If it holds an earlier backup, only new files
+    are copied, and files that the store has lost are deleted from it. Raises BackupFailed."""
     save_store(settings, folder)
     _save_database(settings, folder)
     finish_store(settings, folder)
 
 
 def save_store(settings: Settings, folder: Path) -> None:
-    """Copy the store, and keep a list of its files: the part of a backup before the database."""
+    """Copy the store, and keep a list of its files. This part of a backup comes before the
+    database."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     there = [str(path) for path in _files(settings.store)]
     _copy_store(settings, folder / "store")
@@ -64,8 +64,8 @@ def save_store(settings: Settings, folder: Path) -> None:
 
 
 def finish_store(settings: Settings, folder: Path) -> None:
-    """Copy the files added since, and delete those that had been removed: the part of a backup
-    after the database. Raises BackupFailed if `save_store` was not called before."""
+    """Copy the files added since, and delete those that had been removed. This part of a backup
+    comes after the database. Raises BackupFailed if `save_store` was not called before."""
     try:
         listed = {Path(path) for path in json.loads((folder / LISTED).read_text())}
     except FileNotFoundError:
@@ -92,7 +92,7 @@ def restore(settings: Settings, folder: Path, store_only: bool = False) -> list[
     if not store_only:
         _restore_database(settings, folder)
     for path in _files(folder / "store"):
-        if not path.name.endswith(PART):  # left by a backup that was cut off
+        if not path.name.endswith(PART):  # left by an interrupted backup
             _copy(folder / "store" / path, settings.store / path)
     try:
         migrate(settings.url)
@@ -109,7 +109,7 @@ def restore(settings: Settings, folder: Path, store_only: bool = False) -> list[
 
 
 def _copy_store(settings: Settings, target: Path) -> None:
-    """Copy the files that the target lacks or has otherwise."""
+    """Copy the files that are missing or different in the target."""
     for path in _files(settings.store):
         with suppress(FileNotFoundError):  # removed during the copy: the run has a later checkpoint
             _copy(settings.store / path, target / path)
@@ -155,8 +155,8 @@ def _restore_database(settings: Settings, folder: Path) -> None:
     url = make_url(settings.url)
     place = _place(url, folder)
     if not place.exists():
-        raise BackupFailed(f"{place} is not there: the database that is named now is another kind, "
-                           "or the folder holds no whole backup")  # fmt: skip
+        raise BackupFailed(f"{place} does not exist: the configured database is of another kind, "
+                           "or the backup is incomplete")  # fmt: skip
     if url.get_backend_name() == "sqlite":
         settings.store.mkdir(mode=0o700, parents=True, exist_ok=True)
         if Path(str(url.database)).exists():
@@ -183,7 +183,7 @@ def _place(url: URL, folder: Path) -> Path:
 def _copy_sqlite(source: Path, target: Path) -> None:
     """Copy one snapshot, even while others write."""
     if not source.exists():
-        raise BackupFailed(f"{source} is not there: check that MPT_STORE is the store")
+        raise BackupFailed(f"{source} does not exist: check that MPT_STORE is the store")
     with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
         one.backup(other)
 

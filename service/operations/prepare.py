@@ -24,8 +24,8 @@ PROCESS = "mpt migrate"
 
 
 def migrate(url: str) -> None:
-    """Bring the database to the newest revision. Raises NewerTables where it is beyond that, and
-    WrongEncoding where it cannot store all text."""
+    """Migrate the database to the newest revision. Raises NewerTables if its revision is newer, and
+    WrongEncoding if it cannot store all text."""
     with closing(Database(url, timeouts=NO_TIMEOUTS)) as database:
         database.check_encoding()
         try:

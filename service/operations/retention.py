@@ -30,7 +30,7 @@ PROCESS = "sweeper"
 DAY_S = 86_400.0
 GIB = 2**30
 MEASURED_AT_ONCE = 10_000
-"""Artifacts, an hour."""
+"""Maximum number of artifacts that are measured in an hour."""
 DELETED_AT_ONCE = 100
 """Maximum number of experiments that one transaction hides."""
 

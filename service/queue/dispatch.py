@@ -53,8 +53,9 @@ def dispatch_next(
     under a new number that only one claim can use. It is an experiment of the user with the least
     usage for its shares: the highest priority, then the oldest. Skipped are users at a limit, users
     whose runs use all workers except the spare ones, experiments for which no idle GPU has the
-    memory, and held experiments. None if nothing may run. Only one choice is made at a time, so
-    that limits hold. Workers that have not sent a heartbeat for so many seconds do not count."""
+    memory, and held experiments. Return None if nothing may run. Only one choice is made at a time,
+    so that limits hold. Workers that have not sent a heartbeat for `within_s` seconds do not
+    count."""
     workers.lock_dispatching(session)
     holds.release_sweeps(session)
     fair_share = fair_share or FairShare()
@@ -135,8 +136,8 @@ def _first(device: Device, for_queue: Queue) -> Subquery:
 
 
 def _one_free(query: Select[*Ts]) -> Select[*Ts]:
-    """Return the first row that no other transaction has locked, because that transaction may
-    hang."""
+    """Return the first row that no other transaction has locked. Locked rows are skipped, because
+    their transaction may hang."""
     return query.limit(1).with_for_update(skip_locked=True)
 
 

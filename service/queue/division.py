@@ -2,8 +2,7 @@
 
 The functions for the attempt itself must follow its fence (`lease.heartbeat`) in the same
 transaction, those for a helper its own (`helping.beat`). No function commits. A claim only avoids
-double work: the attempt uses each batch once, and computes what is missing itself.
-"""
+double work: the attempt uses each batch once, and computes missing batches itself."""
 
 import json
 import zlib
@@ -24,7 +23,7 @@ MAX_BYTES_TAKEN = 2**23
 
 
 def begin(session: Session, experiment_id: str, attempt: int, first: int) -> None:
-    """Let helpers claim batches from number `first` on. Doing it again changes nothing."""
+    """Let helpers claim batches from number `first` on. A repeated call changes nothing."""
     row = {
         "experiment_id": experiment_id,
         "attempt": attempt,
@@ -37,7 +36,7 @@ def begin(session: Session, experiment_id: str, attempt: int, first: int) -> Non
 def publish_plans(
     session: Session, experiment_id: str, attempt: int, plans: Sequence[dict[str, Any]]
 ) -> None:
-    """Add plans for the helpers. Doing it again changes nothing."""
+    """Add plans for the helpers. A repeated call changes nothing."""
     run = session.get_one(DividedRun, experiment_id)
     known = {one["number"] for one in run.plans}
     run.plans = [*run.plans, *(one for one in plans if one["number"] not in known)]
@@ -96,7 +95,7 @@ def send_scores(
     help_id: int,
     batches: Sequence[dict[str, Any]],
 ) -> None:
-    """Send the scores of batches to the attempt. Doing it again changes nothing."""
+    """Send the scores of batches to the attempt. A repeated call changes nothing."""
     rows = [
         {
             "experiment_id": experiment_id,

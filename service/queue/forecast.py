@@ -131,8 +131,8 @@ def _mean_s(session: Session, queue: Queue) -> float | None:
 
 
 def _end(one: Any, mean_s: float | None, clock: float) -> float | None:
-    """Return the expected end of a run from its ETA or its progress. Progress of a resumed run
-    began before the run."""
+    """Return the expected end of a run from its ETA or its progress. The progress of a resumed run
+    is not used, because it includes earlier attempts."""
     if one.progress_eta_s is not None:
         return float(max(clock, one.progress_at + one.progress_eta_s))
     elapsed_s = max(0.0, clock - one.started_at)

@@ -81,7 +81,8 @@ def is_due(standings: Sequence[Standing], queue: Queue, most: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Settings of helping. `within_s` is the time after which a silent worker is gone."""
+    """Settings of helping. A worker that is silent for longer than `within_s` seconds counts as
+    gone."""
 
     fair_share: FairShare
     within_s: float

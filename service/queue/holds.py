@@ -50,9 +50,8 @@ def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> Mapping[st
     """Make each of these new experiments wait for others. Return the predecessors that have ended
     by now, with their statuses; the caller releases the experiments that wait for them.
 
-    The rows refer to the predecessors, so the ends of these now wait for this transaction. It must
-    end soon: an end that waits for many submissions may wait for ever.
-    """
+    The rows refer to the predecessors, so these cannot end before this transaction does. It must
+    end soon: otherwise a predecessor with many submissions might wait for ever."""
     rows = [
         {"experiment_id": one, "after_id": after} for one, others in waits.items()
         for after in others
@@ -113,7 +112,7 @@ def _fail(session: Session, ended: Collection[str], status: str) -> Mapping[str,
     )
     waiting: Sequence[str] = ()
     while len(found := _locked(session, select(chain.c.experiment_id))) > len(waiting):
-        waiting = found  # a submission that the lock waited for may have added to the chain
+        waiting = found  # while the lock was awaited, a submission may have added to the chain
     if not waiting:
         return {}
     before = _predecessors(session, waiting, {*ended, *waiting})
@@ -189,8 +188,8 @@ def _release(session: Session, waiting: Sequence[str]) -> None:
 
 
 def take_turns(session: Session, experiment_ids: Collection[str]) -> None:
-    """Have experiments that are new to a sweep with a limit, or that were set aside and are
-    resumed, wait for their turn."""
+    """Make experiments wait for their turn if their sweep has a limit: those that are new to it,
+    and those that were set aside and are resumed."""
     session.execute(
         update(Experiment)
         .where(
@@ -242,7 +241,7 @@ def release_sweeps(session: Session) -> None:
     noted = {*session.scalars(_TURNS)}
     if not noted:
         return
-    # With all other notes of these sweeps: thousands of one sweep delay no other by a choice each.
+    # Delete all notes of these sweeps at once, because a sweep may have thousands.
     session.execute(delete(Turn).where(Turn.sweep_id.in_(noted)))
     sweeps = select(Sweep.id, Sweep.concurrency).where(Sweep.id.in_(noted))
     limits = session.execute(sweeps.order_by(Sweep.id)).all()
@@ -285,7 +284,7 @@ def reasons(
     for one in queued:
         if one.held == Held.SWEEP and one.sweep_id is not None:
             most = limits.get(one.sweep_id)
-            found[one.id] = f"of its sweep at most {most} may be under way at once"
+            found[one.id] = f"its sweep has a limit of {most} concurrent runs"
     return found
 
 

@@ -197,8 +197,9 @@ def _owned(claim: Claim) -> Update:
 
 
 def heartbeat(session: Session, claim: Claim, lease_s: float, **columns: object) -> DesiredState:
-    """Check the fence, renew the lease and read the owner's wish in one statement. It must be the
-    first in every transaction of a run. Other columns may be set with it. Raises LeaseLost."""
+    """Check the fence, renew the lease and read the state that the owner requests in one statement.
+    It must be the first in every transaction of a run. Other columns may be set with it. Raises
+    LeaseLost."""
     desired = session.execute(
         _owned(claim)
         .values(lease_expires_at=now() + lease_s, **columns)
@@ -257,7 +258,7 @@ UNFINISHED = {
     DesiredState.PAUSE: Status.PAUSED,
     DesiredState.CANCEL: Status.CANCELLED,
 }
-"""Next status of an unfinished run, by its owner's wish."""
+"""Next status of an unfinished run, by the state that its owner requests."""
 
 
 def _end(
@@ -312,7 +313,7 @@ def reap(
 def begin_anew(session: Session) -> int:
     """Requeue everything that was dispatched or running when a backup was made, after a restore,
     and return how many. It is not counted as lost. Attempt and dispatch numbers continue above all
-    earlier ones, so that the fence stops workers and messages from before."""
+    earlier ones, so that the fence stops workers and messages from before the restore."""
     taken = session.execute(
         select(Experiment.id, Experiment.attempt, Experiment.lease_expires_at,
                Experiment.desired_state)
@@ -337,7 +338,8 @@ def begin_anew(session: Session) -> int:
 
 
 BEYOND = 1000
-"""More attempts than an experiment makes between a backup and its restore."""
+"""Increment of attempt numbers at a restore. No experiment makes as many attempts between a backup
+and its restore."""
 
 
 def _lose_expired(
@@ -393,7 +395,7 @@ def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) 
     status, failure = UNFINISHED[DesiredState(lost.desired_state)], None
     if status == Status.QUEUED and lost.lost > max_lost:
         status = Status.FAILED
-        message = f"its worker was lost {lost.lost} times; at most {max_lost} are borne"
+        message = f"its worker was lost {lost.lost} times; at most {max_lost} losses are allowed"
         failure = FailureCause("lost", message)
     if status != Status.QUEUED:
         session.execute(

@@ -142,6 +142,6 @@ def decayed_usage(fair_share: FairShare, uses: Iterable[Use], at: float) -> floa
 
 
 def use_of(line: Attempt | Help) -> Use:
-    """Return the use of a slot of a line that has begun."""
+    """Return the use of a slot that a line of the ledger records. The line must have begun."""
     assert line.started_at is not None
     return Use(line.owner_id, line.queue, line.started_at, line.ended_at)

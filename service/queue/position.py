@@ -78,13 +78,13 @@ def _queue_position(
         return _unknown(position, "its owner is disabled: it starts once an admin enables the user")
     if mine.is_at_limit:
         reason = f"{mine.running} of your runs are running, your limit is {mine.max_running}"
-        reason = reason if is_readers else "as many of its owner's runs are running as may"
+        reason = reason if is_readers else "its owner has the maximum number of running experiments"
         return _with_start(position, reason, _start_at_limit(mine, queue_snapshot))
     served = [queue for queue in served if mine.may_begin(queue)]
     if not served:
         hours = f"{mine.gpu_hours:.3g} GPU-hours within the last 24"
         reason = f"you had {hours}, your limit is {mine.max_gpu_hours:g}"
-        reason = reason if is_readers else "its owner has had the GPU-hours of a day"
+        reason = reason if is_readers else "its owner has used up the GPU-hours of a day"
         return _unknown(position, reason)
     free = [queue for queue in served if mine.under_way[queue] < queue_snapshot.most_slots(queue)]
     if not free:

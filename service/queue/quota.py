@@ -21,9 +21,9 @@ from service.tables.kept_bytes import ByteChange
 from service.tables.users import User
 
 FOLDED_FROM = 20
-"""Rows of a user. Fewer are left as they are."""
+"""Minimum number of rows of a user that are folded."""
 FOLDED_AT_ONCE = 5000
-"""Rows. The rest is left for the next time."""
+"""Maximum number of rows that are folded at once."""
 
 
 _KEPT = func.coalesce(func.sum(ByteChange.bytes), 0)
@@ -54,7 +54,7 @@ def kept_by_user(session: Session) -> dict[int, int]:
 
 
 def _checkpoints(*columns: Any) -> Select[Any]:
-    """Select from the checkpoints of unfinished experiments; others have none for long."""
+    """Select the checkpoints of unfinished experiments. Checkpoints of others are deleted soon."""
     return (
         select(*columns)
         .join_from(Experiment, Checkpoint, Checkpoint.experiment_id == Experiment.id)
@@ -154,8 +154,8 @@ def submitted_of(session: Session, owner_id: int, fair_share: FairShare) -> tupl
 
 
 def lock(session: Session, owner_id: int) -> None:
-    """Let no other submission or upload of the user pass until the transaction ends. No heartbeat
-    waits for this lock."""
+    """Make other submissions and uploads of the user wait until the transaction ends. Heartbeats do
+    not wait for this lock."""
     session.execute(select(User.id).where(User.id == owner_id).with_for_update(key_share=True))
 
 

@@ -1,5 +1,5 @@
-"""Stored bytes of an experiment: its spec and other texts, its records and artifacts. Those of
-sweeps and uploads."""
+"""Stored bytes of an experiment: its spec and other texts, its records and artifacts. Also the
+bytes of sweeps and uploads."""
 
 import json
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def of_texts(name: str | None, tags: Sequence[str], note: str | None) -> int:
 
 
 def of_sweep(sweep: Sweep) -> int:
-    """Return the bytes of a sweep beside its points."""
+    """Return the bytes of a sweep without its points."""
     texts = of_texts(sweep.name, sweep.tags, sweep.note)
     return len(json.dumps(sweep.spec)) + len(json.dumps(sweep.comes_after)) + texts
 

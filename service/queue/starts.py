@@ -70,7 +70,8 @@ class Starts:
         fair_share: FairShare,
         weight: float,
     ):
-        """`rivals` are all users that have experiments in the queue or runs under way in it."""
+        """Simulate one queue. `rivals` are all users that have experiments in the queue or runs
+        under way in it."""
         self._rivals = {one.owner_id: one for one in rivals}
         self._me = self._rivals[owner_id]
         self._weight, self._advance_s = weight, fair_share.advance_s
@@ -134,8 +135,8 @@ class Starts:
         return not one.jumping, charge / one.shares, one.next_id
 
     def _later(self, own: int) -> int:
-        """Return the place of one beyond the simulation: other users start until their level is
-        that of this one."""
+        """Return the place of an experiment beyond the simulated starts. Other users are assumed to
+        start until their level equals this user's."""
         charge = self._weight * self._usual_s
         own -= len(self._places)
         mine = self._me.charge_at(self._now, self._weight, self._advance_s) + own * charge

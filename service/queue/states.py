@@ -94,7 +94,8 @@ def request(session: Session, experiment_id: str, desired: DesiredState) -> Stat
 
 
 MAX_STATUSES = 1000
-"""Maximum number of status events kept: an owner may pause and resume forever."""
+"""Maximum number of status events kept, because an owner may pause and resume any number of
+times."""
 
 
 def _forget_older_statuses(session: Session, experiment_id: str) -> None:

@@ -33,7 +33,7 @@ class Slots:
 
     workers: int
     idle: int
-    """Idle workers, less the dispatches in transit."""
+    """Number of idle workers minus the dispatches in transit."""
     missing: int = 0
     """Dispatches in transit for which no idle worker is left."""
 
@@ -154,7 +154,7 @@ class Gpu:
     ours: int = 0
     """Memory used by runs of this service."""
     promised: int = 0
-    """Memory that these runs are expected to allocate yet."""
+    """Memory that these runs are still expected to allocate."""
     idle: bool = False
     """True if one of its workers is idle."""
 

@@ -32,16 +32,16 @@ _POINTS = Block.count.label("points")  # a row has a method of its own called co
 
 
 def hold_still(session: Session) -> None:
-    """Make everything that this session reads consistent. Otherwise a run that is requeued between
-    two reads removes records. Call it before the first read. On SQLite every snapshot is
-    consistent."""
+    """Make all reads of this session see the same snapshot. Otherwise a run that is requeued
+    between two reads would remove records. Call it before the first read. On SQLite every snapshot
+    is consistent."""
     if session.get_bind().dialect.name == "postgresql":
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
 
 
 MAX_SERIES = 50_000
-"""Maximum number of series of several experiments together. Reading 200,000 took 600 MB of memory
-and 12 s."""
+"""Maximum number of series that are read of several experiments together. Reading 200,000 took 600
+MB of memory and 12 s."""
 
 
 class TooManySeries(Exception):
@@ -52,8 +52,8 @@ class TooManySeries(Exception):
 
 
 def check_series(session: Session, experiment_ids: Sequence[str]) -> None:
-    """Check the number of series of several experiments. A single one may have any. Raises
-    TooManySeries."""
+    """Check the number of series of several experiments. A single experiment may have any number.
+    Raises TooManySeries."""
     own = select(func.count()).where(Series.experiment_id.in_(experiment_ids))
     count = session.scalar(own) or 0
     if count > MAX_SERIES and len(experiment_ids) > 1:

@@ -41,7 +41,7 @@ class Batch:
     logs: list[dict[str, Any]] = field(default_factory=list)
     artifacts: list[dict[str, Any]] = field(default_factory=list)
     restarts: bool = False
-    """All records are sent again from the first, so the stored ones are deleted."""
+    """True if all records are sent again from the first. The stored records are then deleted."""
     checkpoint: dict[str, Any] | None = None
     """A checkpoint ends the batch, so that no block spans it."""
     progress: dict[str, Any] | None = None
@@ -126,7 +126,9 @@ def _insert_points(session: Session, experiment_id: str, batch: Batch) -> int:
     if not batch.points:
         return 0
     ids = _series_ids(session, experiment_id)
-    if missing := [key for key in batch.points if key not in ids]:  # a try in vain takes an id too
+    if missing := [
+        key for key in batch.points if key not in ids
+    ]:  # a failed insert uses up an id too
         rows = [
             {"experiment_id": experiment_id, "name": name, "labels": labels}
             for name, labels in missing
@@ -191,7 +193,7 @@ def _column(values: list[float | None]) -> bytes:
 MAX_LOGS = 10_000
 """Maximum number of log lines kept for a run, so that a line for every step does not fill the
 disk."""
-LAST_LOG = f"this run has logged {MAX_LOGS} times: what it logs from here on is not kept"
+LAST_LOG = f"this run has logged {MAX_LOGS} lines: further lines are not kept"
 
 
 def _log_rows(
@@ -218,7 +220,7 @@ def _log_row(experiment_id: str, log: dict[str, Any]) -> dict[str, Any]:
 
 def _artifact_row(claim: Claim, artifact: dict[str, Any]) -> dict[str, Any]:
     kept = {name: artifact[name] for name in ("seq", "file", "media_type", "sha256")}
-    size = artifact.get("bytes")  # which the supervisor adds
+    size = artifact.get("bytes")  # the supervisor adds it
     return {
         "experiment_id": claim.experiment_id,
         "attempt": claim.attempt,

@@ -35,7 +35,7 @@ class SeriesOut(Downsampled):
     n: list[float]
     """Number of masks or draws of each point."""
     reasons: list[str | None] | None
-    """For each point, why a number is null. null: no number is."""
+    """For each point, the reason why a number is null. null: no number is null."""
 
 
 class CurvesOut(Downsampled):

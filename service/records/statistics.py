@@ -18,15 +18,15 @@ FOLD_AT = 500
 
 @dataclass
 class Statistics:
-    """Counts since the beginning, of experiments that are there and of purged ones. Waits last from
-    submission to the first start, runs from there to the end."""
+    """Counts since the beginning, including purged experiments. Waits last from submission to the
+    first start, runs from there to the end."""
 
     by_status: Counter[str] = field(default_factory=Counter)
     """Number of experiments that exist, by status."""
     failures: Counter[str] = field(default_factory=Counter)
     """Number of failures of each kind."""
     lost: int = 0
-    """Attempts."""
+    """Number of lost attempts."""
     waits: int = 0
     waits_s: float = 0.0
     runs: int = 0

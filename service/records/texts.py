@@ -110,7 +110,7 @@ def _built(path: Path, sha256: str) -> Index:
 
 
 def _too_large(bound: str) -> ApiError:
-    detail = f"pages are given of {bound}: download the artifact {FILE}"
+    detail = f"pages can be read only of {bound}: download the artifact {FILE}"
     return invalid([Problem("/path/experiment_id", detail)])
 
 
@@ -147,7 +147,7 @@ def _ordered(index: Index, wanted: TextsWanted) -> np.ndarray[Any, np.dtype[np.i
 
 
 def _choice(name: str, known: Sequence[str]) -> str:
-    return f"{name} is none of {', '.join(known)}"
+    return f"{name} is not one of {', '.join(known)}"
 
 
 def _read(path: Path, index: Index, rows: Sequence[int]) -> Iterator[Row]:

@@ -1,6 +1,5 @@
-"""Look for changes in the database, for all listeners of a process at once, while there are any.
-
-The poller wakes the listeners that a change concerns; these read their events on their own. A
+"""Look for changes in the database, once for all listeners of a process, and only while there are
+listeners. The poller wakes the listeners that a change concerns, and each reads its own events. A
 waiting listener holds neither a thread nor a connection."""
 
 import asyncio
@@ -112,14 +111,14 @@ class Poller:
             self._new.discard(listener)
 
     async def known_horizon(self, subject: Subject, user: Caller) -> int:
-        """Return the horizon of a look that begins after this call. Raises ApiError where the
-        database gives none for a long time."""
+        """Return the horizon of a look that begins after this call. Raises ApiError if the database
+        does not answer for a long time."""
         deadline = time.monotonic() + FIRST_LOOK_S
         with self.listening(subject, user) as listener:
             while not listener.cut and await listener.wait(deadline - time.monotonic()):
                 if self.horizon is not None:
                     return self.horizon
-        raise unavailable("busy", "the database does not say what has happened; try again")
+        raise unavailable("busy", "the database does not answer; try again")
 
     async def read(self, user: Caller, ask: Callable[[Session], Answer]) -> Answer:
         """Read in a thread on behalf of a listener."""

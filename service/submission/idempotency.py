@@ -32,7 +32,7 @@ class IdempotentRequest:
         return hashlib.sha256(b"%s\n%s" % (self.target.encode(), self.body)).hexdigest()
 
     def check_same(self, kept: KeptRequest) -> None:
-        """Raises ApiError where the kept request is another one."""
+        """Raises ApiError if the kept request is another one."""
         if kept.sha256 not in (self.sha256, self.target):
             detail = "another request was sent under this Idempotency-Key"
             raise ApiError(HTTPStatus.CONFLICT, "idempotency_key_reused", detail)

@@ -1,8 +1,7 @@
 """Prepare submissions before the transaction that stores them.
 
-To check thousands of specs and to estimate their memory takes seconds, and other users' writes wait
-for a transaction that writes. So everything that takes long is computed here, without a lock.
-"""
+Checking thousands of specs and estimating their memory takes seconds, and a transaction that writes
+makes other users' writes wait. So everything that takes long is computed here, without a lock."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,8 +36,8 @@ from service.tables.visibility import Visibility
 BESIDE = ("name", "tags", "note", "priority", "visibility")
 """Fields of a submission that become columns as they are."""
 MAX_AFTER = 20_000
-"""Experiments that those of one request come after, counted for each of them. While these are
-stored, the ends of the others wait, which may be another user's."""
+"""Maximum number of experiments that those of one request wait for, counted for each of them. While
+a request is stored, these experiments, which may be another user's, cannot end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,8 @@ class Submissions(NamedTuple):
 
 
 def retry_entry(old: Experiment, in_request: Callable[[Problem], Problem] = lambda p: p) -> Entry:
-    """Return the submission of a new experiment like an old one. Raises ApiError where the spec is
-    not accepted any more."""
+    """Return the submission of a new experiment like an old one. Raises ApiError if the spec is no
+    longer accepted."""
     beside = {name: getattr(old, name) for name in BESIDE}
     beside["visibility"] = Visibility(old.visibility)
     try:
@@ -133,7 +132,7 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
 
 
 def _check_after(number: int) -> None:
-    """Raises ApiError where a request's experiments come after too many others."""
+    """Raises ApiError if the experiments of a request come after too many others."""
     if number > MAX_AFTER:
         detail = (
             f"the experiments of a request come after at most {MAX_AFTER} others in all, not "
@@ -149,8 +148,9 @@ def _for_each(
     entries: Sequence[Entry], steps: Sequence[Callable[[], Result]], order: Iterable[int]
 ) -> list[Result]:
     """Return the result of each entry's step; they are run in this order. Raises ApiError with the
-    problems that the steps raise as SpecError, at their places in the request, each place for the
-    first submission that has a problem there. Gives up after a hundred wrong submissions."""
+    problems that the steps raise as SpecError, located in the request. If several submissions have
+    a problem at the same place, only the first is reported. Stops after a hundred wrong
+    submissions."""
     results: dict[int, Result] = {}
     found: list[Problem] = []
     pointers: set[str] = set()

@@ -90,8 +90,8 @@ class SubmissionRequest(ABC):
 
     @abstractmethod
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
-        """Return the submissions. Called again where something has changed since. Raises
-        ApiError."""
+        """Return the submissions. It is called again if data that they refer to have changed.
+        Raises ApiError."""
 
     def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep | None:
         """Return the sweep of the new points or of the retried experiments, locked."""
@@ -199,8 +199,8 @@ def _refuse_retry(old: Experiment, problem: Problem) -> NoReturn:
 def _points(
     settings: Settings, spec: dict[str, Any], after: Sequence[str], more: MorePoints
 ) -> Sequence[Entry]:
-    """Return the submissions of a sweep's points. Raises ApiError, before any spec is made where
-    they would be too large."""
+    """Return the submissions of a sweep's points. Raises ApiError if the specs would be too large,
+    before it makes any."""
     size = len(json.dumps(spec))
     if size > settings.max_body_bytes:
         detail = f"at most {settings.max_body_bytes} bytes, as of one experiment, not {size}"

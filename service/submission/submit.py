@@ -40,9 +40,9 @@ from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep, SweepPoint
 
 MAX_PREPARED = 5
-"""Times that a request is prepared. It is prepared again if something has changed that it rests on,
-and never in the transaction that stores it: others' writes would wait, half a minute for a sweep of
-10,000 points on a wide upload."""
+"""Maximum number of times that a request is prepared. It is prepared again if data that it depends
+on have changed. It is never prepared in the transaction that stores it, because other writers would
+wait: half a minute for a sweep of 10,000 points on a wide upload."""
 
 # Tables, not classes: for thousands of rows the ORM takes as long as the database does.
 _EXPERIMENTS, _EVENTS, _POINTS = (
@@ -111,7 +111,7 @@ def submitted(
 
 
 class _Changed(Exception):
-    """Something has changed that the prepared experiments rest on."""
+    """Data that the prepared experiments depend on have changed."""
 
 
 def _stored(
@@ -182,7 +182,7 @@ def _is_unchanged(
     prepared: Prepared,
     sweep: Sweep | None,
 ) -> bool:
-    """Return whether nothing has changed that the prepared experiments rest on."""
+    """Return whether the data that the prepared experiments depend on are unchanged."""
     cached = {one.cached_from for one in prepared.experiments if one.cached_from is not None}
     old = [one.retry_of for one in prepared.experiments if one.retry_of is not None]
     return (
@@ -193,7 +193,7 @@ def _is_unchanged(
 
 
 def _is_retryable(session: Session, old: Sequence[Experiment], sweep: Sweep | None) -> bool:
-    """Return whether old experiments are as they were, and still points of their sweep."""
+    """Return whether old experiments are unchanged, and still points of their sweep."""
     if not old:
         return True
     names = ("id", *BESIDE)
@@ -246,13 +246,13 @@ def insert_all(
     accepted = Accepted(outcomes)
     if sweep is not None and outcomes and not successors:
         accepted = Accepted(outcomes, sweep.id, _insert_points(session, sweep, outcomes))
-    # The last statements: the ends of the experiments that these wait for wait from here on.
+    # Last, because the experiments that these wait for cannot end until this transaction does.
     states.wait_for(session, {id: one.unfinished for id, one in zip(ids, new, strict=True)})
     return accepted
 
 
 def _of_sweep(sweep: Sweep | None, one: PreparedExperiment) -> dict[str, Any]:
-    """Return the columns that a new point of a sweep has from the sweep."""
+    """Return the columns that a new point of a sweep copies from the sweep."""
     if sweep is None or one.retry_of is not None:
         return {}
     held = one.columns["held"] or (Held.NOT if sweep.concurrency is None else Held.SWEEP)

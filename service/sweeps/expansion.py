@@ -21,9 +21,10 @@ from service.schemas import RequestModel
 
 MAX_POINTS = 10_000
 MAX_FIELDS = 100
-"""Fields that all points of a sweep set together: each is a column of the table."""
+"""Maximum number of different fields that the points of a sweep set: each is a column of the
+table."""
 MAX_STORED_BYTES = 32 * 2**20
-"""Specs that one request may store: each point stores its whole spec."""
+"""Maximum bytes of the specs that one request stores: each point stores its whole spec."""
 
 FieldPath = Annotated[
     str, Field(pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$", max_length=200)
@@ -239,7 +240,7 @@ def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
             below = part.get(name)
             if not isinstance(below, dict | None):
                 pointer = "".join(map(pointer_token, parents[:depth]))
-                raise SpecError([Problem(pointer, f"no object, in which {path} could be")])
+                raise SpecError([Problem(pointer, f"not an object, so {path} cannot be set")])
             part[name] = dict(below or {})
             part = part[name]
         part[last] = value

@@ -124,9 +124,10 @@ class MetricCell(ResponseModel):
     value: float | None
     """Mean. null: a seed has no value."""
     std_err: float | None
-    """Standard error. For several seeds: the standard deviation of the values over √count, and at
-    least the error given by the seeds' own errors; errors over the population of texts, which the
-    seeds share, are not divided. For one seed: the metric's own. null: unknown."""
+    """Standard error. For several seeds: the standard deviation of the values divided by √count,
+    but at least the error that follows from the errors of the seeds. Errors over the population of
+    texts are not reduced, because the seeds share the texts. For one seed: the error of the metric.
+    null: unknown."""
     count: int
     """Number of seeds."""
 

@@ -40,7 +40,7 @@ def new(owner_id: int, submission: SweepSubmission) -> Sweep:
 
 
 def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> Sweep:
-    """Store a new sweep. Raises ApiError where its owner has as many as it may."""
+    """Store a new sweep. Raises ApiError if its owner has the maximum number of sweeps."""
     fair_share = fair_share or FairShare()
     quota.lock(session, sweep.owner_id)
     count = session.scalar(select(func.count()).where(Sweep.owner_id == sweep.owner_id)) or 0
@@ -83,7 +83,7 @@ def counts(
 
 
 POINTS_AT_ONCE = 250
-"""Points whose specs, which may be large, are in memory at the same time."""
+"""Maximum number of points whose specs are in memory at the same time. A spec may be large."""
 
 
 def points(session: Session, sweep_id: str, user: Caller) -> Iterator[Row[Any]]:
@@ -107,13 +107,13 @@ def _points(*columns: Any) -> Select[Any]:
 
 
 MAX_METRICS = 300_000
-"""Maximum number of metrics of a table: of 100 points with 1,000 seeds each. A million take a
-gigabyte of memory."""
+"""Maximum number of metrics of a table, such as 100 points with 1,000 seeds each. A million metrics
+take a gigabyte of memory."""
 
 
 def metrics(session: Session, sweep_id: str) -> dict[str, list[dict[str, Any]]]:
-    """The metrics of a sweep by experiment: each with `name`, `labels`, `value` and `std_err`.
-    Raises ApiError where they are too many."""
+    """Return the metrics of a sweep by experiment: each with `name`, `labels`, `value` and
+    `std_err`. Raises ApiError if there are too many."""
     query = (
         select(Metric.experiment_id, Metric.name, Metric.labels, Metric.value, Metric.std_err)
         .join(SweepPoint, SweepPoint.experiment_id == Metric.experiment_id)
@@ -225,7 +225,8 @@ def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
 
 
 def purge(session: Session, after_s: float) -> None:
-    """Delete sweeps that were deleted longer ago and whose experiments are gone."""
+    """Delete sweeps that were deleted more than `after_s` seconds ago and have no experiments
+    left."""
     left = select(Experiment.id).where(Experiment.sweep_id == Sweep.id).exists()
     gone = select(Sweep.id).where(Sweep.deleted_at <= now() - after_s, ~left)
     ids = session.scalars(gone.with_for_update(skip_locked=True)).all()

@@ -164,15 +164,16 @@ def _beside_seeds(row: TableRow) -> dict[str, Any]:
 
 
 def as_csv(made: Table) -> str:
-    """A line for each point: its number, experiment and status, the swept fields, and each metric
-    with its standard error and its count of seeds. Lists and objects are JSON; missing values are
-    empty."""
+    """Yield a line for each point: its number, experiment and status, the swept fields, and each
+    metric with its standard error and its count of seeds. Lists and objects are JSON; missing
+    values are empty."""
     head = [*POINT, *made.fields, *_metric_columns(made)]
     return _csv(head, ([*_of_point(row), *_of_metrics(made, row.metrics)] for row in made.items))
 
 
 def pooled_csv(made: Table) -> str:
-    """A line for each choice of the fields other than `seeds`, with the metrics over all seeds."""
+    """Yield a line for each choice of the fields other than `seeds`, with the metrics over all
+    seeds."""
     fields = [path for path in made.fields if path != SEEDS]
     lines = (
         [row.points, *map(_cell, row.fields.values()), *_of_metrics(made, row.metrics)]
@@ -182,7 +183,7 @@ def pooled_csv(made: Table) -> str:
 
 
 def long_csv(made: Table, metrics: Metrics) -> str:
-    """A line for each value of a metric, with a column for each label."""
+    """Yield a line for each value of a metric, with a column for each label."""
     found = {row.experiment_id: metrics.get(row.experiment_id, ()) for row in made.items}
     labels = [*dict.fromkeys(key for own in found.values() for one in own for key in one["labels"])]
 
@@ -201,7 +202,7 @@ def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
 
 
 def _limited(lines: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    """Yield the lines. Raises ApiError where they have too many cells, or too long texts."""
+    """Yield the lines. Raises ApiError if they have too many cells or too much text."""
     size = cells = 0
     for line in lines:
         cells += len(line)

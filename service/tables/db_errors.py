@@ -1,4 +1,5 @@
-"""The errors of both databases: which of them pass, and which say that nothing can be written."""
+"""Classify the errors of both databases: which are transient, and which mean that nothing can be
+written."""
 
 import re
 import sqlite3
@@ -17,8 +18,8 @@ from service.revisions import NotMigrated
 TRANSIENT_DB_ERRORS = (OperationalError, InterfaceError, NoConnectionFree)
 """Transient errors: the database does not answer, fails over, is full, locked or overloaded.
 Nothing was committed, or it is not known whether it was. Every long-lived loop logs these and
-continues; the API answers 503. All other errors are defects. `by_nature` puts each error of a
-driver on its side."""
+continues; the API answers 503. All other errors are defects. `by_nature` sorts the errors of the
+drivers into these two groups."""
 
 PASSING_STATES = ("08", "28", "40", "42501", "53", "55", "57", "58", "25006", "25P03", "25P04")
 """Transient SQLSTATEs and their classes: connection, login, serialization and deadlock, resources,
@@ -48,7 +49,7 @@ TROUBLES = {
 
 
 def write_trouble(error: BaseException) -> str | None:
-    """Return why a database refused to write, where its disk or a permission is the cause."""
+    """Return why a database refused to write, if its disk or a permission is the cause."""
     cause = getattr(error, "orig", None)
     state = getattr(cause, "sqlstate", None)
     return TROUBLES.get(state or getattr(cause, "sqlite_errorcode", 0) & 0xFF)

@@ -42,7 +42,7 @@ from service.revisions import NewerTables, NotMigrated, WrongEncoding, newest_re
 from service.tables.db_errors import DISK_FULL, TRANSIENT_DB_ERRORS, by_nature, write_trouble
 
 MIN_FREE_BYTES = 1 << 20
-"""With less on its disk, an SQLite database takes no more transactions for long."""
+"""Minimum free bytes on the disk of an SQLite database. With less, its transactions soon fail."""
 
 
 TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
@@ -113,16 +113,16 @@ class Database:
         self.engine.dispose()
 
     def check_tables(self) -> None:
-        """Raises NotMigrated where the tables are of another version, or where a table or a column
-        that this process knows is missing."""
+        """Raises NotMigrated if the tables have another version, or lack a table or a column that
+        this process knows."""
         self.check_revision()
         with self.snapshot() as session:
             for table in Base.metadata.sorted_tables:
                 session.execute(select(table).limit(0))
 
     def check_revision(self) -> None:
-        """Raises NotMigrated where the tables are older than this version's, and NewerTables where
-        they are newer."""
+        """Raises NotMigrated if the tables are older than this version's, and NewerTables if they
+        are newer."""
         with self.snapshot() as session:
             revision = session.scalar(_REVISION)
         if revision is None or revision < newest_revision():
@@ -131,7 +131,7 @@ class Database:
             raise NewerTables(revision)
 
     def check_encoding(self) -> None:
-        """Raises WrongEncoding where the database cannot store all text."""
+        """Raises WrongEncoding if the database cannot store all text."""
         if self.engine.dialect.name == "postgresql":
             with self.snapshot() as session:
                 encoding = session.scalar(text("SHOW server_encoding"))

@@ -218,8 +218,8 @@ class Tally(Base):
 
 
 TELLING_BYTES = 64 * 2**20
-"""Smaller estimates of memory are not compared with the measured peak, because torch itself
-dominates it."""
+"""Minimum estimate of memory that is compared with the measured peak. Below it torch itself
+dominates the peak."""
 _TELLING = f"peak_bytes IS NOT NULL AND estimated_bytes >= {TELLING_BYTES}"
 
 
@@ -278,7 +278,7 @@ class Checkpoint(Base):
     after_seq: Mapped[int]
     sha256: Mapped[str] = mapped_column(String(64))
     bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Null where it was saved before sizes were."""
+    """Size in bytes; null if it was saved before sizes were recorded."""
     created_at: Mapped[float] = mapped_column(default=now())
 
 
@@ -294,7 +294,8 @@ class Artifact(Base):
     media_type: Mapped[str] = mapped_column(String(100))
     sha256: Mapped[str] = mapped_column(String(64))
     bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Null where it was recorded before sizes were, until the sweeper has measured it."""
+    """Size in bytes; null if it was recorded before sizes were, until the sweeper has measured
+    it."""
 
 
 class Event(Base):

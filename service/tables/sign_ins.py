@@ -8,7 +8,7 @@ from service.tables.users import ApiKey
 
 
 class SignIn(Base):
-    """One browser's."""
+    """A signed-in browser."""
 
     __tablename__ = "sign_ins"
 

@@ -46,8 +46,9 @@ class SweepPoint(Base):
 
 
 class Turn(Base):
-    """A note for the dispatcher: a run of this sweep has ended, or may be let go, or its limit has
-    changed. Rows are inserted and deleted, never updated: no transaction waits for another here."""
+    """A message to the dispatcher: a run of this sweep has ended or may be released, or its limit
+    has changed. Rows are inserted and deleted, never updated: no transaction waits for another
+    here."""
 
     __tablename__ = "turns"
 

@@ -61,7 +61,7 @@ class User(Base):
     max_submitted: Mapped[int | None]
     max_gpu_hours_a_day: Mapped[float | None]
     max_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Overrides the limits of the settings."""
+    """Maximum number of stored bytes. The limits of a user override those of the settings."""
     may_jump: Mapped[bool] = mapped_column(default=False, server_default=false())
     """Allows priorities above 100, which run before everyone else's."""
 

@@ -1,5 +1,5 @@
-"""Routes that authenticate the caller before they read the body; request bodies, limited in size
-and time and parsed in a worker thread by a strict JSON parser; and ids in paths."""
+"""Routes that authenticate the caller before they read the body. Request bodies have limits of size
+and time, and a worker thread parses them with a strict JSON parser. Also ids in paths."""
 
 import asyncio
 import time
@@ -32,18 +32,18 @@ LARGE_BYTES = 64 * 1024
 """Size above which bodies are parsed one at a time in a process. Several computing threads would
 take turns with the event loop, which then waits for each of them."""
 MAX_USER_LARGE = 4
-"""Requests of one user with larger bodies that are under way in a process."""
+"""Maximum number of concurrent requests of one user with larger bodies in a process."""
 PUBLIC_BYTES = 4096
 """Maximum size of a body without a key."""
 PUBLIC_BODY_S = 3.0
-"""Time limit for such a body, where the setting `body_s` is not less."""
+"""Time limit to receive a body without a key, unless the setting `body_s` is shorter."""
 MAX_PUBLIC_BODIES = 32
-"""Such bodies that a process receives at once."""
+"""Maximum number of bodies without a key that a process receives at once."""
 MAX_ADDRESS_BODIES = 8
-"""Such bodies of one address, or network of IPv6. Otherwise one address could keep all others from
-signing in."""
+"""Maximum number of these from one address, or IPv6 network. Otherwise one address could keep all
+others from signing in."""
 MAX_USER_BODIES = 50
-"""Bodies of one user that a process receives at once, without uploads."""
+"""Maximum number of bodies of one user that a process receives at once, not counting uploads."""
 AWAITED_SINCE = "body_awaited_since"
 """Key in a request's state: the time since which its body is being received, or None."""
 
@@ -152,7 +152,7 @@ class StrictRequest(Request):
                     async with asyncio.timeout(body_s):
                         self._body = await self._received(self.route.max_body_bytes(settings))
                 except TimeoutError:
-                    detail = f"a body comes within {body_s:g} s"
+                    detail = f"a body must arrive within {body_s:g} s"
                     raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "body_stalled", detail) from None
                 finally:
                     setattr(self.state, AWAITED_SINCE, None)
@@ -187,7 +187,7 @@ class StrictRequest(Request):
 
 
 def _too_large(limit: int) -> ApiError:
-    detail = f"a body is at most {limit} bytes"
+    detail = f"a body has at most {limit} bytes"
     return ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", detail)
 
 
@@ -260,8 +260,8 @@ class LargeRoute(StrictRoute):
 
 
 class PublicRoute(StrictRoute):
-    """A route for callers without a key. Its bodies are small and have to come soon, and browsers
-    send them from this service's own pages only."""
+    """A route for callers without a key. Its bodies are small and must arrive soon. Browsers may
+    send them only from this service's own pages."""
 
     needs_key = False
 

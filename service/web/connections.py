@@ -30,7 +30,8 @@ waited the longest is cut off. Otherwise one client's unread curves would fill t
 MAX_CONNECTIONS = 900
 """Maximum number of connections to an API process, whose open files are often limited to 1,024."""
 MAX_OF_ADDRESS = 200
-"""Connections of one address, except that of a trusted proxy, to one API process."""
+"""Maximum number of connections from one address to an API process. A trusted proxy may have
+more."""
 TOO_MANY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close\r\n"
     b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: 20\r\n\r\ntoo many connections"
@@ -175,7 +176,7 @@ class BoundedHeads(HttpToolsProtocol):
         if self._framing_bytes > HEAD_BYTES:
             self._refuse(f"a body has at most {HEAD_BYTES} bytes of trailers and chunk sizes")
         if self._in_head and self._head_bytes > HEAD_BYTES:
-            self._refuse(f"the head of a request is at most {HEAD_BYTES} bytes")
+            self._refuse(f"the head of a request has at most {HEAD_BYTES} bytes")
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
@@ -210,9 +211,9 @@ class BoundedHeads(HttpToolsProtocol):
             )
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that is not HTTP. Where it is only too early, it is dropped, and the
-        connection closes after the current answer. Otherwise the loop would parse thousands of
-        requests in one piece before it serves anybody else."""
+        """Refuse a request that is not HTTP. A request that is sent before the previous answer is
+        only dropped, and the connection closes after that answer. Otherwise the loop would parse
+        thousands of requests in one piece before it serves anybody else."""
         if self._is_pipelined:
             self.cycle.keep_alive = False
         else:
@@ -221,7 +222,7 @@ class BoundedHeads(HttpToolsProtocol):
     def _await_head(self) -> None:
         self._in_head = True
         self._stop_waiting()
-        message = f"the head of a request did not come within {HEAD_S:g} s"
+        message = f"the head of a request did not arrive within {HEAD_S:g} s"
         self._head_timer = self.loop.call_later(HEAD_S, self._refuse, message)
 
     def _stop_waiting(self) -> None:

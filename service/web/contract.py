@@ -30,7 +30,8 @@ FOLLOWING = {
     },
     "dataset_id": {"upload": "get_dataset_v1_datasets__dataset_id__get"},
 }
-"""Operations that take the id of an answer, by operation id."""
+"""Operations that use an id from an answer, by the kind of the id: their ids by the name of the
+link."""
 MAKES = {
     ("/v1/experiments", "post", "200"): "experiment_id",
     ("/v1/experiments", "post", "202"): "experiment_id",

@@ -109,9 +109,10 @@ WriterDep = Annotated[Database, Depends(_writable, scope="function")]
 
 
 async def authenticate(request: Request) -> Caller:
-    """Find whose key the request carries, or whose browser is signed in, and keep the caller in the
-    request's state; else raise ApiError (401). Nothing of the body is read for this. A key is
-    looked up at every request: a revoked key is refused from that moment on, in any process."""
+    """Store the owner of the request's key, or the user of the signed-in browser, in the request's
+    state. Raises ApiError (401) without a valid key or sign-in. The body is not read for this. A
+    key is looked up at every request: a revoked key is refused from that moment on, in any
+    process."""
     credentials = await _bearer(request)
     key = None if credentials is None else credentials.credentials
     cookie = request.cookies.get(COOKIE)

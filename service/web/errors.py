@@ -41,7 +41,7 @@ SERVICE_PATTERNS = {
 MAX_SIMILAR_PATH = 100
 """Maximum length of a path for which a similar one is suggested."""
 MIN_ID = 20
-"""Length from which a part of an unknown path is taken for an id. Comparing long parts would take
+"""Minimum length of a part of an unknown path that counts as an id. Comparing long parts would take
 10 ms on the event loop, without a key."""
 NO_PATH = "there is no such path: {near}/openapi.json lists them all"
 
@@ -120,7 +120,7 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = _allowed(request) or headers["Allow"]
-        detail = f"{request.method} is not for this path: {headers['Allow']} is"
+        detail = f"{request.method} is not allowed here, only {headers['Allow']}"
     elif status == HTTPStatus.NOT_FOUND:
         detail = _no_path(request)
     else:
@@ -148,8 +148,8 @@ def _with_short_id(part: str) -> str:
 
 
 def _filled(template: list[str], given: list[str]) -> str:
-    """Return a template of a path, with the ids of a given path of as many parts. An id ends before
-    a colon: of `{id}:cancel` and `abc:cancl` comes `abc:cancel`."""
+    """Return a path template filled with the ids of a given path that has as many parts. An id ends
+    before a colon: `{id}:cancel` and `abc:cancl` give `abc:cancel`."""
     parts = []
     for part, own in zip(template, given, strict=True):
         _, is_parameter, verb = part.partition("}")
@@ -183,7 +183,7 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     if in_body and error.body is None:
         problems.append(Problem("", "the body must be a JSON object, but it is missing"))
     elif in_body:
-        problems.append(Problem("/header/Content-Type", "say Content-Type: application/json"))
+        problems.append(Problem("/header/Content-Type", "send Content-Type: application/json"))
     return problem_response(invalid(problems))
 
 
@@ -218,10 +218,10 @@ def _cause(error: Exception) -> object:
 
 
 def cannot_write(trouble: str) -> ApiError:
-    """Return the answer where the database takes no writes. A full disk stays full until someone
-    frees space, so that clients are not asked to try again."""
+    """Return the answer if the database cannot write. A full disk stays full until someone frees
+    space, so clients are then not asked to try again."""
     if trouble == DISK_FULL:
-        detail = f"{trouble}; nothing was changed. An administrator has to free space on it"
+        detail = f"{trouble}; nothing was changed. An administrator must free space on it"
         return ApiError(HTTPStatus.INSUFFICIENT_STORAGE, "disk_full", detail)
     return unavailable("database_unavailable", f"{trouble}; nothing was changed, try again")
 
@@ -232,11 +232,11 @@ async def _not_migrated(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _disk_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer where the store's disk takes no file. Raises all other errors again."""
+    """Answer if the store's disk cannot store a file. Raises all other errors again."""
     code = getattr(error, "errno", None)
     if code not in (*DISK_FULL_ERRORS, errno.EROFS):
         raise error
-    log.error("the disk of the store takes no file: %s", error)
+    log.error("the disk of the store cannot store a file: %s", error)
     if code == errno.EROFS:
         detail = "the disk of the store is read-only; nothing was changed. Ask an administrator"
         return problem_response(ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "disk_read_only", detail))
@@ -245,5 +245,5 @@ async def _disk_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _unexpected_error(request: Request, error: Exception) -> JSONResponse:
     log.exception("unexpected error", exc_info=error)
-    detail = "an error of the service itself; its log has the request id"
+    detail = "an internal error of the service; its log has the request id"
     return problem_response(ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", detail))

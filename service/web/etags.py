@@ -1,8 +1,7 @@
 """Answer 304 to a reader that has the content already: ETag and If-None-Match (RFC 9110).
 
-No answer is marked as good for ever, not even that of a run that has ended: its owner may delete
-it or share it no longer, and the key may be revoked, and from that moment on no cache may answer in
-our place. So caches ask each time, which costs milliseconds where nothing has changed."""
+Caches must ask at each request, even about a run that has ended: its owner may delete it or stop
+sharing it, and the key may be revoked. If nothing has changed, this costs milliseconds."""
 
 import hashlib
 import json
@@ -14,10 +13,10 @@ from fastapi import Header, Response
 
 IfNoneMatch = Annotated[
     str | None,
-    Header(description="ETag of an earlier answer. 304 if it would be the same again."),
+    Header(description="ETag of an earlier answer. 304 if the answer would be the same."),
 ]
 NOT_MODIFIED: dict[int | str, dict[str, object]] = {
-    304: {"description": "It is as If-None-Match has it; there is no body"}
+    304: {"description": "The content has the ETag of If-None-Match; there is no body"}
 }
 ASK_EACH_TIME = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Cookie, Accept"}
 VERSION = version("mptlab-server")

@@ -34,9 +34,9 @@ LOOPBACK = ("127.0.0.1", "localhost")
 
 
 class AnswerHeaders:
-    """ASGI middleware that adds SECURE and the headers in the request's state to the answer. Where
-    the body of the request was not read to its end, the answer closes the connection: the server
-    would read and drop the rest."""
+    """ASGI middleware that adds SECURE and the headers in the request's state to the answer. If the
+    body of the request was not read to its end, the answer closes the connection. Otherwise the
+    server would read and drop the rest."""
 
     def __init__(self, app: ASGIApp):
         self.app = app

@@ -20,13 +20,13 @@ class Health(ResponseModel):
 
 @router.get("/healthz")
 async def healthz() -> Health:
-    """Return that the process answers. It needs no free thread."""
+    """Report that the process answers. It needs no free thread."""
     return Health(status="ok")
 
 
 @router.get("/readyz")
 def readyz(database: DatabaseDep) -> Health:
-    """Return that the database answers and accepts writes, and has the tables of this version; else
+    """Report that the database answers and accepts writes, and has the tables of this version; else
     503."""
     database.check_revision()
     with database.snapshot() as session:

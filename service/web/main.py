@@ -92,7 +92,7 @@ class Service(FastAPI):
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The service on the database that the settings name, which must be migrated."""
+    """Create the FastAPI app. The database that the settings name must be migrated."""
     settings = settings or Settings()
     app = Service(title="MPT Lab", version="1", openapi_url=None, redirect_slashes=False)
     app.add_route("/openapi.json", Service.document, include_in_schema=False)

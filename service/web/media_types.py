@@ -18,7 +18,8 @@ MAX_RANGES = 50
 
 
 def accepted(request: Request, media_types: Mapping[Form, str]) -> Form:
-    """Return the form that the header Accept prefers; of equals the first. Raise ApiError."""
+    """Return the form that the header Accept prefers, the first of several that it prefers equally.
+    Raise ApiError."""
     accept = ",".join(request.headers.getlist("accept")) or "*/*"
     best: tuple[float, Form | None] = (0.0, None)
     for part in accept.split(",", MAX_RANGES)[:MAX_RANGES]:

@@ -54,7 +54,7 @@ class Meters:
         self._database.labels(route).inc(of.database)
 
     def text(self, looked_at: float | None) -> bytes:
-        """Return all in Prometheus's text format. `looked_at` is when the poller last looked, on
-        the monotonic clock; None while nobody listens."""
+        """Return all metrics in Prometheus's text format. `looked_at` is when the poller last
+        looked, on the monotonic clock; None while nobody listens."""
         self._lag.set(0.0 if looked_at is None else time.monotonic() - looked_at)
         return generate_latest(self.registry)

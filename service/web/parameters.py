@@ -13,7 +13,7 @@ from mptcore.specs.parsing.suggestions import meant
 from service.refusals import invalid
 
 MAX_PARAMETERS = 200
-"""Query parameters of one request."""
+"""Maximum number of query parameters of a request."""
 
 
 # Async although it never awaits: a plain function would need a thread switch.

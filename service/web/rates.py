@@ -27,20 +27,23 @@ from service.web.errors import problem_response
 log = logging.getLogger(__name__)
 
 WINDOW_S = 10
-"""Shorter than the retry time of a client: a client that waits as requested succeeds in the end."""
+"""Length of the window of the counts. It is shorter than the retry time of a client, so that a
+client that waits as requested succeeds in the end."""
 KNOWN_S = 60.0
-"""A key that served counts for its user for so long, and then once for its address."""
+"""Time for which a key counts as valid after it was accepted. Later requests count for their
+address until it is accepted again."""
 REDIS_TIMEOUT_S = 0.5
 REDIS_ASLEEP_S = 5.0
 """Time without requests to Redis after it did not answer."""
 PROBE = "/healthz"
 MAX_NAME = 100
-"""Characters of a client's name, if it is no address, by which its requests are counted."""
+"""Maximum number of characters of a client's name, if it is not an address, by which its requests
+are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateState:
-    """Rest of a limit after a request."""
+    """State of a limit after a request."""
 
     policy: str
     most: int
@@ -53,7 +56,8 @@ class RateState:
 
     @property
     def headers(self) -> dict[str, str]:
-        """draft-ietf-httpapi-ratelimit-headers-10, and Retry-After where it is exceeded."""
+        """Headers of draft-ietf-httpapi-ratelimit-headers-10, and Retry-After if the limit is
+        exceeded."""
         left = max(0, self.most - self.asked)
         told = {
             "RateLimit-Policy": f'"{self.policy}";q={self.most};w={WINDOW_S}',
@@ -63,8 +67,8 @@ class RateState:
 
 
 class Rates:
-    """The counts: in Redis for all API processes of a lab, else in this process, and there too
-    while Redis does not answer."""
+    """The counts: in Redis for all API processes of a lab; in this process without Redis, and while
+    Redis does not answer."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -76,11 +80,11 @@ class Rates:
         self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
 
     def know(self, credential: str, user_id: int) -> None:
-        """The user's key has served."""
+        """Note that a user's credential was accepted."""
         self._known[_digest(credential)] = user_id
 
     def forget(self, credential: str) -> None:
-        """It was refused."""
+        """Note that a credential was refused."""
         self._known.pop(_digest(credential), None)
 
     async def count(self, credential: str, address: str | None) -> RateState:
@@ -91,9 +95,9 @@ class Rates:
         return await self._count("address", network(address), self._settings.rate_per_address)
 
     async def count_probe(self, address: str | None) -> RateState:
-        """Count a request for the health of this process: in this process and separately, so that a
-        load balancer's probes are always answered, even if many other requests come from its
-        address."""
+        """Count a request for the health of this process. It is counted in this process, separately
+        from other requests, so that a load balancer's probes are always answered, even if many
+        other requests come from its address."""
         most = self._settings.rate_per_address
         return await self._hit(self._near, "health", _key("health", network(address), most), most)
 
@@ -147,8 +151,8 @@ def _key(policy: str, name: str, most: int) -> str:
 
 
 def network(address: str | None) -> str:
-    """Return an address, or for IPv6 the network of 2^64 that belongs to one holder. A proxy may
-    name a client by any text."""
+    """Return an address, or the /64 network of an IPv6 address, because one holder has all of it. A
+    proxy may name a client by any text."""
     try:
         parsed = ip_address((address or "").partition("%")[0])  # without the zone
     except ValueError:
@@ -181,9 +185,9 @@ class RateLimits:
 
 
 def _too_many(standing: RateState) -> ASGIApp:
-    whose = "you" if standing.policy == "user" else "your address, without a key that serves,"
+    whose = "you" if standing.policy == "user" else "your address, without a valid key,"
     detail = (
-        f"{whose} may ask {standing.most} times in {WINDOW_S} s: "
-        f"nothing was changed, ask again in {standing.reset_s} s"
+        f"{whose} may send {standing.most} requests in {WINDOW_S} s: "
+        f"nothing was changed, try again in {standing.reset_s} s"
     )
     return problem_response(ApiError(HTTPStatus.TOO_MANY_REQUESTS, "rate_exceeded", detail))

@@ -24,7 +24,7 @@ async def receive(
     request: Request, file: Path, settings: Settings, room: Room = UNLIMITED
 ) -> Received:
     """Write a request's body to a file as it arrives. The file is on disk when this returns. Raises
-    ApiError if it exceeds a limit, breaks off or stalls, and OSError where the disk is full."""
+    ApiError if it exceeds a limit, is interrupted or stalls, and OSError if the disk is full."""
     declared = int(request.headers.get("Content-Length", 0))
     with open(file, "wb") as output:
         writer = _Writer(output, settings, room)
@@ -47,9 +47,9 @@ async def _pieces(request: Request, stall_s: float) -> AsyncIterator[bytes]:
                     ended = part is None
                     piece += part or b""
         except TimeoutError:
-            detail = f"less than {PIECE_BYTES} bytes came within {stall_s:g} s"
+            detail = f"fewer than {PIECE_BYTES} bytes arrived within {stall_s:g} s"
             raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "upload_stalled", detail) from None
         except ClientDisconnect:
-            detail = "the upload broke off"
+            detail = "the upload was interrupted"
             raise ApiError(HTTPStatus.BAD_REQUEST, "upload_incomplete", detail) from None
         yield bytes(piece)

@@ -12,13 +12,13 @@ from collections import defaultdict
 from concurrent.futures import Future
 
 LOOK_UPS = 2
-"""Look-ups of one user at once."""
+"""Maximum number of look-ups of one user at the same time."""
 LOOK_UP_S = 5.0
 """Seconds to wait for an address."""
 POLL_S = 0.05
 
 _slots: defaultdict[int, threading.Semaphore] = defaultdict(lambda: threading.Semaphore(LOOK_UPS))
-"""Free look-ups, by the user's id."""
+"""Free look-ups by user id."""
 
 
 async def addresses_of(host: str, port: int, owner_id: int) -> list[str]:

@@ -106,8 +106,8 @@ async def _send(delivery: Delivery, to_private: bool) -> None:
         "webhook-timestamp": str(int(at.timestamp())),
         "webhook-signature": Signer(delivery.webhook.secret).sign(message_id, at, body),
     }
-    # To the checked address, even if the name now resolves to another one; of the answer
-    # nothing but its status is read, no redirect is followed, and no proxy of ours helps.
+    # Send to the checked address, even if the name now resolves to another one. Only the status
+    # of the answer is read, and redirects and proxies are not used.
     request = httpx.Request(
         "POST",
         url.copy_with(host=address),

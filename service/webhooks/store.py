@@ -12,7 +12,8 @@ from service.tables.users import User
 from service.tables.webhooks import Delivery, Webhook
 
 CLAIMED_S = 60.0
-"""Longer than a try. If a process dies after claiming a delivery, others try it after this time."""
+"""Duration of a claim, longer than a try. If a process dies after claiming a delivery, others try
+it after this time."""
 RETRIES_S = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 36_000.0)
 """Delays between tries. After the last one a delivery is given up, some 28 hours after the
 first."""

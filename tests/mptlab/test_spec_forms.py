@@ -51,8 +51,8 @@ def test_files_and_presets_are_distinguished(given: object, names_a_file: bool) 
     [
         ('{"a":\n 1,,}', "a.json", "a.json is not valid JSON: Expecting property name enclosed in "
          "double quotes at line 2, column 4"),
-        ("[1]", "a.json", "a.json contains no spec: a spec is an object of model, data etc."),
-        ("3", "a.yml", "a.yml contains no spec: a spec is an object of model, data etc."),
+        ("[1]", "a.json", "a.json contains no spec: a spec is an object with model, data etc."),
+        ("3", "a.yml", "a.yml contains no spec: a spec is an object with model, data etc."),
         ("a: 1", "a.json", "a.json is not valid JSON: Expecting value at line 1, column 1"),
     ],
 )  # fmt: skip

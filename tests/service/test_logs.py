@@ -153,7 +153,7 @@ def test_all_output_of_a_process_is_json_lines(
     found = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     told = [(one["event"], one.get("exception", "")) for one in found]
     for event, exception in (
-        ("a thread ended by an unexpected error", "ZeroDivisionError"),
+        ("a thread ended because of an unexpected error", "ZeroDivisionError"),
         ("an exception was ignored", "in a destructor"),
         ("a library's warning", ""),
         ("worker: Warm shutdown", ""),

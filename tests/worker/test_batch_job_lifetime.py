@@ -81,7 +81,7 @@ def test_no_run_starts_without_time_for_a_checkpoint(running: Lab, client: Clien
     """The remaining time is shorter than the time for a checkpoint and the end."""
     submitted = client.submit(LONG)["id"]
     assert worker(running, 600, MPT_CHECKPOINT_EVERY_S="600").wait(timeout=150) == 0
-    assert events(running, "it begins no other run") == 1
+    assert events(running, "it starts no more runs") == 1
     assert not events(running, "attempt 1 begins")
     wait_until(lambda: client.get(submitted)["status"] == "queued")
     assert client.get(submitted)["attempt"] == 0

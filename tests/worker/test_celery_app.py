@@ -12,7 +12,7 @@ from worker.celery_app import RUN, make_celery, ring, say_in_log
 
 
 def test_without_a_broker_there_is_no_celery(settings: Settings) -> None:
-    told = "MPT_REDIS_URL is not set: lab mode rings its workers through Redis"
+    told = "MPT_REDIS_URL is not set: in lab mode Redis notifies the workers"
     with pytest.raises(SystemExit, match=told):
         make_celery(settings)
 

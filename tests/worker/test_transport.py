@@ -199,7 +199,7 @@ def test_only_keys_of_a_wrong_type_are_deleted(
     wrong = {key: right for key, right in KEYS.items() if right != kind}
     assert {*channel.client.keys()} == KEYS.keys() - wrong.keys()
     deleted = {line.message for line in caplog.records if "deleted" in line.message}
-    assert all(f"it was no {right}" in "".join(deleted) for right in wrong.values())
+    assert all(f"its type was not {right}" in "".join(deleted) for right in wrong.values())
     assert len(deleted) == len(wrong)
 
 

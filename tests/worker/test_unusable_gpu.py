@@ -33,7 +33,7 @@ def test_a_gpu_worker_without_a_gpu_refuses_to_start(lab: Settings) -> None:
 
 
 def test_without_gpus_no_worker_per_gpu_starts(lab: Settings) -> None:
-    assert "NVML tells of no GPU here" in refusal(lab, "worker", "gpu", "--all")
+    assert "NVML reports no GPU here" in refusal(lab, "worker", "gpu", "--all")
 
 
 def test_one_worker_per_gpu_is_only_for_gpus() -> None:

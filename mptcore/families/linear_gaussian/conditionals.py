@@ -61,8 +61,8 @@ class Conditionals:
 
     @property
     def least_batch(self) -> int:
-        """Number of masks for which the dense moment with its D² numbers is read once; it suffices
-        for 512 rows."""
+        """Minimum number of masks for efficiency. The dense moment, with its D² numbers, is then
+        read once for 512 rows."""
         match self.moment:
             case FactoredMoment():
                 return 1

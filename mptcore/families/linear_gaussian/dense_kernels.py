@@ -48,7 +48,7 @@ def cross_products(
         c2, c3 = moment[places[i + 2]], moment[places[i + 3]]
         w0, w1 = loadings[places[i]], loadings[places[i + 1]]
         w2, w3 = loadings[places[i + 2]], loadings[places[i + 3]]
-        for a in range(0, latent_dim - 1, 2):  # what is read of C serves two sums
+        for a in range(0, latent_dim - 1, 2):  # each value of C is read once for two sums
             own, other = cross[a], cross[a + 1]
             u0, u1, u2, u3 = w0[a], w1[a], w2[a], w3[a]
             v0, v1, v2, v3 = w0[a + 1], w1[a + 1], w2[a + 1], w3[a + 1]

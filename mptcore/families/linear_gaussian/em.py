@@ -19,7 +19,7 @@ MIN_SHARE = 1e-6
 UNBOUNDED_SHARE = 1e-12
 """A shared noise variance below this share of the largest variance goes to 0."""
 CHUNK_NUMBERS = 2**22
-"""Numbers of E[z zᵀ] that are held at a time."""
+"""Maximum number of entries of E[z zᵀ] in memory at a time."""
 
 
 class Fitted(NamedTuple):

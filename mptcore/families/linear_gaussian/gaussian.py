@@ -58,10 +58,9 @@ class LowRankGaussian:
     def conditional_log_probs(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return log p(x_j | x_R) for each row of x (N, D) and masked j: (N, M), for one mask (D,).
 
-        The direct route (the paper, Eq. 7, whose plus sign in the variance is a misprint): dense
-        Cholesky of the observed block, the residual of every observation. The reference for
-        `MomentScorer`, and no faster than it has to be.
-        """
+        This is the direct computation by the paper's Eq. (7), whose plus sign in the variance is a
+        misprint: a dense Cholesky factor of the observed block, and the residual of every
+        observation. It is slow, and serves as the reference for `MomentScorer`."""
         observed = ~mask
         covariance = self.covariance
         centred = x - self.mean

@@ -43,8 +43,8 @@ class _Cotangents:
 
 @torch.no_grad()
 def score_gradient(conditionals: Conditionals, masks: Tensor, count: int) -> ScoreGradient:
-    """Return the score and its gradient for stacked models on a factored moment and their masks
-    (S, B, D), of `count` in all that the mean is taken over."""
+    """Return the score and its gradient for stacked models on a factored moment and their masks (S,
+    B, D). The score is a mean over `count` masks in all."""
     compiled = _compiled(conditionals)
     if compiled is None:
         return by_torch(conditionals, masks, count)
@@ -102,7 +102,7 @@ def by_torch(conditionals: Conditionals, masks: Tensor, count: int) -> ScoreGrad
     With M = Σ L (a mask's K × Q) the score is a function of
         v = psi + ⟨Σ, w wᵀ⟩,   e = C_jj − 2 ⟨M, w fᵀ⟩ + ⟨M Mᵀ, w wᵀ⟩,
     and Σ = (I + Σ_i∈R w wᵀ / psi)⁻¹, L = Σ_i∈R w fᵀ / psi: the same products of tables as in
-    `Conditionals`, gone through backwards.
+    `Conditionals`, differentiated in reverse.
     """
     assert isinstance(conditionals.moment, FactoredMoment)
     weight = (~masks).to(conditionals.loadings)

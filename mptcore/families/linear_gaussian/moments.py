@@ -45,8 +45,8 @@ Moment = DenseMoment | FactoredMoment
 
 def second_moment(x: Tensor, mean: Tensor) -> Tensor:
     """C = (x − mean)ᵀ (x − mean) / N of x (N, D) about a mean (D,): (D, D), in float64. Data of
-    several models may be stacked along a leading dimension. Data may be too many for the mean's
-    device, and lie elsewhere."""
+    several models may be stacked along a leading dimension. The data may be on another device than
+    the mean, for example because they are too large for it."""
     observations, dim = x.shape[-2:]
     total = torch.zeros(*x.shape[:-2], dim, dim, dtype=torch.float64, device=mean.device)
     for rows in torch.split(x, ROWS, -2):
@@ -65,12 +65,11 @@ def moment_of(x: Tensor, mean: Tensor, least_variance: float) -> Moment:
 
 
 def compressed(matrix: Tensor, least_variance: float) -> Moment:
-    """A moment (D, D) by its factor where its rank is low.
+    """Return a moment (D, D) as a factor if its rank is low.
 
-    With C = F Fᵀ + E, E positive semidefinite, a conditional's e_j / v_j moves by at most
-    λ_max(E) / psi_min, because v_j ≥ psi_min |a|² for the residual aᵀ x. So where λ_max is small
-    the sum of all D scores moves by less than 5e-9 nats.
-    """
+    With C = F Fᵀ + E, E positive semidefinite, a conditional's e_j / v_j moves by at most λ_max(E)
+    / psi_min, because v_j ≥ psi_min |a|² for the residual aᵀ x. So where λ_max is small the sum of
+    all D scores moves by less than 5e-9 nats."""
     dim = len(matrix)
     negligible = 1e-8 / dim * least_variance
     factor = _pivoted_cholesky(matrix, min(dim // 3, MAX_RANK), negligible / 16)
@@ -98,9 +97,9 @@ def patterns_of(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def data_factor(x: Tensor, mean: Tensor) -> Tensor:
-    """F (D, Q) with C = F Fᵀ for x (N, D), Q = min(N, D), in float64. It comes from the data by
-    reflections, with their digits: those of C are half as many. Data of several models may be
-    stacked along a leading dimension."""
+    """Return F (D, Q) with C = F Fᵀ for x (N, D), Q = min(N, D), in float64. It is computed from
+    the data by Householder reflections, which keeps all digits; a factor computed from C would have
+    half as many. Data of several models may be stacked along a leading dimension."""
     observations, dim = x.shape[-2:]
     factor = torch.zeros(*x.shape[:-2], 0, dim, dtype=torch.float64, device=mean.device)
     for rows in torch.split(x, max(ROWS, 2 * dim), -2):
@@ -138,7 +137,8 @@ def _spectral_norm(matrix: Tensor) -> float:
 
 
 def _pivoted_cholesky(matrix: Tensor, max_rank: int, negligible: float) -> Tensor:
-    """Columns F (D, Q), Q at most `max_rank`, with C − F Fᵀ as small as they can make it."""
+    """Return columns F (D, Q), Q at most `max_rank`, of a pivoted Cholesky factor: C − F Fᵀ is
+    small."""
     factor = matrix.new_zeros(len(matrix), max_rank)
     left = matrix.diagonal().clone()
     for rank in range(max_rank):

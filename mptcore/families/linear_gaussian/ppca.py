@@ -39,12 +39,12 @@ def maximum_likelihood(
     latent_dim: int,
     noise_precision: float | None = None,
 ) -> LowRankGaussian:
-    """The PPCA of highest likelihood for data of this mean and covariance (divided by N).
+    """Return the PPCA with the highest likelihood for data with this mean and covariance (divided
+    by N).
 
-    W = U_K (Λ_K − s2 I)^½ from the leading eigenpairs, s2 the mean of the others, or the given
-    one (Tipping & Bishop 1999, Eqs. 7 and 8). Raises RunError where that mean is zero: the
-    likelihood is then unbounded.
-    """
+    W = U_K (Λ_K − s2 I)^½ from the leading eigenpairs, s2 the mean of the others, or the given one
+    (Tipping & Bishop 1999, Eqs. 7 and 8). Raises RunError if that mean is zero, because the
+    likelihood is then unbounded."""
     eigenvalues, eigenvectors = torch.linalg.eigh(covariance)  # ascending
     leading = eigenvalues[-latent_dim:]
     variance = 1 / noise_precision if noise_precision else eigenvalues[:-latent_dim].mean().item()

@@ -14,13 +14,12 @@ def rounding(
     noise_variance: Tensor,  # (..., D)
     diagonal: Tensor,  # (..., D), of the data's moment
 ) -> NDArray[np.float64]:  # (...)
-    """A bound on the relative error of any mask's score in float64.
+    """Return a bound on the relative error of any mask's score in float64.
 
-    In units of each dimension's noise, with w² the largest |w_j|², c the largest C_jj, and
-    f² their sum: |A_R| ≤ a = 1 + |W|² and Σ_R ≤ I, so that v_j / psi_j, which is 1 or more, moves
-    by ε a w²; and M = Σ_R L_R has |M| ≤ f / 2, so that the terms of e_j / psi_j have the sizes c
-    and w² f² / 4, and an error ε a |M| of M moves its root by ε a w f / 2.
-    """
+    In units of each dimension's noise, with w² the largest |w_j|², c the largest C_jj, and f² their
+    sum: |A_R| ≤ a = 1 + |W|² and Σ_R ≤ I, so that v_j / psi_j, which is 1 or more, moves by ε a w²;
+    and M = Σ_R L_R has |M| ≤ f / 2, so that the terms of e_j / psi_j have the sizes c and w² f² /
+    4, and an error ε a |M| of M moves its root by ε a w f / 2."""
     weights, noise, moment = _numbers(loadings, noise_variance, diagonal)
     scaled = weights / noise[..., None] ** 0.5
     power = np.linalg.eigvalsh(np.matmul(scaled.swapaxes(-1, -2), scaled))[..., -1]

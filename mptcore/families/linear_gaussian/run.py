@@ -89,7 +89,9 @@ class LinearGaussianRun:
         spec = self.spec
         masks = torch.Generator().manual_seed(seed)
         dataset = self._dataset
-        if spec.data.seed == "run":  # the published order: the data, then the masks, one generator
+        if (
+            spec.data.seed == "run"
+        ):  # one generator, in the published order: the data, then the masks
             dataset = load_arrays(spec.data, seed, masks)
         elif dataset is None:
             generator = torch.Generator().manual_seed(spec.data.seed)

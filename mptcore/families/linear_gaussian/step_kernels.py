@@ -152,8 +152,8 @@ def add_by_columns(
     square: int,
     by_columns: Doubles,  # (T, width), added to
 ) -> None:
-    """Add a mask's derivatives by the products of its masked dimensions, less `by_sums`, which
-    every dimension gets once for all masks."""
+    """Add a mask's derivatives by the products of its masked dimensions, minus `by_sums`. Every
+    dimension gets `by_sums` once for all masks."""
     for t in range(len(terms)):
         own, term, by_sum = by_columns[t], terms[t], by_sums[t]
         if t < square:

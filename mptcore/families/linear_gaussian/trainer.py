@@ -115,8 +115,8 @@ class LinearGaussianTrainer:
     def _take_data(self) -> None:
         fixed_noise = not self.spec.learn_noise_precision
         self._full = self._centred([x[None] for x in self._x], fixed_noise)
-        # In few dimensions it costs more to find a batch's rank than a low one saves; and a GPU is
-        # waited for at each step of the search.
+        # In few dimensions, finding the rank of a batch costs more than a low rank saves. On a GPU
+        # each step of the search must wait for the device.
         low_rank = isinstance(self._full.moment, FactoredMoment)
         self._low_rank_batches = low_rank and self.dim > SMALL and self.device.type == "cpu"
         held = [d.heldout[None] for d in self._datasets if d.heldout is not None]
@@ -141,7 +141,7 @@ class LinearGaussianTrainer:
         return [LowRankGaussian(*of_start) for of_start in zip(*parts, strict=True)]
 
     def heldout_points(self) -> list[Point]:
-        return []  # they are measured with the others
+        return []  # recorded with the other points
 
     def advance(self) -> tuple[list[Point], int]:
         """Train one epoch of all starts."""

@@ -60,7 +60,7 @@ class RateScores:
         return self.sums.sum((1, 2)) / self.total
 
     def residuals(self) -> Tensor:
-        """Return each sequence's contribution to the mean beyond its share, (models, N). The
+        """Return each sequence's contribution to the deviation from the mean, (models, N). The
         contributions sum to 0."""
         return self._deviations().sum(1) / self.total
 
@@ -75,8 +75,8 @@ class RateScores:
 
     @property
     def sequences(self) -> float:
-        """Number of equally long sequences whose masks vary as much: a long one dominates. It is
-        infinite if no mask can vary."""
+        """Effective number of sequences: as many equally long sequences would have masks that vary
+        as much. Long sequences dominate. It is infinite if no mask can vary."""
         tokens = self.weights.sum(0)
         visible = torch.ones_like(tokens) if self.visible is None else self.visible
         if not visible.any():
@@ -89,13 +89,12 @@ class RateScores:
 
 
 def variance_of_one_mask(scores: RateScores, neighbours: Sequence[RateScores]) -> Variance | None:
-    """The variance of the means over masks, with one mask of each sequence at each rate.
+    """Return the variance of the means over masks, with one mask of each sequence at each rate.
 
-    A sequence's residual is its own expectation plus the noise of its mask. At the next rate the
-    expectation is nearly the same and the mask another, so that half the square of the difference
-    estimates the noise, whose variance goes as 1 / masked tokens. For rates that are far apart
-    neither holds.
-    """
+    A sequence's residual is its own expectation plus the noise of its mask. At a neighbouring rate
+    the expectation is nearly the same, but the mask is another. So half the square of the
+    difference estimates the variance of the noise, which is proportional to 1 / masked tokens. This
+    does not hold for rates that are far apart."""
     n = scores.weights.shape[1]
     if not neighbours or n < 2:
         return None
@@ -134,7 +133,8 @@ class Area:
         self._n = 0
 
     def add(self, scores: RateScores, variance: Variance | None, width: float) -> None:
-        """Add a rate that covers `width` of the axis. `variance` is that of its means."""
+        """Add a rate that covers `width` of the axis. `variance` is the variance of the means at
+        this rate."""
         self._mean += scores.means() * width
         self._residuals += scores.residuals() * width
         self._n += scores.n
@@ -202,9 +202,9 @@ def per_token(values: Tensor, noise: Noise | None, sizes: Tensor, population: in
 
 
 def variance_of_variances(values: Tensor) -> Tensor | None:
-    """Return the variance of the sample variance over R draws (R, N) for each of N, (N,), or None
-    for fewer than four draws. It is the jackknife estimate (Tukey 1958), which overstates that of
-    normal draws by (R − 1) / (R − 2), without that factor."""
+    """Return the variance of the sample variance of R draws, for each column of (R, N): (N,). None
+    for fewer than four draws. It is the jackknife estimate (Tukey 1958), divided by the factor
+    (R − 1) / (R − 2) by which it overstates the variance for normal draws."""
     draws = len(values)
     if draws < 4:
         return None
@@ -214,10 +214,11 @@ def variance_of_variances(values: Tensor) -> Tensor | None:
 
 
 def degrees_of_spread(sequences: int, orders: int, all_measured: bool) -> float:
-    """Return the degrees of freedom of the error of a mean over sequences of variances over orders.
-    Squares are skewed and the widest sequences dominate the sum, so two sequences count as one; if
-    all of few sequences are measured, four orders count as one. Measured: z has a standard
-    deviation of 1.1 from 20 sequences on, and of 1.4 to 1.7 with 5 to 8."""
+    """Return the degrees of freedom of an error. It is the error of a mean over sequences; the
+    values are the sequences' variances over orders. Squares are skewed and the widest sequences
+    dominate the sum, so two sequences count as one; if all of few sequences are measured, four
+    orders count as one. Measured: z has a standard deviation of 1.1 from 20 sequences on, and of
+    1.4 to 1.7 with 5 to 8."""
     between = (sequences - 1) / 2
     return max(between, (orders - 3) / 4) if all_measured else between
 

@@ -27,7 +27,7 @@ class MaskedBatch:
     sequences: Tensor  # (B,)
     counts: Tensor  # (B,), masked tokens of each
     places: Tensor  # (M,), where in its sequence each is, sequence by sequence
-    seen: Tensor | int  # (M,) int32, or what stands in all of them
+    seen: Tensor | int  # (M,) int32, or one token for all of them
     chances: Tensor | None = None  # (B,)
 
     def __len__(self) -> int:
@@ -74,15 +74,15 @@ class Masker:
     def at_rates(
         self, sequences: Tensor, rates: Tensor, generator: torch.Generator
     ) -> tuple[MaskedBatch, Tensor]:
-        """Masks (B,) sequences at (B,) rates; also the weight of each mask's score in a mean over
-        tokens, (B,): its expected or drawn number of masked tokens.
+        """Draw masks (B,) of sequences (B,) at rates (B,). Also return the weight of each mask's
+        score in a mean over tokens, (B,): its expected or drawn number of masked tokens.
 
-        With the corruption mask, rate × D is rounded to m tokens, up or down at random, so that its
-        mean is right. Sizes are drawn with a probability proportional to m times that of such a
-        rounding, and count rate × D each: so no sequence goes to waste with m = 0, and the mean
-        over masked tokens is estimated as by plain rounding, with less variance. With the
-        corruption bert each token is drawn by itself.
-        """
+        With the corruption mask, rate × D is rounded to m tokens, up or down. Random rounding with
+        the mean rate × D would often give m = 0 for short sequences. So m is drawn with that
+        probability times m, divided by rate × D, and each mask has the weight rate × D. The
+        expected sums over masked tokens are those of the random rounding, with less variance.
+
+        With the corruption bert each token is drawn by itself."""
         if self.corruption == "bert":
             batch = self._bernoulli(sequences, rates, generator)
             return batch, batch.counts.double()
@@ -104,12 +104,11 @@ class Masker:
     def of_sizes(
         self, sequences: Tensor, counts: Tensor, generator: torch.Generator
     ) -> MaskedBatch:
-        """Masks (B,) of these numbers of tokens, uniform over the subsets of that size.
+        """Draw masks (B,) of these numbers of tokens, uniform over the subsets of that size.
 
-        Each token that can be masked has a number: its sequence, a random key, its place among
-        those of its sequence. Sorted, those of a sequence are together and in a random order: its
-        mask is the first of them.
-        """
+        Each maskable token gets a number, made of its sequence, a random key, and its position
+        among the sequence's maskable tokens. After sorting, the tokens of a sequence are adjacent
+        and in random order. Its mask is the first of them."""
         sizes = self.corpus.sizes[sequences]
         place_bits = int(sizes.max()).bit_length()
         key_bits = min(KEY_BITS, 63 - place_bits - len(sequences).bit_length())

@@ -48,7 +48,7 @@ class MaskedLm(Model[MaskedBatch]):
         self.config = network.config
         self._autocast_to = dtype if trained and dtype != torch.float32 else None
         self._memory = memory_bytes or _gpu_share(device)
-        self._fits: int | None = None  # bytes of scores, where those did not all fit
+        self._fits: int | None = None  # bytes of scores that fit, once some did not
         self._masked: Tensor | None = None
         network.set_attn_implementation(PACKED)
         network.base_model.register_forward_hook(self._gather)
@@ -115,7 +115,7 @@ class MaskedLm(Model[MaskedBatch]):
         whole = self._memory or CPU_BYTES["training" if training else "scores"]
         start, before, computed = 0, 0, 0
         while start < len(order):
-            smaller = self._fits if as_fits and not training else None  # as it has shown by now
+            smaller = self._fits if as_fits and not training else None  # learned so far
             memory = smaller or whole
             end = int(torch.searchsorted(taken, before + memory, right=True))
             most = int(torch.searchsorted(logits, computed + MAX_LOGITS, right=True))

@@ -34,7 +34,9 @@ class Group:
     count: int
     length: int
     """Length of the longest sequence."""
-    places: Tensor | None = None  # (tokens,), of each among (count · length); None: all are as long
+    places: Tensor | None = (
+        None  # (tokens,), indices among (count · length); None: all have this length
+    )
     lengths: Tensor | None = None  # (count,)
 
     def padded(self, row: Tensor) -> Tensor:

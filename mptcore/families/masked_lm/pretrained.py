@@ -71,7 +71,7 @@ class PretrainedSource:
                 return source
         source = cls(spec.checkpoint, spec.checkpoint, spec.revision)
         if Path(spec.checkpoint).exists():  # transformers would accept a relative path
-            raise source._refusal("is not in MPT_MODELS_DIR, and no id of the hub")
+            raise source._refusal("is not in MPT_MODELS_DIR, and is not an id of the hub")
         return source
 
     def tokenizer(self) -> Tokenizer:
@@ -80,7 +80,7 @@ class PretrainedSource:
         if not getattr(tokenizer, "is_fast", False):
             raise self._refusal("has no tokenizer.json, the form that tokenizers reads")
         if tokenizer.mask_token_id is None:
-            raise self._refusal("has a tokenizer without a mask token: it is no masked model")
+            raise self._refusal("has a tokenizer without a mask token: it is not a masked model")
         return tokenizer
 
     def config(self) -> Config:
@@ -88,7 +88,7 @@ class PretrainedSource:
         config = self._read(transformers.AutoConfig.from_pretrained, "a config.json")
         if config.model_type not in MASKED_LMS:
             known = ", ".join(MASKED_LMS)
-            raise self._refusal(f"is a {config.model_type}; those that are run are {known}")
+            raise self._refusal(f"is a {config.model_type}; supported types are {known}")
         return config
 
     def pretrained(self, config: Config) -> Network:
@@ -129,7 +129,7 @@ class PretrainedSource:
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = " ".join(str(error).split())[:300]
             cure = "put it into the folder MPT_MODELS_DIR, or let this machine reach the hub"
-            detail = f"{part} could not be had, here or from the hub: {cure} ({reason})"
+            detail = f"{part} could not be loaded from here or from the hub: {cure} ({reason})"
             raise self._refusal(f"cannot be used: {detail}") from error
 
     def _refusal(self, detail: str) -> RunError:
@@ -189,7 +189,7 @@ def weights_header(config: Config, tokenizer: Tokenizer) -> dict[str, str]:
 def _kept(experiment: str, tokenizer: Tokenizer) -> Network:
     tensors, header = load_weights(FAMILY, experiment)
     if header["vocabulary"] != vocabulary_digest(tokenizer):
-        detail = "was trained with another tokenizer: name the checkpoint that it named"
+        detail = "was trained with another tokenizer: use the checkpoint of its spec"
         raise RunError("invalid", f"experiment {experiment} {detail}")
     network = fresh(transformers.AutoConfig.for_model(**json.loads(header["config"])), 0)
     if set(tensors) != {name for name, _ in network.named_parameters()}:

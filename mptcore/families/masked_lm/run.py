@@ -171,7 +171,7 @@ def _check_vocabularies(
     if spec.baseline is not None:
         other = PretrainedSource.of(spec.baseline).tokenizer()
         if other.get_vocab() != tokenizer.get_vocab():
-            detail = "score differences are between models of one vocabulary"
+            detail = "score differences need models with the same vocabulary"
             raise RunError("invalid", f"the baseline has another tokenizer: {detail}")
     for name, model in models.items():
         size = model.config.vocab_size

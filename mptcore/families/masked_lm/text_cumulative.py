@@ -19,8 +19,8 @@ STRATA = 8
 PILOT = 8
 """Replicates of the pilot, and the minimum number of later ones."""
 ENUMERATED = 7
-"""Maximum number of tokens of a text whose masks are all scored. They are no more than those of the
-pilot and the minimum after it."""
+"""Maximum number of tokens of a text whose masks are all scored. The pilot and the minimum after it
+would draw as many masks or more."""
 SHARES = (0.5, 1.0)
 """Fraction of the replicates still planned that each round draws."""
 SAFETY = 2.0
@@ -42,7 +42,7 @@ class Replicates:
     average: Tensor  # (N,), their mean
     squares: Tensor  # (N,), sum of their squared deviations from it
     value: Tensor  # (N,), Σ_k λ_k · mean of round k
-    left: Tensor  # (N,), the λ that is not given yet
+    left: Tensor  # (N,), the part of λ that is not assigned yet
     spread: Tensor  # (N,), Σ_k λ_k² / n_k
 
     @classmethod

@@ -28,13 +28,13 @@ from mptcore.specs import TextScores, TextSource
 MAX_GROUP = 200
 """Maximum number of characters of the name of a group."""
 NO_TOKENS = "it has no token that can be masked"
-NO_PREFIX = "its prefix is no text that it begins with"
+NO_PREFIX = "it does not begin with its prefix"
 NOTHING_AFTER = "no token begins after its prefix"
 
 
 @dataclass(frozen=True)
 class TextRow:
-    """A text of the source. `row` is its place among the texts that are not empty, from 0."""
+    """A text of the source. `row` is its index, from 0, among the texts that are not empty."""
 
     row: int
     parts: tuple[str, ...]
@@ -60,7 +60,7 @@ class Texts:
 
     @cached_property
     def in_part(self) -> Tensor:
-        """Mark the tokens that begin after what is given, (ΣD,)."""
+        """Mark the tokens that begin after the given characters, (ΣD,)."""
         given = torch.tensor([self.rows[i].given or 0 for i in self.scored])
         return self.spans[:, 1] >= repeated(given, self.corpus.sizes)
 
@@ -70,7 +70,7 @@ class Texts:
         return int(words[-1] - words[0]) + 1
 
     def tokens_of(self, sequence: int) -> slice:
-        """Return where the maskable tokens of a sequence are among all of them."""
+        """Return the positions of a sequence's maskable tokens among all of them."""
         first = int(self.corpus.first_free[sequence])
         return slice(first, first + int(self.corpus.sizes[sequence]))
 
@@ -116,7 +116,7 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
 
 
 def _words(found: list[_Tokens]) -> Tensor:
-    """Number the words over all texts, (ΣD,). A token that belongs to no word is one by itself."""
+    """Number the words over all texts, (ΣD,). A token that belongs to no word counts as a word."""
     numbers, number = [], -1
     for tokens in found:
         before: tuple[int, int | None] | None = None
@@ -154,10 +154,10 @@ def _row(row: int, parts: tuple[str, ...], beside: tuple[Any, ...], scores: Text
 
 
 def _number(value: Any) -> tuple[float | None, str | None]:
-    """Return a label, or the reason why it is none."""
+    """Return a label, or the reason why it is not a number."""
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value), None
-    return None, f"the label {str(value)[:40]!r} is no number"
+    return None, f"the label {str(value)[:40]!r} is not a number"
 
 
 def _tokenized(rows: Rows, tokenizer: Tokenizer) -> Iterator[_Tokens]:

@@ -19,7 +19,7 @@ from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import TextScore, TextScores
 
 OF_TOKENS = ("pll", "pll_word_l2r")
-"""Scores that are sums of a number for each token, from a pass for each token."""
+"""Scores that are sums over tokens. Each token needs a separate pass."""
 Masks = Callable[[Tensor], MaskedBatch]
 """Return the masks of some sequences (n,), sequence by sequence."""
 
@@ -89,7 +89,8 @@ class TextScoring:
             yield Step(Log("warning", f"{over} of {len(found.masks)} texts have {detail}"))
 
     def _singles(self) -> Tensor:
-        """Return how many tokens are masked with each, from it on: itself, (ΣD,)."""
+        """Return for each token how many tokens are masked together with it, (ΣD,): 1, only
+        itself."""
         return torch.ones_like(self.texts.words)
 
     def _rest_of_words(self) -> Tensor:
@@ -101,7 +102,8 @@ class TextScoring:
     def _of_tokens(
         self, score: TextScore, counts: Tensor, only: Tensor | None = None
     ) -> Work[None]:
-        """Score each token, or only some (ΣD,), with counts[i] tokens masked, from itself on."""
+        """Score each token, or only some (ΣD,). counts[i] tokens are masked, from the scored token
+        on."""
         scored = torch.ones_like(counts, dtype=torch.bool) if only is None else only
         sizes = torch.segment_reduce(scored.double(), "sum", lengths=self._sizes).long()
 

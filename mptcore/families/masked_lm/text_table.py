@@ -39,7 +39,7 @@ class ScoreColumn:
     masks: Tensor | None = None  # (N,)
     of_tokens: Tensor | None = None  # (ΣD,)
     tokens: Tensor | None = None
-    """Number of tokens that the score is a sum of, (N,), where these are not all of a text."""
+    """Number of tokens that the score sums, (N,), if these are not all tokens of the text."""
 
     @property
     def errors(self) -> Tensor:

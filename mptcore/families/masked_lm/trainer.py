@@ -23,7 +23,7 @@ HELDOUT_DRAWS = 512
 
 
 class MaskedLmTrainer:
-    """AdamW on one model. The loss of a sequence is the mean over its masked tokens times its
+    """Train one model by AdamW. The loss of a sequence is the mean over its masked tokens times its
     length, so that with uniform sizes the loss estimates −cumulative / tokens."""
 
     def __init__(
@@ -36,7 +36,7 @@ class MaskedLmTrainer:
     ):
         self.spec, self.model, self.masker = spec, model, masker
         self.network = model.network
-        # The 1-d parameters, biases and those of the norms, do not decay.
+        # Weight decay does not apply to 1-d parameters: biases and the parameters of norms.
         decayed = [p for p in self.network.parameters() if p.ndim > 1]
         plain = [p for p in self.network.parameters() if p.ndim <= 1]
         groups: list[dict[str, Any]] = [

@@ -1,7 +1,6 @@
-"""Annealed importance sampling of log p(x) by Hamiltonian Monte Carlo, from a proposal q that is
-fitted to x to the posterior (Neal 2001), and backwards from a draw of the model (Grosse et al.
-2015; Wu et al. 2017). Between them are the densities in proportion to q(z)^(1−β) p(x, z)^β.
-"""
+"""Annealed importance sampling of log p(x) by Hamiltonian Monte Carlo: from a proposal q that is
+fitted to x, to the posterior (Neal 2001), and backwards from a draw of the model (Grosse et al.
+2015; Wu et al. 2017). The intermediate densities are proportional to q(z)^(1−β) p(x, z)^β."""
 
 import torch
 from torch import Tensor

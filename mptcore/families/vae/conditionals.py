@@ -85,12 +85,11 @@ def expected_ess(joint: Tensor, draws: int) -> Tensor:
 class Ratios:
     """Estimates of Σ w p(x_j | z) / Σ w from draws of z given x_R.
 
-    Draws that cover p(z | x_R) may miss the region where p(x_j | z) is not tiny. With all
-    dimensions masked they are draws from the prior, and an x_j with little noise is a needle in it.
-    The sum then has few terms. Such "narrow" dimensions j need draws given x_j too. They are
-    selected with other draws than these: a selection by the same draws would omit the dimensions
-    that these draws missed, and bias the remaining terms upwards.
-    """
+    Draws that cover p(z | x_R) may miss the region where p(x_j | z) is not tiny. For example, with
+    all dimensions masked they are draws from the prior, and very few of them can explain an x_j
+    with little noise. Then few terms contribute to the sum. Such "narrow" dimensions j need draws
+    given x_j too. They are selected with other draws than these: a selection by the same draws
+    would omit the dimensions that these draws missed, and bias the remaining terms upwards."""
 
     weights: Tensor  # (draws, N): log w
     joint: Tensor  # (draws, N, M): log w p(x_j | z)

@@ -35,7 +35,7 @@ def collapse(encoder: Encoder, x: Tensor, labels: Labels) -> Iterator[Record]:
     yield Metric("active_units", active, 0.0, labels)
     if active == 0:
         cure = "train longer, or with a smaller learning_rate or a higher noise_precision"
-        detail = f"every latent dimension has a KL below {ACTIVE} nats, so z tells nothing of x"
+        detail = f"every latent dimension has a KL below {ACTIVE} nats, so z is independent of x"
         start = ", ".join(f"{name} {value}" for name, value in labels.items())
         yield Log("warning", f"collapse ({start}): {detail}; {cure}")
 

@@ -1,8 +1,8 @@
 """Check the scores of a grid against other grids, as its LML is checked.
 
 On any grid the scores of all sizes sum to the LML of that grid (Eq. 5), so their agreement proves
-nothing. The posterior given few dimensions is wider, and given many is narrower, than the posterior
-given all of them: each size needs its own check."""
+nothing. The width of the posterior depends on the number of observed dimensions, so each size needs
+its own check."""
 
 import math
 from itertools import combinations
@@ -19,7 +19,8 @@ from mptcore.specs.families.vae.models import AnyGrid
 CHUNK_BYTES = 2**28
 """Memory for observations × nodes, and for nodes × dimensions."""
 MIN_MASKS, MASKS_TIMES_DIM = 2, 64
-"""Minimum number of masks of a size that are checked, and their number times D where D is small."""
+"""Minimum number of masks of a size that are checked, and their number times D for small
+D."""
 EVERY_SIZE = 16
 """Maximum number of observed dimensions at which each size is checked. Beyond it the sizes are
 checked at steps of √2 in the number of observed dimensions."""

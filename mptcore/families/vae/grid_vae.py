@@ -160,7 +160,7 @@ class GridVaeModel(TractableModel):
 
 def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
     """Return the LML over the model's grid. It is unconverged if a wider grid with twice the nodes,
-    or one of another kind, gives another value."""
+    or a grid of another kind, gives another value."""
     value = mean_log_marginal(vae, x)
     others = {
         f"twice the {vae.grid.nodes} nodes": vae.grid.doubled(),

@@ -25,10 +25,10 @@ class WeightSummary(NamedTuple):
     """Summary of the importance weights of each observation, (N,) each."""
 
     log_mean: Tensor
-    """Logarithm of the mean weight; its expectation is below the truth."""
+    """Logarithm of the mean weight. Its expectation is below the true value."""
     debiased: Tensor
-    """The same with the bias removed by the jackknife, except for uneven weights, whose halves
-    carry no information."""
+    """The same, without the bias that the jackknife estimates. Uneven weights are not corrected,
+    because their halves carry no information."""
     bias: Tensor
     """Bias that remains in `debiased`."""
     variance: Tensor

@@ -93,7 +93,7 @@ class BernoulliLikelihood(Likelihood):
         return max(1, CHUNK // log_share.shape[-1])
 
     def independent(self, x: Tensor) -> Tensor:
-        least = 1 / (2 * len(x))  # a pixel that is always the same is not for ever
+        least = 1 / (2 * len(x))  # a constant pixel must keep a chance to change
         return x.mean(0).clamp(least, 1 - least).logit()
 
     def mean(self, outputs: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ KEPT, EVEN_SHARE = 5, 0.2
 """Maximum number of modes in a proposal, and the part of their share that is divided evenly,
 because Laplace's approximation may give a mode far too little mass."""
 SAME = 1.0
-"""Distance, in the scale of a mode, within which another fit has found the same mode."""
+"""Two fits have found the same mode if they are closer than this, in the scale of the mode."""
 ADAPTED_SHARE = 0.5
 """Share of a component that is adapted to a pilot's draws."""
 TRUSTED = 32
@@ -34,7 +34,7 @@ TRUSTED = 32
 MIN_SHARE = 0.1
 """Minimum total share of the components in a refitted proposal, for any weights."""
 CONVERGED = 1e-3
-"""The fit stops when one more step would gain less than this many nats, to second order."""
+"""The fit stops when another step would gain less than this many nats, to second order."""
 EASED, RAISED, MIN_RAISED = 0.3, 5.0, 0.03
 """Factors of the damping after a step that improves the fit and after one that does not, and its
 minimum after the latter. The first step is not damped: it is exact for a linear decoder."""
@@ -320,8 +320,8 @@ class Fit:
     @cached_property
     def _information(self) -> Tensor | None:
         """Return the information about the values before a linear last layer, Wᵀ Ψ_R⁻¹ W (H, H), if
-        all observations have the same and the layer widens. Gaussian noise does not depend on the
-        outputs."""
+        it is the same for all observations and the layer has more outputs than inputs. Gaussian
+        noise does not depend on the outputs."""
         last = self.decoder.last
         if not isinstance(self.likelihood, GaussianLikelihood) or not isinstance(last, nn.Linear):
             return None

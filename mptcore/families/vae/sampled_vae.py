@@ -367,7 +367,9 @@ class SampledVaeModel(SampledModel):
     def graded_scores(self, masks: Tensor) -> Tensor:
         numbered = enumerate(masks, self.masks_scored)
         found = torch.stack([self._graded(mask, number) for number, mask in numbered], dim=1)
-        self.masks_scored += len(masks)  # not before: where memory runs out they are scored again
+        self.masks_scored += len(
+            masks
+        )  # afterwards, because masks are scored again if memory runs out
         return found
 
     def _graded(self, mask: Tensor, number: int) -> Tensor:  # (4,)

@@ -7,20 +7,23 @@ from mptcore.families.vae.networks import draw_normal
 from mptcore.families.vae.proposal import Fit
 
 PRIOR_DRAWS, LIKELIEST = 256, 16
-"""Draws from the prior for each start, and the number of likeliest among which it is chosen."""
+"""Number of draws from the prior for each start, and number of the likeliest of them from which the
+start is chosen."""
 WIDER = 2.0
 """Factor on the draws for every second start, for modes in the prior's tails."""
 
 SURPRISE = 20.0
-"""Nats by which a masked value may be less likely at the heaviest mode than the mean there. Above
-it, a mode of hardly any mass given the observed part may explain the value."""
+"""Maximum nats by which a masked value may be less likely, at the heaviest mode, than the mean
+there. A value beyond it may come from another mode, which has hardly any mass given the observed
+part."""
 
 
 @torch.no_grad()
 def likely_starts(fit: Fit, latent_dim: int, count: int, generator: torch.Generator) -> Tensor:
-    """Return starts, (count, N, K): the likeliest of some draws from the prior, then each time the
-    one farthest from those chosen, of the LIKELIEST of new draws. So two modes are both found where
-    each holds some of the likeliest draws."""
+    """Return starts, (count, N, K). The first is the likeliest of some draws from the prior. For
+    each further start, new draws are made, and of the LIKELIEST of them the one farthest from the
+    earlier starts is chosen. So two modes are both found if each has some of the likeliest
+    draws."""
     chosen: list[Tensor] = []
     draws = draw_normal((count, PRIOR_DRAWS, latent_dim), fit.x, generator)
     draws[1::2] *= WIDER

@@ -38,7 +38,7 @@ class TrainingStart:
     labels: Labels
     vae: Vae
     dataset: Dataset
-    x: Tensor  # (N, D), where and as precise as the VAE
+    x: Tensor  # (N, D), on the VAE's device, in its dtype
     heldout: Tensor | None  # (H, D)
 
     @property
@@ -79,7 +79,7 @@ class VaeTrainer:
         return self.spec
 
     def heldout_points(self) -> list[Point]:
-        return []  # they are measured with the others
+        return []  # recorded with the other points
 
     def tensors(self) -> dict[str, Tensor]:
         return self.learned.tensors()

@@ -111,8 +111,8 @@ class RateMasks(Spec):
 
 
 class MaskedLmEvaluate(Spec):
-    """The score at each rate, and the area under this curve (Table 2 of the paper: the 99 rates,
-    512 dimensions)."""
+    """The score at each rate, and the area under this curve (in Table 2 of the paper for 99 rates
+    and 512 dimensions)."""
 
     masks: RateMasks = RateMasks()
     """Masks that are scored."""
@@ -128,7 +128,7 @@ class MaskedLmEvaluate(Spec):
     target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Target standard error. Sequences and rates are sampled where they reduce the error most,
     until `target` has this standard error or `max_masks` are scored; `per_size` is not used. null:
-    the masks are as `masks` says."""
+    exactly the masks of `masks` are scored."""
     target: Literal["area", "difference", "cumulative"] = "area"
     """Result that `target_std_err` applies to. `area`: the area under the curve. `difference`: the
     model's area minus the baseline's. `cumulative`: the cumulative score, from masks of all sizes
@@ -155,7 +155,7 @@ class MaskedLmEvaluate(Spec):
         return problems
 
     def _beside_texts(self) -> list[Problem]:
-        """Return the measurements that a run with scores of each text does not take."""
+        """Return the measurements that are not possible in a run with scores of each text."""
         others = {"orders": self.orders, "pll": self.pll, "target_std_err": self.target_std_err}
         detail = "a run with texts gives only the scores of each text: leave it out"
         return [Problem(f"/evaluate/{name}", detail) for name, value in others.items() if value]

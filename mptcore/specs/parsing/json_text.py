@@ -25,7 +25,7 @@ def parse_json(text: bytes) -> Any:
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys)
     except UnicodeDecodeError as error:
-        _refuse(f"JSON is UTF-8 text; byte {error.start} is not")
+        _refuse(f"JSON must be UTF-8 text; byte {error.start} is not")
     except RecursionError:
         _refuse(f"JSON nests at most {MAX_DEPTH} levels deep")
     except json.JSONDecodeError as error:
@@ -121,16 +121,16 @@ def _value_problem(value: Any) -> str | None:
         case int() if not -INT64_MAX - 1 <= value <= INT64_MAX:
             return TOO_LARGE
         case float() if not math.isfinite(value):
-            return "a number is finite: no NaN, no Infinity"
+            return "a number must be finite: no NaN, no Infinity"
     return None
 
 
 def _text_problem(text: str) -> str | None:
     if "\0" in text:
-        return "may not hold the character U+0000"
+        return "must not contain the character U+0000"
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            return "may not hold half of a surrogate pair"
+            return "must not contain half of a surrogate pair"
     return None

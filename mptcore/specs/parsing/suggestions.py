@@ -4,7 +4,8 @@ from collections.abc import Collection
 from difflib import get_close_matches
 
 MAX_LENGTH = 100
-"""Length of a misspelled name above which no other is suggested: the search takes its square."""
+"""Maximum length of a misspelled name for which a known name is suggested. The search takes a time
+that grows with its square."""
 
 
 def meant(given: str, known: Collection[str], before: str = "") -> str:
@@ -20,6 +21,6 @@ SYNONYMS = {"gpu": "cuda", "fa": "factor_analysis", "bert": "masked_lm"}
 
 
 def _same(given: str, known: Collection[str]) -> list[str]:
-    """Return the known name that differs only in case, or that has this other name."""
+    """Return the known name that differs only in case, or that also has the given name."""
     lower = SYNONYMS.get(given.lower(), given.lower())
     return [one for one in known if one.lower() == lower]

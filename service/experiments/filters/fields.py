@@ -162,7 +162,7 @@ def _of_column(field: Field, one: Comparison, value: Given) -> Clause:
 
 def _of_null(field: Field, one: Comparison) -> Clause:
     if not field.nullable or one.operator not in ("=", "!="):
-        raise Wrong(one.column, f"{one.field} {one.operator} null is never so")
+        raise Wrong(one.column, f"{one.field} {one.operator} null is never true: use = or !=")
     column = field.column
     return column.is_(None) if one.operator == "=" else column.is_not(None)
 
@@ -203,12 +203,12 @@ def moment(name: str, given: Given) -> float:
 
 def _only(one: Comparison, *operators: str) -> None:
     if one.operator not in operators:
-        raise Wrong(one.column, f"{one.field} knows {' '.join(operators)} in, not {one.operator}")
+        raise Wrong(one.column, f"{one.field} allows {' '.join(operators)} in, not {one.operator}")
 
 
 def owner_id(name: str) -> Any:
-    """Return the id of the named user, or -1 if there is none. The caller cannot distinguish that
-    from a user without experiments."""
+    """Return the id of the named user, or -1 if there is none. So a caller cannot find out whether
+    a user exists."""
     found = select(User.id).where(User.name == name).scalar_subquery()
     return func.coalesce(found, -1)
 

@@ -1,4 +1,4 @@
-"""The little language of `filter=`: comparisons joined by and, or, not.
+"""Grammar of `filter=`: comparisons joined by and, or, not.
 
 metrics.lml{seed=4} > -61 and status = succeeded and tag = "x" and spec.model.latent_dim in (1, 2)
 """
@@ -41,8 +41,8 @@ _PARSER = Lark(GRAMMAR, parser="lalr", start=["start", "order"], maybe_placehold
 MAX_DEEP = 20
 MAX_COMPARISONS = 50
 MAX_VALUES = 200
-"""Values in the lists of a filter. Each becomes a comparison of its own in SQL, and SQLite nests a
-thousand at most."""
+"""Maximum number of values in the lists of a filter. Each becomes a comparison of its own in SQL,
+and SQLite nests a thousand at most."""
 Value = str | float | bool | None
 
 SAID = {
@@ -137,7 +137,7 @@ def _parsed(text: str, start: str) -> Tree[Token]:
 
 
 def parse(text: str) -> Condition:
-    """Parse an order. Raises Wrong."""
+    """Parse a filter. Raises Wrong."""
     tree = _parsed(text, "start")
     conditions = [*tree.find_pred(lambda one: one.data in ("compared", "among"))]
     if len(conditions) > MAX_COMPARISONS:
@@ -220,7 +220,7 @@ def _given(token: Token | Tree[Token]) -> Given:
     match token.type:
         case "NUMBER":
             if not math.isfinite(number := float(text)):
-                raise Wrong(column, f"{text} is beyond what a number can be")
+                raise Wrong(column, f"{text} is too large for a number")
             return Given(number, text, column)
         case "STRING":
             return Given(text[1:-1], text[1:-1], column)

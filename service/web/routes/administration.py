@@ -260,7 +260,7 @@ def list_keys(name: UserName, database: DatabaseDep, user: Reader) -> KeyList:
 
 @router.post("/users/{name}/keys", status_code=HTTPStatus.CREATED)
 def add_key(name: UserName, new: JsonBody[NewKey], database: WriterDep, user: Admin) -> MadeKey:
-    """Make a key, which is shown in this answer and never again. A signed-in browser makes none."""
+    """Create a key, which is shown only in this answer. Signed-in browsers cannot create keys."""
     check_has_key(user)
     with database.transaction() as session:
         owner = _find(session, name)
@@ -338,7 +338,7 @@ def _find_self(session: Session, user: Caller, name: str) -> User:
 
 
 def _no_user(name: str) -> ApiError:
-    detail = f"you know no user {name}: `mpt admin user list` shows an admin all"
+    detail = f"there is no user {name} that you may see: `mpt admin user list` shows an admin all"
     return ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
 
 

@@ -115,7 +115,7 @@ class DatasetPage(Page):
             },
         }
     },
-    responses={200: {"model": DatasetOut, "description": "You have sent these bytes before"}},
+    responses={200: {"model": DatasetOut, "description": "The same bytes were uploaded before"}},
 )
 async def upload(
     name: FileName,
@@ -130,7 +130,7 @@ async def upload(
     """Upload a file (the raw body) of numbers, N observations × D dimensions, or of text. If the
     same bytes were uploaded before, the answer is the existing data set under its first name."""
     if request.headers.get("Content-Type", "").startswith("multipart/"):
-        detail = "the body is the file itself, and no form: curl --data-binary @FILE, not -F"
+        detail = "the body must be the file itself, not a form: curl --data-binary @FILE, not -F"
         raise invalid([Problem("/header/Content-Type", detail)])
     if request.app.state.uploads.locked():
         detail = f"{settings.max_uploads} uploads are under way, the maximum: try again"
@@ -160,10 +160,10 @@ async def upload(
                     async with own_turn, request.app.state.inspections:
                         kept = await run_in_threadpool(arrival.accept)
             except BaseException:
-                # The file in its place may have a row or not: retention will check it.
+                # It is unknown whether the moved file has a row: retention will check it.
                 settled = not settings.datasets(dataset.id).exists()
                 raise
-            finally:  # also where the caller went away
+            finally:  # also if the caller has disconnected
                 if settled:
                     with CancelScope(shield=True):
                         await run_in_threadpool(shutil.rmtree, folder, ignore_errors=True)

@@ -119,8 +119,8 @@ def list_experiments(
 def _metrics_of_page(
     session: Session, found: Page, wanted: Wanted, names: Sequence[str]
 ) -> tuple[Page, Mapping[str, Sequence[Metric]]]:
-    """Return the metrics with these names by experiment, and a shorter page where those of all its
-    experiments are too many."""
+    """Return the metrics with these names by experiment. The page is shortened if its experiments
+    have too many metrics together."""
     while True:
         try:
             return found, results.metrics_of(session, [one.id for one in found.items], names)
@@ -216,7 +216,7 @@ async def _awaited(
         while True:
             answer, due = await poller.read(user, read)
             if listener.refused:
-                detail = "this API key does not serve any more"
+                detail = "this API key is no longer valid"
                 raise ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail)
             left = ends_at - time.monotonic()
             if due or left <= 0 or listener.cut:

@@ -66,7 +66,9 @@ SubmitDep = Annotated[Submit, Depends(_submit)]
 @router.post(
     "",
     status_code=HTTPStatus.ACCEPTED,
-    responses={200: {"model": ExperimentOut, "description": "One that computed the same before"}},
+    responses={
+        200: {"model": ExperimentOut, "description": "An earlier experiment that computed the same"}
+    },
 )
 def submit(
     sent: JsonBody[SubmissionBody],
@@ -140,7 +142,8 @@ def validate(
 
 
 MAX_CANCELLED = 500
-"""Experiments that one request cancels: its transaction holds up other writers on SQLite."""
+"""Maximum number of experiments that one request cancels: its transaction holds up other writers on
+SQLite."""
 NOT_FILTERS = ("whose", "order_by")
 
 
@@ -159,7 +162,7 @@ class CancelledOut(ResponseModel):
 def cancel_experiments(wanted: WantedDep, database: WriterDep, user: Canceller) -> CancelledOut:
     """Cancel up to 500 experiments that have not ended and match all filters, the oldest first: the
     caller's, or with `whose=all` an admin cancels anyone's (`owner=ann`). The filters are those of
-    the list, at least one is needed, and `order_by` changes nothing."""
+    the list. At least one is needed; `order_by` has no effect."""
     check_whose(wanted.whose, user)
     given = (getattr(wanted, one.name) for one in fields(Wanted) if one.name not in NOT_FILTERS)
     if not any(one.strip() if isinstance(one, str) else one for one in given):
@@ -214,8 +217,8 @@ def change(
 @router.delete("/{experiment_id:id}", status_code=HTTPStatus.NO_CONTENT)
 def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) -> None:
     """Delete an experiment. It is hidden at once, and its files are removed later. A waiting one is
-    cancelled first. A running one must be cancelled before, and a pinned one unpinned: 409.
-    Accepted runs that start from it can still do so."""
+    cancelled first. 409 if it is running (cancel it first) or pinned (unpin it first). Accepted
+    runs that start from it can still do so."""
     with database.transaction() as session:
         experiment = find_own(session, user, Experiment, experiment_id)
         if experiment.pinned:
@@ -235,9 +238,8 @@ def undelete(
     queue_snapshots: QueueSnapshotsDep,
     user: Canceller,
 ) -> ExperimentOut:
-    """Bring back an experiment that was deleted, as long as its files are kept
-    (`MPT_PURGE_AFTER_S`). An experiment that was waiting when it was deleted is cancelled, and may
-    be retried."""
+    """Restore a deleted experiment while its files still exist (`MPT_PURGE_AFTER_S`). An experiment
+    that was waiting when it was deleted is cancelled, and may be retried."""
     with database.transaction() as session:
         if store.find_deleted(session, user, experiment_id) is not None:
             if not deletion.restore(session, experiment_id, settings.purge_after_s):

@@ -35,7 +35,7 @@ from service.web.meters import Meters
 router = APIRouter(tags=["monitoring"], route_class=StrictRoute)
 
 SILENT_S = 60.0
-"""A worker that has been silent for longer is not shown."""
+"""Maximum silence of a worker that is shown."""
 STRETCHES = 72
 """Maximum number of intervals in a history."""
 
@@ -149,9 +149,10 @@ def get_worker_history(
 def metrics(
     request: Request, database: DatabaseDep, settings: SettingsDep, user: Scraper
 ) -> Response:
-    """For Prometheus. Figures of experiments, workers and the store come from the database and are
-    the same in all API processes. Figures of requests and waits are those of the process that
-    answers. A key with the scope `read` sees only the ids of runs that its user may read."""
+    """Return metrics for Prometheus. Figures of experiments, workers and the store come from the
+    database and are the same in all API processes. Figures of requests and waits are those of the
+    process that answers. A key with the scope `read` sees only the ids of runs that its user may
+    read."""
     registry = CollectorRegistry()
     with database.snapshot() as session:
         hold_still(session)  # Prometheus takes a falling counter for a restarted one

@@ -178,7 +178,7 @@ def _no_result_of(experiment: Experiment | None, spec: ExperimentSpec) -> str | 
     if experiment.status != Status.SUCCEEDED:
         return f"it is {experiment.status}: a verdict needs succeeded experiments"
     if not ran(experiment, spec):
-        return "it ran another spec than the preset's at this place"
+        return "its spec is not the preset's at this position"
     return None
 
 

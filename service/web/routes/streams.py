@@ -67,7 +67,7 @@ async def wanted_events(
         list[Kind],
         Query(default_factory=list, max_length=4, description="Only events of these kinds."),
     ],
-    limit: Annotated[int, Query(ge=1, le=1000, description="About how many events.")] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Approximate number of events.")] = 100,
     last_event_id: Annotated[
         str | None, Header(max_length=64, description="Replaces `after`.")
     ] = None,
@@ -88,7 +88,7 @@ def _place(text: str, pointer: str) -> EventCursor | None:
         return None
     match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,19})-(\d{1,10}))?", text, re.ASCII)
     if match is None or int(match[3] or 0) > MAX_SEQ:
-        detail = "the `id` of an event as an earlier answer had it, or `now`"
+        detail = "the `id` of an event from an earlier answer, or `now`"
         raise invalid([Problem(pointer, detail)])
     return EventCursor(int(match[1]), int(match[2] or 0), int(match[3] or 0))
 

@@ -94,7 +94,7 @@ def list_sweeps(
 def get_sweep(
     sweep_id: SweepId, database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: Reader
 ) -> SweepOut:
-    """Return how many points of a sweep have which status, its progress, and its expected end."""
+    """Return the number of a sweep's points by status, its progress, and its expected end."""
     with database.snapshot() as session:
         return _out(session, queue_snapshots, find(session, user, Sweep, sweep_id), user)
 
@@ -174,16 +174,16 @@ def change_sweep(
 
 @router.delete("/{sweep_id:id}", status_code=HTTPStatus.NO_CONTENT)
 def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> None:
-    """Delete a sweep and the experiments created for it. Waiting ones are cancelled first. If one
-    is running it must be cancelled before, and a pinned one unpinned: 409."""
+    """Delete a sweep and the experiments created for it. Waiting ones are cancelled first. 409 if
+    an experiment is running (cancel it first) or pinned (unpin it first)."""
     with database.transaction() as session:
         sweep = find_own(session, user, Sweep, sweep_id)
         what = store.obstacle(session, sweep)
         if what == "running":
-            detail = "some of it is running: cancel it first, and delete it once that has ended"
+            detail = "an experiment of it is running: cancel the sweep, and delete it afterwards"
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
         if what == "pinned":
-            detail = "an experiment of it is pinned: set pinned to false first"
+            detail = "one of its experiments is pinned: set pinned to false first"
             raise ApiError(HTTPStatus.CONFLICT, "pinned", detail)
         store.remove(session, sweep)
         audit.note(session, user, "sweep.deleted", sweep_id)

@@ -101,7 +101,7 @@ def add_webhook(
         raise invalid(problems)
     secret = new.secret or new_secret()
     with database.transaction() as session:
-        quota.lock(session, user.id)  # two at once do not both add the last one
+        quota.lock(session, user.id)  # concurrent requests must not both add the last one
         if len(store.of_owner(session, user.id)) >= MAX_WEBHOOKS:
             detail = f"you have {MAX_WEBHOOKS} webhooks, the maximum: delete one first"
             raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)

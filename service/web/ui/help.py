@@ -1,5 +1,5 @@
-"""The documents as HTML. They are the Markdown files and notebooks of the repository, which the
-distribution holds as well; a link among them leads to the page of the other."""
+"""Show the documents as HTML. They are the Markdown files and notebooks of the repository, which
+the distribution contains too. A link from one document to another leads to its page."""
 
 import base64
 import json

@@ -116,8 +116,8 @@ def sign_out(database: WriterDep, request: Request, response: Response) -> None:
 
 @router.post("/sign-in:renew", status_code=HTTPStatus.NO_CONTENT)
 def renew(database: WriterDep, user: UserDep, request: Request, response: Response) -> None:
-    """Another cookie for a browser whose cookie is older than an hour; the old one stays valid for
-    another minute."""
+    """Return another cookie for a browser whose cookie is older than an hour; the old one stays
+    valid for another minute."""
     cookie = request.cookies.get(COOKIE)
     renewed = _renewed(database, cookie) if cookie is not None else None
     if renewed is not None:
@@ -126,8 +126,8 @@ def renew(database: WriterDep, user: UserDep, request: Request, response: Respon
 
 @router.post("/sign-in-codes", status_code=HTTPStatus.CREATED)
 def make_code(database: WriterDep, user: UserDep) -> SignInCodeOut:
-    """Make a code that signs one browser in with the caller's key, once, within ten minutes. A
-    signed-in browser makes none."""
+    """Make a code that signs one browser in with the caller's key, once, within ten minutes.
+    Signed-in browsers cannot make codes."""
     check_has_key(user)
     with database.transaction() as session:
         made = sign_ins.new_code(session, user.key_id)
@@ -172,8 +172,8 @@ class Refusals:
         self._unwritten = 0
 
     def next(self) -> int | None:
-        """Count one. Return how many were left out since the last line, None to leave out this
-        one, too."""
+        """Count a refused sign-in. Return how many were left out since the last line, or None to
+        leave out this one too."""
         with self._lock:
             self._written.expire()
             if len(self._written) == self._written.maxsize:
@@ -204,8 +204,8 @@ def _renewed(database: Database, cookie: str) -> str | None:
 
 
 def _set(response: Response, request: Request, cookie: str) -> None:
-    """`Secure` where the browser's own connection is, which its Origin says: a proxy may have ended
-    TLS."""
+    """Set the cookie. It is `Secure` if the Origin of the request says that the browser's own
+    connection uses TLS: a proxy may have ended TLS."""
     over_tls = request.headers.get("Origin", "").startswith("https:")
     response.set_cookie(
         COOKIE, cookie, max_age=int(LASTS_S), httponly=True, samesite="strict", secure=over_tls

@@ -92,7 +92,7 @@ def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:
     told = refused(plain(dataset="gone"))
     assert told.startswith("the upload gone cannot be used: the store has no file of it")
     (folder / "datasets" / "abc" / "x.csv").write_text("a,b\n1,2\n")
-    told = "the upload abc cannot be used: it is csv, none of txt, jsonl, parquet"
+    told = "the upload abc cannot be used: it is csv, not one of txt, jsonl, parquet"
     assert refused(plain(dataset="abc")) == told
 
 
@@ -102,7 +102,7 @@ def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:
         ("a.txt", b"\n \n", "it has no text in it"),
         ("a.txt", b"\xff\xfe", "it is not UTF-8 text: 'utf-8' codec can't decode byte 0xff"),
         ("a.jsonl", b'{"text": 1}\n', "none of its columns holds text"),
-        ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is no JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is not a JSON object"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "line 2 is not JSON: "),
         ("a.parquet", b"PAR1;", "not a readable .parquet file: "),
         ("a.csv", b"text\none\n", "text is in .txt, .jsonl or .parquet files, not .csv"),

@@ -307,7 +307,7 @@ def test_numbers_and_text_in_one_file(tmp_path: Path) -> None:
     table = pd.DataFrame({"a": [1.5, 2.5], "b": [0.5, 1.5], "text": ["one", "two"]})
     table.to_parquet(path)
     (told,) = look(path).problems
-    assert told.startswith("it holds numbers (a, b) and text (text): which is it? Leave out")
+    assert told.startswith("it holds both numbers (a, b) and text (text). Leave out")
     table.drop(columns="a").to_parquet(path)
     assert (look(path).columns, look(path).dim) == (["text"], None)
     table.drop(columns="text").to_parquet(path)

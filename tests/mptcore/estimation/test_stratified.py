@@ -330,7 +330,7 @@ def test_an_error_equal_to_the_target_reaches_it() -> None:
         Log(
             "warning",
             f"target_std_err {own / 2} was not reached: {own:.3g} after 12 masks: raise max_masks, "
-            "or ask for slightly less where masks were left",
+            "or a slightly smaller target if masks were left",
         ),
     ]
     assert told(sample, own) == reached
@@ -343,4 +343,4 @@ def test_an_unknown_error_reaches_no_target() -> None:
     *_, missed, warning = told(one_round(), 100.0)
     assert missed == Metric("target_reached", 0.0, 0.0, LABELS)
     assert isinstance(warning, Log)
-    assert "too few of the large scores to tell after 15 masks" in warning.message
+    assert "too few large scores for an error after 15 masks" in warning.message

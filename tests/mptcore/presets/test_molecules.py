@@ -10,7 +10,7 @@ from mptcore.presets.molecules import MOLECULES, pairs, swapped
 def test_two_atoms_change_places() -> None:
     assert swapped("CC(=O)N1") == "CO(=C)N1"
     assert swapped("N1=CC") == "C1=NC"
-    with pytest.raises(ValueError, match="CC has one element"):
+    with pytest.raises(ValueError, match="CC has only one element"):
         swapped("CC")
 
 

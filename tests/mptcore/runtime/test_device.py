@@ -66,7 +66,7 @@ def test_a_gpu_without_memory_for_a_context_is_not_the_fault_of_the_run(
 
     with pretended_gpu():
         monkeypatch.setattr(torch.cuda, "mem_get_info", full)
-        with pytest.raises(RunError, match="gives no context") as told:
+        with pytest.raises(RunError, match="no context could be made") as told:
             device_of(Compute(device="cuda"))
         assert told.value.cause == "device"
         assert device_of(Compute(device="cpu")) == CPU

@@ -29,8 +29,8 @@ def test_saved_tensors_are_loaded_by_their_family(folder: Path) -> None:
     ("header", "reason"),
     [
         ({"mptcore": '{"family": "vae"}'}, "experiment e1 trained a model of another family, vae"),
-        ({"seeds": "4"}, "experiment e1 kept its weights in a form of an earlier version"),
-        (None, "experiment e1 kept its weights in a form of an earlier version"),
+        ({"seeds": "4"}, "experiment e1 has weights in the format of an earlier version"),
+        (None, "experiment e1 has weights in the format of an earlier version"),
     ],
 )
 def test_other_files_give_a_readable_error(

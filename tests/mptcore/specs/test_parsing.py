@@ -29,15 +29,15 @@ TOO_LARGE = "the integer is too large: 64 bits hold those from -2^63 to 2^63 - 1
             b'{"a": 1,\n 2}',
             "not valid JSON: Expecting property name enclosed in double quotes at line 2, column 2",
         ),
-        (b'"a\xff"', "JSON is UTF-8 text; byte 2 is not"),
+        (b'"a\xff"', "JSON must be UTF-8 text; byte 2 is not"),
         (b"[" * 21 + b"]" * 21, TOO_DEEP),
         (b"[" * 100_000 + b"]" * 100_000, TOO_DEEP),
         (b'{"a": 1, "a": 2}', "an object may name each key once only"),
         (b"1" * 5000, TOO_LARGE),
         (b"9223372036854775808", TOO_LARGE),
-        (b"-Infinity", "a number is finite: no NaN, no Infinity"),
-        (b'"\\u0000"', "text may not hold the character U+0000"),
-        (b'"\\ud800"', "text may not hold half of a surrogate pair"),
+        (b"-Infinity", "a number must be finite: no NaN, no Infinity"),
+        (b'"\\u0000"', "text must not contain the character U+0000"),
+        (b'"\\ud800"', "text must not contain half of a surrogate pair"),
     ],
 )
 def test_a_refused_text_gives_a_reason(text: bytes, detail: str) -> None:
@@ -49,9 +49,9 @@ def test_a_refused_value_is_named_by_its_pointer() -> None:
     def found(value: Any) -> list[tuple[str, str]]:
         return [(one.pointer, one.detail) for one in refused(json.dumps(value).encode()).problems]
 
-    number = "a number is finite: no NaN, no Infinity"
+    number = "a number must be finite: no NaN, no Infinity"
     assert found({"a/b": [1, {"m~n": float("nan")}]}) == [("/a~1b/1/m~0n", number)]
-    key = "a key may not hold the character U+0000"
+    key = "a key must not contain the character U+0000"
     assert found({"a": {"\0": float("nan"), "b": float("inf")}}) == [("/a", key), ("/a/b", number)]
     assert found([2**63, -(2**63)]) == [("/0", TOO_LARGE)]
     long = f"a key has at most {MAX_KEY_LENGTH} characters"

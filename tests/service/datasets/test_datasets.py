@@ -255,7 +255,7 @@ def test_text_is_uploaded(
         ("a.txt", b"\xff\xfe\x00", "not UTF-8"),
         ("a.txt", b"\n \n", "no text in it"),
         ("a.jsonl", b'{"text": "a"}\nnot json\n', "line 2 is not JSON"),
-        ("a.jsonl", b"[1, 2]\n", "line 1 is no JSON object"),
+        ("a.jsonl", b"[1, 2]\n", "line 1 is not a JSON object"),
         ("a.jsonl", b'{"n": 1}\n', "none of its columns holds text"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
         ("a.jsonl", rb'{"\ud800": "x"}', "half of a surrogate pair"),
@@ -277,7 +277,7 @@ def test_numbers_are_not_read_as_text(api: TestClient) -> None:
     model = {"family": "masked_lm", "checkpoint": "any"}
     data = {"source": "text", "dataset": made["id"]}
     answer = api.post("/v1/experiments", json={"spec": {"model": model, "data": data}})
-    assert "holds numbers" in answer.json()["errors"][0]["detail"]
+    assert "holds both numbers" in answer.json()["errors"][0]["detail"]
     data["dataset"] = "0" * 32
     answer = api.post("/v1/experiments", json={"spec": {"model": model, "data": data}})
     assert "no data set of this id" in answer.json()["errors"][0]["detail"]

@@ -137,9 +137,7 @@ def test_other_fields_of_a_submission_are_checked_too(api: TestClient, dataset: 
 def test_text_has_no_dimensions(api: TestClient) -> None:
     text = post(api, "a.txt", b"the cat\nthe dog\n").json()["id"]
     told = api.post("/v1/experiments", json={"spec": spec_of(text)}).json()["errors"]
-    assert [one["detail"] for one in told] == [
-        "this upload holds text, which the source text reads"
-    ]
+    assert [one["detail"] for one in told] == ["this upload holds text: use the source text"]
 
 
 def test_sizes_of_uploads_of_others_are_not_revealed(

@@ -358,7 +358,7 @@ def test_a_disk_that_fails_after_the_move(
     monkeypatch.setattr(files, "sync_folder", fail)
     answer = post(api, "a.npy", npy(GOOD))
     assert (answer.status_code, answer.json()["reason"]) == (500, "internal_error")
-    told = "an error of the service itself; its log has the request id"
+    told = "an internal error of the service; its log has the request id"
     assert answer.json()["detail"] == told
     (marker,) = settings.all_incoming.iterdir()
     os.utime(marker, (0, 0))

@@ -149,7 +149,7 @@ def test_the_readme_names_inputs_and_outcome(
     text = (unzipped(api, claim.experiment_id, tmp_path) / "README.txt").read_text()
     (place,) = ENVIRONMENT["inputs"]
     assert f"    {place}\n        sha256 {'0' * 64}\n" in text
-    assert "a processor (AVX2), 2 threads; begun on a GPU, so that the last digits may" in text
+    assert "a processor (AVX2), 2 threads; started on a GPU, so the last digits may" in text
     assert f"{claim.experiment_id} failed.\nIts failure was oom: out of memory: {{}}" in text
 
 
@@ -157,7 +157,7 @@ def test_missing_parts_of_a_bundle_are_named(
     api: TestClient, database: Database, tmp_path: Path
 ) -> None:
     text = (unzipped(api, ended(database).experiment_id, tmp_path) / "README.txt").read_text()
-    assert text.count("it is not known") == 2
+    assert text.count("unknown: it ran before") == 2
 
 
 def test_texts_of_users_and_runs_cannot_add_lines_to_the_readme(

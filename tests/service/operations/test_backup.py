@@ -368,7 +368,7 @@ def test_a_store_without_a_database(tmp_path: Path) -> None:
     empty = Settings(store=tmp_path / "mistyped", database_url=None)
     with pytest.raises(BackupFailed, match="check that MPT_STORE is the store"):
         backup.save(empty, tmp_path / "backup")
-    with pytest.raises(BackupFailed, match="holds no whole backup"):
+    with pytest.raises(BackupFailed, match="the backup is incomplete"):
         backup.restore(empty, tmp_path / "backup")
 
 

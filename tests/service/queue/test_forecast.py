@@ -55,7 +55,7 @@ def test_reasons_for_a_reader_do_not_mention_the_readers_limit(database: Databas
         ]
     assert reasons == [
         "1 of your runs are running, your limit is 1",
-        "as many of its owner's runs are running as may",
+        "its owner has the maximum number of running experiments",
     ]
 
 
@@ -259,7 +259,7 @@ def test_a_users_gpu_hours_are_the_reason(either: Database) -> None:
     with either.snapshot() as session:
         one = session.get_one(Experiment, waits)
         told = queue_positions(session, [one], queue_snapshots(lab), other)[waits].reason
-    assert told == "its owner has had the GPU-hours of a day"
+    assert told == "its owner has used up the GPU-hours of a day"
 
 
 def test_the_slot_reserved_for_a_gpu_run_is_the_reason(either: Database) -> None:

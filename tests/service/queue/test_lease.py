@@ -330,7 +330,7 @@ def test_a_run_fails_after_the_maximum_of_losses(
     found = row(database, claim.experiment_id)
     assert (found.status, found.lost) == (becomes, 3)
     if becomes == "failed":
-        message = "its worker was lost 3 times; at most 2 are borne"
+        message = "its worker was lost 3 times; at most 2 losses are allowed"
         assert (found.failure_kind, found.failure_message) == ("lost", message)
         assert is_now(found.finished_at)
     else:

@@ -291,7 +291,11 @@ def test_errors_outside_the_swept_fields_point_to_the_spec(admin: TestClient) ->
             "a sweep sets at most 100 different fields, not 101",
         ),
         ({"grid": {"a" * 201: [1]}}, f"/grid/{'a' * 201}", "at most 200 characters"),
-        ({"grid": {"seeds.first": [1]}}, "/spec/seeds", "no object, in which seeds.first could be"),
+        (
+            {"grid": {"seeds.first": [1]}},
+            "/spec/seeds",
+            "not an object, so seeds.first cannot be set",
+        ),
         ({"grid": {"model.size": [1]}}, "/grid/model.size/0", "unknown field"),
         (
             {"random": {"n": 1, "fields": {"seeds": {"low": 2, "high": 1}}}},

@@ -121,7 +121,7 @@ def test_the_limit_of_a_sweep_holds(admin: TestClient) -> None:
     first, second = claim_next(database), claim_next(database)
     assert claim_next(database) is None
     waiting = admin.get(f"/v1/experiments/{rows(admin, made['id'])[2]['experiment_id']}").json()
-    assert waiting["queue"]["reason"] == "of its sweep at most 2 may be under way at once"
+    assert waiting["queue"]["reason"] == "its sweep has a limit of 2 concurrent runs"
     other = admin.post("/v1/experiments", json={"spec": SPEC}).json()["id"]
     alone = claim_next(database)  # experiments without a sweep are not delayed
     assert alone is not None

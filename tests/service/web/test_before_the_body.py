@@ -338,7 +338,7 @@ def test_a_body_without_a_key_has_a_shorter_timeout(
     monkeypatch.setattr(bodies, "PUBLIC_BODY_S", 0.01)
     one = Stalled("POST", "/v1/sign-in")
     assert one.ask(app) == 408
-    assert json.loads(one.answered[1]["body"])["detail"] == "a body comes within 0.01 s"
+    assert json.loads(one.answered[1]["body"])["detail"] == "a body must arrive within 0.01 s"
 
 
 def test_large_bodies_of_a_user_are_limited(app: FastAPI, settings: Settings) -> None:

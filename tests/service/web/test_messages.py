@@ -63,7 +63,7 @@ def test_a_body_without_its_type(api: TestClient) -> None:
     """With only -d, curl does not send the JSON content type."""
     content = json.dumps({"spec": SPEC})
     form = {"Content-Type": "application/x-www-form-urlencoded"}
-    expected = {"/header/Content-Type": "say Content-Type: application/json"}
+    expected = {"/header/Content-Type": "send Content-Type: application/json"}
     assert told(api.post("/v1/experiments", content=content, headers=form)) == expected
     assert told(api.post("/v1/experiments", content=content)) == expected
     assert told(api.post("/v1/experiments")) == {
@@ -144,7 +144,7 @@ def test_an_unknown_path_is_compared_without_its_long_ids(
 def test_a_wrong_method_for_a_path(api: TestClient) -> None:
     answer = api.delete("/v1/queue")
     assert (answer.status_code, answer.headers["Allow"]) == (405, "GET")
-    assert answer.json()["detail"] == "DELETE is not for this path: GET is"
+    assert answer.json()["detail"] == "DELETE is not allowed here, only GET"
 
 
 def test_a_refused_change_names_the_allowed_ones(api: TestClient) -> None:

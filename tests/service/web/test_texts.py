@@ -103,9 +103,9 @@ def test_a_page_is_bounded_in_bytes(ask: Ask, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("params", "pointer", "detail"),
     [
-        ({"order": "text"}, "/query/order", "text is none of row, tokens, pll"),
-        ({"order": "-"}, "/query/order", " is none of row, tokens, pll"),
-        ({"columns": ["row", "x"]}, "/query/columns", "x is none of row, text, group"),
+        ({"order": "text"}, "/query/order", "text is not one of row, tokens, pll"),
+        ({"order": "-"}, "/query/order", " is not one of row, tokens, pll"),
+        ({"columns": ["row", "x"]}, "/query/columns", "x is not one of row, text, group"),
         ({"columns": ["row", "pll", "row"]}, "/query/columns", "may be listed once only"),
         ({"limit": 10_001}, "/query/limit", "10000"),
         ({"offset": -1}, "/query/offset", "0"),

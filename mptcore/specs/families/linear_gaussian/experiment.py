@@ -16,7 +16,8 @@ from mptcore.specs.families.linear_gaussian.models import (
 from mptcore.specs.train import Train
 
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
-"""Multiplications by two cores, about: docs/speed.md."""
+"""Approximate number of multiplications a second on two cores, in scoring and in training: see
+docs/speed.md."""
 MAX_RANK = 128
 """Maximum rank of a moment that is treated as a moment of low rank."""
 MIN_WORK = 20_000

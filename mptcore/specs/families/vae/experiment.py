@@ -118,7 +118,7 @@ class VaeExperiment(VectorExperiment):
         if self.train:
             problems += self._objective_problems(self.train)
         if self.compute.memory_mib is not None:
-            detail = "a VAE takes what its draws or nodes need: leave it null"
+            detail = "a VAE uses the memory that its draws or nodes need: leave it null"
             problems.append(Problem("/compute/memory_mib", detail))
         return problems
 
@@ -127,7 +127,7 @@ class VaeExperiment(VectorExperiment):
         if self.baseline is not None:
             problems += self.baseline.problems(self.data, "/baseline")
             if isinstance(self.model.likelihood, Bernoulli):
-                detail = "its density is no probability of data of 0 and 1: leave it null"
+                detail = "a PPCA has a density, not probabilities of 0 and 1: leave it null"
                 problems.append(Problem("/baseline", detail))
         return problems
 
@@ -162,11 +162,11 @@ class VaeExperiment(VectorExperiment):
             detail = "this model has a grid and no encoder: use gauss_hermite or uniform_grid"
             problems.append(Problem("/evaluate/lml/method", detail))
         if evaluate.ais is not None and self.has_grid:
-            detail = "the grid of this model says more: leave it null"
+            detail = "the grid of this model is more precise: leave it null"
             problems.append(Problem("/evaluate/ais", detail))
         recursive = isinstance(self.model.conditionals, Recursive)
         if evaluate.masks.design == "exhaustive" and recursive:
-            detail = "scores by recursion have no error but that of masks drawn: use independent"
+            detail = "with recursion only drawn masks give an error: use independent"
             problems.append(Problem("/evaluate/masks/design", detail))
         return problems + grid_problems(evaluate.lml, self.model.latent_dim, "/evaluate/lml")
 

@@ -116,7 +116,7 @@ class Recursive(Spec):
     """Recursive encoding and decoding (Rezende et al. 2014, App. F): z is drawn from the encoder's
     posterior and the masked dimensions from the decoder, in turn. The score is the logarithm of the
     mean of p(x_j | z) over the last z of the chains. These are not the model's own conditionals, so
-    their scores are never final; they are here because the paper has them."""
+    their scores are never final. They are included because the paper uses them."""
 
     method: Literal["recursive"]
     """Method of computation."""

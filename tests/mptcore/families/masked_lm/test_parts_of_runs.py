@@ -62,7 +62,7 @@ def test_an_unsupported_architecture_is_refused_with_the_supported_names(models:
     with pytest.raises(RunError) as error:
         PretrainedSource.of(model(checkpoint="other")).config()
     assert str(error.value) == (
-        "the checkpoint other is a gpt2; those that are run are albert, bert, distilbert, electra, "
+        "the checkpoint other is a gpt2; supported types are albert, bert, distilbert, electra, "
         "esm, modernbert, roberta"
     )
     assert error.value.cause == "invalid"

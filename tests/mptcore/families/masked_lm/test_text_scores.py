@@ -266,7 +266,7 @@ def test_groups_and_labels_come_from_columns(tmp_path: Path) -> None:
     rows, found = scored(value, tmp_path)
     assert [row["group"] for row in rows] == ["x", "y", "x", "y", None, "z"]
     assert [row["label"] for row in rows] == [1.5, 2, None, 0.5, 7, 4]
-    assert rows[2]["reason"] == "the label 'high' is no number"
+    assert rows[2]["reason"] == "the label 'high' is not a number"
     assert rows[4]["reason"].startswith("it has no group")
     assert rows[5]["reason"] == "its group has no other text"
     assert rows[3]["difference"] == rows[3]["pll"] - rows[1]["pll"]
@@ -331,7 +331,7 @@ def test_a_conditional_score_is_of_the_tokens_after_what_is_given(
         assert of_tokens[: after.start] == [None] * after.start
         passes += len(each[after])
     reasons = [row["reason"] for row in rows[4:]]
-    no_prefix = "its prefix is no text that it begins with"
+    no_prefix = "it does not begin with its prefix"
     assert reasons == [no_prefix, "no token begins after its prefix", no_prefix, no_prefix]
     assert [row["conditional"] for row in rows[4:]] == [None] * 4
     last = [one for one in found if isinstance(one, Progress)][-1]
