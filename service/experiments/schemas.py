@@ -348,7 +348,7 @@ class ExperimentWithMetrics(ExperimentOut):
     metrics: list[MetricOut]
     """Metrics so far."""
     attempts: list[AttemptOut]
-    """Attempts, oldest first."""
+    """The latest 50 attempts, oldest first."""
 
 
 class ExperimentPage(Page):

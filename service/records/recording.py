@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.queue import sizes
 from service.queue.lease import Claim, checkpoints, forget_records, heartbeat
+from service.records.results import MAX_ATTEMPTS
 from service.tables.engine import insert_new, now
 from service.tables.experiments import (
     Artifact,
@@ -108,8 +109,12 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
 
 
 def _keep_environment(session: Session, claim: Claim, environment: dict[str, Any]) -> None:
-    attempt = (Attempt.experiment_id == claim.experiment_id) & (Attempt.attempt == claim.attempt)
-    session.execute(update(Attempt).where(attempt).values(environment=environment))
+    """Store the environment of an attempt, and delete those of attempts that are not listed any
+    more."""
+    own = update(Attempt).where(Attempt.experiment_id == claim.experiment_id)
+    session.execute(own.where(Attempt.attempt == claim.attempt).values(environment=environment))
+    old = Attempt.attempt <= claim.attempt - MAX_ATTEMPTS
+    session.execute(own.where(old, Attempt.environment.is_not(None)).values(environment=None))
 
 
 KEPT_CHECKPOINTS = 2

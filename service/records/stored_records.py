@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mptcore.protocol.records import Artifact, Log, Metric, Point, Record
+from mptcore.protocol.records import Artifact, Labels, Log, Metric, Point, Record
 from service.records import results
 from service.records.curves import POINTS_TOGETHER, Columns, record_numbers
 from service.records.recording import COLUMNS
@@ -112,8 +112,17 @@ def _number(value: float) -> float | None:
 
 def _metrics(session: Session, experiment_id: str) -> Iterator[Numbered]:
     for one in results.metrics(session, experiment_id):
-        labels = json.loads(one.labels)
-        yield one.seq, Metric(one.name, one.value, one.std_err, labels, one.reason)
+        labels = results.parsed_labels(one.labels)
+        yield (
+            one.seq,
+            Metric(
+                one.name,
+                one.value,
+                one.std_err,
+                cast(Labels, labels),
+                one.reason,
+            ),
+        )
 
 
 def _logs(session: Session, experiment_id: str) -> Iterator[Numbered]:

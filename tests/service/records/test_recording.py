@@ -286,3 +286,27 @@ def test_each_attempt_stores_its_environment(database: Database) -> None:
     write(database, again, environment(threads=3))
     found = {one["attempt"]: one["environment"] for one in rows(database, Attempt)}
     assert found == {1: {"threads": 2, "inputs": {"a": "d"}}, 2: {"threads": 3, "inputs": {}}}
+
+
+def test_environments_of_attempts_that_are_not_listed_are_deleted(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner may pause and resume for ever, and no quota counts environments."""
+    monkeypatch.setattr(recording, "MAX_ATTEMPTS", 2)
+    other = claimed(database)
+    write(database, other, environment())
+    claim = claimed(database)
+    for _ in range(3):
+        write(database, claim, environment())
+        with database.transaction() as session:
+            lease.release(session, claim)
+        claim = claim_next(database)
+    found = rows(database, Attempt)
+    kept = {
+        one["attempt"]: one["environment"] is not None
+        for one in found
+        if one["experiment_id"] == claim.experiment_id
+    }
+    assert kept == {1: False, 2: True, 3: True, 4: False}  # the fourth has reported none yet
+    (first,) = [one for one in found if one["experiment_id"] == other.experiment_id]
+    assert first["environment"] is not None

@@ -11,8 +11,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, select, update
 
 from mptcore.specs import Problem
+from service.records import results
 from service.submission import requests
-from service.sweeps import store, views
+from service.sweeps import views
 from service.sweeps.expansion import MAX_POINTS, Point, Points, in_request
 from service.tables.experiments import Experiment, Metric, Status
 from service.tables.sweeps import Sweep
@@ -137,9 +138,9 @@ def test_a_table_of_very_many_metrics_is_refused(
     """A million take a gigabyte of memory."""
     made = sweep(admin)
     finished(admin)
-    monkeypatch.setattr(store, "MAX_METRICS", 2)
+    monkeypatch.setattr(results, "MAX_METRICS", 2)
     assert admin.get(made["urls"]["table"]).status_code == 200
-    monkeypatch.setattr(store, "MAX_METRICS", 1)
+    monkeypatch.setattr(results, "MAX_METRICS", 1)
     for form in ("", "?format=csv", "?format=csv&form=long"):
         answer = admin.get(made["urls"]["table"] + form)
         assert answer.status_code == 422
