@@ -16,9 +16,10 @@ SERIES_OF_A_STEP = 6
 data."""
 
 
-MAX_CURVES = 10_000
+MAX_CURVES = 4_000
 """Maximum number of curves of a run: one for each model, seed and epoch of `curve_at`. Each has
-three to twelve metrics, and an answer has all metrics of a run."""
+three to twelve metrics, and an answer has all metrics of a run: with 10,000 curves it took 4 s and
+200 MB."""
 
 
 @dataclass(frozen=True)

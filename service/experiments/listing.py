@@ -162,7 +162,7 @@ def clauses(session: Session, user_id: int, wanted: Wanted) -> list[Clause]:
     if wanted.name is not None:
         found.append(Experiment.name == wanted.name)
     if wanted.tag:
-        found.append(or_(*(tag_is(session, tag) for tag in wanted.tag)))
+        found.append(tag_is(session, *wanted.tag))
     found += _in_time(wanted)
     found += [_has_word(word) for word in (wanted.q or "").split()]
     if wanted.filter is not None:

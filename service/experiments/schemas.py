@@ -365,7 +365,7 @@ class ExperimentWithMetrics(ExperimentOut):
     metrics: list[MetricOut]
     """Metrics so far."""
     attempts: list[AttemptOut]
-    """Attempts, oldest first."""
+    """The latest 50 attempts, oldest first."""
     helps: list[HelpOut]
     """The last 50 helps of other workers, oldest first."""
 

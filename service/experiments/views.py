@@ -1,6 +1,5 @@
 """Convert rows to response models."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,8 @@ from service.experiments.schemas import (
 )
 from service.queue import states
 from service.queue.schemas import QueuePosition
-from service.tables.experiments import Artifact, Event, Experiment, Metric, Status
+from service.records.results import MetricRow, parsed_labels
+from service.tables.experiments import Artifact, Event, Experiment, Status
 
 
 def experiment_out(experiment: Experiment, place: QueuePosition | None) -> ExperimentOut:
@@ -53,7 +53,7 @@ def failure_out(row: Experiment | Row[Any]) -> FailureOut | None:
     return FailureOut(kind=row.failure_kind, message=row.failure_message or "")
 
 
-def with_metrics(item: ExperimentSummary, metrics: Sequence[Metric]) -> ExperimentSummary:
+def with_metrics(item: ExperimentSummary, metrics: Sequence[MetricRow]) -> ExperimentSummary:
     """Add some of its metrics."""
     kind = ListedWithMetrics if isinstance(item, ExperimentOut) else SummaryWithMetrics
     return kind.model_construct(**dict(item), metrics=[metric_out(one) for one in metrics])
@@ -78,8 +78,15 @@ def _progress_out(experiment: Experiment) -> RunProgress | None:
     )
 
 
-def metric_out(metric: Metric) -> MetricOut:
-    return MetricOut.of(metric, labels=json.loads(metric.labels))
+def metric_out(metric: MetricRow) -> MetricOut:
+    """Convert a metric, without validation: an answer may have MAX_METRICS."""
+    return MetricOut.model_construct(
+        name=metric.name,
+        labels=parsed_labels(metric.labels),
+        value=metric.value,
+        std_err=metric.std_err,
+        reason=metric.reason,
+    )
 
 
 def log_out(event: Event) -> LogOut:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from sqlalchemy import (
     ColumnElement,
     Row,
@@ -166,8 +167,8 @@ def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
 
 
 def _delete_records(session: Session, experiment_id: str, after: int) -> None:
-    """Delete the records after `after`. No block of points spans the position of a checkpoint's
-    snapshot."""
+    """Delete the records after `after`."""
+    _cut_blocks(session, experiment_id, after)
     sizes.note(session, experiment_id, -sizes.of_records(session, experiment_id, after))
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(
@@ -179,6 +180,28 @@ def _delete_records(session: Session, experiment_id: str, after: int) -> None:
         session.execute(
             delete(table).where(table.experiment_id == experiment_id, table.seq > after)
         )
+
+
+def _cut_blocks(session: Session, experiment_id: str, after: int) -> None:
+    """Delete the points after a record from the blocks that have earlier points too."""
+    spanning = (
+        select(Block)
+        .join(Series, Series.id == Block.series_id)
+        .where(Series.experiment_id == experiment_id)
+        .where(Block.first_seq <= after, Block.last_seq > after)
+    )
+    cut = 0
+    for block in session.scalars(spanning):
+        assert block.seq is not None  # older blocks have none, and end where a checkpoint is
+        seqs = np.frombuffer(block.seq, dtype="<i4")
+        kept = int(np.searchsorted(seqs, after, side="right"))
+        cut += block.count - kept
+        block.last_seq, block.count = int(seqs[kept - 1]), kept
+        block.seq, block.reason = block.seq[: 4 * kept], block.reason[:kept]
+        for name in ("x", "value", "std_err", "n"):
+            setattr(block, name, getattr(block, name)[: 8 * kept])
+    session.flush()
+    sizes.note(session, experiment_id, -cut * sizes.POINT_BYTES)
 
 
 def forget_records(session: Session, experiment_id: str) -> None:

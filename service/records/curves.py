@@ -23,6 +23,8 @@ BLOCKS_TOGETHER = 500
 POINTS_TOGETHER = 50_000
 """Approximate number of points that one statement fetches and that are downsampled together: 2
 MB."""
+MANY_POINTS = 1000
+"""Points of a block that is converted alone. Blocks of fewer points are converted together."""
 MIN_SHOWN = 2
 """Minimum number of points of a series: its first and its last."""
 
@@ -39,9 +41,9 @@ def hold_still(session: Session) -> None:
         session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
 
 
-MAX_SERIES = 50_000
+MAX_SERIES = 20_000
 """Maximum number of series that are read of several experiments together. Reading 200,000 took 600
-MB of memory and 12 s."""
+MB of memory and 12 s. The spec of one experiment limits its curves."""
 
 
 class TooManySeries(Exception):
@@ -106,27 +108,48 @@ class _Line:
     skipped: int
     """Number of points to skip in its first block."""
     most: int = 0
-    waiting: list[Columns] = field(default_factory=list)
+    blocks: list[AnyRow] = field(default_factory=list)
+    """Blocks that are not converted yet: a series may have thousands of a few points."""
+    fetched: int = 0
+    """Number of their points."""
+    rest: list[Columns] = field(default_factory=list)
     kept: list[Columns] = field(default_factory=list)
     reasons: dict[str | None, int] = field(default_factory=lambda: {None: 0})
 
     def add(self, block: AnyRow) -> None:
-        self.waiting.append(_cut(self._columns(block), slice(self.skipped, None)))
-        self.skipped = 0
-        while sum(len(one["x"]) for one in self.waiting) >= POINTS_TOGETHER:
-            whole = _joined(self.waiting)
-            self._keep(_cut(whole, slice(POINTS_TOGETHER)))
-            self.waiting = [_cut(whole, slice(POINTS_TOGETHER, None))]
+        self.blocks.append(block)
+        self.fetched += len(block.reason)
+        if len(block.reason) >= MANY_POINTS:  # without a copy, if it is the only one
+            self._convert()
+        if self.fetched >= POINTS_TOGETHER:
+            self._convert()
+            whole, self.rest = _joined(self.rest), []
+            while len(whole["x"]) >= POINTS_TOGETHER:
+                self._keep(_cut(whole, slice(POINTS_TOGETHER)))
+                whole = _cut(whole, slice(POINTS_TOGETHER, None))
+            self.rest = [whole]
+            self.fetched = len(whole["x"])
 
-    def _columns(self, block: AnyRow) -> Columns:
+    def _convert(self) -> None:
+        """Convert the fetched blocks to columns."""
+        if not self.blocks:
+            return
         columns: Columns = {
-            name: np.frombuffer(getattr(block, name), dtype="<f8") for name in COLUMNS
+            name: np.frombuffer(b"".join(getattr(one, name) for one in self.blocks), dtype="<f8")
+            for name in COLUMNS
         }
+        codes = [self._codes(one) for one in self.blocks]
+        columns["reason"] = codes[0] if len(codes) == 1 else np.concatenate(codes)
+        self.rest.append(_cut(columns, slice(self.skipped, None)))
+        self.blocks, self.skipped = [], 0
+
+    def _codes(self, block: AnyRow) -> NDArray[Any]:
         codes: NDArray[Any] = np.frombuffer(block.reason, dtype=np.uint8)
-        if block.reasons:
-            known = [self.reasons.setdefault(one, len(self.reasons)) for one in block.reasons]
-            codes = np.array([0, *known], dtype=np.int32)[codes]
-        return {**columns, "reason": codes}
+        if not block.reasons:
+            return codes
+        known = [self.reasons.setdefault(one, len(self.reasons)) for one in block.reasons]
+        in_all: NDArray[Any] = np.array([0, *known], dtype=np.int32)
+        return np.take(in_all, codes)
 
     def _keep(self, window: Columns) -> None:
         """Keep twice the window's share of the points. The final downsampling selects from them."""
@@ -134,7 +157,8 @@ class _Line:
         self.kept.append(_thin(window, most))
 
     def curve(self) -> Curve:
-        columns = _thin(_joined([*self.kept, *self.waiting]), self.most)
+        self._convert()
+        columns = _thin(_joined([*self.kept, *self.rest]), self.most)
         head = self.head
         reasons = [*self.reasons]
         return Curve(head.experiment_id, head.name, self.labels, self.total, columns, reasons)
@@ -171,8 +195,10 @@ def read_curves(
     TooFewPoints."""
     lines: dict[int, _Line] = {}
     blocks: list[AnyRow] = []
+    skipped = _skipped(session, experiment_ids, after) if after else {}
+    wanted = {key: frozenset(values) for key, values in (labels or {}).items()}
     for head, own in _heads(session, experiment_ids, names, after):
-        line = _line(session, own, labels or {}, after)
+        line = _line(own, wanted, skipped.get(head, 0))
         if line is not None:
             lines[head] = line
             blocks += own
@@ -233,27 +259,33 @@ def _heads(
         yield series_id, list(rows)
 
 
-def _line(session: Session, blocks: list[AnyRow], wanted: Wanted, after: int) -> _Line | None:
+def _line(blocks: list[AnyRow], wanted: Wanted, skipped: int) -> _Line | None:
     labels = json.loads(blocks[0].labels)
     if not matches(labels, wanted):
         return None
-    skipped = _skipped(session, blocks[0], after)
     total = sum(block.points for block in blocks) - skipped
     return _Line(blocks[0], labels, total, skipped) if total > 0 else None
 
 
-def _skipped(session: Session, first: AnyRow, after: int) -> int:
-    """Return how many points of the first block are not after `after`. Only that block can have
-    any."""
-    if first.first_seq > after:
-        return 0
-    column = session.scalar(
-        select(Block.seq).where(
-            Block.series_id == first.series_id, Block.first_seq == first.first_seq
-        )
+def _skipped(session: Session, experiment_ids: Sequence[str], after: int) -> dict[int, int]:
+    """Return how many points of the first block that is read are not after `after`, by series.
+    Others have none."""
+    spanning = (
+        select(Block.series_id, Block.seq, Block.first_seq, Block.last_seq, _POINTS)
+        .join(Series, Series.id == Block.series_id)
+        .where(Series.experiment_id.in_(experiment_ids))
+        .where(Block.first_seq <= after, Block.last_seq > after)
     )
-    seqs = record_numbers(column, first.first_seq, first.last_seq, first.points)
-    return int(np.searchsorted(seqs, after, side="right"))
+    return {
+        row.series_id: int(
+            np.searchsorted(
+                record_numbers(row.seq, row.first_seq, row.last_seq, row.points),
+                after,
+                side="right",
+            )
+        )
+        for row in session.execute(spanning)
+    }
 
 
 def record_numbers(column: bytes | None, first: int, last: int, points: int) -> NDArray[Any]:

@@ -1,7 +1,7 @@
 """Check the names and labels in a request for curves. A name or label that no series has is an
 error, not an empty answer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
 
 from mptcore.protocol.records import LABELS, SERIES
@@ -9,7 +9,7 @@ from mptcore.specs import Problem
 from service.refusals import ApiError, invalid
 
 Labels = Mapping[str, object]
-Wanted = Mapping[str, Sequence[str]]
+Wanted = Mapping[str, Collection[str]]
 """Accepted values of each label."""
 
 
@@ -27,13 +27,14 @@ def check_selection(
         if all(one != name for one, _ in known) and (ended or name not in SERIES):
             raise _no_series(name, dict.fromkeys(one for one, _ in known) if ended else SERIES)
     named = [labels for one, labels in known if names is None or one in names]
+    accepted = {key: frozenset(values) for key, values in wanted.items()}
     what = f"the series {', '.join(names)}" if names else "these series"
     keys = {key for labels in named for key in labels} if named else set(LABELS)
     if unknown := [key for key in wanted if key not in keys]:
         have = ", ".join(sorted(keys)) or "none"
         detail = f"not a label of {what}: there are {have}"
         raise invalid([Problem(f"{where}/{key}", detail) for key in unknown])
-    if ended and wanted and not any(matches(labels, wanted) for labels in named):
+    if ended and wanted and not any(matches(labels, accepted) for labels in named):
         there_are = "; ".join(_first(_listed(labels) for labels in named)) or "none"
         asked = ", ".join(f"{key}={' or '.join(values)}" for key, values in wanted.items())
         of = f" {', '.join(names)}" if names else ""

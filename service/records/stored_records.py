@@ -2,14 +2,16 @@
 
 import heapq
 import json
+import math
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mptcore.protocol.records import Artifact, Log, Metric, Point, Record
+from mptcore.protocol.records import Artifact, Labels, Log, Metric, Point, Record
 from service.records import results
 from service.records.curves import POINTS_TOGETHER, Columns, record_numbers
 from service.records.recording import COLUMNS
@@ -20,7 +22,7 @@ Numbered = tuple[int, Record]
 
 
 class Span(NamedTuple):
-    """Consecutive blocks that contain all points between their first and last record."""
+    """Blocks whose first records are in this range. Their other records may be later."""
 
     first_seq: int
     last_seq: int
@@ -45,28 +47,39 @@ def numbered_points(database: Database, experiment_id: str) -> Iterator[tuple[in
     """Yield the points of all series in the order of their numbers."""
     with database.snapshot() as session:
         spans = [*_spans(session, experiment_id)]
-    for span in spans:
+    waiting: list[tuple[int, Point, Iterator[tuple[int, Point]]]] = []
+    for span, following in zip_longest(spans, spans[1:]):
         with database.snapshot() as session:
             blocks = _blocks(session, experiment_id, span)
-        yield from sorted((one for block in blocks for one in _points(block)), key=_seq)
+        for points in map(_points, blocks):
+            heapq.heappush(waiting, (*next(points), points))
+        until = math.inf if following is None else following.first_seq
+        while waiting and waiting[0][0] < until:
+            seq, point, points = waiting[0]
+            yield seq, point
+            later = next(points, None)
+            if later is None:
+                heapq.heappop(waiting)
+            else:
+                heapq.heapreplace(waiting, (*later, points))
 
 
 def _spans(session: Session, experiment_id: str) -> Iterator[Span]:
-    """Yield spans of blocks. Blocks of one batch overlap, those of different batches do not."""
+    """Yield spans of blocks that are read together."""
     rows = session.execute(
-        select(Block.first_seq, Block.last_seq, Block.count.label("points"))
+        select(Block.first_seq, Block.count.label("points"))
         .join(Series, Series.id == Block.series_id)
         .where(Series.experiment_id == experiment_id)
         .order_by(Block.first_seq)
     ).all()
     some: list[int] = []
-    last, points = 0, 0
+    points = 0
     for row in rows:
-        if some and row.first_seq > last and points >= POINTS_TOGETHER:
+        some.append(row.first_seq)
+        points += row.points
+        if points >= POINTS_TOGETHER:
             yield Span(some[0], some[-1])
             some, points = [], 0
-        some.append(row.first_seq)
-        last, points = max(last, row.last_seq), points + row.points
     if some:
         yield Span(some[0], some[-1])
 
@@ -112,8 +125,17 @@ def _number(value: float) -> float | None:
 
 def _metrics(session: Session, experiment_id: str) -> Iterator[Numbered]:
     for one in results.metrics(session, experiment_id):
-        labels = json.loads(one.labels)
-        yield one.seq, Metric(one.name, one.value, one.std_err, labels, one.reason)
+        labels = results.parsed_labels(one.labels)
+        yield (
+            one.seq,
+            Metric(
+                one.name,
+                one.value,
+                one.std_err,
+                cast(Labels, labels),
+                one.reason,
+            ),
+        )
 
 
 def _logs(session: Session, experiment_id: str) -> Iterator[Numbered]:

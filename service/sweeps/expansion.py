@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -151,16 +152,26 @@ def field_problems(paths: Collection[str], pointer: str) -> list[Problem]:
     return problems
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Point:
     """Values of the swept fields, and their positions in the request."""
 
     values: Mapping[str, Any]
     pointers: Mapping[str, str]
 
-    @property
+    @cached_property
     def text(self) -> str:
+        """The values in short. A point may have 100 problems, and each names it."""
         return ", ".join(f"{path}={_short(value)}" for path, value in self.values.items())
+
+    @cached_property
+    def places(self) -> Mapping[str, str]:
+        """Positions in the request by the pointer of the field in a submission."""
+        fields = ("".join(map(pointer_token, path.split("."))) for path in self.pointers)
+        return {
+            f"/spec{field}": self.pointers[path]
+            for field, path in zip(fields, self.pointers, strict=True)
+        }
 
 
 def _size(value: Any) -> int:
@@ -198,6 +209,8 @@ def _one_of(among: list[Any] | Range, share: float) -> Any:
 
 def _short(value: Any) -> str:
     """Return the first 40 characters of a value, which may have a million."""
+    if isinstance(value, str):
+        value = value[:40]
     text = ""
     for piece in json.JSONEncoder().iterencode(value):
         text += piece
@@ -223,11 +236,11 @@ def in_request(number: int, point: Point, problem: Problem) -> Problem:
     if not problem.pointer.startswith("/spec"):
         return problem
     detail = f"point {number} ({point.text}): {problem.detail}"
-    for path, pointer in point.pointers.items():
-        field = "/spec" + "".join(map(pointer_token, path.split(".")))
-        if problem.pointer == field or problem.pointer.startswith(f"{field}/"):
-            return Problem(pointer + problem.pointer.removeprefix(field), detail)
-    return Problem(problem.pointer, detail)
+    field = problem.pointer
+    while field and field not in point.places:
+        field = field.rpartition("/")[0]
+    place = point.places.get(field, field)
+    return Problem(place + problem.pointer.removeprefix(field), detail)
 
 
 def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

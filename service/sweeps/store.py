@@ -1,6 +1,5 @@
 """Find sweeps and their points, and change all points at once. No function commits."""
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from service.accounts.users import Caller
 from service.experiments import deletion
 from service.fair_share import FairShare
 from service.queue import quota, sizes, states
+from service.records import results
 from service.refusals import ApiError, invalid
 from service.sweeps.schemas import SweepSubmission
 from service.tables.engine import now
@@ -106,31 +106,28 @@ def _points(*columns: Any) -> Select[Any]:
     )
 
 
-MAX_METRICS = 300_000
-"""Maximum number of metrics of a table, such as 100 points with 1,000 seeds each. A million metrics
-take a gigabyte of memory."""
-
-
 def metrics(session: Session, sweep_id: str) -> dict[str, list[dict[str, Any]]]:
     """Return the metrics of a sweep by experiment: each with `name`, `labels`, `value` and
     `std_err`. Raises ApiError if there are too many."""
-    query = (
-        select(Metric.experiment_id, Metric.name, Metric.labels, Metric.value, Metric.std_err)
-        .join(SweepPoint, SweepPoint.experiment_id == Metric.experiment_id)
-        .where(SweepPoint.sweep_id == sweep_id)
+    of_sweep = (
+        SweepPoint.experiment_id == Metric.experiment_id,
+        SweepPoint.sweep_id == sweep_id,
     )
-    some = query.limit(MAX_METRICS + 1).subquery()
-    if (session.scalar(select(func.count()).select_from(some)) or 0) > MAX_METRICS:
+    try:
+        results.check_metrics(session, *of_sweep)
+    except results.TooManyMetrics:
         detail = (
-            f"a table has at most {MAX_METRICS} metrics, and this sweep has more: read those of "
-            "its experiments with GET /v1/experiments/{id}/metrics instead"
+            f"a table has at most {results.MAX_METRICS} metrics, and this sweep has more: read "
+            "those of its experiments with GET /v1/experiments/{id}/metrics instead"
         )
-        raise invalid([Problem("/path/sweep_id", detail)])
-    query = query.order_by(Metric.experiment_id, Metric.seq)
+        raise invalid([Problem("/path/sweep_id", detail)]) from None
+    query = select(*results.METRIC).where(*of_sweep).order_by(Metric.experiment_id, Metric.seq)
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for experiment_id, name, labels, value, std_err in session.execute(query):
-        metric = {"name": name, "labels": json.loads(labels), "value": value, "std_err": std_err}
-        found[experiment_id].append(metric)
+    for one in session.execute(query):
+        labels = results.parsed_labels(one.labels)
+        found[one.experiment_id].append(
+            {"name": one.name, "labels": labels, "value": one.value, "std_err": one.std_err}
+        )
     return found
 
 

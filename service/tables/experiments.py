@@ -327,7 +327,7 @@ class Series(Base):
 
 
 class Block(Base):
-    """Points of one series that were committed together: columns of little-endian float64, NaN
+    """Points of one series that were recorded together: columns of little-endian float64, NaN
     where a number is missing. `seq` is the record number of each point as little-endian int32; null
     in older blocks, whose points are assumed to be evenly spaced. `reason` has a byte for each
     point: 0, or 1 + the index in `reasons` of why a number is missing."""

@@ -10,10 +10,12 @@ import numpy as np
 import orjson
 from fastapi import Depends, Query, Request, Response
 
+from mptcore.specs import Problem
 from service.queue import states
 from service.records.curves import Curve
 from service.records.recording import COLUMNS
 from service.records.spreadsheets import cell
+from service.refusals import invalid
 from service.tables.experiments import Experiment
 from service.web.media_types import accepted
 
@@ -102,8 +104,16 @@ def _totals(curves: Sequence[Curve]) -> Document:
     }
 
 
+MAX_TEXT_BYTES = 64 * 2**20
+"""Maximum bytes of the texts that JSON and CSV repeat for each point: a point's reason in both, its
+labels in CSV. An answer may have a million points."""
+
+
 def written(answer: Answer, format: Format) -> Response:
+    """Return the answer in a format. Raises ApiError."""
     content: bytes | memoryview
+    if format != Format.ARROW:
+        _check_texts(answer, format)
     match format:
         case Format.JSON:
             content = _json(answer)
@@ -112,6 +122,23 @@ def written(answer: Answer, format: Format) -> Response:
         case Format.ARROW:
             content = _arrow(answer)
     return Response(content, headers=answer.headers, media_type=MEDIA_TYPES[format])
+
+
+def _check_texts(answer: Answer, format: Format) -> None:
+    """Check the bytes of the repeated texts. Raises ApiError."""
+    size = 0
+    for curve in answer.curves:
+        lengths = np.array([len(reason or "") for reason in curve.reasons])
+        size += int(lengths[curve.columns["reason"]].sum())
+        if format == Format.CSV:
+            size += curve.shown * sum(len(str(value)) for value in curve.labels.values())
+    if size > MAX_TEXT_BYTES:
+        detail = (
+            f"the reasons and labels of {sum(curve.shown for curve in answer.curves)} points take "
+            f"{size >> 20} MiB as {format}, and at most {MAX_TEXT_BYTES >> 20} are written: lower "
+            "max_points, or use format=arrow, which has each text once"
+        )
+        raise invalid([Problem("/query/max_points", detail)])
 
 
 def _json(answer: Answer) -> bytes:

@@ -181,7 +181,8 @@ def _load_arrow(aim: Target) -> None:
     """Ask for curves in a format whose library, of 66 MiB, is loaded by the first request."""
     path = f"/v1/experiments/{aim.known['experiment_id'][0]}/curves?format=arrow"
     headers = {"Authorization": f"Bearer {aim.keys[Role.ADMIN]}"}
-    httpx.get(f"http://127.0.0.1:{aim.port}{path}", headers=headers).raise_for_status()
+    url = f"http://127.0.0.1:{aim.port}{path}"
+    httpx.get(url, headers=headers, timeout=60).raise_for_status()
 
 
 def _attacked(aim: Target, attack: Any, chance: random.Random) -> int | None:

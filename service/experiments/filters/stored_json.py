@@ -35,11 +35,13 @@ def _bound_json(value: Any) -> ColumnElement[Any]:
     return cast(bindparam(None, json.dumps(storable(value)), type_=String()), JSONB)
 
 
-def tag_is(session: Session, tag: str) -> Clause:
+def tag_is(session: Session, *tags: str) -> Clause:
+    """Return whether a tag is one of these. SQLite parses the stored tags once for all of them."""
     if _far(session):
-        return cast(Experiment.tags, JSONB).op("@>", is_comparison=True)(_bound_json([tag]))
+        contains = cast(Experiment.tags, JSONB).op("@>", is_comparison=True)
+        return or_(*(contains(_bound_json([tag])) for tag in tags))
     each = func.json_each(Experiment.tags).table_valued("value")
-    return select(literal(1)).select_from(each).where(each.c.value == tag).exists()
+    return select(literal(1)).select_from(each).where(each.c.value.in_(tags)).exists()
 
 
 def a_tag_contains(word: str) -> Clause:

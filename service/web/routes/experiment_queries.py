@@ -35,13 +35,13 @@ from service.queue import helping, states
 from service.queue.position import queue_positions
 from service.queue.snapshot import QueueSnapshots
 from service.records import results
-from service.records.results import TooManyMetrics
+from service.records.results import MetricRow, TooManyMetrics
 from service.refusals import ApiError, invalid
 from service.schemas import RequestModel, ResponseModel
 from service.streams.changes import Subject
 from service.streams.poller import Poller
 from service.tables.engine import Database
-from service.tables.experiments import Experiment, Metric
+from service.tables.experiments import Experiment
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
     DatabaseDep,
@@ -118,7 +118,7 @@ def list_experiments(
 
 def _metrics_of_page(
     session: Session, found: Page, wanted: Wanted, names: Sequence[str]
-) -> tuple[Page, Mapping[str, Sequence[Metric]]]:
+) -> tuple[Page, Mapping[str, Sequence[MetricRow]]]:
     """Return the metrics with these names by experiment. The page is shortened if its experiments
     have too many metrics together."""
     while True:

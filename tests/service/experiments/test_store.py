@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.exc import InvalidRequestError
 
+from mptcore.specs.experiment import MAX_CURVES
 from service.accounts import permission
 from service.accounts.users import Caller
 from service.experiments import store
@@ -237,6 +238,18 @@ def test_attempts_are_in_their_order(database: Database) -> None:
         assert [(one.experiment_id, one.attempt) for one in found] == [(made, 1), (made, 2)]
 
 
+def test_the_latest_attempts_are_listed(database: Database) -> None:
+    """A thousand attempts with their environments take 20 MB."""
+    made = submit(database).id
+    with database.transaction() as session:
+        for number in range(1, results.MAX_ATTEMPTS + 3):
+            line = {"owner_id": ME, "queue": "cpu", "worker": "w", "started_at": 1.0}
+            session.add(Attempt(experiment_id=made, attempt=number, family="ppca", **line))
+    with database.snapshot() as session:
+        found = [one.attempt for one in results.attempts(session, made)]
+    assert found == [*range(3, results.MAX_ATTEMPTS + 3)]
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_the_audit_names_who_submitted(database: Database, again: bool) -> None:
     me = Caller(ME, "local", Role.MEMBER, "k", frozenset())
@@ -280,3 +293,8 @@ def test_metrics_of_too_many_are_not_read(
         assert results.metrics_of(session, made, ["lml"]).keys() == {*made}
         monkeypatch.setattr(results, "MAX_METRICS", 1)
         assert len(results.metrics_of(session, made[:1], None)[made[0]]) == 2
+
+
+def test_one_experiment_has_no_more_metrics_than_an_answer() -> None:
+    """Its metrics are read whole, so its spec limits them: a curve has twelve at most."""
+    assert 12 * MAX_CURVES <= results.MAX_METRICS

@@ -11,6 +11,8 @@ from service.queue import lease
 from service.records import curves
 from service.records.recording import Batch, record
 from service.records.schemas import ManyCurvesOut
+from service.records.selection import check_selection
+from service.refusals import ApiError
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Status
@@ -152,3 +154,16 @@ def test_experiments_of_others_are_not_found(
         said = answer.json()
         texts.append(answer.text.replace(named, "it").replace(said["request_id"], ""))
     assert texts[0] == texts[1]
+
+
+def test_wanted_values_are_not_searched_for_each_series() -> None:
+    """A request may have 1,000 values of each label, and its experiments 20,000 series."""
+
+    class Searched(list[str]):
+        def __contains__(self, value: object) -> bool:
+            raise AssertionError("the values are searched")
+
+    known = [("score", {"seed": seed}) for seed in range(3)]
+    check_selection(known, True, None, {"seed": Searched(["2"])})
+    with pytest.raises(ApiError, match="no series has seed=4"):
+        check_selection(known, True, None, {"seed": Searched(["4"])})

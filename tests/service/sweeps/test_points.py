@@ -3,15 +3,18 @@
 import csv
 import io
 import json
+from json import JSONEncoder
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, select, update
 
+from mptcore.specs import Problem
+from service.records import results
 from service.submission import requests
-from service.sweeps import store, views
-from service.sweeps.expansion import MAX_POINTS, Point, Points
+from service.sweeps import views
+from service.sweeps.expansion import MAX_POINTS, Point, Points, in_request
 from service.tables.experiments import Experiment, Metric, Status
 from service.tables.sweeps import Sweep
 from tests.service.accounts.test_users import admin, database_of, place, processes
@@ -135,9 +138,9 @@ def test_a_table_of_very_many_metrics_is_refused(
     """A million take a gigabyte of memory."""
     made = sweep(admin)
     finished(admin)
-    monkeypatch.setattr(store, "MAX_METRICS", 2)
+    monkeypatch.setattr(results, "MAX_METRICS", 2)
     assert admin.get(made["urls"]["table"]).status_code == 200
-    monkeypatch.setattr(store, "MAX_METRICS", 1)
+    monkeypatch.setattr(results, "MAX_METRICS", 1)
     for form in ("", "?format=csv", "?format=csv&form=long"):
         answer = admin.get(made["urls"]["table"] + form)
         assert answer.status_code == 422
@@ -197,6 +200,25 @@ def test_a_large_value_is_shortened_without_writing_all_of_it(
     monkeypatch.setattr("service.sweeps.expansion.json.dumps", dumps)
     point = Point({"seeds": [1] * 1000, "name": "a" * 50, "cache": True}, {})
     assert point.text == f'seeds=[{"1, " * 12}..., name="{"a" * 36}..., cache=true'
+
+
+def test_a_point_is_described_once_for_all_of_its_problems(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sweep may have 100 wrong points of 100 fields with 100 problems each."""
+    written: list[object] = []
+
+    def encoded(self: JSONEncoder, value: object) -> list[str]:
+        written.append(value)
+        return [str(value)]
+
+    monkeypatch.setattr(JSONEncoder, "iterencode", encoded)
+    point = Point({"model.init": "a" * 1000, "seeds": [4]}, {"model.init": "/grid/model.init/0"})
+    problems = [Problem(f"/spec/wrong_{i}", "unknown") for i in range(100)]
+    problems += [Problem("/spec/model/init/0", "unknown"), Problem("/spec/model", "unknown")]
+    found = [in_request(0, point, problem).pointer for problem in problems]
+    assert found[-3:] == ["/spec/wrong_99", "/grid/model.init/0/0", "/spec/model"]
+    assert written == ["a" * 40, [4]]
 
 
 def test_a_list_gives_each_point_by_itself(admin: TestClient) -> None:

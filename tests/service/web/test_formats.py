@@ -4,16 +4,21 @@ import io
 import json
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
 from service.queue import lease
-from service.records.recording import Batch, record
+from service.records.curves import Curve
+from service.records.recording import COLUMNS, Batch, record
 from service.records.schemas import CurvesOut
+from service.refusals import ApiError
 from service.tables.engine import Database
-from service.tables.experiments import Status
+from service.tables.experiments import Experiment, Status
+from service.web import curve_formats
+from service.web.curve_formats import Answer, Format, written
 from tests.support.attempts import claimed
 
 
@@ -156,3 +161,22 @@ def test_labels_choose_among_all_series(api: TestClient, path: str) -> None:
     assert names("seed=4") == ["score"]
     assert names("seed=4&seed=5") == ["score", "loss"]
     assert names("seed=5&model=%3Da,b") == ["loss"]
+
+
+@pytest.mark.parametrize(("format", "size"), [(Format.JSON, 20), (Format.CSV, 35)])
+def test_texts_that_are_repeated_for_each_point_are_limited(
+    monkeypatch: pytest.MonkeyPatch, format: Format, size: int
+) -> None:
+    """A million points with a reason of 140 characters each took 200 MB as JSON."""
+    codes = np.array([0, 1, 1, 2, 0])
+    columns = {name: np.zeros(5) for name in COLUMNS} | {"reason": codes}
+    curve = Curve("a", "score", {"model": "mpt"}, 5, columns, [None, "5 chr", "10 letters"])
+    experiment = Experiment(id="a", status=Status.SUCCEEDED)
+    answer = Answer([experiment], [curve], {"a": 5}, batch=False)
+    monkeypatch.setattr(curve_formats, "MAX_TEXT_BYTES", size)
+    assert written(answer, format).status_code == 200
+    monkeypatch.setattr(curve_formats, "MAX_TEXT_BYTES", size - 1)
+    with pytest.raises(ApiError, match="lower max_points") as refused:
+        written(answer, format)
+    assert refused.value.status == 422
+    assert written(answer, Format.ARROW).status_code == 200
