@@ -14,7 +14,7 @@ import pytest
 from service.operations.prepare import prepare
 from service.settings import Settings
 from service.tables.engine import Database
-from tests.support.servers import PostgreSQL, Redis
+from tests.support.servers import PostgreSQL, Redis, cluster_folder
 from tests.support.statements import compile_once
 from tests.support.warm import warm_parent
 from worker import slot
@@ -64,7 +64,7 @@ def lab_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def postgresql(lab_store: Path) -> Iterator[PostgreSQL]:
     """A real PostgreSQL server, with a migrated database to copy. Its folder is not pytest's, which
     is closed to the user that the server runs as under root."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(dir=cluster_folder(), ignore_cleanup_errors=True) as folder:
         server = PostgreSQL(Path(folder))
         server.start()
         server.create("prepared")
