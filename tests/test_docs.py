@@ -4,6 +4,7 @@ exist. A fenced block that is marked no-run is for reading only."""
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,10 +17,10 @@ import typer
 
 from docs.reference import pages
 from mptcore.specs import Limits, parse_spec
-from mptlab import Client, serve
 from mptlab.cli import app
 from service.settings import Settings
 from service.web.main import create_app
+from tests.support.processes import embedded_service
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -117,15 +118,15 @@ def api_page() -> str:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+def home(
+    prepared_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, int]]:
     """A user's home with the embedded service at its default place, and its port."""
     folder = tmp_path_factory.mktemp("home")
-    port = serve.free_port()
-    store = folder / ".local/share/mptlab"
-    with serve.embedded(store, port, folder / "log"):
-        with Client(f"http://127.0.0.1:{port}", (store / "api-key").read_text().strip()) as client:
-            serve.wait_until(client.is_ready)
-        yield folder, port
+    store = shutil.copytree(prepared_store, folder / ".local/share/mptlab")
+    with embedded_service(Settings(store=store, database_url=None), folder / "log") as lab:
+        lab.client().close()  # it answers
+        yield folder, lab.port
 
 
 FEWER = {"range(200)": "range(30)"}
