@@ -149,7 +149,7 @@ def printed(language: str, text: str, folder: Path, port: int) -> str:
     (folder / "mpt").chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(ROOT),
-                   "MPT_URL": f"http://127.0.0.1:{port}", "GOMP_SPINCOUNT": "10000"}  # fmt: skip
+                   "MPT_URL": f"http://127.0.0.1:{port}", "GOMP_SPINCOUNT": "0"}  # fmt: skip
     for shown, here in {":8765": f":{port}", **FEWER}.items():
         text = text.replace(shown, here)
     return subprocess.run(
