@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Generator, Iterator
@@ -23,7 +24,9 @@ from worker import slot
 # of two threads then takes half of the CPU time.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes compile our modules once
+# Hundreds of processes compile our modules once, and pytest its form of the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test asks a hub
 
