@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Generator, Iterator
@@ -14,14 +15,18 @@ import pytest
 from service.operations.prepare import prepare
 from service.settings import Settings
 from service.tables.engine import Database
-from tests.support.servers import PostgreSQL, Redis
+from tests.support.servers import PostgreSQL, Redis, cluster_folder
 from tests.support.statements import compile_once
 from tests.support.warm import warm_parent
 from worker import slot
 
-os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as worker.runner, before torch is loaded
+# Before torch is loaded: no thread waits by spinning, since other tests use the processors. A run
+# of two threads then takes half of the CPU time.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes compile our modules once
+# Hundreds of processes compile our modules once, and pytest its form of the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test asks a hub
 
@@ -64,7 +69,7 @@ def lab_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def postgresql(lab_store: Path) -> Iterator[PostgreSQL]:
     """A real PostgreSQL server, with a migrated database to copy. Its folder is not pytest's, which
     is closed to the user that the server runs as under root."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(dir=cluster_folder(), ignore_cleanup_errors=True) as folder:
         server = PostgreSQL(Path(folder))
         server.start()
         server.create("prepared")

@@ -4,6 +4,7 @@ exist. A fenced block that is marked no-run is for reading only."""
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,10 +17,10 @@ import typer
 
 from docs.reference import pages
 from mptcore.specs import Limits, parse_spec
-from mptlab import Client, serve
 from mptlab.cli import app
 from service.settings import Settings
 from service.web.main import create_app
+from tests.support.processes import embedded_service
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -117,15 +118,15 @@ def api_page() -> str:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int]]:
+def home(
+    prepared_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, int]]:
     """A user's home with the embedded service at its default place, and its port."""
     folder = tmp_path_factory.mktemp("home")
-    port = serve.free_port()
-    store = folder / ".local/share/mptlab"
-    with serve.embedded(store, port, folder / "log"):
-        with Client(f"http://127.0.0.1:{port}", (store / "api-key").read_text().strip()) as client:
-            serve.wait_until(client.is_ready)
-        yield folder, port
+    store = shutil.copytree(prepared_store, folder / ".local/share/mptlab")
+    with embedded_service(Settings(store=store, database_url=None), folder / "log") as lab:
+        lab.client().close()  # it answers
+        yield folder, lab.port
 
 
 FEWER = {"range(200)": "range(30)"}
@@ -148,7 +149,7 @@ def printed(language: str, text: str, folder: Path, port: int) -> str:
     (folder / "mpt").chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {"PATH": path, "HOME": str(folder), "PYTHONPATH": str(ROOT),
-                   "MPT_URL": f"http://127.0.0.1:{port}", "GOMP_SPINCOUNT": "10000"}  # fmt: skip
+                   "MPT_URL": f"http://127.0.0.1:{port}", "GOMP_SPINCOUNT": "0"}  # fmt: skip
     for shown, here in {":8765": f":{port}", **FEWER}.items():
         text = text.replace(shown, here)
     return subprocess.run(

@@ -17,7 +17,7 @@ from service.tables.experiments import DesiredState, Experiment, Status
 from service.tables.helpers import Help
 from tests.support.attempts import submitted
 from tests.support.forks import fork
-from tests.support.invariants import check
+from tests.support.invariants import Record, check
 from tests.support.processes import Lab
 from tests.support.undisturbed import undisturbed_records
 from tests.support.vae_specs import deep_vae
@@ -78,18 +78,24 @@ class HelpedLab:
             victim.kill()
 
 
+@pytest.fixture(scope="module")
+def expected() -> list[tuple[dict[str, Any], list[Record]]]:
+    """Both specs with the records of their undisturbed runs."""
+    return [(spec, undisturbed_records(spec)) for spec in (FIXED, TARGET)]
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["settings", "lab"])
 def test_kills_of_helpers_and_runs_change_no_record(
-    kind: str, request: pytest.FixtureRequest
+    kind: str,
+    expected: list[tuple[dict[str, Any], list[Record]]],
+    request: pytest.FixtureRequest,
 ) -> None:
     """On SQLite with embedded workers, and on PostgreSQL with Redis. A fixed number of masks, and
     rounds up to a target error."""
     settings: Settings = request.getfixturevalue(kind)
     with closing(Database(settings.url)) as database:
-        accepted = {
-            submitted(database, spec): undisturbed_records(spec) for spec in (FIXED, TARGET)
-        }
+        accepted = {submitted(database, spec): records for spec, records in expected}
         lab = HelpedLab(settings)
         deadline = time.monotonic() + LIMIT_S
         kills = pauses = 0

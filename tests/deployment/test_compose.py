@@ -182,6 +182,8 @@ def test_every_command_of_the_file(compose: Compose, postgresql: PostgreSQL) -> 
             assert compose.processes.pop("worker-gpu").wait() == 1
         wait_until(lambda: len(client.workers()) == len(expected), what="the workers")
         assert {worker["queue"]: worker["gpu"] for worker in client.workers()} == expected
+        children = compose.processes["worker-cpu"].children()
+        assert {child.environ()["CUDA_VISIBLE_DEVICES"] for child in children} == {""}
         submitted = client.submit(ppca_spec())["id"]
         assert client.wait(submitted, timeout_s=240)["status"] == "succeeded"
     statuses = compose.stop()

@@ -11,8 +11,7 @@ import pytest
 from mptlab import Client, Refused
 from service.settings import Settings
 from tests.support import tiny_lm
-from tests.support.forks import fork
-from tests.support.processes import Lab
+from tests.support.processes import embedded_service
 
 TINY = {"family": "masked_lm", "checkpoint": "tiny"}
 COMPUTE = {"threads": 1}
@@ -24,13 +23,10 @@ def client(prepared_store: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     folder = tmp_path_factory.mktemp("language")
     tiny_lm.checkpoint(folder / "models" / "tiny")
     store = shutil.copytree(prepared_store, folder / "store")
-    lab = Lab(Settings(store=store, database_url=None), folder / "log", fork)
+    settings = Settings(store=store, database_url=None)
     models = {"MPT_MODELS_DIR": str(folder / "models")}
-    lab.start("api", "api", "--port", str(lab.port), **models)
-    lab.start("worker", "-m", "worker.local", **models)
-    with lab.client() as client:
+    with embedded_service(settings, folder / "log", **models) as lab, lab.client() as client:
         yield client
-    lab.stop()
 
 
 def upload(client: Client, path: Path, content: str) -> dict[str, Any]:

@@ -1,28 +1,46 @@
 """One embedded service for all tests of the command line."""
 
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from mptlab import Client, serve
+from service.operations.prepare import prepare
 from service.settings import Settings
 from tests.support.answers import Answers
-from tests.support.processes import Lab, wait_until
+from tests.support.forks import fork
+from tests.support.processes import Lab, embedded_processes, embedded_service, wait_until
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment(
+    prepared_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
     """A running embedded service, and the environment that finds it."""
     folder = tmp_path_factory.mktemp("embedded")
-    port = serve.free_port()
-    url = f"http://127.0.0.1:{port}"
-    with serve.embedded(folder / "store", port, folder / "log"):
-        key = (folder / "store" / "api-key").read_text().strip()
-        with Client(url, key) as client:
-            serve.wait_until(client.is_ready)
-        yield {"MPT_URL": url, "MPT_STORE": str(folder / "store")}
+    store = shutil.copytree(prepared_store, folder / "store")
+    settings = Settings(store=store, database_url=None)
+    with embedded_service(settings, folder / "log") as lab:
+        lab.client().close()  # it answers
+        yield {"MPT_URL": f"http://127.0.0.1:{lab.port}", "MPT_STORE": str(store)}
+
+
+@pytest.fixture
+def forked_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start the processes of `serve.embedded` as forks, which takes seconds less."""
+
+    @contextmanager
+    def started(store: Path, port: int, log: Path, workers: int) -> Iterator[None]:
+        settings = Settings(store=store.absolute(), database_url=None)
+        prepare(settings)
+        with embedded_processes(settings, log.absolute(), port, workers):
+            yield
+
+    monkeypatch.setattr(serve, "_started", started)
 
 
 @pytest.fixture
@@ -63,7 +81,7 @@ class Killable:
 
 @pytest.fixture
 def killable(settings: Settings, tmp_path: Path) -> Iterator[Killable]:
-    lab = Lab(settings, tmp_path / "log")
+    lab = Lab(settings, tmp_path / "log", fork)
     told: list[str] = []
     key = settings.key_file.read_text().strip()
     with Client(f"http://127.0.0.1:{lab.port}", key, on_outage=told.append) as client:

@@ -9,6 +9,7 @@ from mptlab import demo, plots
 from mptlab.plots import Plot, draw
 
 
+@pytest.mark.usefixtures("forked_service")
 def test_the_demo_ends_with_a_table_two_figures_and_what_to_do_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from tests.support.commands import mpt_here
 DESCRIPTION = {"title": "Fig. 9", "statement": "It rises.", "specs": [{"model": {}}]}
 
 
+@pytest.mark.usefixtures("forked_service")
 def test_without_a_service_one_runs_until_the_report_is_written(tmp_path: Path) -> None:
     folder = tmp_path / "report"
     (tmp_path / "models").mkdir()

@@ -102,6 +102,29 @@ class ForkedWarmParent(WarmParent):
         theirs.close()
 
 
+class SharedWarmParent(WarmParent):
+    """Warm parent of a test process, forked from the fork server. It ends with the test process."""
+
+    def __init__(self, *, transformers: bool = False) -> None:
+        self._requests, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        words = [warm_parent.TRANSFORMERS] if transformers else []
+        process = CONTEXT.Process(
+            target=_be_shared, args=(theirs, runner_environment(), words), daemon=True
+        )
+        process.start()
+        theirs.close()
+        self._process = Forked(process)  # type: ignore[assignment]
+
+    def close(self) -> None:
+        """Others use it still."""
+
+
+def _be_shared(requests: socket.socket, environment: dict[str, str], words: list[str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    _be_warm_parent(requests.fileno(), *words)
+
+
 class Child(ForkProcess):
     """Child process with the interface of subprocess."""
 

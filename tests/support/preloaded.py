@@ -20,12 +20,15 @@ import worker.local
 import worker.node
 import worker.reaper
 import worker.warm_parent
+from mptcore.protocol.code import core_digest
 from service.settings import Settings
 from service.web.main import create_app
 
 __all__ = ["celery", "kombu", "mptcore", "mptlab", "service", "uvicorn", "worker"]
 
 create_app(Settings(store=Path("/nowhere"), database_url=None)).openapi()  # forks share it
+mptcore.run.load_kernels()  # it takes a warm parent most of a second
+core_digest()
 
 gc.collect()
 gc.freeze()

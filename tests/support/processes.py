@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,9 +22,11 @@ SHORT = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3", "MPT_DISPATCH_TIMEOUT_S":
 """A lease short enough for tests."""
 
 
-def environment(settings: Settings, **more: str) -> dict[str, str]:
+def environment(
+    settings: Settings, times: Mapping[str, str] = SHORT, /, **more: str
+) -> dict[str, str]:
     """Environment variables that give a process these settings."""
-    given = {**os.environ, **SHORT, "MPT_STORE": str(settings.store), **more}
+    given = {**os.environ, **times, "MPT_STORE": str(settings.store), **more}
     if settings.database_url is not None:
         given["MPT_DATABASE_URL"] = settings.database_url
     if settings.redis_url is not None:
@@ -50,15 +52,22 @@ def start_fresh(command: Sequence[str], environ: dict[str, str], log: Path) -> p
 class Lab:
     """The processes of a lab on one machine, by name; output goes to one log."""
 
-    def __init__(self, settings: Settings, log: Path, start: Start = start_fresh):
+    def __init__(
+        self,
+        settings: Settings,
+        log: Path,
+        start: Start = start_fresh,
+        times: Mapping[str, str] = SHORT,
+    ):
         self.settings = settings
+        self.times = times
         self.log = log
         self.port = serve.free_port()
         self.processes: dict[str, Process] = {}
         self._start = start
 
     def start(self, name: str, *command: str, **more: str) -> Process:
-        process = self._start(command, environment(self.settings, **more), self.log)
+        process = self._start(command, environment(self.settings, self.times, **more), self.log)
         self.processes[name] = process
         return process
 
@@ -105,6 +114,34 @@ def lab_processes(
         yield lab
     finally:
         lab.stop()
+
+
+@contextmanager
+def embedded_processes(
+    settings: Settings, log: Path, port: int, workers: int, /, **more: str
+) -> Iterator[Lab]:
+    """The processes that `mpt serve` starts, but forked, while the block runs. They have the times
+    of a user's service."""
+    lab = Lab(settings, log, fork, times={})
+    lab.port = port
+    lab.start("api", "api", "--port", str(port), **more)
+    for i in range(workers):
+        lab.start(f"worker{i}", "-m", "worker.local", **more)
+    try:
+        yield lab
+    finally:
+        lab.stop()
+
+
+@contextmanager
+def embedded_service(settings: Settings, log: Path, /, **more: str) -> Iterator[Lab]:
+    """The embedded service with one worker while the block runs, forked."""
+    port = serve.free_port()
+    with (
+        serve._locked(settings.store, f"http://127.0.0.1:{port}"),
+        embedded_processes(settings, log, port, 1, **more) as lab,
+    ):
+        yield lab
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = 240.0, what: str = "it") -> None:

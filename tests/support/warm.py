@@ -1,11 +1,13 @@
 """One warm parent for all slots and undisturbed runs of a test process."""
 
+import os
 from functools import cache
 
+from tests.support.forks import SharedWarmParent
 from worker.children import WarmParent
 
 
-class SharedWarmParent(WarmParent):
+class FreshWarmParent(WarmParent):
     """It ends with the process that made it."""
 
     def close(self) -> None:
@@ -13,5 +15,9 @@ class SharedWarmParent(WarmParent):
 
 
 @cache
-def warm_parent(*, transformers: bool = False) -> SharedWarmParent:
+def warm_parent(*, transformers: bool = False) -> WarmParent:
+    """Return the warm parent of this process. Its runners are mutants where this process is one,
+    for which a fork would come too late."""
+    if "MUTANT_UNDER_TEST" in os.environ:
+        return FreshWarmParent(transformers=transformers)
     return SharedWarmParent(transformers=transformers)

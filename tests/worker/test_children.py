@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import psutil
@@ -14,7 +15,6 @@ import pytest
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 from tests.support.undisturbed import undisturbed_records
-from tests.support.warm import warm_parent
 from worker import children
 from worker.children import GONE, Spawned, WarmParent
 from worker.runner import Runner
@@ -24,9 +24,12 @@ SPEC = ppca_spec(compute__threads=2, data__dim=30, evaluate__masks__per_size=40)
 LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=200_000)
 
 
-@pytest.fixture
-def warm() -> WarmParent:
-    return warm_parent()
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmParent]:
+    """Warm parent, started as a worker does."""
+    parent = WarmParent()
+    yield parent
+    parent.close()
 
 
 def records(runner: Runner) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from mptlab import Client, serve
 from service.records import texts
 from service.settings import Settings
 from service.tables.engine import Database
@@ -22,6 +21,7 @@ from tests.support import tiny_lm
 from tests.support.attempts import submitted
 from tests.support.browser import BrowsedLab, Service, containing, signed_in, watched
 from tests.support.filled_lab import LONG, MARKUP, PAIRS, text_rows
+from tests.support.processes import embedded_service
 
 ROWS = text_rows()
 
@@ -216,20 +216,16 @@ SCORED = {
 
 
 @pytest.fixture
-def scored(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[BrowsedLab, list[Any]]]:
+def scored(settings: Settings, tmp_path: Path) -> Iterator[tuple[BrowsedLab, list[Any]]]:
     """A lab whose worker has scored the lines by a tiny checkpoint, and the rows of the API."""
     models = tiny_lm.checkpoint(tmp_path / "models" / "tiny").parent
-    monkeypatch.setenv("MPT_MODELS_DIR", str(models))
     service = Service(settings)  # its port and key; the processes serve it
-    key = settings.key_file.read_text().strip()
     with (
-        serve.embedded(settings.store, service.port, tmp_path / "log"),
+        embedded_service(settings, tmp_path / "log", MPT_MODELS_DIR=str(models)) as lab,
         closing(Database(settings.url)) as database,
-        Client(service.url, key) as api,
+        lab.client() as api,
     ):
-        serve.wait_until(api.is_ready)
+        service.port, service.url = lab.port, str(api.url)
         experiment = api.wait(api.submit(SCORED)["id"])
         assert experiment["status"] == "succeeded", experiment["failure"]
         names = ["text", "pll", "cumulative", "cumulative_std_err", "difference",
