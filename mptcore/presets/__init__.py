@@ -123,7 +123,7 @@ def _fig3_vae(name: str, source: str) -> Preset:
         "starts, and above that of a PPCA of the same K and noise.",
         published={
             "least_rise": (5.0,),
-            "expected_rise": (20.0,),
+            "expected_rise": (50.0,),
             "fall": (0.0,),
             "short": (0.0,),
             "least_lead": (0.0,),

@@ -80,9 +80,11 @@ def uniform_leads(published: Published, results: Sequence[Results]) -> Iterator[
 
 def pairs_are_told_apart(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
     """Test that the first text of a pair has the higher score in more than the claimed share of
-    pairs."""
+    pairs. The share is centred as its error is, with two more pairs of each outcome (Agresti and
+    Coull 1998): a share of 0.8 of 60 pairs then passes in 3 % of cases, otherwise in 7 %."""
     (result,) = results
-    accuracy = result.metric("accuracy", seed=SEEDS[0]), result.std_err("accuracy", seed=SEEDS[0])
+    share, pairs = (result.metric(name, seed=SEEDS[0]) for name in ("accuracy", "groups_scored"))
+    accuracy = (share * pairs + 2) / (pairs + 4), result.std_err("accuracy", seed=SEEDS[0])
     yield _tested("share of pairs whose first text is the better", published, "accuracy", accuracy)
 
 

@@ -49,12 +49,13 @@ NOT_THE_MODELS = (
 
 
 class Plan(NamedTuple):
-    """Settings of a proposal: maximum number of steps from each start, draws of each pilot, and
-    whether it serves to predict the masked dimensions."""
+    """Settings of a proposal: maximum number of steps from each start, draws of each pilot, whether
+    it serves to predict the masked dimensions, and whether all observations get MORE_STARTS."""
 
     steps: int
     pilots: tuple[int, ...]
     predicts: bool = False
+    is_thorough: bool = False
 
 
 class SampledVae(Vae):
@@ -223,7 +224,7 @@ class SampledVae(Vae):
         drawn = self._drawn_starts(fit, mean, STARTS, generator)
         modes = fit.modes([zero, mean, *drawn, *more], plan.steps)
         found = modes.proposal()
-        uncertain = modes.found_once() > FOUND_ONCE
+        uncertain = (modes.found_once() > FOUND_ONCE) | plan.is_thorough
         if plan.predicts and mask is not None:
             uncertain |= surprised(fit, mask, modes.heaviest())
         unsure = uncertain.nonzero()[:, 0]
@@ -291,7 +292,7 @@ class SampledVae(Vae):
         8), bias-corrected."""
         summaries = []
         for part in self.parts(x, self.iwae.samples):
-            summaries.append(self.log_marginals(part, self.iwae.samples, generator))
+            summaries.append(self.log_marginals(part, self.iwae.samples, generator, is_final=True))
             yield Step()
         return weight_evidence(summaries, cure="raise evaluate.lml.samples")
 
@@ -301,20 +302,26 @@ class SampledVae(Vae):
         summaries = [self.log_marginals(part, samples, generator) for part in parts]
         return weight_evidence(summaries, cure="raise train.lml_samples")
 
-    def log_marginals(self, x: Tensor, samples: int, generator: torch.Generator) -> WeightSummary:
+    def log_marginals(
+        self, x: Tensor, samples: int, generator: torch.Generator, *, is_final: bool = False
+    ) -> WeightSummary:
         """Return log p(x) of each observation."""
-        proposal = self.evidence_proposal(x, samples, generator)
+        proposal = self.evidence_proposal(x, samples, generator, is_final=is_final)
         return self._sampler(x, None, generator).summary(proposal, samples)
 
     def log_weights(self, x: Tensor, samples: int, generator: torch.Generator) -> Tensor:
         """Return log p(x, z) − log q(z) for z of a proposal q fitted to each observation, (samples,
         N)."""
-        proposal = self.evidence_proposal(x, samples, generator)
+        proposal = self.evidence_proposal(x, samples, generator, is_final=False)
         return self._sampler(x, None, generator).draw(proposal, samples)[1]
 
-    def evidence_proposal(self, x: Tensor, samples: int, generator: torch.Generator) -> Proposal:
+    def evidence_proposal(
+        self, x: Tensor, samples: int, generator: torch.Generator, *, is_final: bool
+    ) -> Proposal:
+        """Fit a proposal for log p(x). A final LML gets MORE_STARTS for every observation, because
+        its weights do not show a mode that no start has found."""
         pilot = min(samples, MAX_PILOT_DRAWS) // PILOT_SHARE
-        plan = Plan(self.iwae.steps, EVIDENCE_PILOTS * (pilot,))
+        plan = Plan(self.iwae.steps, EVIDENCE_PILOTS * (pilot,), is_thorough=is_final)
         return self.proposal(x, None, plan, generator)
 
     def log_joint(self, x: Tensor, z: Tensor) -> Tensor:

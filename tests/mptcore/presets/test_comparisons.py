@@ -424,10 +424,28 @@ def test_uniform_leads() -> None:
 
 def test_pairs_are_told_apart() -> None:
     published = {"least_accuracy": (0.8,), "expected_accuracy": (0.95,)}
-    judge, rows = language_judges.pairs_are_told_apart, metrics("accuracy", [0.9], 0.03)
-    figure = at_least("share of pairs whose first text is the better", 0.8, 0.9)
+    judge = language_judges.pairs_are_told_apart
+    rows = metrics("accuracy", [0.9], 0.03) + metrics("groups_scored", [60.0])
+    figure = at_least("share of pairs whose first text is the better", 0.8, 56 / 64)
     assert compared(judge, published, rows) == near([figure])
     assert half_widths(judge, published, rows) == pytest.approx([1.64485 * 0.03], rel=1e-4)
+
+
+def test_a_share_of_pairs_at_its_bound_passes_in_at_most_5_percent() -> None:
+    """By the exact probability of each number of right pairs of 60."""
+    published = {"least_accuracy": (0.8,), "expected_accuracy": (0.95,)}
+    passes = {0.8: 0.0, 0.95: 0.0}
+    for right in range(61):
+        centre = (right + 2) / 64
+        error = math.sqrt(centre * (1 - centre) / 64)
+        rows = metrics("accuracy", [right / 60], error) + metrics("groups_scored", [60.0])
+        results = [Results.of_records(rows)]
+        (found,) = language_judges.pairs_are_told_apart(published, results)
+        for share in passes:
+            chance = math.comb(60, right) * share**right * (1 - share) ** (60 - right)
+            passes[share] += chance * (found.outcome == "agrees")
+    assert passes[0.8] < 0.05
+    assert passes[0.95] > 0.95
 
 
 def shortened(rows: list[Row]) -> list[Row]:

@@ -132,12 +132,12 @@ def test_a_vae_with_a_grid_needs_memory_for_outputs_at_each_node() -> None:
 
 
 def test_a_vae_without_a_grid_needs_memory_for_activations() -> None:
-    """64 outputs and 64 hidden units, for ten starts of each of four latent dimensions."""
+    """64 outputs and 64 hidden units, for twenty starts of each of four latent dimensions."""
     whole = latent_memory(DEEP)
-    assert whole == 4 * (3 * 1797 * 64 + 6 * 40 * 128) + 2**28
+    assert whole == 4 * (3 * 1797 * 64 + 6 * 80 * 128) + 2**28
     chains = {**DEEP["evaluate"], "ais": {"chains": 5}}
     assert latent_memory(DEEP, evaluate=chains) - whole == 4 * 6 * 5 * 128
-    many = changed(DEEP, "model/conditionals/draws", 50)
+    many = changed(DEEP, "model/conditionals/draws", 90)
     assert latent_memory(many) - whole == 4 * 6 * 10 * 128
     train = {"objective": "mpt", "epochs": 1, "batch_size": 10,
              "masks": {"schedule": "fixed", "rate": 0.5, "per_size": 3}}  # fmt: skip

@@ -26,8 +26,8 @@ from mptcore.specs.families.vae.models import (
 from mptcore.specs.masks import FixedSize, TrainSchedule
 from mptcore.specs.train import EpochSchedule, one_or_more
 
-MAX_STARTS = 10
-"""Maximum number of starting points from which a proposal is fitted to an observation."""
+MAX_STARTS = 20
+"""Maximum number of starting points from which a proposal is fitted to an observation at once."""
 DEFAULT_MASKS = FixedSize(schedule="fixed", rate=0.15, per_size=1)
 
 

@@ -204,7 +204,10 @@ def test_annealing_brackets_the_lml() -> None:
     model = linear_gaussian(Recursive(method="recursive"), exact=True)
     x, z = simulated(model, N)
     truths = density_of(model).log_prob(x)
-    for proposal in (model.evidence_proposal(x, 100, torch.Generator()), prior_of(x)):
+    for proposal in (
+        model.evidence_proposal(x, 100, torch.Generator(), is_final=True),
+        prior_of(x),
+    ):
         near = len(proposal.log_shares) > 2
         spec = Ais(temperatures=30 if near else 300, chains=8, leapfrog_steps=4)
         annealing = Annealing(model, x, spec, proposal, torch.Generator().manual_seed(5))
@@ -310,7 +313,7 @@ def test_a_proposal_has_the_density_it_draws_from() -> None:
     """Its mean weight against a normal that it covers is one; adapted, too."""
     case = CASES["tanh Gaussian, D = 16, K = 2"]()
     draws = torch.Generator().manual_seed(1)
-    found = case.vae.evidence_proposal(case.x, 100, draws)
+    found = case.vae.evidence_proposal(case.x, 100, draws, is_final=True)
     for proposal in (found, prior_of(case.x)):
         z = proposal.draw(20_000, draws)
         weights = (-z.square().sum(-1) / 2 - math.log(2 * math.pi) - proposal.log_prob(z)).exp()
