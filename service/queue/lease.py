@@ -3,6 +3,7 @@
 Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -190,18 +191,21 @@ def _cut_blocks(session: Session, experiment_id: str, after: int) -> None:
         .where(Series.experiment_id == experiment_id)
         .where(Block.first_seq <= after, Block.last_seq > after)
     )
-    cut = 0
+    cut_bytes = 0
     for block in session.scalars(spanning):
         assert block.seq is not None  # older blocks have none, and end where a checkpoint is
         seqs = np.frombuffer(block.seq, dtype="<i4")
         kept = int(np.searchsorted(seqs, after, side="right"))
-        cut += block.count - kept
+        reasons = block.reasons[: max(block.reason[:kept])]  # the codes rise as reasons come
+        cut_bytes += (block.count - kept) * sizes.POINT_BYTES
+        cut_bytes += len(json.dumps(block.reasons)) - len(json.dumps(reasons))
+        block.reasons = reasons
         block.last_seq, block.count = int(seqs[kept - 1]), kept
         block.seq, block.reason = block.seq[: 4 * kept], block.reason[:kept]
         for name in ("x", "value", "std_err", "n"):
             setattr(block, name, getattr(block, name)[: 8 * kept])
     session.flush()
-    sizes.note(session, experiment_id, -cut * sizes.POINT_BYTES)
+    sizes.note(session, experiment_id, -cut_bytes)
 
 
 def forget_records(session: Session, experiment_id: str) -> None:

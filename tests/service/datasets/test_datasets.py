@@ -277,7 +277,7 @@ def test_numbers_are_not_read_as_text(api: TestClient) -> None:
     model = {"family": "masked_lm", "checkpoint": "any"}
     data = {"source": "text", "dataset": made["id"]}
     answer = api.post("/v1/experiments", json={"spec": {"model": model, "data": data}})
-    assert "holds both numbers" in answer.json()["errors"][0]["detail"]
+    assert "holds numbers, not text" in answer.json()["errors"][0]["detail"]
     data["dataset"] = "0" * 32
     answer = api.post("/v1/experiments", json={"spec": {"model": model, "data": data}})
     assert "no data set of this id" in answer.json()["errors"][0]["detail"]

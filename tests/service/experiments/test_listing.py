@@ -212,7 +212,7 @@ def test_pages_continue_after_the_last_item(either: Database) -> None:
         ("spec.model.latentdim = 1", 1, "did you mean spec.model.latent_dim? beside it are model."),
         ("spec.model.latent_dim > x", 25, "is a number, not x"),
         ("tag ~ x", 1, "tag allows = != in"),
-        ("owner > a", 1, "owner knows = != in"),
+        ("owner > a", 1, "owner allows = != in"),
         ("created > yesterday", 11, "is a date as 2026-01-31"),
         ("created > 2026-13-01", 11, "is a date as 2026-01-31"),
         ("priority = high", 12, "is a number, not high"),
