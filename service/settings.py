@@ -74,9 +74,9 @@ class Settings(BaseSettings):
     """Limits of the size of an experiment."""
     share: FairShare = FairShare()
     """Fair share among users."""
-    max_workers: int = Field(default=8, ge=1)
-    """Maximum number of workers that compute one experiment: idle workers help with the scores of
-    running experiments until another experiment needs them. 1: none helps."""
+    max_workers: int = Field(default=1, ge=1)
+    """Maximum number of workers that compute one experiment. Above 1, idle workers help with the
+    scores of running experiments until another experiment needs them."""
     help_after_s: float = Field(default=10.0, ge=0)
     """Minimum time that an experiment has run before another worker helps it. Its expected
     remaining time must be as long."""

@@ -174,7 +174,7 @@ class Supervision:
                     self._announced = line["count"]
                 case "division" | "claim" | "plan":
                     self._sharing.take(line)
-                case "snapshot":  # a block of points must end before the next checkpoint
+                case "snapshot":  # what is stored ends before the next checkpoint
                     self._batches.append(Batch())
                 case _:
                     self._spool(line)

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, u
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, undefer
 
 from service.fair_share import FairShare
-from service.queue import lease, shares, workers
+from service.queue import holds, lease, shares, workers
 from service.queue.shares import Standing
 from service.settings import Settings
 from service.tables.engine import now
@@ -73,10 +73,12 @@ def active(session: Session, queue: Queue) -> int:
 
 def is_due(standings: Sequence[Standing], queue: Queue, most: float) -> bool:
     """Return whether an experiment waits that could begin on another worker of this queue."""
-    return any(
-        one.waits_for(queue) and one.may_begin(queue) and one.under_way[queue] < most
-        for one in standings
-    )
+    return any(_could_have(one, queue, most) for one in standings)
+
+
+def _could_have(one: Standing, queue: Queue, most: float) -> bool:
+    """Return whether a user has an experiment that could begin on another worker of this queue."""
+    return one.waits_for(queue) and one.may_begin(queue) and one.under_way[queue] < most
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
     helper. Call only while holding the dispatch lock."""
     if queue not in HELPING:
         return None
+    holds.release_sweeps(session)
     standings = shares.standings(session, rules.fair_share)
     alive = workers.alive_in(session, queue, rules.within_s)
     most = shares.max_slots(standings, rules.fair_share, alive)
@@ -124,7 +127,7 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
         key=lambda row: (eligible[row.owner_id], row.helpers, row.id),
         default=None,
     )
-    if chosen is None:
+    if chosen is None or not _is_free(session, chosen.id):
         return None
     help_ = Help(
         experiment_id=chosen.id, attempt=chosen.attempt, owner_id=chosen.owner_id, queue=queue
@@ -132,6 +135,14 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
     session.add(help_)
     session.flush()
     return help_.id
+
+
+def _is_free(session: Session, experiment_id: str) -> bool:
+    """Lock an experiment as its helps do, and return False if another transaction, which may hang,
+    has locked it: others must not wait for the dispatch lock meanwhile."""
+    one = select(Experiment.id).where(Experiment.id == experiment_id)
+    locked = one.with_for_update(read=True, key_share=True, skip_locked=True)
+    return session.scalar(locked) is not None
 
 
 def could_help(session: Session, queue: Queue, rules: Rules) -> bool:
@@ -223,10 +234,11 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
     stopped now. These are the experiments that could begin, and those that are dispatched while no
     worker is idle. Helpers that have not begun are first, then those of the owner with the most
     usage for its shares. Call only while holding the dispatch lock."""
+    holds.release_sweeps(session)
     standings = shares.standings(session, rules.fair_share)
     slots = workers.slots(session, rules.within_s).get(queue, workers.Slots(0, 0))
     most = shares.max_slots(standings, rules.fair_share, slots.workers)
-    due = _waiting(session, queue) if is_due(standings, queue, most) else 0
+    due = _waiting(session, queue, [one for one in standings if _could_have(one, queue, most)])
     if not due and not slots.missing:
         return 0
     level = {one.owner_id: one.level for one in standings}
@@ -246,10 +258,13 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
     return len(chosen)
 
 
-def _waiting(session: Session, queue: Queue) -> int:
-    """Return how many queued experiments may run on the workers of a queue."""
+def _waiting(session: Session, queue: Queue, owners: Sequence[Standing]) -> int:
+    """Return how many queued experiments of these users may run on the workers of a queue."""
+    if not owners:
+        return 0
     queued = select(func.count()).where(
         Experiment.status == Status.QUEUED,
+        Experiment.owner_id.in_([one.owner_id for one in owners]),
         Experiment.held == Held.NOT,
         Experiment.device.in_(DEVICES[queue]),
     )

@@ -44,7 +44,7 @@ class Batch:
     restarts: bool = False
     """True if all records are sent again from the first. The stored records are then deleted."""
     checkpoint: dict[str, Any] | None = None
-    """A checkpoint ends the batch, so that no block spans it."""
+    """A checkpoint ends the batch, so that it is stored behind exactly its own records."""
     progress: dict[str, Any] | None = None
     eta_s: float | None = None
     """Estimated seconds to the end at that progress."""

@@ -4,7 +4,7 @@ import heapq
 import json
 import math
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from itertools import count, zip_longest
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -47,21 +47,23 @@ def numbered_points(database: Database, experiment_id: str) -> Iterator[tuple[in
     """Yield the points of all series in the order of their numbers."""
     with database.snapshot() as session:
         spans = [*_spans(session, experiment_id)]
-    waiting: list[tuple[int, Point, Iterator[tuple[int, Point]]]] = []
+    waiting: list[tuple[int, int, Point, Iterator[tuple[int, Point]]]] = []
+    ties = count()  # blocks of old stores have no record numbers: interpolated ones may be equal
     for span, following in zip_longest(spans, spans[1:]):
         with database.snapshot() as session:
             blocks = _blocks(session, experiment_id, span)
         for points in map(_points, blocks):
-            heapq.heappush(waiting, (*next(points), points))
+            seq, point = next(points)
+            heapq.heappush(waiting, (seq, next(ties), point, points))
         until = math.inf if following is None else following.first_seq
         while waiting and waiting[0][0] < until:
-            seq, point, points = waiting[0]
+            seq, tie, point, points = waiting[0]
             yield seq, point
             later = next(points, None)
             if later is None:
                 heapq.heappop(waiting)
             else:
-                heapq.heapreplace(waiting, (*later, points))
+                heapq.heapreplace(waiting, (later[0], tie, later[1], points))
 
 
 def _spans(session: Session, experiment_id: str) -> Iterator[Span]:

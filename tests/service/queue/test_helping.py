@@ -3,11 +3,13 @@
 import json
 import zlib
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
+from celery import Celery
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
 from service.experiments import deletion
 from service.fair_share import FairShare
@@ -15,13 +17,24 @@ from service.queue import division, helping, lease, ledger, shares, workers
 from service.queue.helping import UNLIKE, HelpClaim, HelpOver, Rules
 from service.queue.lease import Claim
 from service.queue.workers import Vitals
+from service.settings import Settings
 from service.tables.engine import Database, now
-from service.tables.experiments import Attempt, DesiredState, Experiment, Queue, Status, Usage
+from service.tables.experiments import (
+    Attempt,
+    DesiredState,
+    Experiment,
+    Held,
+    Queue,
+    Status,
+    Usage,
+)
 from service.tables.helpers import DividedRun, Help, SentBatch
 from service.tables.users import User
+from tests.service.queue.test_holds import limited_sweeps
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.invariants import check
+from worker.dispatcher import Dispatcher
 
 LEASE_S = 60.0
 RULES = Rules(FairShare(), within_s=60.0, max_workers=3, after_s=10.0)
@@ -500,3 +513,68 @@ def test_a_restore_ends_all_helps(database: Database) -> None:
     assert one.ended_at is not None
     with database.snapshot() as session:
         assert session.scalar(select(func.count()).select_from(DividedRun)) == 0
+
+
+def a_look(dispatcher: Dispatcher) -> list[str]:
+    """Do what a dispatcher does once, and return what it has dispatched."""
+    dispatcher.share_idle_workers()
+    return [one.experiment_id for one in dispatcher.dispatch()]
+
+
+def dispatcher_of(database: Database, settings: Settings) -> Dispatcher:
+    return Dispatcher(database, settings.model_copy(update={"max_workers": 3}), Celery())
+
+
+@pytest.mark.parametrize("held", [Held.NOT, Held.SWEEP])
+def test_helpers_give_way_to_a_sweep_with_a_limit(
+    database: Database, settings: Settings, held: Held
+) -> None:
+    """Its points are held until a choice releases them."""
+    long_run(database)
+    add_workers(database, "w", "w1")
+    claim = begun(database, "w1")
+    limited_sweeps(database, 1, {"held": held})
+    assert a_look(dispatcher_of(database, settings)) == []  # the helper has not ended yet
+    with database.snapshot() as session:
+        assert session.get_one(Help, claim.id).must_stop
+
+
+@pytest.mark.parametrize("held", [Held.NOT, Held.SWEEP])
+def test_an_idle_worker_runs_a_sweep_with_a_limit_before_it_helps(
+    database: Database, settings: Settings, held: Held
+) -> None:
+    long_run(database)
+    add_workers(database, "w", "w1", "w2")
+    (one,) = limited_sweeps(database, 1, {"held": held})
+    dispatcher = dispatcher_of(database, settings)
+    assert a_look(dispatcher) + a_look(dispatcher) == [one]
+
+
+def test_no_helper_gives_way_to_the_queue_of_a_user_at_a_limit(either: Database) -> None:
+    busy = add_user(either, "busy")
+    long_run(either)
+    add_workers(either, "w", "a", "b", "spare")
+    for name in "ab":
+        begun(either, name)
+    with either.transaction() as session:
+        session.execute(update(User).where(User.id == busy).values(max_running=0))
+    for _ in range(3):
+        stored.change(either, submitted(either), owner_id=busy)
+    assert stopped(either) == []
+    for _ in range(2):
+        submitted(either)
+    assert len(stopped(either)) == 1
+
+
+def test_nobody_waits_for_a_transaction_that_ends_a_run(lab: Settings) -> None:
+    """It may hang, and the dispatch lock is held."""
+    with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
+        run = long_run(database)
+        add_workers(database, "w", "w1", "w2")
+        with other.transaction() as hung:
+            one = select(Experiment.id).where(Experiment.id == run.experiment_id)
+            hung.execute(one.with_for_update())
+            with database.transaction() as session:
+                session.execute(text("SET LOCAL lock_timeout = '2s'"))
+                assert helping.offer(session, Queue.CPU, RULES) is None
+        assert offered(database) is not None

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from service.queue import lease, quota, sizes
 from service.queue.lease import Claim
@@ -376,3 +376,14 @@ def test_a_block_is_cut_where_a_run_resumes(either: Database, after: int) -> Non
         write(either, again, point(seq, x=seq, labels={"seed": seq % 2}))
     records = numbered_points(either, again.experiment_id)
     assert [seq for seq, _ in records] == [*range(1, 9)]
+
+
+def test_points_of_an_old_store_are_read(either: Database) -> None:
+    """Its blocks have no record numbers, and those between the first and the last are guessed:
+    points of several series may have the same."""
+    claim = claimed(either)
+    seeds = [0, 0, 1, 1, 0, 0, 1, 1]
+    write(either, claim, *(point(i, labels={"seed": s}) for i, s in enumerate(seeds, 1)))
+    with either.transaction() as session:
+        session.execute(update(Block).values(seq=None))
+    assert len([*numbered_points(either, claim.experiment_id)]) == 8
