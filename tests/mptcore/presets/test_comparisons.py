@@ -432,7 +432,7 @@ def test_pairs_are_told_apart() -> None:
 
 
 def test_a_share_of_pairs_at_its_bound_passes_in_at_most_5_percent() -> None:
-    """By the exact probability of each number of right pairs of 60."""
+    """Sum the exact probability of each number of right pairs of 60 that passes."""
     published = {"least_accuracy": (0.8,), "expected_accuracy": (0.95,)}
     passes = {0.8: 0.0, 0.95: 0.0}
     for right in range(61):
