@@ -1,6 +1,6 @@
-"""Scores of texts beside minicons, in an environment of its own: `MINICONS=/path/to/its/python
-python -m benchmarks minicons`. It needs minicons 0.3.39 and transformers 4, which this project's
-environment does not have."""
+"""Measure scores of texts beside minicons, in an environment of its own:
+`MINICONS=/path/to/its/python python -m benchmarks minicons`. It needs minicons 0.3.39 and
+transformers 4, which this project's environment does not have."""
 
 import json
 import os
