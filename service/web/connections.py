@@ -5,6 +5,7 @@ its event streams when it stops."""
 import asyncio
 import logging
 import socket
+import time
 from typing import ClassVar
 
 import uvicorn
@@ -54,20 +55,20 @@ class BoundedHeads(HttpToolsProtocol):
     _in_head = True
     _head_timer: asyncio.TimerHandle | None = None
     _stall_timer: asyncio.TimerHandle | None = None
-    _idle_since = 0.0
+    _idle_since = 0.0  # by a clock that is finer than the milliseconds of uvloop
     _unread_since = 0.0
     _has_warned: ClassVar = False  # of a proxy that is not trusted
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._network = network(self._address)
-        self._idle_since = self.loop.time()
+        self._idle_since = time.monotonic()
         self._await_head()
         if len(self.connections) > MAX_OF_ADDRESS:
             self._make_room()
 
     def on_response_complete(self) -> None:
-        self._idle_since = self.loop.time()
+        self._idle_since = time.monotonic()
         super().on_response_complete()
 
     @property
@@ -127,7 +128,7 @@ class BoundedHeads(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread_since = self.loop.time()
+        self._unread_since = time.monotonic()
         self._watch_sending()
         self._bound_unsent()
 
