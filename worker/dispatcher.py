@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import dispatch, helping, workers
+from service.queue import dispatch, helper_choice, helping, workers
 from service.queue.dispatch import Dispatch
-from service.queue.helping import Rules
+from service.queue.helper_choice import Rules
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
@@ -81,7 +81,8 @@ class Dispatcher:
             rules = Rules.of(self.settings)
             with self.database.snapshot() as session:
                 if not any(
-                    helping.active(session, queue) or helping.could_help(session, queue, rules)
+                    helping.active(session, queue)
+                    or helper_choice.could_help(session, queue, rules)
                     for queue in Queue
                 ):
                     return []
@@ -97,9 +98,9 @@ class Dispatcher:
         idle = self._idle(session)
         for queue in Queue:
             if not idle.get(queue) and helping.active(session, queue):
-                helping.give_way(session, queue, rules)
+                helper_choice.give_way(session, queue, rules)
             for _ in range(idle.get(queue, 0)):
-                found = helping.offer(session, queue, rules)
+                found = helper_choice.offer(session, queue, rules)
                 if found is None:
                     break
                 yield queue, found

@@ -5,9 +5,9 @@ import logging
 
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import dispatch, helping
+from service.queue import dispatch, helper_choice
 from service.queue.dispatch import Dispatch
-from service.queue.helping import Rules
+from service.queue.helper_choice import Rules
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
@@ -75,10 +75,10 @@ class LocalWorker:
         try:
             rules = Rules.of(self.settings)
             with self.database.snapshot() as session:
-                if not helping.could_help(session, Queue.CPU, rules):
+                if not helper_choice.could_help(session, Queue.CPU, rules):
                     return None
             with self.database.transaction() as session:
-                return helping.offer(session, Queue.CPU, rules)
+                return helper_choice.offer(session, Queue.CPU, rules)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             return None

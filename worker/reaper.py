@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import clock, helping, lease, ledger, quota, workers
-from service.queue.helping import Rules
+from service.queue import clock, helper_choice, helping, lease, ledger, quota, workers
+from service.queue.helper_choice import Rules
 from service.records import statistics
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
@@ -71,7 +71,7 @@ class Reaper:
             workers.lock_dispatching(session)
             for queue in Queue:
                 if helping.active(session, queue):
-                    helping.give_way(session, queue, Rules.of(self.settings))
+                    helper_choice.give_way(session, queue, Rules.of(self.settings))
 
     def _has_been_up(self, session: Session) -> bool:
         """Return whether nothing has prevented heartbeats for a whole lease. A gap between two

@@ -16,7 +16,7 @@ from service.tables.experiments import Experiment, Status
 from service.tables.helpers import SentBatch
 from service.web.main import create_app
 from service.web.routes.webhooks import MAX_WEBHOOKS
-from tests.service.queue.test_helping import BATCH, LEASE_S, add_workers, begun, long_run
+from tests.support.helps import BATCH, LEASE_S, add_workers, begun, long_run
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
 

@@ -15,7 +15,7 @@ from service.settings import Settings
 from service.tables.engine import Database, now
 from service.tables.experiments import Attempt
 from service.tables.helpers import Help, SentBatch
-from tests.service.queue.test_helping import BATCH, ENVIRONMENT, LEASE_S
+from tests.support.helps import BATCH, ENVIRONMENT, LEASE_S
 from tests.support.scripted import Clock, ScriptedRunner, Watch, points
 from worker import helper
 from worker.children import GONE

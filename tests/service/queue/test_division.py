@@ -10,7 +10,7 @@ from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Status
 from service.tables.helpers import DividedRun, SentBatch
-from tests.service.queue.test_helping import BATCH, LEASE_S, add_workers, begun, long_run
+from tests.support.helps import BATCH, LEASE_S, add_workers, begun, long_run
 from tests.support.processes import wait_until
 
 

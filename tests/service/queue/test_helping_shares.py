@@ -3,8 +3,8 @@
 from sqlalchemy import select, update
 
 from service.fair_share import FairShare
-from service.queue import helping, shares
-from service.queue.helping import Rules
+from service.queue import helper_choice, helping, shares
+from service.queue.helper_choice import Rules
 from service.tables.engine import Database, now
 from service.tables.experiments import Attempt, Experiment, Queue
 from service.tables.helpers import Help
@@ -40,7 +40,7 @@ class HelpedLab(SharedLab):
     def _give_way(self) -> int:
         """End the helps that must stop, and those whose run has ended; return their number."""
         with self.database.transaction() as session:
-            helping.give_way(session, Queue.CPU, RULES)
+            helper_choice.give_way(session, Queue.CPU, RULES)
             stopped = session.scalars(
                 select(Help.id).where(Help.must_stop, Help.ended_at.is_(None))
             ).all()
@@ -66,7 +66,7 @@ class HelpedLab(SharedLab):
         with self.database.transaction() as session:
             session.execute(update(Experiment).values(progress_eta_s=1e6, progress_at=now()))
             session.execute(update(Attempt).values(environment={}))
-            found = helping.offer(session, Queue.CPU, RULES)
+            found = helper_choice.offer(session, Queue.CPU, RULES)
             if found is None or helping.begin(session, found, worker, 1e9) is None:
                 return False
         self.helps[found] = worker
@@ -75,7 +75,7 @@ class HelpedLab(SharedLab):
     def _is_due(self) -> bool:
         with self.database.snapshot() as session:
             standings = shares.standings(session, SHARE)
-        return helping.is_due(standings, Queue.CPU, CPUS)
+        return helper_choice.is_due(standings, Queue.CPU, CPUS)
 
     def charged_s(self) -> dict[int, float]:
         """Return what fair share charges each user."""

@@ -1,0 +1,230 @@
+"""Choose which idle workers help which running experiments, and which helpers stop for others.
+
+Every function takes a session and commits nothing. Times are the database's own (`now()`).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import and_, exists, func, select, update
+from sqlalchemy.orm import Session
+
+from service.fair_share import FairShare
+from service.queue import helping, holds, shares, workers
+from service.queue.helping import ACTIVE, FINISHED
+from service.queue.shares import Standing
+from service.settings import Settings
+from service.tables.engine import now
+from service.tables.experiments import (
+    DEVICES,
+    Attempt,
+    DesiredState,
+    Experiment,
+    Held,
+    Queue,
+    Status,
+)
+from service.tables.helpers import Help
+from service.tables.workers import Worker
+
+MAX_PAUSE_S = 5.0
+"""Maximum seconds between the end of a help and the next help for the same attempt."""
+HELPING = (Queue.CPU,)
+"""Queues whose workers help. The memory of GPUs is not checked for a second process."""
+
+
+def is_due(standings: Sequence[Standing], queue: Queue, most: float) -> bool:
+    """Return whether an experiment waits that could begin on another worker of this queue."""
+    return any(_could_have(one, queue, most) for one in standings)
+
+
+def _could_have(one: Standing, queue: Queue, most: float) -> bool:
+    """Return whether a user has an experiment that could begin on another worker of this queue."""
+    return one.waits_for(queue) and one.may_begin(queue) and one.under_way[queue] < most
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Settings of helping. A worker that is silent for longer than `within_s` seconds counts as
+    gone."""
+
+    fair_share: FairShare
+    within_s: float
+    max_workers: int
+    after_s: float
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Rules":
+        return cls(
+            settings.share,
+            settings.worker_silent_s,
+            settings.max_workers,
+            settings.help_after_s,
+        )
+
+
+def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
+    """Choose a running experiment that an idle worker of this queue may help, and return the number
+    of the help. The owner with the least usage for its shares is first, then the run with the
+    fewest helpers. None if an experiment waits that could begin, or if no run may have another
+    helper. Call only while holding the dispatch lock."""
+    if queue not in HELPING:
+        return None
+    holds.release_sweeps(session)
+    standings = shares.standings(session, rules.fair_share)
+    alive = workers.alive_in(session, queue, rules.within_s)
+    most = shares.max_slots(standings, rules.fair_share, alive)
+    if is_due(standings, queue, most):
+        return None
+    helped = _helped_by_owner(session)
+    eligible = {
+        one.owner_id: one.level
+        for one in standings
+        if not one.is_disabled and _has_room(one, queue, most, helped[one.owner_id, queue], helped)
+    }
+    max_helpers = min(rules.max_workers, alive) - 1
+    rows = session.execute(_candidates(queue, rules, max_helpers)).all()
+    chosen = min(
+        (row for row in rows if row.owner_id in eligible and row.helpers < max_helpers),
+        key=lambda row: (eligible[row.owner_id], row.helpers, row.id),
+        default=None,
+    )
+    if chosen is None or not _is_free(session, chosen.id):
+        return None
+    help_ = Help(
+        experiment_id=chosen.id, attempt=chosen.attempt, owner_id=chosen.owner_id, queue=queue
+    )
+    session.add(help_)
+    session.flush()
+    return help_.id
+
+
+def _is_free(session: Session, experiment_id: str) -> bool:
+    """Lock an experiment as its helps do, and return False if another transaction, which may hang,
+    has locked it: others must not wait for the dispatch lock meanwhile."""
+    one = select(Experiment.id).where(Experiment.id == experiment_id)
+    locked = one.with_for_update(read=True, key_share=True, skip_locked=True)
+    return session.scalar(locked) is not None
+
+
+def could_help(session: Session, queue: Queue, rules: Rules) -> bool:
+    """Return whether a worker of a queue is idle and a run may have helpers, whatever else waits.
+    It needs no lock: most of the time there is no such run."""
+    return queue in HELPING and bool(session.scalar(select(exists(_candidates(queue, rules, 1)))))
+
+
+def _helped_by_owner(session: Session) -> Counter[tuple[int, Queue]]:
+    rows = session.execute(
+        select(Help.owner_id, Help.queue, func.count())
+        .where(ACTIVE)
+        .group_by(Help.owner_id, Help.queue)
+    )
+    return Counter({(owner_id, Queue(queue)): count for owner_id, queue, count in rows})
+
+
+def _has_room(
+    one: Standing,
+    queue: Queue,
+    most: float,
+    here: int,
+    helped: Counter[tuple[int, Queue]],
+) -> bool:
+    """Return whether a user may have another slot, helpers included."""
+    everywhere = one.running + sum(helped[one.owner_id, name] for name in Queue)
+    within_limit = one.max_running is None or everywhere < one.max_running
+    has_hours = not (queue == Queue.GPU and one.has_spent_gpu_hours)
+    return within_limit and has_hours and one.under_way[queue] + here < most
+
+
+def _candidates(queue: Queue, rules: Rules, max_helpers: int) -> Any:
+    """Select the attempts that may be helped, with the number of their helpers. A machine must have
+    free memory for all the helpers that an attempt may have, because they may begin at once."""
+    of_attempt = and_(Help.experiment_id == Experiment.id, Help.attempt == Experiment.attempt)
+    helpers = select(func.count()).where(of_attempt, ACTIVE).scalar_subquery()
+    recent = exists().where(of_attempt, Help.ended_at > now() - min(rules.after_s, MAX_PAUSE_S))
+    finished = exists().where(of_attempt, Help.reason == FINISHED)
+    eta_s = Experiment.progress_eta_s - (now() - Experiment.progress_at)
+    return (
+        select(Experiment.id, Experiment.attempt, Experiment.owner_id, helpers.label("helpers"))
+        .join(
+            Attempt,
+            and_(Attempt.experiment_id == Experiment.id, Attempt.attempt == Experiment.attempt),
+        )
+        .where(
+            Experiment.status == Status.RUNNING,
+            Experiment.queue == queue,
+            Experiment.desired_state == DesiredState.RUN,
+            Experiment.progress_stage.is_(None),
+            Attempt.started_at < now() - rules.after_s,
+            Attempt.environment.is_not(None),
+            eta_s > rules.after_s,
+            ~recent,
+            ~finished,
+            exists(_idle_and_alike(queue, rules.within_s, max_helpers)),
+        )
+    )
+
+
+def _idle_and_alike(queue: Queue, within_s: float, max_helpers: int) -> Any:
+    """Select the idle workers that may help an attempt."""
+    unlike = exists().where(
+        Help.experiment_id == Experiment.id,
+        Help.attempt == Experiment.attempt,
+        Help.worker == Worker.id,
+        helping.is_in_vain(Help.reason),
+    )
+    return (
+        select(Worker.id)
+        .where(
+            Worker.queue == queue,
+            Worker.heartbeat_at >= now() - within_s,
+            Worker.memory_free >= max_helpers * func.coalesce(Experiment.memory_bytes, 0),
+            ~workers.BUSY,
+            ~unlike,
+        )
+        .correlate(Experiment)
+    )
+
+
+def give_way(session: Session, queue: Queue, rules: Rules) -> int:
+    """Stop as many helpers of a queue as experiments wait for its workers, and return how many were
+    stopped now. These are the experiments that could begin, and those that are dispatched while no
+    worker is idle. Helpers that have not begun are first, then those of the owner with the most
+    usage for its shares. Call only while holding the dispatch lock."""
+    holds.release_sweeps(session)
+    standings = shares.standings(session, rules.fair_share)
+    slots = workers.slots(session, rules.within_s).get(queue, workers.Slots(0, 0))
+    most = shares.max_slots(standings, rules.fair_share, slots.workers)
+    due = _waiting(session, queue, [one for one in standings if _could_have(one, queue, most)])
+    if not due and not slots.missing:
+        return 0
+    level = {one.owner_id: one.level for one in standings}
+    rows = session.execute(
+        select(Help.id, Help.owner_id, Help.must_stop, Help.started_at).where(
+            ACTIVE, Help.queue == queue
+        )
+    ).all()
+    left = due + slots.missing - slots.idle - sum(row.must_stop for row in rows)
+    going = sorted(
+        (row for row in rows if not row.must_stop),
+        key=lambda row: (row.started_at is not None, -level[row.owner_id]),
+    )
+    chosen = [row.id for row in going[: max(0, left)]]
+    if chosen:
+        session.execute(update(Help).where(Help.id.in_(chosen)).values(must_stop=True))
+    return len(chosen)
+
+
+def _waiting(session: Session, queue: Queue, owners: Sequence[Standing]) -> int:
+    """Return how many queued experiments of these users may run on the workers of a queue."""
+    if not owners:
+        return 0
+    queued = select(func.count()).where(
+        Experiment.status == Status.QUEUED,
+        Experiment.owner_id.in_([one.owner_id for one in owners]),
+        Experiment.held == Held.NOT,
+        Experiment.device.in_(DEVICES[queue]),
+    )
+    return session.scalar(queued) or 0

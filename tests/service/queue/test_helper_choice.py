@@ -1,0 +1,313 @@
+"""Choice of helpers: who helps whom, and who stops for whom."""
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+from celery import Celery
+from sqlalchemy import select, text, update
+
+from service.fair_share import FairShare
+from service.queue import helper_choice, helping, shares, workers
+from service.queue.helping import UNLIKE, HelpOver
+from service.settings import Settings
+from service.tables.engine import Database, now
+from service.tables.experiments import (
+    Attempt,
+    DesiredState,
+    Experiment,
+    Held,
+    Queue,
+    Status,
+)
+from service.tables.helpers import Help
+from service.tables.users import User
+from tests.service.queue.test_holds import limited_sweeps
+from tests.support import stored
+from tests.support.attempts import submitted
+from tests.support.helps import (
+    ENVIRONMENT,
+    LEASE_S,
+    RULES,
+    add_user,
+    add_workers,
+    beat,
+    begun,
+    could_help,
+    ended,
+    helps,
+    long_run,
+    offered,
+    stopped,
+)
+from worker.dispatcher import Dispatcher
+
+
+def test_a_gpu_worker_helps_nobody(database: Database) -> None:
+    """It could take memory that the run needs."""
+    long_run(database, queue=Queue.GPU)
+    add_workers(database, "w", "w1", queue=Queue.GPU)
+    assert offered(database, queue=Queue.GPU) is None
+    assert not could_help(database, Queue.GPU)
+    assert helps(database) == []
+
+
+def test_a_help_on_its_way_takes_a_worker(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "w", "w1", "w2")
+    assert offered(either) is not None
+    with either.snapshot() as session:
+        assert workers.slots(session, 60)[Queue.CPU].idle == 1
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"progress_eta_s": 9.0},
+        {"progress_eta_s": None},
+        {"progress_eta_s": 60.0, "progress_at": now() - 51},
+        {"progress_stage": {"name": "training", "done": 1, "total": 2, "unit": "epochs"}},
+        {"desired_state": DesiredState.PAUSE},
+        {"queue": Queue.GPU},
+        {"status": Status.PAUSED},
+    ],
+)
+def test_runs_that_are_not_helped(database: Database, columns: dict[str, Any]) -> None:
+    """They end soon or are about to, train, run on other devices or not at all."""
+    claim = long_run(database)
+    add_workers(database, "w", "w1", "w2")
+    assert could_help(database)
+    stored.change(database, claim.experiment_id, **columns)
+    assert offered(database) is None
+    assert not could_help(database)
+
+
+def test_a_young_run_or_one_without_its_environment_is_not_helped(database: Database) -> None:
+    long_run(database)
+    add_workers(database, "w", "w1", "w2")
+    for columns in ({"started_at": now() - 9}, {"environment": None}):
+        with database.transaction() as session:
+            session.execute(update(Attempt).values(started_at=now() - 60, environment=ENVIRONMENT))
+            session.execute(update(Attempt).values(**columns))
+        assert offered(database) is None
+
+
+def test_a_run_has_at_most_so_many_workers(either: Database) -> None:
+    """Itself included, and then another run has its turn."""
+    first = long_run(either)
+    add_workers(either, *"abcdefg")
+    second = long_run(either)
+    chosen = [begun(either, name) for name in "abcd"]
+    assert offered(either) is None
+    runs = [first.experiment_id, second.experiment_id] * 2
+    assert [one.experiment_id for one in chosen] == runs
+
+
+def test_helpers_count_for_the_limit_of_their_user(either: Database) -> None:
+    """They do not count against an experiment of the user that could begin."""
+    long_run(either)
+    add_workers(either, *"abcdefg")
+    with either.transaction() as session:
+        session.execute(update(User).values(max_running=2))
+    assert offered(either) is not None
+    assert offered(either) is None
+    with either.snapshot() as session:
+        (standing,) = shares.standings(session, FairShare())
+    assert standing.running == 1
+    assert standing.may_begin(Queue.CPU)
+
+
+def test_helpers_leave_the_spare_slots_of_others(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "a", "b", "c")
+    add_user(either, "other")
+    assert offered(either) is not None
+    assert offered(either) is None
+
+
+def test_nobody_helps_while_an_experiment_could_begin(either: Database) -> None:
+    long_run(either)
+    add_workers(either, *"abc")
+    waiting = submitted(either)
+    assert offered(either) is None
+    stored.change(either, waiting, held="after")
+    assert offered(either) is not None
+
+
+def test_helpers_of_the_user_with_the_most_usage_give_way(either: Database) -> None:
+    """One helper stops for each waiting experiment that may begin, and for no other."""
+    other = add_user(either, "other")
+    runs = [long_run(either), long_run(either, owner_id=other)]
+    add_workers(either, *"abcd")
+    chosen = [begun(either, name) for name in "abcd"]
+    with either.transaction() as session:
+        session.execute(update(Attempt).where(Attempt.owner_id == 1).values(started_at=0.0))
+
+    helped = {one.id: one.experiment_id for one in chosen}
+
+    assert stopped(either) == []
+    waiting = submitted(either)
+    stored.change(either, waiting, owner_id=other, held="after")
+    assert stopped(either) == []
+    stored.change(either, waiting, held="")
+    for _ in range(2):
+        assert [helped[one] for one in stopped(either)] == [runs[0].experiment_id]
+    submitted(either)
+    submitted(either)
+    of_whom = sorted(helped[one] for one in stopped(either))
+    assert of_whom == sorted([runs[0].experiment_id] * 2 + [runs[1].experiment_id])
+    over = next(one for one in helps(either) if one.must_stop)
+    claim = next(one for one in chosen if one.id == over.id)
+    with pytest.raises(HelpOver, match="needed"):
+        beat(either, claim)
+
+
+def test_no_helper_gives_way_if_a_worker_is_idle(either: Database) -> None:
+    """The idle worker takes the experiment."""
+    long_run(either)
+    add_workers(either, "w", "a", "b", "idle")
+    for name in "ab":
+        begun(either, name)
+    submitted(either)
+    assert stopped(either) == []
+    submitted(either)
+    assert len(stopped(either)) == 1
+
+
+def test_no_helper_of_a_cpu_gives_way_to_gpu_runs(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "w", "a", "b")
+    for name in "ab":
+        begun(either, name)
+    for device in ("cuda", "cuda", "auto"):
+        stored.change(either, submitted(either), device=device)
+    assert len(stopped(either)) == 1
+
+
+def test_a_helper_gives_way_to_a_dispatched_experiment_without_a_worker(either: Database) -> None:
+    """Its worker went before the message arrived. A help that has not begun is withdrawn first."""
+    long_run(either)
+    add_workers(either, "a", "b", "c")
+    begun(either, "a")
+    coming = offered(either)
+    dispatched = submitted(either)
+    stored.change(either, dispatched, status=Status.DISPATCHED, queue=Queue.CPU)
+    assert stopped(either) == []
+    with either.transaction() as session:
+        workers.leave(session, "b")
+    assert stopped(either) == [coming]
+    with either.transaction() as session:
+        workers.leave(session, "c")
+    assert len(stopped(either)) == 2
+
+
+def test_a_machine_without_memory_for_the_helpers_of_a_run_helps_nobody(either: Database) -> None:
+    """The run may have two helpers, and all may be on one machine."""
+    long_run(either, memory_bytes=2**29 + 1)
+    add_workers(either, "w", "w1", "w2", "w3")
+    assert offered(either) is None
+    long_run(either, memory_bytes=2**29)
+    assert offered(either) is not None
+
+
+@pytest.mark.parametrize("reason", [f"{UNLIKE}cpu", f"{helping.FAILED}no such file"])
+def test_a_worker_that_cannot_help_is_not_offered_again(either: Database, reason: str) -> None:
+    """Its offers go to others, and where there are none, none is made."""
+    long_run(either)
+    add_workers(either, "w", "w1")
+    claim = begun(either)
+    ended(either, claim.id, reason)
+    with either.transaction() as session:
+        session.execute(update(Help).values(ended_at=now() - 60))
+    assert offered(either) is None
+    add_workers(either, "w2")
+    help_id = offered(either)
+    assert help_id is not None
+    with either.transaction() as session:
+        assert helping.begin(session, help_id, "w1", LEASE_S) is None
+    assert len(helps(either)) == 1
+    assert begun(either, "w2")
+
+
+def test_an_attempt_with_nothing_left_to_compute_is_not_helped(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "w", "w1", "w2")
+    ended(either, begun(either).id, helping.FINISHED)
+    with either.transaction() as session:
+        session.execute(update(Help).values(ended_at=now() - 60))
+    assert offered(either) is None
+
+
+def test_a_run_waits_a_little_for_its_next_helper(database: Database) -> None:
+    long_run(database)
+    add_workers(database, "w", "w1", "w2")
+    ended(database, begun(database).id)
+    assert offered(database) is None
+    with database.transaction() as session:
+        session.execute(update(Help).values(ended_at=now() - helper_choice.MAX_PAUSE_S))
+    assert offered(database) is not None
+
+
+def a_look(dispatcher: Dispatcher) -> list[str]:
+    """Do what a dispatcher does once, and return what it has dispatched."""
+    dispatcher.share_idle_workers()
+    return [one.experiment_id for one in dispatcher.dispatch()]
+
+
+def dispatcher_of(database: Database, settings: Settings) -> Dispatcher:
+    return Dispatcher(database, settings.model_copy(update={"max_workers": 3}), Celery())
+
+
+@pytest.mark.parametrize("held", [Held.NOT, Held.SWEEP])
+def test_helpers_give_way_to_a_sweep_with_a_limit(
+    database: Database, settings: Settings, held: Held
+) -> None:
+    """Its points are held until a choice releases them."""
+    long_run(database)
+    add_workers(database, "w", "w1")
+    claim = begun(database, "w1")
+    limited_sweeps(database, 1, {"held": held})
+    assert a_look(dispatcher_of(database, settings)) == []  # the helper has not ended yet
+    with database.snapshot() as session:
+        assert session.get_one(Help, claim.id).must_stop
+
+
+@pytest.mark.parametrize("held", [Held.NOT, Held.SWEEP])
+def test_an_idle_worker_runs_a_sweep_with_a_limit_before_it_helps(
+    database: Database, settings: Settings, held: Held
+) -> None:
+    long_run(database)
+    add_workers(database, "w", "w1", "w2")
+    (one,) = limited_sweeps(database, 1, {"held": held})
+    dispatcher = dispatcher_of(database, settings)
+    assert a_look(dispatcher) + a_look(dispatcher) == [one]
+
+
+def test_no_helper_gives_way_to_the_queue_of_a_user_at_a_limit(either: Database) -> None:
+    busy = add_user(either, "busy")
+    long_run(either)
+    add_workers(either, "w", "a", "b", "spare")
+    for name in "ab":
+        begun(either, name)
+    with either.transaction() as session:
+        session.execute(update(User).where(User.id == busy).values(max_running=0))
+    for _ in range(3):
+        stored.change(either, submitted(either), owner_id=busy)
+    assert stopped(either) == []
+    for _ in range(2):
+        submitted(either)
+    assert len(stopped(either)) == 1
+
+
+def test_nobody_waits_for_a_transaction_that_ends_a_run(lab: Settings) -> None:
+    """It may hang, and the dispatch lock is held."""
+    with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
+        run = long_run(database)
+        add_workers(database, "w", "w1", "w2")
+        with other.transaction() as hung:
+            one = select(Experiment.id).where(Experiment.id == run.experiment_id)
+            hung.execute(one.with_for_update())
+            with database.transaction() as session:
+                session.execute(text("SET LOCAL lock_timeout = '2s'"))
+                assert helper_choice.offer(session, Queue.CPU, RULES) is None
+        assert offered(database) is not None
