@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args
 
@@ -281,6 +281,26 @@ def encode(seq: int | None, record: Record) -> str:
         else:
             line["stage"] = asdict(record.stage)
     return json.dumps(line, allow_nan=False)
+
+
+def point_encoder(series: str, labels: Labels) -> Callable[..., str]:
+    """Return a function that encodes the points of a series: the lines of `encode` for the stored
+    numbers of a Point, several times as fast. It takes the record number, x, value, std_err, n and
+    the reason. A missing number is NaN, and x and n are floats too."""
+    named = f'"record": "point", "series": {json.dumps(series)}'
+    labelled = f'"labels": {json.dumps(dict(sorted(labels.items())))}'
+
+    def line(seq: int, x: float, value: float, std_err: float, n: float, reason: str | None) -> str:
+        place = int(x) if x.is_integer() else x
+        shown = "null" if value != value else value
+        error = "null" if std_err != std_err else std_err
+        why = "" if reason is None else f', "reason": {json.dumps(reason)}'
+        return (
+            f'{{"seq": {seq}, {named}, "x": {place}, "value": {shown}, "std_err": {error}, '
+            f'"n": {int(n)}, {labelled}{why}}}'
+        )
+
+    return line
 
 
 def _replace_not_finite(line: dict[str, Any]) -> None:

@@ -1,19 +1,28 @@
 """Reconstruct the records of a run from the tables."""
 
-import heapq
 import json
 import math
-from collections.abc import Iterator, Sequence
-from itertools import count, zip_longest
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from mptcore.protocol.records import Artifact, Labels, Log, Metric, Point, Record
+from mptcore.protocol.records import (
+    Artifact,
+    Labels,
+    Log,
+    Metric,
+    Record,
+    encode,
+    point_encoder,
+)
 from service.records import results
-from service.records.curves import POINTS_TOGETHER, Columns, record_numbers
+from service.records.curves import POINTS_TOGETHER, record_numbers
 from service.records.recording import COLUMNS
 from service.tables.engine import IN_BINARY, Database
 from service.tables.experiments import Block, Event, Series
@@ -28,42 +37,73 @@ class Span(NamedTuple):
     last_seq: int
 
 
-def numbered_records(database: Database, experiment_id: str) -> Iterator[Numbered]:
-    """Yield all stored records of an ended run in order. Progress records have no numbers and are
-    omitted, as are log lines beyond MAX_LOGS. A few thousand records are in memory at a time. No
-    connection is held while they are sent."""
+POINT_COLUMNS = ("series", "seq", *COLUMNS, "reason")
+CONVERTED_TOGETHER = 1000
+"""Points that become Python's numbers at a time."""
+
+
+@dataclass(frozen=True)
+class StoredSeries:
+    """Name and labels of a series, which all of its points have in common."""
+
+    id: int
+    name: str
+    labels: dict[str, Any]
+
+
+def stored_series(session: Session, experiment_id: str) -> list[StoredSeries]:
+    """Return the series of an experiment."""
+    rows = session.execute(
+        select(Series.id, Series.name, Series.labels)
+        .where(Series.experiment_id == experiment_id)
+        .order_by(Series.id)
+    )
+    return [StoredSeries(one.id, one.name, json.loads(one.labels)) for one in rows]
+
+
+def record_lines(
+    database: Database, experiment_id: str, series: Sequence[StoredSeries]
+) -> Iterator[str]:
+    """Yield all stored records of an ended run in order, as lines. Progress records have no numbers
+    and are omitted, as are log lines beyond MAX_LOGS. About POINTS_TOGETHER points are in memory at
+    a time. No connection is held while they are sent."""
     with database.snapshot() as session:
         others = [*_metrics(session, experiment_id), *_logs(session, experiment_id)]
         others += _artifacts(session, experiment_id)
-    points = numbered_points(database, experiment_id)
-    return heapq.merge(points, sorted(others, key=_seq), key=_seq)
+    others.sort(key=_seq, reverse=True)
+    encoders = [point_encoder(one.name, cast(Labels, one.labels)) for one in series]
+    for index, seq, *point in stored_points(database, experiment_id, series):
+        while others and others[-1][0] < seq:
+            yield f"{encode(*others.pop())}\n"
+        yield f"{encoders[index](seq, *point)}\n"
+    while others:
+        yield f"{encode(*others.pop())}\n"
 
 
 def _seq(numbered: Numbered) -> int:
     return numbered[0]
 
 
-def numbered_points(database: Database, experiment_id: str) -> Iterator[tuple[int, Point]]:
-    """Yield the points of all series in the order of their numbers."""
+def stored_points(
+    database: Database, experiment_id: str, series: Sequence[StoredSeries]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the points of all series in the order of their numbers. A point is the index of its
+    series, its number, x, value, std_err, n, and the reason if a number is missing (NaN)."""
+    places = {one.id: index for index, one in enumerate(series)}
     with database.snapshot() as session:
         spans = [*_spans(session, experiment_id)]
-    waiting: list[tuple[int, int, Point, Iterator[tuple[int, Point]]]] = []
-    ties = count()  # blocks of old stores have no record numbers: interpolated ones may be equal
+    later: list[dict[str, NDArray[Any]]] = []
     for span, following in zip_longest(spans, spans[1:]):
         with database.snapshot() as session:
-            blocks = _blocks(session, experiment_id, span)
-        for points in map(_points, blocks):
-            seq, point = next(points)
-            heapq.heappush(waiting, (seq, next(ties), point, points))
+            parts = [*later, _columns(_blocks(session, experiment_id, span), places)]
+        whole = {name: np.concatenate([one[name] for one in parts]) for name in POINT_COLUMNS}
+        order = np.argsort(whole["seq"], kind="stable")
         until = math.inf if following is None else following.first_seq
-        while waiting and waiting[0][0] < until:
-            seq, tie, point, points = waiting[0]
-            yield seq, point
-            later = next(points, None)
-            if later is None:
-                heapq.heappop(waiting)
-            else:
-                heapq.heapreplace(waiting, (later[0], tie, later[1], points))
+        ready = np.searchsorted(whole["seq"], until, sorter=order)
+        for first in range(0, int(ready), CONVERTED_TOGETHER):
+            some = order[first : min(first + CONVERTED_TOGETHER, ready)]
+            yield from zip(*(whole[name][some].tolist() for name in POINT_COLUMNS), strict=True)
+        later = [{name: column[order[ready:]] for name, column in whole.items()}]
 
 
 def _spans(session: Session, experiment_id: str) -> Iterator[Span]:
@@ -88,11 +128,9 @@ def _spans(session: Session, experiment_id: str) -> Iterator[Span]:
 
 def _blocks(session: Session, experiment_id: str, span: Span) -> Sequence[Any]:
     content = [getattr(Block, name) for name in (*COLUMNS, "seq", "reason", "reasons")]
+    heads = (Block.series_id, Block.first_seq, Block.last_seq, Block.count.label("points"))
     query = (
-        select(
-            *(Series.name, Series.labels, Block.first_seq, Block.last_seq),
-            *(Block.count.label("points"), *content),
-        )
+        select(*heads, *content)
         .join(Series, Series.id == Block.series_id)
         .where(Series.experiment_id == experiment_id)
         .where(Block.first_seq.between(span.first_seq, span.last_seq))
@@ -100,29 +138,27 @@ def _blocks(session: Session, experiment_id: str, span: Span) -> Sequence[Any]:
     return session.execute(query, execution_options=IN_BINARY).all()
 
 
-def _points(block: Any) -> Iterator[tuple[int, Point]]:
-    labels = json.loads(block.labels)
-    seqs = record_numbers(block.seq, block.first_seq, block.last_seq, block.points)
-    columns: Columns = {n: np.frombuffer(getattr(block, n), dtype="<f8") for n in COLUMNS}
-    reasons = [None, *block.reasons]
-    numbers = zip(*(columns[name].tolist() for name in COLUMNS), block.reason, strict=True)
-    for seq, (x, value, std_err, n, code) in zip(seqs.tolist(), numbers, strict=True):
-        yield (
-            int(seq),
-            Point(
-                block.name,
-                x,
-                _number(value),
-                _number(std_err),
-                int(n),
-                labels,
-                reasons[code],
-            ),
-        )
+def _columns(blocks: Sequence[Any], places: Mapping[int, int]) -> dict[str, NDArray[Any]]:
+    """Return the points of blocks, one block after the other."""
+    owners = [places[one.series_id] for one in blocks]
+    return {
+        "series": np.repeat(owners, [one.points for one in blocks]),
+        "seq": np.concatenate([_seqs(one) for one in blocks]).astype(np.int64),
+        **{
+            name: np.frombuffer(b"".join(getattr(one, name) for one in blocks), dtype="<f8")
+            for name in COLUMNS
+        },
+        "reason": np.concatenate([_reasons(one) for one in blocks]),
+    }
 
 
-def _number(value: float) -> float | None:
-    return None if value != value else value
+def _seqs(block: Any) -> NDArray[Any]:
+    return record_numbers(block.seq, block.first_seq, block.last_seq, block.points)
+
+
+def _reasons(block: Any) -> NDArray[Any]:
+    known = np.array([None, *block.reasons], dtype=object)
+    return known[np.frombuffer(block.reason, dtype=np.uint8)]
 
 
 def _metrics(session: Session, experiment_id: str) -> Iterator[Numbered]:

@@ -5,9 +5,13 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mptcore.protocol.records import (
+    LABELS,
     Artifact,
+    Labels,
     Log,
     Metric,
     Point,
@@ -16,6 +20,7 @@ from mptcore.protocol.records import (
     RunError,
     Stage,
     encode,
+    point_encoder,
 )
 
 POINT = {"seq": 3, "record": "point", "series": "score", "x": 1, "value": -1.5, "std_err": None,
@@ -45,6 +50,28 @@ def test_a_record_is_one_line(record: Record, line: dict[str, Any]) -> None:
     assert json.loads(encode(3, record)) == line
     assert "\n" not in encode(3, record)
     assert json.loads(encode(None, record)) == {**line, "seq": None}
+
+
+NUMBER = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(
+    st.floats(allow_nan=False, allow_infinity=False) | st.integers(0, 10**6),
+    st.tuples(NUMBER, NUMBER),
+    st.integers(0, 2**53),
+    st.dictionaries(st.sampled_from(LABELS), st.integers() | st.text(max_size=9)),
+    st.none() | st.text(max_size=9),
+)
+def test_stored_points_are_encoded_as_the_run_did(
+    x: float,
+    numbers: tuple[float | None, float | None],
+    n: int,
+    labels: Labels,
+    reason: str | None,
+) -> None:
+    value, std_err = (math.nan if one is None else one for one in numbers)
+    line = point_encoder("score", labels)(7, float(x), value, std_err, float(n), reason)
+    assert line == encode(7, Point("score", x, *numbers, n, labels, reason))
 
 
 def test_equal_records_give_equal_lines() -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from service.queue import lease
 from service.queue.lease import Claim, FailureCause
 from service.records import stored_records
 from service.records.recording import Batch, record
-from service.records.stored_records import numbered_points
+from service.records.stored_records import record_lines, stored_series
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
@@ -253,5 +254,28 @@ def test_points_come_in_the_order_of_their_numbers(
             record(session, claim, batch, 60)
     for together in (1, 10, 1000):
         monkeypatch.setattr(stored_records, "POINTS_TOGETHER", together)
-        found = numbered_points(either, claim.experiment_id)
-        assert [encode(seq, point) for seq, point in found] == lines
+        with either.snapshot() as session:
+            series = stored_series(session, claim.experiment_id)
+        assert [*record_lines(either, claim.experiment_id, series)] == [f"{o}\n" for o in lines]
+
+
+def test_a_process_builds_one_zip_at_a_time(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait while a part is built, and not while it is sent."""
+    claim = ended(database)
+    held: list[bool] = []
+
+    def lines(*arguments: Any) -> Iterator[str]:
+        for _ in range(3):
+            held.append(bundle.ONE_AT_A_TIME.locked())
+            yield "{}\n"
+
+    monkeypatch.setattr(bundle, "record_lines", lines)
+    with database.snapshot() as session:
+        experiment = session.get_one(Experiment, claim.experiment_id)
+        made = bundle.bundle(session, experiment)
+    sent = [bundle.ONE_AT_A_TIME.locked() for _ in bundle.zipped(database, settings, made)]
+    assert held == [True, True, True]
+    assert sent
+    assert not any(sent)
