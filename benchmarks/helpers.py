@@ -150,7 +150,7 @@ def _works(
             session.add(row)
             session.flush()
             yield partial(_help, database, HelpClaim(row.id, claim.experiment_id, claim.attempt,
-                                                     {}, {}), batch_s, [0.0, 0])  # fmt: skip
+                                                     {}, {}, None), batch_s, [0.0, 0])  # fmt: skip
 
 
 def _coordinate(database: Database, claim: lease.Claim) -> float:

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mptcore.protocol.exit_codes import COMPLETE
+from mptcore.protocol.exit_codes import COMPLETE, NOT_WORTHWHILE
 from mptcore.specs.stored import stored_spec
 from service.datasets.child_environment import hub_environment
 from service.experiments.inputs import Inputs
 from service.queue import division, helping
-from service.queue.helping import FAILED, FINISHED, UNLIKE, HelpClaim, HelpOver
+from service.queue.helping import FAILED, FINISHED, LITTLE_USE, UNLIKE, HelpClaim, HelpOver
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
@@ -30,6 +30,11 @@ CONTACT_S = 0.5
 with twice as many would keep several processors of the database busy."""
 IDLE_S = 30.0
 """Maximum seconds that a helper waits for work. Its time is charged to the run's owner."""
+CATCH_UP_S = 60.0
+"""Minimum seconds that a helper may take before its first claim."""
+MAX_CATCH_UP = 0.5
+"""Maximum part of the run's remaining time that it may take before, if that is longer. It repeats
+draws and fits of the run, which help nobody."""
 MAX_UNSENT = 256
 """Maximum number of batches that are kept while the database is unavailable."""
 
@@ -45,12 +50,14 @@ class HelpSupervision:
         self._count: int | None = None
         self._is_new = False
         """True if the claim of this count was not tried yet."""
-        self._asked_at = 0.0
+        self._asked_at: float | None = None
+        """Time of the last claim."""
         self._unsent: list[dict[str, Any]] = []
         self._known_plans = 0
         self._is_alike = False
         self._last_contact = 0.0
-        self._heard_at = time.monotonic()
+        self._began_at = self._heard_at = time.monotonic()
+        self._catch_up_s = max(CATCH_UP_S, MAX_CATCH_UP * (claim.remaining_s or 0.0))
         self._memory = Memory(settings.run_memory_bytes)
 
     def run(self, is_stopping: Callable[[], bool]) -> str:
@@ -96,7 +103,9 @@ class HelpSupervision:
             self._heard_at = at
         elif at > self._heard_at + self.settings.stall_s:
             raise HelpOver("its process reported nothing for too long")
-        if self._count is not None and at > self._asked_at + IDLE_S:
+        if self._asked_at is None and at > self._began_at + self._catch_up_s:
+            raise HelpOver(f"{LITTLE_USE}it repeats what the run did before for too long")
+        if self._count is not None and at > (self._asked_at or at) + IDLE_S:
             raise HelpOver("there was no work for it")
         is_urgent = self._is_new or len(self._unsent) >= MAX_UNSENT // 2
         if records is None or is_urgent or at >= self._last_contact + CONTACT_S:
@@ -147,6 +156,8 @@ class HelpSupervision:
 def _reason_of_exit(status: int) -> str:
     if status == COMPLETE:
         return FINISHED
+    if status == NOT_WORTHWHILE:
+        return f"{LITTLE_USE}it mostly draws masks"
     if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # killed from outside
         return "its process was killed"
     return f"{FAILED}it ended with status {status}"

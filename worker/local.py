@@ -49,7 +49,7 @@ class LocalWorker:
                 chosen = self._next()
                 if chosen is not None:
                     slot.run(chosen.experiment_id, chosen.dispatch_no, self.stopping.is_set)
-                elif (help_id := self._help()) is not None:
+                elif (help_id := self._help(name)) is not None:
                     slot.help(help_id, self.stopping.is_set)
                 else:
                     self.stopping.wait(self.settings.poll_s)
@@ -68,12 +68,12 @@ class LocalWorker:
             self.stopping.wait(self.settings.heartbeat_s)
             return None
 
-    def _help(self) -> int | None:
-        """Return the number of a help for another worker of this machine."""
+    def _help(self, name: str) -> int | None:
+        """Return the number of a help of this worker for another one of this machine."""
         if self.settings.max_workers == 1:
             return None
         try:
-            rules = Rules.of(self.settings)
+            rules = Rules.of(self.settings, name)
             with self.database.snapshot() as session:
                 if not helper_choice.could_help(session, Queue.CPU, rules):
                     return None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from mptcore.runtime.cgroups import memory_limit_bytes
+from mptcore.runtime.cgroups import memory_free_bytes, memory_limit_bytes
 
 GIB = 2**30
 
@@ -13,12 +13,15 @@ GIB = 2**30
 def memory_limit(limit: int | None) -> int:
     """Return the main memory that a run may use: the setting, or nine tenths of the memory of the
     worker's machine or container."""
-    return limit or int(0.9 * within_container(psutil.virtual_memory().total))
+    total = psutil.virtual_memory().total
+    return limit or int(0.9 * min(total, memory_limit_bytes() or total))
 
 
-def within_container(size: int) -> int:
-    """Return a size of the machine's memory, or the container's limit if that is less."""
-    return min(size, memory_limit_bytes() or size)
+def free_memory() -> int:
+    """Return the main memory that is free on the worker's machine, or in its container if that is
+    less."""
+    machine, container = psutil.virtual_memory().available, memory_free_bytes()
+    return machine if container is None else min(machine, container)
 
 
 class Memory:

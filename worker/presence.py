@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
-
 from service.queue import worker_samples, workers
 from service.queue.workers import Vitals
 from service.settings import Settings
@@ -17,7 +15,7 @@ from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from service.tables.experiments import Queue
 from worker import gpus
-from worker.memory import memory_limit, within_container
+from worker.memory import free_memory, memory_limit
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ def vitals(queue: Queue, run_memory: int | None = None, run_pid: int | None = No
     common: dict[str, Any] = {
         "host": socket.gethostname(),
         "queue": queue,
-        "memory_free": within_container(psutil.virtual_memory().available),
+        "memory_free": free_memory(),
         "run_memory": memory_limit(run_memory),
     }
     if queue == Queue.CPU:

@@ -22,12 +22,16 @@ class Sharing:
         self._is_requested = False
         self._count: int | None = None
         self._plans: list[dict[str, Any]] = []
+        self._is_new = False
+        """True if the last request was not tried yet."""
+        self._is_stored = False
+        """True if this transaction contains the claim and the plans."""
         self._orders: list[dict[str, Any]] = []
 
     @property
     def is_urgent(self) -> bool:
-        """True if the runner waits for an answer."""
-        return self._count is not None or self._first is not None
+        """True if the runner waits for an answer to a new request."""
+        return self._is_new
 
     @property
     def is_divided(self) -> bool:
@@ -36,6 +40,7 @@ class Sharing:
 
     def take(self, line: Record) -> None:
         """Keep a request of the runner."""
+        self._is_new |= line["record"] != "plan"
         match line["record"]:
             case "division":
                 self._first = int(line["next"])
@@ -45,8 +50,9 @@ class Sharing:
                 self._plans.append({"number": int(line["number"]), "values": line["values"]})
 
     def exchange(self, session: Session) -> None:
-        """Store the requests and read the answers, in the transaction of the run's fence."""
-        self._orders = []
+        """Store the requests and read the answers, in the transaction of the run's fence. Requests
+        wait while a helper has locked the claims."""
+        self._orders, self._is_new, self._is_stored = [], False, False
         if not self._is_divided and self._first is None:
             may_ask = self._may_divide and not self._is_requested
             if may_ask and helping.has_helper(session, *self._run):
@@ -54,9 +60,11 @@ class Sharing:
             return
         if self._first is not None:
             division.begin(session, *self._run, self._first)
-        if self._plans:
+        if self._plans or self._count is not None:
+            self._is_stored = division.is_free(session, self._run[0])
+        if self._plans and self._is_stored:
             division.publish_plans(session, *self._run, self._plans)
-        if self._count is not None:
+        if self._count is not None and self._is_stored:
             first = division.claim_span(session, *self._run, self._count)
             if first is not None:
                 self._orders.append({"span": [first, self._count]})
@@ -69,5 +77,7 @@ class Sharing:
             self._is_requested |= "divide" in order
             runner.order(order)
         if self._is_divided or self._first is not None:
-            self._is_divided, self._first, self._count, self._plans = True, None, None, []
-        self._orders = []
+            self._is_divided, self._first = True, None
+        if self._is_stored:
+            self._count, self._plans = None, []
+        self._orders, self._is_stored = [], False

@@ -17,7 +17,7 @@ from mptcore.protocol.exit_codes import COMPLETE, INVALID, STOPPED
 from mptcore.specs.stored import stored_spec
 from service.datasets.child_environment import hub_environment
 from service.experiments.inputs import Inputs
-from service.queue import lease
+from service.queue import helping, lease
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.records.recording import Batch, record
 from service.settings import Settings
@@ -327,6 +327,9 @@ class Supervision:
             log.error("no run can start here: %s", self.runner.stderr[-4000:] or f"status {status}")
             return Outcome(UNFIT, self._release().commit)
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
+            if self._sharing.is_divided:
+                log.warning("the runner was killed for lack of memory beside its helpers")
+                return self._lost_beside_helpers()
             return self._finish(Status.FAILED, self._out_of_memory())
         if self._is_past_grace:
             log.warning("the runner left no checkpoint in time")
@@ -345,6 +348,16 @@ class Supervision:
         return Outcome(
             outcome, lambda session: lease.mark_lost(session, self.claim, most, self._peak)
         )
+
+    def _lost_beside_helpers(self) -> Outcome:
+        """Queue the experiment again, without helpers: they may have used the memory."""
+        lost = self._lost("lost")
+
+        def commit(session: Session) -> object:
+            helping.end_for_memory(session, self.claim.experiment_id, self.claim.attempt)
+            return lost.commit(session)
+
+        return Outcome(lost.name, commit)
 
     def _outcome_of_complete_run(self) -> Outcome:
         """Succeed only if every record has arrived."""

@@ -7,3 +7,5 @@ INVALID = 2
 """Bad spec. Each problem is a line on stderr."""
 STOPPED = 3
 """Stopped on request, after saving a checkpoint."""
+NOT_WORTHWHILE = 4
+"""Ended by a helper that mostly draws masks."""

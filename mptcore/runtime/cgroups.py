@@ -17,13 +17,30 @@ UNLIMITED_BYTES = 2**60
 
 def memory_limit_bytes(root: Path = ROOT) -> int | None:
     """Return the memory that this process and its neighbours in its group may use together."""
-    found = []
+    return min((limit for limit, _ in _memory(root)), default=None)
+
+
+def memory_free_bytes(root: Path = ROOT) -> int | None:
+    """Return the memory that they may still use. None if there is no limit."""
+    return min((limit - used for limit, used in _memory(root)), default=None)
+
+
+def _memory(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield the limit of each group that has one, and its used memory. Files that were read but not
+    lately do not count: the kernel drops them from memory first."""
     for folder in _groups(root, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = _numbers(folder / name)
+        for names in _MEMORY_FILES:
+            limit, used = (_numbers(folder / name) for name in names[:2])
             if limit and limit[0] < UNLIMITED_BYTES:
-                found.append(limit[0])
-    return min(found, default=None)
+                lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
+                dropped = sum(int(line[1]) for line in lines if line[0] == names[2])
+                yield limit[0], max(0, sum(used) - dropped)
+
+
+_MEMORY_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def processors(root: Path = ROOT) -> int:

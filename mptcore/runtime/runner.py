@@ -11,7 +11,7 @@ from typing import Protocol, TextIO
 
 import torch
 
-from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
+from mptcore.protocol.exit_codes import COMPLETE, FAILED, NOT_WORTHWHILE, STOPPED
 from mptcore.protocol.orders import Assignment, Order
 from mptcore.protocol.records import (
     Checkpoint,
@@ -105,7 +105,7 @@ class SpecRunner:
                     self.out.flush()
                     return STOPPED
         except NotWorthwhile:  # a helper has no records
-            return COMPLETE
+            return NOT_WORTHWHILE
         except RunError as error:
             return self._fail(Failure(error.cause, str(error)))
         except (MemoryError, RuntimeError) as error:

@@ -33,6 +33,13 @@ def begin(session: Session, experiment_id: str, attempt: int, first: int) -> Non
     insert_new(session, DividedRun, [row])
 
 
+def is_free(session: Session, experiment_id: str) -> bool:
+    """Lock the claims of a divided run, and return False if another transaction has locked them. A
+    helper that hangs in a transaction must not hold up the heartbeat of the run."""
+    mine = select(DividedRun.experiment_id).where(DividedRun.experiment_id == experiment_id)
+    return session.scalar(mine.with_for_update(skip_locked=True)) is not None
+
+
 def publish_plans(
     session: Session, experiment_id: str, attempt: int, plans: Sequence[dict[str, Any]]
 ) -> None:

@@ -4,7 +4,7 @@ Every function takes a session and commits nothing. Times are the database's own
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.fair_share import FairShare
 from service.queue import helping, holds, shares, workers
-from service.queue.helping import ACTIVE, FINISHED
+from service.queue.helping import ACTIVE, NO_MEMORY, REMAINING_S
 from service.queue.shares import Standing
 from service.settings import Settings
 from service.tables.engine import now
@@ -54,14 +54,17 @@ class Rules:
     within_s: float
     max_workers: int
     after_s: float
+    helper: str | None = None
+    """The worker that is to help. None: any idle worker of the queue."""
 
     @classmethod
-    def of(cls, settings: Settings) -> "Rules":
+    def of(cls, settings: Settings, helper: str | None = None) -> "Rules":
         return cls(
             settings.share,
             settings.worker_silent_s,
             settings.max_workers,
             settings.help_after_s,
+            helper,
         )
 
 
@@ -85,7 +88,7 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
         if not one.is_disabled and _has_room(one, queue, most, helped[one.owner_id, queue], helped)
     }
     max_helpers = min(rules.max_workers, alive) - 1
-    rows = session.execute(_candidates(queue, rules, max_helpers)).all()
+    rows = session.execute(_candidates(queue, rules)).all()
     chosen = min(
         (row for row in rows if row.owner_id in eligible and row.helpers < max_helpers),
         key=lambda row: (eligible[row.owner_id], row.helpers, row.id),
@@ -112,7 +115,7 @@ def _is_free(session: Session, experiment_id: str) -> bool:
 def could_help(session: Session, queue: Queue, rules: Rules) -> bool:
     """Return whether a worker of a queue is idle and a run may have helpers, whatever else waits.
     It needs no lock: most of the time there is no such run."""
-    return queue in HELPING and bool(session.scalar(select(exists(_candidates(queue, rules, 1)))))
+    return queue in HELPING and bool(session.scalar(select(exists(_candidates(queue, rules)))))
 
 
 def _helped_by_owner(session: Session) -> Counter[tuple[int, Queue]]:
@@ -138,14 +141,13 @@ def _has_room(
     return within_limit and has_hours and one.under_way[queue] + here < most
 
 
-def _candidates(queue: Queue, rules: Rules, max_helpers: int) -> Any:
-    """Select the attempts that may be helped, with the number of their helpers. A machine must have
-    free memory for all the helpers that an attempt may have, because they may begin at once."""
+def _candidates(queue: Queue, rules: Rules) -> Any:
+    """Select the attempts that may be helped, with the number of their helpers."""
     of_attempt = and_(Help.experiment_id == Experiment.id, Help.attempt == Experiment.attempt)
     helpers = select(func.count()).where(of_attempt, ACTIVE).scalar_subquery()
     recent = exists().where(of_attempt, Help.ended_at > now() - min(rules.after_s, MAX_PAUSE_S))
-    finished = exists().where(of_attempt, Help.reason == FINISHED)
-    eta_s = Experiment.progress_eta_s - (now() - Experiment.progress_at)
+    useless = exists().where(of_attempt, helping.is_useless(Help.reason))
+    too_large = exists().where(Help.experiment_id == Experiment.id, Help.reason == NO_MEMORY)
     return (
         select(Experiment.id, Experiment.attempt, Experiment.owner_id, helpers.label("helpers"))
         .join(
@@ -159,16 +161,17 @@ def _candidates(queue: Queue, rules: Rules, max_helpers: int) -> Any:
             Experiment.progress_stage.is_(None),
             Attempt.started_at < now() - rules.after_s,
             Attempt.environment.is_not(None),
-            eta_s > rules.after_s,
+            REMAINING_S > rules.after_s,
             ~recent,
-            ~finished,
-            exists(_idle_and_alike(queue, rules.within_s, max_helpers)),
+            ~useless,
+            ~too_large,
+            exists(_idle_and_alike(queue, rules)),
         )
     )
 
 
-def _idle_and_alike(queue: Queue, within_s: float, max_helpers: int) -> Any:
-    """Select the idle workers that may help an attempt."""
+def _idle_and_alike(queue: Queue, rules: Rules) -> Any:
+    """Select the idle workers that may help an attempt, and whose machine has the memory."""
     unlike = exists().where(
         Help.experiment_id == Experiment.id,
         Help.attempt == Experiment.attempt,
@@ -179,10 +182,12 @@ def _idle_and_alike(queue: Queue, within_s: float, max_helpers: int) -> Any:
         select(Worker.id)
         .where(
             Worker.queue == queue,
-            Worker.heartbeat_at >= now() - within_s,
-            Worker.memory_free >= max_helpers * func.coalesce(Experiment.memory_bytes, 0),
+            Worker.heartbeat_at >= now() - rules.within_s,
+            Worker.memory_free - helping.promised_bytes()
+            >= func.coalesce(Experiment.memory_bytes, 0),
+            *(() if rules.helper is None else (Worker.id == rules.helper,)),
             ~workers.BUSY,
-            ~unlike,
+            ~unlike.correlate(Experiment, Worker),
         )
         .correlate(Experiment)
     )
@@ -192,13 +197,15 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
     """Stop as many helpers of a queue as experiments wait for its workers, and return how many were
     stopped now. These are the experiments that could begin, and those that are dispatched while no
     worker is idle. Helpers that have not begun are first, then those of the owner with the most
-    usage for its shares. Call only while holding the dispatch lock."""
+    usage for its shares. Helpers of users who have more slots than their limit stop in any case.
+    Call only while holding the dispatch lock."""
     holds.release_sweeps(session)
     standings = shares.standings(session, rules.fair_share)
     slots = workers.slots(session, rules.within_s).get(queue, workers.Slots(0, 0))
     most = shares.max_slots(standings, rules.fair_share, slots.workers)
     due = _waiting(session, queue, [one for one in standings if _could_have(one, queue, most)])
-    if not due and not slots.missing:
+    limits = {one.owner_id: one for one in standings if one.max_running is not None}
+    if not due and not slots.missing and not limits:
         return 0
     level = {one.owner_id: one.level for one in standings}
     rows = session.execute(
@@ -212,9 +219,26 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
         key=lambda row: (row.started_at is not None, -level[row.owner_id]),
     )
     chosen = [row.id for row in going[: max(0, left)]]
+    chosen += _beyond_limits(limits, rows, chosen)
     if chosen:
         session.execute(update(Help).where(Help.id.in_(chosen)).values(must_stop=True))
     return len(chosen)
+
+
+def _beyond_limits(
+    limits: Mapping[int, Standing], helps: Sequence[Any], stopped: Sequence[int]
+) -> Iterator[int]:
+    """Yield the helps that must stop beside those that stop already, so that runs and helpers of a
+    user are within the user's limit. A run may have begun beside them."""
+    going = [one for one in helps if not one.must_stop and one.id not in stopped]
+    slots = Counter(one.owner_id for one in going)
+    for one in reversed(going):
+        user = limits.get(one.owner_id)
+        if user is None or user.max_running is None:
+            continue
+        if user.running + slots[one.owner_id] > user.max_running:
+            slots[one.owner_id] -= 1
+            yield one.id
 
 
 def _waiting(session: Session, queue: Queue, owners: Sequence[Standing]) -> int:

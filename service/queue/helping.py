@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, ScalarSelect, delete, exists, func, or_, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, undefer
 
 from service.queue import lease
@@ -20,6 +20,7 @@ from service.tables.experiments import (
     Status,
 )
 from service.tables.helpers import DividedRun, Help, SentBatch
+from service.tables.workers import Worker
 
 MAX_SHOWN = 50
 """Maximum number of helps that are shown of an experiment."""
@@ -29,6 +30,11 @@ FAILED = "its process failed: "
 """Beginning of the reason of a help whose process failed. It would fail again."""
 FINISHED = "nothing is left to compute"
 """Reason of a help that ended because all batches of the attempt are claimed."""
+LITTLE_USE = "it is of little use: "
+"""Beginning of the reason of a help that ended because no worker would help the attempt much."""
+NO_MEMORY = "the run was killed for lack of memory"
+"""Reason of the helps of an attempt whose process the kernel killed. The experiment gets no more
+helpers, because it may need the memory alone."""
 ALIKE = ("core", "packages", "cpu", "cpu_capability", "threads", "gpu", "cuda", "precision")
 """Parts of the environment on which the bits of a result depend."""
 
@@ -43,6 +49,8 @@ class HelpClaim:
     spec: dict[str, Any]
     environment: Mapping[str, Any]
     """Environment of the attempt."""
+    remaining_s: float | None
+    """Expected remaining time of the attempt."""
     checkpoints: Sequence[Checkpoint] = ()
     inputs: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -64,9 +72,18 @@ def is_in_vain(reason: InstrumentedAttribute[str | None]) -> ColumnElement[bool]
     return or_(reason.startswith(UNLIKE), reason.startswith(FAILED))
 
 
+def is_useless(reason: InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
+    """Return whether no worker should help the attempt of an ended help again."""
+    return or_(reason == FINISHED, reason.startswith(LITTLE_USE))
+
+
 def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpClaim | None:
     """Begin a help: take its lease and start its line of the ledger. None if it is no longer
-    current, or if the worker is known to be unlike the attempt's; then it is removed."""
+    current, if the worker is known to be unlike the attempt's, or if its machine lacks the memory;
+    then the help has ended, and the attempt gets the next one a little later."""
+    if _lacks_memory(session, help_id, worker):
+        _refuse(session, help_id)
+        return None
     earlier = aliased(Help)
     unlike = exists().where(
         earlier.experiment_id == Help.experiment_id,
@@ -89,12 +106,13 @@ def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpCl
         .execution_options(synchronize_session=False)
     ).one_or_none()
     if row is None:
-        session.execute(delete(Help).where(Help.id == help_id, Help.started_at.is_(None)))
+        _refuse(session, help_id)
         return None
     attempt = session.get_one(
         Attempt, (row.experiment_id, row.attempt), options=[undefer(Attempt.environment)]
     )
     experiment = session.get_one(Experiment, row.experiment_id)
+    remaining_s = session.scalar(select(REMAINING_S).where(Experiment.id == row.experiment_id))
     found = lease.checkpoints(session, row.experiment_id)
     return HelpClaim(
         help_id,
@@ -102,8 +120,53 @@ def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpCl
         row.attempt,
         experiment.spec,
         attempt.environment or {},
+        remaining_s,
         found,
     )
+
+
+def _refuse(session: Session, help_id: int) -> None:
+    """End a help that did not begin, and remove earlier ones of its attempt that did not."""
+    others = aliased(Help)
+    same = select(others.experiment_id).where(others.id == help_id).scalar_subquery()
+    refused = (Help.experiment_id == same, Help.started_at.is_(None))
+    session.execute(delete(Help).where(*refused, Help.ended_at.is_not(None)))
+    session.execute(
+        update(Help)
+        .where(Help.id == help_id, Help.started_at.is_(None))
+        .values(ended_at=now(), folded=True, reason="a worker refused it")
+        .execution_options(synchronize_session=False)
+    )
+
+
+REMAINING_S = Experiment.progress_eta_s - (now() - Experiment.progress_at)
+"""Expected remaining time of a running experiment in seconds; null if unknown."""
+
+
+def promised_bytes(but: int | None = None) -> ScalarSelect[int]:
+    """Return the memory of all helps on a worker's machine but one. Those that have not begun may
+    begin there. The memory of helps that have begun counts twice: it is not free any more, and they
+    may allocate more."""
+    other, run, neighbour = aliased(Help), aliased(Experiment), aliased(Worker)
+    is_here = exists().where(neighbour.id == other.worker, neighbour.host == Worker.host)
+    total = (
+        select(func.coalesce(func.sum(run.memory_bytes), 0))
+        .join(other, other.experiment_id == run.id)
+        .where(other.ended_at.is_(None), other.id != (but or 0))
+        .where(or_(other.worker.is_(None), is_here.correlate(other, Worker)))
+    )
+    return total.correlate(Worker).scalar_subquery()
+
+
+def _lacks_memory(session: Session, help_id: int, worker: str) -> bool:
+    needed = (
+        select(func.coalesce(Experiment.memory_bytes, 0))
+        .join(Help, Help.experiment_id == Experiment.id)
+        .where(Help.id == help_id)
+        .scalar_subquery()
+    )
+    lacks = select(Worker.memory_free - promised_bytes(help_id) < needed)
+    return bool(session.scalar(lacks.where(Worker.id == worker)))
 
 
 def _attempt_runs() -> ColumnElement[bool]:
@@ -144,6 +207,21 @@ def end(session: Session, help_id: int, reason: str) -> None:
         update(Help)
         .where(Help.id == help_id, ACTIVE)
         .values(ended_at=now(), reason=reason[:200])
+        .execution_options(synchronize_session=False)
+    )
+
+
+def end_for_memory(session: Session, experiment_id: str, attempt: int) -> None:
+    """End the helps of an attempt whose process was killed for lack of memory. The experiment gets
+    no more helpers."""
+    session.execute(
+        update(Help)
+        .where(
+            Help.experiment_id == experiment_id,
+            Help.attempt == attempt,
+            Help.started_at.is_not(None),
+        )
+        .values(ended_at=func.coalesce(Help.ended_at, now()), reason=NO_MEMORY)
         .execution_options(synchronize_session=False)
     )
 
@@ -194,6 +272,7 @@ def reap(session: Session, dispatch_timeout_s: float, as_of: float) -> int:
             Help.id.in_(
                 select(Help.id)
                 .where(
+                    ACTIVE,
                     Help.started_at.is_(None),
                     or_(Help.dispatched_at < as_of - dispatch_timeout_s, ~_attempt_runs()),
                 )

@@ -6,15 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
-from service.queue import lease, quota
+from service.queue import helping, lease, quota
 from service.records import results
+from service.tables.engine import now
 from service.tables.experiments import Attempt, Queue
+from service.tables.helpers import Help
 from tests.support.attempts import claim_next, claimed
 from tests.support.scripted import Watch, checkpoint, points
 from tests.support.stored import change
 from worker import supervisor
 from worker.children import GONE
+from worker.runner import Record
 
 
 def failure(cause: str) -> dict[str, Any]:
@@ -130,6 +134,24 @@ def test_only_a_kill_that_the_kernel_counts_is_out_of_memory(
     assert kind == ("oom" if ended == "failed" else None)
     if message:
         assert message.startswith("out of memory: peak 0.00 GiB")
+
+
+def test_a_run_killed_for_memory_beside_its_helpers_tries_again_without(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have killed it, or one of its helpers."""
+    counts = [5, 6]
+    monkeypatch.setattr(supervisor, "kernel_kills", lambda: counts.pop(0))
+    watch.settings = watch.settings.model_copy(update={"max_workers": 2})
+    of = {"experiment_id": watch.claim.experiment_id, "attempt": watch.claim.attempt}
+    with watch.database.transaction() as session:
+        session.add(Help(**of, owner_id=1, queue="cpu", worker="w", started_at=now()))
+    divides = {"seq": None, "record": "division", "next": 0}
+    looks: list[list[Record]] = [[divides], *[[] for _ in range(40)], points(1)]
+    assert watch.run(*looks, status=-signal.SIGKILL)[0] == "lost"
+    assert watch.found.status == "queued"
+    with watch.database.snapshot() as session:
+        assert session.scalars(select(Help.reason)).all() == [helping.NO_MEMORY]
 
 
 def peak_bytes(watch: Watch) -> int | None:

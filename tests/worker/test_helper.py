@@ -2,12 +2,15 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 
+from mptcore.protocol.exit_codes import NOT_WORTHWHILE
 from service.queue import division, helping, lease
 from service.queue.helping import HelpClaim
 from service.queue.lease import Claim
@@ -15,12 +18,14 @@ from service.settings import Settings
 from service.tables.engine import Database, now
 from service.tables.experiments import Attempt
 from service.tables.helpers import Help, SentBatch
+from tests.support.attempts import claimed
 from tests.support.helps import BATCH, ENVIRONMENT, LEASE_S
 from tests.support.scripted import Clock, ScriptedRunner, Watch, points
 from worker import helper
 from worker.children import GONE
 from worker.helper import HelpSupervision
 from worker.runner import Record, Runner
+from worker.sharing import Sharing
 
 UNNUMBERED = {"seq": None}
 LIKE: Record = {**UNNUMBERED, "record": "environment", **ENVIRONMENT}
@@ -115,6 +120,39 @@ def test_scores_of_helpers_reach_the_run(
     assert [one["scores"] for one in runner.orders if "scores" in one] == [[BATCH]]
 
 
+def test_a_run_does_not_wait_for_a_helper_that_hangs_in_a_transaction(lab: Settings) -> None:
+    """Its claim and its plans wait, and its lease is renewed meanwhile."""
+    runner = ScriptedRunner(Clock())
+    with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
+        claim = claimed(database)
+        of = claim.experiment_id, claim.attempt
+        sharing = Sharing(claim, max_workers=2)
+
+        def exchange() -> list[dict[str, Any]]:
+            runner.orders.clear()
+            with database.transaction() as session:
+                session.execute(text("SET LOCAL lock_timeout = '5s'"))
+                lease.heartbeat(session, claim, LEASE_S)
+                sharing.exchange(session)
+            sharing.answer(cast(Runner, runner))
+            return runner.orders
+
+        sharing.take(record("division", next=6))
+        assert sharing.is_urgent
+        assert exchange() == []
+        with other.transaction() as hung:
+            assert division.claim_span(hung, *of, 3) == 6
+            sharing.take(record("plan", number=0, values=[4]))
+            sharing.take(record("claim", count=2))
+            assert sharing.is_urgent
+            assert exchange() == []
+            assert not sharing.is_urgent  # it is tried again a little later
+        assert exchange() == [{"span": [9, 2]}]
+        assert exchange() == []
+        with database.snapshot() as session:
+            assert division.plans(session, *of) == [{"number": 0, "values": [4]}]
+
+
 def test_a_helper_claims_and_sends(
     helped: Helped, claim: Claim, help_claim: HelpClaim, database: Database
 ) -> None:
@@ -180,6 +218,33 @@ def test_a_helper_that_computes_for_long_goes_on(
     assert helped(*looks, [SCORES])[0] == "nothing is left to compute"
 
 
+@pytest.mark.parametrize(("remaining_s", "patience_s"), [(None, 60), (30.0, 60), (200.0, 100)])
+def test_a_helper_that_does_not_catch_up_with_its_run_ends(
+    database: Database,
+    settings: Settings,
+    help_claim: HelpClaim,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    remaining_s: float | None,
+    patience_s: float,
+) -> None:
+    """It repeats draws and fits for too long, compared with what is left to do."""
+    monkeypatch.setattr(helper, "time", clock)
+    busy = settings.model_copy(update={"stall_s": 1000.0})
+    claim = replace(help_claim, remaining_s=remaining_s)
+    runner = ScriptedRunner(clock, [LIKE], status=None)
+    began = clock.now
+    reason = HelpSupervision(database, busy, claim, cast(Runner, runner)).run(lambda: False)
+    assert reason == f"{helping.LITTLE_USE}it repeats what the run did before for too long"
+    assert patience_s <= clock.now - began <= patience_s + 1
+    with database.transaction() as session:
+        division.begin(session, claim.experiment_id, claim.attempt, 0)
+    looks: list[list[Record]] = [[LIKE], [record("claim", count=1)], *[[] for _ in range(2100)]]
+    working = ScriptedRunner(clock, *looks, is_complete=False)
+    reason = HelpSupervision(database, busy, claim, cast(Runner, working)).run(lambda: False)
+    assert reason == helping.FINISHED
+
+
 @pytest.mark.parametrize(
     "bad", [{"record": "claim"}, {"record": "claim", "count": "x"}, {"record": "scores"}]
 )
@@ -231,6 +296,7 @@ def test_a_helper_ends_with_its_worker_and_its_process(helped: Helped, settings:
     ("status", "reason"),
     [
         (0, helping.FINISHED),
+        (NOT_WORTHWHILE, f"{helping.LITTLE_USE}it mostly draws masks"),
         (-signal.SIGKILL, "its process was killed"),
         (GONE, "its process was killed"),
         (-signal.SIGSEGV, "its process failed: it ended with status -11"),

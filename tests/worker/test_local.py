@@ -10,9 +10,13 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from service.fair_share import FairShare
+from service.queue.helping import UNLIKE
 from service.settings import Settings
 from service.tables.engine import Database
+from service.tables.experiments import Queue
+from service.tables.helpers import Help
 from tests.support.attempts import submitted
+from tests.support.helps import add_workers, long_run
 from worker import slot
 from worker.local import LocalWorker
 from worker.messenger import Messenger
@@ -106,6 +110,19 @@ def test_it_runs_what_it_has_taken(settings: Settings, monkeypatch: pytest.Monke
     worker.run()
     assert ran == [(one, 1) for one in ids]
     assert waited == [settings.poll_s]
+
+
+def test_it_helps_only_runs_that_it_can_help(settings: Settings) -> None:
+    """Another worker that only seems to be idle is not offered the help instead."""
+    worker = LocalWorker(settings.model_copy(update={"max_workers": 3}))
+    run = long_run(worker.database)
+    add_workers(worker.database, "running", "me", "seems idle")
+    with worker.database.transaction() as session:
+        session.add(Help(experiment_id=run.experiment_id, attempt=run.attempt, owner_id=1,
+                         queue=Queue.CPU, worker="me", started_at=0.0, ended_at=0.0,
+                         reason=f"{UNLIKE}threads"))  # fmt: skip
+    assert worker._help("me") is None
+    assert worker._help("seems idle") is not None
 
 
 def test_each_of_its_threads_has_a_connection(settings: Settings) -> None:

@@ -27,10 +27,12 @@ def test_memory_that_a_run_may_use(
     machine = type("Machine", (), {"total": 8 * GIB, "available": 7 * GIB})
     monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
     monkeypatch.setattr(memory, "memory_limit_bytes", lambda: container)
+    free = None if container is None else container - GIB
+    monkeypatch.setattr(memory, "memory_free_bytes", lambda: free)
     assert memory.Memory(setting).limit == expected
     found = presence.vitals(Queue.CPU, setting)
     assert found.run_memory == expected
-    assert found.memory_free == min(7 * GIB, container or 7 * GIB)
+    assert found.memory_free == min(7 * GIB, free or 7 * GIB)
 
 
 def test_a_process_is_over_its_limit_at_its_peak() -> None:

@@ -67,6 +67,41 @@ def test_memory(
     assert cgroups.memory_limit_bytes(tree(tmp_path, version, limits)) == expected
 
 
+V2_USED = {
+    "sys/fs/cgroup/lab.slice/worker.service/memory.max": "1000\n",
+    "sys/fs/cgroup/lab.slice/worker.service/memory.current": "700\n",
+    "sys/fs/cgroup/lab.slice/worker.service/memory.stat": "anon 500\ninactive_file 100\nx 9\n",
+}
+V1_USED = {
+    "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "1000\n",
+    "sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes": "700\n",
+    "sys/fs/cgroup/memory/docker/abc/memory.stat": "inactive_file 50\ntotal_inactive_file 100\n",
+}
+FREE: list[tuple[dict[str, str], dict[str, str], int | None]] = [
+    (V2, {}, None),
+    (V2, V2_USED, 400),
+    (V1, V1_USED, 400),
+    (V2, {"sys/fs/cgroup/lab.slice/memory.max": "1000\n"}, 1000),  # its use is unknown
+    (
+        V2,
+        {
+            **V2_USED,
+            "sys/fs/cgroup/lab.slice/memory.max": "2000\n",
+            "sys/fs/cgroup/lab.slice/memory.current": "1900\n",
+        },
+        100,
+    ),
+]
+
+
+@pytest.mark.parametrize(("version", "files", "expected"), FREE)
+def test_free_memory(
+    tmp_path: Path, version: dict[str, str], files: dict[str, str], expected: int | None
+) -> None:
+    """Read files that the kernel may drop are free. The group with the least counts."""
+    assert cgroups.memory_free_bytes(tree(tmp_path, version, files)) == expected
+
+
 V1_CPU = "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us"
 PROCESSORS: list[tuple[dict[str, str], dict[str, str], int]] = [
     ({}, {}, 4),

@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
+from mptcore.protocol.exit_codes import COMPLETE, FAILED, NOT_WORTHWHILE, STOPPED
 from mptcore.protocol.orders import Assignment, parse_assignment
 from mptcore.protocol.records import Checkpoint, Log, Progress
 from mptcore.runtime import inputs, runner
 from mptcore.runtime.checkpoint import Snapshot, files
+from mptcore.runtime.division import NotWorthwhile
 from mptcore.runtime.runner import SpecRunner
 from mptcore.runtime.session import Session
 from tests.support.runs import spec_of
@@ -128,6 +129,15 @@ def test_progress_has_no_seq(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [(line["record"], line["seq"]) for line in lines] == [("progress", None), ("log", 2)]
     assert lines[0]["done"] == 30
+
+
+def test_a_helper_that_is_of_little_use_ends_with_a_status_of_its_own(tmp_path: Path) -> None:
+    def steps(*arguments: object) -> Iterator[Log]:
+        yield Log("info", "one")
+        raise NotWorthwhile
+
+    assignment = Assignment(spec_of(SMALL), helps=True)
+    assert SpecRunner(steps, assignment, io.StringIO()).run() == NOT_WORTHWHILE
 
 
 def test_a_run_continues_while_it_is_saved(tmp_path: Path, pen: threading.Semaphore) -> None:

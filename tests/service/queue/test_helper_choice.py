@@ -1,6 +1,7 @@
 """Choice of helpers: who helps whom, and who stops for whom."""
 
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ from celery import Celery
 from sqlalchemy import select, text, update
 
 from service.fair_share import FairShare
-from service.queue import helper_choice, helping, shares, workers
+from service.queue import helper_choice, helping, ledger, shares, workers
 from service.queue.helping import UNLIKE, HelpOver
+from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.engine import Database, now
 from service.tables.experiments import (
@@ -201,13 +203,81 @@ def test_a_helper_gives_way_to_a_dispatched_experiment_without_a_worker(either: 
     assert len(stopped(either)) == 2
 
 
-def test_a_machine_without_memory_for_the_helpers_of_a_run_helps_nobody(either: Database) -> None:
-    """The run may have two helpers, and all may be on one machine."""
-    long_run(either, memory_bytes=2**29 + 1)
-    add_workers(either, "w", "w1", "w2", "w3")
+def test_all_helpers_of_a_machine_have_memory(either: Database) -> None:
+    """Helps of all runs count, also those that have not begun: these may begin there."""
+    rules = replace(RULES, max_workers=9)
+    for _ in range(2):
+        long_run(either, memory_bytes=2**28)
+    add_workers(either, "w", "w1", "w2", "w3", "w4", "w5", "w6")  # 2^30 bytes are free
+    for count in (1, 2):
+        begun(either, f"w{count}")
+    assert offered(either, rules) is not None
+    assert offered(either, rules) is not None
+    assert offered(either, rules) is None
+    with either.transaction() as session:
+        workers.beat(session, "far", Vitals("elsewhere", Queue.CPU, 2**30))
+    assert offered(either, rules) is not None  # the helps that have begun are not there
+    assert offered(either, rules) is not None
+    assert offered(either, rules) is None
+
+
+def test_a_worker_without_the_memory_refuses_a_help(either: Database) -> None:
+    """The help was offered for another worker. Then it is offered again a little later."""
+    long_run(either, memory_bytes=2**30)
+    add_workers(either, "w", "w1")
+    with either.transaction() as session:
+        workers.beat(session, "small", Vitals("elsewhere", Queue.CPU, 2**29))
+    for _ in range(2):
+        help_id = offered(either)
+        assert help_id is not None
+        with either.transaction() as session:
+            assert helping.begin(session, help_id, "small", LEASE_S) is None
+        assert offered(either) is None
+        (refused,) = helps(either)
+        assert (refused.started_at, refused.reason) == (None, "a worker refused it")
+        with either.transaction() as session:
+            session.execute(update(Help).values(ended_at=now() - helper_choice.MAX_PAUSE_S))
+    assert begun(either, "w1")
+    with either.transaction() as session:
+        ledger.fold(session, FairShare())
+
+
+def test_a_worker_helps_although_it_could_not_help_another_run(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "w", "w1")
+    ended(either, begun(either).id, f"{UNLIKE}threads")
     assert offered(either) is None
-    long_run(either, memory_bytes=2**29)
-    assert offered(either) is not None
+    another = long_run(either)
+    assert begun(either).experiment_id == another.experiment_id
+
+
+def test_an_embedded_worker_helps_only_runs_that_it_can_help(database: Database) -> None:
+    """Another worker seems to be idle, and may stop for ever."""
+    long_run(database)
+    add_workers(database, "w", "w1", "w2")
+    ended(database, begun(database).id, f"{UNLIKE}threads")
+    with database.transaction() as session:
+        session.execute(update(Help).values(ended_at=now() - 60))
+    assert offered(database, replace(RULES, helper="w1")) is None
+    assert offered(database, replace(RULES, helper="w2")) is not None
+
+
+def test_helpers_stop_for_a_run_that_reaches_the_limit_of_its_owner(either: Database) -> None:
+    """It began beside them. Helpers of others go on."""
+    owner = add_user(either, "limited")
+    long_run(either, owner_id=owner)
+    long_run(either)
+    add_workers(either, *"abcdefgh")
+    for name in "abc":
+        begun(either, name)
+    helped = [one.id for one in helps(either) if one.owner_id == owner]
+    with either.transaction() as session:
+        session.execute(update(User).where(User.id == owner).values(max_running=2))
+    if len(helped) == 1:
+        assert stopped(either) == []
+    long_run(either, owner_id=owner)
+    assert stopped(either) == helped
+    assert stopped(either) == helped
 
 
 @pytest.mark.parametrize("reason", [f"{UNLIKE}cpu", f"{helping.FAILED}no such file"])
@@ -225,14 +295,19 @@ def test_a_worker_that_cannot_help_is_not_offered_again(either: Database, reason
     assert help_id is not None
     with either.transaction() as session:
         assert helping.begin(session, help_id, "w1", LEASE_S) is None
-    assert len(helps(either)) == 1
+    assert offered(either) is None
+    with either.transaction() as session:
+        session.execute(update(Help).values(ended_at=now() - 60))
     assert begun(either, "w2")
 
 
-def test_an_attempt_with_nothing_left_to_compute_is_not_helped(either: Database) -> None:
+@pytest.mark.parametrize("reason", [helping.FINISHED, f"{helping.LITTLE_USE}it draws"])
+def test_an_attempt_that_no_worker_would_help_much_is_not_helped(
+    either: Database, reason: str
+) -> None:
     long_run(either)
     add_workers(either, "w", "w1", "w2")
-    ended(either, begun(either).id, helping.FINISHED)
+    ended(either, begun(either).id, reason)
     with either.transaction() as session:
         session.execute(update(Help).values(ended_at=now() - 60))
     assert offered(either) is None

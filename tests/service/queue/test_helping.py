@@ -231,3 +231,19 @@ def test_a_restore_ends_all_helps(database: Database) -> None:
     assert one.ended_at is not None
     with database.snapshot() as session:
         assert session.scalar(select(func.count()).select_from(DividedRun)) == 0
+
+
+def test_a_run_killed_for_lack_of_memory_gets_no_more_helpers(either: Database) -> None:
+    """Its next attempts do not either, and other runs do."""
+    run = long_run(either)
+    add_workers(either, "w", "w1", "w2")
+    claim = begun(either)
+    with either.transaction() as session:
+        helping.end_for_memory(session, run.experiment_id, run.attempt)
+    with pytest.raises(HelpOver):
+        beat(either, claim)
+    with either.transaction() as session:
+        session.execute(update(Help).values(ended_at=now() - 60, attempt=0))
+    assert offered(either) is None
+    long_run(either)
+    assert offered(either) is not None
