@@ -27,7 +27,7 @@ from tests.support.attempts import claimed, submitted
 from tests.support.processes import Lab, wait_until
 from tests.support.vae_specs import deep_vae
 from worker.helper import CONTACT_S
-from worker.supervisor import FLUSH_S
+from worker.supervisor import PROGRESS_S
 
 BATCHES, SPAN = 2000, 4
 MASKS = 3000
@@ -157,7 +157,7 @@ def _coordinate(database: Database, claim: lease.Claim) -> float:
     with database.transaction() as session:
         lease.heartbeat(session, claim, LEASE_S)
         division.take_scores(session, claim.experiment_id, claim.attempt)
-    return FLUSH_S
+    return PROGRESS_S
 
 
 def _help(database: Database, claim: HelpClaim, batch_s: float, state: list[Any]) -> float:

@@ -2,6 +2,7 @@
 dispatchers may run."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ EAGERNESS = 5
 """Factor by which it polls faster for EAGER_S after a choice, because short runs end soon."""
 
 
+SHARE_S = 0.5
+"""Interval at which idle workers are shared, and helpers give way."""
+
+
 class Dispatcher:
     """Dispatches as many experiments as there are idle workers, so that the choice is made as late
     as possible."""
@@ -40,8 +45,10 @@ class Dispatcher:
 
     def run(self, stopping: threading.Event) -> None:
         pause_s, eager_until = self.settings.poll_s, 0.0
+        shared_at = -math.inf
         while not stopping.wait(pause_s):
-            if self.settings.max_workers > 1:
+            if self.settings.max_workers > 1 and time.monotonic() >= shared_at + SHARE_S:
+                shared_at = time.monotonic()
                 for queue, help_id in self.share_idle_workers():
                     self._ring_for_help(queue, help_id)
             for chosen in self.dispatch():

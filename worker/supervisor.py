@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 0.2
 """Interval between commits of records."""
+PROGRESS_S = 0.5
+"""Interval between commits of progress alone, and between looks for the scores of helpers."""
 READ_S = FLUSH_S / 4
 BATCH_RECORDS = 20_000
 """Maximum number of records in a transaction, so that it is short compared to the lease."""
@@ -157,8 +159,10 @@ class Supervision:
         if self._sharing.is_urgent:
             return 0.0
         if not self._spooled:
-            return FLUSH_S if self._sharing.is_divided else self.settings.heartbeat_s
-        return FLUSH_S if len(self._batches) == 1 else 0.0
+            return PROGRESS_S if self._sharing.is_divided else self.settings.heartbeat_s
+        if len(self._batches) > 1:
+            return 0.0
+        return PROGRESS_S if self._batches[0].is_progress_alone else FLUSH_S
 
     def _take(self, line: Record) -> None:
         """Keep a record until it is committed; one that is malformed ends the run."""

@@ -54,6 +54,12 @@ class Batch:
     size: int = 0
     """Number of records. A checkpoint and an environment count as one each."""
 
+    @property
+    def is_progress_alone(self) -> bool:
+        """True if nothing but progress is stored."""
+        others = (self.points, self.metrics, self.logs, self.artifacts, self.restarts)
+        return not any((*others, self.checkpoint, self.environment))
+
     def add(self, record: dict[str, Any]) -> None:
         match record["record"]:
             case "point":

@@ -74,6 +74,29 @@ def register(database: Database, **counts: int) -> None:
                 workers.beat(session, f"{name}{i}", Vitals("host", Queue(name), 1))
 
 
+def test_idle_workers_are_shared_twice_a_second(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = settings.model_copy(update={"poll_s": 0.125, "max_workers": 2})
+    day, shared = Clock(), []
+    monkeypatch.setattr(dispatcher, "time", SimpleNamespace(monotonic=lambda: day.now))
+
+    class Scripted(Dispatcher):
+        def dispatch(self) -> list[Dispatch]:
+            return []
+
+        def share_idle_workers(self) -> list[tuple[Queue, int]]:
+            shared.append(day.now)
+            return []
+
+    Scripted(Database(given.url), given, Celery()).run(day)
+    assert shared == [0.125, 0.625, 1.125, 1.625, 2.125, 2.625]
+    shared.clear()
+    alone = given.model_copy(update={"max_workers": 1})
+    Scripted(Database(given.url), alone, Celery()).run(Clock())
+    assert shared == []
+
+
 def test_as_many_are_dispatched_as_workers_are_idle(
     database: Database, doorbell: Dispatcher
 ) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.support.scripted import (
 )
 from tests.support.stored import change
 from worker import supervisor
+from worker.runner import Record
 
 
 @contextmanager
@@ -103,6 +105,34 @@ def test_without_records_the_lease_is_renewed_at_every_heartbeat(watch: Watch) -
     _, runner = watch.run(*[[]] * 40)
     assert watch.commits == [(LOOK_S, 0), (LOOK_S + 1.0, 0), (LOOK_S + 2.0, 0)]
     assert runner.acknowledged == []
+
+
+PROGRESS = {**checkpoint(0, ""), "record": "progress", "done": 1, "total": 9, "unit": "masks"}
+ENVIRONMENT = {"seq": None, "record": "environment", "core": "a"}
+LOG = {"seq": 1, "record": "log", "level": "info", "message": "a"}
+
+METRIC = {"seq": 1, "record": "metric", "name": "a", "labels": {}, "value": 1.0, "std_err": None}
+ARTIFACT = {"seq": 1, "record": "artifact", "file": "a", "media_type": "b", "sha256": "0"}
+RESTART = {"seq": None, "record": "restart"}
+
+
+@pytest.mark.parametrize(
+    "other", [*points(1), LOG, METRIC, ARTIFACT, ENVIRONMENT, checkpoint(0, "a"), RESTART]
+)
+def test_progress_alone_is_committed_twice_a_second(watch: Watch, other: Record) -> None:
+    """Everything else is committed sooner."""
+    progress = [[PROGRESS] for _ in range(17)]  # a commit at the first, the ninth, the last
+    watch.run(*progress, [other], *[[PROGRESS] for _ in range(5)])
+    gaps = [later - early for (early, _), (later, _) in pairwise(watch.commits)]
+    assert gaps[:2] == pytest.approx([supervisor.PROGRESS_S] * 2)
+    assert LOOK_S <= gaps[2] <= supervisor.FLUSH_S
+
+
+def test_a_run_that_shares_its_work_looks_for_scores_twice_a_second(watch: Watch) -> None:
+    divides = {"seq": None, "record": "division", "next": 0}
+    watch.run([divides], *[[] for _ in range(30)], points(1))
+    gaps = [later - early for (early, _), (later, _) in pairwise(watch.commits)]
+    assert gaps[:2] == pytest.approx([supervisor.PROGRESS_S] * 2)
 
 
 def test_a_checkpoint_closes_its_batch(watch: Watch) -> None:
