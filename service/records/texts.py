@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from mptcore.specs import Problem
-from service.refusals import ApiError, invalid
+from service.refusals import invalid
 
 FILE = "texts.jsonl"
 MAX_ROWS = 200_000
@@ -86,32 +86,48 @@ class TextPage:
     next_offset: int | None
 
 
+class _Building:
+    """An index that is built once, when it is first needed, or the reason why there is none."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._found: Index | str | None = None
+
+    def get(self, path: Path) -> Index:
+        with self._lock:
+            if self._found is None:
+                with _ONE_AT_A_TIME:
+                    self._found = _built(path)
+        if isinstance(self._found, str):
+            detail = f"pages can be read only of {self._found}: download the artifact {FILE}"
+            raise invalid([Problem("/path/experiment_id", detail)])
+        return self._found
+
+
+_ONE_AT_A_TIME = Lock()
+_indexes = lru_cache(maxsize=KEPT_INDEXES)(lambda path, sha256: _Building())
+
+
 def index_of(path: Path, sha256: str) -> Index:
     """Return the index of a file with this digest. One index is built at a time, and each once for
-    all requests that wait for it. Raises ApiError."""
-    with _building:
-        return _built(path, sha256)
+    all requests that wait for it; requests for other indexes do not wait. Raises ApiError."""
+    building: _Building = _indexes(path, sha256)
+    return building.get(path)
 
 
-_building = Lock()
-
-
-@lru_cache(maxsize=KEPT_INDEXES)
-def _built(path: Path, sha256: str) -> Index:
-    found = Index()
+def _built(path: Path) -> Index | str:
+    """Return the index of a file, or the limit that the file exceeds. The rows are counted before
+    any is read."""
     if path.stat().st_size > MAX_FILE_BYTES:
-        raise _too_large(f"tables of at most {MAX_FILE_BYTES // 2**20} MiB")
+        return f"tables of at most {MAX_FILE_BYTES // 2**20} MiB"
+    found = Index()
     with path.open("rb") as file:
+        if sum(1 for _ in file) > MAX_ROWS:
+            return f"tables of at most {MAX_ROWS} rows"
+        file.seek(0)
         for line in file:
             found.add(line)
-            if len(found) > MAX_ROWS:
-                raise _too_large(f"tables of at most {MAX_ROWS} rows")
     return found
-
-
-def _too_large(bound: str) -> ApiError:
-    detail = f"pages can be read only of {bound}: download the artifact {FILE}"
-    return invalid([Problem("/path/experiment_id", detail)])
 
 
 def page(path: Path, sha256: str, wanted: TextsWanted) -> TextPage:

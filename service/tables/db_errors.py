@@ -55,6 +55,13 @@ def write_trouble(error: BaseException) -> str | None:
     return TROUBLES.get(state or getattr(cause, "sqlite_errorcode", 0) & 0xFF)
 
 
+def is_over_time(error: BaseException) -> bool:
+    """Return whether the database has ended a statement because it took too long."""
+    cause = getattr(error, "orig", None)
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    return getattr(cause, "sqlstate", None) == "57014" or code == sqlite3.SQLITE_INTERRUPT
+
+
 def by_nature(context: ExceptionContext) -> Exception | None:
     """Return the error to raise instead of the driver's. The driver's classes do not separate
     transient errors from defects: PostgreSQL reports a read-only server as InternalError, SQLite a

@@ -237,6 +237,7 @@ def _engine(url: str, connections: int, timeouts: str) -> Engine:
         event.listen(engine, "connect", _open_sqlite)
         if timeouts != NO_TIMEOUTS:
             event.listen(engine, "connect", _limit_sqlite)
+            event.listen(engine, "checkin", _lift_limit)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -336,9 +337,24 @@ def _limit_sqlite(connection: Any, record: ConnectionPoolEntry) -> None:
 
     def is_over() -> bool:
         began: float = record.info.get("began", math.inf)
-        return time.perf_counter() - began > STATEMENT_S
+        limit_s: float = record.info.get("limit_s", STATEMENT_S)
+        return time.perf_counter() - began > limit_s
 
     connection.set_progress_handler(is_over, LIMIT_STEPS)
+
+
+def limit_statements(session: Session, seconds: float) -> None:
+    """Limit the time of a reading session's statements, until it ends. Call it before the first
+    one."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+        session.execute(text(f"SET LOCAL statement_timeout = {round(1000 * seconds)}"))
+    else:
+        session.connection().info["limit_s"] = seconds
+
+
+def _lift_limit(connection: Any, record: ConnectionPoolEntry) -> None:
+    record.info.pop("limit_s", None)
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -28,7 +28,11 @@ class Delivery(Base):
     end."""
 
     __tablename__ = "deliveries"
-    __table_args__ = (partial_index("ix_deliveries_next_at", ["next_at"], "next_at IS NOT NULL"),)
+    __table_args__ = (
+        partial_index(
+            "ix_deliveries_due", ["webhook_id", "next_at", "experiment_id"], "next_at IS NOT NULL"
+        ),
+    )
 
     webhook_id: Mapped[str] = mapped_column(String(32), primary_key=True)
     experiment_id: Mapped[str] = mapped_column(

@@ -2,7 +2,9 @@
 of all requests."""
 
 import logging
+import math
 import time
+from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,12 +20,20 @@ SLOW_S = 1.0
 which would fill 140 MB a day each."""
 
 
+MAX_SHOWN = 200
+"""Maximum number of characters of a path in the log."""
+LIMITED_EVERY_S = 1.0
+"""Minimum interval between two lines for requests over a rate limit (429). Anyone may send
+thousands a second."""
+
+
 class AccessLog:
     """ASGI middleware. It runs inside the middleware that sets the request id."""
 
     def __init__(self, app: ASGIApp, meters: Meters):
         self.app = app
         self.meters = meters
+        self._limited_at = -math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,10 +57,18 @@ class AccessLog:
         finally:
             timings.current.reset(token)
             seconds = time.perf_counter() - began
-            _note_request(scope, status, seconds, waited)
+            if status != HTTPStatus.TOO_MANY_REQUESTS or self._may_note_limited():
+                _note_request(scope, status, seconds, waited)
             if measured:
                 method = scope["method"] if scope["method"] in METHODS else "other"
                 self.meters.observe(method, _route(scope), status, seconds, waited)
+
+    def _may_note_limited(self) -> bool:
+        at = time.perf_counter()
+        if at < self._limited_at + LIMITED_EVERY_S:
+            return False
+        self._limited_at = at
+        return True
 
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -74,7 +92,7 @@ def _note_request(scope: Scope, status: int, seconds: float, waited: Timings) ->
         return
     line = {
         "method": scope["method"],
-        "path": scope["path"],
+        "path": scope["path"][:MAX_SHOWN],
         "status": status,
         "duration_ms": round(1000 * seconds, 2),
     }
@@ -83,5 +101,5 @@ def _note_request(scope: Scope, status: int, seconds: float, waited: Timings) ->
         line["connection_ms"] = round(1000 * waited.connection, 2)
         line["database_ms"] = round(1000 * waited.database, 2)
     if "experiment_id" in scope.get("path_params", {}):
-        line["experiment_id"] = scope["path_params"]["experiment_id"]
+        line["experiment_id"] = scope["path_params"]["experiment_id"][:MAX_SHOWN]
     log.info("request", extra=line)

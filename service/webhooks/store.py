@@ -44,32 +44,35 @@ def announce(session: Session, experiment_ids: Collection[str], status: str) -> 
 
 def is_due(session: Session, busy: Collection[str] = ()) -> bool:
     """Return whether something is due for a webhook that is not busy."""
-    return session.scalar(_due(Delivery.webhook_id, busy=busy).limit(1)) is not None
+    return session.execute(_due(busy).limit(1)).first() is not None
 
 
-def _due(*columns: Any, busy: Collection[str]) -> Select[Any]:
-    """Return a query of due deliveries, without those of disabled users."""
-    return (
-        select(*columns)
-        .join(Webhook, Webhook.id == Delivery.webhook_id)
-        .join(User, User.id == Webhook.owner_id)
-        .where(Delivery.next_at <= now(), Webhook.id.not_in(busy), User.disabled_at.is_(None))
+def _due(busy: Collection[str]) -> Select[Any]:
+    """Return a query of the webhooks that are not busy, each with its first due delivery. Webhooks
+    of disabled users are left out. An index finds the delivery among any number."""
+    first = (
+        select(Delivery.experiment_id)
+        .where(Delivery.webhook_id == Webhook.id, Delivery.next_at <= now())
+        .order_by(Delivery.next_at, Delivery.experiment_id)
+        .limit(1)
+        .scalar_subquery()
     )
+    served = (
+        select(Webhook.id.label("webhook_id"), first.label("experiment_id"))
+        .join(User, User.id == Webhook.owner_id)
+        .where(Webhook.id.not_in(busy), User.disabled_at.is_(None))
+        .subquery()
+    )
+    return select(served).where(served.c.experiment_id.is_not(None))
 
 
 def claim(session: Session, busy: Collection[str] = ()) -> Sequence[Delivery]:
     """Claim the due deliveries, one for each webhook that is not busy, so that a webhook that does
     not answer delays no other. The claim lasts CLAIMED_S."""
-    turn = func.row_number().over(
-        partition_by=Delivery.webhook_id, order_by=(Delivery.next_at, Delivery.experiment_id)
-    )
-    columns = (Delivery.webhook_id, Delivery.experiment_id, turn.label("turn"))
-    due = _due(*columns, busy=busy).subquery()
-    first = select(due.c.webhook_id, due.c.experiment_id).where(due.c.turn == 1)
-    first = first.order_by(func.random()).limit(TOGETHER)
+    due = session.execute(_due(busy).order_by(func.random()).limit(TOGETHER)).all()
     found = session.scalars(
         select(Delivery)
-        .where(tuple_(Delivery.webhook_id, Delivery.experiment_id).in_(first))
+        .where(tuple_(Delivery.webhook_id, Delivery.experiment_id).in_([tuple(one) for one in due]))
         .where(Delivery.next_at <= now())
         .options(joinedload(Delivery.webhook, innerjoin=True))
         .with_for_update(of=Delivery, skip_locked=True)

@@ -1,5 +1,6 @@
 """Logs of real processes: JSON lines that say which request and which experiment."""
 
+import asyncio
 import json
 import logging
 import signal
@@ -22,7 +23,7 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.pool import QueuePool
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from service.logs import SHOWN, LogForm, configure_logs, logged_process, write_line
 from service.settings import Settings
@@ -240,6 +241,37 @@ def test_requests_that_are_logged(
     caplog.set_level("INFO", logger=access_log.__name__)
     TestClient(access_log.AccessLog(app, Meters())).request(method, "/v1/experiments")
     assert bool(caplog.records) == logged
+
+
+def test_no_client_can_flood_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A path may have 60 KB, and a client over its rate limit may send thousands of requests."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["path_params"] = {"experiment_id": scope["path"]}
+        await Response(status_code=429)(scope, receive, send)
+
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    caplog.set_level("INFO", logger=access_log.__name__)
+    logged = access_log.AccessLog(app, Meters())
+
+    async def request() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/" + "x" * 60_000}
+        await logged(scope, receive, send)
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        pass
+
+    for clock[0] in (0.0, 0.25, 0.75, 1.0, 1.25, 2.5):
+        asyncio.run(request())
+    assert len(caplog.records) == 3
+    line = vars(caplog.records[0])
+    assert line["path"] == line["experiment_id"] == "/" + "x" * 199
 
 
 def test_a_slow_request_logs_its_waits(

@@ -2,9 +2,10 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.accounts.permission import check_whose, find
 from service.accounts.users import Caller
-from service.experiments.listing import Page, Wanted, page_of
+from service.experiments.listing import Page, Wanted, limit_search, page_of
 from service.experiments.schemas import (
     AttemptOut,
     ExperimentOut,
@@ -105,6 +106,7 @@ def list_experiments(
         detail = f"at most {MAX_SPECS} with fields=full, not {limit}"
         raise invalid([Problem("/query/limit", detail)])
     with database.snapshot() as session:
+        limit_search(session)
         found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, with_spec=full)
         found, known = _metrics_of_page(session, found, wanted, metrics)
         waiting = queue_positions(session, found.items, queue_snapshots, user.id)
@@ -154,8 +156,19 @@ def batch_get_experiments(
 
 
 # `Prefer: wait=N` (RFC 7240): wait at most N seconds for the requested state.
-Read = Callable[[Session], tuple[Response, bool]]
-"""Return an answer, and whether it is the awaited one."""
+class Read(Protocol):
+    """Reads the state that a client waits for."""
+
+    def __call__(self, session: Session, whole: bool) -> tuple[Response | None, bool]:
+        """Return an answer, and whether it is the awaited one. None if it is not, and `whole` is
+        False: then only the status is read."""
+
+
+MIN_REST_S = 0.2
+RESTS = 10
+"""Minimum seconds between two answers that are built while a client waits for a change, and the
+multiple of the last one's time. An answer may have thousands of metrics, and a run may write five
+times a second."""
 
 
 async def _seconds(
@@ -190,45 +203,58 @@ async def get_experiment(
     attempts. With `Prefer: wait=N` the answer is sent when the experiment has ended or, with
     If-None-Match, when it has changed; after N seconds at the latest."""
 
-    def read(session: Session) -> tuple[Response, bool]:
+    def read(session: Session, whole: bool) -> tuple[Response | None, bool]:
         experiment = find(session, user, Experiment, experiment_id)
+        has_ended = states.is_terminal(experiment.status)
+        if not whole and not has_ended:
+            return None, False
         answer = by_content(
             as_json(_whole(session, experiment, queue_snapshots, user)), if_none_match
         )
         changed = if_none_match is not None and answer.status_code != HTTPStatus.NOT_MODIFIED
-        return answer, changed or states.is_terminal(experiment.status)
+        return answer, changed or has_ended
 
     if wait_s > 0:
-        return await _awaited(poller, Subject("experiment", experiment_id), user, wait_s, read)
+        subject = Subject("experiment", experiment_id)
+        return await _awaited(poller, subject, user, wait_s, read, if_none_match is not None)
     async with reading(request) as database:
         return await run_in_threadpool(_read_now, database, read)
 
 
 async def _awaited(
-    poller: Poller, subject: Subject, user: Caller, seconds: float, read: Read
+    poller: Poller, subject: Subject, user: Caller, seconds: float, read: Read, for_change: bool
 ) -> Response:
     """Return the answer as soon as it is the awaited one, or the last answer at the end. A user
     with the maximum number of streams does not wait."""
     if not poller.has_room(user):
-        return (await poller.read(user, read))[0]
-    ends_at = time.monotonic() + seconds
+        answer, _ = await poller.read(user, partial(read, whole=True))
+        assert answer is not None
+        return answer
+    ends_at, rests_until = time.monotonic() + seconds, 0.0
     with poller.listening(subject, user) as listener:
         while True:
-            answer, due = await poller.read(user, read)
+            began = time.monotonic()
+            is_last = began >= ends_at or listener.cut
+            whole = is_last or (for_change and began >= rests_until)
+            answer, due = await poller.read(user, partial(read, whole=whole))
             if listener.refused:
                 detail = "this API key is no longer valid"
                 raise ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail)
-            left = ends_at - time.monotonic()
-            if due or left <= 0 or listener.cut:
-                break
-            await listener.wait(left)
-    answer.headers["Preference-Applied"] = f"wait={seconds:g}"
-    return answer
+            if answer is not None and (due or is_last):
+                answer.headers["Preference-Applied"] = f"wait={seconds:g}"
+                return answer
+            ended = time.monotonic()
+            if whole:
+                rests_until = ended + max(MIN_REST_S, RESTS * (ended - began))
+            rests = for_change and not whole
+            await listener.wait(max(0.0, (min(ends_at, rests_until) if rests else ends_at) - ended))
 
 
 def _read_now(database: Database, read: Read) -> Response:
     with database.snapshot() as session:
-        return read(session)[0]
+        answer, _ = read(session, True)
+    assert answer is not None
+    return answer
 
 
 def _whole(

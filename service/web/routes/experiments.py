@@ -17,7 +17,7 @@ from service.accounts import audit
 from service.accounts.permission import check_whose, find, find_own
 from service.accounts.users import Caller
 from service.experiments import deletion, store
-from service.experiments.listing import Wanted, clauses
+from service.experiments.listing import Wanted, clauses, limit_search, search
 from service.experiments.schemas import Changes, ExperimentOut, Validation
 from service.queue import states
 from service.queue.position import position_of_next
@@ -167,7 +167,8 @@ def cancel_experiments(wanted: WantedDep, database: WriterDep, user: Canceller) 
     given = (getattr(wanted, one.name) for one in fields(Wanted) if one.name not in NOT_FILTERS)
     if not any(one.strip() if isinstance(one, str) else one for one in given):
         raise invalid([Problem("/query", "give at least one filter, such as status or owner")])
-    with database.transaction() as session:
+    with database.snapshot() as session:  # a search must not hold locks
+        limit_search(session)
         matching = clauses(session, user.id, wanted)
         if not user.is_admin:
             matching.append(Experiment.owner_id == user.id)
@@ -176,7 +177,9 @@ def cancel_experiments(wanted: WantedDep, database: WriterDep, user: Canceller) 
             Experiment.status.in_(UNFINISHED),
             Experiment.desired_state != DesiredState.CANCEL,
         )
-        found = session.scalars(query.order_by(Experiment.id).limit(MAX_CANCELLED + 1)).all()
+        rows = search(session, query.order_by(Experiment.id).limit(MAX_CANCELLED + 1))
+        found = [row.id for row in rows]
+    with database.transaction() as session:
         done = states.cancel_all(session, Experiment.id.in_(found[:MAX_CANCELLED]))
         lines = [audit.line(user, "experiment.cancelled", one) for one in done.ids]
         if lines:

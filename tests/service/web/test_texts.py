@@ -5,6 +5,7 @@ import io
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,25 +129,53 @@ def test_an_experiment_without_texts_is_404(api: TestClient, database: Database)
 
 
 def test_too_many_rows_refer_to_the_artifact(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts._built.cache_clear()
+    texts._indexes.cache_clear()
     monkeypatch.setattr(texts, "MAX_ROWS", 5)
+    added: list[bytes] = []
+    monkeypatch.setattr(texts.Index, "add", lambda self, line: added.append(line))
     answer = ask()
     assert answer.status_code == 422
     assert "tables of at most 5 rows: download the artifact texts.jsonl" in answer.text
+    assert added == []
+    texts._indexes.cache_clear()
     monkeypatch.setattr(texts, "MAX_ROWS", 6)
     monkeypatch.setattr(texts, "MAX_FILE_BYTES", 100)
     assert "tables of at most 0 MiB: download" in ask().text
 
 
+def test_a_table_is_read_once_although_it_is_too_large(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts._indexes.cache_clear()
+    monkeypatch.setattr(texts, "MAX_ROWS", 5)
+    read: list[object] = []
+    built = texts._built
+
+    def counted(path: Path) -> texts.Index | str:
+        read.append(path)
+        return built(path)
+
+    monkeypatch.setattr(texts, "_built", counted)
+    assert [ask().status_code for _ in range(3)] == [422] * 3
+    assert len(read) == 1
+
+
+def test_a_page_does_not_wait_until_another_index_is_built(ask: Ask) -> None:
+    assert rows_of(ask()) == [*range(6)]
+    with texts._ONE_AT_A_TIME, ThreadPoolExecutor(1) as pool:
+        assert rows_of(pool.submit(ask).result(timeout=60)) == [*range(6)]
+
+
 def test_requests_at_the_same_time_build_one_index(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts._built.cache_clear()
+    texts._indexes.cache_clear()
     added: list[bytes] = []
     add = texts.Index.add
 
     def slowly(self: texts.Index, line: bytes) -> None:
         added.append(line)
+        assert texts._ONE_AT_A_TIME.locked()
         time.sleep(0.01)
         add(self, line)
 

@@ -1,5 +1,6 @@
 """`Prefer: wait`: the answer comes when the experiment has ended or changed, or in the end."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from service.tables.engine import Database
 from service.tables.experiments import Status
 from service.tables.users import ROLE_SCOPES, Role
 from service.web.main import create_app
+from service.web.routes import experiment_queries
 from tests.service.accounts.test_users import bearer
 from tests.support.attempts import claimed, submitted
 from tests.support.processes import wait_until
@@ -67,6 +69,64 @@ def test_the_answer_comes_when_the_experiment_has_changed(
     assert answer.result().headers["ETag"] != tag
     # An older state is answered at once.
     assert asked(client, claim.experiment_id, "wait=15", **{"If-None-Match": tag}).is_success
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """An item for each whole answer that is built."""
+    found: list[object] = []
+    whole = experiment_queries._whole
+
+    def counted(*arguments: Any) -> Any:
+        found.append(arguments)
+        return whole(*arguments)
+
+    monkeypatch.setattr(experiment_queries, "_whole", counted)
+    return found
+
+
+def test_an_answer_is_built_once_however_often_the_run_writes(
+    ask: Any, database: Database, built: list[object]
+) -> None:
+    """It may have thousands of metrics."""
+    claim = claimed(database)
+    answer = ask(claim.experiment_id, "wait=4")
+    seen = 0
+    while not answer.done():
+        seen += 1
+        change(database, claim.experiment_id, progress_done=seen, progress_total=1000)
+        time.sleep(0.1)
+    assert answer.result().json()["progress"]["done"] > 0
+    assert len(built) == 1
+
+
+def test_answers_to_a_wait_for_changes_are_built_seldom(
+    client: httpx.Client,
+    ask: Any,
+    database: Database,
+    built: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claim = claimed(database)
+    tag = asked(client, claim.experiment_id, "").headers["ETag"]
+    built.clear()
+    monkeypatch.setattr(experiment_queries, "MIN_REST_S", 1000.0)
+    answer = ask(claim.experiment_id, "wait=4", **{"If-None-Match": tag})
+    wait_until(lambda: bool(built))
+    change(database, claim.experiment_id, progress_done=1, progress_total=2, progress_unit="masks")
+    assert answer.result().json()["progress"]["done"] == 1
+    assert len(built) == 2
+    built.clear()
+    monkeypatch.setattr(experiment_queries, "MIN_REST_S", 1.0)
+    answer = ask(claim.experiment_id, "wait=1000", **answer_tag(answer))
+    wait_until(lambda: bool(built))
+    change(database, claim.experiment_id, progress_done=2)
+    assert answer.result(timeout=CAP_S - 5).json()["progress"]["done"] == 2
+    assert len(built) == 2
+
+
+def answer_tag(answer: Future[httpx.Response]) -> dict[str, str]:
+    return {"If-None-Match": answer.result().headers["ETag"]}
 
 
 def test_after_the_wait_the_current_state_is_answered(

@@ -1,6 +1,7 @@
 """Webhooks by the API: created, listed, deleted; allowed URLs."""
 
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from service.queue import states
 from service.settings import Settings
 from service.tables.engine import Database, now
 from service.tables.experiments import DesiredState
-from service.tables.webhooks import Delivery
+from service.tables.users import User
+from service.tables.webhooks import Delivery, Webhook
 from service.web.main import create_app
 from service.web.routes.webhooks import MAX_WEBHOOKS
 from service.webhooks import store
@@ -134,3 +136,54 @@ def test_webhooks_of_a_user_are_limited(api: TestClient) -> None:
     answers = [api.post("/v1/webhooks", json={"url": URL}) for _ in range(MAX_WEBHOOKS + 1)]
     assert [one.status_code for one in answers] == [201] * MAX_WEBHOOKS + [409]
     assert answers[-1].json()["reason"] == "limit_reached"
+
+
+def test_the_next_delivery_of_a_webhook_is_found_by_an_index(either: Database) -> None:
+    """A cancelled sweep leaves thousands to webhooks that do not answer, and the messenger looks
+    twice a second."""
+    add_webhooks(either, "a", "b", "disabled")
+    ids = [submitted(either) for _ in range(3)]
+    with either.transaction() as session:
+        user = User(name="gone", disabled_at=1.0)
+        session.add(user)
+        session.flush()
+        session.get_one(Webhook, "disabled").owner_id = user.id
+        for webhook in ("a", "b", "disabled"):
+            session.add_all(
+                Delivery(webhook_id=webhook, experiment_id=one, status="failed", ended_at=0.0,
+                         next_at=due)
+                for one, due in zip(ids, (3.0, 2.0, 2.0), strict=True)
+            )  # fmt: skip
+    first = min(ids[1:])
+    statements: list[tuple[str, Any]] = []
+    event.listen(either.engine, "before_cursor_execute", lambda *a: statements.append((a[2], a[3])))
+    with either.transaction() as session:
+        assert store.is_due(session)
+        assert store.is_due(session, busy=["a"])
+        assert not store.is_due(session, busy=["a", "b"])
+        found = store.claim(session, busy=["b"])
+        assert [(one.webhook_id, one.experiment_id) for one in found] == [("a", first)]
+        found = store.claim(session)
+        assert [(one.webhook_id, one.experiment_id) for one in sorted_by_webhook(found)] == [
+            ("a", max(ids[1:])),
+            ("b", first),
+        ]
+    searches = [one for one in statements if "FROM (SELECT webhooks.id" in one[0]]
+    assert len(searches) == 5
+    explain = "EXPLAIN QUERY PLAN" if either.engine.dialect.name == "sqlite" else "EXPLAIN"
+    for statement, parameters in searches:
+        with either.engine.connect() as connection:
+            if explain == "EXPLAIN":
+                connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+            plan = connection.exec_driver_sql(f"{explain} {statement}", parameters).fetchall()
+        assert "ix_deliveries_due" in str(plan)
+
+
+def sorted_by_webhook(found: Sequence[Delivery]) -> list[Delivery]:
+    return sorted(found, key=lambda one: one.webhook_id)
+
+
+def add_webhooks(database: Database, *ids: str) -> None:
+    with database.transaction() as session:
+        for one in ids:
+            session.add(Webhook(id=one, owner_id=1, url="", secret="", statuses="failed"))
