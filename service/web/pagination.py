@@ -53,13 +53,14 @@ def read_number_cursor(cursor: str | None) -> int | None:
     before = read_cursor(cursor)
     if before is None:
         return None
-    if not before.isdecimal() or len(before) > MAX_DIGITS:
+    if not before.isdecimal() or len(before) > MAX_DIGITS or int(before) > MAX_ID:
         raise _no_cursor()
     return int(before)
 
 
-MAX_DIGITS = 18
-"""Maximum number of digits of an id in the database."""
+MAX_DIGITS = 10
+MAX_ID = 2**31 - 1
+"""Maximum number of a row, in a column of 32 bits."""
 
 
 def _no_cursor() -> ApiError:

@@ -10,7 +10,7 @@ import secrets
 import ssl
 from datetime import UTC, datetime
 from functools import cache
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 import httpx
 from standardwebhooks import Webhook as Signer
@@ -25,9 +25,11 @@ TRY_S = 15.0
 NAT64 = IPv6Network("64:ff9b::/96")
 LOCAL = [
     IPv6Network(one)
-    for one in ("64:ff9b:1::/48", "fec0::/10", "::/96", "::ffff:0:0:0/96", "5f00::/16")
+    for one in ("64:ff9b:1::/48", "fec0::/10", "::/96", "::ffff:0:0:0/96", "5f00::/16", "3fff::/20")
 ]
-"""Local networks that are not classified as private."""
+"""Local and reserved networks that are not classified as private."""
+RELAYS = IPv4Network("192.88.99.0/24")
+"""Reserved: the relays of 6to4."""
 
 
 UNKNOWN_HOST = "the host of the URL is unknown"
@@ -81,6 +83,8 @@ def is_public(address: str) -> bool:
             return is_public(str(within))
         if parsed.teredo is not None:
             return False
+    elif parsed in RELAYS:
+        return False
     return parsed.is_global and not parsed.is_multicast
 
 

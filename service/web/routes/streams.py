@@ -23,6 +23,7 @@ from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.web.bodies import StrictRoute
 from service.web.dependencies import PollerDep, Reader
 from service.web.media_types import accepted, as_json
+from service.web.pagination import MAX_ID
 from service.web.parameters import ExperimentId
 from service.web.routes.sweeps import SweepId
 
@@ -34,7 +35,6 @@ PING_S = 15.0
 AWAY_S = 1.0
 """Pause between retries while the database is unavailable."""
 NOW = "now"
-MAX_SEQ = 2**31 - 1
 
 
 class EventForm(StrEnum):
@@ -86,11 +86,12 @@ AskedDep = Annotated[Asked, Depends(wanted_events)]
 def _place(text: str, pointer: str) -> EventCursor | None:
     if text == NOW:
         return None
-    match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,19})-(\d{1,10}))?", text, re.ASCII)
-    if match is None or int(match[3] or 0) > MAX_SEQ:
+    match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,18})-(\d{1,10}))?", text, re.ASCII)
+    event, done, seq = (0, 0, 0) if match is None else (int(one or 0) for one in match.groups())
+    if match is None or max(event, seq) > MAX_ID:
         detail = "the `id` of an event from an earlier answer, or `now`"
         raise invalid([Problem(pointer, detail)])
-    return EventCursor(int(match[1]), int(match[2] or 0), int(match[3] or 0))
+    return EventCursor(event, done, seq)
 
 
 STREAMED: dict[int | str, dict[str, Any]] = {

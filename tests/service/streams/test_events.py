@@ -164,7 +164,11 @@ def test_too_many_series_are_reported(api: TestClient) -> None:
     ]
 
 
-@pytest.mark.parametrize("after", ["x", "1-2", "-1", "1-2-9999999999", "9" * 19, "1-2-3-4", "٣"])
+INVALID = ["x", "1-2", "-1", "1-2-9999999999", "9" * 19, "1-2-3-4", "٣", f"{2**31}",
+           f"1-{10**18}-1", f"1-1-{2**31}"]  # fmt: skip
+
+
+@pytest.mark.parametrize("after", INVALID)
 def test_invalid_ids_are_refused(api: TestClient, after: str) -> None:
     for how, pointer in (
         ({"params": {"after": after}}, "/query/after"),
@@ -174,6 +178,11 @@ def test_invalid_ids_are_refused(api: TestClient, after: str) -> None:
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["pointer"] == pointer
         assert "the `id` of an event" in answer.json()["errors"][0]["detail"]
+
+
+@pytest.mark.parametrize("after", [f"{2**31 - 1}", f"{2**31 - 1}-{10**18 - 1}-{2**31 - 1}"])
+def test_the_largest_ids_are_accepted(api: TestClient, after: str) -> None:
+    assert page(api, "/v1/events", after=after)["items"] == []
 
 
 def test_all_events_of_the_caller(api: TestClient) -> None:

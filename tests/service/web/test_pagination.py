@@ -8,9 +8,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.records import results
+from service.settings import Settings
 from service.tables.datasets import Dataset
 from service.tables.engine import Database
 from service.tables.experiments import Metric
+from service.web.main import create_app
 from tests.support.attempts import submitted
 
 LISTS = ["/v1/experiments", "/v1/datasets"]
@@ -46,6 +48,17 @@ def test_each_item_is_on_exactly_one_page(api: TestClient, ids: list[str], path:
             seen += [one["id"] for one in page["items"]]
             cursor = page["next_cursor"]
         assert seen == ids[::-1]
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(2**31 - 1, 200), (2**31, 422), (10**17, 422), (10**30, 422)]
+)
+def test_cursors_of_numbers_are_limited(lab: Settings, number: int, status: int) -> None:
+    """PostgreSQL refuses to compare a column with a larger number."""
+    key = lab.key_file.read_text().strip()
+    cursor = base64.urlsafe_b64encode(str(number).encode()).decode().rstrip("=")
+    with TestClient(create_app(lab), headers={"Authorization": f"Bearer {key}"}) as api:
+        assert api.get("/v1/audit", params={"cursor": cursor}).status_code == status
 
 
 def test_a_cursor_is_only_for_its_own_list(api: TestClient, ids: list[str]) -> None:
