@@ -15,6 +15,7 @@ import pytest
 from service.operations.prepare import prepare
 from service.settings import Settings
 from service.tables.engine import Database
+from tests.support.certificates import read_certificates_once
 from tests.support.servers import PostgreSQL, Redis, cluster_folder
 from tests.support.statements import compile_once
 from tests.support.warm import warm_parent
@@ -31,6 +32,7 @@ sys.dont_write_bytecode = False
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test asks a hub
 
 compile_once()
+read_certificates_once()
 
 REQUIRE_ALL = os.environ.get("MPT_TEST_REQUIRE_ALL") == "1"
 
