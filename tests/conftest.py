@@ -21,6 +21,8 @@ from tests.support.statements import compile_once
 from tests.support.warm import warm_parent
 from worker import slot
 
+gc.disable()  # until all tests are collected, since nothing that is imported is garbage
+
 # Before torch is loaded: no thread waits by spinning, since other tests use the processors. A run
 # of two threads then takes half of the CPU time.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
@@ -49,10 +51,15 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Exclude loaded objects from garbage collection, which took a sixth of the suite's time."""
-    gc.collect()
-    gc.freeze()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
