@@ -15,10 +15,13 @@ import pytest
 from service.operations.prepare import prepare
 from service.settings import Settings
 from service.tables.engine import Database
+from tests.support.certificates import read_certificates_once
 from tests.support.servers import PostgreSQL, Redis, cluster_folder
 from tests.support.statements import compile_once
 from tests.support.warm import warm_parent
 from worker import slot
+
+gc.disable()  # until all tests are collected, since nothing that is imported is garbage
 
 # Before torch is loaded: no thread waits by spinning, since other tests use the processors. A run
 # of two threads then takes half of the CPU time.
@@ -31,6 +34,7 @@ sys.dont_write_bytecode = False
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported: no test asks a hub
 
 compile_once()
+read_certificates_once()
 
 REQUIRE_ALL = os.environ.get("MPT_TEST_REQUIRE_ALL") == "1"
 
@@ -47,10 +51,15 @@ def pytest_runtest_makereport(
     return report
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Exclude loaded objects from garbage collection, which took a sixth of the suite's time."""
-    gc.collect()
-    gc.freeze()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

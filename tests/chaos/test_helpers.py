@@ -28,20 +28,22 @@ LIMIT_S = 600.0
 SHARED = {"MPT_MAX_WORKERS": str(WORKERS), "MPT_HELP_AFTER_S": "0.3", "MPT_LEASE_S": "5",
           "MPT_DEAF_S": "60"}  # fmt: skip
 SLOW: dict[str, Any] = {
-    "model": deep_vae(latent_dim=4, width=64, draws=8, rounds=3),
-    "data": {"source": "digits", "standardize": True},
+    "model": deep_vae(latent_dim=4, width=64, draws=32, rounds=3),
+    "data": {"source": "ppca", "n": 400, "dim": 64, "latent_dim": 4, "noise_precision": 4.0,
+             "seed": 3},
     "compute": {"threads": 1, "precision": "float32", "device": "cpu"},
     "seeds": [1],
-}
-"""A mask takes about a tenth of a second."""
+}  # fmt: skip
+"""A mask takes some thirty milliseconds. All that comes before the masks is computed again in each
+attempt and in each help, so it is short."""
 FIXED = {
     **SLOW,
     "evaluate": {"lml": {"method": "iwae", "samples": 2},
-                 "masks": {"schedule": "fixed", "rate": 0.33, "per_size": 30}},
+                 "masks": {"schedule": "fixed", "rate": 0.33, "per_size": 60}},
 }  # fmt: skip
 TARGET = {
     **SLOW,
-    "evaluate": {"lml": {"method": "iwae", "samples": 2}, "target_std_err": 0.02, "max_masks": 100,
+    "evaluate": {"lml": {"method": "iwae", "samples": 2}, "target_std_err": 0.02, "max_masks": 200,
                  "masks": {"schedule": "sizes", "sizes": [3, 30, 60]}},
 }  # fmt: skip
 

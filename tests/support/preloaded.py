@@ -4,6 +4,8 @@ import gc
 import os
 from pathlib import Path
 
+gc.disable()  # until all is imported, since nothing of it is garbage
+# ruff: noqa: E402
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as in worker.warm_parent
 
 import celery.apps.worker
@@ -32,3 +34,4 @@ core_digest()
 
 gc.collect()
 gc.freeze()
+gc.enable()

@@ -145,8 +145,11 @@ def embedded_service(settings: Settings, log: Path, /, **more: str) -> Iterator[
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = 240.0, what: str = "it") -> None:
-    deadline = time.monotonic() + timeout_s
+    """Look again and again, less often the longer it takes: a look is often a request to a service,
+    which takes ten milliseconds of a processor."""
+    began = time.monotonic()
     while not holds():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited > timeout_s:
             raise TimeoutError(f"{what} did not come true in {timeout_s} s")
-        time.sleep(0.05)
+        time.sleep(min(0.05 + waited / 20, 0.25))

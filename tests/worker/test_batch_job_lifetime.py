@@ -62,7 +62,7 @@ def events(running: Lab, text: str) -> int:
 def test_a_run_is_handed_back_before_the_end(running: Lab, client: Client) -> None:
     """Another worker continues it from there, and no loss is counted."""
     submitted = client.submit(LONG)["id"]
-    first = worker(running, END_S + 45)
+    first = worker(running, END_S + 25)
     assert first.wait(timeout=150) == 0
     handed_back = client.get(submitted)
     assert (handed_back["status"], handed_back["attempt"]) == ("queued", 1)
