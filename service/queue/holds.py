@@ -122,7 +122,7 @@ def _fail(session: Session, ended: Collection[str], status: str) -> Mapping[str,
         for one, after in before.items()
     ]
     session.connection().execute(_FAIL, rows)
-    return {one: _first_of(one, before) for one in waiting}
+    return _firsts(before)
 
 
 _FAIL = (
@@ -155,11 +155,16 @@ def _predecessors(
     return dict(session.execute(oldest.order_by(Wait.experiment_id)).tuples().all())
 
 
-def _first_of(one: str, before: Mapping[str, str]) -> str:
-    """Return the first experiment of a chain."""
-    while one in before:
-        one = before[one]
-    return one
+def _firsts(before: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the first experiment of the chain of each of these, given the one before each."""
+    firsts: dict[str, str] = {}
+    for one in before:
+        chain = []
+        while one in before and one not in firsts:
+            chain.append(one)
+            one = before[one]
+        firsts |= dict.fromkeys(chain, firsts.get(one, one))
+    return firsts
 
 
 def remove_waits(session: Session, ended: Sequence[str]) -> Sequence[str]:

@@ -32,7 +32,7 @@ TRAINING = {
     "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
     "data__n": 200,
     "data__dim": 12,
-    "train": {"objective": "mpt", "epochs": 400, "masks": {"schedule": "all", "per_size": 1}},
+    "train": {"objective": "mpt", "epochs": 1200, "masks": {"schedule": "all", "per_size": 1}},
 }
 
 
