@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 HEAD_BYTES = 32 * 1024
 """Maximum size of a request line with its headers."""
+LARGE_HEAD = f"the head of a request has at most {HEAD_BYTES} bytes"
 HEAD_S = 20.0
 """Time limit for the head, from the start of a connection or the first byte of its next request."""
 STALL_S = 30.0
@@ -43,12 +44,18 @@ class _Pipelined(Exception):
     """The client sent a request before the answer to the previous one."""
 
 
+class _LargeHead(Exception):
+    """The head of a request in one piece is too large."""
+
+
 class BoundedHeads(HttpToolsProtocol):
     """uvicorn's protocol with the limits of this module."""
 
     _network = ""
     _is_pipelined = False
     _head_bytes = 0
+    _parsed_bytes = 0
+    """Bytes of the head that are parsed."""
     _framing_bytes = 0
     """Bytes since the last piece of a body: of trailers and chunk sizes, which no other limit
     counts."""
@@ -177,7 +184,7 @@ class BoundedHeads(HttpToolsProtocol):
         if self._framing_bytes > HEAD_BYTES:
             self._refuse(f"a body has at most {HEAD_BYTES} bytes of trailers and chunk sizes")
         if self._in_head and self._head_bytes > HEAD_BYTES:
-            self._refuse(f"the head of a request has at most {HEAD_BYTES} bytes")
+            self._refuse(LARGE_HEAD)
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = 0
@@ -187,10 +194,23 @@ class BoundedHeads(HttpToolsProtocol):
         if not self._is_idle:
             self._is_pipelined = True
             raise _Pipelined  # so that the parser stops
-        self._framing_bytes = 0
+        self._framing_bytes = self._parsed_bytes = 0
         super().on_message_begin()
         if not self._in_head:
             self._await_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_parsed(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_parsed(len(name) + len(value) + len(": \r\n"))
+        super().on_header(name, value)
+
+    def _count_parsed(self, size: int) -> None:
+        self._parsed_bytes += size
+        if self._parsed_bytes > HEAD_BYTES:
+            raise _LargeHead  # so that the parser stops
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -217,6 +237,8 @@ class BoundedHeads(HttpToolsProtocol):
         thousands of requests in one piece before it serves anybody else."""
         if self._is_pipelined:
             self.cycle.keep_alive = False
+        elif self._parsed_bytes > HEAD_BYTES:
+            super().send_400_response(LARGE_HEAD)
         else:
             super().send_400_response(msg)
 

@@ -95,6 +95,18 @@ def test_a_too_large_head_is_refused_while_it_arrives(port: int, bomb: bytes) ->
         assert not told or b"at most" in told
 
 
+@pytest.mark.parametrize("header", [b"X-Long: " + b"x" * 1000, b"a:"])
+def test_a_too_large_head_in_one_piece_is_refused(port: int, header: bytes) -> None:
+    """Nothing of it is used, although it is complete. A smaller one is accepted."""
+    for size, status in ((HEAD_BYTES // 2, 200), (2 * HEAD_BYTES, 400)):
+        with connect(port) as connection:
+            many = (header + b"\r\n") * (size // (len(header) + 2))
+            connection.sendall(HEAD + many + b"Connection: close\r\n\r\n")
+            told = answer(connection)
+            assert told.startswith(b"HTTP/1.1 %d" % status)
+            assert (b"at most" in told) == (status == 400)
+
+
 def test_a_url_that_is_too_large_is_refused(port: int) -> None:
     with connect(port) as connection:
         connection.sendall(b"GET /" + b"x" * (HEAD_BYTES + 1))
