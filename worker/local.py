@@ -61,6 +61,9 @@ class LocalWorker:
 
     def _next(self) -> Dispatch | None:
         try:
+            with self.database.snapshot() as session:  # most of the time nothing is queued
+                if not dispatch.is_something_queued(session):
+                    return None
             with self.database.transaction() as session:
                 return dispatch.dispatch_next(session, fair_share=self.settings.share)
         except TRANSIENT_DB_ERRORS as error:
@@ -70,7 +73,7 @@ class LocalWorker:
 
     def _help(self, name: str) -> int | None:
         """Return the number of a help of this worker for another one of this machine."""
-        if self.settings.max_workers == 1:
+        if self.settings.run_workers == 1:
             return None
         try:
             rules = Rules.of(self.settings, name)

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Select,
     Subquery,
     bindparam,
+    exists,
     func,
     select,
     union_all,
@@ -41,6 +42,14 @@ class Dispatch:
     experiment_id: str
     dispatch_no: int
     queue: Queue
+
+
+_QUEUED = select(exists().where(EXPERIMENTS.c.status == Status.QUEUED))
+
+
+def is_something_queued(session: Session) -> bool:
+    """Return whether any experiment is queued, held or not. It needs no lock."""
+    return bool(session.scalar(_QUEUED))
 
 
 def dispatch_next(

@@ -132,3 +132,26 @@ def test_each_of_its_threads_has_a_connection(settings: Settings) -> None:
     with ExitStack() as stack:
         for _ in range(5):
             stack.enter_context(worker.database.snapshot()).execute(select(1))
+
+
+def test_it_takes_no_lock_while_nothing_is_queued(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks ten times a second."""
+    worker = LocalWorker(settings)
+    begun: list[object] = []
+    transaction = Database.transaction
+
+    def counted(self: Database) -> Any:
+        begun.append(self)
+        return transaction(self)
+
+    monkeypatch.setattr(Database, "transaction", counted)
+    assert worker._next() is None
+    assert begun == []
+    one = submitted(worker.database)
+    begun.clear()
+    chosen = worker._next()
+    assert chosen is not None
+    assert chosen.experiment_id == one
+    assert len(begun) == 1
