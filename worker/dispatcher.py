@@ -47,7 +47,7 @@ class Dispatcher:
         pause_s, eager_until = self.settings.poll_s, 0.0
         shared_at = -math.inf
         while not stopping.wait(pause_s):
-            if self.settings.max_workers > 1 and time.monotonic() >= shared_at + SHARE_S:
+            if self.settings.run_workers > 1 and time.monotonic() >= shared_at + SHARE_S:
                 shared_at = time.monotonic()
                 for queue, help_id in self.share_idle_workers():
                     self._ring_for_help(queue, help_id)

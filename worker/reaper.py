@@ -62,7 +62,7 @@ class Reaper:
             ledger.fold(session, self.settings.share)
             statistics.fold(session)
             quota.fold(session)
-        if self.settings.max_workers > 1:
+        if self.settings.run_workers > 1:
             self._give_way()
 
     def _give_way(self) -> None:

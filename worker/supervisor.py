@@ -90,7 +90,7 @@ class Supervision:
         """Numbered records of the whole run, by the runner's end record."""
         self._device_peak: int | None = None
         self._pace = EtaEstimate()
-        self._sharing = Sharing(claim, settings.max_workers)
+        self._sharing = Sharing(claim, settings.run_workers)
         self._kill_at: float | None = None
         self._checkpoint_dir = settings.checkpoints(claim.experiment_id) / str(claim.attempt)
         self._work_dir = settings.artifacts(claim.experiment_id, claim.attempt)

@@ -62,7 +62,7 @@ class Rules:
         return cls(
             settings.share,
             settings.worker_silent_s,
-            settings.max_workers,
+            settings.run_workers,
             settings.help_after_s,
             helper,
         )

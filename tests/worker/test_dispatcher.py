@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
+from pydantic import SecretStr
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from service.queue import workers
 from service.queue.dispatch import Dispatch
 from service.queue.workers import Vitals
-from service.settings import Settings
+from service.settings import LAB_RUN_WORKERS, Settings
 from service.tables.engine import Database
 from service.tables.experiments import Queue
 from service.tables.workers import Worker
@@ -95,6 +96,17 @@ def test_idle_workers_are_shared_twice_a_second(
     alone = given.model_copy(update={"max_workers": 1})
     Scripted(Database(given.url), alone, Celery()).run(Clock())
     assert shared == []
+
+
+@pytest.mark.parametrize(
+    ("broker", "number", "expected"),
+    [(None, None, 1), (None, 3, 3), ("redis://h", None, LAB_RUN_WORKERS), ("redis://h", 1, 1)],
+)
+def test_a_lab_lets_idle_workers_help(
+    broker: str | None, number: int | None, expected: int
+) -> None:
+    secret = None if broker is None else SecretStr(broker)
+    assert Settings(redis_url=secret, max_workers=number).run_workers == expected
 
 
 def test_as_many_are_dispatched_as_workers_are_idle(
