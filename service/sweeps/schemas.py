@@ -114,8 +114,8 @@ class Retried(ResponseModel):
     count: int
     """Number of points that are computed again."""
     more: bool
-    """True if points are left, because their specs have more than 32 MiB: send the request
-    again."""
+    """True if points are left, because their specs have more than 32 MiB or you may not have more
+    unfinished experiments: send the request again, later."""
 
 
 class MetricCell(ResponseModel):

@@ -43,13 +43,7 @@ def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> 
     """Store a new sweep. Raises ApiError if its owner has the maximum number of sweeps."""
     fair_share = fair_share or FairShare()
     quota.lock(session, sweep.owner_id)
-    count = session.scalar(select(func.count()).where(Sweep.owner_id == sweep.owner_id)) or 0
-    if count >= fair_share.max_sweeps:
-        detail = (
-            f"you have {count} sweeps, and your limit is {fair_share.max_sweeps}: delete some; "
-            "they count until the service has purged them"
-        )
-        raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
+    check_number(session, sweep.owner_id, fair_share)
     size = sizes.of_sweep(sweep)
     quota.check_bytes(session, sweep.owner_id, fair_share, size)
     session.add(sweep)
@@ -58,10 +52,26 @@ def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> 
     return sweep
 
 
+def check_number(session: Session, owner_id: int, fair_share: FairShare) -> None:
+    """Raises ApiError if a user has the maximum number of sweeps."""
+    count = session.scalar(select(func.count()).where(Sweep.owner_id == owner_id)) or 0
+    if count >= fair_share.max_sweeps:
+        detail = (
+            f"you have {count} sweeps, and your limit is {fair_share.max_sweeps}: delete some; "
+            "they count until the service has purged them"
+        )
+        raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
+
+
 def next_point(session: Session, sweep_id: str) -> int:
     """Return the number of the next point. Locks the sweep, so that one request at a time adds or
     replaces points."""
     session.execute(select(Sweep.id).where(Sweep.id == sweep_id).with_for_update())
+    return number_of_points(session, sweep_id)
+
+
+def number_of_points(session: Session, sweep_id: str) -> int:
+    """Return how many points a sweep has."""
     last = session.scalar(select(func.max(SweepPoint.point)).filter_by(sweep_id=sweep_id))
     return 0 if last is None else last + 1
 
@@ -143,11 +153,11 @@ def progress(session: Session, sweep_id: str) -> float:
     return math.fsum(min(1.0, (done or 0) / (total or 1)) for done, total in rows)
 
 
-def retryable(session: Session, sweep: Sweep, most_bytes: int) -> Sequence[Experiment]:
-    """Return the experiments of its points that failed or were cancelled: the first ones whose
-    specs together have at most this number of bytes, and at least one."""
+def retryable(session: Session, sweep: Sweep, most: int, most_bytes: int) -> Sequence[Experiment]:
+    """Return the experiments of its points that failed or were cancelled: the first `most` ones
+    whose specs together have at most `most_bytes` bytes, and at least one."""
     sized = _retryable(sweep.id, Experiment.id, Experiment.spec_bytes)
-    sizes_of = session.execute(sized.order_by(SweepPoint.point)).all()
+    sizes_of = session.execute(sized.order_by(SweepPoint.point).limit(max(1, most))).all()
     totals = accumulate(one.spec_bytes for one in sizes_of)
     count = sum(total <= most_bytes for total in totals)
     chosen = [one.id for one in sizes_of[: max(1, count)]]
