@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import accumulate
 from typing import Any
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from mptcore.specs import Problem
+from mptlab.means import SEED, title
 from service.accounts.users import Caller
 from service.experiments import deletion
 from service.fair_share import FairShare
@@ -116,9 +118,21 @@ def _points(*columns: Any) -> Select[Any]:
     )
 
 
-def metrics(session: Session, sweep_id: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the metrics of a sweep by experiment: each with `name`, `labels`, `value` and
-    `std_err`. Raises ApiError if there are too many."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """A column of a table: a metric with its labels other than the seed."""
+
+    name: str
+    title: str
+
+
+SweepMetric = tuple[Column, Mapping[str, Any], float | None, float | None]
+"""A metric of a point: its column, all its labels, its value and its standard error. A sweep may
+have MAX_METRICS, and dicts would take twice as long."""
+
+
+def metrics(session: Session, sweep_id: str) -> dict[str, list[SweepMetric]]:
+    """Return the metrics of a sweep by experiment. Raises ApiError if there are too many."""
     of_sweep = (
         SweepPoint.experiment_id == Metric.experiment_id,
         SweepPoint.sweep_id == sweep_id,
@@ -131,13 +145,19 @@ def metrics(session: Session, sweep_id: str) -> dict[str, list[dict[str, Any]]]:
             "those of its experiments with GET /v1/experiments/{id}/metrics instead"
         )
         raise invalid([Problem("/path/sweep_id", detail)]) from None
-    query = select(*results.METRIC).where(*of_sweep).order_by(Metric.experiment_id, Metric.seq)
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for one in session.execute(query):
-        labels = results.parsed_labels(one.labels)
-        found[one.experiment_id].append(
-            {"name": one.name, "labels": labels, "value": one.value, "std_err": one.std_err}
-        )
+    wanted = (Metric.experiment_id, Metric.name, Metric.labels, Metric.value, Metric.std_err)
+    query = select(*wanted).where(*of_sweep).order_by(Metric.experiment_id, Metric.seq)
+    found: dict[str, list[SweepMetric]] = defaultdict(list)
+    columns: dict[tuple[Any, ...], Column] = {}
+    known: dict[tuple[str, str], tuple[Column, Mapping[str, Any]]] = {}
+    for experiment_id, name, text, value, std_err in session.execute(query):
+        column_and_labels = known.get((name, text))
+        if column_and_labels is None:
+            labels = results.parsed_labels(text)
+            others = {key: labels[key] for key in labels if key != SEED}
+            column = columns.setdefault((name, *others.items()), Column(name, title(name, others)))
+            column_and_labels = known[name, text] = column, labels
+        found[experiment_id].append((*column_and_labels, value, std_err))
     return found
 
 
