@@ -95,8 +95,11 @@ Metrics = Mapping[str, Sequence[SweepMetric]]
 """The metrics of each experiment, by its id."""
 
 
-def table(sweep: Sweep, points: Iterable[Row[Any]], metrics: Metrics) -> Document:
-    """Return the table of a sweep, as in `Table`. Raises ApiError."""
+def table(
+    sweep: Sweep, points: Iterable[Row[Any]], metrics: Metrics, *, pooled: bool = True
+) -> Document:
+    """Return the table of a sweep, as in `Table`, with or without pooled points. Raises
+    ApiError."""
     rows = []
     size = 0
     for one in points:
@@ -109,7 +112,7 @@ def table(sweep: Sweep, points: Iterable[Row[Any]], metrics: Metrics) -> Documen
         "fields": sweep.fields,
         "metrics": [*dict.fromkeys(name for row in rows for name in row["metrics"])],
         "items": rows,
-        "pooled": _pooled(rows, metrics) if SEEDS in sweep.fields else [],
+        "pooled": _pooled(rows, metrics) if pooled and SEEDS in sweep.fields else [],
     }
 
 

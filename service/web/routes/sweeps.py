@@ -123,8 +123,9 @@ def get_table(
         sweep = find(session, user, Sweep, sweep_id)
         points = store.points(session, sweep_id, user)
         metrics = store.metrics(session, sweep_id)
-        is_long = format == TableFormat.CSV and form == CsvForm.LONG  # without means
-        made = table(sweep, points, {} if is_long else metrics)
+        wanted = CsvForm.POOLED if format == TableFormat.JSON else form
+        averaged = {} if wanted == CsvForm.LONG else metrics
+        made = table(sweep, points, averaged, pooled=wanted == CsvForm.POOLED)
     if format == TableFormat.JSON:
         return plain_json(made)
     match form:

@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.schemas import ResponseModel
+from service.sweeps import views
 from service.web.media_types import plain_json
 from tests.service.sweeps.test_sweeps import measure, rows, sweep
 
@@ -67,3 +68,25 @@ def test_metrics_have_the_form_of_the_contract(api: TestClient) -> None:
 def test_an_integer_of_more_than_64_bits_is_written() -> None:
     answer = {"fields": {"data.n": 2**70}}
     assert json.loads(bytes(plain_json(answer).body)) == answer
+
+
+def test_each_form_of_a_table_computes_only_its_means(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The long form has no means, and only JSON and the pooled form have those of pooled points."""
+    of = sweep(api, grid={"seeds": [[1], [2]]})
+    for row in rows(api, of["id"]):
+        measure(api, row["experiment_id"], 1.0)
+    counts: list[int] = []
+    mean_of = vars(views)["mean_of"]
+
+    def counted(name: str, values: Any, errors: Any) -> Any:
+        counts.append(len(values))
+        return mean_of(name, values, errors)
+
+    monkeypatch.setattr(views, "mean_of", counted)
+    forms = {"": [1, 1, 2], "points": [1, 1], "long": [], "pooled": [1, 1, 2]}
+    for form, expected in forms.items():
+        counts.clear()
+        assert api.get(of["urls"]["table"] + (form and f"?format=csv&form={form}")).is_success
+        assert counts == expected, form
