@@ -31,8 +31,7 @@ class Mean:
     @property
     def title(self) -> str:
         """The name with its labels: `lml[model=baseline]`."""
-        inner = ",".join(f"{key}={value}" for key, value in self.labels.items())
-        return f"{self.name}[{inner}]" if inner else self.name
+        return title(self.name, self.labels)
 
     @property
     def covers(self) -> str:
@@ -43,29 +42,41 @@ class Mean:
         return f"{texts}the variation between seeds: training, masks, samples"
 
 
+def title(name: str, labels: Mapping[str, Any]) -> str:
+    """Return a metric's name with labels: `lml[model=baseline]`."""
+    inner = ",".join(f"{key}={value}" for key, value in labels.items())
+    return f"{name}[{inner}]" if inner else name
+
+
 def over_seeds(metrics: Iterable[Mapping[str, Any]]) -> list[Mean]:
     """Return a mean for each name and set of labels other than the seed, in order of appearance."""
     groups: dict[tuple[str, tuple[tuple[str, Any], ...]], list[Mapping[str, Any]]] = {}
     for metric in metrics:
         labels = tuple((key, value) for key, value in metric["labels"].items() if key != SEED)
         groups.setdefault((metric["name"], labels), []).append(metric)
-    return [_mean(name, dict(labels), found) for (name, labels), found in groups.items()]
+    means = []
+    for (name, labels), found in groups.items():
+        values, errors = [one["value"] for one in found], [one["std_err"] for one in found]
+        means.append(Mean(name, dict(labels), *mean_of(name, values, errors), len(found)))
+    return means
 
 
-def _mean(name: str, labels: dict[str, Any], metrics: Sequence[Mapping[str, Any]]) -> Mean:
-    count = len(metrics)
-    values = [one["value"] for one in metrics if one["value"] is not None]
+def mean_of(
+    name: str, found: Sequence[float | None], errors: Sequence[float | None]
+) -> tuple[float | None, float | None]:
+    """Return the mean of a metric's values, one for each seed, and its standard error."""
+    if found[0] is not None and len(found) == 1:
+        return float(found[0]), errors[0]
+    values = [one for one in found if one is not None]
+    count = len(found)
     if len(values) < count:
-        return Mean(name, labels, None, None, count)
+        return None, None
     mean = math.fsum(values) / count
-    if count == 1:
-        return Mean(name, labels, mean, metrics[0]["std_err"], count)
     between = math.sqrt(math.fsum((one - mean) ** 2 for one in values) / (count - 1) / count)
-    errors = [one["std_err"] for one in metrics]
     if name.endswith(POPULATION):
-        return Mean(name, labels, mean, _with_shared(errors, between), count)
+        return mean, _with_shared(errors, between)
     within = math.hypot(*(error or 0.0 for error in errors)) / count
-    return Mean(name, labels, mean, max(between, within), count)
+    return mean, max(between, within)
 
 
 def _with_shared(errors: Sequence[float | None], between: float) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mptlab.curves import needed, table_html
-from mptlab.errors import Json, NotSucceeded
+from mptlab.errors import Json, NotSucceeded, Refused
 from mptlab.events import follow
 from mptlab.progress import followed
 from mptlab.tables import sweep_for_people
@@ -112,10 +112,16 @@ class Sweep:
         return self._client._call("POST", f"{self._path}:cancel", idempotent=True)
 
     def retry(self) -> int:
-        """Compute failed and cancelled points again; return their number."""
+        """Compute failed and cancelled points again, as many as you may have; return their
+        number."""
         count, more = 0, True
         while more:  # a request retries as many as it may store
-            again = self._client._call("POST", f"{self._path}:retry", idempotent=True)
+            try:
+                again = self._client._call("POST", f"{self._path}:retry", idempotent=True)
+            except Refused as refusal:
+                if count and refusal.reason == "limit_reached":
+                    break
+                raise
             count, more = count + again["count"], again.get("more", False)
         return count
 

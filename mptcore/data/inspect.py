@@ -26,8 +26,12 @@ MAX_FOUND_BYTES = 2**20
 
 
 def look(path: Path, max_cells: int = upload_limits.MAX_CELLS) -> Inspection:
-    """Return the contents of a file, or the problem that their description is too long."""
+    """Return the contents of a file, or the problem that it has too many columns or that their
+    description is too long."""
     found = _look(path, max_cells)
+    if (columns := len(found.columns or ())) > upload_limits.MAX_COLUMNS:
+        told = f"columns: the file has {columns}, at most {upload_limits.MAX_COLUMNS} are read"
+        return Inspection(found.format, problems=[f"{told}; an .npy file may have more"])
     if (size := len(as_json(found))) > MAX_FOUND_BYTES:
         told = "the names of its arrays and columns, of constant ones and those with missing values"
         problem = f"{told} take {size} bytes; at most {MAX_FOUND_BYTES} are kept: shorten the names"

@@ -1,7 +1,7 @@
 """Complete specs that use uploads: the id of an upload that they name, `n` and `dim`. Refuse
 columns that a model cannot use."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cachetools import LRUCache
@@ -27,6 +27,8 @@ NO_NAME = "you have no data set of this name: `mpt datasets` lists them, `mpt up
 
 SIZES = ("n", "dim")
 MAX_NAMED = 10
+MAX_LISTED = 50
+"""Maximum number of an upload's columns or arrays that a problem names."""
 
 
 def is_incomplete(spec: Any) -> bool:
@@ -83,19 +85,17 @@ class Uploads:
             return []
         array = data.array or next(iter(dataset.arrays or {}), "")
         named = dataset.columns is not None
-        chosen = None if data.columns is None else {*data.columns}
 
-        def used(columns: Iterable[str]) -> list[str]:
-            return [name for name in columns if chosen is None or name in chosen]
+        def used(columns: Mapping[str, Any]) -> list[str]:
+            return [*columns] if data.columns is None else [c for c in data.columns if c in columns]
 
-        missing = used((dataset.missing or {}).get(array, {}))
-        if missing and spec.missing_refusal is not None:
-            detail = missing_values(missing, named, spec.missing_refusal)
-            return [Problem("/data/dataset", detail)]
+        if spec.missing_refusal is not None:
+            if missing := used((dataset.missing or {}).get(array, {})):
+                detail = missing_values(missing, named, spec.missing_refusal)
+                return [Problem("/data/dataset", detail)]
         if not isinstance(spec, LinearGaussianExperiment) or data.binarize == "stochastic":
             return []
-        constant = used((dataset.constant or {}).get(array, []))
-        if constant and spec.estimates_each_noise:
+        if spec.estimates_each_noise and (constant := used(dataset.constant_names.get(array, {}))):
             return [Problem("/data/dataset", constant_columns(constant, named))]
         return []
 
@@ -143,19 +143,23 @@ def shape_of(
             detail = f"give one of the file's arrays: {_arrays(dataset)}"
             raise SpecError([Problem("/data/array", detail)])
         return dataset.n, dataset.dim
-    if columns is not None and set(columns) <= set(dataset.columns or ()):
+    if columns is not None and dataset.column_names.issuperset(columns):
         return dataset.n, len(columns)
     if columns is None and array in (dataset.arrays or {}):
         n, dim = (dataset.arrays or {})[array]
         return n, dim
-    have = _arrays(dataset) or ", ".join(dataset.columns or ()) or "none"
+    have = _arrays(dataset) or listed(dataset.columns or ()) or "none"
     pointer = "/data/columns" if columns else "/data/array"
     raise SpecError([Problem(pointer, f"not in the upload, which has {have}")])
 
 
 def _arrays(dataset: Dataset) -> str:
-    arrays = (dataset.arrays or {}).items()
-    return ", ".join(f"{name} ({n} × {dim})" for name, (n, dim) in arrays)
+    return listed([f"{name} ({n} × {dim})" for name, (n, dim) in (dataset.arrays or {}).items()])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first names: all may be a megabyte, and a request may have a hundred problems."""
+    return ", ".join([*names[:MAX_LISTED], *(["…"] if len(names) > MAX_LISTED else [])])
 
 
 def _is_text(value: Any) -> bool:

@@ -1,9 +1,10 @@
 """The newest experiments that ran a preset's specs: found by tag, or by an equal spec."""
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 
-from sqlalchemy import select
+from sqlalchemy import Text, cast, func, select
 from sqlalchemy.orm import Session, defer, joinedload
 
 from mptcore.presets import PRESETS
@@ -36,10 +37,12 @@ def runs_of_presets(
     else the newest succeeded one of other users that the caller may read."""
     specs = [spec for preset in PRESETS.values() for spec in preset.specs]
     cache_keys = CacheKeys(ReferencedInputs.of(session, user.id, specs), Inputs(settings))
-    keys = [cache_keys.key(spec, spec.model_dump(mode="json")) for spec in specs]
+    documents = [spec.model_dump(mode="json") for spec in specs]
+    keys = [cache_keys.key(*pair) for pair in zip(specs, documents, strict=True)]
+    longest = max(len(json.dumps(one)) for one in documents)
     tags = [tags_of(name, 0)[0] for name in PRESETS]
     tagged = page_of(session, user.id, Wanted(tag=tags), limit=MAX_TAGGED).items
-    computed = _computed(session, [one.id for one in tagged])
+    computed = _computed(session, [one.id for one in tagged], 2 * longest)
     same = _same(session, user, {key for key in keys if key is not None})
     key_of_next = iter(keys)
 
@@ -57,13 +60,15 @@ def runs_of_presets(
     }
 
 
-def _computed(session: Session, ids: Sequence[str]) -> Mapping[str, str]:
+def _computed(session: Session, ids: Sequence[str], most: int) -> Mapping[str, str]:
     """Return a digest of what each of these experiments computes. Each spec is read once, because
-    an experiment may have the tags of many parts."""
+    an experiment may have the tags of many parts. Specs of more than `most` characters are too long
+    for one of a preset, and are not read: they may be 200 KB each."""
+    may_be = func.length(cast(Experiment.spec, Text)) <= most
     found: dict[str, str] = {}
     for first in range(0, len(ids), SPECS_AT_ONCE):
         query = select(Experiment.id, Experiment.spec)
-        query = query.where(Experiment.id.in_(ids[first : first + SPECS_AT_ONCE]))
+        query = query.where(Experiment.id.in_(ids[first : first + SPECS_AT_ONCE]), may_be)
         found |= {row.id: _digest(stored_spec(row.spec)) for row in session.execute(query)}
     return found
 

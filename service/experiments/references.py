@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
 from mptcore.specs.data.text import too_few
 from service.accounts.permission import readable_ones
-from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, shape_of
+from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, listed, shape_of
 from service.settings import Settings
 from service.tables.datasets import Dataset, forget_contents
 from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
@@ -173,8 +173,8 @@ def _text_problems(inputs: ReferencedInputs, data: PlainText) -> Iterator[Proble
         yield Problem("/data/dataset", NO_UPLOAD)
     elif dataset.dim is not None:
         yield Problem("/data/dataset", "this upload holds numbers, not text")
-    elif dataset.columns is not None and column not in dataset.columns:
-        have = ", ".join(dataset.columns)
+    elif dataset.columns is not None and column not in dataset.column_names:
+        have = listed(dataset.columns)
         yield Problem("/data/column", f"the upload's columns of text are {have}; not {column}")
     elif data.n is not None and data.n > dataset.n:
         yield Problem("/data/n", too_few(dataset.n))

@@ -88,7 +88,7 @@ def metrics_of(
         check_metrics(session, *wanted)
     found: dict[str, list[MetricRow]] = {one: [] for one in ids}
     for metric in session.execute(select(*METRIC).where(*wanted).order_by(Metric.seq)):
-        found[metric.experiment_id].append(metric)
+        found[metric[0]].append(metric)
     return found
 
 

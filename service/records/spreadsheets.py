@@ -7,6 +7,7 @@ from typing import Any
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """Characters that make a spreadsheet compute a cell (OWASP, "CSV Injection")."""
+_STARTS = frozenset(FORMULA_STARTS)
 
 
 def cell(value: Any) -> Any:
@@ -20,7 +21,10 @@ def cell(value: Any) -> Any:
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as CSV. None is an empty cell."""
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows([cell(value) for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(
+        [cell(one) if isinstance(one, str) and one[:1] in _STARTS else one for one in row]
+        for row in rows
+    )
     return text.getvalue()
 
 

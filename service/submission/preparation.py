@@ -4,6 +4,7 @@ Checking thousands of specs and estimating their memory takes seconds, and a tra
 makes other users' writes wait. So everything that takes long is computed here, without a lock."""
 
 import json
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,11 +26,12 @@ from service.experiments.cache import CacheKeys, answer_of, earlier_results
 from service.experiments.inputs import Inputs
 from service.experiments.references import ReferencedInputs, after_problems, reference_problems
 from service.experiments.schemas import Submission
+from service.queue import quota
 from service.queue.memory import Memory, MemoryModel
 from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
-from service.sweeps.expansion import value_at, with_values
+from service.sweeps.expansion import check_stored, value_at, with_values
 from service.tables.experiments import Experiment, Held
 from service.tables.visibility import Visibility
 
@@ -38,6 +40,9 @@ BESIDE = ("name", "tags", "note", "priority", "visibility")
 MAX_AFTER = 20_000
 """Maximum number of experiments that those of one request wait for, counted for each of them. While
 a request is stored, these experiments, which may be another user's, cannot end."""
+
+SAMPLE = 256
+"""Number of submissions of a large request that are prepared to see if it exceeds a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,30 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
     new = [one.columns["comes_after"] or () for one in prepared if one.cached_from is None]
     _check_after(sum(map(len, new)))
     return Prepared(prepared, inputs)
+
+
+def check_sample(session: Session, settings: Settings, submissions: Submissions) -> None:
+    """Refuse a request of thousands of points that clearly exceeds a limit, before all of them are
+    prepared. If none of a random sample is answered from the cache, then at least 15 of 16 are new;
+    the probability of an error is (15/16)^256, less than one in ten million. The exact checks are
+    in the transaction. Raises ApiError."""
+    owner_id, entries = submissions
+    least = len(entries) * 15 // 16
+    unfinished, most = quota.submitted_of(session, owner_id, settings.share)
+    is_over = unfinished + least > most
+    if len(entries) < (2 if is_over else 10) * SAMPLE:
+        return
+    others = random.Random(0).sample(range(1, len(entries)), SAMPLE - 1)
+    chosen = [entries[i] for i in (0, *sorted(others))]
+    found = prepare(session, settings, Submissions(owner_id, chosen)).experiments
+    if any(one.cached_from for one in found):
+        return
+    if is_over:
+        quota.check_number(session, owner_id, settings.share, len(entries))
+    spec_bytes = min(one.columns["spec_bytes"] for one in found)
+    check_stored(least * spec_bytes, len(entries))
+    expected = min(one.columns["expected_bytes"] for one in found)
+    quota.check_bytes(session, owner_id, settings.share, least * (spec_bytes + expected))
 
 
 def _check_after(number: int) -> None:

@@ -19,6 +19,7 @@ from service.accounts.permission import find_own
 from service.accounts.users import Caller
 from service.datasets.sizes import is_incomplete
 from service.experiments.schemas import Submission
+from service.queue import quota
 from service.refusals import ApiError, invalid
 from service.schemas import RequestModel, ResponseModel
 from service.settings import Settings
@@ -42,6 +43,8 @@ from service.tables.experiments import Experiment, Status
 from service.tables.sweeps import Sweep
 
 MAX_TOGETHER = 1000
+MAX_RETRIED = 1000
+"""Maximum number of points that a request retries: its transaction updates each of them."""
 
 
 def _read(body: Any) -> Submission | UnresolvedSubmission:
@@ -138,6 +141,7 @@ class NewSweep(SubmissionRequest):
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sent = self.sent
+        store.check_number(session, user.id, settings.share)  # and again when it is stored
         return Submissions(user.id, _points(settings, sent.spec, sent.after, sent))
 
     def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:
@@ -155,14 +159,13 @@ class AddedPoints(SubmissionRequest):
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)
+        self._check(store.number_of_points(session, sweep.id))  # and again when they are stored
         entries = _points(settings, sweep.spec, sweep.comes_after, self.more)
         return Submissions(sweep.owner_id, entries)
 
     def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:
         sweep = find_own(session, user, Sweep, self.sweep_id)
-        if store.next_point(session, sweep.id) + self.more.count() > MAX_POINTS:
-            detail = f"a sweep has at most {MAX_POINTS} points"
-            raise invalid([Problem("", detail)])
+        self._check(store.next_point(session, sweep.id))
         fields = [*dict.fromkeys([*sweep.fields, *self.more.fields()])]
         if len(fields) > max(MAX_FIELDS, len(sweep.fields)):
             raise invalid(field_problems(fields, ""))
@@ -170,17 +173,23 @@ class AddedPoints(SubmissionRequest):
         audit.note(session, user, "sweep.extended", sweep.id, points=self.more.count())
         return sweep
 
+    def _check(self, present: int) -> None:
+        """Raises ApiError if a sweep with this number of points would have too many."""
+        if present + self.more.count() > MAX_POINTS:
+            raise invalid([Problem("", f"a sweep has at most {MAX_POINTS} points")])
+
 
 @dataclass(frozen=True)
 class SweepRetry(SubmissionRequest):
     """New experiments for the points of a sweep that failed or were cancelled: as many as a request
-    may store."""
+    may store and their owner may have."""
 
     sweep_id: str
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)
-        old = store.retryable(session, sweep, MAX_STORED_BYTES)
+        unfinished, most = quota.submitted_of(session, sweep.owner_id, settings.share)
+        old = store.retryable(session, sweep, min(MAX_RETRIED, most - unfinished), MAX_STORED_BYTES)
         entries = [retry_entry(one, partial(_refuse_retry, one)) for one in old]
         return Submissions(sweep.owner_id, entries)
 

@@ -28,6 +28,7 @@ from service.submission.preparation import (
     Prepared,
     PreparedExperiment,
     Submissions,
+    check_sample,
     prepare,
 )
 from service.submission.requests import SubmissionRequest
@@ -42,7 +43,7 @@ from service.tables.sweeps import Sweep, SweepPoint
 MAX_PREPARED = 5
 """Maximum number of times that a request is prepared. It is prepared again if data that it depends
 on have changed. It is never prepared in the transaction that stores it, because other writers would
-wait: half a minute for a sweep of 10,000 points on a wide upload."""
+wait: seconds for a sweep of 10,000 points."""
 
 # Tables, not classes: for thousands of rows the ORM takes as long as the database does.
 _EXPERIMENTS, _EVENTS, _POINTS = (
@@ -99,6 +100,7 @@ def submitted(
     for _ in range(MAX_PREPARED):
         with database.snapshot() as session:
             submissions = request.submissions(session, settings, user)
+            check_sample(session, settings, submissions)
             prepared = prepare(session, settings, submissions)
         try:
             with database.transaction() as session:

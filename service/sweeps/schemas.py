@@ -114,8 +114,8 @@ class Retried(ResponseModel):
     count: int
     """Number of points that are computed again."""
     more: bool
-    """True if points are left, because their specs have more than 32 MiB: send the request
-    again."""
+    """True if points are left: a request retries at most 1,000, whose specs have at most 32 MiB,
+    and no more than you may have unfinished. Send the request again, at your limit later."""
 
 
 class MetricCell(ResponseModel):

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import accumulate
 from typing import Any
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from mptcore.specs import Problem
+from mptlab.means import SEED, title
 from service.accounts.users import Caller
 from service.experiments import deletion
 from service.fair_share import FairShare
@@ -43,13 +45,7 @@ def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> 
     """Store a new sweep. Raises ApiError if its owner has the maximum number of sweeps."""
     fair_share = fair_share or FairShare()
     quota.lock(session, sweep.owner_id)
-    count = session.scalar(select(func.count()).where(Sweep.owner_id == sweep.owner_id)) or 0
-    if count >= fair_share.max_sweeps:
-        detail = (
-            f"you have {count} sweeps, and your limit is {fair_share.max_sweeps}: delete some; "
-            "they count until the service has purged them"
-        )
-        raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
+    check_number(session, sweep.owner_id, fair_share)
     size = sizes.of_sweep(sweep)
     quota.check_bytes(session, sweep.owner_id, fair_share, size)
     session.add(sweep)
@@ -58,10 +54,26 @@ def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> 
     return sweep
 
 
+def check_number(session: Session, owner_id: int, fair_share: FairShare) -> None:
+    """Raises ApiError if a user has the maximum number of sweeps."""
+    count = session.scalar(select(func.count()).where(Sweep.owner_id == owner_id)) or 0
+    if count >= fair_share.max_sweeps:
+        detail = (
+            f"you have {count} sweeps, and your limit is {fair_share.max_sweeps}: delete some; "
+            "they count until the service has purged them"
+        )
+        raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
+
+
 def next_point(session: Session, sweep_id: str) -> int:
     """Return the number of the next point. Locks the sweep, so that one request at a time adds or
     replaces points."""
     session.execute(select(Sweep.id).where(Sweep.id == sweep_id).with_for_update())
+    return number_of_points(session, sweep_id)
+
+
+def number_of_points(session: Session, sweep_id: str) -> int:
+    """Return how many points a sweep has."""
     last = session.scalar(select(func.max(SweepPoint.point)).filter_by(sweep_id=sweep_id))
     return 0 if last is None else last + 1
 
@@ -106,9 +118,21 @@ def _points(*columns: Any) -> Select[Any]:
     )
 
 
-def metrics(session: Session, sweep_id: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the metrics of a sweep by experiment: each with `name`, `labels`, `value` and
-    `std_err`. Raises ApiError if there are too many."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """A column of a table: a metric with its labels other than the seed."""
+
+    name: str
+    title: str
+
+
+SweepMetric = tuple[Column, Mapping[str, Any], float | None, float | None]
+"""A metric of a point: its column, all its labels, its value and its standard error. A sweep may
+have MAX_METRICS, and dicts would take twice as long."""
+
+
+def metrics(session: Session, sweep_id: str) -> dict[str, list[SweepMetric]]:
+    """Return the metrics of a sweep by experiment. Raises ApiError if there are too many."""
     of_sweep = (
         SweepPoint.experiment_id == Metric.experiment_id,
         SweepPoint.sweep_id == sweep_id,
@@ -121,13 +145,19 @@ def metrics(session: Session, sweep_id: str) -> dict[str, list[dict[str, Any]]]:
             "those of its experiments with GET /v1/experiments/{id}/metrics instead"
         )
         raise invalid([Problem("/path/sweep_id", detail)]) from None
-    query = select(*results.METRIC).where(*of_sweep).order_by(Metric.experiment_id, Metric.seq)
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for one in session.execute(query):
-        labels = results.parsed_labels(one.labels)
-        found[one.experiment_id].append(
-            {"name": one.name, "labels": labels, "value": one.value, "std_err": one.std_err}
-        )
+    wanted = (Metric.experiment_id, Metric.name, Metric.labels, Metric.value, Metric.std_err)
+    query = select(*wanted).where(*of_sweep).order_by(Metric.experiment_id, Metric.seq)
+    found: dict[str, list[SweepMetric]] = defaultdict(list)
+    columns: dict[tuple[Any, ...], Column] = {}
+    known: dict[tuple[str, str], tuple[Column, Mapping[str, Any]]] = {}
+    for experiment_id, name, text, value, std_err in session.execute(query):
+        column_and_labels = known.get((name, text))
+        if column_and_labels is None:
+            labels = results.parsed_labels(text)
+            others = {key: labels[key] for key in labels if key != SEED}
+            column = columns.setdefault((name, *others.items()), Column(name, title(name, others)))
+            column_and_labels = known[name, text] = column, labels
+        found[experiment_id].append((*column_and_labels, value, std_err))
     return found
 
 
@@ -143,11 +173,11 @@ def progress(session: Session, sweep_id: str) -> float:
     return math.fsum(min(1.0, (done or 0) / (total or 1)) for done, total in rows)
 
 
-def retryable(session: Session, sweep: Sweep, most_bytes: int) -> Sequence[Experiment]:
-    """Return the experiments of its points that failed or were cancelled: the first ones whose
-    specs together have at most this number of bytes, and at least one."""
+def retryable(session: Session, sweep: Sweep, most: int, most_bytes: int) -> Sequence[Experiment]:
+    """Return the experiments of its points that failed or were cancelled: the first `most` ones
+    whose specs together have at most `most_bytes` bytes, and at least one."""
     sized = _retryable(sweep.id, Experiment.id, Experiment.spec_bytes)
-    sizes_of = session.execute(sized.order_by(SweepPoint.point)).all()
+    sizes_of = session.execute(sized.order_by(SweepPoint.point).limit(max(1, most))).all()
     totals = accumulate(one.spec_bytes for one in sizes_of)
     count = sum(total <= most_bytes for total in totals)
     chosen = [one.id for one in sizes_of[: max(1, count)]]

@@ -9,21 +9,14 @@ from typing import Any
 from sqlalchemy import Row
 
 from mptcore.specs import Problem
-from mptlab.means import over_seeds
+from mptlab.means import mean_of
 from service.experiments.schemas import Progress
 from service.experiments.views import failure_out
 from service.records.spreadsheets import csv_text
 from service.refusals import ApiError, invalid
 from service.sweeps.expansion import value_at
-from service.sweeps.schemas import (
-    MetricCell,
-    PooledRow,
-    SweepOut,
-    SweepSummary,
-    SweepUrls,
-    Table,
-    TableRow,
-)
+from service.sweeps.schemas import SweepOut, SweepSummary, SweepUrls
+from service.sweeps.store import Column, SweepMetric
 from service.tables.engine import moment
 from service.tables.experiments import TERMINAL, Status
 from service.tables.sweeps import Sweep
@@ -95,26 +88,32 @@ def sweep_out(
     )
 
 
-Metrics = Mapping[str, Sequence[Mapping[str, Any]]]
+Document = dict[str, Any]
+"""Data as in the schema of the same name. A table may have 100,000 cells, and objects of pydantic
+would take twice as long."""
+Metrics = Mapping[str, Sequence[SweepMetric]]
 """The metrics of each experiment, by its id."""
 
 
-def table(sweep: Sweep, points: Iterable[Row[Any]], metrics: Metrics) -> Table:
-    """Return the table of a sweep. Raises ApiError."""
+def table(
+    sweep: Sweep, points: Iterable[Row[Any]], metrics: Metrics, *, pooled: bool = True
+) -> Document:
+    """Return the table of a sweep, as in `Table`, with or without pooled points. Raises
+    ApiError."""
     rows = []
     size = 0
     for one in points:
         row = _row(sweep, one, metrics.get(one.id, ()))
-        size += len(json.dumps(row.fields))
+        size += len(json.dumps(row["fields"]))
         if size > MAX_TABLE_BYTES:
             raise _too_large("of swept values", MAX_TABLE_BYTES)
         rows.append(row)
-    return Table.model_construct(
-        fields=sweep.fields,
-        metrics=[*dict.fromkeys(name for row in rows for name in row.metrics)],
-        items=rows,
-        pooled=_pooled(rows, metrics) if SEEDS in sweep.fields else [],
-    )
+    return {
+        "fields": sweep.fields,
+        "metrics": [*dict.fromkeys(name for row in rows for name in row["metrics"])],
+        "items": rows,
+        "pooled": _pooled(rows, metrics) if pooled and SEEDS in sweep.fields else [],
+    }
 
 
 def _too_large(what: str, limit: int) -> ApiError:
@@ -125,76 +124,87 @@ def _too_large(what: str, limit: int) -> ApiError:
     return invalid([Problem("/path/sweep_id", detail)])
 
 
-def _row(sweep: Sweep, one: Row[Any], metrics: Sequence[Mapping[str, Any]]) -> TableRow:
-    return TableRow.model_construct(
-        point=one.point,
-        experiment_id=one.id,
-        fields={path: value_at(one.spec, path) for path in sweep.fields},
-        status=Status(one.status),
-        failure=failure_out(one),
-        metrics=_cells(metrics),
-    )
-
-
-def _cells(metrics: Iterable[Mapping[str, Any]]) -> dict[str, MetricCell]:
+def _row(sweep: Sweep, one: Row[Any], metrics: Sequence[SweepMetric]) -> Document:
+    failure = failure_out(one)
     return {
-        mean.title: MetricCell.model_construct(
-            value=mean.value, std_err=mean.std_err, count=mean.count
-        )
-        for mean in over_seeds(metrics)
+        "point": one.point,
+        "experiment_id": one.id,
+        "fields": {path: value_at(one.spec, path) for path in sweep.fields},
+        "status": one.status,
+        "failure": failure and failure.model_dump(),
+        "metrics": _cells(metrics),
     }
 
 
-def _pooled(rows: Sequence[TableRow], metrics: Metrics) -> list[PooledRow]:
-    groups: dict[str, list[TableRow]] = defaultdict(list)
+def _cells(metrics: Iterable[SweepMetric]) -> dict[str, Document]:
+    """Return the mean of each column over seeds, as in `MetricCell`."""
+    groups: dict[Column, tuple[list[float | None], list[float | None]]] = {}
+    for column, _, value, std_err in metrics:
+        group = groups.get(column)
+        if group is None:
+            groups[column] = [value], [std_err]
+        else:
+            group[0].append(value)
+            group[1].append(std_err)
+    cells = {}
+    for column, (values, errors) in groups.items():
+        mean, std_err = mean_of(column.name, values, errors)
+        cells[column.title] = {"value": mean, "std_err": std_err, "count": len(values)}
+    return cells
+
+
+def _pooled(rows: Sequence[Document], metrics: Metrics) -> list[Document]:
+    groups: dict[str, list[Document]] = defaultdict(list)
     for row in rows:
         groups[json.dumps(_beside_seeds(row))].append(row)
     return [
-        PooledRow.model_construct(
-            points=len(group),
-            fields=_beside_seeds(group[0]),
-            metrics=_cells(one for row in group for one in metrics.get(row.experiment_id, ())),
-        )
+        {
+            "points": len(group),
+            "fields": _beside_seeds(group[0]),
+            "metrics": _cells(
+                one for row in group for one in metrics.get(row["experiment_id"], ())
+            ),
+        }
         for group in groups.values()
     ]
 
 
-def _beside_seeds(row: TableRow) -> dict[str, Any]:
-    return {path: value for path, value in row.fields.items() if path != SEEDS}
+def _beside_seeds(row: Document) -> dict[str, Any]:
+    return {path: value for path, value in row["fields"].items() if path != SEEDS}
 
 
-def as_csv(made: Table) -> str:
+def as_csv(made: Document) -> str:
     """Yield a line for each point: its number, experiment and status, the swept fields, and each
     metric with its standard error and its count of seeds. Lists and objects are JSON; missing
     values are empty."""
-    head = [*POINT, *made.fields, *_metric_columns(made)]
-    return _csv(head, ([*_of_point(row), *_of_metrics(made, row.metrics)] for row in made.items))
+    head = [*POINT, *made["fields"], *_metric_columns(made)]
+    lines = ([*_of_point(row), *_of_metrics(made, row["metrics"])] for row in made["items"])
+    return _csv(head, lines)
 
 
-def pooled_csv(made: Table) -> str:
+def pooled_csv(made: Document) -> str:
     """Yield a line for each choice of the fields other than `seeds`, with the metrics over all
     seeds."""
-    fields = [path for path in made.fields if path != SEEDS]
+    fields = [path for path in made["fields"] if path != SEEDS]
     lines = (
-        [row.points, *map(_cell, row.fields.values()), *_of_metrics(made, row.metrics)]
-        for row in made.pooled
+        [row["points"], *map(_cell, row["fields"].values()), *_of_metrics(made, row["metrics"])]
+        for row in made["pooled"]
     )
     return _csv(["points", *fields, *_metric_columns(made)], lines)
 
 
-def long_csv(made: Table, metrics: Metrics) -> str:
+def long_csv(made: Document, metrics: Metrics) -> str:
     """Yield a line for each value of a metric, with a column for each label."""
-    found = {row.experiment_id: metrics.get(row.experiment_id, ()) for row in made.items}
-    labels = [*dict.fromkeys(key for own in found.values() for one in own for key in one["labels"])]
+    found = [(row, metrics.get(row["experiment_id"], ())) for row in made["items"]]
+    labels = [*dict.fromkeys(key for _, own in found for one in own for key in one[1])]
 
     def lines() -> Iterator[Sequence[Any]]:
-        for row in made.items:
+        for row, own in found:
             point = [*_of_point(row)]
-            for one in found[row.experiment_id]:
-                own = map(one["labels"].get, labels)
-                yield [*point, one["name"], *own, one["value"], one["std_err"]]
+            for column, given, value, std_err in own:
+                yield [*point, column.name, *map(given.get, labels), value, std_err]
 
-    return _csv([*POINT, *made.fields, "metric", *labels, "value", "std_err"], lines())
+    return _csv([*POINT, *made["fields"], "metric", *labels, "value", "std_err"], lines())
 
 
 def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
@@ -212,25 +222,26 @@ def _limited(lines: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
                 "format=csv&form=long, or format=json"
             )
             raise invalid([Problem("/query/form", detail)])
-        size += sum(len(cell) for cell in line if isinstance(cell, str))
+        for cell in line:
+            if isinstance(cell, str):
+                size += len(cell)
         if size > MAX_CSV_BYTES:
             raise _too_large("of text as CSV", MAX_CSV_BYTES)
         yield line
 
 
-def _metric_columns(made: Table) -> Iterator[str]:
-    return (f"{name}{what}" for name in made.metrics for what in ("", " std_err", " count"))
+def _metric_columns(made: Document) -> Iterator[str]:
+    return (f"{name}{what}" for name in made["metrics"] for what in ("", " std_err", " count"))
 
 
-def _of_point(row: TableRow) -> Iterator[Any]:
-    yield from (row.point, row.experiment_id, row.status.value)
-    yield from map(_cell, row.fields.values())
+def _of_point(row: Document) -> Iterator[Any]:
+    yield from (row[name] for name in POINT)
+    yield from map(_cell, row["fields"].values())
 
 
-def _of_metrics(made: Table, metrics: Mapping[str, MetricCell]) -> Iterator[Any]:
-    for name in made.metrics:
-        cell = metrics.get(name)
-        yield from (None, None, None) if cell is None else (cell.value, cell.std_err, cell.count)
+def _of_metrics(made: Document, metrics: Mapping[str, Document]) -> Iterator[Any]:
+    for name in made["metrics"]:
+        yield from metrics[name].values() if name in metrics else (None, None, None)
 
 
 def _cell(value: Any) -> Any:

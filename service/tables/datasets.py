@@ -1,6 +1,6 @@
 """The table of uploads."""
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, ForeignKey, String, UniqueConstraint
@@ -47,8 +47,20 @@ class Dataset(Owned, Base):
         """Name of the file in its folder."""
         return f"data.{self.format}"
 
+    @cached_property
+    def column_names(self) -> frozenset[str]:
+        """The names of `columns`, as a set: each point of a sweep is checked against them."""
+        return frozenset(self.columns or ())
+
+    @cached_property
+    def constant_names(self) -> dict[str, dict[str, None]]:
+        """The columns of `constant`, in a dict for each array."""
+        return {array: dict.fromkeys(names) for array, names in (self.constant or {}).items()}
+
 
 def forget_contents(dataset: Dataset) -> None:
     """Free the memory of a row's contents. They are loaded again when one of them is used."""
     if (session := object_session(dataset)) is not None:
         session.expire(dataset, ["arrays", "columns", "constant", "missing"])
+        for name in ("column_names", "constant_names"):
+            vars(dataset).pop(name, None)

@@ -1,10 +1,12 @@
 """Select the media type of an answer by the Accept header."""
 
+import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
 
@@ -52,3 +54,12 @@ def _covers(media_range: str, media_type: str) -> bool:
 def as_json(answer: BaseModel, status: HTTPStatus = HTTPStatus.OK) -> Response:
     """Return a response without a second validation, which costs more than everything else."""
     return Response(answer.model_dump_json(), status, media_type="application/json")
+
+
+def plain_json(answer: Mapping[str, Any]) -> Response:
+    """Return a response from dicts and lists, without objects of pydantic."""
+    try:
+        content = orjson.dumps(answer)
+    except TypeError:  # an integer of more than 64 bits
+        content = json.dumps(answer).encode()
+    return Response(content, media_type="application/json")

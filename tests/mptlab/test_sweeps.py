@@ -54,6 +54,15 @@ def test_a_sweep_is_cancelled_retried_extended_and_deleted(client: Client) -> No
     assert list(client.sweeps()) == []
 
 
+def test_a_retry_stops_at_the_limit_of_its_owner(client: Client) -> None:
+    sweep = client.sweep(SPEC, {"seeds": [[1], [2], [3]]})
+    sweep.cancel()
+    client.change_user(client.me()["name"], max_submitted=2)
+    assert sweep.retry() == 2
+    with pytest.raises(Refused, match="your limit is 2"):
+        sweep.retry()
+
+
 def test_points_may_be_listed_or_drawn(client: Client) -> None:
     listed = client.sweep(SPEC, list=[{"seeds": [1]}, {"model.latent_dim": 3}])
     assert listed.get()["points"] == 2

@@ -7,6 +7,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Protocol
 
+import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
@@ -28,7 +29,6 @@ from service.experiments.schemas import (
 from service.experiments.store import find_all
 from service.experiments.views import (
     experiment_out,
-    metric_out,
     summary_out,
     with_metrics,
 )
@@ -54,7 +54,7 @@ from service.web.dependencies import (
 )
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.listing_parameters import WantedDep
-from service.web.media_types import as_json
+from service.web.media_types import as_json, plain_json
 from service.web.pagination import Limit, LongCursor
 from service.web.parameters import ExperimentId
 
@@ -113,9 +113,10 @@ def list_experiments(
     out = experiment_out if full else summary_out
     items = [out(one, waiting.get(one.id)) for one in found.items]
     if metrics:
-        items = [with_metrics(item, known[item.id]) for item in items]
-    next_cursor = found.next_cursor
-    return as_json(ExperimentPage.model_construct(items=items, next_cursor=next_cursor))
+        texts = [orjson.Fragment(with_metrics(item, known[item.id])) for item in items]
+        return plain_json({"next_cursor": found.next_cursor, "items": texts})
+    page = ExperimentPage.model_construct(items=items, next_cursor=found.next_cursor)
+    return as_json(page)
 
 
 def _metrics_of_page(
@@ -146,13 +147,10 @@ def batch_get_experiments(
         except TooManyMetrics as error:
             raise invalid([Problem("/ids", f"name fewer experiments: {error}")]) from None
     items = [
-        ListedWithMetrics.model_construct(
-            **dict(experiment_out(one, waiting.get(one.id))),
-            metrics=[metric_out(metric) for metric in metrics[one.id]],
-        )
+        orjson.Fragment(with_metrics(experiment_out(one, waiting.get(one.id)), metrics[one.id]))
         for one in found
     ]
-    return as_json(ManyExperimentsOut.model_construct(items=items))
+    return plain_json({"items": items})
 
 
 # `Prefer: wait=N` (RFC 7240): wait at most N seconds for the requested state.
@@ -208,9 +206,8 @@ async def get_experiment(
         has_ended = states.is_terminal(experiment.status)
         if not whole and not has_ended:
             return None, False
-        answer = by_content(
-            as_json(_whole(session, experiment, queue_snapshots, user)), if_none_match
-        )
+        content = _whole(session, experiment, queue_snapshots, user)
+        answer = by_content(Response(content, media_type="application/json"), if_none_match)
         changed = if_none_match is not None and answer.status_code != HTTPStatus.NOT_MODIFIED
         return answer, changed or has_ended
 
@@ -259,17 +256,15 @@ def _read_now(database: Database, read: Read) -> Response:
 
 def _whole(
     session: Session, experiment: Experiment, queue_snapshots: QueueSnapshots, user: Caller
-) -> ExperimentWithMetrics:
+) -> bytes:
     answer = to_response(session, experiment, queue_snapshots, user)
     found = results.metrics(session, experiment.id) if experiment.last_seq else []
     begun = results.attempts(session, experiment.id) if experiment.attempt else []
     helps = helping.of_experiment(session, experiment.id) if experiment.attempt else []
-    return ExperimentWithMetrics.model_construct(
-        **dict(answer),
-        metrics=[*map(metric_out, found)],
-        attempts=[*map(AttemptOut.of, begun)],
-        helps=[*map(HelpOut.of, helps)],
+    rest = ExperimentWithMetrics.model_construct(
+        **dict(answer), attempts=[*map(AttemptOut.of, begun)], helps=[*map(HelpOut.of, helps)]
     )
+    return with_metrics(rest, found)
 
 
 def to_response(

@@ -4,6 +4,7 @@ from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated, Any
 
+import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -11,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from service.accounts.permission import find
 from service.experiments.bundle import bundle, zipped
 from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, MetricList
-from service.experiments.views import artifact_out, log_out, metric_out
+from service.experiments.views import artifact_out, log_out, metrics_json
 from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file
@@ -20,7 +21,7 @@ from service.tables.experiments import Experiment
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, SettingsDep, one_of
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
-from service.web.media_types import accepted, as_json
+from service.web.media_types import accepted, as_json, plain_json
 from service.web.parameters import ExperimentId
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
@@ -70,8 +71,7 @@ def get_metrics(
     with database.snapshot() as session:
         find(session, user, Experiment, experiment_id)
         found = results.metrics(session, experiment_id)
-    answer = MetricList(items=[metric_out(metric) for metric in found])
-    return by_content(as_json(answer), if_none_match)
+    return by_content(plain_json({"items": orjson.Fragment(metrics_json(found))}), if_none_match)
 
 
 class LogForm(StrEnum):

@@ -42,7 +42,7 @@ from service.web.dependencies import (
     Submitter,
     WriterDep,
 )
-from service.web.media_types import as_json
+from service.web.media_types import plain_json
 from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
 from service.web.routes.experiments import SubmitDep
 
@@ -123,9 +123,11 @@ def get_table(
         sweep = find(session, user, Sweep, sweep_id)
         points = store.points(session, sweep_id, user)
         metrics = store.metrics(session, sweep_id)
-        made = table(sweep, points, metrics)
+        wanted = CsvForm.POOLED if format == TableFormat.JSON else form
+        averaged = {} if wanted == CsvForm.LONG else metrics
+        made = table(sweep, points, averaged, pooled=wanted == CsvForm.POOLED)
     if format == TableFormat.JSON:
-        return as_json(made)
+        return plain_json(made)
     match form:
         case CsvForm.POINTS:
             text = as_csv(made)

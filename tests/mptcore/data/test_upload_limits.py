@@ -132,6 +132,26 @@ def test_other_numbers_of_a_parquet_file_are_limited(
 
 
 @pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("x.csv", "a,b,c\n1,2,3\n4,5,7\n"),
+        ("x.tsv", "a\tb\tc\n1\t2\t3\n4\t5\t7\n"),
+        ("x.csv", '"a,a",b,c\n1,2,3\n4,5,7\n'),
+        ("x.jsonl", '{"a": "x", "b": "y", "c": "z"}\n'),
+    ],
+)
+def test_columns_of_text_files_are_limited_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str
+) -> None:
+    (tmp_path / file).write_text(content)
+    monkeypatch.setattr(upload_limits, "MAX_COLUMNS", 3)
+    assert look(tmp_path / file).problems == []
+    monkeypatch.setattr(upload_limits, "MAX_COLUMNS", 2)
+    (problem,) = look(tmp_path / file).problems
+    assert problem.startswith("columns: the file has 3, at most 2 are read")
+
+
+@pytest.mark.parametrize(
     ("limit", "what"),
     [("MAX_FOOTER_BYTES", "bytes of footer"), ("MAX_BYTES", "bytes of decompressed pages")],
 )

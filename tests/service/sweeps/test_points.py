@@ -17,6 +17,7 @@ from service.sweeps import views
 from service.sweeps.expansion import MAX_POINTS, Point, Points, in_request
 from service.tables.experiments import Experiment, Metric, Status
 from service.tables.sweeps import Sweep
+from service.tables.users import User
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import (
     GRID,
@@ -159,14 +160,30 @@ def test_a_retry_stores_no_more_than_a_request_may(
     with database_of(admin).snapshot() as session:
         sizes = [*session.scalars(select(Experiment.spec_bytes).order_by(Experiment.id))]
     retry = made["urls"]["retry"]
-    monkeypatch.setattr(requests, "MAX_STORED_BYTES", sum(sizes[:4]))
-    assert admin.post(retry).json() == {"count": 4, "more": True}
+    monkeypatch.setattr(requests, "MAX_RETRIED", 1)
+    assert admin.post(retry).json() == {"count": 1, "more": True}
+    monkeypatch.setattr(requests, "MAX_RETRIED", 1000)
+    monkeypatch.setattr(requests, "MAX_STORED_BYTES", sum(sizes[1:4]))
+    assert admin.post(retry).json() == {"count": 3, "more": True}
     assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 4 + ["cancelled"] * 2
     monkeypatch.setattr(requests, "MAX_STORED_BYTES", sizes[4] - 1)
     assert admin.post(retry).json() == {"count": 1, "more": True}  # one alone always fits
     assert admin.post(retry).json() == {"count": 1, "more": False}
     assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 6
     assert admin.post(retry).json() == {"count": 0, "more": False}
+
+
+def test_a_retry_takes_as_many_points_as_its_owner_may_have(admin: TestClient) -> None:
+    """The specs of the other points are not read."""
+    made = sweep(admin)
+    assert admin.post(made["urls"]["cancel"]).is_success
+    with database_of(admin).transaction() as session:
+        session.execute(update(User).where(User.id == 1).values(max_submitted=4))
+    retry = made["urls"]["retry"]
+    assert admin.post(retry).json() == {"count": 4, "more": True}
+    answer = admin.post(retry)
+    assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
+    assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 4 + ["cancelled"] * 2
 
 
 def test_the_experiments_of_a_deleted_sweep_are_no_parameters(admin: TestClient) -> None:

@@ -120,6 +120,24 @@ def test_shared_successful_runs_of_others_are_shown(api: TestClient, database: D
     assert runs_of(ann, "fig4-left") == [own]
 
 
+def test_a_spec_longer_than_any_of_a_preset_is_not_read(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five hundred tagged specs of 200 KB took a second of the processor."""
+    (spec,) = api.get("/v1/presets/fig4-left").json()["specs"]
+    for seeds in ([0], [10**8 + i for i in range(1000)]):
+        submit(api, {**spec, "seeds": seeds}, "preset:fig4-left", "part:1")
+    read: list[Any] = []
+
+    def noted(value: Any) -> Any:
+        read.append(value["seeds"])
+        return stored_spec(value)
+
+    monkeypatch.setattr(preset_runs, "stored_spec", noted)
+    assert runs_of(api, "fig4-left") == [None]
+    assert read == [[0]]
+
+
 def test_the_spec_of_a_tagged_experiment_is_read_once(
     api: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
