@@ -102,6 +102,9 @@ function Points({ id, table }) {
   </section>`;
 }
 
+// Maximum number of points that a request retries.
+const RETRIED = 1000;
+
 function SweepActions({ sweep, me, may, onDone }) {
   const [error, setError] = useState(null);
   const [question, setQuestion] = useState(null);
@@ -122,7 +125,7 @@ function SweepActions({ sweep, me, may, onDone }) {
   return html`<div class="stack">
     <div class="row" role="group" aria-label="What to do with it">
       ${may("cancel") && !sweep.terminal && html`<button type="button" onClick=${() => setQuestion("cancel")}>Cancel ${runs}</button>`}
-      ${may("submit") && failed > 0 && html`<button type="button" onClick=${() => run(() => post(`${path}:retry`))}>Retry ${failed}</button>`}
+      ${may("submit") && failed > 0 && html`<button type="button" onClick=${() => run(() => post(`${path}:retry`))}>Retry ${Math.min(failed, RETRIED)}</button>`}
       ${may("cancel") && html`<button type="button" class="danger" onClick=${() => setQuestion("delete")}>Delete</button>`}
     </div>
     <${Problem} error=${error} />
