@@ -79,7 +79,7 @@ def _through_the_database(settings: Settings) -> Figure:
             with database.transaction() as session:
                 first = division.claim_span(session, *of, SPAN)
             assert first is not None
-            sent = [{"number": first + i, **values} for i in range(SPAN)]
+            sent = [division.packed({"number": first + i, **values}) for i in range(SPAN)]
             with database.transaction() as session:
                 division.send_scores(session, *of, 1, sent)
             with database.transaction() as session:
@@ -176,8 +176,9 @@ def _help(database: Database, claim: HelpClaim, batch_s: float, state: list[Any]
     with database.transaction() as session:
         helping.beat(session, claim, LEASE_S)
         if is_done and state[0]:
-            sent = [{"number": state[1] + i, "shape": [1, 4, 1], "data": "A" * 44}
-                    for i in range(span)]  # fmt: skip
+            batches = ({"number": state[1] + i, "shape": [1, 4, 1], "data": "A" * 44}
+                       for i in range(span))  # fmt: skip
+            sent = [*map(division.packed, batches)]
             division.send_scores(session, *of, claim.id, sent)
         division.plans(session, *of)
         if is_done:

@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
@@ -32,6 +33,9 @@ EAGERNESS = 5
 
 SHARE_S = 0.5
 """Interval at which idle workers are shared, and helpers give way."""
+MAX_OFFERS = 8
+"""Maximum number of helpers that are offered in one transaction: nothing is dispatched meanwhile.
+"""
 
 
 class Dispatcher:
@@ -106,7 +110,7 @@ class Dispatcher:
         for queue in Queue:
             if not idle.get(queue) and helping.active(session, queue):
                 helper_choice.give_way(session, queue, rules)
-            for _ in range(idle.get(queue, 0)):
+            for _ in range(min(MAX_OFFERS, idle.get(queue, 0))):
                 found = helper_choice.offer(session, queue, rules)
                 if found is None:
                     break
@@ -129,7 +133,9 @@ class Dispatcher:
         try:
             ring_for_help(self.celery, queue, help_id)
         except (BrokerError, OSError) as error:
-            log.warning("the broker is unreachable, the reaper will remove the help: %s", error)
+            log.warning("the broker is unreachable, the help is withdrawn: %s", error)
+            with suppress(*TRANSIENT_DB_ERRORS), self.database.transaction() as session:
+                helping.withdraw(session, [help_id])
 
 
 @logged_process

@@ -14,12 +14,20 @@ from mptcore.specs.stored import stored_spec
 from service.datasets.child_environment import hub_environment
 from service.experiments.inputs import Inputs
 from service.queue import division, helping
-from service.queue.helping import FAILED, FINISHED, LITTLE_USE, UNLIKE, HelpClaim, HelpOver
+from service.queue.helping import (
+    FAILED,
+    FINISHED,
+    LITTLE_USE,
+    NO_MEMORY,
+    UNLIKE,
+    HelpClaim,
+    HelpOver,
+)
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from worker.children import GONE
-from worker.memory import Memory
+from worker.memory import Memory, kernel_kills
 from worker.runner import Record, Runner
 
 log = logging.getLogger(__name__)
@@ -28,13 +36,14 @@ READ_S = 0.05
 CONTACT_S = 0.5
 """Maximum seconds between two transactions: a helper gives way at the next one. A thousand helpers
 with twice as many would keep several processors of the database busy."""
-IDLE_S = 30.0
+IDLE_S = 60.0
 """Maximum seconds that a helper waits for work. Its time is charged to the run's owner."""
 CATCH_UP_S = 60.0
-"""Minimum seconds that a helper may take before its first claim."""
+"""Minimum seconds that a helper may work without sending scores."""
 MAX_CATCH_UP = 0.5
-"""Maximum part of the run's remaining time that it may take before, if that is longer. It repeats
-draws and fits of the run, which help nobody."""
+"""Maximum part of the run's remaining time for which it may, if that is longer. It repeats draws
+and fits of the run, which help nobody."""
+NO_WORK = f"{LITTLE_USE}its run has not shared its work"
 MAX_UNSENT = 256
 """Maximum number of batches that are kept while the database is unavailable."""
 
@@ -50,15 +59,18 @@ class HelpSupervision:
         self._count: int | None = None
         self._is_new = False
         """True if the claim of this count was not tried yet."""
-        self._asked_at: float | None = None
-        """Time of the last claim."""
+        self._asked_at = 0.0
+        self._has_helped = False
+        """True if it has computed scores."""
         self._unsent: list[dict[str, Any]] = []
         self._known_plans = 0
         self._is_alike = False
         self._last_contact = 0.0
-        self._began_at = self._heard_at = time.monotonic()
+        self._useful_at = time.monotonic()
+        """Time of the last scores, at first of its beginning. Waiting for work does not count."""
         self._catch_up_s = max(CATCH_UP_S, MAX_CATCH_UP * (claim.remaining_s or 0.0))
         self._memory = Memory(settings.run_memory_bytes)
+        self._kernel_kills = kernel_kills()
 
     def run(self, is_stopping: Callable[[], bool]) -> str:
         """Help until the end, and return the reason of the end."""
@@ -99,19 +111,15 @@ class HelpSupervision:
         except (KeyError, TypeError, ValueError) as error:
             raise HelpOver(f"{FAILED}a record is malformed: {error!r}") from error
         at = time.monotonic()
-        if records:
-            self._heard_at = at
-        elif at > self._heard_at + self.settings.stall_s:
-            raise HelpOver("its process reported nothing for too long")
-        if self._asked_at is None and at > self._began_at + self._catch_up_s:
+        if self._count is None and at > self._useful_at + self._catch_up_s:
             raise HelpOver(f"{LITTLE_USE}it repeats what the run did before for too long")
-        if self._count is not None and at > (self._asked_at or at) + IDLE_S:
-            raise HelpOver("there was no work for it")
+        if self._count is not None and at > self._asked_at + IDLE_S:
+            raise HelpOver("there was no work for it" if self._has_helped else NO_WORK)
         is_urgent = self._is_new or len(self._unsent) >= MAX_UNSENT // 2
         if records is None or is_urgent or at >= self._last_contact + CONTACT_S:
             self._contact()
         if records is None:
-            raise HelpOver(_reason_of_exit(self.runner.kill()))
+            raise HelpOver(self._reason_of_exit(self.runner.kill()))
 
     def _take(self, line: Record) -> None:
         match line["record"]:
@@ -124,7 +132,9 @@ class HelpSupervision:
                 self._count, self._is_new = int(line["count"]), True
                 self._asked_at = time.monotonic()
             case "scores" if self._is_alike and len(self._unsent) < MAX_UNSENT:
-                self._unsent.append({key: line[key] for key in ("number", "shape", "data")})
+                scores = {key: line[key] for key in ("number", "shape", "data")}
+                self._unsent.append(division.packed(scores))
+                self._has_helped, self._useful_at = True, time.monotonic()
             case "failure":
                 raise HelpOver(f"{FAILED}{line['message']}")
 
@@ -148,16 +158,18 @@ class HelpSupervision:
         if first is not None:
             self.runner.order({"span": [first, self._count]})
             self._count = None
+            self._useful_at += time.monotonic() - self._asked_at
         if plans is not None and len(plans) > self._known_plans:
             self.runner.order({"plans": plans[self._known_plans :]})
             self._known_plans = len(plans)
 
-
-def _reason_of_exit(status: int) -> str:
-    if status == COMPLETE:
-        return FINISHED
-    if status == NOT_WORTHWHILE:
-        return f"{LITTLE_USE}it mostly draws masks"
-    if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # killed from outside
-        return "its process was killed"
-    return f"{FAILED}it ended with status {status}"
+    def _reason_of_exit(self, status: int) -> str:
+        if status == COMPLETE:
+            return FINISHED
+        if status == NOT_WORTHWHILE:
+            return f"{LITTLE_USE}it mostly draws masks"
+        if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
+            return NO_MEMORY
+        if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # killed from outside
+            return "its process was killed"
+        return f"{FAILED}it ended with status {status}"

@@ -2,6 +2,7 @@
 sweeper and the messenger."""
 
 import logging
+import time
 
 from service.logs import logged_process
 from service.operations.start import begin
@@ -22,6 +23,9 @@ from worker.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
 
+HELP_EVERY_S = 0.5
+"""Interval at which an idle worker looks for a run that it may help."""
+
 
 class LocalWorker:
     """Claims experiments with the same functions as a lab's worker."""
@@ -30,6 +34,7 @@ class LocalWorker:
         self.settings = settings
         self.database = Database(settings.url, connections=5)  # one for each thread
         self.lifetime = Lifetime()
+        self._help_at = 0.0
         self.stopping = self.lifetime.stopping
 
     def run(self) -> None:
@@ -49,7 +54,7 @@ class LocalWorker:
                 chosen = self._next()
                 if chosen is not None:
                     slot.run(chosen.experiment_id, chosen.dispatch_no, self.stopping.is_set)
-                elif (help_id := self._help(name)) is not None:
+                elif (help_id := self._help_now_and_then(name)) is not None:
                     slot.help(help_id, self.stopping.is_set)
                 else:
                     self.stopping.wait(self.settings.poll_s)
@@ -70,6 +75,13 @@ class LocalWorker:
             log.warning("the database is unreachable: %s", error)
             self.stopping.wait(self.settings.heartbeat_s)
             return None
+
+    def _help_now_and_then(self, name: str) -> int | None:
+        """Look for a help once in HELP_EVERY_S."""
+        if time.monotonic() < self._help_at:
+            return None
+        self._help_at = time.monotonic() + HELP_EVERY_S
+        return self._help(name)
 
     def _help(self, name: str) -> int | None:
         """Return the number of a help of this worker for another one of this machine."""

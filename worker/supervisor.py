@@ -331,8 +331,8 @@ class Supervision:
             log.error("no run can start here: %s", self.runner.stderr[-4000:] or f"status {status}")
             return Outcome(UNFIT, self._release().commit)
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
-            if self._sharing.is_divided:
-                log.warning("the runner was killed for lack of memory beside its helpers")
+            if self._had_helpers_beside():
+                log.warning("the runner was killed for lack of memory beside helpers")
                 return self._lost_beside_helpers()
             return self._finish(Status.FAILED, self._out_of_memory())
         if self._is_past_grace:
@@ -352,6 +352,15 @@ class Supervision:
         return Outcome(
             outcome, lambda session: lease.mark_lost(session, self.claim, most, self._peak)
         )
+
+    def _had_helpers_beside(self) -> bool:
+        """Return whether helpers may have used the memory. True if the database does not answer."""
+        try:
+            with self.database.snapshot() as session:
+                of = self.claim.experiment_id, self.claim.attempt
+                return helping.uses_memory_of(session, *of)
+        except TRANSIENT_DB_ERRORS:
+            return True
 
     def _lost_beside_helpers(self) -> Outcome:
         """Queue the experiment again, without helpers: they may have used the memory."""

@@ -41,6 +41,9 @@ class Exchange:
     """True after the supervisor of a coordinator has asked it to share its work."""
     _is_divided: bool = False
     _is_claiming: bool = False
+    _is_unanswered: bool = False
+    """True if the last claim of a coordinator was not answered in time. It does not wait again
+    before an answer arrives: the supervisor may be without a database."""
     _spans: deque[range] = field(default_factory=deque)
     _scores: dict[int, Tensor] = field(default_factory=dict)
     _plans: dict[int, Tensor] = field(default_factory=dict)
@@ -55,7 +58,7 @@ class Exchange:
             if order.span is not None:
                 first, count = order.span
                 self._spans.append(range(first, first + count))
-                self._is_claiming = False
+                self._is_claiming = self._is_unanswered = False
             for one in order.scores:
                 self._scores[one.number] = decoded(one)
             for plan in order.plans:
@@ -74,8 +77,9 @@ class Exchange:
                 self._spans.popleft()
             if sum(span.stop - max(span.start, least) for span in self._spans) <= 1:
                 self._request_claim()
-            if not self._spans:
-                self._changed.wait_for(lambda: bool(self._spans), ANSWER_S)
+            if not self._spans and not self._is_unanswered:
+                answered = self._changed.wait_for(lambda: bool(self._spans), ANSWER_S)
+                self._is_unanswered = not answered and not self.helps
             return next((max(least, span.start) for span in self._spans if span.stop > least), None)
 
     def found(self, number: int) -> Tensor | None:

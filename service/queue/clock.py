@@ -5,6 +5,7 @@ from sqlalchemy.orm import Session
 
 from service.tables.engine import now
 from service.tables.experiments import Experiment, Status
+from service.tables.helpers import Help
 from service.tables.workers import Worker
 
 
@@ -17,6 +18,8 @@ def repair(session: Session, lease_s: float) -> None:
         (Experiment.lease_expires_at, now() + lease_s, Experiment.status == Status.RUNNING),
         (Experiment.dispatched_at, now(), Experiment.status == Status.DISPATCHED),
         (Worker.heartbeat_at, now(), Worker.id.is_not(None)),
+        (Help.dispatched_at, now(), Help.ended_at.is_(None)),
+        (Help.lease_expires_at, now() + lease_s, Help.ended_at.is_(None)),
     ):
         table = column.class_
         ahead = select(table.id).where(condition, column > latest)

@@ -95,6 +95,12 @@ def plans(session: Session, experiment_id: str, attempt: int) -> list[dict[str, 
     )
 
 
+def packed(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return the scores of a batch as they are stored. Compressing them takes long: do it before
+    the transaction."""
+    return {"number": batch["number"], "content": zlib.compress(json.dumps(batch).encode(), 1)}
+
+
 def send_scores(
     session: Session,
     experiment_id: str,
@@ -102,17 +108,9 @@ def send_scores(
     help_id: int,
     batches: Sequence[dict[str, Any]],
 ) -> None:
-    """Send the scores of batches to the attempt. A repeated call changes nothing."""
-    rows = [
-        {
-            "experiment_id": experiment_id,
-            "attempt": attempt,
-            "number": one["number"],
-            "help_id": help_id,
-            "content": zlib.compress(json.dumps(one).encode(), 1),
-        }
-        for one in batches
-    ]
+    """Send the scores of packed batches to the attempt. A repeated call changes nothing."""
+    of = {"experiment_id": experiment_id, "attempt": attempt, "help_id": help_id}
+    rows = [{**of, **one} for one in batches]
     insert_new(session, SentBatch, rows)
     if rows:
         sent = update(Help).where(Help.id == help_id).values(batches=Help.batches + len(rows))

@@ -3,6 +3,7 @@
 Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -196,18 +197,16 @@ def _idle_and_alike(queue: Queue, rules: Rules) -> Any:
 def give_way(session: Session, queue: Queue, rules: Rules) -> int:
     """Stop as many helpers of a queue as experiments wait for its workers, and return how many were
     stopped now. These are the experiments that could begin, and those that are dispatched while no
-    worker is idle. Helpers that have not begun are first, then those of the owner with the most
-    usage for its shares. Helpers of users who have more slots than their limit stop in any case.
-    Call only while holding the dispatch lock."""
+    worker is idle. Helps that have not begun are first, and are removed; then those of the owner
+    with the most usage for its shares. Helpers of users who have more slots than their limit stop
+    in any case. Call only while holding the dispatch lock."""
     holds.release_sweeps(session)
     standings = shares.standings(session, rules.fair_share)
     slots = workers.slots(session, rules.within_s).get(queue, workers.Slots(0, 0))
     most = shares.max_slots(standings, rules.fair_share, slots.workers)
-    due = _waiting(session, queue, [one for one in standings if _could_have(one, queue, most)])
-    limits = {one.owner_id: one for one in standings if one.max_running is not None}
-    if not due and not slots.missing and not limits:
-        return 0
-    level = {one.owner_id: one.level for one in standings}
+    could = [one for one in standings if _could_have(one, queue, most)]
+    due = _waiting(session, queue, could, most)
+    owners = {one.owner_id: one for one in standings}
     rows = session.execute(
         select(Help.id, Help.owner_id, Help.must_stop, Help.started_at).where(
             ACTIVE, Help.queue == queue
@@ -216,39 +215,54 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
     left = due + slots.missing - slots.idle - sum(row.must_stop for row in rows)
     going = sorted(
         (row for row in rows if not row.must_stop),
-        key=lambda row: (row.started_at is not None, -level[row.owner_id]),
+        key=lambda row: (row.started_at is not None, -owners[row.owner_id].level),
     )
-    chosen = [row.id for row in going[: max(0, left)]]
-    chosen += _beyond_limits(limits, rows, chosen)
-    if chosen:
-        session.execute(update(Help).where(Help.id.in_(chosen)).values(must_stop=True))
+    chosen = going[: max(0, left)]
+    chosen += _beyond_limits(owners, going[len(chosen) :], queue, most)
+    ids = [row.id for row in chosen]
+    helping.withdraw(session, ids)
+    # A helper that hangs in a transaction must not hold up the dispatch lock: it stops later.
+    free = select(Help.id).where(Help.id.in_(ids)).with_for_update(skip_locked=True)
+    stops = update(Help).where(Help.id.in_(free)).values(must_stop=True)
+    session.execute(stops.execution_options(synchronize_session=False))
     return len(chosen)
 
 
 def _beyond_limits(
-    limits: Mapping[int, Standing], helps: Sequence[Any], stopped: Sequence[int]
-) -> Iterator[int]:
-    """Yield the helps that must stop beside those that stop already, so that runs and helpers of a
-    user are within the user's limit. A run may have begun beside them."""
-    going = [one for one in helps if not one.must_stop and one.id not in stopped]
+    owners: Mapping[int, Standing], going: Sequence[Any], queue: Queue, most: float
+) -> Iterator[Any]:
+    """Yield the helps that must stop so that runs and helpers of a user are within the user's
+    limit, and leave the spare slots free. A run may have begun beside them."""
     slots = Counter(one.owner_id for one in going)
-    for one in reversed(going):
-        user = limits.get(one.owner_id)
-        if user is None or user.max_running is None:
-            continue
-        if user.running + slots[one.owner_id] > user.max_running:
+    for one in going:
+        user = owners[one.owner_id]
+        helpers = slots[one.owner_id]
+        limit = math.inf if user.max_running is None else user.max_running
+        if user.running + helpers > limit or user.under_way[queue] + helpers > most:
             slots[one.owner_id] -= 1
-            yield one.id
+            yield one
 
 
-def _waiting(session: Session, queue: Queue, owners: Sequence[Standing]) -> int:
-    """Return how many queued experiments of these users may run on the workers of a queue."""
+def _waiting(session: Session, queue: Queue, owners: Sequence[Standing], most: float) -> int:
+    """Return how many queued experiments of these users could begin on workers of a queue."""
     if not owners:
         return 0
-    queued = select(func.count()).where(
-        Experiment.status == Status.QUEUED,
-        Experiment.owner_id.in_([one.owner_id for one in owners]),
-        Experiment.held == Held.NOT,
-        Experiment.device.in_(DEVICES[queue]),
+    queued = dict(
+        session.execute(
+            select(Experiment.owner_id, func.count())
+            .where(
+                Experiment.status == Status.QUEUED,
+                Experiment.owner_id.in_([one.owner_id for one in owners]),
+                Experiment.held == Held.NOT,
+                Experiment.device.in_(DEVICES[queue]),
+            )
+            .group_by(Experiment.owner_id)
+        ).all()
     )
-    return session.scalar(queued) or 0
+    return sum(int(min(queued.get(one.owner_id, 0), _room_of(one, queue, most))) for one in owners)
+
+
+def _room_of(one: Standing, queue: Queue, most: float) -> float:
+    """Return how many more experiments of a user may run on workers of a queue."""
+    limit = math.inf if one.max_running is None else one.max_running
+    return max(0, min(limit - one.running, most - one.under_way[queue]))

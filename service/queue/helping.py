@@ -7,7 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, ScalarSelect, delete, exists, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    ScalarSelect,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+    true,
+    update,
+)
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, undefer
 
 from service.queue import lease
@@ -32,9 +45,9 @@ FINISHED = "nothing is left to compute"
 """Reason of a help that ended because all batches of the attempt are claimed."""
 LITTLE_USE = "it is of little use: "
 """Beginning of the reason of a help that ended because no worker would help the attempt much."""
-NO_MEMORY = "the run was killed for lack of memory"
-"""Reason of the helps of an attempt whose process the kernel killed. The experiment gets no more
-helpers, because it may need the memory alone."""
+NO_MEMORY = "its machine lacked memory"
+"""Reason of helps that may have used the memory for lack of which the kernel killed a process.
+Their experiments get no more helpers."""
 ALIKE = ("core", "packages", "cpu", "cpu_capability", "threads", "gpu", "cuda", "precision")
 """Parts of the environment on which the bits of a result depend."""
 
@@ -143,19 +156,25 @@ REMAINING_S = Experiment.progress_eta_s - (now() - Experiment.progress_at)
 """Expected remaining time of a running experiment in seconds; null if unknown."""
 
 
-def promised_bytes(but: int | None = None) -> ScalarSelect[int]:
-    """Return the memory of all helps on a worker's machine but one. Those that have not begun may
-    begin there. The memory of helps that have begun counts twice: it is not free any more, and they
-    may allocate more."""
+def promised_bytes(but: int | None = None) -> ColumnElement[int]:
+    """Return the memory of all runs on a worker's machine, and of all helps there but one. Helps
+    that have not begun may begin there. What has begun counts twice: its memory is not free any
+    more, and it may allocate more."""
     other, run, neighbour = aliased(Help), aliased(Experiment), aliased(Worker)
     is_here = exists().where(neighbour.id == other.worker, neighbour.host == Worker.host)
-    total = (
+    of_helps = (
         select(func.coalesce(func.sum(run.memory_bytes), 0))
         .join(other, other.experiment_id == run.id)
         .where(other.ended_at.is_(None), other.id != (but or 0))
         .where(or_(other.worker.is_(None), is_here.correlate(other, Worker)))
     )
-    return total.correlate(Worker).scalar_subquery()
+    of_runs = (
+        select(func.coalesce(func.sum(run.memory_bytes), 0))
+        .join(neighbour, neighbour.id == run.worker)
+        .where(run.status == Status.RUNNING, neighbour.host == Worker.host)
+    )
+    helps_bytes: ScalarSelect[int] = of_helps.correlate(Worker).scalar_subquery()
+    return helps_bytes + of_runs.correlate(Worker).scalar_subquery()
 
 
 def _lacks_memory(session: Session, help_id: int, worker: str) -> bool:
@@ -178,9 +197,15 @@ def _attempt_runs() -> ColumnElement[bool]:
     return runs.correlate(Help)
 
 
+_HANG_LIMIT = text("SET LOCAL idle_in_transaction_session_timeout = '3s'")
+
+
 def beat(session: Session, claim: HelpClaim, lease_s: float) -> None:
     """Renew the lease of a help. It must be the first statement in every transaction of a helper.
-    Raises HelpOver if its attempt has ended, if its worker is needed, or if the lease is lost."""
+    Raises HelpOver if its attempt has ended, if its worker is needed, or if the lease is lost. A
+    helper that hangs in its transaction is disconnected soon: others wait for its locks."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(_HANG_LIMIT)
     must_stop = session.execute(
         update(Help)
         .where(Help.id == claim.id, ACTIVE)
@@ -211,19 +236,51 @@ def end(session: Session, help_id: int, reason: str) -> None:
     )
 
 
+RECENT_S = 60.0
+"""Time for which an ended help may be the cause of a lack of memory."""
+
+
+def _may_use_memory_of(experiment_id: str, attempt: int) -> ColumnElement[bool]:
+    """Return whether a help may use the memory that an attempt lacks: a help of this attempt, or
+    one on the machine of its worker."""
+    mine, machine = aliased(Worker), aliased(Worker)
+    here = (
+        select(machine.id)
+        .join(mine, mine.host == machine.host)
+        .join(Experiment, Experiment.worker == mine.id)
+        .where(Experiment.id == experiment_id)
+    )
+    is_recent = or_(Help.ended_at.is_(None), Help.ended_at > now() - RECENT_S)
+    of_attempt = and_(Help.experiment_id == experiment_id, Help.attempt == attempt)
+    return or_(of_attempt, and_(is_recent, Help.worker.in_(here)))
+
+
+def uses_memory_of(session: Session, experiment_id: str, attempt: int) -> bool:
+    """Return whether a help may use the memory that an attempt lacks."""
+    return bool(session.scalar(select(exists().where(_may_use_memory_of(experiment_id, attempt)))))
+
+
 def end_for_memory(session: Session, experiment_id: str, attempt: int) -> None:
-    """End the helps of an attempt whose process was killed for lack of memory. The experiment gets
-    no more helpers."""
+    """End the helps that may use the memory that an attempt lacked, whose process was killed. Their
+    experiments get no more helpers."""
+    has_begun = Help.started_at.is_not(None)
     session.execute(
         update(Help)
-        .where(
-            Help.experiment_id == experiment_id,
-            Help.attempt == attempt,
-            Help.started_at.is_not(None),
+        .where(_may_use_memory_of(experiment_id, attempt))
+        .values(
+            ended_at=func.coalesce(Help.ended_at, now()),
+            folded=case((has_begun, Help.folded), else_=true()),
+            reason=NO_MEMORY,
         )
-        .values(ended_at=func.coalesce(Help.ended_at, now()), reason=NO_MEMORY)
         .execution_options(synchronize_session=False)
     )
+
+
+def withdraw(session: Session, help_ids: Sequence[int]) -> None:
+    """Remove those of these helps that have not begun, unless another transaction, which may hang,
+    has locked them."""
+    mine = select(Help.id).where(Help.id.in_(help_ids), Help.started_at.is_(None), ACTIVE)
+    session.execute(delete(Help).where(Help.id.in_(mine.with_for_update(skip_locked=True))))
 
 
 def difference(helper: Mapping[str, Any], run: Mapping[str, Any]) -> str | None:

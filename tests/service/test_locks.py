@@ -16,7 +16,7 @@ from service.tables.experiments import Experiment, Status
 from service.tables.helpers import SentBatch
 from service.web.main import create_app
 from service.web.routes.webhooks import MAX_WEBHOOKS
-from tests.support.helps import BATCH, LEASE_S, add_workers, begun, long_run
+from tests.support.helps import LEASE_S, PACKED, add_workers, begun, long_run
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
 
@@ -75,7 +75,7 @@ def test_a_helper_that_waits_for_the_end_of_a_run_sends_nothing(database: Databa
     def send() -> None:
         with database.transaction() as session:
             helping.beat(session, claim, LEASE_S)
-            division.send_scores(session, claim.experiment_id, claim.attempt, claim.id, [BATCH])
+            division.send_scores(session, claim.experiment_id, claim.attempt, claim.id, [PACKED])
 
     with ThreadPoolExecutor(1) as pool:
         with database.transaction() as session:

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import select, update
 
 from service.fair_share import FairShare
-from service.queue import helper_choice, helping, workers
+from service.queue import division, helper_choice, helping, workers
 from service.queue.helper_choice import Rules
 from service.queue.helping import HelpClaim
 from service.queue.lease import Claim
@@ -25,6 +25,7 @@ LEASE_S = 60.0
 RULES = Rules(FairShare(), within_s=60.0, max_workers=3, after_s=10.0)
 ENVIRONMENT = {"core": "a", "cpu": "b", "threads": 1}
 BATCH = {"number": 4, "shape": [1, 1, 1], "data": "AAAAAAAA8D8="}
+PACKED = division.packed(BATCH)
 
 
 def add_workers(database: Database, *names: str, queue: Queue = Queue.CPU) -> None:

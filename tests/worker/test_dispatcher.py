@@ -20,6 +20,7 @@ from service.tables.engine import Database
 from service.tables.experiments import Queue
 from service.tables.workers import Worker
 from tests.support.attempts import submitted
+from tests.support.helps import add_workers, helps, long_run
 from tests.support.ppca_spec import ppca_spec
 from worker import dispatcher
 from worker.dispatcher import EAGER_S, EAGERNESS, Dispatcher
@@ -159,6 +160,26 @@ def test_silent_workers_get_nothing(database: Database, doorbell: Dispatcher) ->
     assert doorbell.dispatch() == []
     register(database, cpu=1)
     assert len(doorbell.dispatch()) == 1
+
+
+def test_offers_are_made_a_few_at_a_time(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is dispatched while the lock is held for them. A help whose message is not sent is
+    withdrawn."""
+    for _ in range(4):
+        long_run(database)
+    add_workers(database, *(f"w{i}" for i in range(30)))
+    many = Dispatcher(database, settings.model_copy(update={"max_workers": 9}), Celery())
+    offers = many.share_idle_workers()
+    assert len(offers) == dispatcher.MAX_OFFERS
+
+    def no_broker(*_: object) -> None:
+        raise BrokerError("away")
+
+    monkeypatch.setattr(dispatcher, "ring_for_help", no_broker)
+    many._ring_for_help(*offers[0])
+    assert [one.id for one in helps(database)] == [help_id for _, help_id in offers[1:]]
 
 
 def test_a_dispatcher_survives_a_database_outage(

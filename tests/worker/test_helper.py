@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from sqlalchemy import select, text, update
+from sqlalchemy.orm import Session
 
 from mptcore.protocol.exit_codes import NOT_WORTHWHILE
 from service.queue import division, helping, lease
@@ -19,7 +20,7 @@ from service.tables.engine import Database, now
 from service.tables.experiments import Attempt
 from service.tables.helpers import Help, SentBatch
 from tests.support.attempts import claimed
-from tests.support.helps import BATCH, ENVIRONMENT, LEASE_S
+from tests.support.helps import BATCH, ENVIRONMENT, LEASE_S, PACKED
 from tests.support.scripted import Clock, ScriptedRunner, Watch, points
 from worker import helper
 from worker.children import GONE
@@ -56,8 +57,7 @@ Helped = Callable[..., tuple[str, ScriptedRunner]]
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    """Settings with which a silent helper ends after some hundred looks."""
-    return settings.model_copy(update={"stall_s": 20.0, "max_workers": 2})
+    return settings.model_copy(update={"max_workers": 2})
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_scores_of_helpers_reach_the_run(
 ) -> None:
     """Each once, however often the run looks for them."""
     with database.transaction() as session:
-        division.send_scores(session, claim.experiment_id, claim.attempt, help_claim.id, [BATCH])
+        division.send_scores(session, claim.experiment_id, claim.attempt, help_claim.id, [PACKED])
     _, runner = watch.run([record("division", next=0)], *[[] for _ in range(40)], points(1))
     assert [one["scores"] for one in runner.orders if "scores" in one] == [[BATCH]]
 
@@ -204,7 +204,7 @@ def test_a_helper_waits_a_while_until_the_run_shares_its_work(
     assert len(runner.orders) == 1
     monkeypatch.setattr(helper, "IDLE_S", 3.0)
     reason, runner = helped([LIKE], [record("claim", count=1)], status=None)
-    assert reason == "there was no work for it"
+    assert reason == helper.NO_WORK
     assert 3 <= runner.heard[-1][0] <= 4
 
 
@@ -230,7 +230,7 @@ def test_a_helper_that_does_not_catch_up_with_its_run_ends(
 ) -> None:
     """It repeats draws and fits for too long, compared with what is left to do."""
     monkeypatch.setattr(helper, "time", clock)
-    busy = settings.model_copy(update={"stall_s": 1000.0})
+    busy = settings
     claim = replace(help_claim, remaining_s=remaining_s)
     runner = ScriptedRunner(clock, [LIKE], status=None)
     began = clock.now
@@ -239,10 +239,47 @@ def test_a_helper_that_does_not_catch_up_with_its_run_ends(
     assert patience_s <= clock.now - began <= patience_s + 1
     with database.transaction() as session:
         division.begin(session, claim.experiment_id, claim.attempt, 0)
-    looks: list[list[Record]] = [[LIKE], [record("claim", count=1)], *[[] for _ in range(2100)]]
+    quiet: list[list[Record]] = [[] for _ in range(int(0.8 * patience_s / helper.READ_S))]
+    asks = record("claim", count=1)
+    looks = [[LIKE], [asks], *quiet, [SCORES, asks], *quiet, [SCORES]]
     working = ScriptedRunner(clock, *looks, is_complete=False)
     reason = HelpSupervision(database, busy, claim, cast(Runner, working)).run(lambda: False)
     assert reason == helping.FINISHED
+    repeating = ScriptedRunner(clock, [LIKE], [asks], status=None)  # its draws follow its claim
+    reason = HelpSupervision(database, busy, claim, cast(Runner, repeating)).run(lambda: False)
+    assert reason.endswith("it repeats what the run did before for too long")
+
+
+def test_the_time_that_a_helper_waits_for_work_does_not_count(
+    database: Database,
+    settings: Settings,
+    help_claim: HelpClaim,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run shares its work after 50 seconds, and the first batch takes 50."""
+    monkeypatch.setattr(helper, "time", clock)
+    began, shares = clock.now, division.plans
+
+    def late(session: Session, experiment_id: str, attempt: int) -> Any:
+        if clock.now >= began + 50:
+            division.begin(session, experiment_id, attempt, 0)
+        return shares(session, experiment_id, attempt)
+
+    monkeypatch.setattr(division, "plans", late)
+    quiet: list[list[Record]] = [[] for _ in range(int(100 / helper.READ_S))]
+    looks = [[LIKE], [record("claim", count=1)], *quiet, [SCORES]]
+    runner = ScriptedRunner(clock, *looks, is_complete=False)
+    help_ = HelpSupervision(database, settings, help_claim, cast(Runner, runner))
+    assert help_.run(lambda: False) == helping.FINISHED
+
+
+def test_a_helper_that_the_kernel_kills_for_memory_is_the_last(
+    helped: Helped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = [5, 6]
+    monkeypatch.setattr(helper, "kernel_kills", lambda: counts.pop(0))
+    assert helped([LIKE], status=-signal.SIGKILL)[0] == helping.NO_MEMORY
 
 
 @pytest.mark.parametrize(
@@ -287,9 +324,6 @@ def test_a_helper_ends_with_its_worker_and_its_process(helped: Helped, settings:
     assert helped([LIKE], status=None, is_stopping=lambda: True)[0] == "its worker stops"
     failure = record("failure", cause="error", message="no such file")
     assert helped([LIKE, failure])[0] == "its process failed: no such file"
-    reason, runner = helped([LIKE], status=None)
-    assert reason == "its process reported nothing for too long"
-    assert settings.stall_s <= runner.heard[-1][0] <= settings.stall_s + 1
 
 
 @pytest.mark.parametrize(

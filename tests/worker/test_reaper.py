@@ -9,12 +9,13 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.experiments.schemas import Submission
-from service.queue import lease, workers
+from service.queue import helping, lease, workers
 from service.queue.dispatch import dispatch_next
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.engine import Database
+from service.tables.engine import Database, now
 from service.tables.experiments import Experiment, Queue
+from service.tables.helpers import Help
 from tests.support import stored
 from tests.support.attempts import claimed, dispatched, submitted
 from tests.support.fake_clock import FakeClock
@@ -189,6 +190,9 @@ def test_a_clock_set_back_delays_no_clean_up(either: Database, settings: Setting
     lost, _ = dispatched(either)
     with either.transaction() as session:
         workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
+        of = {"experiment_id": gone, "attempt": 1, "owner_id": 1, "queue": "cpu"}
+        session.add(Help(**of))
+        session.add(Help(**of, worker="w", started_at=now(), lease_expires_at=now() + LEASE_S))
     limits = {"lease_s": LEASE_S, "dispatch_timeout_s": 2 * LEASE_S, "heartbeat_s": LEASE_S / 3}
     reaper = Reaper(either, settings.model_copy(update=limits))
     reaper.tick()
@@ -198,3 +202,4 @@ def test_a_clock_set_back_delays_no_clean_up(either: Database, settings: Setting
     assert (status(either, gone), status(either, lost)) == ("queued", "queued")
     with either.snapshot() as session:
         assert workers.alive(session, LEASE_S) == []
+        assert helping.active(session, Queue.CPU) == 0

@@ -145,6 +145,29 @@ def test_a_helper_uses_published_plans_alone() -> None:
     assert records == []
 
 
+def test_a_run_waits_once_for_answers_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor may be without a database for long. A helper waits each time."""
+    for helps, expected in ((False, [5.0]), (True, [5.0, 5.0, 5.0])):
+        waits: list[float] = []
+        mine = Exchange(helps, lambda record: None)
+        mine.obey(order(divide=True))
+        if not helps:
+            assert [mine.claim(0), mine.claim(1)] == [0, 1]  # its own first two
+
+        def wait_for(condition: object, timeout: float) -> bool:
+            waits.append(timeout)  # noqa: B023
+            return False
+
+        monkeypatch.setattr(exchange, "ANSWER_S", 5.0)
+        monkeypatch.setattr(mine._changed, "wait_for", wait_for)
+        assert [mine.claim(2) for _ in range(3)] == [None] * 3
+        assert waits == expected
+        mine.obey(order(span=(2, 1)))
+        assert mine.claim(2) == 2
+        assert mine.claim(3) is None
+        assert waits == [*expected, 5.0]
+
+
 def test_a_claim_waits_for_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait ends when the answer comes, from another thread."""
     monkeypatch.setattr(exchange, "ANSWER_S", 60.0)

@@ -10,7 +10,7 @@ from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Status
 from service.tables.helpers import DividedRun, SentBatch
-from tests.support.helps import BATCH, LEASE_S, add_workers, begun, long_run
+from tests.support.helps import LEASE_S, PACKED, add_workers, begun, long_run
 from tests.support.processes import wait_until
 
 
@@ -29,7 +29,7 @@ def test_an_experiment_that_ends_between_attempts_leaves_no_batches(either: Data
     of = run.experiment_id, run.attempt
     with either.transaction() as session:
         division.begin(session, *of, 3)
-        division.send_scores(session, *of, claim.id, [BATCH])
+        division.send_scores(session, *of, claim.id, [PACKED])
         lease.release(session, run)
     assert leftovers(either) == 2
     with either.transaction() as session:
@@ -59,7 +59,7 @@ def test_no_helper_adds_batches_to_an_experiment_that_has_ended(lab: Settings) -
                 lambda: ended.done() or session.execute(locks).scalar_one() > 0,
                 what="the end of the run",
             )
-            division.send_scores(session, *of, claim.id, [BATCH])
+            division.send_scores(session, *of, claim.id, [PACKED])
             division.claim_span(session, *of, 1)
         ended.result()
         assert leftovers(database) == 0

@@ -24,6 +24,7 @@ from tests.support.attempts import claim_next
 from tests.support.helps import (
     BATCH,
     ENVIRONMENT,
+    PACKED,
     add_workers,
     beat,
     begun,
@@ -70,7 +71,7 @@ def test_an_experiment_shows_its_last_helps(
             session.execute(update(Help).values(ended_at=now() - 9))
     claim = begun(database, "w3")
     with database.transaction() as session:
-        division.send_scores(session, run.experiment_id, run.attempt, claim.id, [BATCH])
+        division.send_scores(session, run.experiment_id, run.attempt, claim.id, [PACKED])
     assert offered(database) is not None
     with database.transaction() as session:
         session.execute(update(Attempt).values(environment=None))  # that above is incomplete
@@ -89,7 +90,7 @@ def test_a_help_is_over_with_its_attempt(either: Database) -> None:
     claim = begun(either)
     with either.transaction() as session:
         division.begin(session, run.experiment_id, run.attempt, 3)
-        division.send_scores(session, run.experiment_id, run.attempt, claim.id, [BATCH])
+        division.send_scores(session, run.experiment_id, run.attempt, claim.id, [PACKED])
         lease.release(session, run)
     with pytest.raises(HelpOver, match="ended"):
         beat(either, claim)
@@ -110,7 +111,7 @@ def test_a_late_batch_of_an_earlier_attempt_is_never_read(either: Database) -> N
     later = claim_next(either)
     with either.transaction() as session:
         division.begin(session, later.experiment_id, later.attempt, 0)
-        division.send_scores(session, run.experiment_id, run.attempt, 1, [BATCH])
+        division.send_scores(session, run.experiment_id, run.attempt, 1, [PACKED])
         assert division.take_scores(session, later.experiment_id, later.attempt) == []
         assert division.take_scores(session, run.experiment_id, run.attempt) == [BATCH]
         assert division.take_scores(session, run.experiment_id, run.attempt) == []
@@ -146,8 +147,8 @@ def test_at_most_so_many_batches_are_read_at_once(either: Database) -> None:
     of = run.experiment_id, run.attempt
     batches = [{**BATCH, "number": number} for number in range(division.MAX_TAKEN + 1)]
     with either.transaction() as session:
-        division.send_scores(session, *of, 1, batches)
-        division.send_scores(session, *of, 2, batches[:1])
+        division.send_scores(session, *of, 1, [*map(division.packed, batches)])
+        division.send_scores(session, *of, 2, [division.packed(batches[0])])
         assert division.take_scores(session, *of) == batches[:-1]
         assert division.take_scores(session, *of) == batches[-1:]
 
@@ -161,7 +162,7 @@ def test_at_most_so_many_bytes_are_read_at_once(
     batches = [{**BATCH, "number": number} for number in range(5)]
     one = len(zlib.compress(json.dumps(batches[0]).encode(), 1))
     with either.transaction() as session:
-        division.send_scores(session, *of, 1, batches)
+        division.send_scores(session, *of, 1, [*map(division.packed, batches)])
         monkeypatch.setattr(division, "MAX_BYTES_TAKEN", 2 * one)
         assert division.take_scores(session, *of) == batches[:2]
         monkeypatch.setattr(division, "MAX_BYTES_TAKEN", 1)
