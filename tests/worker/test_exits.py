@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from service.queue import helping, lease, quota, workers
 from service.queue.workers import Vitals
@@ -180,6 +181,20 @@ def test_a_run_killed_for_memory_beside_helpers_of_others_tries_again(
     with watch.database.snapshot() as session:
         reason = session.scalars(select(Help.reason)).one()
     assert reason == (helping.NO_MEMORY if becomes == "lost" else None)
+
+
+def test_without_a_database_a_run_killed_for_memory_tries_again(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not known whether helpers were beside it."""
+    counts = [5, 6]
+    monkeypatch.setattr(supervisor, "kernel_kills", lambda: counts.pop(0))
+
+    def away(*_: object) -> bool:
+        raise OperationalError("away", None, Exception())
+
+    monkeypatch.setattr(helping, "uses_memory_of", away)
+    assert watch.run(points(1), status=-signal.SIGKILL)[0] == "lost"
 
 
 def peak_bytes(watch: Watch) -> int | None:

@@ -257,17 +257,18 @@ def test_the_time_that_a_helper_waits_for_work_does_not_count(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run shares its work after 50 seconds, and the first batch takes 50."""
+    """The run shares its work after 80 seconds, and the first batch takes 50."""
     monkeypatch.setattr(helper, "time", clock)
+    monkeypatch.setattr(helper, "IDLE_S", 100.0)
     began, shares = clock.now, division.plans
 
     def late(session: Session, experiment_id: str, attempt: int) -> Any:
-        if clock.now >= began + 50:
+        if clock.now >= began + 80:
             division.begin(session, experiment_id, attempt, 0)
         return shares(session, experiment_id, attempt)
 
     monkeypatch.setattr(division, "plans", late)
-    quiet: list[list[Record]] = [[] for _ in range(int(100 / helper.READ_S))]
+    quiet: list[list[Record]] = [[] for _ in range(int(130 / helper.READ_S))]
     looks = [[LIKE], [record("claim", count=1)], *quiet, [SCORES]]
     runner = ScriptedRunner(clock, *looks, is_complete=False)
     help_ = HelpSupervision(database, settings, help_claim, cast(Runner, runner))

@@ -17,7 +17,7 @@ from service.tables.experiments import Queue
 from service.tables.helpers import Help
 from tests.support.attempts import submitted
 from tests.support.helps import add_workers, long_run
-from worker import slot
+from worker import local, slot
 from worker.local import LocalWorker
 from worker.messenger import Messenger
 from worker.presence import Presence, worker_name
@@ -132,6 +132,20 @@ def test_each_of_its_threads_has_a_connection(settings: Settings) -> None:
     with ExitStack() as stack:
         for _ in range(5):
             stack.enter_context(worker.database.snapshot()).execute(select(1))
+
+
+def test_it_looks_for_a_run_to_help_twice_a_second(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = LocalWorker(settings)
+    looks: list[float] = []
+    day: Any = SimpleNamespace(now=100.0)
+    day.monotonic = lambda: day.now
+    monkeypatch.setattr(local, "time", day)
+    monkeypatch.setattr(worker, "_help", lambda name: looks.append(day.now))
+    for day.now in (100.0, 100.25, 100.5, 100.75, 101.5):
+        worker._help_now_and_then("me")
+    assert looks == [100.0, 100.5, 101.5]
 
 
 def test_it_takes_no_lock_while_nothing_is_queued(

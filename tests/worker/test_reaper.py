@@ -6,10 +6,11 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from service.experiments.schemas import Submission
-from service.queue import helping, lease, workers
+from service.queue import clock, helping, lease, workers
 from service.queue.dispatch import dispatch_next
 from service.queue.workers import Vitals
 from service.settings import Settings
@@ -181,10 +182,21 @@ def test_the_reaper_acts_after_a_whole_lease_without_a_gap(
     assert [reaper._has_been_up(session) for _ in clock] == is_up
 
 
+def test_a_clock_set_back_keeps_no_help_on_its_way(either: Database) -> None:
+    """It would take an idle worker for as long as the clock was set back."""
+    run = claimed(either)
+    with either.transaction() as session:
+        session.add(Help(experiment_id=run.experiment_id, attempt=1, owner_id=1, queue="cpu",
+                         dispatched_at=now() + 3600))  # fmt: skip
+    with either.transaction() as session:
+        clock.repair(session, LEASE_S)
+        assert session.scalar(select(Help.dispatched_at <= now()))
+
+
 def test_a_clock_set_back_delays_no_clean_up(either: Database, settings: Settings) -> None:
     """A run whose worker is gone, a dispatch that was lost and a worker that is gone, an hour ahead
     of the clock: all are put right within a lease, as if it had not been set."""
-    clock = FakeClock(either.engine, 1e6 + 3600)
+    hands = FakeClock(either.engine, 1e6 + 3600)
     gone = claimed(either, lease_s=LEASE_S).experiment_id
     submitted(either)
     lost, _ = dispatched(either)
@@ -197,7 +209,7 @@ def test_a_clock_set_back_delays_no_clean_up(either: Database, settings: Setting
     reaper = Reaper(either, settings.model_copy(update=limits))
     reaper.tick()
     for _ in range(12):
-        clock.now = (1e6 if clock.now > 1e6 + 60 else clock.now) + LEASE_S / 3
+        hands.now = (1e6 if hands.now > 1e6 + 60 else hands.now) + LEASE_S / 3
         reaper.tick()
     assert (status(either, gone), status(either, lost)) == ("queued", "queued")
     with either.snapshot() as session:

@@ -404,17 +404,22 @@ def test_a_helper_that_hangs_in_a_transaction_holds_up_nobody(lab: Settings) -> 
     """It gives way once it is free again. The dispatch lock is held meanwhile."""
     with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
         long_run(database)
-        add_workers(database, "w", "w1")
-        claim = begun(database)
-        submitted(database)
+        add_workers(database, "w", "w1", "w2")
+        claim, coming = begun(database), offered(database)
+        for _ in range(2):
+            submitted(database)
         with other.transaction() as hung:
             helping.beat(hung, claim, LEASE_S)
+            hung.execute(select(Help.id).where(Help.id == coming).with_for_update())
             with database.transaction() as session:
                 session.execute(text("SET LOCAL lock_timeout = '2s'"))
                 helper_choice.give_way(session, Queue.CPU, RULES)
-                helping.withdraw(session, [claim.id])
-            assert not any(one.must_stop for one in helps(database))
+            assert [(one.id, one.must_stop) for one in helps(database)] == [
+                (claim.id, False),
+                (coming, False),
+            ]
         assert stopped(database) == [claim.id]
+        assert [one.id for one in helps(database)] == [claim.id]
 
 
 def test_a_helper_that_hangs_in_a_transaction_is_disconnected(lab: Settings) -> None:

@@ -239,8 +239,14 @@ def test_a_run_killed_for_lack_of_memory_gets_no_more_helpers(either: Database) 
     run = long_run(either)
     add_workers(either, "w", "w1", "w2")
     claim = begun(either)
+    of = {"experiment_id": run.experiment_id, "attempt": run.attempt, "owner_id": 1}
+    with either.transaction() as session:
+        session.add(Help(**of, queue="cpu"))  # no worker has begun it
     with either.transaction() as session:
         helping.end_for_memory(session, run.experiment_id, run.attempt)
+    with either.transaction() as session:
+        ledger.fold(session, FairShare())
+        assert session.scalars(select(Help.folded)).all() == [True, True]
     with pytest.raises(HelpOver):
         beat(either, claim)
     with either.transaction() as session:
