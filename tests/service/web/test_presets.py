@@ -120,26 +120,30 @@ def test_shared_successful_runs_of_others_are_shown(api: TestClient, database: D
     assert runs_of(ann, "fig4-left") == [own]
 
 
-def test_a_spec_longer_than_any_of_a_preset_is_not_read(
-    api: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The seeds of each stored spec that is read to find the runs of presets."""
+    found: list[Any] = []
+
+    def noted(value: Any) -> Any:
+        found.append(value["seeds"])
+        return stored_spec(value)
+
+    monkeypatch.setattr(preset_runs, "stored_spec", noted)
+    return found
+
+
+def test_a_spec_longer_than_any_of_a_preset_is_not_read(api: TestClient, read: list[Any]) -> None:
     """Five hundred tagged specs of 200 KB took a second of the processor."""
     (spec,) = api.get("/v1/presets/fig4-left").json()["specs"]
     for seeds in ([0], [10**8 + i for i in range(1000)]):
         submit(api, {**spec, "seeds": seeds}, "preset:fig4-left", "part:1")
-    read: list[Any] = []
-
-    def noted(value: Any) -> Any:
-        read.append(value["seeds"])
-        return stored_spec(value)
-
-    monkeypatch.setattr(preset_runs, "stored_spec", noted)
     assert runs_of(api, "fig4-left") == [None]
     assert read == [[0]]
 
 
 def test_the_spec_of_a_tagged_experiment_is_read_once(
-    api: TestClient, monkeypatch: pytest.MonkeyPatch
+    api: TestClient, read: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An experiment may have the tags of many parts. Reading five hundred specs for each of them
     took the service minutes."""
@@ -148,13 +152,6 @@ def test_the_spec_of_a_tagged_experiment_is_read_once(
     tags = ["preset:fig4-left", "preset:table1", "part:1", "part:2", "part:3"]
     for seed in range(3):
         submit(api, {**spec, "seeds": [seed]}, *tags)
-    read: list[Any] = []
-
-    def noted(value: Any) -> Any:
-        read.append(value["seeds"])
-        return stored_spec(value)
-
-    monkeypatch.setattr(preset_runs, "stored_spec", noted)
     assert runs_of(api, "fig4-left") == [None]
     assert runs_of(api, "table1") == [None] * 3
     assert sorted(read) == sorted([[seed] for seed in range(3)] * 2)  # one reading for each answer
