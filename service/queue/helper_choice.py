@@ -31,7 +31,8 @@ from service.tables.helpers import Help
 from service.tables.workers import Worker
 
 MAX_PAUSE_S = 5.0
-"""Maximum seconds between the end of a help and the next help for the same attempt."""
+"""Maximum seconds between the end of a help and the next help for the same attempt. A help that a
+worker has refused is offered again at once: the message goes to any worker of the queue."""
 HELPING = (Queue.CPU,)
 """Queues whose workers help. The memory of GPUs is not checked for a second process."""
 
@@ -146,7 +147,10 @@ def _candidates(queue: Queue, rules: Rules) -> Any:
     """Select the attempts that may be helped, with the number of their helpers."""
     of_attempt = and_(Help.experiment_id == Experiment.id, Help.attempt == Experiment.attempt)
     helpers = select(func.count()).where(of_attempt, ACTIVE).scalar_subquery()
-    recent = exists().where(of_attempt, Help.ended_at > now() - min(rules.after_s, MAX_PAUSE_S))
+    pause_s = min(rules.after_s, MAX_PAUSE_S)
+    recent = exists().where(
+        of_attempt, Help.started_at.is_not(None), Help.ended_at > now() - pause_s
+    )
     useless = exists().where(of_attempt, helping.is_useless(Help.reason))
     too_large = exists().where(Help.experiment_id == Experiment.id, Help.reason == NO_MEMORY)
     return (

@@ -93,7 +93,7 @@ def is_useless(reason: InstrumentedAttribute[str | None]) -> ColumnElement[bool]
 def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpClaim | None:
     """Begin a help: take its lease and start its line of the ledger. None if it is no longer
     current, if the worker is known to be unlike the attempt's, or if its machine lacks the memory;
-    then the help has ended, and the attempt gets the next one a little later."""
+    then the help has ended, and another worker may get the next one."""
     if _lacks_memory(session, help_id, worker):
         _refuse(session, help_id)
         return None
