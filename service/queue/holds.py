@@ -152,7 +152,7 @@ def _predecessors(
         .where(Wait.experiment_id.in_(waiting), Wait.after_id.in_(among))
         .group_by(Wait.experiment_id)
     )
-    return dict(session.execute(oldest.order_by(Wait.experiment_id)).tuples().all())
+    return dict(session.execute(oldest.order_by(Wait.experiment_id)).all())
 
 
 def _firsts(before: Mapping[str, str]) -> Mapping[str, str]:
