@@ -6,6 +6,7 @@ lines. Indexes of the files used last stay in memory.
 
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +26,10 @@ MAX_FILE_BYTES = 2**26
 """Maximum bytes of a file that is indexed: reading it takes about a second."""
 MAX_PAGE_BYTES = 8 * 2**20
 """Maximum number of bytes of the lines of a page. At least one line is returned."""
-KEPT_INDEXES = 4
+SMALL_BYTES = 2**20
+"""Bytes of a file up to which its index is built beside others: it takes a few hundredths of a
+second."""
+KEPT_INDEXES, KEPT_SMALL_INDEXES = 16, 128
 LARGE = "by_token"
 """Column that is left out unless it is requested."""
 
@@ -96,7 +100,7 @@ class _Building:
     def get(self, path: Path) -> Index:
         with self._lock:
             if self._found is None:
-                with _ONE_AT_A_TIME:
+                with nullcontext() if _is_small(path) else _ONE_AT_A_TIME:
                     self._found = _built(path)
         if isinstance(self._found, str):
             detail = f"pages can be read only of {self._found}: download the artifact {FILE}"
@@ -106,12 +110,19 @@ class _Building:
 
 _ONE_AT_A_TIME = Lock()
 _indexes = lru_cache(maxsize=KEPT_INDEXES)(lambda path, sha256: _Building())
+_small_indexes = lru_cache(maxsize=KEPT_SMALL_INDEXES)(lambda path, sha256: _Building())
+
+
+def _is_small(path: Path) -> bool:
+    return path.stat().st_size <= SMALL_BYTES
 
 
 def index_of(path: Path, sha256: str) -> Index:
     """Return the index of a file with this digest. One index is built at a time, and each once for
-    all requests that wait for it; requests for other indexes do not wait. Raises ApiError."""
-    building: _Building = _indexes(path, sha256)
+    all requests that wait for it. Requests for other indexes do not wait, nor do small files.
+    Raises ApiError."""
+    kept = _small_indexes if _is_small(path) else _indexes
+    building: _Building = kept(path, sha256)
     return building.get(path)
 
 

@@ -41,6 +41,9 @@ MAX_AFTER = 20_000
 """Maximum number of experiments that those of one request wait for, counted for each of them. While
 a request is stored, these experiments, which may be another user's, cannot end."""
 
+MARGIN = 0.18
+"""Difference between the share of new submissions in a sample and in the request that is not
+exceeded: sqrt(log(10^7) / (2 SAMPLE))."""
 SAMPLE = 256
 """Number of submissions of a large request that are prepared to see if it exceeds a limit."""
 
@@ -138,21 +141,22 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
 
 def check_sample(session: Session, settings: Settings, submissions: Submissions) -> None:
     """Refuse a request of thousands of points that clearly exceeds a limit, before all of them are
-    prepared. If none of a random sample is answered from the cache, then at least 15 of 16 are new;
-    the probability of an error is (15/16)^256, less than one in ten million. The exact checks are
-    in the transaction. Raises ApiError."""
+    prepared. A random sample tells how many are new, not answered from the cache: if none of it is
+    cached, at least 15 of 16, else its share less MARGIN. The probability of an error is below one
+    in ten million (Hoeffding's inequality). The exact checks are in the transaction. Raises
+    ApiError."""
     owner_id, entries = submissions
-    least = len(entries) * 15 // 16
     unfinished, most = quota.submitted_of(session, owner_id, settings.share)
-    is_over = unfinished + least > most
+    is_over = unfinished + len(entries) * 15 // 16 > most
     if len(entries) < (2 if is_over else 10) * SAMPLE:
         return
-    others = random.Random(0).sample(range(1, len(entries)), SAMPLE - 1)
-    chosen = [entries[i] for i in (0, *sorted(others))]
-    found = prepare(session, settings, Submissions(owner_id, chosen)).experiments
-    if any(one.cached_from for one in found):
-        return
-    if is_over:
+    others = random.SystemRandom().sample(range(1, len(entries)), SAMPLE - 1)
+    sample = Submissions(owner_id, [entries[i] for i in (0, *sorted(others))])
+    found = prepare(session, settings, sample).experiments
+    cached = sum(one.cached_from is not None for one in found)
+    new = 1 - cached / len(found) - MARGIN if cached else 15 / 16
+    least = int(max(0.0, new) * len(entries))
+    if unfinished + least > most:
         quota.check_number(session, owner_id, settings.share, len(entries))
     spec_bytes = min(one.columns["spec_bytes"] for one in found)
     check_stored(least * spec_bytes, len(entries))

@@ -132,7 +132,8 @@ have MAX_METRICS, and dicts would take twice as long."""
 
 
 def metrics(session: Session, sweep_id: str) -> dict[str, list[SweepMetric]]:
-    """Return the metrics of a sweep by experiment. Raises ApiError if there are too many."""
+    """Return the metrics of a sweep by experiment. Those of an experiment that is several points
+    are read once, and count for each point. Raises ApiError if there are too many."""
     of_sweep = (
         SweepPoint.experiment_id == Metric.experiment_id,
         SweepPoint.sweep_id == sweep_id,
@@ -146,7 +147,9 @@ def metrics(session: Session, sweep_id: str) -> dict[str, list[SweepMetric]]:
         )
         raise invalid([Problem("/path/sweep_id", detail)]) from None
     wanted = (Metric.experiment_id, Metric.name, Metric.labels, Metric.value, Metric.std_err)
-    query = select(*wanted).where(*of_sweep).order_by(Metric.experiment_id, Metric.seq)
+    mine = select(SweepPoint.experiment_id).where(SweepPoint.sweep_id == sweep_id)
+    query = select(*wanted).where(Metric.experiment_id.in_(mine))
+    query = query.order_by(Metric.experiment_id, Metric.seq)
     found: dict[str, list[SweepMetric]] = defaultdict(list)
     columns: dict[tuple[Any, ...], Column] = {}
     known: dict[tuple[str, str], tuple[Column, Mapping[str, Any]]] = {}

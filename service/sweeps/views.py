@@ -161,12 +161,16 @@ def _pooled(rows: Sequence[Document], metrics: Metrics) -> list[Document]:
         {
             "points": len(group),
             "fields": _beside_seeds(group[0]),
-            "metrics": _cells(
-                one for row in group for one in metrics.get(row["experiment_id"], ())
-            ),
+            "metrics": _cells(one for id in _experiments(group) for one in metrics.get(id, ())),
         }
         for group in groups.values()
     ]
+
+
+def _experiments(rows: Sequence[Document]) -> Iterable[str]:
+    """Return the experiments of some points, each once: the cache may have answered several points
+    with the same."""
+    return dict.fromkeys(row["experiment_id"] for row in rows)
 
 
 def _beside_seeds(row: Document) -> dict[str, Any]:

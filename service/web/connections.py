@@ -4,6 +4,7 @@ its event streams when it stops."""
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from typing import ClassVar
@@ -38,6 +39,25 @@ TOO_MANY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close\r\n"
     b"Content-Type: text/plain; charset=utf-8\r\nContent-Length: 20\r\n\r\ntoo many connections"
 )
+
+
+WARNED_EVERY_S = 1.0
+
+
+class SeldomWarnings(logging.Filter):
+    """Passes one of uvicorn's warnings a second: anyone may send thousands of requests that are not
+    HTTP."""
+
+    _passed_at = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        at = time.monotonic()
+        if at < self._passed_at + WARNED_EVERY_S:
+            return False
+        self._passed_at = at
+        return True
 
 
 class _Pipelined(Exception):
@@ -261,6 +281,10 @@ class BoundedHeads(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """uvicorn's server, which waits for all responses when it stops. This one ends the event
     streams first."""
+
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(SeldomWarnings())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app

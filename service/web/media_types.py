@@ -61,5 +61,5 @@ def plain_json(answer: Mapping[str, Any]) -> Response:
     try:
         content = orjson.dumps(answer)
     except TypeError:  # an integer of more than 64 bits
-        content = json.dumps(answer).encode()
+        content = json.dumps(answer, allow_nan=False).encode()
     return Response(content, media_type="application/json")

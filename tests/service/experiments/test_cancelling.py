@@ -6,6 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from service.experiments import listing
 from service.tables.experiments import DesiredState, Status
 from service.tables.webhooks import Delivery, Webhook
 from service.web.routes import experiments
@@ -56,6 +57,25 @@ def test_an_administrator_ends_a_users_backlog(
         ("local", one) for one in (theirs[0], *theirs[2:])
     }
     assert admin.post(URL, params=where).json() == {"cancelled": 0, "ending": 0, "more": False}
+
+
+def test_a_run_that_begins_during_the_search_is_not_cancelled(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The status is looked at again, because a search may take seconds."""
+    begins, stays = submitted(admin, 2)
+    search = listing.search
+
+    def slow(*arguments: Any) -> Any:
+        found = search(*arguments)
+        change(database_of(admin), begins, status=Status.RUNNING)
+        return found
+
+    monkeypatch.setattr(experiments, "search", slow)
+    answer = admin.post(URL, params={"status": "queued"}).json()
+    assert answer == {"cancelled": 1, "ending": 0, "more": False}
+    assert row(database_of(admin), begins).desired_state == DesiredState.RUN
+    assert row(database_of(admin), stays).status == Status.CANCELLED
 
 
 def test_cancelling_uses_the_filters_of_the_list(admin: TestClient) -> None:

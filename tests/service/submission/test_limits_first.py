@@ -73,6 +73,21 @@ def test_more_points_than_their_owner_may_have(
     assert api.post(path, json=body).status_code == 202
 
 
+def test_a_cached_point_hides_no_others(api: TestClient, checked: list[Any]) -> None:
+    """Its share of the sample counts, less a margin."""
+    sweep(api, list=[{}])
+    finish(database_of(api), claim_next(database_of(api)))
+    seeds = [SPEC.get("seeds", [0]), *([i] for i in range(100, 199))]
+    body = {"spec": SPEC, "grid": {"seeds": seeds}}
+    limit(api, max_submitted=50)
+    checked.clear()
+    assert refused(api, "/v1/sweeps", body)["reason"] == "limit_reached"
+    assert len(checked) == 4
+    limit(api, max_submitted=60)  # 0.57 of all are surely new, as far as the sample tells
+    assert refused(api, "/v1/sweeps", body)["reason"] == "limit_reached"
+    assert len(checked) == 4 + 4 + 100
+
+
 def test_points_that_the_cache_answers_do_not_count(api: TestClient, checked: list[Any]) -> None:
     sweep(api, list=[{}])
     finish(database_of(api), claim_next(database_of(api)))

@@ -150,6 +150,24 @@ def test_a_table_of_very_many_metrics_is_refused(
         assert "at most 1 metrics" in problem["detail"]
 
 
+def test_points_with_the_same_experiment_have_its_metrics_once_each(admin: TestClient) -> None:
+    """The cache answers equal points with one experiment. Its metrics were read once for each
+    point, and then counted so many times at each."""
+    database = database_of(admin)
+    made = sweep(admin, list=[{"seeds": [4]}])
+    one = rows(admin, made["id"])[0]["experiment_id"]
+    finish(database, claim_next(database))
+    with database.transaction() as session:
+        session.add(Metric(experiment_id=one, name="lml", labels='{"seed":4}', seq=1, value=2.0))
+    made = sweep(admin, list=[{"seeds": [4]}] * 3)
+    table = admin.get(f"/v1/sweeps/{made['id']}/table").json()
+    cell = {"value": 2.0, "std_err": None, "count": 1}
+    assert [row["metrics"] for row in table["items"]] == [{"lml": cell}] * 3
+    assert [(row["points"], row["metrics"]) for row in table["pooled"]] == [(3, {"lml": cell})]
+    url, form = f"/v1/sweeps/{made['id']}/table", {"format": "csv", "form": "long"}
+    assert len(admin.get(url, params=form).text.splitlines()) == 1 + 3
+
+
 def test_a_retry_stores_no_more_than_a_request_may(
     admin: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Cost of a connection before there is a request."""
 
 import asyncio
+import logging
 import re
 import socket
 import threading
@@ -93,6 +94,29 @@ def test_a_too_large_head_is_refused_while_it_arrives(port: int, bomb: bytes) ->
             return  # it was cut off before it was sent
         told = answer(connection)  # nothing, where the rest that was sent reset the connection
         assert not told or b"at most" in told
+
+
+def test_warnings_of_malformed_requests_are_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone may send thousands a second. Errors always pass."""
+    day = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: day)
+    seldom = connections.SeldomWarnings()
+    levels = (logging.WARNING, logging.WARNING, logging.ERROR, logging.INFO)
+    records = [logging.LogRecord("uvicorn.error", one, "", 1, "a", (), None) for one in levels]
+    assert [seldom.filter(one) for one in records] == [True, False, True, True]
+    day += connections.WARNED_EVERY_S
+    assert [seldom.filter(one) for one in records] == [True, False, True, True]
+
+
+def test_the_server_passes_few_warnings() -> None:
+    log = logging.getLogger("uvicorn.error")
+    before = [*log.filters]
+    try:
+        connections.Server(uvicorn.Config("a:b", log_config=None))
+        (added,) = set(log.filters) - set(before)
+        assert isinstance(added, connections.SeldomWarnings)
+    finally:
+        log.filters[:] = before
 
 
 @pytest.mark.parametrize("header", [b"X-Long: " + b"x" * 1000, b"a:"])

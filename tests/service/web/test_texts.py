@@ -130,6 +130,7 @@ def test_an_experiment_without_texts_is_404(api: TestClient, database: Database)
 
 def test_too_many_rows_refer_to_the_artifact(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     texts._indexes.cache_clear()
+    monkeypatch.setattr(texts, "SMALL_BYTES", 10)
     monkeypatch.setattr(texts, "MAX_ROWS", 5)
     added: list[bytes] = []
     monkeypatch.setattr(texts.Index, "add", lambda self, line: added.append(line))
@@ -147,6 +148,7 @@ def test_a_table_is_read_once_although_it_is_too_large(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts._indexes.cache_clear()
+    monkeypatch.setattr(texts, "SMALL_BYTES", 10)
     monkeypatch.setattr(texts, "MAX_ROWS", 5)
     read: list[object] = []
     built = texts._built
@@ -160,16 +162,29 @@ def test_a_table_is_read_once_although_it_is_too_large(
     assert len(read) == 1
 
 
-def test_a_page_does_not_wait_until_another_index_is_built(ask: Ask) -> None:
+def test_a_page_does_not_wait_until_another_index_is_built(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts._indexes.cache_clear()
+    monkeypatch.setattr(texts, "SMALL_BYTES", 10)
     assert rows_of(ask()) == [*range(6)]
     with texts._ONE_AT_A_TIME, ThreadPoolExecutor(1) as pool:
         assert rows_of(pool.submit(ask).result(timeout=60)) == [*range(6)]
+
+
+def test_a_small_table_does_not_wait_for_a_large_one(ask: Ask) -> None:
+    """Nor does a large one take its place among those that are kept."""
+    texts._small_indexes.cache_clear()
+    with texts._ONE_AT_A_TIME, ThreadPoolExecutor(1) as pool:
+        assert rows_of(pool.submit(ask).result(timeout=60)) == [*range(6)]
+    assert texts._small_indexes.cache_info().currsize == 1
 
 
 def test_requests_at_the_same_time_build_one_index(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts._indexes.cache_clear()
+    monkeypatch.setattr(texts, "SMALL_BYTES", 10)
     added: list[bytes] = []
     add = texts.Index.add
 
