@@ -1,0 +1,233 @@
+"""Helpers that stop for others: experiments that wait, limits of their owner, spare slots."""
+
+from contextlib import closing
+
+import pytest
+from celery import Celery
+from sqlalchemy import select, text, update
+
+from service.queue import helper_choice, helping, workers
+from service.queue.helping import HelpOver
+from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import (
+    Attempt,
+    Held,
+    Queue,
+    Status,
+)
+from service.tables.helpers import Help
+from service.tables.users import User
+from tests.service.queue.test_holds import limited_sweeps
+from tests.support import stored
+from tests.support.attempts import submitted
+from tests.support.helps import (
+    LEASE_S,
+    RULES,
+    add_user,
+    add_workers,
+    beat,
+    begun,
+    helps,
+    long_run,
+    offered,
+    stopped,
+)
+from worker.dispatcher import Dispatcher
+
+
+def test_helpers_of_the_user_with_the_most_usage_give_way(either: Database) -> None:
+    """One helper stops for each waiting experiment that may begin, and for no other."""
+    other = add_user(either, "other")
+    runs = [long_run(either), long_run(either, owner_id=other)]
+    add_workers(either, *"abcd")
+    chosen = [begun(either, name) for name in "abcd"]
+    with either.transaction() as session:
+        session.execute(update(Attempt).where(Attempt.owner_id == 1).values(started_at=0.0))
+
+    helped = {one.id: one.experiment_id for one in chosen}
+
+    assert stopped(either) == []
+    waiting = submitted(either)
+    stored.change(either, waiting, owner_id=other, held="after")
+    assert stopped(either) == []
+    stored.change(either, waiting, held="")
+    for _ in range(2):
+        assert [helped[one] for one in stopped(either)] == [runs[0].experiment_id]
+    submitted(either)
+    submitted(either)
+    of_whom = sorted(helped[one] for one in stopped(either))
+    assert of_whom == sorted([runs[0].experiment_id] * 2 + [runs[1].experiment_id])
+    over = next(one for one in helps(either) if one.must_stop)
+    claim = next(one for one in chosen if one.id == over.id)
+    with pytest.raises(HelpOver, match="needed"):
+        beat(either, claim)
+
+
+def test_no_helper_gives_way_if_a_worker_is_idle(either: Database) -> None:
+    """The idle worker takes the experiment."""
+    long_run(either)
+    add_workers(either, "w", "a", "b", "idle")
+    for name in "ab":
+        begun(either, name)
+    submitted(either)
+    assert stopped(either) == []
+    submitted(either)
+    assert len(stopped(either)) == 1
+
+
+def test_no_helper_of_a_cpu_gives_way_to_gpu_runs(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "w", "a", "b")
+    for name in "ab":
+        begun(either, name)
+    for device in ("cuda", "cuda", "auto"):
+        stored.change(either, submitted(either), device=device)
+    assert len(stopped(either)) == 1
+
+
+def test_a_helper_gives_way_to_a_dispatched_experiment_without_a_worker(either: Database) -> None:
+    """Its worker went before the message arrived. A help that has not begun is withdrawn first."""
+    long_run(either)
+    add_workers(either, "a", "b", "c")
+    begun(either, "a")
+    coming = offered(either)
+    dispatched = submitted(either)
+    stored.change(either, dispatched, status=Status.DISPATCHED, queue=Queue.CPU)
+    assert stopped(either) == []
+    with either.transaction() as session:
+        workers.leave(session, "b")
+    assert stopped(either) == []
+    assert coming not in [one.id for one in helps(either)]
+    with either.transaction() as session:
+        workers.leave(session, "c")
+    assert len(stopped(either)) == 1
+
+
+def test_helpers_stop_for_a_run_that_reaches_the_limit_of_its_owner(either: Database) -> None:
+    """It began beside them. Helpers of others go on."""
+    owner = add_user(either, "limited")
+    add_workers(either, *"abcdefgh")
+    long_run(either, owner_id=owner)
+    mine = begun(either, "a")
+    long_run(either)
+    begun(either, "b")
+    with either.transaction() as session:
+        session.execute(update(User).where(User.id == owner).values(max_running=2))
+    assert stopped(either) == []
+    long_run(either, owner_id=owner)
+    assert stopped(either) == [mine.id]
+    assert stopped(either) == [mine.id]
+
+
+def a_look(dispatcher: Dispatcher) -> list[str]:
+    """Do what a dispatcher does once, and return what it has dispatched."""
+    dispatcher.share_idle_workers()
+    return [one.experiment_id for one in dispatcher.dispatch()]
+
+
+def dispatcher_of(database: Database, settings: Settings) -> Dispatcher:
+    return Dispatcher(database, settings.model_copy(update={"max_workers": 3}), Celery())
+
+
+@pytest.mark.parametrize("held", [Held.NOT, Held.SWEEP])
+def test_helpers_give_way_to_a_sweep_with_a_limit(
+    database: Database, settings: Settings, held: Held
+) -> None:
+    """Its points are held until a choice releases them."""
+    long_run(database)
+    add_workers(database, "w", "w1")
+    claim = begun(database, "w1")
+    limited_sweeps(database, 1, {"held": held})
+    assert a_look(dispatcher_of(database, settings)) == []  # the helper has not ended yet
+    with database.snapshot() as session:
+        assert session.get_one(Help, claim.id).must_stop
+
+
+@pytest.mark.parametrize("held", [Held.NOT, Held.SWEEP])
+def test_an_idle_worker_runs_a_sweep_with_a_limit_before_it_helps(
+    database: Database, settings: Settings, held: Held
+) -> None:
+    long_run(database)
+    add_workers(database, "w", "w1", "w2")
+    (one,) = limited_sweeps(database, 1, {"held": held})
+    dispatcher = dispatcher_of(database, settings)
+    assert a_look(dispatcher) + a_look(dispatcher) == [one]
+
+
+def test_no_helper_gives_way_to_the_queue_of_a_user_at_a_limit(either: Database) -> None:
+    busy = add_user(either, "busy")
+    long_run(either)
+    add_workers(either, "w", "a", "b", "spare")
+    for name in "ab":
+        begun(either, name)
+    with either.transaction() as session:
+        session.execute(update(User).where(User.id == busy).values(max_running=0))
+    for _ in range(3):
+        stored.change(either, submitted(either), owner_id=busy)
+    assert stopped(either) == []
+    for _ in range(2):
+        submitted(either)
+    assert len(stopped(either)) == 1
+
+
+def test_as_many_helpers_give_way_as_experiments_could_begin(either: Database) -> None:
+    """A user at a limit may have hundreds in the queue."""
+    busy = add_user(either, "busy")
+    long_run(either)
+    add_workers(either, "w", "a", "b", "idle")
+    helping_now = [begun(either, name).id for name in "ab"]
+    with either.transaction() as session:
+        session.execute(update(User).where(User.id == busy).values(max_running=2))
+    for _ in range(5):
+        stored.change(either, submitted(either), owner_id=busy)
+    (stops,) = stopped(either)
+    assert stops in helping_now
+
+
+def test_helpers_leave_the_spare_slots_when_a_run_begins_beside_them(either: Database) -> None:
+    """One worker of four is kept free for others."""
+    owner = add_user(either, "owner")
+    long_run(either, owner_id=owner)
+    add_workers(either, *"abcd")
+    for name in "ab":
+        begun(either, name)
+    assert stopped(either) == []
+    long_run(either, owner_id=owner)
+    assert len(stopped(either)) == 1
+
+
+def test_a_helper_that_hangs_in_a_transaction_holds_up_nobody(lab: Settings) -> None:
+    """It gives way once it is free again. The dispatch lock is held meanwhile."""
+    with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
+        long_run(database)
+        add_workers(database, "w", "w1", "w2")
+        claim, coming = begun(database), offered(database)
+        for _ in range(2):
+            submitted(database)
+        with other.transaction() as hung:
+            helping.beat(hung, claim, LEASE_S)
+            hung.execute(select(Help.id).where(Help.id == coming).with_for_update())
+            with database.transaction() as session:
+                session.execute(text("SET LOCAL lock_timeout = '2s'"))
+                helper_choice.give_way(session, Queue.CPU, RULES)
+            assert [(one.id, one.must_stop) for one in helps(database)] == [
+                (claim.id, False),
+                (coming, False),
+            ]
+        assert stopped(database) == [claim.id]
+        assert [one.id for one in helps(database)] == [claim.id]
+
+
+def test_a_helper_that_hangs_in_a_transaction_is_disconnected(lab: Settings) -> None:
+    """The end of its run waits for its locks."""
+    with closing(Database(lab.url)) as database:
+        long_run(database)
+        add_workers(database, "w", "w1")
+        claim = begun(database)
+        with database.transaction() as session:
+            helping.beat(session, claim, LEASE_S)
+            limit = text("SHOW idle_in_transaction_session_timeout")
+            assert session.scalar(limit) == "3s"
+        with database.transaction() as session:
+            assert session.scalar(limit) == "1min"
