@@ -16,7 +16,7 @@ from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import dispatch, helper_choice, helping, workers
 from service.queue.dispatch import Dispatch
-from service.queue.helper_choice import Rules
+from service.queue.helper_choice import OFFER_EVERY_S, Rules
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
@@ -31,8 +31,6 @@ EAGERNESS = 5
 """Factor by which it polls faster for EAGER_S after a choice, because short runs end soon."""
 
 
-SHARE_S = 0.5
-"""Interval at which idle workers are shared, and helpers give way."""
 MAX_OFFERS = 8
 """Maximum number of helpers that are offered in one transaction: nothing is dispatched meanwhile.
 """
@@ -51,7 +49,7 @@ class Dispatcher:
         pause_s, eager_until = self.settings.poll_s, 0.0
         shared_at = -math.inf
         while not stopping.wait(pause_s):
-            if self.settings.run_workers > 1 and time.monotonic() >= shared_at + SHARE_S:
+            if self.settings.run_workers > 1 and time.monotonic() >= shared_at + OFFER_EVERY_S:
                 shared_at = time.monotonic()
                 for queue, help_id in self.share_idle_workers():
                     self._ring_for_help(queue, help_id)

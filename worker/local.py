@@ -8,7 +8,7 @@ from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import dispatch, helper_choice
 from service.queue.dispatch import Dispatch
-from service.queue.helper_choice import Rules
+from service.queue.helper_choice import OFFER_EVERY_S, Rules
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
@@ -22,9 +22,6 @@ from worker.slot import Slot
 from worker.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
-
-HELP_EVERY_S = 0.5
-"""Interval at which an idle worker looks for a run that it may help."""
 
 
 class LocalWorker:
@@ -77,10 +74,10 @@ class LocalWorker:
             return None
 
     def _help_now_and_then(self, name: str) -> int | None:
-        """Look for a help once in HELP_EVERY_S."""
+        """Look for a help once in OFFER_EVERY_S."""
         if time.monotonic() < self._help_at:
             return None
-        self._help_at = time.monotonic() + HELP_EVERY_S
+        self._help_at = time.monotonic() + OFFER_EVERY_S
         return self._help(name)
 
     def _help(self, name: str) -> int | None:

@@ -33,6 +33,8 @@ from service.tables.workers import Worker
 MAX_PAUSE_S = 5.0
 """Maximum seconds between the end of a help and the next help for the same attempt. A help that a
 worker has refused is offered again at once: the message goes to any worker of the queue."""
+OFFER_EVERY_S = 0.5
+"""Interval at which idle workers are offered as helpers."""
 HELPING = (Queue.CPU,)
 """Queues whose workers help. The memory of GPUs is not checked for a second process."""
 
