@@ -33,7 +33,7 @@ MAX_ARTIFACT_BYTES = 100 * 2**20
 """Maximum total size of the artifacts in a bundle. The README names the omitted ones."""
 LINES_TOGETHER = 1000
 FAST = 1
-"""Level of compression. The default takes ten times as long, and its zips are 11 % smaller."""
+"""Level of compression. The default takes four times as long, and its zips are 10 % smaller."""
 ONE_AT_A_TIME = Lock()
 """Held while a part of a zip is built, so that zips of many points leave the processors to other
 requests. Sending a part does not hold it."""
@@ -101,7 +101,7 @@ def bundle(session: Session, experiment: Experiment) -> Bundle:
 
 def zipped(database: Database, settings: Settings, made: Bundle) -> Iterator[bytes]:
     """Yield the zip while it is built. It is never held in memory as a whole, and a process builds
-    one zip at a time."""
+    parts of one zip at a time."""
     parts = _parts(database, settings, made)
     while True:
         with ONE_AT_A_TIME:

@@ -6,7 +6,7 @@ lines. Indexes of the files used last stay in memory.
 
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -91,16 +91,17 @@ class TextPage:
 
 
 class _Building:
-    """An index that is built once, when it is first needed, or the reason why there is none."""
+    """An index that is built once, when it is first needed, or the reason why there is none.
+    `beside` is held while it is built."""
 
-    def __init__(self) -> None:
-        self._lock = Lock()
+    def __init__(self, beside: AbstractContextManager[object]) -> None:
+        self._lock, self._beside = Lock(), beside
         self._found: Index | str | None = None
 
     def get(self, path: Path) -> Index:
         with self._lock:
             if self._found is None:
-                with nullcontext() if _is_small(path) else _ONE_AT_A_TIME:
+                with self._beside:
                     self._found = _built(path)
         if isinstance(self._found, str):
             detail = f"pages can be read only of {self._found}: download the artifact {FILE}"
@@ -109,19 +110,16 @@ class _Building:
 
 
 _ONE_AT_A_TIME = Lock()
-_indexes = lru_cache(maxsize=KEPT_INDEXES)(lambda path, sha256: _Building())
-_small_indexes = lru_cache(maxsize=KEPT_SMALL_INDEXES)(lambda path, sha256: _Building())
-
-
-def _is_small(path: Path) -> bool:
-    return path.stat().st_size <= SMALL_BYTES
+_indexes = lru_cache(KEPT_INDEXES)(lambda path, sha256: _Building(_ONE_AT_A_TIME))
+_small_indexes = lru_cache(KEPT_SMALL_INDEXES)(lambda path, sha256: _Building(nullcontext()))
 
 
 def index_of(path: Path, sha256: str) -> Index:
     """Return the index of a file with this digest. One index is built at a time, and each once for
     all requests that wait for it. Requests for other indexes do not wait, nor do small files.
     Raises ApiError."""
-    kept = _small_indexes if _is_small(path) else _indexes
+    is_small = path.stat().st_size <= SMALL_BYTES
+    kept = _small_indexes if is_small else _indexes
     building: _Building = kept(path, sha256)
     return building.get(path)
 

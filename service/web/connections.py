@@ -60,6 +60,9 @@ class SeldomWarnings(logging.Filter):
         return True
 
 
+SELDOM_WARNINGS = SeldomWarnings()
+
+
 class _Pipelined(Exception):
     """The client sent a request before the answer to the previous one."""
 
@@ -284,7 +287,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config):
         super().__init__(config)
-        logging.getLogger("uvicorn.error").addFilter(SeldomWarnings())
+        logging.getLogger("uvicorn.error").addFilter(SELDOM_WARNINGS)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app
