@@ -6,6 +6,8 @@ MIN_S = 0.2
 """Minimum duration of a piece. Shorter ones are joined, because the time of reading a record says
 little about the time of writing it."""
 MIN_PIECES = 3
+ENOUGH_S = 3.0
+"""Duration of fewer pieces that is enough, too."""
 HALF = 0.05
 """Share of the whole work after which the weight of an older piece is halved."""
 
@@ -31,7 +33,7 @@ class EtaEstimate:
         elif done > self._done and at - self._at >= MIN_S:
             self._add(done - self._done, at - self._at, total)
             self._at, self._done = at, done
-        if self._pieces < MIN_PIECES:
+        if self._pieces < MIN_PIECES and self._time_s < ENOUGH_S:
             return None
         return self._time_s / self._work * max(0, total - done)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.eta import MIN_PIECES, MIN_S, EtaEstimate
+from worker.eta import ENOUGH_S, MIN_PIECES, MIN_S, EtaEstimate
 
 TOTAL = 1000
 BEGAN = 500.0
@@ -31,24 +31,31 @@ def test_steady_work_is_extrapolated() -> None:
 
 
 def test_too_few_updates_give_no_estimate() -> None:
-    found = etas([(10, 2.0)] * MIN_PIECES)
+    found = etas([(10, 0.5)] * MIN_PIECES)
     assert [one is None for one in found] == [*[True] * MIN_PIECES, False]
+
+
+def test_long_pieces_give_an_early_estimate() -> None:
+    """A batch of masks of a language model may take ten seconds, and helpers wait for this."""
+    assert etas([(10, ENOUGH_S)])[-1] == pytest.approx((TOTAL - 10) / 10 * ENOUGH_S)
+    assert etas([(10, ENOUGH_S - 0.1)])[-1] is None
 
 
 def test_updates_read_together_count_once() -> None:
     """Otherwise a pipe that was read late would suggest unlimited speeds."""
-    late = [(10, 2.0), (10, 0.0), (10, 6.0), (10, 0.0), (10, MIN_S / 2)]
-    found = etas([*late, (10, 4.0 - MIN_S / 2)])
+    late = [(10, 0.5), (10, 0.0), (10, 1.5), (10, 0.0), (10, MIN_S / 2)]
+    found = etas([*late, (10, 1.0 - MIN_S / 2)])
     assert [one is None for one in found] == [*[True] * 6, False]
-    joined = last([(10, 2.0), (20, 6.0), (30, 4.0)])
+    joined = last([(10, 0.5), (20, 1.5), (30, 1.0)])
     assert found[-1] == pytest.approx(joined)
 
 
 def test_a_report_without_new_work_is_no_piece() -> None:
     """Its time counts for the next one."""
-    still = [(10, 2.0), *[(0, 1.0)] * MIN_PIECES]
+    still = [(10, 0.5), *[(0, 0.3)] * MIN_PIECES]
     assert etas(still) == [None] * (len(still) + 1)
-    assert last([*still, (10, 2.0), (10, 2.0)]) == pytest.approx(last([(10, 2), (10, 5), (10, 2)]))
+    joined = [(10, 0.5), (10, 1.4), (10, 0.5)]
+    assert last([*still, (10, 0.5), (10, 0.5)]) == pytest.approx(last(joined))
 
 
 def test_time_before_the_first_work_does_not_count() -> None:
