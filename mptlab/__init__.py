@@ -5,6 +5,7 @@ from mptlab.curves import Curves
 from mptlab.errors import NoAnswer, NotSucceeded, Refused
 from mptlab.experiments import Experiment
 from mptlab.sweeps import Sweep
+from mptlab.texts import single_mutations
 
 __all__ = [
     "Client",
@@ -15,6 +16,7 @@ __all__ = [
     "Refused",
     "Sweep",
     "__version__",
+    "single_mutations",
 ]
 
 __version__ = "0.2.0"

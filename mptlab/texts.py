@@ -13,6 +13,8 @@ MAX_LINES, MAX_CHARACTERS = 10_000, 200_000
 """Maximum texts and characters in a spec. More texts are uploaded."""
 SHOWN = 50
 """Rows in a notebook."""
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+"""The letters of the 20 standard amino acids."""
 
 
 class Texts(list[Json]):
@@ -34,6 +36,16 @@ class Texts(list[Json]):
     def _repr_html_(self) -> str:
         rows = ([row[name] for name in self.columns] for row in self[:SHOWN])
         return table_html(self.columns, rows)
+
+
+def single_mutations(wild_type: str, letters: str = AMINO_ACIDS) -> list[str]:
+    """Return all changes of one letter of a wild type, such as A24G, to score with `wild_type`."""
+    return [
+        f"{old}{place}{new}"
+        for place, old in enumerate(wild_type, 1)
+        for new in letters
+        if new != old
+    ]
 
 
 def score_spec(

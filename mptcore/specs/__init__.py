@@ -54,6 +54,6 @@ from mptcore.specs.masks import (
 from mptcore.specs.parsing.json_text import parse_json
 from mptcore.specs.parsing.problems import parse_spec, spec_error, validate_spec
 from mptcore.specs.stored import stored_spec
-from mptcore.specs.texts import TextScore, TextScores
+from mptcore.specs.texts import OF_MUTATIONS, TextScore, TextScores
 from mptcore.specs.train import Train
 from mptcore.specs.union import ExperimentSpec

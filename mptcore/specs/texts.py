@@ -9,7 +9,17 @@ from mptcore.specs.base import Problem, Spec
 MIN_TEXT_MASKS = 128
 """Minimum number of masks for the cumulative score of one text: the pilot, and as many more."""
 
-TextScore = Literal["pll", "pll_word_l2r", "unmasked", "cumulative", "conditional"]
+TextScore = Literal[
+    "pll",
+    "pll_word_l2r",
+    "unmasked",
+    "cumulative",
+    "conditional",
+    "masked_marginal",
+    "wild_type_marginal",
+]
+OF_MUTATIONS = ("masked_marginal", "wild_type_marginal")
+"""Scores of changes of a wild type. The others are scores of texts."""
 Column = Annotated[str, Field(min_length=1, max_length=200)]
 
 ROW_BYTES = 400
@@ -21,14 +31,16 @@ TOKEN_BYTES = 100
 class TextScores(Spec):
     """Scores of each text of the source, as a table with one row for each text."""
 
-    scores: Annotated[tuple[TextScore, ...], Field(min_length=1, max_length=5, strict=False)] = (
+    scores: Annotated[tuple[TextScore, ...], Field(min_length=1, max_length=7, strict=False)] = (
         "pll",
     )
     """Scores of a text, all in nats. `pll`: the sum of log p of each token given all others.
     `pll_word_l2r`: the same with the later tokens of its own word masked too. `unmasked`: the sum
     of log p of each token with nothing masked, in one pass. `cumulative`: the cumulative score,
-    from masks of all sizes. `conditional`: `pll` of the tokens after a given beginning. The first
-    score orders groups."""
+    from masks of all sizes. `conditional`: `pll` of the tokens after a given beginning.
+    `masked_marginal`, of a mutation: log p of the new letters minus that of the wild type's, with
+    all changed places masked. `wild_type_marginal`: the same with nothing masked. The first score
+    orders groups."""
     per_token: bool = False
     """True also gives each token's characters and its `pll`, `pll_word_l2r` and `conditional`."""
     target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
@@ -48,6 +60,10 @@ class TextScores(Spec):
     prefix_column: Column | None = None
     """Column of a .jsonl or .parquet file with the beginning of each text that `conditional` takes
     as given. `conditional` needs it."""
+    wild_type: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
+    """Sequence of letters that mutations change. `masked_marginal` and `wild_type_marginal` need
+    it. Each text is then a mutation, such as A24G, or A24G:K30R for several changes; places count
+    from 1."""
 
     @property
     def columns(self) -> dict[str, str]:
@@ -66,6 +82,13 @@ class TextScores(Spec):
         if ("conditional" in self.scores) != (self.prefix_column is not None):
             detail = "the column with the beginnings: `conditional` needs it, others do not"
             problems.append(Problem("/evaluate/texts/prefix_column", detail))
+        of_mutations = {*OF_MUTATIONS} & {*self.scores}
+        if of_mutations and len(of_mutations) < len({*self.scores}):
+            detail = f"{' and '.join(OF_MUTATIONS)} are not scores of texts: score these by another"
+            problems.append(Problem("/evaluate/texts/scores", f"{detail} run"))
+        if bool(of_mutations) != (self.wild_type is not None):
+            detail = f"the sequence that mutations change: {' and '.join(OF_MUTATIONS)} need it"
+            problems.append(Problem("/evaluate/texts/wild_type", f"{detail}, others do not"))
         if self.per_token and not {"pll", "pll_word_l2r", "conditional"} & {*self.scores}:
             detail = "only pll, pll_word_l2r and conditional have scores of tokens: list one"
             problems.append(Problem("/evaluate/texts/per_token", detail))

@@ -14,7 +14,7 @@ from mptlab.commands.context import (
 )
 from mptlab.commands.own_data import checkpoint_of
 from mptlab.errors import Json
-from mptlab.texts import Texts
+from mptlab.texts import Texts, single_mutations
 
 app = typer.Typer()
 
@@ -50,13 +50,18 @@ def texts(
 @with_context
 def score(
     context: CommandContext,
-    texts: Annotated[list[str], typer.Argument(help="texts, or one file with a text in each line")],
     model: Annotated[
         str, typer.Option(help="your folder, a folder in MPT_MODELS_DIR, or an id of the hub")
     ],
+    texts: Annotated[
+        list[str] | None, typer.Argument(help="texts, or one file with a text in each line")
+    ] = None,
     score: Annotated[
         list[str] | None,
-        typer.Option(help="pll, pll_word_l2r, unmasked, cumulative; default pll; repeatable"),
+        typer.Option(
+            help="pll (default), pll_word_l2r, unmasked, cumulative; of mutations masked_marginal "
+            "(default), wild_type_marginal; repeatable"
+        ),
     ] = None,
     target_std_err: Annotated[
         float | None, typer.Option(help="standard error of each cumulative score, in nats")
@@ -64,13 +69,25 @@ def score(
     group_size: Annotated[
         int | None, typer.Option(help="texts of a group: 2 compares each pair")
     ] = None,
+    wild_type: Annotated[
+        str | None,
+        typer.Option(
+            help="a sequence, or a FASTA file with one: the texts are mutations of it, such as "
+            "A24G or A24G:K30R; without texts, all changes of one amino acid"
+        ),
+    ] = None,
     csv_: Csv = None,
 ) -> None:
-    """Score texts by a masked language model, and print a table."""
-    lines = lines_of(texts)
-    given = {"target_std_err": target_std_err, "group_size": group_size}
+    """Score texts, or mutations, by a masked language model, and print a table."""
+    if wild_type is not None:
+        wild_type = sequence_of(wild_type)
+    elif not texts:
+        raise typer.BadParameter("give texts, a file of texts, or --wild-type")
+    lines = lines_of(texts) if texts else single_mutations(wild_type or "")
+    given = {"target_std_err": target_std_err, "group_size": group_size, "wild_type": wild_type}
     options: Json = {name: value for name, value in given.items() if value is not None}
-    found = context.client.score(lines, checkpoint_of(model), score or ["pll"], **options)
+    scores = score or ["pll" if wild_type is None else "masked_marginal"]
+    found = context.client.score(lines, checkpoint_of(model), scores, **options)
     if csv_ is not None:
         write_csv(csv_, found.by_column())
     else:
@@ -86,6 +103,19 @@ def lines_of(texts: list[str]) -> list[str]:
     if not lines:
         raise typer.BadParameter(f"{texts[0]} has no text in it")
     return lines
+
+
+def sequence_of(given: str) -> str:
+    """Return a sequence, or the only one of a FASTA file."""
+    if not Path(given).is_file():
+        return given
+    lines = [line.strip() for line in Path(given).read_text(encoding="utf-8").splitlines()]
+    if sum(line.startswith(">") for line in lines) > 1:
+        raise typer.BadParameter(f"{given} has several sequences: give a file with one")
+    found = "".join(line for line in lines if not line.startswith(">"))
+    if not found:
+        raise typer.BadParameter(f"{given} has no sequence in it")
+    return found
 
 
 def _show(context: CommandContext, found: Texts) -> None:

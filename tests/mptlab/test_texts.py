@@ -10,8 +10,8 @@ import typer
 
 from mptlab import Client, api
 from mptlab import texts as module
-from mptlab.commands.texts import lines_of
-from mptlab.texts import Texts, score_spec
+from mptlab.commands.texts import lines_of, sequence_of
+from mptlab.texts import AMINO_ACIDS, Texts, score_spec, single_mutations
 from tests.support import tiny_lm
 from tests.support.answers import Answers
 from tests.support.commands import mpt_here as mpt
@@ -126,3 +126,38 @@ def test_a_table_is_a_data_frame() -> None:
     assert list(frame.columns) == ["row", "pll"]
     assert frame["pll"].isna().tolist() == [False, True]
     assert "<td>-1</td>" in found._repr_html_()
+
+
+def test_single_mutations_are_all_changes_of_a_letter() -> None:
+    assert single_mutations("MA", "AGM") == ["M1A", "M1G", "A2G", "A2M"]
+    assert len(single_mutations("MKTAYIAKQR")) == 10 * 19
+
+
+def test_a_wild_type_is_a_sequence_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "protein.fasta"
+    file.write_text(">sp|P12345| some protein\nMKTA\nYIAK\n")
+    assert sequence_of(str(file)) == "MKTAYIAK"
+    assert sequence_of("MKTA") == "MKTA"
+    for content, reason in ((">a\nMK\n>b\nMK\n", "several sequences"), (">a\n", "no sequence")):
+        file.write_text(content)
+        with pytest.raises(typer.BadParameter, match=reason):
+            sequence_of(str(file))
+
+
+def test_all_mutations_of_a_wild_type_are_scored(environment: Environment, tmp_path: Path) -> None:
+    """Letters that are words of the tokenizer, by one command."""
+    tiny_lm.network("esm", [*AMINO_ACIDS]).save_pretrained(tmp_path / "letters")
+    tiny_lm.letter_tokenizer(AMINO_ACIDS).save_pretrained(tmp_path / "letters")
+    model = ("--model", str(tmp_path / "letters"))
+    code, output, error = mpt(environment, "score", *model, "--wild-type", "MKT", "--json")
+    assert code == 0, error
+    rows = json.loads(output)
+    assert [row["text"] for row in rows] == single_mutations("MKT")
+    assert all(row["masked_marginal"] is not None for row in rows)
+    code, output, error = mpt(
+        environment, "score", "M1A:K2E", *model, "--wild-type", "MKT", "--json"
+    )
+    assert [row["text"] for row in json.loads(output)] == ["M1A:K2E"], error
+    code, _, error = mpt(environment, "score", *model)
+    assert code == 2
+    assert "--wild-type" in error

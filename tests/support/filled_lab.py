@@ -216,6 +216,13 @@ def of_texts(database: Database, settings: Settings, name: str) -> str:
     """Id of a finished run with a table of scores of texts."""
     texts = {"scores": ["pll", "pll_word_l2r", "cumulative"], "target_std_err": 0.1,
              "per_token": True, "group_column": "pair"}  # fmt: skip
+    return of_table(database, settings, name, texts, text_rows())
+
+
+def of_table(
+    database: Database, settings: Settings, name: str, texts: Any, rows: list[dict[str, Any]]
+) -> str:
+    """Id of a finished run with a table of these rows."""
     spec = {"model": {"family": "masked_lm", "checkpoint": "tiny"},
             "data": {"source": "text", "file": "pairs.jsonl"},
             "evaluate": {"texts": texts}}  # fmt: skip
@@ -223,9 +230,28 @@ def of_texts(database: Database, settings: Settings, name: str) -> str:
     claim = claim_next(database, LEASE_S)
     folder = settings.artifacts(claim.experiment_id, 1)
     with database.transaction() as session:
-        session.add(stored_table(folder, text_rows(), claim.experiment_id))
+        session.add(stored_table(folder, rows, claim.experiment_id))
     end(database, claim, Status.SUCCEEDED)
     return claim.experiment_id
+
+
+WILD_TYPE = "MKTAY"
+
+
+def mutation_rows() -> list[dict[str, Any]]:
+    """Rows of all changes to three letters, one of them without a score, and of two changes."""
+    names = [f"{old}{i}{new}" for i, old in enumerate(WILD_TYPE, 1) for new in "AKW" if new != old]
+    counts = {"tokens": 1, "words": 1, "characters": 3, "reason": None}
+    rows = [{"row": i, "text": name, **counts, "masked_marginal": 0.5 - i} for i, name in
+            enumerate([*names, "M1A:K2W"])]  # fmt: skip
+    rows[3] |= {"masked_marginal": None, "reason": "the letter is not a token of its own"}
+    return rows
+
+
+def of_mutations(database: Database, settings: Settings) -> str:
+    """Id of a finished run with a table of scores of mutations."""
+    texts = {"scores": ["masked_marginal"], "wild_type": WILD_TYPE}
+    return of_table(database, settings, "mutations", texts, mutation_rows())
 
 
 def fill(database: Database, api: Client, settings: Settings) -> dict[str, str]:
@@ -242,6 +268,7 @@ def fill(database: Database, api: Client, settings: Settings) -> dict[str, str]:
     found["markup"] = succeeded(database, MARKUP, tags=["<i>tag</i>"])
     found["long"] = succeeded(database, LONG)
     found["texts"] = of_texts(database, settings, "pairs of sentences")
+    found["mutations"] = of_mutations(database, settings)
     submitted(database, name="too large for this node", priority=100)
     claim = claim_next(database, LEASE_S)
     cause = FailureCause("oom", "the run took 17 GB of main memory, and may take 16 GB")

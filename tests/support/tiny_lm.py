@@ -7,7 +7,7 @@ import tokenizers
 import torch
 import transformers
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.pre_tokenizers import Split, Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from mptcore.families.masked_lm.pretrained import MASKED_LMS
@@ -46,6 +46,17 @@ def tokenizer(words: list[str] = WORDS) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=own, model_input_names=takes, **tokens
     )
+
+
+def letter_tokenizer(letters: str, longer: str = "XX") -> Any:
+    """Return a tokenizer of letters, like that of ESM, and of one longer token."""
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *letters, longer])}
+    own = tokenizers.Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    own.pre_tokenizer = Split(tokenizers.Regex(f"{longer}|."), "isolated")
+    frame = [("[CLS]", 2), ("[SEP]", 3)]
+    own.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=frame)
+    special = {f"{name[1:-1].lower()}_token": name for name in SPECIAL}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=own, **special)
 
 
 def network(kind: str = "bert", words: list[str] = WORDS, scale: float = 1.0, **sizes: Any) -> Any:

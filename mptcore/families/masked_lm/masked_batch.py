@@ -1,6 +1,6 @@
 """Masked sequences: the hidden tokens, and the model's input."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -60,6 +60,50 @@ class MaskedBatch:
             seen = seen.index_select(0, of_chosen)
         chances = None if self.chances is None else self.chances[chosen]
         return MaskedBatch(self.corpus, self.sequences[chosen], counts, places, seen, chances)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantBatch(MaskedBatch):
+    """B variants of one sequence that differ in M tokens. Consecutive variants of the same context
+    have the same model input: it is computed once for all of them."""
+
+    targets: Tensor  # (M,), the tokens that the variants have in these places
+    contexts: Tensor  # (B,)
+    masked: bool
+    """True if the places are masked in the input, false if the input is the sequence itself."""
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Number of tokens of the input divided among the variants of its context, (B,)."""
+        _, of, counts = torch.unique(self.contexts, return_inverse=True, return_counts=True)
+        tokens = self.corpus.lengths.index_select(0, self.sequences)
+        shares: Tensor = (tokens / counts[of]).ceil().long()
+        return shares
+
+    def __getitem__(self, chosen: Tensor) -> "VariantBatch":
+        """Return the variants with the given indices (b,)."""
+        counts = self.counts[chosen]
+        of_chosen = counted_from((self.counts.cumsum(0) - self.counts)[chosen], counts)
+        return replace(
+            self,
+            sequences=self.sequences[chosen],
+            counts=counts,
+            places=self.places.index_select(0, of_chosen),
+            targets=self.targets.index_select(0, of_chosen),
+            contexts=self.contexts[chosen],
+        )
+
+    def inputs(self) -> tuple[MaskedBatch, Tensor]:
+        """Return the C different inputs, and the place of each variant's input among them, (B,)."""
+        _, of, counts = torch.unique_consecutive(
+            self.contexts, return_inverse=True, return_counts=True
+        )
+        firsts = self[counts.cumsum(0) - counts]
+        found = MaskedBatch(self.corpus, firsts.sequences, firsts.counts, firsts.places, self.seen)
+        if not self.masked:
+            none = torch.zeros_like(firsts.counts)
+            found = replace(found, counts=none, places=firsts.places[:0])
+        return found, of
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Model
-from mptcore.families.masked_lm.masked_batch import MaskedBatch
+from mptcore.families.masked_lm.corpus import repeated
+from mptcore.families.masked_lm.masked_batch import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.packing import PACKED, Row, inputs_of
 from mptcore.families.masked_lm.pretrained import Network
 from mptcore.runtime.device import sent
@@ -59,7 +60,8 @@ class MaskedLm(Model[MaskedBatch]):
 
     def scores_and_next(self, masks: MaskedBatch) -> Tensor:
         """Return the scores, and log p of the first masked token of each sequence, 0 if there is
-        none: (2, B). The tensor is on the device, which may still be computing it."""
+        none: (2, B). Of variants, return the scores of their own tokens and of those of the
+        sequence. The tensor is on the device, which may still be computing it."""
         values = torch.zeros(2, len(masks), dtype=torch.float64, device=self.device)
         parts: list[Tensor] = []
         found: list[Tensor] = []
@@ -72,11 +74,28 @@ class MaskedLm(Model[MaskedBatch]):
 
     @torch.inference_mode()
     def _score(self, masks: MaskedBatch) -> Tensor:  # (2, B)
+        if isinstance(masks, VariantBatch):
+            return self._score_variants(masks)
         row = Row.of(masks, self.device)
         log_probs = self._log_probs(row).double()  # (M,), sequence by sequence
         sums = torch.segment_reduce(log_probs, "sum", lengths=row.counts, unsafe=True)
         first = row.counts.cumsum(0) - row.counts
         return torch.stack([sums / row.counts, log_probs[first]])
+
+    def _score_variants(self, masks: VariantBatch) -> Tensor:
+        """Return Σ log p of each variant's own tokens, and of those of the sequence, (2, B)."""
+        inputs, of = masks.inputs()
+        row = Row.of(inputs, self.device)
+        starts = (inputs.lengths.cumsum(0) - inputs.lengths)[of]
+        places = repeated(starts, masks.counts).add_(masks.places)  # (M,), in the row
+        own = repeated(masks.corpus.offsets[masks.sequences], masks.counts).add_(masks.places)
+        targets = torch.stack([masks.targets, masks.corpus.ids[own]])  # (2, M)
+        masked = sent(places.repeat(2).int(), self.device)
+        row = replace(row, masked=masked, targets=sent(targets.flatten(), self.device))
+        log_probs = self._log_probs(row).double().view(2, -1)
+        counts = sent(masks.counts, self.device)
+        sums = [torch.segment_reduce(one, "sum", lengths=counts) for one in log_probs]
+        return torch.stack(sums)
 
     def log_probs(self, masks: MaskedBatch) -> Tensor:
         """Return log p(x_j | x_R) of each masked token in nats, sequence by sequence, as float32

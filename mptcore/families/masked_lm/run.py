@@ -9,6 +9,8 @@ from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.evaluation import TextEvaluation, total_masks
 from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
+from mptcore.families.masked_lm.mutations import MutationScoring
+from mptcore.families.masked_lm.mutations import read as read_mutations
 from mptcore.families.masked_lm.pretrained import (
     FAMILY,
     PretrainedSource,
@@ -83,20 +85,31 @@ class MaskedLmRun:
         """Score each text. The spec allows only one model and one seed."""
         spec, (seed,) = self.spec, self.spec.seeds
         limit = min(spec.data.max_length, longest)
-        texts = text_rows.read(spec.data, scores, tokenizer, limit)
+        mutations = None
+        if scores.wild_type is not None:
+            mutations = read_mutations(spec.data, scores, tokenizer, limit)
+        texts = (
+            mutations.table if mutations else text_rows.read(spec.data, scores, tokenizer, limit)
+        )
         _check_vocabularies(spec, models, tokenizer, texts.corpus)
         left_out = len(texts.rows) - len(texts.scored)
         detail = f"{len(texts.rows)} texts, {left_out} of them without scores"
         yield Step(Log("warning" if left_out else "info", detail))
-        masker = LoadedText(tokenizer, texts.corpus, texts.corpus).masker(
-            texts.corpus, models, spec.model.corruption
-        )
+        text = mutations.wild_type if mutations else texts.corpus
+        masker = LoadedText(tokenizer, text, text).masker(text, models, spec.model.corruption)
         labels: Labels = {"seed": seed}
         cache, model = self.session.scores, models["model"]
-        scoring = TextScoring(scores, texts, model, masker, cache, labels)
+        scoring = (
+            MutationScoring(scores, mutations, model, masker, cache, labels)
+            if mutations
+            else TextScoring(scores, texts, model, masker, cache, labels)
+        )
         self.session.max_masks = scoring.total_masks()
         self.session.at_safe_point = True
-        yield from scoring.records(generator_for(seed, "masks"), self.session.work_dir)
+        table = yield from scoring.records(generator_for(seed, "masks"))
+        yield from map(Step, table.metrics())
+        if not cache.helps:
+            yield Step(table.keep(self.session.work_dir))
 
     def _train(self, models: Models, text: LoadedText, resumed: TrainingState | None) -> Work[None]:
         """Train the model. The spec allows only one seed."""

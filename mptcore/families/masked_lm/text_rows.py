@@ -48,6 +48,15 @@ class TextRow:
 
 
 @dataclass(frozen=True)
+class TokenizedText:
+    """A tokenized text, with the word and the characters of each maskable token."""
+
+    sequence: TokenSequence
+    words: list[tuple[int, int | None]]
+    spans: list[tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
 class Texts:
     """All texts, and the N of them that are scored as a corpus of ΣD maskable tokens."""
 
@@ -57,6 +66,18 @@ class Texts:
     """Index in `rows` of each sequence of the corpus, (N,)."""
     words: Tensor  # (ΣD,), the word that a token belongs to, counted over the corpus
     spans: Tensor  # (ΣD, 3): the part of the text, its first character, the one after its last
+
+    @classmethod
+    def of(cls, rows: list[TextRow], found: list[TokenizedText]) -> "Texts":
+        """Build the texts. `found` has the tokens of the rows without a reason. Raises RunError if
+        there are none."""
+        if not found:
+            detail = "; ".join(f"text {one.row}: {one.reason}" for one in rows[:3])
+            raise RunError("invalid", f"none of the {len(rows)} texts can be scored: {detail}")
+        scored = [i for i, row in enumerate(rows) if row.reason is None]
+        spans = torch.tensor([span for one in found for span in one.spans])
+        corpus = of_sequences([one.sequence for one in found])
+        return cls(rows, corpus, scored, _words(found), spans)
 
     @cached_property
     def in_part(self) -> Tensor:
@@ -75,26 +96,13 @@ class Texts:
         return slice(first, first + int(self.corpus.sizes[sequence]))
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """A tokenized text, with the word and the characters of each maskable token."""
-
-    sequence: TokenSequence
-    words: list[tuple[int, int | None]]
-    spans: list[tuple[int, int, int]]
-
-
 def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int) -> Texts:
     """Read the texts. One with more than `length` tokens is not scored, and neither is one without
     a maskable token. Raises RunError if no text is left."""
-    all_texts = texts(spec)
-    chosen = _chosen(spec, len(all_texts))
-    named = tuple(scores.columns.values())
-    beside = columns(spec, named) if named else [()] * len(all_texts)
-    parts = [all_texts[i] for i in chosen]
+    all_rows = rows_of(spec, scores)
     rows, found = [], []
-    for i, tokens in zip(chosen, _tokenized(parts, tokenizer), strict=True):
-        row = _row(i, all_texts[i], beside[i], scores)
+    parts = [one.parts for one in all_rows]
+    for row, tokens in zip(all_rows, tokenized(parts, tokenizer), strict=True):
         count = len(tokens.sequence.ids)
         reason = None if tokens.words else NO_TOKENS
         if row.given is None:
@@ -106,16 +114,18 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
         rows.append(replace(row, reason=reason))
         if reason is None:
             found.append(tokens)
-    if not found:
-        detail = "; ".join(f"text {one.row}: {one.reason}" for one in rows[:3])
-        raise RunError("invalid", f"none of the {len(rows)} texts can be scored: {detail}")
-    scored = [i for i, row in enumerate(rows) if row.reason is None]
-    spans = torch.tensor([span for one in found for span in one.spans])
-    corpus = of_sequences([one.sequence for one in found])
-    return Texts(rows, corpus, scored, _words(found), spans)
+    return Texts.of(rows, found)
 
 
-def _words(found: list[_Tokens]) -> Tensor:
+def rows_of(spec: TextSource, scores: TextScores) -> list[TextRow]:
+    """Return the texts that a source chooses, with their groups and labels. Raises RunError."""
+    all_texts = texts(spec)
+    named = tuple(scores.columns.values())
+    beside = columns(spec, named) if named else [()] * len(all_texts)
+    return [_row(i, all_texts[i], beside[i], scores) for i in _chosen(spec, len(all_texts))]
+
+
+def _words(found: list[TokenizedText]) -> Tensor:
     """Number the words over all texts, (ΣD,). A token that belongs to no word counts as a word."""
     numbers, number = [], -1
     for tokens in found:
@@ -160,7 +170,7 @@ def _number(value: Any) -> tuple[float | None, str | None]:
     return None, f"the label {str(value)[:40]!r} is not a number"
 
 
-def _tokenized(rows: Rows, tokenizer: Tokenizer) -> Iterator[_Tokens]:
+def tokenized(rows: Rows, tokenizer: Tokenizer) -> Iterator[TokenizedText]:
     """Yield the texts as tokens, with their special tokens."""
     special, rest = special_tokens(tokenizer), iter(rows)
     while batch := list(islice(rest, BATCH)):
@@ -171,4 +181,4 @@ def _tokenized(rows: Rows, tokenizer: Tokenizer) -> Iterator[_Tokens]:
             parts = [one.sequence_ids[at] or 0 for at in of_text]
             words = [(part, one.word_ids[at]) for part, at in zip(parts, of_text, strict=True)]
             spans = [(part, *one.offsets[at]) for part, at in zip(parts, of_text, strict=True)]
-            yield _Tokens(TokenSequence(one.ids, types, maskable), words, spans)
+            yield TokenizedText(TokenSequence(one.ids, types, maskable), words, spans)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -49,8 +48,8 @@ class TextScoring:
         cumulative = self._cumulative().plan().most if "cumulative" in self.spec.scores else 0
         return tokens + unmasked + cumulative
 
-    def records(self, generator: torch.Generator, folder: Path | None) -> Work[None]:
-        """Score the texts, and write their table into a folder."""
+    def records(self, generator: torch.Generator) -> Work[TextTable]:
+        """Score the texts, and return their table."""
         cumulative = self._cumulative()
         if "cumulative" in self.spec.scores:
             plan = cumulative.plan()
@@ -69,12 +68,9 @@ class TextScoring:
                     yield from cumulative.run(plan, generator)
                     found = (cumulative.value, cumulative.std_err, cumulative.masks)
                     self._columns[score] = ScoreColumn(*found)
-        table = TextTable(self.spec, self.texts, self._columns, self.labels)
         if "cumulative" in self.spec.scores:
             yield from self._target_records(cumulative)
-        yield from map(Step, table.metrics())
-        if not self.cache.helps:
-            yield Step(table.keep(folder))
+        return TextTable(self.spec, self.texts, self._columns, self.labels)
 
     def _cumulative(self) -> CumulativeScores:
         target = self.spec.target_std_err or 1.0

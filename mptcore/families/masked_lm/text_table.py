@@ -19,7 +19,7 @@ from mptcore.families.masked_lm.text_groups import Member, accuracy, rank_correl
 from mptcore.families.masked_lm.text_rows import MAX_GROUP, Texts
 from mptcore.protocol.records import Artifact, Labels, Log, Metric, Record
 from mptcore.runtime.durable import rename_durably
-from mptcore.specs import TextScore, TextScores
+from mptcore.specs import OF_MUTATIONS, TextScore, TextScores
 
 FILE = "texts.jsonl"
 MEDIA_TYPE = "application/jsonl"
@@ -95,6 +95,8 @@ class TextTable:
             values = column.value
             yield report.metric(score, "model", finite_mean(values, noise, count))
             yield report.metric(score, "model", Estimate.of(values), "_population")
+            if score in OF_MUTATIONS:  # no likelihood, so it has no perplexity
+                continue
             own = sizes if column.tokens is None else column.tokens
             yield from report.per_token("model", per_token(values, noise, own, count), score)
         if self._has_groups:

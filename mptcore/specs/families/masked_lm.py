@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field
 
 from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.compute import Limits, Machine
-from mptcore.specs.data.text import TextSource
+from mptcore.specs.data.text import PlainText, TextSource
 from mptcore.specs.evaluate import max_masks_problems, target_problems
 from mptcore.specs.experiment import Experiment
 from mptcore.specs.masks import Rate
@@ -386,6 +386,10 @@ def text_problems(spec: MaskedLmExperiment) -> list[Problem]:
         "/seeds": (len(spec.seeds) > 1, "texts are scored once: give one seed"),
         "/data/packing": (data.packing == "blocks", "each text is a sequence here: use sentences"),
         "/model/corruption": (spec.model.corruption == "bert", "texts are scored with mask"),
+        "/evaluate/texts/wild_type": (
+            texts.wild_type is not None and not isinstance(data, PlainText),
+            "mutations are in lines, files and uploads, of the source text",
+        ),
     }
     problems = [Problem(pointer, detail) for pointer, (given, detail) in refused.items() if given]
     if texts.columns and not data.has_columns:

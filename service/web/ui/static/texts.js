@@ -4,6 +4,7 @@ import { html, useState } from "./vendor/preact-htm.js";
 import { answerTo, get, withQuery } from "./api.js";
 import { DASH, cut, number, plain, withError } from "./format.js";
 import { useLive } from "./live.js";
+import { MutationMap } from "./mutation_map.js";
 import { Loading, Problem, Scroll } from "./parts.js";
 import { SortHeader } from "./sorting.js";
 import { Tokens } from "./tokens.js";
@@ -141,7 +142,8 @@ function Table({ id, spec }) {
   const headerOf = (name) => ({ order: directionOf(view.order, name), onSort: (next) => setView({ ...view, order: next === "asc" ? name : `-${name}`, offsets: [0] }) });
   return html`<section class="card flush texts" aria-labelledby="texts">
     <div class="row spread bar"><h2 id="texts">Texts</h2><${Csv} path=${path} view=${view} name=${`${id}-texts.csv`} /></div>
-    <p class="bar muted small">${spec.scores.length > 1 ? "Scores are" : "The score is"} summed over the tokens of a text, in nats (<a href="/help/texts">more</a>).${columns.hasGroups && ` The difference is that of ${spec.scores[0]} to the first text of the group.`}</p>
+    <p class="bar muted small">${spec.scores.length > 1 ? "Scores are" : "The score is"} summed over the ${spec.wild_type ? "changes of a mutation" : "tokens of a text"}, in nats (<a href="/help/texts">more</a>).${columns.hasGroups && ` The difference is that of ${spec.scores[0]} to the first text of the group.`}</p>
+    ${spec.wild_type && html`<${MutationMap} path=${path} score=${spec.scores[0]} />`}
     ${columns.hasGroups && html`<${GroupFilter} key=${view.group} group=${view.group} onGroup=${onGroup} />`}
     <${Problem} error=${error} />
     ${!data && !error && html`<${Loading} />`}

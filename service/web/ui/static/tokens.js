@@ -43,7 +43,7 @@ export function labelOf({ text, token }, score) {
 
 const classOf = (score) => (stepOf(score) === null ? "token" : `token step-${stepOf(score)}`);
 
-function Legend() {
+export function Legend() {
   const texts = [...BOUNDS.map((bound) => `≥ ${number(bound)}`), `< ${number(BOUNDS.at(-1))}`];
   return html`<p class="row small muted">In nats: ${texts.map((text, i) => html`<span key=${i} class=${`token step-${i}`}>${text}</span>`)}</p>`;
 }

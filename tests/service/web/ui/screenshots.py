@@ -29,6 +29,7 @@ def pages(ids: dict[str, str]) -> dict[str, str]:
         "nothing": "/?q=nowhere",
         **{name: f"/experiments/{ids[name]}" for name in ("running", "failed", "queued", "long")},
         "texts": f"/experiments/{ids['texts']}",
+        "mutations": f"/experiments/{ids['mutations']}",
         "succeeded": f"/experiments/{ids['succeeded 2']}",
         "missing": "/experiments/0",
         "compare": f"/compare?ids={compared}",

@@ -20,7 +20,7 @@ from tests.service.web.ui.test_browser import ALL, AXE, SERIOUS
 from tests.support import tiny_lm
 from tests.support.attempts import submitted
 from tests.support.browser import BrowsedLab, Service, containing, signed_in, watched
-from tests.support.filled_lab import LONG, MARKUP, PAIRS, text_rows
+from tests.support.filled_lab import LONG, MARKUP, PAIRS, mutation_rows, text_rows
 from tests.support.processes import embedded_service
 
 ROWS = text_rows()
@@ -51,6 +51,21 @@ def sort_by(section: Locator, name: str) -> None:
 def open_row(section: Locator, text: str) -> Locator:
     section.get_by_role("button", name=text).first.click()
     return section.locator("tr.opened")
+
+
+def test_changes_of_a_letter_are_on_a_map(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url(f"/experiments/{lab.ids['mutations']}"))
+    shown = page.get_by_role("region", name="Map of mutations")
+    expect(shown.locator("thead th")).to_have_text(["", "M1", "K2", "T3", "A4", "Y5"])
+    expect(shown.locator("tbody th")).to_have_text(["A", "K", "W"])
+    cells = {row["text"]: row["masked_marginal"] for row in mutation_rows()}
+    expect(shown.get_by_title("M1A: 0.5 nats")).to_have_class("step-0")
+    expect(shown.get_by_title("Y5W")).to_have_class("step-5")
+    for name in ("K2A", "K2K"):  # without a score, and the wild type itself
+        assert cells.get(name) is None
+        expect(shown.get_by_title(name, exact=True)).to_have_count(1)
+    rows = page.locator("section.texts > .scroll tbody tr:has(> th)")
+    expect(rows).to_have_count(len(cells))
 
 
 def test_a_score_sorts_all_pages(section: Locator) -> None:
