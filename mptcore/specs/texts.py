@@ -57,6 +57,9 @@ class TextScores(Spec):
     """Column of numbers in a .jsonl or .parquet file. The run gives the rank correlation of the
     first score with it."""
 
+    target: Literal["scores", "decision"] = "scores"
+    """`decision` is for groups and `pll`: of each group only as many tokens are scored as it takes
+    to tell its best text at 95 %. Its scores and differences then have standard errors."""
     prefix_column: Column | None = None
     """Column of a .jsonl or .parquet file with the beginning of each text that `conditional` takes
     as given. `conditional` needs it."""
@@ -92,6 +95,12 @@ class TextScores(Spec):
         if self.per_token and not {"pll", "pll_word_l2r", "conditional"} & {*self.scores}:
             detail = "only pll, pll_word_l2r and conditional have scores of tokens: list one"
             problems.append(Problem("/evaluate/texts/per_token", detail))
+        has_groups = self.group_size is not None or self.group_column is not None
+        if self.target == "decision" and not (has_groups and self.scores == ("pll",)):
+            detail = "a decision is between the texts of groups, by pll alone: set group_size or"
+            problems.append(
+                Problem("/evaluate/texts/target", f"{detail} group_column, and scores to pll")
+            )
         if self.group_size is not None and self.group_column is not None:
             detail = "groups are of consecutive texts or of equal values: give one of the two"
             problems.append(Problem("/evaluate/texts/group_column", detail))

@@ -69,6 +69,10 @@ def score(
     group_size: Annotated[
         int | None, typer.Option(help="texts of a group: 2 compares each pair")
     ] = None,
+    decide: Annotated[
+        bool,
+        typer.Option(help="score only as many tokens as it takes to tell the best of each group"),
+    ] = False,
     wild_type: Annotated[
         str | None,
         typer.Option(
@@ -84,7 +88,8 @@ def score(
     elif not texts:
         raise typer.BadParameter("give texts, a file of texts, or --wild-type")
     lines = lines_of(texts) if texts else single_mutations(wild_type or "")
-    given = {"target_std_err": target_std_err, "group_size": group_size, "wild_type": wild_type}
+    given = {"target_std_err": target_std_err, "group_size": group_size, "wild_type": wild_type,
+             "target": "decision" if decide else None}  # fmt: skip
     options: Json = {name: value for name, value in given.items() if value is not None}
     scores = score or ["pll" if wild_type is None else "masked_marginal"]
     found = context.client.score(lines, checkpoint_of(model), scores, **options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
 from mptcore.protocol.records import Labels, Metric, Record
 
@@ -16,12 +17,37 @@ Z_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """Scores of a sample of the tokens that the texts of a group share."""
+
+    values: Numbers  # (n,)
+    count: int
+    """Number of shared tokens."""
+
+    def std_err(self, other: "Sampled | None" = None) -> float:
+        """Return the standard error of the sum over all shared tokens, or of its difference to that
+        of another text, whose sample has the same tokens."""
+        values = self.values if other is None else self.values - other.values
+        drawn = len(values)
+        left = 1 - drawn / self.count
+        return self.count * float(values.std(ddof=1)) * math.sqrt(left / drawn)
+
+    @property
+    def reach(self) -> float:
+        """Number of standard errors beyond which a difference is decided: the 99 % quantile of
+        Student's t, since a sample that grows is looked at again and again."""
+        return float(stdtrit(len(self.values) - 1, 0.99))
+
+
 class Member(NamedTuple):
     """A text of a group with its score; None if it has none."""
 
     row: int
     value: float | None
     std_err: float
+    sampled: Sampled | None = None
+    """Scores of the sample that the score was estimated from, if it was."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +70,14 @@ def ranked(members: Sequence[Member]) -> Iterator[Place]:
     if (reason := _reason(members)) is not None:
         yield from (Place(one.row, reason=reason) for one in members)
         return
-    decided, first = _is_decided(members), members[0]
+    decided, first = is_decided(members), members[0]
     rising = sorted(map(_value, members))
     for one in members:
         own = one is first
         yield Place(
             one.row,
             0.0 if own else _value(one) - _value(first),
-            0.0 if own else math.hypot(one.std_err, first.std_err),
+            0.0 if own else _apart_std_err(one, first),
             1 + len(rising) - bisect_right(rising, _value(one)),
             decided,
         )
@@ -71,11 +97,21 @@ def _value(member: Member) -> float:
     return member.value
 
 
-def _is_decided(members: Sequence[Member]) -> bool:
+def _apart_std_err(one: Member, other: Member) -> float:
+    """Return the standard error of the difference of two scores."""
+    if one.sampled is not None and other.sampled is not None:
+        return one.sampled.std_err(other.sampled)
+    return math.hypot(one.std_err, other.std_err)
+
+
+def is_decided(members: Sequence[Member]) -> bool:
     """Return whether the best member is better than each other at 95 %."""
+    if any(one.value is None for one in members):
+        return False
     best = max(members, key=_value)
+    reach = Z_95 if best.sampled is None else best.sampled.reach
     return all(
-        _value(best) - _value(other) > Z_95 * math.hypot(best.std_err, other.std_err)
+        _value(best) - _value(other) > reach * _apart_std_err(best, other)
         for other in members
         if other is not best
     )
@@ -94,7 +130,7 @@ def accuracy(groups: Sequence[Sequence[Member]], labels: Labels) -> Iterator[Rec
     chance = (right + 2) / (len(whole) + 4)
     std_err = math.sqrt(chance * (1 - chance) / (len(whole) + 4))
     yield Metric("accuracy", right / len(whole), std_err, labels)
-    decided = sum(map(_is_decided, whole))
+    decided = sum(map(is_decided, whole))
     yield Metric("groups_decided", decided, 0.0, labels)
 
 

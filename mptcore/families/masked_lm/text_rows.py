@@ -85,6 +85,18 @@ class Texts:
         given = torch.tensor([self.rows[i].given or 0 for i in self.scored])
         return self.spans[:, 1] >= repeated(given, self.corpus.sizes)
 
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """Return the sequences of each group with two texts or more, all of which are scored."""
+        groups: dict[str, list[int | None]] = {}
+        sequences = {row: sequence for sequence, row in enumerate(self.scored)}
+        for i, row in enumerate(self.rows):
+            if row.group is not None:
+                groups.setdefault(str(row.group), []).append(sequences.get(i))
+        whole = [[one for one in group if one is not None] for group in groups.values()]
+        pairs = zip(groups.values(), whole, strict=True)
+        return [found for group, found in pairs if len(found) == len(group) > 1]
+
     def words_of(self, sequence: int) -> int:
         """Return the number of words of a sequence."""
         words = self.words[self.tokens_of(sequence)]

@@ -11,10 +11,11 @@ from mptcore.families.masked_lm.corpus import counted_from, repeated
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, ScoredBatch, score_batches
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
+from mptcore.families.masked_lm.text_decisions import Decisions
 from mptcore.families.masked_lm.text_rows import Texts
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
 from mptcore.protocol.records import Labels, Log, Metric
-from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.runtime.session import MaskPlan, ScoreCache, Step, Work
 from mptcore.specs import TextScore, TextScores
 
 OF_TOKENS = ("pll", "pll_word_l2r")
@@ -51,6 +52,12 @@ class TextScoring:
     def records(self, generator: torch.Generator) -> Work[TextTable]:
         """Score the texts, and return their table."""
         cumulative = self._cumulative()
+        if self.spec.target == "decision":
+            most = self.total_masks()
+            plan = MaskPlan(most, most)
+            yield Step(plan=plan)
+            yield from self._decide(plan, generator)
+            return self._table()
         if "cumulative" in self.spec.scores:
             plan = cumulative.plan()
             yield Step(plan=plan)
@@ -70,6 +77,9 @@ class TextScoring:
                     self._columns[score] = ScoreColumn(*found)
         if "cumulative" in self.spec.scores:
             yield from self._target_records(cumulative)
+        return self._table()
+
+    def _table(self) -> TextTable:
         return TextTable(self.spec, self.texts, self._columns, self.labels)
 
     def _cumulative(self) -> CumulativeScores:
@@ -101,6 +111,14 @@ class TextScoring:
         """Score each token, or only some (ΣD,). counts[i] tokens are masked, from the scored token
         on."""
         scored = torch.ones_like(counts, dtype=torch.bool) if only is None else only
+        sizes, values = yield from self._token_scores(counts, scored)
+        of_tokens = values.new_full(scored.shape, math.nan).masked_scatter(scored, values)
+        sums = torch.segment_reduce(values, "sum", lengths=sizes)
+        tokens = None if only is None else sizes
+        self._columns[score] = ScoreColumn(sums, of_tokens=of_tokens, tokens=tokens)
+
+    def _token_scores(self, counts: Tensor, scored: Tensor) -> Work[tuple[Tensor, Tensor]]:
+        """Return the number of scored tokens of each text, (N,), and their scores."""
         sizes = torch.segment_reduce(scored.double(), "sum", lengths=self._sizes).long()
 
         def masks(chosen: Tensor) -> MaskedBatch:
@@ -112,10 +130,32 @@ class TextScoring:
             return self.masker.hidden(sequences, counts[of], places)
 
         values = yield from self._scored(masks, sizes, row=1)  # log p of the first masked
-        of_tokens = values.new_full(scored.shape, math.nan).masked_scatter(scored, values)
-        sums = torch.segment_reduce(values, "sum", lengths=sizes)
-        tokens = None if only is None else sizes
-        self._columns[score] = ScoreColumn(sums, of_tokens=of_tokens, tokens=tokens)
+        return sizes, values
+
+    def _decide(self, plan: MaskPlan, generator: torch.Generator) -> Work[None]:
+        """Score as few tokens of each group as it takes to tell its best text."""
+        corpus = self.texts.corpus
+        decisions = Decisions.of(self.texts.groups, corpus, generator)
+        while True:
+            sizes = yield from self.cache.plan(decisions.planned)
+            chosen = decisions.chosen(sizes)
+            if not bool(chosen.any()):
+                break
+            _, values = yield from self._token_scores(self._singles(), chosen)
+            decisions.add(chosen, values, sizes)
+            plan.masks = int((~decisions.scores.isnan()).sum())
+        found = decisions.members()
+        passes = torch.segment_reduce(
+            (~decisions.scores.isnan()).double(), "sum", lengths=self._sizes
+        )
+        self._columns["pll"] = ScoreColumn(
+            torch.tensor([math.nan if one.value is None else one.value for one in found]).double(),
+            torch.tensor([one.std_err for one in found]).double(),
+            passes.long(),
+            decisions.scores,
+            {one.row: one.sampled for one in found if one.sampled is not None},
+        )
+        yield Step(Metric("masks", int(passes.sum()), 0.0, self.labels))
 
     def _unmasked(self) -> Work[None]:
         """Score all tokens of each text in one pass that masks none."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,13 @@ from torch import Tensor
 from mptcore.estimation.estimate import Estimate
 from mptcore.families.masked_lm.estimates import Noise, finite_mean, per_token
 from mptcore.families.masked_lm.reporting import Report
-from mptcore.families.masked_lm.text_groups import Member, accuracy, rank_correlation, ranked
+from mptcore.families.masked_lm.text_groups import (
+    Member,
+    Sampled,
+    accuracy,
+    rank_correlation,
+    ranked,
+)
 from mptcore.families.masked_lm.text_rows import MAX_GROUP, Texts
 from mptcore.protocol.records import Artifact, Labels, Log, Metric, Record
 from mptcore.runtime.durable import rename_durably
@@ -38,6 +44,8 @@ class ScoreColumn:
     std_err: Tensor | None = None  # (N,)
     masks: Tensor | None = None  # (N,)
     of_tokens: Tensor | None = None  # (ΣD,)
+    sampled: Mapping[int, Sampled] = field(default_factory=dict)
+    """Samples that scores were estimated from, by sequence."""
     tokens: Tensor | None = None
     """Number of tokens that the score sums, (N,), if these are not all tokens of the text."""
 
@@ -80,7 +88,8 @@ class TextTable:
                 sequence = self._sequence_of.get(i)
                 own = None if sequence is None else _finite(value[sequence])
                 error = 0.0 if sequence is None else std_err[sequence]
-                groups.setdefault(str(row.group), []).append(Member(i, own, error))
+                sampled = None if sequence is None else self.first.sampled.get(sequence)
+                groups.setdefault(str(row.group), []).append(Member(i, own, error, sampled))
         return groups
 
     def metrics(self) -> Iterator[Record]:
@@ -90,7 +99,8 @@ class TextTable:
         left_out = len(self.texts.rows) - count
         yield Metric("texts_scored", count, 0.0, self.labels)
         yield Metric("texts_left_out", left_out, 0.0, self.labels)
-        for score, column in self.columns.items():
+        of_all = self.spec.target == "scores"  # a sample that stops at a lead is not unbiased
+        for score, column in self.columns.items() if of_all else ():
             noise = Noise(column.errors.square(), math.inf)
             values = column.value
             yield report.metric(score, "model", finite_mean(values, noise, count))

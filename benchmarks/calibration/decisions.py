@@ -1,0 +1,103 @@
+"""Decisions between molecules and copies with two atoms swapped, from samples of their tokens: how
+many tokens they take, and how often they are those of the full scores. Needs MPT_MODELS_DIR with
+rxnfp-bert and MPT_DATA_DIR with text/nci_smiles.txt."""
+
+import json
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.text_decisions import Decisions
+from mptcore.presets.molecules import swapped
+from mptcore.run import resumable
+from mptcore.runtime.session import Session
+from mptcore.specs import MaskedLmExperiment
+
+PAIRS, REPEATS = 250, 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Decisions between pairs."""
+
+    share: float
+    """Share of all tokens that were scored."""
+    early: int
+    """Number of pairs that were decided by a sample."""
+    right: int
+    """Number of these whose better text is that of the full scores."""
+
+
+def decided(corpus: Corpus, truth: Tensor, seed: int, *, shared_only: bool = False) -> Outcome:
+    """Decide between neighbouring texts, whose tokens have the scores (ΣD,). With `shared_only` the
+    tokens in which they differ count nothing."""
+    pairs = [(i, i + 1) for i in range(0, len(corpus) - 1, 2)]
+    found = Decisions.of(pairs, corpus, torch.Generator().manual_seed(seed))
+    if shared_only:
+        truth = truth.clone()
+        truth[[token for group in found.groups for own in group.own for token in own]] = 0.0
+    while bool((chosen := found.chosen(sizes := found.planned())).any()):
+        found.add(chosen, truth[chosen], sizes)
+    sums = torch.segment_reduce(truth, "sum", lengths=corpus.sizes)
+    members = found.members()
+    early = [(i, j) for i, j in pairs if members[i].sampled is not None]
+    values = [0.0 if one.value is None else one.value for one in members]
+    right = sum((values[i] > values[j]) == bool(sums[i] > sums[j]) for i, j in early)
+    return Outcome(float((~found.scores.isnan()).double().mean()), len(early), right)
+
+
+def molecules() -> Iterator[str]:
+    """Yield molecules, each with the same with two atoms swapped after it."""
+    text = Path(os.environ["MPT_DATA_DIR"], "text", "nci_smiles.txt").read_text()
+    lines = text.split()
+    random.Random(3).shuffle(lines)
+    for line in lines:
+        try:
+            yield from (line, swapped(line))
+        except ValueError:  # it has one element only
+            continue
+
+
+def scores(lines: list[str]) -> tuple[Corpus, Tensor]:
+    """Return texts as sequences of tokens numbered as they occur, with the score of each token."""
+    spec = MaskedLmExperiment.model_validate(
+        {
+            "model": {"family": "masked_lm", "checkpoint": "rxnfp-bert"},
+            "data": {"source": "text", "lines": lines},
+            "evaluate": {"texts": {"scores": ["pll"], "per_token": True}},
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in resumable(spec, Session(work_dir=Path(folder))):
+            pass
+        table = Path(folder, "texts.jsonl").read_text().splitlines()
+    rows = [json.loads(line)["by_token"] for line in table]
+    tokens = [one for row in rows for one in row]
+    numbers = {text: i for i, text in enumerate(dict.fromkeys(one["text"] for one in tokens))}
+    ids = torch.tensor([numbers[one["text"]] for one in tokens], dtype=torch.int32)
+    offsets = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
+    corpus = Corpus(ids, torch.zeros_like(ids), torch.ones(len(ids), dtype=torch.bool), offsets)
+    return corpus, torch.tensor([one["pll"] for one in tokens], dtype=torch.float64)
+
+
+def main() -> None:
+    found = molecules()
+    corpus, truth = scores([next(found) for _ in range(2 * PAIRS)])
+    print("| pairs | tokens scored | decided early | of these right |\n|---|---|---|---|")
+    for name, shared_only in (("all tokens", False), ("only tokens that both have", True)):
+        outcomes = [decided(corpus, truth, i, shared_only=shared_only) for i in range(REPEATS)]
+        share = sum(one.share for one in outcomes) / REPEATS
+        early, right = (sum(getattr(one, part) for one in outcomes) for part in ("early", "right"))
+        cells = [name, f"{share:.1%}", f"{early / PAIRS / REPEATS:.0%}", f"{right / early:.1%}"]
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
