@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mptcore.protocol.exit_codes import COMPLETE, NOT_WORTHWHILE
+from mptcore.protocol.exit_codes import COMPLETE, NOT_WORTHWHILE, STOPPED
 from mptcore.specs.stored import stored_spec
 from service.datasets.child_environment import hub_environment
 from service.experiments.inputs import Inputs
@@ -166,6 +166,8 @@ class HelpSupervision:
     def _reason_of_exit(self, status: int) -> str:
         if status == COMPLETE:
             return FINISHED
+        if status == STOPPED:
+            return "it could not read the checkpoints of the run"
         if status == NOT_WORTHWHILE:
             return f"{LITTLE_USE}it mostly draws masks"
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:

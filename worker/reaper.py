@@ -68,7 +68,8 @@ class Reaper:
     def _give_way(self) -> None:
         """Stop helpers where experiments wait: embedded workers that help choose no experiment."""
         with self.database.transaction() as session:
-            workers.lock_dispatching(session)
+            if not workers.try_to_lock_dispatching(session):
+                return  # a dispatcher has it, and stops helpers itself
             for queue in Queue:
                 if helping.active(session, queue):
                     helper_choice.give_way(session, queue, Rules.of(self.settings))

@@ -38,8 +38,11 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    parts = [line.partition(":") for line in lines]
+    first = {name.strip(): value.strip() for name, _, value in reversed(parts)}
+    model = first.get("model name", platform.processor() or platform.machine())
+    numbers = [f"{name} {first[name]}" for name in ("cpu family", "model") if name in first]
+    return ", ".join([model, *numbers])  # virtual machines often shorten the name of the model
 
 
 def _gpu_driver() -> str | None:

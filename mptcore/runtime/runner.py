@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,6 +36,11 @@ from mptcore.specs import ExperimentSpec
 
 MAX_SAVING = 0.1
 """Maximum share of a run's time for saving. A run with large checkpoints saves less often."""
+
+
+class NoCheckpointError(Exception):
+    """A helper can read none of the run's checkpoints. Training anew may give other weights, since
+    the run may have been trained on another machine."""
 
 
 class Resumable(Protocol):
@@ -106,6 +111,8 @@ class SpecRunner:
                     return STOPPED
         except NotWorthwhile:  # a helper has no records
             return NOT_WORTHWHILE
+        except NoCheckpointError:
+            return STOPPED
         except RunError as error:
             return self._fail(Failure(error.cause, str(error)))
         except (MemoryError, RuntimeError) as error:
@@ -142,16 +149,18 @@ class SpecRunner:
         assignment, session = self.assignment, self._session
         session.work_dir = assignment.work_dir
         inputs.locate(assignment.inputs)
-        files: Iterable[Path] = ()
+        files: Sequence[Path] = ()
         if assignment.resume is not None:
             self._given = assignment.resume.after
-            files = map(Path, assignment.resume.files)  # of earlier attempts
+            files = [*map(Path, assignment.resume.files)]  # of earlier attempts
         elif assignment.checkpoint_dir is not None:
             files = checkpoint.files(assignment.checkpoint_dir)
         found = checkpoint.first_whole(assignment.spec, files)
         if found is not None:
             session.scores, session.saved_on = found.scores, found.device
             self._given, self._scored = max(self._given, found.after), found.masks
+        elif assignment.helps and files:
+            raise NoCheckpointError
         elif self._given:
             self._given = 0
             self._emit_unnumbered(Restart())

@@ -77,7 +77,7 @@ def dispatch_next(
     for user in shares.in_turn(session, may_run, for_queue):
         if for_queue == Queue.GPU and room is None:
             room = _room(session, user, within_s)
-        if for_queue == Queue.CPU and _is_kept_for_a_gpu(session, user, within_s):
+        if for_queue == Queue.CPU and is_kept_for_a_gpu(session, user, within_s):
             continue
         chosen = {"owner": user.owner_id, "room": room}
         row = session.execute(_dispatch(for_queue), chosen).one_or_none()
@@ -87,7 +87,7 @@ def dispatch_next(
     return None
 
 
-def _is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool:
+def is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool:
     """Return whether a CPU run would use the last slot under the user's limit although a GPU run
     comes before it and a worker could run that."""
     if not user.has_one_place or not workers.gpus(session, within_s):

@@ -13,8 +13,8 @@ from sqlalchemy import and_, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from service.fair_share import FairShare
-from service.queue import helping, holds, shares, workers
-from service.queue.helping import ACTIVE, NO_MEMORY, REMAINING_S
+from service.queue import dispatch, helping, holds, shares, workers
+from service.queue.helping import ACTIVE, REMAINING_S
 from service.queue.shares import Standing
 from service.settings import Settings
 from service.tables.engine import now
@@ -27,7 +27,7 @@ from service.tables.experiments import (
     Queue,
     Status,
 )
-from service.tables.helpers import Help
+from service.tables.helpers import Barred, Help
 from service.tables.workers import Worker
 
 MAX_PAUSE_S = 5.0
@@ -35,18 +35,12 @@ MAX_PAUSE_S = 5.0
 worker has refused is offered again at once: the message goes to any worker of the queue."""
 OFFER_EVERY_S = 0.5
 """Interval at which idle workers are offered as helpers."""
+PATIENCE_S = 2.0
+"""Seconds after which an experiment no longer counts on an idle worker, which may hang."""
+SETTLE_S = 5.0
+"""Seconds that a stopped helper's worker has to take an experiment before another helper stops."""
 HELPING = (Queue.CPU,)
 """Queues whose workers help. The memory of GPUs is not checked for a second process."""
-
-
-def is_due(standings: Sequence[Standing], queue: Queue, most: float) -> bool:
-    """Return whether an experiment waits that could begin on another worker of this queue."""
-    return any(_could_have(one, queue, most) for one in standings)
-
-
-def _could_have(one: Standing, queue: Queue, most: float) -> bool:
-    """Return whether a user has an experiment that could begin on another worker of this queue."""
-    return one.waits_for(queue) and one.may_begin(queue) and one.under_way[queue] < most
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +66,18 @@ class Rules:
         )
 
 
+def users_due(
+    session: Session, standings: Sequence[Standing], queue: Queue, most: float, rules: Rules
+) -> Iterator[Standing]:
+    """Yield the users with an experiment that could begin on another worker of this queue."""
+    for one in standings:
+        may_begin = one.waits_for(queue) and one.may_begin(queue) and one.under_way[queue] < most
+        if may_begin and not (
+            queue == Queue.CPU and dispatch.is_kept_for_a_gpu(session, one, rules.within_s)
+        ):
+            yield one
+
+
 def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
     """Choose a running experiment that an idle worker of this queue may help, and return the number
     of the help. The owner with the least usage for its shares is first, then the run with the
@@ -83,7 +89,7 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
     standings = shares.standings(session, rules.fair_share)
     alive = workers.alive_in(session, queue, rules.within_s)
     most = shares.max_slots(standings, rules.fair_share, alive)
-    if is_due(standings, queue, most):
+    if next(users_due(session, standings, queue, most, rules), None) is not None:
         return None
     helped = _helped_by_owner(session)
     eligible = {
@@ -92,7 +98,7 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
         if not one.is_disabled and _has_room(one, queue, most, helped[one.owner_id, queue], helped)
     }
     max_helpers = min(rules.max_workers, alive) - 1
-    rows = session.execute(_candidates(queue, rules)).all()
+    rows = session.execute(_candidates(queue, rules, _clock(session))).all()
     chosen = min(
         (row for row in rows if row.owner_id in eligible and row.helpers < max_helpers),
         key=lambda row: (eligible[row.owner_id], row.helpers, row.id),
@@ -119,7 +125,13 @@ def _is_free(session: Session, experiment_id: str) -> bool:
 def could_help(session: Session, queue: Queue, rules: Rules) -> bool:
     """Return whether a worker of a queue is idle and a run may have helpers, whatever else waits.
     It needs no lock: most of the time there is no such run."""
-    return queue in HELPING and bool(session.scalar(select(exists(_candidates(queue, rules)))))
+    if queue not in HELPING:
+        return False
+    return bool(session.scalar(select(exists(_candidates(queue, rules, _clock(session))))))
+
+
+def _clock(session: Session) -> float:
+    return float(session.execute(select(now())).scalar_one())
 
 
 def _helped_by_owner(session: Session) -> Counter[tuple[int, Queue]]:
@@ -145,16 +157,17 @@ def _has_room(
     return within_limit and has_hours and one.under_way[queue] + here < most
 
 
-def _candidates(queue: Queue, rules: Rules) -> Any:
-    """Select the attempts that may be helped, with the number of their helpers."""
+def _candidates(queue: Queue, rules: Rules, at: float) -> Any:
+    """Select the attempts that may be helped at a time of the database's clock, with the number of
+    their helpers. The time is a number, because PostgreSQL looks for no moving time in an index."""
     of_attempt = and_(Help.experiment_id == Experiment.id, Help.attempt == Experiment.attempt)
     helpers = select(func.count()).where(of_attempt, ACTIVE).scalar_subquery()
     pause_s = min(rules.after_s, MAX_PAUSE_S)
-    recent = exists().where(
-        of_attempt, Help.started_at.is_not(None), Help.ended_at > now() - pause_s
+    recent = exists().where(of_attempt, Help.started_at.is_not(None), Help.ended_at > at - pause_s)
+    useless = exists().where(of_attempt, Help.barred == Barred.ATTEMPT)
+    too_large = exists().where(
+        Help.experiment_id == Experiment.id, Help.barred == Barred.EXPERIMENT
     )
-    useless = exists().where(of_attempt, helping.is_useless(Help.reason))
-    too_large = exists().where(Help.experiment_id == Experiment.id, Help.reason == NO_MEMORY)
     return (
         select(Experiment.id, Experiment.attempt, Experiment.owner_id, helpers.label("helpers"))
         .join(
@@ -166,7 +179,7 @@ def _candidates(queue: Queue, rules: Rules) -> Any:
             Experiment.queue == queue,
             Experiment.desired_state == DesiredState.RUN,
             Experiment.progress_stage.is_(None),
-            Attempt.started_at < now() - rules.after_s,
+            Attempt.started_at < at - rules.after_s,
             Attempt.environment.is_not(None),
             REMAINING_S > rules.after_s,
             ~recent,
@@ -183,7 +196,7 @@ def _idle_and_alike(queue: Queue, rules: Rules) -> Any:
         Help.experiment_id == Experiment.id,
         Help.attempt == Experiment.attempt,
         Help.worker == Worker.id,
-        helping.is_in_vain(Help.reason),
+        Help.barred == Barred.WORKER,
     )
     return (
         select(Worker.id)
@@ -202,15 +215,16 @@ def _idle_and_alike(queue: Queue, rules: Rules) -> Any:
 
 def give_way(session: Session, queue: Queue, rules: Rules) -> int:
     """Stop as many helpers of a queue as experiments wait for its workers, and return how many were
-    stopped now. These are the experiments that could begin, and those that are dispatched while no
-    worker is idle. Helps that have not begun are first, and are removed; then those of the owner
-    with the most usage for its shares. Helpers of users who have more slots than their limit stop
-    in any case. Call only while holding the dispatch lock."""
+    stopped now. These are the experiments that could begin and those that are dispatched, less one
+    for each idle worker; but all that have waited for PATIENCE_S. Helps that have not begun are
+    first, and are removed; then those of the owner with the most usage for its shares. Helpers of
+    users who have more slots than their limit stop in any case. Call only while holding the
+    dispatch lock."""
     holds.release_sweeps(session)
     standings = shares.standings(session, rules.fair_share)
     slots = workers.slots(session, rules.within_s).get(queue, workers.Slots(0, 0))
     most = shares.max_slots(standings, rules.fair_share, slots.workers)
-    could = [one for one in standings if _could_have(one, queue, most)]
+    could = [*users_due(session, standings, queue, most, rules)]
     due = _waiting(session, queue, could, most)
     owners = {one.owner_id: one for one in standings}
     rows = session.execute(
@@ -218,7 +232,11 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
             ACTIVE, Help.queue == queue
         )
     ).all()
-    left = due + slots.missing - slots.idle - sum(row.must_stop for row in rows)
+    left = due + slots.missing - slots.idle
+    overdue = _waiting(session, queue, could, most, PATIENCE_S) + _unclaimed(session, queue)
+    if overdue > max(0, left):
+        left = max(left, overdue - _stopped_lately(session, queue))
+    left -= sum(row.must_stop for row in rows)
     going = sorted(
         (row for row in rows if not row.must_stop),
         key=lambda row: (row.started_at is not None, -owners[row.owner_id].level),
@@ -238,19 +256,50 @@ def _beyond_limits(
     owners: Mapping[int, Standing], going: Sequence[Any], queue: Queue, most: float
 ) -> Iterator[Any]:
     """Yield the helps that must stop so that runs and helpers of a user are within the user's
-    limit, and leave the spare slots free. A run may have begun beside them."""
+    limit, and leave the spare slots free. A run may have begun beside them. Disabled users have no
+    helpers."""
     slots = Counter(one.owner_id for one in going)
     for one in going:
         user = owners[one.owner_id]
         helpers = slots[one.owner_id]
         limit = math.inf if user.max_running is None else user.max_running
-        if user.running + helpers > limit or user.under_way[queue] + helpers > most:
+        is_beyond = user.running + helpers > limit or user.under_way[queue] + helpers > most
+        if user.is_disabled or is_beyond:
             slots[one.owner_id] -= 1
             yield one
 
 
-def _waiting(session: Session, queue: Queue, owners: Sequence[Standing], most: float) -> int:
-    """Return how many queued experiments of these users could begin on workers of a queue."""
+def _unclaimed(session: Session, queue: Queue) -> int:
+    """Return how many dispatches of a queue have not been claimed for PATIENCE_S."""
+    return (
+        session.scalar(
+            select(func.count()).where(
+                Experiment.status == Status.DISPATCHED,
+                Experiment.queue == queue,
+                Experiment.dispatched_at < now() - PATIENCE_S,
+            )
+        )
+        or 0
+    )
+
+
+def _stopped_lately(session: Session, queue: Queue) -> int:
+    """Return how many helpers of a queue that had to stop have ended within SETTLE_S."""
+    return (
+        session.scalar(
+            select(func.count()).where(
+                Help.queue == queue, Help.must_stop, Help.ended_at > _clock(session) - SETTLE_S
+            )
+        )
+        or 0
+    )
+
+
+def _waiting(
+    session: Session, queue: Queue, owners: Sequence[Standing], most: float, after_s: float = 0.0
+) -> int:
+    """Return how many queued experiments of these users could begin on workers of a queue, among
+    those created at least `after_s` seconds ago."""
     if not owners:
         return 0
     queued = dict(
@@ -261,6 +310,7 @@ def _waiting(session: Session, queue: Queue, owners: Sequence[Standing], most: f
                 Experiment.owner_id.in_([one.owner_id for one in owners]),
                 Experiment.held == Held.NOT,
                 Experiment.device.in_(DEVICES[queue]),
+                Experiment.created_at <= now() - after_s,
             )
             .group_by(Experiment.owner_id)
         ).all()

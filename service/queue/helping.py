@@ -17,14 +17,13 @@ from sqlalchemy import (
     func,
     or_,
     select,
-    text,
     true,
     update,
 )
-from sqlalchemy.orm import InstrumentedAttribute, Session, aliased, undefer
+from sqlalchemy.orm import Session, aliased, undefer
 
 from service.queue import lease
-from service.tables.engine import now
+from service.tables.engine import limit_hanging, now
 from service.tables.experiments import (
     Attempt,
     Checkpoint,
@@ -32,7 +31,7 @@ from service.tables.experiments import (
     Queue,
     Status,
 )
-from service.tables.helpers import DividedRun, Help, SentBatch
+from service.tables.helpers import Barred, DividedRun, Help, SentBatch
 from service.tables.workers import Worker
 
 MAX_SHOWN = 50
@@ -80,20 +79,20 @@ def active(session: Session, queue: Queue) -> int:
     return session.scalar(select(func.count()).where(ACTIVE, Help.queue == queue)) or 0
 
 
-def is_in_vain(reason: InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
-    """Return whether the worker of an ended help could not help the attempt if it tried again."""
-    return or_(reason.startswith(UNLIKE), reason.startswith(FAILED))
-
-
-def is_useless(reason: InstrumentedAttribute[str | None]) -> ColumnElement[bool]:
-    """Return whether no worker should help the attempt of an ended help again."""
-    return or_(reason == FINISHED, reason.startswith(LITTLE_USE))
+def barred_by(reason: str) -> Barred | None:
+    """Return what gets no further help after one that ended for a reason."""
+    if reason.startswith((UNLIKE, FAILED)):
+        return Barred.WORKER
+    if reason == FINISHED or reason.startswith(LITTLE_USE):
+        return Barred.ATTEMPT
+    return Barred.EXPERIMENT if reason == NO_MEMORY else None
 
 
 def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpClaim | None:
     """Begin a help: take its lease and start its line of the ledger. None if it is no longer
     current, if the worker is known to be unlike the attempt's, or if its machine lacks the memory;
     then the help has ended, and another worker may get the next one."""
+    limit_hanging(session)
     if _lacks_memory(session, help_id, worker):
         _refuse(session, help_id)
         return None
@@ -102,7 +101,7 @@ def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpCl
         earlier.experiment_id == Help.experiment_id,
         earlier.attempt == Help.attempt,
         earlier.worker == worker,
-        is_in_vain(earlier.reason),
+        earlier.barred == Barred.WORKER,
     )
     row = session.execute(
         update(Help)
@@ -142,8 +141,9 @@ def _refuse(session: Session, help_id: int) -> None:
     """End a help that did not begin, and remove earlier ones of its attempt that did not."""
     others = aliased(Help)
     same = select(others.experiment_id).where(others.id == help_id).scalar_subquery()
-    refused = (Help.experiment_id == same, Help.started_at.is_(None))
-    session.execute(delete(Help).where(*refused, Help.ended_at.is_not(None)))
+    refused = (Help.experiment_id == same, Help.started_at.is_(None), Help.ended_at.is_not(None))
+    free = select(Help.id).where(*refused).with_for_update(skip_locked=True)
+    session.execute(delete(Help).where(Help.id.in_(free)))
     session.execute(
         update(Help)
         .where(Help.id == help_id, Help.started_at.is_(None))
@@ -197,15 +197,11 @@ def _attempt_runs() -> ColumnElement[bool]:
     return runs.correlate(Help)
 
 
-_HANG_LIMIT = text("SET LOCAL idle_in_transaction_session_timeout = '3s'")
-
-
 def beat(session: Session, claim: HelpClaim, lease_s: float) -> None:
     """Renew the lease of a help. It must be the first statement in every transaction of a helper.
     Raises HelpOver if its attempt has ended, if its worker is needed, or if the lease is lost. A
     helper that hangs in its transaction is disconnected soon: others wait for its locks."""
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(_HANG_LIMIT)
+    limit_hanging(session)
     must_stop = session.execute(
         update(Help)
         .where(Help.id == claim.id, ACTIVE)
@@ -231,7 +227,7 @@ def end(session: Session, help_id: int, reason: str) -> None:
     session.execute(
         update(Help)
         .where(Help.id == help_id, ACTIVE)
-        .values(ended_at=now(), reason=reason[:200])
+        .values(ended_at=now(), reason=reason[:200], barred=barred_by(reason))
         .execution_options(synchronize_session=False)
     )
 
@@ -271,6 +267,7 @@ def end_for_memory(session: Session, experiment_id: str, attempt: int) -> None:
             ended_at=func.coalesce(Help.ended_at, now()),
             folded=case((has_begun, Help.folded), else_=true()),
             reason=NO_MEMORY,
+            barred=Barred.EXPERIMENT,
         )
         .execution_options(synchronize_session=False)
     )

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased
 
-from service.tables.engine import insert_new, now
+from service.tables.engine import insert_new, limit_hanging, now
 from service.tables.experiments import Experiment, Queue, Status
 from service.tables.helpers import Help
 from service.tables.workers import Worker
@@ -250,9 +250,19 @@ def largest(session: Session) -> dict[Queue, int | None]:
 
 def lock_dispatching(session: Session) -> None:
     """Lock until the end of the transaction, so that no two dispatchers count the same slot. SQLite
-    has only one writer anyway."""
+    has only one writer anyway. A process that hangs while it holds the lock is disconnected."""
     if session.get_bind().dialect.name == "postgresql":
+        limit_hanging(session)
         session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": DISPATCH_LOCK})
+
+
+def try_to_lock_dispatching(session: Session) -> bool:
+    """Take the same lock if it is free, and return whether it was."""
+    if session.get_bind().dialect.name != "postgresql":
+        return True
+    limit_hanging(session)
+    lock = text("SELECT pg_try_advisory_xact_lock(:key)")
+    return bool(session.scalar(lock, {"key": DISPATCH_LOCK}))
 
 
 def oldest_dispatch_age(session: Session, queue: Queue) -> float:

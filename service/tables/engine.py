@@ -353,6 +353,12 @@ def limit_statements(session: Session, seconds: float) -> None:
         session.connection().info["limit_s"] = seconds
 
 
+def limit_hanging(session: Session) -> None:
+    """Let PostgreSQL end this transaction if it does nothing for 3 s: others wait for its locks."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text("SET LOCAL idle_in_transaction_session_timeout = '3s'"))
+
+
 def _lift_limit(connection: Any, record: ConnectionPoolEntry) -> None:
     record.info.pop("limit_s", None)
 

@@ -1,5 +1,6 @@
 """Tables of runs that several workers compute together."""
 
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, String, text
@@ -37,6 +38,17 @@ class SentBatch(Base):
     content: Mapped[bytes] = mapped_column(LargeBinary)
 
 
+class Barred(StrEnum):
+    """What gets no further help after one that ended."""
+
+    WORKER = "worker"
+    """The attempt, from the same worker."""
+    ATTEMPT = "attempt"
+    """The attempt, from any worker."""
+    EXPERIMENT = "experiment"
+    """All attempts of the experiment."""
+
+
 class Help(Base):
     """A worker's help for an attempt of another worker, with its lease. It also is a line of the
     ledger: `folded` rows are included in `usage`."""
@@ -50,6 +62,19 @@ class Help(Base):
             "worker",
             sqlite_where=text("ended_at IS NULL"),
             postgresql_where=text("ended_at IS NULL"),
+        ),
+        Index(
+            "ix_helps_barred",
+            "experiment_id",
+            "attempt",
+            sqlite_where=text("barred IS NOT NULL"),
+            postgresql_where=text("barred IS NOT NULL"),
+        ),
+        Index(
+            "ix_helps_ended_at",
+            "ended_at",
+            sqlite_where=text("ended_at IS NOT NULL"),
+            postgresql_where=text("ended_at IS NOT NULL"),
         ),
     )
 
@@ -71,4 +96,6 @@ class Help(Base):
     ended_at: Mapped[float | None]
     reason: Mapped[str | None] = mapped_column(String(200))
     """Reason why it ended."""
+    barred: Mapped[str | None] = mapped_column(String(16))
+    """What gets no further help because of this one: a value of Barred."""
     folded: Mapped[bool] = mapped_column(default=False)

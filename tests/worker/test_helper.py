@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
-from mptcore.protocol.exit_codes import NOT_WORTHWHILE
+from mptcore.protocol.exit_codes import NOT_WORTHWHILE, STOPPED
 from service.queue import division, helping, lease
 from service.queue.helping import HelpClaim
 from service.queue.lease import Claim
@@ -332,6 +332,7 @@ def test_a_helper_ends_with_its_worker_and_its_process(helped: Helped, settings:
     [
         (0, helping.FINISHED),
         (NOT_WORTHWHILE, f"{helping.LITTLE_USE}it mostly draws masks"),
+        (STOPPED, "it could not read the checkpoints of the run"),
         (-signal.SIGKILL, "its process was killed"),
         (GONE, "its process was killed"),
         (-signal.SIGSEGV, "its process failed: it ended with status -11"),

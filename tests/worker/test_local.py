@@ -10,11 +10,10 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from service.fair_share import FairShare
-from service.queue.helping import UNLIKE
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Queue
-from service.tables.helpers import Help
+from service.tables.helpers import Barred, Help
 from tests.support.attempts import submitted
 from tests.support.helps import add_workers, long_run
 from worker import local, slot
@@ -120,7 +119,7 @@ def test_it_helps_only_runs_that_it_can_help(settings: Settings) -> None:
     with worker.database.transaction() as session:
         session.add(Help(experiment_id=run.experiment_id, attempt=run.attempt, owner_id=1,
                          queue=Queue.CPU, worker="me", started_at=0.0, ended_at=0.0,
-                         reason=f"{UNLIKE}threads"))  # fmt: skip
+                         barred=Barred.WORKER))  # fmt: skip
     assert worker._help("me") is None
     assert worker._help("seems idle") is not None
 

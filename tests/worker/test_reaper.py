@@ -6,7 +6,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 
 from service.experiments.schemas import Submission
@@ -20,6 +20,7 @@ from service.tables.helpers import Help
 from tests.support import stored
 from tests.support.attempts import claimed, dispatched, submitted
 from tests.support.fake_clock import FakeClock
+from tests.support.helps import add_workers, begun, long_run
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
 from worker.reaper import Reaper
@@ -112,6 +113,29 @@ def test_grace_after_a_gap(
         time.sleep(0.1)
         reaper.tick()
     assert status(database, running) == "queued"
+
+
+def test_a_held_dispatch_lock_does_not_stop_the_reaper(lab: Settings) -> None:
+    """Nothing is reaped while it waits, and the wait would count as an outage."""
+    with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
+        claimed(database)
+        add_workers(database, "w", "w1")
+        long_run(database)
+        claim = begun(database)
+        submitted(database)
+        reaper = Reaper(database, lab.model_copy(update={"max_workers": 3}))
+        with other.transaction() as dispatching:
+            workers.lock_dispatching(dispatching)
+            with database.transaction() as session:
+                assert not workers.try_to_lock_dispatching(session)
+            reaper._give_way()
+            limit = text("SHOW idle_in_transaction_session_timeout")
+            assert dispatching.scalar(limit) == "3s"
+        with database.snapshot() as session:
+            assert not session.get_one(Help, claim.id).must_stop
+        reaper._give_way()
+        with database.snapshot() as session:
+            assert session.get_one(Help, claim.id).must_stop
 
 
 def test_a_database_that_hangs_within_a_tick(

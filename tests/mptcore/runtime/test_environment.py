@@ -178,6 +178,9 @@ def test_a_processor_is_named_without_proc_cpuinfo(monkeypatch: pytest.MonkeyPat
     text = "processor : 0\nmodel name\t: A CPU: the second\nmodel name\t: Other\n"
     monkeypatch.setattr(Path, "read_text", lambda self: text)
     assert _cpu_model() == "A CPU: the second"
+    text = "cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n\ncpu family\t: 9\n"
+    monkeypatch.setattr(Path, "read_text", lambda self: text)
+    assert _cpu_model() == "AMD EPYC, cpu family 25, model 17"
     monkeypatch.setattr(Path, "read_text", lambda self: "flags: none\n")
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "riscv")

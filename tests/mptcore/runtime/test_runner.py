@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mptcore.protocol.exit_codes import COMPLETE, FAILED, NOT_WORTHWHILE, STOPPED
-from mptcore.protocol.orders import Assignment, parse_assignment
+from mptcore.protocol.orders import Assignment, Resume, parse_assignment
 from mptcore.protocol.records import Checkpoint, Log, Progress
 from mptcore.runtime import inputs, runner
 from mptcore.runtime.checkpoint import Snapshot, files
@@ -50,6 +50,23 @@ def test_a_gpu_that_failed_is_reported_as_such() -> None:
     (failure,) = map(json.loads, out.getvalue().splitlines())
     assert failure["cause"] == "device"
     assert failure["message"] == "the GPU failed: CUDA error: uncorrectable ECC error encountered"
+
+
+@pytest.mark.parametrize(("names", "status"), [(["gone"], STOPPED), ([], COMPLETE)])
+def test_a_helper_without_the_checkpoints_of_its_run_ends(
+    tmp_path: Path, names: list[str], status: int
+) -> None:
+    """It does not train anew: the run may have been trained on another machine."""
+    began = []
+
+    def run(*arguments: object) -> Iterator[None]:
+        began.append(arguments)
+        yield None
+
+    resume = Resume(files=[str(tmp_path / name) for name in names], after=0)
+    assignment = Assignment(spec_of(SMALL), resume=resume, helps=True)
+    assert SpecRunner(run, assignment, io.StringIO()).run() == status
+    assert bool(began) == (status == COMPLETE)
 
 
 @pytest.mark.parametrize(("saving_s", "saved_at"), [(0.5, [30, 60, 90, 120, 150]), (11, [30, 140])])

@@ -6,10 +6,10 @@ import pytest
 from celery import Celery
 from sqlalchemy import select, text, update
 
-from service.queue import helper_choice, helping, workers
+from service.queue import dispatch, helper_choice, helping, workers
 from service.queue.helping import HelpOver
 from service.settings import Settings
-from service.tables.engine import Database
+from service.tables.engine import Database, now
 from service.tables.experiments import (
     Attempt,
     Held,
@@ -28,6 +28,7 @@ from tests.support.helps import (
     add_workers,
     beat,
     begun,
+    ended,
     helps,
     long_run,
     offered,
@@ -74,6 +75,65 @@ def test_no_helper_gives_way_if_a_worker_is_idle(either: Database) -> None:
     assert stopped(either) == []
     submitted(either)
     assert len(stopped(either)) == 1
+
+
+@pytest.mark.parametrize("waits", ["queued", "dispatched"])
+def test_a_helper_gives_way_to_what_an_idle_worker_has_not_taken(
+    either: Database, waits: str
+) -> None:
+    """The idle worker may hang, though it sends heartbeats. One helper stops, and no other while
+    its worker has time to take the experiment."""
+    long_run(either)
+    add_workers(either, "w", "a", "b", "hangs")
+    for name in "ab":
+        begun(either, name)
+    waiting = submitted(either)
+    if waits == "dispatched":
+        columns = {"status": Status.DISPATCHED, "queue": Queue.CPU, "dispatched_at": now()}
+        stored.change(either, waiting, **columns)
+    assert stopped(either) == []
+    column = "created_at" if waits == "queued" else "dispatched_at"
+    stored.change(either, waiting, **{column: now() - helper_choice.PATIENCE_S - 1})
+    (first,) = stopped(either)
+    assert stopped(either) == [first]
+    ended(either, first)
+    assert stopped(either) == [first]
+    with either.transaction() as session:
+        session.execute(
+            update(Help).where(Help.id == first).values(ended_at=now() - helper_choice.SETTLE_S - 1)
+        )
+    assert len(stopped(either)) == 2
+
+
+def test_helpers_of_a_disabled_user_stop(either: Database) -> None:
+    owner = add_user(either, "owner")
+    long_run(either, owner_id=owner)
+    add_workers(either, *"abcde")
+    claim = begun(either, "a")
+    assert stopped(either) == []
+    with either.transaction() as session:
+        session.execute(update(User).where(User.id == owner).values(disabled_at=now()))
+    assert stopped(either) == [claim.id]
+
+
+def test_no_helper_gives_way_to_a_run_that_leaves_its_place_to_a_gpu_run(either: Database) -> None:
+    """The user's limit has one place left, and a GPU run comes first. Workers that are idle help
+    meanwhile."""
+    other = add_user(either, "other")
+    long_run(either)
+    long_run(either, owner_id=other)
+    add_workers(either, *"abcd")
+    add_workers(either, "gpu", queue=Queue.GPU)
+    with either.transaction() as session:
+        session.execute(update(User).where(User.id == other).values(max_running=2))
+    begun(either, "a")
+    for device, priority in (("cuda", 5), ("cpu", 0)):
+        columns = {"owner_id": other, "device": device, "priority": priority}
+        stored.change(either, submitted(either), **columns)
+    with either.transaction() as session:
+        assert dispatch.dispatch_next(session, Queue.CPU) is None
+    assert stopped(either) == []
+    assert offered(either) is not None
 
 
 def test_no_helper_of_a_cpu_gives_way_to_gpu_runs(either: Database) -> None:

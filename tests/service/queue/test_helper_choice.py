@@ -1,11 +1,13 @@
 """Choice of helpers: which idle workers help which runs."""
 
+import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import insert, select, text, update
 
 from service.fair_share import FairShare
 from service.queue import helper_choice, helping, ledger, shares, workers
@@ -238,3 +240,38 @@ def test_nobody_waits_for_a_transaction_that_ends_a_run(lab: Settings) -> None:
                 session.execute(text("SET LOCAL lock_timeout = '2s'"))
                 assert helper_choice.offer(session, Queue.CPU, RULES) is None
         assert offered(database) is not None
+
+
+def test_a_look_reads_only_the_helps_of_running_experiments(lab: Settings) -> None:
+    """Those of experiments that ended stay in the table. Dispatchers look twice a second."""
+    with closing(Database(lab.url)) as database:
+        old = [long_run(database).experiment_id for _ in range(3)]
+        for one in old:
+            stored.change(database, one, status=Status.SUCCEEDED)
+        running = [long_run(database) for _ in range(20)]
+        add_workers(database, "w")
+        columns = {"attempt": 1, "owner_id": 1, "queue": Queue.CPU, "worker": "x",
+                   "started_at": 1.0, "ended_at": 2.0, "folded": True}  # fmt: skip
+        with database.transaction() as session:
+            rows = [{"experiment_id": one, **columns} for one in old for _ in range(10_000)]
+            session.execute(insert(Help), rows)
+            session.execute(text("ANALYZE"))
+            look = helper_choice._candidates(Queue.CPU, RULES, time.time()).compile(
+                session.get_bind()
+            )
+            driver = session.connection().connection.dbapi_connection
+            assert driver is not None
+            explained = f"EXPLAIN (ANALYZE, FORMAT JSON) {look}"
+            ((plan,),) = driver.execute(explained, look.params).fetchone()
+        read = sum(rows for name, rows in tables_read(plan["Plan"]) if name == "helps")
+        assert len(running) == 20
+        assert read < 1000
+
+
+def tables_read(node: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield each scan of a table with the number of rows that it has read."""
+    if "Relation Name" in node:
+        rows = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+        yield node["Relation Name"], rows * node["Actual Loops"]
+    for part in node.get("Plans", ()):
+        yield from tables_read(part)

@@ -2,15 +2,17 @@
 
 import json
 import zlib
+from contextlib import closing
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
 from service.experiments import deletion
 from service.fair_share import FairShare
 from service.queue import division, helping, lease, ledger, shares, workers
 from service.queue.helping import UNLIKE, HelpOver
+from service.settings import Settings
 from service.tables.engine import Database, now
 from service.tables.experiments import (
     Attempt,
@@ -24,6 +26,7 @@ from tests.support.attempts import claim_next
 from tests.support.helps import (
     BATCH,
     ENVIRONMENT,
+    LEASE_S,
     PACKED,
     add_workers,
     beat,
@@ -254,3 +257,36 @@ def test_a_run_killed_for_lack_of_memory_gets_no_more_helpers(either: Database) 
     assert offered(either) is None
     long_run(either)
     assert offered(either) is not None
+
+
+def test_a_refusal_waits_for_no_other_that_hangs(lab: Settings) -> None:
+    with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
+        long_run(database)
+        add_workers(database, "w", "w1", "w2")
+        refused, coming = offered(database), offered(database)
+        assert refused is not None
+        assert coming is not None
+        with database.transaction() as session:
+            helping._refuse(session, refused)
+        with other.transaction() as hung:
+            hung.execute(select(Help.id).where(Help.id == refused).with_for_update())
+            with database.transaction() as session:
+                session.execute(text("SET LOCAL lock_timeout = '2s'"))
+                helping._refuse(session, coming)
+        assert refused in [one.id for one in helps(database)]
+        with database.transaction() as session:
+            helping._refuse(session, coming)
+        assert refused not in [one.id for one in helps(database)]
+
+
+def test_a_worker_that_hangs_when_it_begins_a_help_is_disconnected(lab: Settings) -> None:
+    """It may have locked the helps that others refuse."""
+    with closing(Database(lab.url)) as database:
+        long_run(database)
+        add_workers(database, "w", "w1")
+        help_id = offered(database)
+        assert help_id is not None
+        with database.transaction() as session:
+            assert helping.begin(session, help_id, "w1", LEASE_S) is not None
+            limit = text("SHOW idle_in_transaction_session_timeout")
+            assert session.scalar(limit) == "3s"

@@ -75,7 +75,8 @@ class HelpedLab(SharedLab):
     def _is_due(self) -> bool:
         with self.database.snapshot() as session:
             standings = shares.standings(session, SHARE)
-        return helper_choice.is_due(standings, Queue.CPU, CPUS)
+            due = helper_choice.users_due(session, standings, Queue.CPU, CPUS, RULES)
+            return next(due, None) is not None
 
     def charged_s(self) -> dict[int, float]:
         """Return what fair share charges each user."""
