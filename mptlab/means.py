@@ -71,8 +71,11 @@ def mean_of(
     count = len(found)
     if len(values) < count:
         return None, None
-    mean = math.fsum(values) / count
-    between = math.sqrt(math.fsum((one - mean) ** 2 for one in values) / (count - 1) / count)
+    try:
+        mean = math.fsum(values) / count
+        between = math.sqrt(math.fsum((one - mean) ** 2 for one in values) / (count - 1) / count)
+    except OverflowError:
+        return None, None
     if name.endswith(POPULATION):
         return mean, _with_shared(errors, between)
     within = math.hypot(*(error or 0.0 for error in errors)) / count

@@ -16,7 +16,7 @@ from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import dispatch, helper_choice, helping, workers
 from service.queue.dispatch import Dispatch
-from service.queue.helper_choice import OFFER_EVERY_S, Rules
+from service.queue.helper_choice import OFFER_EVERY_S, PATIENCE_S, SETTLE_S, Rules
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
@@ -44,15 +44,19 @@ class Dispatcher:
         self.database = database
         self.settings = settings
         self.celery = celery
+        self._rung_again: dict[Dispatch, float] = {}
+        """Unclaimed dispatches, with the time of the last message beyond the first."""
 
     def run(self, stopping: threading.Event) -> None:
         pause_s, eager_until = self.settings.poll_s, 0.0
         shared_at = -math.inf
         while not stopping.wait(pause_s):
-            if self.settings.run_workers > 1 and time.monotonic() >= shared_at + OFFER_EVERY_S:
+            if time.monotonic() >= shared_at + OFFER_EVERY_S:
                 shared_at = time.monotonic()
-                for queue, help_id in self.share_idle_workers():
-                    self._ring_for_help(queue, help_id)
+                self._ring_again()
+                if self.settings.run_workers > 1:
+                    for queue, help_id in self.share_idle_workers():
+                        self._ring_for_help(queue, help_id)
             for chosen in self.dispatch():
                 self._ring(chosen)
                 eager_until = time.monotonic() + EAGER_S
@@ -118,6 +122,22 @@ class Dispatcher:
         """Return the number of idle workers of each queue that has workers."""
         slots = workers.slots(session, self.settings.worker_silent_s)
         return {name: one.idle for name, one in slots.items() if one.idle}
+
+    def _ring_again(self) -> None:
+        """Notify workers again of dispatches that none has claimed: the message may be with a
+        worker that hangs. At most one claim of a dispatch succeeds."""
+        try:
+            with self.database.snapshot() as session:
+                late = dispatch.unclaimed(session, PATIENCE_S)
+        except TRANSIENT_DB_ERRORS as error:
+            log.warning("the database is unreachable: %s", error)
+            return
+        at = time.monotonic()
+        self._rung_again = {one: self._rung_again.get(one, -math.inf) for one in late}
+        for one, before in self._rung_again.items():
+            if at >= before + SETTLE_S:
+                self._rung_again[one] = at
+                self._ring(one)
 
     def _ring(self, chosen: Dispatch) -> None:
         try:

@@ -28,11 +28,15 @@ from service.queue.lease import MAX_BYTES
 from service.queue.shares import EXPERIMENTS, Standing
 from service.queue.states import note_status
 from service.tables.engine import now
-from service.tables.experiments import DEVICES, Device, Held, Queue, Status
+from service.tables.experiments import DEVICES, Device, Experiment, Held, Queue, Status
 
 Ts = TypeVarTuple("Ts")
 
 HEARD_OF_S = 60.0
+
+
+MAX_UNCLAIMED = 100
+"""Maximum number of unclaimed dispatches that are looked at together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,16 @@ def dispatch_next(
             note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
             return Dispatch(row.id, row.dispatch_no, for_queue)
     return None
+
+
+def unclaimed(session: Session, for_s: float) -> list[Dispatch]:
+    """Return at most MAX_UNCLAIMED dispatches that no worker has claimed for `for_s` seconds."""
+    late = (
+        select(Experiment.id, Experiment.dispatch_no, Experiment.queue)
+        .where(Experiment.status == Status.DISPATCHED, Experiment.dispatched_at < now() - for_s)
+        .limit(MAX_UNCLAIMED)
+    )
+    return [Dispatch(row.id, row.dispatch_no, Queue(row.queue)) for row in session.execute(late)]
 
 
 def is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool:

@@ -5,10 +5,11 @@ lines. Indexes of the files used last stay in memory.
 """
 
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -29,7 +30,11 @@ MAX_PAGE_BYTES = 8 * 2**20
 SMALL_BYTES = 2**20
 """Bytes of a file up to which its index is built beside others: it takes a few hundredths of a
 second."""
-KEPT_INDEXES, KEPT_SMALL_INDEXES = 16, 128
+MAX_KEPT_BYTES, MAX_KEPT_SMALL_BYTES = 2**28, 2**25
+"""Maximum bytes of the indexes that stay in memory."""
+MAX_KEPT = 1000
+"""Maximum number of files with an index that stays in memory, or with a reason why they have none.
+"""
 LARGE = "by_token"
 """Column that is left out unless it is requested."""
 
@@ -42,12 +47,21 @@ class Index:
 
     columns: list[str] = field(default_factory=list)
     numbers: "dict[str, array[float]]" = field(default_factory=dict)
-    groups: "dict[str, array[int]]" = field(default_factory=dict)
-    """Rows of each group."""
+    groups: "array[int]" = field(default_factory=lambda: array("Q"))
+    """Digest of the group of each row; 0 without a group."""
     starts: "array[int]" = field(default_factory=lambda: array("q", [0]))
 
     def __len__(self) -> int:
         return len(self.starts) - 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of its numbers."""
+        return 8 * (len(self.starts) + len(self) * (1 + len(self.numbers)))
+
+    def of_group(self, group: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the rows of a group."""
+        return np.flatnonzero(np.frombuffer(self.groups, np.uint64) == _digest(group))
 
     def add(self, line: bytes) -> None:
         """Add the next line of the file."""
@@ -61,9 +75,15 @@ class Index:
         for name, values in self.numbers.items():
             value = row.get(name)
             values.append(np.nan if value is None else value)
-        if row.get("group") is not None:
-            self.groups.setdefault(row["group"], array("q")).append(count)
+        group = row.get("group")
+        self.groups.append(0 if group is None else _digest(group))
         self.starts.append(self.starts[-1] + len(line))
+
+
+def _digest(group: str) -> int:
+    """Return 64 bits that stand for a group. A table has at most MAX_ROWS of them."""
+    found = blake2b(group.encode(), digest_size=8).digest()
+    return int.from_bytes(found) or 1
 
 
 @dataclass(frozen=True)
@@ -108,10 +128,44 @@ class _Building:
             raise invalid([Problem("/path/experiment_id", detail)])
         return self._found
 
+    @property
+    def size(self) -> int:
+        """Bytes of the index if it is built."""
+        return self._found.size if isinstance(self._found, Index) else 0
 
-_ONE_AT_A_TIME = Lock()
-_indexes = lru_cache(KEPT_INDEXES)(lambda path, sha256: _Building(_ONE_AT_A_TIME))
-_small_indexes = lru_cache(KEPT_SMALL_INDEXES)(lambda path, sha256: _Building(nullcontext()))
+
+class Indexes:
+    """Indexes of the files used last, by path and digest, within a limit of bytes."""
+
+    def __init__(self, max_bytes: int, beside: AbstractContextManager[object]) -> None:
+        self._max_bytes, self.beside = max_bytes, beside
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[Path, str], _Building] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def clear(self) -> None:
+        """Forget all indexes."""
+        with self._lock:
+            self._kept.clear()
+
+    def get(self, path: Path, sha256: str) -> Index:
+        key = path, sha256
+        with self._lock:
+            building = self._kept.setdefault(key, _Building(self.beside))
+            self._kept.move_to_end(key)
+        try:
+            return building.get(path)
+        finally:
+            with self._lock:
+                size = sum(one.size for one in self._kept.values())
+                while size > self._max_bytes or len(self._kept) > MAX_KEPT:
+                    size -= self._kept.popitem(last=False)[1].size
+
+
+LARGE_INDEXES = Indexes(MAX_KEPT_BYTES, Lock())  # one is built at a time
+SMALL_INDEXES = Indexes(MAX_KEPT_SMALL_BYTES, nullcontext())
 
 
 def index_of(path: Path, sha256: str) -> Index:
@@ -119,9 +173,7 @@ def index_of(path: Path, sha256: str) -> Index:
     all requests that wait for it. Requests for other indexes do not wait, nor do small files.
     Raises ApiError."""
     is_small = path.stat().st_size <= SMALL_BYTES
-    kept = _small_indexes if is_small else _indexes
-    building: _Building = kept(path, sha256)
-    return building.get(path)
+    return (SMALL_INDEXES if is_small else LARGE_INDEXES).get(path, sha256)
 
 
 def _built(path: Path) -> Index | str:
@@ -166,7 +218,7 @@ def _ordered(index: Index, wanted: TextsWanted) -> np.ndarray[Any, np.dtype[np.i
         raise invalid([Problem("/query/order", _choice(name, [*index.numbers]))])
     rows = np.arange(len(index))
     if wanted.group is not None:
-        rows = np.array(index.groups.get(wanted.group, array("q")), dtype=np.int64)
+        rows = index.of_group(wanted.group)
     values = np.frombuffer(index.numbers[name])[rows]
     return rows[np.argsort(-values if wanted.order.startswith("-") else values, kind="stable")]
 

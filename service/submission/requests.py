@@ -39,6 +39,7 @@ from service.sweeps.expansion import (
     in_request,
 )
 from service.sweeps.schemas import MorePoints, SweepSubmission
+from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
 from service.tables.sweeps import Sweep
 
@@ -92,6 +93,10 @@ class SubmissionRequest(ABC):
     """Base class of the requests."""
 
     @abstractmethod
+    def count(self, database: Database) -> int:
+        """Return the maximum number of submissions."""
+
+    @abstractmethod
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         """Return the submissions. It is called again if data that they refer to have changed.
         Raises ApiError."""
@@ -109,6 +114,9 @@ class Bodies(SubmissionRequest):
     sent: Sequence[Submission | UnresolvedSubmission]
     pointer: str = ""
 
+    def count(self, database: Database) -> int:
+        return len(self.sent)
+
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         places = (self.pointer.format(number) for number in range(len(self.sent)))
         pairs = zip(self.sent, places, strict=True)
@@ -125,6 +133,9 @@ class Retry(SubmissionRequest):
 
     experiment_id: str
 
+    def count(self, database: Database) -> int:
+        return 1
+
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         old = find_own(session, user, Experiment, self.experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
@@ -138,6 +149,9 @@ class NewSweep(SubmissionRequest):
     """A sweep and its first points."""
 
     sent: SweepSubmission
+
+    def count(self, database: Database) -> int:
+        return self.sent.count()
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sent = self.sent
@@ -156,6 +170,9 @@ class AddedPoints(SubmissionRequest):
 
     sweep_id: str
     more: MorePoints
+
+    def count(self, database: Database) -> int:
+        return self.more.count()
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)
@@ -185,6 +202,10 @@ class SweepRetry(SubmissionRequest):
     may store and their owner may have."""
 
     sweep_id: str
+
+    def count(self, database: Database) -> int:
+        with database.snapshot() as session:
+            return min(MAX_RETRIED, store.number_of_points(session, self.sweep_id))
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)

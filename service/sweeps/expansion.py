@@ -153,6 +153,26 @@ def field_problems(paths: Collection[str], pointer: str) -> list[Problem]:
 
 
 @dataclass(frozen=True)
+class GridPointers(Mapping[str, str]):
+    """Positions in the request of a point of a grid. They are made when they are needed: 10,000
+    points of 100 fields with long paths would take 200 MB."""
+
+    numbers: Mapping[str, int]
+    """Number of each field, by its path."""
+    places: Sequence[int]
+    """Index of the value of each field."""
+
+    def __getitem__(self, path: str) -> str:
+        return f"/grid{pointer_token(path)}/{self.places[self.numbers[path]]}"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+@dataclass(frozen=True)
 class Point:
     """Values of the swept fields, and their positions in the request."""
 
@@ -183,12 +203,10 @@ def _largest(among: list[Any] | Range) -> int:
 
 
 def _grid(grid: Mapping[str, Sequence[Any]]) -> Iterator[Point]:
+    numbers = {path: i for i, path in enumerate(grid)}
     for places in itertools.product(*(range(len(values)) for values in grid.values())):
-        chosen = dict(zip(grid, places, strict=True))
-        yield Point(
-            {path: grid[path][i] for path, i in chosen.items()},
-            {path: f"/grid{pointer_token(path)}/{i}" for path, i in chosen.items()},
-        )
+        values = {path: some[i] for (path, some), i in zip(grid.items(), places, strict=True)}
+        yield Point(values, GridPointers(numbers, places))
 
 
 def _drawn(draws: RandomDraws) -> Iterator[Point]:

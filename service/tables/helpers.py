@@ -39,7 +39,7 @@ class SentBatch(Base):
 
 
 class Barred(StrEnum):
-    """What gets no further help after one that ended."""
+    """Scope of a help that ended in which no further one may begin."""
 
     WORKER = "worker"
     """The attempt, from the same worker."""
@@ -97,5 +97,5 @@ class Help(Base):
     reason: Mapped[str | None] = mapped_column(String(200))
     """Reason why it ended."""
     barred: Mapped[str | None] = mapped_column(String(16))
-    """What gets no further help because of this one: a value of Barred."""
+    """Scope in which no further help may begin after this one: a value of Barred. null: none."""
     folded: Mapped[bool] = mapped_column(default=False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.calibration.seeds import CASES, coverage
-from mptlab.means import over_seeds
+from mptlab.means import mean_of, over_seeds
 
 EXAMPLES = json.loads((Path(__file__).parents[1] / "support" / "means.json").read_text())
 
@@ -48,3 +48,8 @@ def test_a_mean_states_which_variation_its_error_covers() -> None:
 def test_95_percent_intervals_contain_the_truth(case: str) -> None:
     """The short form of `make calibration`: at least 95 %, less four standard errors."""
     assert coverage(case, repeats := 1000) > 0.95 - 4 * math.sqrt(0.95 * 0.05 / repeats)
+
+
+def test_values_beyond_all_sums_have_no_mean() -> None:
+    for values in ([1e308, 1e308], [1e308, -1e308]):
+        assert mean_of("lml", values, [None, None]) == (None, None)

@@ -14,11 +14,13 @@ from sqlalchemy.exc import OperationalError
 
 from service.queue import workers
 from service.queue.dispatch import Dispatch
+from service.queue.helper_choice import PATIENCE_S, SETTLE_S
 from service.queue.workers import Vitals
 from service.settings import LAB_RUN_WORKERS, Settings
-from service.tables.engine import Database
-from service.tables.experiments import Queue
+from service.tables.engine import Database, now
+from service.tables.experiments import Queue, Status
 from service.tables.workers import Worker
+from tests.support import stored
 from tests.support.attempts import submitted
 from tests.support.helps import add_workers, helps, long_run
 from tests.support.ppca_spec import ppca_spec
@@ -76,11 +78,11 @@ def register(database: Database, **counts: int) -> None:
                 workers.beat(session, f"{name}{i}", Vitals("host", Queue(name), 1))
 
 
-def test_idle_workers_are_shared_twice_a_second(
+def test_idle_workers_and_unclaimed_dispatches_are_looked_for_twice_a_second(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = settings.model_copy(update={"poll_s": 0.125, "max_workers": 2})
-    day, shared = Clock(), []
+    day, looked, shared = Clock(), [], []
     monkeypatch.setattr(dispatcher, "time", SimpleNamespace(monotonic=lambda: day.now))
 
     class Scripted(Dispatcher):
@@ -91,12 +93,16 @@ def test_idle_workers_are_shared_twice_a_second(
             shared.append(day.now)
             return []
 
+        def _ring_again(self) -> None:
+            looked.append(day.now)
+
     Scripted(Database(given.url), given, Celery()).run(day)
-    assert shared == [0.125, 0.625, 1.125, 1.625, 2.125, 2.625]
-    shared.clear()
+    assert looked == shared == [0.125, 0.625, 1.125, 1.625, 2.125, 2.625]
     alone = given.model_copy(update={"max_workers": 1})
-    Scripted(Database(given.url), alone, Celery()).run(Clock())
-    assert shared == []
+    day = Clock()
+    Scripted(Database(given.url), alone, Celery()).run(day)
+    assert len(shared) == 6
+    assert len(looked) == 12
 
 
 @pytest.mark.parametrize(
@@ -232,3 +238,28 @@ def test_a_programming_error_ends_the_dispatcher(
     monkeypatch.setattr(dispatcher, "ring", ring)
     with pytest.raises(KeyError):
         doorbell._ring(Dispatch("0123", 7, Queue.GPU))
+
+
+def test_an_unclaimed_dispatch_is_notified_again(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every few seconds, until a worker claims it: the first message may be with one that hangs."""
+    rung: list[Dispatch] = []
+    clock = SimpleNamespace(at=0.0)
+    monkeypatch.setattr(dispatcher, "time", SimpleNamespace(monotonic=lambda: clock.at))
+    doorbell = Dispatcher(database, settings, Celery())
+    monkeypatch.setattr(doorbell, "_ring", rung.append)
+    one = submitted(database)
+    dispatched = {"status": Status.DISPATCHED, "queue": Queue.CPU, "dispatch_no": 3}
+    stored.change(database, one, **dispatched, dispatched_at=now())
+    doorbell._ring_again()
+    assert rung == []
+    stored.change(database, one, dispatched_at=now() - PATIENCE_S - 0.1)
+    for clock.at in (0.0, SETTLE_S - 0.1, SETTLE_S, SETTLE_S + 0.1):
+        doorbell._ring_again()
+    assert rung == [Dispatch(one, 3, Queue.CPU)] * 2
+    stored.change(database, one, status=Status.RUNNING)
+    clock.at = 3 * SETTLE_S
+    doorbell._ring_again()
+    assert len(rung) == 2
+    assert doorbell._rung_again == {}

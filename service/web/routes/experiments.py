@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
-from sqlalchemy import ColumnElement, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
@@ -180,10 +180,9 @@ def cancel_experiments(wanted: WantedDep, database: WriterDep, user: Canceller) 
         rows = search(session, query.order_by(Experiment.id).limit(MAX_CANCELLED + 1))
         found = [row.id for row in rows]
     with database.transaction() as session:
-        which: ColumnElement[bool] = Experiment.id.in_(found[:MAX_CANCELLED])
-        if wanted.status:  # it may have changed since the search
-            which &= Experiment.status.in_(wanted.status)
-        done = states.cancel_all(session, which)
+        chosen = select(Experiment.id).where(Experiment.id.in_(found[:MAX_CANCELLED]), *matching)
+        still = session.scalars(chosen).all()  # they may have changed since the search
+        done = states.cancel_all(session, Experiment.id.in_(still))
         lines = [audit.line(user, "experiment.cancelled", one) for one in done.ids]
         if lines:
             session.execute(insert(AuditEntry), lines)

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, defer
 from service.accounts import audit
 from service.accounts.permission import find, find_own, newest
 from service.accounts.users import Caller
+from service.large_work import in_turn
 from service.queue import holds, states
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError
@@ -29,6 +30,7 @@ from service.sweeps.schemas import (
     TableFormat,
 )
 from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
+from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.tables.sweeps import Sweep
 from service.tables.visibility import Whose
@@ -119,6 +121,16 @@ def get_table(
     is for a spreadsheet: `form=long` has a row for each value of a metric, `form=pooled` a row for
     all points that differ only in their seeds. Points whose experiment was deleted or is not open
     to you are left out."""
+    with database.snapshot() as session:
+        find(session, user, Sweep, sweep_id)
+        count = store.number_of_points(session, sweep_id)
+    with in_turn(user.id, count):
+        return _table(database, user, sweep_id, format, form)
+
+
+def _table(
+    database: Database, user: Caller, sweep_id: str, format: TableFormat, form: CsvForm
+) -> Response:
     with database.snapshot() as session:
         sweep = find(session, user, Sweep, sweep_id)
         points = store.points(session, sweep_id, user)

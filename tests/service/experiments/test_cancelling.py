@@ -59,10 +59,11 @@ def test_an_administrator_ends_a_users_backlog(
     assert admin.post(URL, params=where).json() == {"cancelled": 0, "ending": 0, "more": False}
 
 
+@pytest.mark.parametrize("given", [{"status": "queued"}, {"filter": "status = queued"}])
 def test_a_run_that_begins_during_the_search_is_not_cancelled(
-    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
-    """The status is looked at again, because a search may take seconds."""
+    """The filters are looked at again, because a search may take seconds."""
     begins, stays = submitted(admin, 2)
     search = listing.search
 
@@ -72,7 +73,7 @@ def test_a_run_that_begins_during_the_search_is_not_cancelled(
         return found
 
     monkeypatch.setattr(experiments, "search", slow)
-    answer = admin.post(URL, params={"status": "queued"}).json()
+    answer = admin.post(URL, params=given).json()
     assert answer == {"cancelled": 1, "ending": 0, "more": False}
     assert row(database_of(admin), begins).desired_state == DesiredState.RUN
     assert row(database_of(admin), stays).status == Status.CANCELLED

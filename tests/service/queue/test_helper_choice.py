@@ -243,7 +243,7 @@ def test_nobody_waits_for_a_transaction_that_ends_a_run(lab: Settings) -> None:
 
 
 def test_a_look_reads_only_the_helps_of_running_experiments(lab: Settings) -> None:
-    """Those of experiments that ended stay in the table. Dispatchers look twice a second."""
+    """Helps of experiments that ended stay in the table. Dispatchers look twice a second."""
     with closing(Database(lab.url)) as database:
         old = [long_run(database).experiment_id for _ in range(3)]
         for one in old:

@@ -5,6 +5,7 @@ import io
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_an_experiment_without_texts_is_404(api: TestClient, database: Database)
 
 
 def test_too_many_rows_refer_to_the_artifact(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts._indexes.cache_clear()
+    texts.LARGE_INDEXES.clear()
     monkeypatch.setattr(texts, "SMALL_BYTES", 10)
     monkeypatch.setattr(texts, "MAX_ROWS", 5)
     added: list[bytes] = []
@@ -138,7 +139,7 @@ def test_too_many_rows_refer_to_the_artifact(ask: Ask, monkeypatch: pytest.Monke
     assert answer.status_code == 422
     assert "tables of at most 5 rows: download the artifact texts.jsonl" in answer.text
     assert added == []
-    texts._indexes.cache_clear()
+    texts.LARGE_INDEXES.clear()
     monkeypatch.setattr(texts, "MAX_ROWS", 6)
     monkeypatch.setattr(texts, "MAX_FILE_BYTES", 100)
     assert "tables of at most 0 MiB: download" in ask().text
@@ -147,7 +148,7 @@ def test_too_many_rows_refer_to_the_artifact(ask: Ask, monkeypatch: pytest.Monke
 def test_a_table_is_read_once_although_it_is_too_large(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts._indexes.cache_clear()
+    texts.LARGE_INDEXES.clear()
     monkeypatch.setattr(texts, "SMALL_BYTES", 10)
     monkeypatch.setattr(texts, "MAX_ROWS", 5)
     read: list[object] = []
@@ -165,32 +166,33 @@ def test_a_table_is_read_once_although_it_is_too_large(
 def test_a_page_does_not_wait_until_another_index_is_built(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts._indexes.cache_clear()
+    texts.LARGE_INDEXES.clear()
     monkeypatch.setattr(texts, "SMALL_BYTES", 10)
     assert rows_of(ask()) == [*range(6)]
-    with texts._ONE_AT_A_TIME, ThreadPoolExecutor(1) as pool:
+    with texts.LARGE_INDEXES.beside, ThreadPoolExecutor(1) as pool:
         assert rows_of(pool.submit(ask).result(timeout=60)) == [*range(6)]
 
 
 def test_a_small_table_does_not_wait_for_a_large_one(ask: Ask) -> None:
     """Nor does a large one take its place among those that are kept."""
-    texts._small_indexes.cache_clear()
-    with texts._ONE_AT_A_TIME, ThreadPoolExecutor(1) as pool:
+    texts.SMALL_INDEXES.clear()
+    with texts.LARGE_INDEXES.beside, ThreadPoolExecutor(1) as pool:
         assert rows_of(pool.submit(ask).result(timeout=60)) == [*range(6)]
-    assert texts._small_indexes.cache_info().currsize == 1
+    assert len(texts.SMALL_INDEXES) == 1
 
 
 def test_requests_at_the_same_time_build_one_index(
     ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts._indexes.cache_clear()
+    texts.LARGE_INDEXES.clear()
     monkeypatch.setattr(texts, "SMALL_BYTES", 10)
+    is_building: Any = texts.LARGE_INDEXES.beside
     added: list[bytes] = []
     add = texts.Index.add
 
     def slowly(self: texts.Index, line: bytes) -> None:
         added.append(line)
-        assert texts._ONE_AT_A_TIME.locked()
+        assert is_building.locked()
         time.sleep(0.01)
         add(self, line)
 
@@ -199,3 +201,42 @@ def test_requests_at_the_same_time_build_one_index(
         answers = [*pool.map(lambda _: ask(), range(4))]
     assert [rows_of(one) for one in answers] == [[*range(6)]] * 4
     assert len(added) == 6
+
+
+def table_of(folder: Path, name: str, rows: int) -> Path:
+    """A table with a group for each row."""
+    lines = [f'{{"row": {i}, "text": "a", "group": "{name}{i}", "pll": -1.0}}' for i in range(rows)]
+    path = folder / name
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_indexes_stay_in_memory_up_to_a_limit_of_bytes(tmp_path: Path) -> None:
+    """The ones used last stay; one that exceeds the limit alone does not. Groups are numbers."""
+    paths = [table_of(tmp_path, name, 100) for name in "abc"]
+    size = 8 * (101 + 100 * 3)  # the starts of lines, groups, rows and scores
+    kept = texts.Indexes(2 * size, nullcontext())
+    first = kept.get(paths[0], "")
+    assert first.size == size
+    kept.get(paths[1], "")
+    assert kept.get(paths[0], "") is first
+    kept.get(paths[2], "")
+    assert len(kept) == 2
+    assert kept.get(paths[0], "") is first
+    large = table_of(tmp_path, "large", 1000)
+    assert len(kept.get(large, "")) == 1000
+    assert len(kept) == 0
+
+
+def test_few_files_are_kept_however_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "MAX_KEPT", 3)
+    kept = texts.Indexes(2**20, nullcontext())
+    for i in range(5):
+        kept.get(table_of(tmp_path, str(i), 1), "")
+    assert len(kept) == 3
+
+
+def test_rows_of_a_group_are_found_by_its_digest(tmp_path: Path) -> None:
+    index = texts.Indexes(2**20, nullcontext()).get(table_of(tmp_path, "a", 300), "")
+    assert index.of_group("a7").tolist() == [7]
+    assert index.of_group("b7").tolist() == []
