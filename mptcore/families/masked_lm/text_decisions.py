@@ -68,6 +68,7 @@ class Decisions:
     """Sequences that belong to no group. All their tokens are scored."""
     scores: Tensor  # (ΣD,), log p of each token that is scored, else nan
     drawn: Tensor  # (G,), size of each group's sample
+    is_decided: Tensor  # (G,) bool, groups whose sample grows no more
 
     @classmethod
     def of(
@@ -78,7 +79,8 @@ class Decisions:
         grouped = {text for texts in groups for text in texts}
         alone = [text for text in range(len(corpus)) if text not in grouped]
         scores = torch.full((int(corpus.sizes.sum()),), math.nan, dtype=torch.float64)
-        return cls(made, corpus, alone, scores, torch.zeros(len(made), dtype=torch.long))
+        drawn = torch.zeros(len(made), dtype=torch.long)
+        return cls(made, corpus, alone, scores, drawn, torch.zeros(len(made), dtype=torch.bool))
 
     @cached_property
     def _found(self) -> np.ndarray:
@@ -87,8 +89,8 @@ class Decisions:
     def planned(self) -> Tensor:
         """Return the size of each group's next sample, (G,): unchanged where it is decided."""
         sizes = self.drawn.tolist()
-        for i, group in enumerate(self.groups):
-            drawn = sizes[i]
+        for i in (~self.is_decided).nonzero().flatten().tolist():
+            group, drawn = self.groups[i], sizes[i]
             if drawn == 0:
                 sizes[i] = min(LEAST, group.count)
             elif drawn < group.count and not is_decided(group.members(self._found, drawn)):
@@ -115,6 +117,7 @@ class Decisions:
     def add(self, chosen: Tensor, values: Tensor, sizes: Tensor) -> None:
         """Add the scores of the chosen tokens: the samples have these sizes now."""
         self.scores[chosen] = values
+        self.is_decided |= sizes == self.drawn
         self.drawn = sizes
 
     def members(self) -> list[Member]:
