@@ -20,6 +20,7 @@ from service.queue.helping import (
     LITTLE_USE,
     NO_MEMORY,
     UNLIKE,
+    UNREADABLE,
     HelpClaim,
     HelpOver,
 )
@@ -167,7 +168,7 @@ class HelpSupervision:
         if status == COMPLETE:
             return FINISHED
         if status == STOPPED:
-            return "it could not read the checkpoints of the run"
+            return UNREADABLE
         if status == NOT_WORTHWHILE:
             return f"{LITTLE_USE}it mostly draws masks"
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:

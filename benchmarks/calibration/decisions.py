@@ -1,13 +1,16 @@
-"""Decisions between molecules and copies with two atoms swapped, from samples of their tokens: how
-many tokens they take, and how often they are those of the full scores. Needs MPT_MODELS_DIR with
-rxnfp-bert and MPT_DATA_DIR with text/nci_smiles.txt."""
+"""Decisions between two texts from samples of their tokens: how many tokens they take, and how
+often they are those of the full scores. The texts are molecules with copies in which two atoms are
+swapped, and long mixtures of molecules with different substitutions of an atom. Needs
+MPT_MODELS_DIR with rxnfp-bert and MPT_DATA_DIR with text/nci_smiles.txt."""
 
 import json
 import os
 import random
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -20,7 +23,8 @@ from mptcore.run import resumable
 from mptcore.runtime.session import Session
 from mptcore.specs import MaskedLmExperiment
 
-PAIRS, REPEATS = 250, 20
+PAIRS, MIXTURES, REPEATS = 250, 60, 20
+ATOM = "[CNO](?![a-z])"
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,41 @@ def decided(corpus: Corpus, truth: Tensor, seed: int, *, shared_only: bool = Fal
     early = [(i, j) for i, j in pairs if members[i].sampled is not None]
     values = [0.0 if one.value is None else one.value for one in members]
     right = sum((values[i] > values[j]) == bool(sums[i] > sums[j]) for i, j in early)
-    return Outcome(float((~found.scores.isnan()).double().mean()), len(early), right)
+    return Outcome(float(found.is_scored.double().mean()), len(early), right)
 
 
-def molecules() -> Iterator[str]:
+def molecules(draws: random.Random) -> list[str]:
+    """Return the molecules of the collection in a random order."""
+    lines = Path(os.environ["MPT_DATA_DIR"], "text", "nci_smiles.txt").read_text().split()
+    draws.shuffle(lines)
+    return lines
+
+
+def swaps() -> Iterator[str]:
     """Yield molecules, each with the same with two atoms swapped after it."""
-    text = Path(os.environ["MPT_DATA_DIR"], "text", "nci_smiles.txt").read_text()
-    lines = text.split()
-    random.Random(3).shuffle(lines)
-    for line in lines:
+    for line in molecules(random.Random(3)):
         try:
             yield from (line, swapped(line))
         except ValueError:  # it has one element only
             continue
+
+
+def mixtures() -> Iterator[str]:
+    """Yield mixtures of four molecules, in pairs: an atom of one molecule is another in each."""
+    draws = random.Random(5)
+    lines = [line for line in molecules(draws) if re.search(ATOM, line)]
+    for i in range(0, len(lines) - 3, 4):
+        parts, chosen = lines[i : i + 4], draws.randrange(4)
+        places = [found.start() for found in re.finditer(ATOM, parts[chosen])]
+        made = []
+        for _ in range(2):
+            at, line = draws.choice(places), parts[chosen]
+            atom = draws.choice([one for one in "CNO" if one != line[at]])
+            parts_of = [*parts]
+            parts_of[chosen] = f"{line[:at]}{atom}{line[at + 1 :]}"
+            made.append(".".join(parts_of))
+        if made[0] != made[1]:
+            yield from made
 
 
 def scores(lines: list[str]) -> tuple[Corpus, Tensor]:
@@ -88,15 +114,16 @@ def scores(lines: list[str]) -> tuple[Corpus, Tensor]:
 
 
 def main() -> None:
-    found = molecules()
-    corpus, truth = scores([next(found) for _ in range(2 * PAIRS)])
     print("| pairs | tokens scored | decided early | of these right |\n|---|---|---|---|")
-    for name, shared_only in (("all tokens", False), ("only tokens that both have", True)):
-        outcomes = [decided(corpus, truth, i, shared_only=shared_only) for i in range(REPEATS)]
-        share = sum(one.share for one in outcomes) / REPEATS
-        early, right = (sum(getattr(one, part) for one in outcomes) for part in ("early", "right"))
-        cells = [name, f"{share:.1%}", f"{early / PAIRS / REPEATS:.0%}", f"{right / early:.1%}"]
-        print(f"| {' | '.join(cells)} |")
+    for kind, texts, count in (("swaps", swaps(), PAIRS), ("mixtures", mixtures(), MIXTURES)):
+        corpus, truth = scores(list(islice(texts, 2 * count)))
+        for what, shared_only in (("", False), (", without what differs", True)):
+            outcomes = [decided(corpus, truth, i, shared_only=shared_only) for i in range(REPEATS)]
+            share = sum(one.share for one in outcomes) / REPEATS
+            early = sum(one.early for one in outcomes)
+            right = sum(one.right for one in outcomes)
+            part = f"{early / count / REPEATS:.0%}"
+            print(f"| {count} {kind}{what} | {share:.1%} | {part} | {right / early:.1%} |")
 
 
 if __name__ == "__main__":

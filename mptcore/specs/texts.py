@@ -59,7 +59,8 @@ class TextScores(Spec):
 
     target: Literal["scores", "decision"] = "scores"
     """`decision` is for groups and `pll`: of each group only as many tokens are scored as it takes
-    to tell its best text at 95 %. Its scores and differences then have standard errors."""
+    to tell its best text in about 95 % of cases. Scores and differences then have standard errors.
+    """
     prefix_column: Column | None = None
     """Column of a .jsonl or .parquet file with the beginning of each text that `conditional` takes
     as given. `conditional` needs it."""

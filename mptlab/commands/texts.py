@@ -99,9 +99,16 @@ def score(
         _show(context, found)
 
 
+def _is_file(given: str) -> bool:
+    try:
+        return Path(given).is_file()
+    except OSError:  # a text is too long for the name of a file
+        return False
+
+
 def lines_of(texts: list[str]) -> list[str]:
     """Return the texts, or those in the lines of a file."""
-    if len(texts) > 1 or not Path(texts[0]).is_file():
+    if len(texts) > 1 or not _is_file(texts[0]):
         return texts
     content = Path(texts[0]).read_text(encoding="utf-8")
     lines = [line for line in content.split("\n") if line.strip()]
@@ -112,7 +119,7 @@ def lines_of(texts: list[str]) -> list[str]:
 
 def sequence_of(given: str) -> str:
     """Return a sequence, or the only one of a FASTA file."""
-    if not Path(given).is_file():
+    if not _is_file(given):
         return given
     lines = [line.strip() for line in Path(given).read_text(encoding="utf-8").splitlines()]
     if sum(line.startswith(">") for line in lines) > 1:

@@ -42,6 +42,9 @@ FAILED = "its process failed: "
 """Beginning of the reason of a help whose process failed. It would fail again."""
 FINISHED = "nothing is left to compute"
 """Reason of a help that ended because all batches of the attempt are claimed."""
+UNREADABLE = "it could not read the checkpoints of the run"
+"""Reason of a help whose worker could not read the files of the run: newer ones may replace them,
+or its machine does not see the store."""
 LITTLE_USE = "it is of little use: "
 """Beginning of the reason of a help that ended because no worker would help the attempt much."""
 NO_MEMORY = "its machine lacked memory"
@@ -81,7 +84,7 @@ def active(session: Session, queue: Queue) -> int:
 
 def barred_by(reason: str) -> Barred | None:
     """Return what gets no further help after one that ended for a reason."""
-    if reason.startswith((UNLIKE, FAILED)):
+    if reason.startswith((UNLIKE, FAILED)) or reason == UNREADABLE:
         return Barred.WORKER
     if reason == FINISHED or reason.startswith(LITTLE_USE):
         return Barred.ATTEMPT

@@ -137,7 +137,9 @@ def test_a_wild_type_is_a_sequence_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "protein.fasta"
     file.write_text(">sp|P12345| some protein\nMKTA\nYIAK\n")
     assert sequence_of(str(file)) == "MKTAYIAK"
-    assert sequence_of("MKTA") == "MKTA"
+    for sequence in ("MKTA", "MKTA" * 300):  # longer than the name of a file may be
+        assert sequence_of(sequence) == sequence
+        assert lines_of([sequence]) == [sequence]
     for content, reason in ((">a\nMK\n>b\nMK\n", "several sequences"), (">a\n", "no sequence")):
         file.write_text(content)
         with pytest.raises(typer.BadParameter, match=reason):

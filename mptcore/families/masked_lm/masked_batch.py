@@ -50,6 +50,11 @@ class MaskedBatch:
             return self.counts.clamp(min=1)
         return self.chances * self.sizes
 
+    @property
+    def logits(self) -> Tensor:
+        """Number of tokens of each sequence whose logits are computed, (B,)."""
+        return self.counts
+
     def __getitem__(self, chosen: Tensor) -> "MaskedBatch":
         """Return the masks with the given indices (b,)."""
         counts = self.counts[chosen]
@@ -79,6 +84,11 @@ class VariantBatch(MaskedBatch):
         tokens = self.corpus.lengths.index_select(0, self.sequences)
         shares: Tensor = (tokens / counts[of]).ceil().long()
         return shares
+
+    @property
+    def logits(self) -> Tensor:
+        """Number of computed logits, (B,): those of a variant's token and of the sequence's."""
+        return 2 * self.counts
 
     def __getitem__(self, chosen: Tensor) -> "VariantBatch":
         """Return the variants with the given indices (b,)."""

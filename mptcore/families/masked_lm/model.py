@@ -119,7 +119,7 @@ class MaskedLm(Model[MaskedBatch]):
         width = max(config.hidden_size, getattr(config, "intermediate_size", 0) or 0)
         layers = config.num_hidden_layers if self.network.training else 1
         hidden, logits = 8 * int(layers) * int(width), 2 * int(config.vocab_size)
-        return 4 * (hidden * masks.lengths + logits * masks.counts)
+        return 4 * (hidden * masks.lengths + logits * masks.logits)
 
     def parts(self, masks: MaskedBatch, as_fits: bool = False) -> Iterator[Tensor]:
         """Yield indices of the sequences that are computed together, chosen by length to fit in
@@ -129,7 +129,7 @@ class MaskedLm(Model[MaskedBatch]):
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]
         taken = self.bytes_per_sequence(masks)[order].cumsum(0)
-        logits = (masks.counts[order] * int(self.config.vocab_size)).cumsum(0)
+        logits = (masks.logits[order] * int(self.config.vocab_size)).cumsum(0)
         training = self.network.training
         whole = self._memory or CPU_BYTES["training" if training else "scores"]
         start, before, computed = 0, 0, 0

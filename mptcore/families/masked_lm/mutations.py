@@ -1,8 +1,9 @@
 """Mutations of a wild type: their places, their tokens, and their scores."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from mptcore.specs import TextScore, TextScores, TextSource
 
 CHANGE = re.compile(r"(\S)([1-9][0-9]{0,8})(\S)")
 NO_OWN_TOKEN = "is not a token of its own"
+TOKENS_TOGETHER = 2**20
+"""Approximate number of tokens of the changed wild types that are tokenized together."""
 
 
 class Change(NamedTuple):
@@ -67,24 +70,25 @@ class WildType:
         if len(found.sequence.ids) > length:
             detail = f"{len(found.sequence.ids)} tokens, the model and max_length allow {length}"
             raise RunError("invalid", f"evaluate.texts.wild_type has {detail}")
-        return cls(letters, found.sequence, _places(found))
+        ids, places = found.sequence.ids, _places(found).items()
+        known = {i: at for i, at in places if ids[at] != tokenizer.unk_token_id}
+        return cls(letters, found.sequence, known)
 
-    def targets(self, changes: Sequence[Change], tokenizer: Tokenizer) -> dict[str, int]:
-        """Return the token of each new letter. A letter is left out if the tokenizer does not know
-        it, or if it changes other tokens."""
-        firsts: dict[str, Change] = {}
-        for one in changes:
-            if one.place in self.places:
-                firsts.setdefault(one.letter, one)
+    def targets(self, changes: Iterable[Change], tokenizer: Tokenizer) -> dict[Change, int]:
+        """Return the new token of each change. It depends on the place: a letter may have another
+        token at the beginning of a word. A change is left out if the tokenizer does not know its
+        letter, or if it changes other tokens."""
+        rest = iter(dict.fromkeys(one for one in changes if one.place in self.places))
         found = {}
-        for letter, (place, _) in firsts.items():
-            changed = self.letters[:place] + letter + self.letters[place + 1 :]
-            (other,) = tokenized([(changed,)], tokenizer)
-            at, ids = self.places[place], list(other.sequence.ids)
-            token = ids[at] if len(ids) == len(self.tokens.ids) else tokenizer.unk_token_id
-            ids[at : at + 1] = [self.tokens.ids[at]]
-            if ids == self.tokens.ids and token != tokenizer.unk_token_id:
-                found[letter] = token
+        while part := list(islice(rest, max(1, TOKENS_TOGETHER // len(self.tokens.ids)))):
+            changed = [self.letters[:i] + new + self.letters[i + 1 :] for i, new in part]
+            rows = tokenizer(changed, verbose=False)["input_ids"]
+            for one, ids in zip(part, rows, strict=True):
+                at = self.places[one.place]
+                token, own = ids[at : at + 1], self.tokens.ids[at : at + 1]
+                is_alone = ids[:at] + own + ids[at + 1 :] == self.tokens.ids
+                if is_alone and token != [tokenizer.unk_token_id]:
+                    found[one] = token[0]
         return found
 
 
@@ -137,20 +141,20 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
 
 
 def _reason(
-    changes: Sequence[Change], wild_type: WildType, targets: Mapping[str, int]
+    changes: Sequence[Change], wild_type: WildType, targets: Mapping[Change, int]
 ) -> str | None:
     """Return why the tokenizer cannot take some changes, if it cannot."""
-    for place, letter in changes:
-        if place not in wild_type.places:
-            return f"the letter at place {place + 1} {NO_OWN_TOKEN}"
-        if letter not in targets:
-            return f"the letter {letter} {NO_OWN_TOKEN}"
+    for one in changes:
+        if one.place not in wild_type.places:
+            return f"the letter at place {one.place + 1} {NO_OWN_TOKEN}"
+        if one not in targets:
+            return f"the letter {one.letter} {NO_OWN_TOKEN} at place {one.place + 1}"
     return None
 
 
-def _tokens(changes: Sequence[Change], targets: Mapping[str, int]) -> TokenizedText:
+def _tokens(changes: Sequence[Change], targets: Mapping[Change, int]) -> TokenizedText:
     """Return the new tokens of a mutation."""
-    ids = [targets[letter] for _, letter in changes]
+    ids = [targets[one] for one in changes]
     words: list[tuple[int, int | None]] = [(0, place) for place, _ in changes]
     return TokenizedText(TokenSequence(ids, [0] * len(ids), [True] * len(ids)), words, [])
 

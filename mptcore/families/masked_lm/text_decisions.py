@@ -12,7 +12,10 @@ from torch import Tensor
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.text_groups import Member, Sampled, is_decided
 
-LEAST = 3
+NEAR = 3
+"""Tokens this near to a difference are all scored: the effect of a difference is mostly there, and
+a sample would miss it."""
+LEAST = 6
 """Smallest sample of the tokens that the texts of a group share."""
 GROWTH = 4
 """A sample that decides nothing grows by one for each so many of its tokens."""
@@ -59,14 +62,15 @@ class Group:
 
 @dataclass
 class Decisions:
-    """Decides groups of texts of a corpus. In each round a group that is not decided at 95 % gets
-    more tokens, up to all of them."""
+    """Decides groups of texts of a corpus. In each round a group that is not decided gets more
+    tokens, up to all of them."""
 
     groups: Sequence[Group]
     corpus: Corpus
     alone: Sequence[int]
     """Sequences that belong to no group. All their tokens are scored."""
     scores: Tensor  # (ΣD,), log p of each token that is scored, else nan
+    is_scored: Tensor  # (ΣD,) bool
     drawn: Tensor  # (G,), size of each group's sample
     is_decided: Tensor  # (G,) bool, groups whose sample grows no more
 
@@ -80,7 +84,8 @@ class Decisions:
         alone = [text for text in range(len(corpus)) if text not in grouped]
         scores = torch.full((int(corpus.sizes.sum()),), math.nan, dtype=torch.float64)
         drawn = torch.zeros(len(made), dtype=torch.long)
-        return cls(made, corpus, alone, scores, drawn, torch.zeros(len(made), dtype=torch.bool))
+        scored, decided = (torch.zeros(n, dtype=torch.bool) for n in (len(scores), len(made)))
+        return cls(made, corpus, alone, scores, scored, drawn, decided)
 
     @cached_property
     def _found(self) -> np.ndarray:
@@ -99,7 +104,7 @@ class Decisions:
 
     def chosen(self, sizes: Tensor) -> Tensor:
         """Mark the tokens that samples of these sizes need and that are not scored yet, (ΣD,)."""
-        first = not bool((~self.scores.isnan()).any())
+        first = not bool(self.is_scored.any())
         found = torch.zeros(len(self.scores), dtype=torch.bool)
         for text in self.alone if first else []:
             begin = int(self.corpus.first_free[text])
@@ -117,6 +122,7 @@ class Decisions:
     def add(self, chosen: Tensor, values: Tensor, sizes: Tensor) -> None:
         """Add the scores of the chosen tokens: the samples have these sizes now."""
         self.scores[chosen] = values
+        self.is_scored |= chosen
         self.is_decided |= sizes == self.drawn
         self.drawn = sizes
 
@@ -148,21 +154,26 @@ def _group(texts: Sequence[int], corpus: Corpus, generator: torch.Generator) -> 
     )
 
 
-def aligned(texts: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the positions at which texts differ and those of the tokens that they share, both for
-    each text. Texts of one length share the tokens that are equal in the same place; others those
-    before the first difference and after the last one."""
+def aligned(
+    texts: Sequence[Sequence[int]], near: int = NEAR
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the positions of the tokens that differ, with those at most `near` tokens from one,
+    and of the other tokens, which the texts share; both for each text. In texts of one length, a
+    token is shared if it is equal in the same place; in others, if it is before the first
+    difference or after the last one."""
     length = min(map(len, texts))
     first = texts[0]
     if all(len(one) == length for one in texts):
-        is_same = [len({*tokens}) == 1 for tokens in zip(*texts, strict=True)]
-        same = [i for i in range(length) if is_same[i]]
-        other = [i for i in range(length) if not is_same[i]]
+        differs = [len({*tokens}) > 1 for tokens in zip(*texts, strict=True)]
+        is_own = [any(differs[max(0, i - near) : i + near + 1]) for i in range(length)]
+        same = [i for i in range(length) if not is_own[i]]
+        other = [i for i in range(length) if is_own[i]]
         return [other for _ in texts], [same for _ in texts]
     before = next((i for i in range(length) if any(one[i] != first[i] for one in texts)), length)
     after = 0
     while after < length - before and all(one[-1 - after] == first[-1 - after] for one in texts):
         after += 1
+    before, after = max(0, before - near), max(0, after - near)
     own = [[*range(before, len(one) - after)] for one in texts]
     shared = [[*range(before), *range(len(one) - after, len(one))] for one in texts]
     return own, shared

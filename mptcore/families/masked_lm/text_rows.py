@@ -188,9 +188,11 @@ def tokenized(rows: Rows, tokenizer: Tokenizer) -> Iterator[TokenizedText]:
     while batch := list(islice(rest, BATCH)):
         encoded = tokenizer(*map(list, zip(*batch, strict=True)), verbose=False)
         for one, types in zip(encoded.encodings, types_of(encoded), strict=True):
-            maskable = [i not in special for i in one.ids]
+            # Each of these attributes builds its whole list when it is read.
+            ids, sequences, word_ids, offsets = one.ids, one.sequence_ids, one.word_ids, one.offsets
+            maskable = [i not in special for i in ids]
             of_text = [at for at, free in enumerate(maskable) if free]
-            parts = [one.sequence_ids[at] or 0 for at in of_text]
-            words = [(part, one.word_ids[at]) for part, at in zip(parts, of_text, strict=True)]
-            spans = [(part, *one.offsets[at]) for part, at in zip(parts, of_text, strict=True)]
-            yield TokenizedText(TokenSequence(one.ids, types, maskable), words, spans)
+            parts = [sequences[at] or 0 for at in of_text]
+            words = [(part, word_ids[at]) for part, at in zip(parts, of_text, strict=True)]
+            spans = [(part, *offsets[at]) for part, at in zip(parts, of_text, strict=True)]
+            yield TokenizedText(TokenSequence(ids, types, maskable), words, spans)

@@ -143,11 +143,9 @@ class TextScoring:
                 break
             _, values = yield from self._token_scores(self._singles(), chosen)
             decisions.add(chosen, values, sizes)
-            plan.masks = int((~decisions.scores.isnan()).sum())
+            plan.masks = int(decisions.is_scored.sum())
         found = decisions.members()
-        passes = torch.segment_reduce(
-            (~decisions.scores.isnan()).double(), "sum", lengths=self._sizes
-        )
+        passes = torch.segment_reduce(decisions.is_scored.double(), "sum", lengths=self._sizes)
         self._columns["pll"] = ScoreColumn(
             torch.tensor([math.nan if one.value is None else one.value for one in found]).double(),
             torch.tensor([one.std_err for one in found]).double(),

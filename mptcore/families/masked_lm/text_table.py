@@ -111,7 +111,7 @@ class TextTable:
             yield from report.per_token("model", per_token(values, noise, own, count), score)
         if self._has_groups:
             yield from accuracy([*self._groups.values()], self.labels)
-        if self.spec.label_column is not None:
+        if self.spec.label_column is not None and of_all:
             labels = [self.texts.rows[i].label for i in self.texts.scored]
             yield rank_correlation(self.first.value.tolist(), labels, self.labels)
 

@@ -259,6 +259,22 @@ def test_a_run_killed_for_lack_of_memory_gets_no_more_helpers(either: Database) 
     assert offered(either) is not None
 
 
+@pytest.mark.parametrize(
+    ("reason", "barred"),
+    [
+        (f"{UNLIKE}cpu", "worker"),
+        (f"{helping.FAILED}no such file", "worker"),
+        (helping.UNREADABLE, "worker"),
+        (helping.FINISHED, "attempt"),
+        (f"{helping.LITTLE_USE}it mostly draws masks", "attempt"),
+        (helping.NO_MEMORY, "experiment"),
+        ("its worker is needed for an experiment", None),
+    ],
+)
+def test_the_end_of_a_help_may_bar_others(reason: str, barred: str | None) -> None:
+    assert helping.barred_by(reason) == barred
+
+
 def test_a_refusal_waits_for_no_other_that_hangs(lab: Settings) -> None:
     with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
         long_run(database)

@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 
+from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.masked_batch import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.mutations import Change, WildType, changes_of
 from mptcore.families.masked_lm.packing import Row
@@ -140,8 +146,8 @@ def _in_fives(self: MaskedLm, masks: Any, as_fits: bool = False) -> Any:
         ("M1A K2E", "'M1A K2E' is not a change such as A24G; several are joined by a colon"),
         ("M1A:M1G", "a place is changed twice"),
         ("K2E:A4A", "A4A changes nothing"),
-        ("M1B", "the letter B is not a token of its own"),
-        ("M1X", "the letter X is not a token of its own"),
+        ("M1B", "the letter B is not a token of its own at place 1"),
+        ("M1X", "the letter X is not a token of its own at place 1"),
     ],
 )
 def test_a_mutation_that_does_not_fit_has_a_reason(
@@ -168,7 +174,35 @@ def test_a_letter_that_joins_its_neighbour_has_no_token() -> None:
     tokenizer = tiny_lm.letter_tokenizer(LETTERS)
     tokenizer.add_tokens(["AW"])
     wild_type = WildType.of("AKAC", tokenizer, 10)
-    assert wild_type.targets([Change(1, "W"), Change(1, "Y")], tokenizer) == {"Y": 24}
+    changes = [Change(1, "W"), Change(1, "Y"), Change(3, "W"), Change(0, "W")]
+    found = wild_type.targets(changes, tokenizer)
+    assert found == {Change(1, "Y"): 24, Change(0, "W"): 23}
+
+
+def test_a_letter_has_the_token_of_its_place() -> None:
+    """In a word of WordPiece the first letter's token is A, another's is ##A."""
+    pieces = [*tiny_lm.SPECIAL, *"MKA", "##M", "##K", "##A"]
+    own = tokenizers.Tokenizer(
+        WordPiece({one: i for i, one in enumerate(pieces)}, unk_token="[UNK]")
+    )
+    own.pre_tokenizer = Whitespace()
+    frame = [("[CLS]", 2), ("[SEP]", 3)]
+    own.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=frame)
+    special = {f"{name[1:-1].lower()}_token": name for name in tiny_lm.SPECIAL}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=own, **special)
+    wild_type = WildType.of("MKM", tokenizer, 10)
+    changes = [Change(0, "A"), Change(1, "A"), Change(2, "K")]
+    expected = {
+        one: pieces.index(two) for one, two in zip(changes, ["A", "##A", "##K"], strict=True)
+    }
+    assert wild_type.targets(changes, tokenizer) == expected
+    assert wild_type.targets(changes[::-1], tokenizer) == expected
+
+
+def test_an_unknown_letter_of_the_wild_type_is_not_changed(tmp_path: Path) -> None:
+    rows, _ = scored(of(["J2A", "A4C"], wild_type="AJTA"), tmp_path)
+    assert rows[0]["reason"] == "the letter at place 2 is not a token of its own"
+    assert rows[1]["masked_marginal"] is not None
 
 
 def test_no_mutation_that_fits_is_an_error(tmp_path: Path) -> None:
@@ -248,3 +282,16 @@ def test_a_resumed_run_writes_the_same_table(tmp_path: Path) -> None:
 
 def test_changes_are_sorted_by_place() -> None:
     assert changes_of("K8R:A4G", WILD_TYPE) == [Change(3, "G"), Change(7, "R")]
+
+
+def test_a_change_counts_as_two_logits() -> None:
+    """Its token and the wild type's each have one: memory and the limit of CUDA count both."""
+    ids = torch.tensor([2, 5, 6, 7, 3])
+    maskable = torch.tensor([False, True, True, True, False])
+    corpus = Corpus(ids, torch.zeros_like(ids), maskable, torch.tensor([0, 5]))
+    one, two = torch.tensor([0, 0]), torch.tensor([1, 2])
+    places = torch.tensor([1, 1, 3])
+    batch = VariantBatch(corpus, one, two, places, 4, targets=places, contexts=one, masked=True)
+    assert batch.logits.tolist() == [2, 4]
+    assert MaskedBatch(corpus, one, two, places, 4).logits.tolist() == [1, 2]
+    assert batch.lengths.tolist() == [3, 3]  # one input of five tokens for both

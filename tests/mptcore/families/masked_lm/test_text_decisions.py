@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.calibration.decisions import decided
 from mptcore.families.masked_lm.corpus import Corpus
-from mptcore.families.masked_lm.text_decisions import LEAST, Decisions, aligned
+from mptcore.families.masked_lm.text_decisions import LEAST, NEAR, Decisions, aligned
 from mptcore.families.masked_lm.text_groups import Member, Sampled, is_decided, ranked
 from mptcore.protocol.records import Metric
 from mptcore.specs import SpecError
@@ -35,7 +35,19 @@ __all__ = ["models"]  # the fixture
 def test_texts_share_the_tokens_that_align(
     texts: list[str], own: list[list[int]], shared: list[list[int]]
 ) -> None:
-    assert aligned([[*map(ord, one)] for one in texts]) == (own, shared)
+    assert aligned([[*map(ord, one)] for one in texts], near=0) == (own, shared)
+
+
+def test_tokens_near_a_difference_are_not_sampled() -> None:
+    """Most of its effect is there."""
+    ids = [[*range(20)], [*range(20)]]
+    ids[1][9] = 99
+    own, shared = aligned(ids, near=3)
+    assert own == [[*range(6, 13)]] * 2
+    assert shared == [[*range(6), *range(13, 20)]] * 2
+    own, shared = aligned([[*range(20)], [*range(9), 98, 99, *range(10, 20)]], near=3)
+    assert own == [[*range(6, 13)], [*range(6, 14)]]
+    assert shared == [[*range(6), *range(13, 20)], [*range(6), *range(14, 21)]]
 
 
 def corpus_of(texts: list[str]) -> Corpus:
@@ -49,40 +61,40 @@ def prepared(texts: list[str], groups: list[list[int]]) -> Decisions:
 
 
 def test_the_first_round_scores_what_differs_and_a_small_sample() -> None:
-    texts = ["a" * 20 + "b", "a" * 20 + "c", "alone", "ab", "ac"]
+    texts = ["a" * 30 + "b", "a" * 30 + "c", "alone", "ab", "ac"]
     found = prepared(texts, [[0, 1], [3, 4]])
     sizes = found.planned()
-    assert sizes.tolist() == [LEAST, 1]
+    assert sizes.tolist() == [LEAST, 0]
     chosen = found.chosen(sizes)
     by_text = torch.segment_reduce(chosen.double(), "sum", lengths=found.corpus.sizes)
-    assert by_text.tolist() == [1 + LEAST, 1 + LEAST, 5, 2, 2]
-    assert chosen[20]
-    assert chosen[41]
-    in_first, in_second = (chosen[start : start + 20] for start in (0, 21))
+    own = 1 + NEAR
+    assert by_text.tolist() == [own + LEAST, own + LEAST, 5, 2, 2]
+    assert chosen[31 - own : 31].all()
+    in_first, in_second = (chosen[start : start + 30] for start in (0, 31))
     assert torch.equal(in_first, in_second)  # the same tokens of both
 
 
 def test_an_undecided_group_grows_by_a_quarter_and_a_decided_one_does_not() -> None:
-    texts = ["a" * 40 + "b", "a" * 40 + "c"] * 2
+    texts = ["a" * 43 + "b", "a" * 43 + "c"] * 2
     found = prepared(texts, [[0, 1], [2, 3]])
     sizes = found.planned()
     chosen = found.chosen(sizes)
     draws = torch.Generator().manual_seed(4)
-    scores = torch.full((164,), -1.0, dtype=torch.float64)
-    scores[81] = -9  # the token of the second text that differs
-    scores[82:122] += torch.randn(40, dtype=torch.float64, generator=draws)  # the second pair
+    scores = torch.full((176,), -1.0, dtype=torch.float64)
+    scores[87] = -9  # the token of the second text that differs
+    scores[88:131] += torch.randn(43, dtype=torch.float64, generator=draws)  # the second pair
     found.add(chosen, scores[chosen], sizes)
-    assert found.planned().tolist() == [3, 4]
-    for expected in (4, 5, 7, 9, 12, 15, 19, 24, 30, 38, 40, 40):
+    assert found.planned().tolist() == [6, 8]
+    for expected in (8, 10, 13, 17, 22, 28, 35, 40, 40):
         sizes = found.planned()
-        assert sizes.tolist() == [3, expected]
+        assert sizes.tolist() == [6, expected]
         chosen = found.chosen(sizes)
         found.add(chosen, scores[chosen], sizes)
     assert not found.chosen(found.planned()).any()
     members = found.members()
     assert members[0].sampled is not None
     assert members[2].sampled is None
-    assert members[2].value == pytest.approx(float(scores[82:123].sum()))
+    assert members[2].value == pytest.approx(float(scores[88:132].sum()))
     assert members[3].std_err == 0.0
 
 
@@ -169,3 +181,15 @@ def test_a_decision_needs_groups_and_pll_alone(texts: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as refused:
         spec_of(of(["a", "b"], **texts))
     assert "/evaluate/texts/target" in [one.pointer for one in refused.value.problems]
+
+
+def test_scores_that_are_no_numbers_end_a_decision() -> None:
+    """A model whose weights overflow gives nothing else. All tokens are scored once."""
+    found = prepared(["a" * 20 + "b", "a" * 20 + "c", "alone"], [[0, 1]])
+    rounds = 0
+    while bool((chosen := found.chosen(sizes := found.planned())).any()):
+        found.add(chosen, torch.full((int(chosen.sum()),), math.nan).double(), sizes)
+        rounds += 1
+        assert rounds < 20
+    assert found.is_scored.all()
+    assert [one.value for one in found.members()] == [None] * 3
