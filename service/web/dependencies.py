@@ -87,6 +87,13 @@ async def _writable(request: Request) -> AsyncIterator[Database]:
         yield database
 
 
+async def _large_writer(request: Request) -> AsyncIterator[None]:
+    """Hold one of the places of requests that may store thousands of rows. These wait for it before
+    they take a place of a writer, and leave the other places of writers to small requests."""
+    async with one_of(request.app.state.large_writers, request):
+        yield
+
+
 @asynccontextmanager
 async def one_of(places: FairLimiter, request: Request) -> AsyncIterator[None]:
     """Hold a place while the block runs. Raises ApiError (503) if none becomes free for long."""
@@ -105,6 +112,8 @@ async def one_of(places: FairLimiter, request: Request) -> AsyncIterator[None]:
 DatabaseDep = Annotated[Database, Depends(_readable, scope="function")]
 """For plain handlers that read."""
 WriterDep = Annotated[Database, Depends(_writable, scope="function")]
+LargeWriter = Annotated[None, Depends(_large_writer, scope="function")]
+"""Before WriterDep, for handlers that may store thousands of rows."""
 """For plain handlers that write."""
 
 

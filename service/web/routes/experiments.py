@@ -36,6 +36,7 @@ from service.web.dependencies import (
     Canceller,
     DatabaseDep,
     Idempotency,
+    LargeWriter,
     QueueSnapshotsDep,
     SettingsDep,
     Submitter,
@@ -61,6 +62,14 @@ async def _submit(
 
 SubmitDep = Annotated[Submit, Depends(_submit)]
 """Submits for the caller, under the request's Idempotency-Key: see `submitted`."""
+
+
+async def _submit_many(place: LargeWriter, submit: SubmitDep) -> Submit:
+    return submit
+
+
+SubmitManyDep = Annotated[Submit, Depends(_submit_many)]
+"""Does the same for requests that may submit thousands of experiments."""
 
 
 @router.post(
@@ -99,7 +108,7 @@ batches = APIRouter(tags=["experiments"], route_class=LargeRoute)
 
 
 @batches.post("/v1/experiments:batch", status_code=HTTPStatus.ACCEPTED)
-def submit_batch(batch: JsonBody[Batch], submitted: SubmitDep, user: Submitter) -> BatchOut:
+def submit_batch(batch: JsonBody[Batch], submitted: SubmitManyDep, user: Submitter) -> BatchOut:
     """Queue up to a thousand experiments: all, or none if one is refused. The Idempotency-Key
     applies to the whole request."""
     with submitted(Bodies(batch.experiments, "/experiments/{}")) as (_, accepted):

@@ -46,7 +46,7 @@ from service.web.dependencies import (
 )
 from service.web.media_types import plain_json
 from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
-from service.web.routes.experiments import SubmitDep
+from service.web.routes.experiments import SubmitManyDep
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ SweepId = Annotated[str, Path(max_length=100, description="Id of the sweep.")]
 @router.post("", status_code=HTTPStatus.ACCEPTED)
 def submit_sweep(
     submission: JsonBody[SweepSubmission],
-    submitted: SubmitDep,
+    submitted: SubmitManyDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Submitter,
     response: Response,
@@ -154,7 +154,7 @@ def _table(
 def add_points(
     sweep_id: SweepId,
     more: JsonBody[MorePoints],
-    submitted: SubmitDep,
+    submitted: SubmitManyDep,
     user: Submitter,
 ) -> Added:
     """Add points to a sweep, with the same base spec."""
@@ -218,7 +218,7 @@ def cancel_sweep(
 
 
 @router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED)
-def retry_sweep(sweep_id: SweepId, submitted: SubmitDep, user: Submitter) -> Retried:
+def retry_sweep(sweep_id: SweepId, submitted: SubmitManyDep, user: Submitter) -> Retried:
     """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
     in the sweep. A second request finds nothing to retry, unless `more` is true."""
     with submitted(SweepRetry(sweep_id)) as (session, accepted):
