@@ -30,7 +30,7 @@ export function mapOf(rows, score) {
   return { places, letters: [...letters].sort(), values };
 }
 
-/** All rows of a table. A page may have fewer rows than its limit. */
+/** All rows of a table, or its first ones if it is long. A page may have fewer rows than its limit. */
 async function allRows(path, score) {
   const rows = [];
   let offset = 0;
@@ -39,7 +39,7 @@ async function allRows(path, score) {
     rows.push(...page.items);
     offset = page.next_offset;
   }
-  return rows;
+  return { rows, isWhole: offset === null };
 }
 
 function Cell({ name, value }) {
@@ -52,8 +52,8 @@ export function MutationMap({ path, score }) {
   const { data, error } = useLive(() => allRows(path, score), [url], () => true);
   if (error) return html`<${Problem} error=${error} />`;
   if (!data) return html`<${Loading} />`;
-  const { places, letters, values } = mapOf(data, score);
-  if (places.length < 2 || places.length * letters.length > MAX_CELLS) return null;
+  const { places, letters, values } = mapOf(data.rows, score);
+  if (!data.isWhole || places.length < 2 || places.length * letters.length > MAX_CELLS) return null;
   return html`<div class="bar stack">
     <p class="muted small">${score} of each change of one letter: a row for each new letter, a column for each place. Grey cells have no score.</p>
     <${Scroll} label="Map of mutations"><table class="map">

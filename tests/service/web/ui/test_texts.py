@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from service.records import texts
 from service.settings import Settings
@@ -66,6 +66,26 @@ def test_changes_of_a_letter_are_on_a_map(page: Page, lab: BrowsedLab) -> None:
         expect(shown.get_by_title(name, exact=True)).to_have_count(1)
     rows = page.locator("section.texts > .scroll tbody tr:has(> th)")
     expect(rows).to_have_count(len(cells))
+
+
+def test_a_table_that_is_too_long_has_no_map(page: Page, lab: BrowsedLab) -> None:
+    """A map of its first rows would show changes as if they had no score."""
+    names = ("M1A", "K2A")
+    items = [{"text": name, "masked_marginal": -1.0} for name in names for _ in range(5000)]
+    answer = {"columns": [*items[0]], "items": items, "total": 10**6, "next_offset": 10_000}
+    asked: list[str] = []
+
+    def answered(route: Route) -> None:
+        asked.append(route.request.url)
+        route.fulfill(json=answer)
+
+    page.route(re.compile("texts.*columns=text"), answered)
+    page.goto(lab.url(f"/experiments/{lab.ids['mutations']}"))
+    section = section_of(page)
+    expect(section.get_by_text("Loading")).to_have_count(0)
+    expect(section.get_by_role("region", name="Texts")).to_be_visible()
+    assert len(asked) == 2
+    expect(section.get_by_role("region", name="Map of mutations")).to_have_count(0)
 
 
 def test_a_score_sorts_all_pages(section: Locator) -> None:
