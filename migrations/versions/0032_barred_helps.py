@@ -1,5 +1,5 @@
-"""What gets no further help after one that ended is a column with an index. A look for helpers then
-reads no other ended helps."""
+"""Add a column, with an index, for the scope in which no help may follow one that ended. A look for
+helpers then reads no other ended helps."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -233,7 +233,8 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
         )
     ).all()
     left = due + slots.missing - slots.idle
-    overdue = _waiting(session, queue, could, most, PATIENCE_S) + _unclaimed(session, queue)
+    unclaimed = sum(one.queue == queue for one in dispatch.unclaimed(session, PATIENCE_S))
+    overdue = _waiting(session, queue, could, most, PATIENCE_S) + unclaimed
     if overdue > max(0, left):
         left = max(left, overdue - _stopped_lately(session, queue))
     left -= sum(row.must_stop for row in rows)
@@ -267,20 +268,6 @@ def _beyond_limits(
         if user.is_disabled or is_beyond:
             slots[one.owner_id] -= 1
             yield one
-
-
-def _unclaimed(session: Session, queue: Queue) -> int:
-    """Return how many dispatches of a queue have not been claimed for PATIENCE_S."""
-    return (
-        session.scalar(
-            select(func.count()).where(
-                Experiment.status == Status.DISPATCHED,
-                Experiment.queue == queue,
-                Experiment.dispatched_at < now() - PATIENCE_S,
-            )
-        )
-        or 0
-    )
 
 
 def _stopped_lately(session: Session, queue: Queue) -> int:
