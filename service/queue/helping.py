@@ -11,13 +11,11 @@ from sqlalchemy import (
     ColumnElement,
     ScalarSelect,
     and_,
-    case,
     delete,
     exists,
     func,
     or_,
     select,
-    true,
     update,
 )
 from sqlalchemy.orm import Session, aliased, undefer
@@ -94,7 +92,7 @@ def barred_by(reason: str) -> Barred | None:
 def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpClaim | None:
     """Begin a help: take its lease and start its line of the ledger. None if it is no longer
     current, if the worker is known to be unlike the attempt's, or if its machine lacks the memory;
-    then the help has ended, and another worker may get the next one."""
+    then the help is removed, and another worker may get the next one."""
     limit_hanging(session)
     if _lacks_memory(session, help_id, worker):
         _refuse(session, help_id)
@@ -141,18 +139,8 @@ def begin(session: Session, help_id: int, worker: str, lease_s: float) -> HelpCl
 
 
 def _refuse(session: Session, help_id: int) -> None:
-    """End a help that did not begin, and remove earlier ones of its attempt that did not."""
-    others = aliased(Help)
-    same = select(others.experiment_id).where(others.id == help_id).scalar_subquery()
-    refused = (Help.experiment_id == same, Help.started_at.is_(None), Help.ended_at.is_not(None))
-    free = select(Help.id).where(*refused).with_for_update(skip_locked=True)
-    session.execute(delete(Help).where(Help.id.in_(free)))
-    session.execute(
-        update(Help)
-        .where(Help.id == help_id, Help.started_at.is_(None))
-        .values(ended_at=now(), folded=True, reason="a worker refused it")
-        .execution_options(synchronize_session=False)
-    )
+    """Remove a help that did not begin."""
+    session.execute(delete(Help).where(Help.id == help_id, Help.started_at.is_(None)))
 
 
 REMAINING_S = Experiment.progress_eta_s - (now() - Experiment.progress_at)
@@ -251,7 +239,8 @@ def _may_use_memory_of(experiment_id: str, attempt: int) -> ColumnElement[bool]:
     )
     is_recent = or_(Help.ended_at.is_(None), Help.ended_at > now() - RECENT_S)
     of_attempt = and_(Help.experiment_id == experiment_id, Help.attempt == attempt)
-    return or_(of_attempt, and_(is_recent, Help.worker.in_(here)))
+    may = or_(of_attempt, and_(is_recent, Help.worker.in_(here)))
+    return and_(Help.started_at.is_not(None), may)
 
 
 def uses_memory_of(session: Session, experiment_id: str, attempt: int) -> bool:
@@ -262,13 +251,11 @@ def uses_memory_of(session: Session, experiment_id: str, attempt: int) -> bool:
 def end_for_memory(session: Session, experiment_id: str, attempt: int) -> None:
     """End the helps that may use the memory that an attempt lacked, whose process was killed. Their
     experiments get no more helpers."""
-    has_begun = Help.started_at.is_not(None)
     session.execute(
         update(Help)
         .where(_may_use_memory_of(experiment_id, attempt))
         .values(
             ended_at=func.coalesce(Help.ended_at, now()),
-            folded=case((has_begun, Help.folded), else_=true()),
             reason=NO_MEMORY,
             barred=Barred.EXPERIMENT,
         )
