@@ -9,9 +9,11 @@ from typing import Any
 
 from mptcore.presets import judges
 from mptcore.presets.language import language_presets
+from mptcore.presets.model_choice import MODEL_CHOICE
 from mptcore.presets.preset import Preset
 from mptcore.presets.questions import own_presets
 from mptcore.presets.results import Comparison, Curve, Results, Verdict
+from mptcore.presets.training_rates import TRAINING_RATES
 from mptcore.specs import LinearGaussianExperiment, VaeExperiment
 
 __all__ = ["PRESETS", "Comparison", "Curve", "Preset", "Results", "Verdict"]
@@ -275,5 +277,7 @@ _LIST = [
     ),
     *language_presets(),
     *own_presets(),
+    MODEL_CHOICE,
+    TRAINING_RATES,
 ]
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _LIST}

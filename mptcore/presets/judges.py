@@ -144,8 +144,8 @@ def fig5_area(published: Published, results: Sequence[Results]) -> Iterator[Comp
     areas = [result.metric("mpt", seed=seed, model="model") for seed in SEEDS]
     starts = [result.metric("mpt", seed=seed, epoch=0) for seed in SEEDS]
     (gap,), (margin,) = published["gap_to_truth"], published["margin"]
-    yield equivalent("area less the true one", gap, margin, *mean_over_seeds(_less(areas, truths)))
-    yield beyond("rise of the area", published, "rise", _less(areas, starts))
+    yield equivalent("area less the true one", gap, margin, *mean_over_seeds(less(areas, truths)))
+    yield beyond("rise of the area", published, "rise", less(areas, starts))
 
 
 def fig3_linear(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
@@ -158,15 +158,13 @@ def fig3_linear(published: Published, results: Sequence[Results]) -> Iterator[Co
         own = [{"seed": seed, "objective": objective} for seed in SEEDS]
         starts = [finite(result.curve("lml", **labels))[0] for labels in own]
         ends[objective] = [result.metric("lml", **labels) for labels in own]
-        rises = _less(ends[objective], starts)
+        rises = less(ends[objective], starts)
         yield beyond(f"rise of the LML by {objective}", published, "rise", rises)
-    gaps = mean_over_seeds(_less(ends["mpt"], ends["elbo"]))
+    gaps = mean_over_seeds(less(ends["mpt"], ends["elbo"]))
     figure = "LML by MPT − LML by the ELBO"
     yield equivalent(figure, published["gap"][0], published["margin"][0], *gaps)
     slacks = [
-        _less(
-            *(finite(result.curve(name, seed=seed, objective="elbo")) for name in ("lml", "elbo"))
-        )
+        less(*(finite(result.curve(name, seed=seed, objective="elbo")) for name in ("lml", "elbo")))
         for seed in SEEDS
     ]
     least = min(zip(*slacks, strict=True), key=sum)
@@ -195,8 +193,8 @@ def _risen(
     curves = _heldout(result, **labels)
     starts, ends = ([curve[i] for curve in curves] for i in (0, -1))
     best = max(zip(*curves, strict=True), key=sum)
-    yield beyond(f"rise of the LML, {masks}", published, "rise", _less(ends, starts))
-    fall, short = _less(best, ends), _less([curve[-1] for curve in elbo], ends)
+    yield beyond(f"rise of the LML, {masks}", published, "rise", less(ends, starts))
+    fall, short = less(best, ends), less([curve[-1] for curve in elbo], ends)
     margin = published["margin"][0]
     for figure, name, differences in (
         ("best LML on the way − the last", "fall", fall),
@@ -208,7 +206,7 @@ def _risen(
     linear = [
         result.metric("lml_heldout", seed=seed, model="baseline", **labels) for seed in VAE_SEEDS
     ]
-    yield beyond(f"LML − that of a PPCA, {masks}", published, "lead", _less(ends, linear))
+    yield beyond(f"LML − that of a PPCA, {masks}", published, "lead", less(ends, linear))
 
 
 def _heldout(result: Results, **labels: str) -> list[list[float]]:
@@ -222,8 +220,16 @@ def beyond(figure: str, published: Published, name: str, values: Sequence[float]
     return exceeds(figure, least, expected, *mean_over_seeds(values))
 
 
-def _less(values: Sequence[float], others: Sequence[float]) -> list[float]:
+def less(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the differences of values and others, in their order."""
     return [value - other for value, other in zip(values, others, strict=True)]
+
+
+def share(successes: int, trials: int) -> tuple[float, float]:
+    """Return the share of successes, centred as its standard error is, which is never 0: with two
+    more successes and failures (Agresti and Coull 1998)."""
+    centred = (successes + 2) / (trials + 4)
+    return centred, math.sqrt(centred * (1 - centred) / (trials + 4))
 
 
 def mean_over_seeds(values: Sequence[float]) -> tuple[float, float, float]:

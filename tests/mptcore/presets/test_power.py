@@ -1,13 +1,17 @@
 """Power of the presets that are too long for a test, from the results of recorded runs."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mptcore.presets import PRESETS, Results, judges, student
+from mptcore.presets.model_choice import CANDIDATES, DATA_SEEDS
 from mptcore.presets.questions import DESIGN_SEEDS
+from mptcore.presets.training_rates import STARTS
 from mptcore.specs.families.masked_lm import PAPER_RATES
 from tests.mptcore.presets import test_presets as quick
 
@@ -149,6 +153,141 @@ def mask_designs() -> Iterator[list[Row]]:
         ]
 
 
+def model_choice() -> Iterator[list[Row]]:
+    """The number of latent dimensions that each score chose in a run has the value 1, others 0."""
+    chosen = json.loads(Path(__file__).with_name("model_choice.json").read_text())
+    area = {"mpt_heldout": "mpt_heldout", "lml_heldout": "lml_heldout", "mpt": "mpt", "lml": "bic"}
+    for kind in ("small_noise", "large_noise"):
+        for names in (area, {"biased_score_heldout": "biased_score_heldout"}):
+            for latent_dim in CANDIDATES:
+                yield [
+                    {"record": "metric", "name": metric, "labels": {"seed": seed}, "std_err": 0.0}
+                    | {"value": 100.0 * (chosen[kind][rule][seed] == str(latent_dim))}
+                    for metric, rule in names.items()
+                    for seed in DATA_SEEDS
+                ]
+
+
+def training_rates() -> Iterator[list[Row]]:
+    """The last LML of twenty starts, as in a run but for its digits."""
+    all_sizes = [
+        -6.331,
+        -6.226,
+        -6.23,
+        -6.234,
+        -6.231,
+        -6.226,
+        -6.233,
+        -6.239,
+        -6.235,
+        -6.231,
+        -6.23,
+        -6.238,
+        -6.234,
+        -6.235,
+        -6.231,
+        -6.226,
+        -6.251,
+        -6.234,
+        -6.235,
+        -6.225,
+    ]
+    uniform = [
+        -6.251,
+        -6.227,
+        -6.231,
+        -6.249,
+        -6.237,
+        -6.229,
+        -6.235,
+        -6.244,
+        -6.243,
+        -6.235,
+        -6.236,
+        -6.241,
+        -6.249,
+        -6.451,
+        -6.23,
+        -6.23,
+        -6.28,
+        -6.24,
+        -6.261,
+        -6.228,
+    ]
+    at_20 = [
+        -7.217,
+        -6.451,
+        -6.499,
+        -6.915,
+        -6.79,
+        -6.556,
+        -6.791,
+        -6.585,
+        -6.897,
+        -6.862,
+        -6.833,
+        -6.586,
+        -6.679,
+        -7.139,
+        -6.565,
+        -6.729,
+        -6.896,
+        -6.898,
+        -6.736,
+        -6.329,
+    ]
+    at_50 = [
+        -6.82,
+        -6.297,
+        -6.319,
+        -6.543,
+        -6.624,
+        -6.342,
+        -6.629,
+        -6.668,
+        -6.612,
+        -6.447,
+        -6.59,
+        -6.302,
+        -6.446,
+        -7.016,
+        -6.322,
+        -6.532,
+        -6.574,
+        -6.626,
+        -6.548,
+        -6.277,
+    ]
+    at_70 = [
+        -6.281,
+        -6.246,
+        -6.246,
+        -6.249,
+        -6.269,
+        -6.245,
+        -6.25,
+        -44.306,
+        -6.258,
+        -6.251,
+        -6.259,
+        -6.249,
+        -6.284,
+        -6.547,
+        -6.247,
+        -6.249,
+        -6.277,
+        -6.254,
+        -6.295,
+        -6.246,
+    ]
+    for last in (all_sizes, uniform, at_20, at_50, at_70):
+        yield [
+            {"record": "metric", "name": "lml", "labels": {"seed": seed}, "std_err": 0.0}
+            | {"value": value}
+            for seed, value in zip(STARTS, last, strict=True)
+        ]  # fmt: skip
+
+
 def swapped_atoms() -> Iterator[list[Row]]:
     yield metrics("accuracy", [0.983], 0.0264) + metrics("groups_scored", [60.0])
 
@@ -165,6 +304,8 @@ RECORDED = {
     "unbiased-rate": unbiased_rate,
     "unbiased-rate-molecules": unbiased_rate_of_texts,
     "mask-designs": mask_designs,
+    "model-choice": model_choice,
+    "training-rates": training_rates,
     **dict.fromkeys(quick.PAPER_LANGUAGE, bert_on_glue),
 }
 

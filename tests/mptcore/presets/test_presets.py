@@ -31,7 +31,7 @@ PAPER_LANGUAGE = [n for n in LANGUAGE if n.startswith(("table2-", "fig5-"))]
 LATENT = [n for n, p in PRESETS.items() if isinstance(p.specs[0], VaeExperiment)]
 """These take minutes: see benchmarks/reports, and the short forms in latent/test_runs.py."""
 MARGINS = ("margin", "early_margin", "most_change")
-LONG = {"fig5-left", "unbiased-rate", "mask-designs"}
+LONG = {"fig5-left", "unbiased-rate", "mask-designs", "model-choice", "training-rates"}
 QUICK = sorted(set(PRESETS) - LONG - set(LANGUAGE) - set(LATENT))
 _results: dict[ExperimentSpec, Results] = {}
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mptcore.presets import PRESETS, Results
+from mptcore.presets.model_choice import CANDIDATES, DATA_SEEDS, _bic, _chosen
 from tests.mptcore.presets import test_power as recorded
 
 Row = dict[str, Any]
@@ -36,7 +37,10 @@ def shifted(spec: int, x: float, by: float) -> Callable[[Row, int], Row]:
     return change
 
 
-@pytest.mark.parametrize("name", ["unbiased-rate", "unbiased-rate-molecules", "mask-designs"])
+@pytest.mark.parametrize(
+    "name",
+    ["unbiased-rate", "unbiased-rate-molecules", "mask-designs", "model-choice", "training-rates"],
+)
 def test_the_recorded_results_agree(name: str) -> None:
     assert verdict(name, recorded.RECORDED[name](), unchanged) == "agrees"
 
@@ -96,3 +100,71 @@ def test_the_error_of_a_log_of_a_standard_deviation() -> None:
     equal, worse = PRESETS["mask-designs"].verdict(results).comparisons
     assert equal.half_width == pytest.approx(1.959964 * math.sqrt(2 / (2 * 99)))
     assert worse.half_width == pytest.approx(1.644854 * math.sqrt(2 / (2 * 99)))
+
+
+def chosen(metric: str, kind: str, latent_dim: int, seeds: range) -> Callable[[Row, int], Row]:
+    """Let a score of one kind of data sets choose another number of dimensions for some of them."""
+
+    def change(row: Row, of: int) -> Row:
+        is_meant = (
+            row["name"] == metric
+            and (of < 12) == (kind == "small")
+            and row["labels"]["seed"] in seeds
+        )
+        return {**row, "value": 100.0 * (of % 6 == latent_dim - 1)} if is_meant else row
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind", "latent_dim", "count", "expected"),
+    [
+        ("mpt_heldout", "small", 4, 40, "differs"),
+        ("mpt_heldout", "large", 1, 60, "differs"),
+        ("lml_heldout", "small", 2, 45, "differs"),
+        ("lml_heldout", "large", 2, 70, "differs"),
+        ("biased_score_heldout", "small", 5, 45, "differs"),
+        ("biased_score_heldout", "large", 5, 70, "differs"),
+        ("biased_score_heldout", "large", 5, 20, "cannot tell"),
+        ("mpt", "small", 5, 8, "cannot tell"),
+        ("mpt", "large", 3, 30, "differs"),
+        ("lml", "small", 4, 60, "differs"),
+        ("lml", "large", 3, 200, "differs"),
+    ],
+)
+def test_a_score_that_chooses_otherwise_differs(
+    metric: str, kind: str, latent_dim: int, count: int, expected: str
+) -> None:
+    change = chosen(metric, kind, latent_dim, range(count))
+    assert verdict("model-choice", recorded.model_choice(), change) == expected
+
+
+def test_bic_counts_the_free_parameters() -> None:
+    """With a likelihood that rises by a little more, or less, than the penalty of a dimension."""
+    free = [20 * k - k * (k - 1) / 2 + 21 for k in CANDIDATES]
+    for more, expected in ((1e-6, 6), (-1e-6, 1)):
+        results = [
+            Results(
+                metrics={("lml", frozenset({("seed", seed)})): (lml, 0.0) for seed in DATA_SEEDS}
+            )
+            for lml in (count * (math.log(80) / 2 / 80 + more) for count in free)
+        ]
+        assert set(_chosen(_bic(results))) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("spec", "by", "expected"),
+    [
+        (1, 0.1, "differs"),
+        (1, -0.1, "differs"),
+        (1, 0.05, "cannot tell"),
+        (2, 1.5, "differs"),
+        (3, 1.5, "differs"),
+        (4, 0.5, "differs"),
+    ],
+)
+def test_masks_that_train_otherwise_differ(spec: int, by: float, expected: str) -> None:
+    def shift(row: Row, of: int) -> Row:
+        return {**row, "value": row["value"] + by} if of == spec else row
+
+    assert verdict("training-rates", recorded.training_rates(), shift) == expected
