@@ -39,7 +39,6 @@ from service.sweeps.expansion import (
     in_request,
 )
 from service.sweeps.schemas import MorePoints, SweepSubmission
-from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
 from service.tables.sweeps import Sweep
 
@@ -70,6 +69,10 @@ class Batch(RequestModel):
     ]
     """Experiments, to be submitted in this order, all or none."""
 
+    def count(self) -> int:
+        """Return the number of experiments."""
+        return len(self.experiments)
+
 
 class Made(ResponseModel):
     """An experiment of a batch."""
@@ -93,10 +96,6 @@ class SubmissionRequest(ABC):
     """Base class of the requests."""
 
     @abstractmethod
-    def count(self, database: Database) -> int:
-        """Return the maximum number of submissions."""
-
-    @abstractmethod
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         """Return the submissions. It is called again if data that they refer to have changed.
         Raises ApiError."""
@@ -114,9 +113,6 @@ class Bodies(SubmissionRequest):
     sent: Sequence[Submission | UnresolvedSubmission]
     pointer: str = ""
 
-    def count(self, database: Database) -> int:
-        return len(self.sent)
-
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         places = (self.pointer.format(number) for number in range(len(self.sent)))
         pairs = zip(self.sent, places, strict=True)
@@ -133,9 +129,6 @@ class Retry(SubmissionRequest):
 
     experiment_id: str
 
-    def count(self, database: Database) -> int:
-        return 1
-
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         old = find_own(session, user, Experiment, self.experiment_id)
         if old.status not in (Status.FAILED, Status.CANCELLED):
@@ -149,9 +142,6 @@ class NewSweep(SubmissionRequest):
     """A sweep and its first points."""
 
     sent: SweepSubmission
-
-    def count(self, database: Database) -> int:
-        return self.sent.count()
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sent = self.sent
@@ -170,9 +160,6 @@ class AddedPoints(SubmissionRequest):
 
     sweep_id: str
     more: MorePoints
-
-    def count(self, database: Database) -> int:
-        return self.more.count()
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)
@@ -202,10 +189,6 @@ class SweepRetry(SubmissionRequest):
     may store and their owner may have."""
 
     sweep_id: str
-
-    def count(self, database: Database) -> int:
-        with database.snapshot() as session:
-            return min(MAX_RETRIED, store.number_of_points(session, self.sweep_id))
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)

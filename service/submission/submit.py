@@ -17,7 +17,6 @@ from service.accounts.permission import check_still_valid, find_readable
 from service.accounts.users import Caller
 from service.experiments import store
 from service.fair_share import FairShare
-from service.large_work import in_turn
 from service.queue import holds, quota, states
 from service.queue.sizes import of_texts
 from service.refusals import unavailable
@@ -99,7 +98,7 @@ def submitted(
                 yield session, before
                 return
     for _ in range(MAX_PREPARED):
-        with in_turn(user.id, request.count(database)), database.snapshot() as session:
+        with database.snapshot() as session:
             submissions = request.submissions(session, settings, user)
             check_sample(session, settings, submissions)
             prepared = prepare(session, settings, submissions)

@@ -141,6 +141,8 @@ class StrictRequest(Request):
     route: "StrictRoute"
     held: ExitStack
     """Resources that are released at the end of the request."""
+    value: Any = None
+    """The handler's `JsonBody`, once it is read."""
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
@@ -183,7 +185,9 @@ class StrictRequest(Request):
         """Return the body as the handler's `JsonBody`. Raise ApiError with its problems."""
         text = await self.body()
         limiter = self.app.state.bodies.parsing if len(text) > LARGE_BYTES else None
-        return await run_sync(self.route.parsed, text, limiter=limiter)
+        validated = await run_sync(self.route.parsed, text, limiter=limiter)
+        self.value = validated.value
+        return validated
 
 
 def _too_large(limit: int) -> ApiError:

@@ -87,21 +87,17 @@ async def _writable(request: Request) -> AsyncIterator[Database]:
         yield database
 
 
-async def _large_writer(request: Request) -> AsyncIterator[None]:
-    """Hold one of the places of requests that may store thousands of rows. These wait for it before
-    they take a place of a writer, and leave the other places of writers to small requests."""
-    async with one_of(request.app.state.large_writers, request):
-        yield
-
-
 @asynccontextmanager
-async def one_of(places: FairLimiter, request: Request) -> AsyncIterator[None]:
-    """Hold a place while the block runs. Raises ApiError (503) if none becomes free for long."""
+async def one_of(
+    places: FairLimiter, request: Request, wait_s: float | None = None
+) -> AsyncIterator[None]:
+    """Hold a place while the block runs. Raises ApiError (503) if none becomes free in `wait_s`
+    seconds; default: the setting `write_wait_s`."""
     settings: Settings = request.app.state.settings
     caller: Caller | None = getattr(request.state, "caller", None)
     async with AsyncExitStack() as held:
         try:
-            async with asyncio.timeout(settings.write_wait_s):
+            async with asyncio.timeout(wait_s or settings.write_wait_s):
                 await held.enter_async_context(places.one(None if caller is None else caller.id))
         except TimeoutError:
             detail = "too many requests wait for their turn; nothing was changed, try again"
@@ -112,8 +108,6 @@ async def one_of(places: FairLimiter, request: Request) -> AsyncIterator[None]:
 DatabaseDep = Annotated[Database, Depends(_readable, scope="function")]
 """For plain handlers that read."""
 WriterDep = Annotated[Database, Depends(_writable, scope="function")]
-LargeWriter = Annotated[None, Depends(_large_writer, scope="function")]
-"""Before WriterDep, for handlers that may store thousands of rows."""
 """For plain handlers that write."""
 
 

@@ -104,7 +104,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.poller = Poller(app.state.database, settings)
     app.state.bodies = Bodies()
     app.state.writers = FairLimiter(settings.api_writers, of_user=settings.api_writers - 1)
-    app.state.large_writers = FairLimiter(max(1, settings.api_writers // 2), of_user=1)
+    app.state.large = FairLimiter(1, of_user=1)
     connections = settings.api_connections
     app.state.readers = FairLimiter(connections, of_user=connections // USERS_PART)
     app.state.bundles = FairLimiter(MAX_BUNDLES, of_user=MAX_USER_BUNDLES)

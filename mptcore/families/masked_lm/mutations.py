@@ -22,8 +22,8 @@ from mptcore.specs import TextScore, TextScores, TextSource
 
 CHANGE = re.compile(r"(\S)([1-9][0-9]{0,8})(\S)")
 NO_OWN_TOKEN = "is not a token of its own"
-TOKENS_TOGETHER = 2**20
-"""Approximate number of tokens of the changed wild types that are tokenized together."""
+TOGETHER = 2**20
+"""Approximate number of letters or tokens of the changed wild types that are tokenized together."""
 
 
 class Change(NamedTuple):
@@ -80,7 +80,9 @@ class WildType:
         letter, or if it changes other tokens."""
         rest = iter(dict.fromkeys(one for one in changes if one.place in self.places))
         found = {}
-        while part := list(islice(rest, max(1, TOKENS_TOGETHER // len(self.tokens.ids)))):
+        while part := list(
+            islice(rest, max(1, TOGETHER // max(len(self.letters), len(self.tokens.ids))))
+        ):
             changed = [self.letters[:i] + new + self.letters[i + 1 :] for i, new in part]
             rows = tokenizer(changed, verbose=False)["input_ids"]
             for one, ids in zip(part, rows, strict=True):

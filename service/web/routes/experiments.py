@@ -36,7 +36,6 @@ from service.web.dependencies import (
     Canceller,
     DatabaseDep,
     Idempotency,
-    LargeWriter,
     QueueSnapshotsDep,
     SettingsDep,
     Submitter,
@@ -45,6 +44,7 @@ from service.web.dependencies import (
 from service.web.listing_parameters import WantedDep
 from service.web.parameters import ExperimentId
 from service.web.routes.experiment_queries import to_response
+from service.web.turns import BodyTurn
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +62,6 @@ async def _submit(
 
 SubmitDep = Annotated[Submit, Depends(_submit)]
 """Submits for the caller, under the request's Idempotency-Key: see `submitted`."""
-
-
-async def _submit_many(place: LargeWriter, submit: SubmitDep) -> Submit:
-    return submit
-
-
-SubmitManyDep = Annotated[Submit, Depends(_submit_many)]
-"""Does the same for requests that may submit thousands of experiments."""
 
 
 @router.post(
@@ -108,7 +100,9 @@ batches = APIRouter(tags=["experiments"], route_class=LargeRoute)
 
 
 @batches.post("/v1/experiments:batch", status_code=HTTPStatus.ACCEPTED)
-def submit_batch(batch: JsonBody[Batch], submitted: SubmitManyDep, user: Submitter) -> BatchOut:
+def submit_batch(
+    turn: BodyTurn, batch: JsonBody[Batch], submitted: SubmitDep, user: Submitter
+) -> BatchOut:
     """Queue up to a thousand experiments: all, or none if one is refused. The Idempotency-Key
     applies to the whole request."""
     with submitted(Bodies(batch.experiments, "/experiments/{}")) as (_, accepted):
@@ -190,7 +184,8 @@ def cancel_experiments(wanted: WantedDep, database: WriterDep, user: Canceller) 
         found = [row.id for row in rows]
     with database.transaction() as session:
         chosen = select(Experiment.id).where(Experiment.id.in_(found[:MAX_CANCELLED]), *matching)
-        still = session.scalars(chosen).all()  # they may have changed since the search
+        # They may have changed since the search, and stay as they are once they are locked.
+        still = session.scalars(chosen.order_by(Experiment.id).with_for_update(of=Experiment)).all()
         done = states.cancel_all(session, Experiment.id.in_(still))
         lines = [audit.line(user, "experiment.cancelled", one) for one in done.ids]
         if lines:

@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session, defer
 from service.accounts import audit
 from service.accounts.permission import find, find_own, newest
 from service.accounts.users import Caller
-from service.large_work import in_turn
 from service.queue import holds, states
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError
@@ -30,7 +29,6 @@ from service.sweeps.schemas import (
     TableFormat,
 )
 from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
-from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.tables.sweeps import Sweep
 from service.tables.visibility import Whose
@@ -46,7 +44,8 @@ from service.web.dependencies import (
 )
 from service.web.media_types import plain_json
 from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
-from service.web.routes.experiments import SubmitManyDep
+from service.web.routes.experiments import SubmitDep
+from service.web.turns import BodyTurn, SweepTurn
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +56,9 @@ SweepId = Annotated[str, Path(max_length=100, description="Id of the sweep.")]
 
 @router.post("", status_code=HTTPStatus.ACCEPTED)
 def submit_sweep(
+    turn: BodyTurn,
     submission: JsonBody[SweepSubmission],
-    submitted: SubmitManyDep,
+    submitted: SubmitDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Submitter,
     response: Response,
@@ -105,6 +105,7 @@ def get_sweep(
     "/{sweep_id}/table", response_model=Table, responses={200: {"content": {"text/csv": {}}}}
 )
 def get_table(
+    turn: SweepTurn,
     sweep_id: SweepId,
     database: DatabaseDep,
     user: Reader,
@@ -121,16 +122,6 @@ def get_table(
     is for a spreadsheet: `form=long` has a row for each value of a metric, `form=pooled` a row for
     all points that differ only in their seeds. Points whose experiment was deleted or is not open
     to you are left out."""
-    with database.snapshot() as session:
-        find(session, user, Sweep, sweep_id)
-        count = store.number_of_points(session, sweep_id)
-    with in_turn(user.id, count):
-        return _table(database, user, sweep_id, format, form)
-
-
-def _table(
-    database: Database, user: Caller, sweep_id: str, format: TableFormat, form: CsvForm
-) -> Response:
     with database.snapshot() as session:
         sweep = find(session, user, Sweep, sweep_id)
         points = store.points(session, sweep_id, user)
@@ -152,9 +143,10 @@ def _table(
 
 @router.post("/{sweep_id}/points", status_code=HTTPStatus.ACCEPTED)
 def add_points(
+    turn: BodyTurn,
     sweep_id: SweepId,
     more: JsonBody[MorePoints],
-    submitted: SubmitManyDep,
+    submitted: SubmitDep,
     user: Submitter,
 ) -> Added:
     """Add points to a sweep, with the same base spec."""
@@ -218,7 +210,9 @@ def cancel_sweep(
 
 
 @router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED)
-def retry_sweep(sweep_id: SweepId, submitted: SubmitManyDep, user: Submitter) -> Retried:
+def retry_sweep(
+    turn: SweepTurn, sweep_id: SweepId, submitted: SubmitDep, user: Submitter
+) -> Retried:
     """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
     in the sweep. A second request finds nothing to retry, unless `more` is true."""
     with submitted(SweepRetry(sweep_id)) as (session, accepted):

@@ -1,5 +1,6 @@
 """Cancelling all experiments that match filters."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -7,10 +8,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.experiments import listing
-from service.tables.experiments import DesiredState, Status
+from service.settings import Settings
+from service.tables.experiments import DesiredState, Experiment, Status
 from service.tables.webhooks import Delivery, Webhook
+from service.web.main import create_app
 from service.web.routes import experiments
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change, row, status_events
 
@@ -77,6 +81,23 @@ def test_a_run_that_begins_during_the_search_is_not_cancelled(
     assert answer == {"cancelled": 1, "ending": 0, "more": False}
     assert row(database_of(admin), begins).desired_state == DesiredState.RUN
     assert row(database_of(admin), stays).status == Status.CANCELLED
+
+
+@pytest.mark.parametrize("given", [{"status": "queued"}, {"filter": "status = queued"}])
+def test_a_run_that_is_beginning_is_not_cancelled(lab: Settings, given: dict[str, str]) -> None:
+    """Another transaction has changed its status, and has not yet ended."""
+    headers = bearer(lab.key_file.read_text().strip())
+    with TestClient(create_app(lab), headers=headers) as api, ThreadPoolExecutor(1) as pool:
+        database = database_of(api)
+        begins, stays = submitted(api, 2)
+        with database.transaction() as session:
+            session.get_one(Experiment, begins).status = Status.RUNNING
+            session.flush()
+            asked = pool.submit(api.post, URL, params=given)
+            wait_for_waiting(database, 1)
+        assert asked.result().json() == {"cancelled": 1, "ending": 0, "more": False}
+        assert row(database, begins).desired_state == DesiredState.RUN
+        assert row(database, stays).status == Status.CANCELLED
 
 
 def test_cancelling_uses_the_filters_of_the_list(admin: TestClient) -> None:

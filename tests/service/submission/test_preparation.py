@@ -11,7 +11,6 @@ from sqlalchemy import event, select
 from mptcore.specs import MAX_PROBLEMS
 from service.experiments.cache import CacheKeys
 from service.experiments.references import ReferencedInputs
-from service.limiter import FairLimiter
 from service.submission import preparation, submit
 from service.sweeps import expansion
 from service.tables.experiments import Experiment, Status
@@ -286,8 +285,6 @@ def test_changes_during_preparation_apply_to_a_retry(
 def test_an_experiment_retried_during_preparation_is_retried_once(
     api: TestClient, while_it_prepares: list[Callable[[], object]]
 ) -> None:
-    places = FairLimiter(2, of_user=2)  # as if of two processes
-    api.app.state.large_writers = places  # type: ignore[attr-defined]
     made = sweep(api, list=[{"seeds": [1]}, {"seeds": [2]}])
     api.post(made["urls"]["cancel"])
     while_it_prepares.append(lambda: api.post(made["urls"]["retry"]))

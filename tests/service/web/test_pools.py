@@ -83,37 +83,21 @@ def test_a_user_leaves_a_thread_to_others() -> None:
     assert asyncio.run(places()) == [True, False, True, False]
 
 
-def test_large_requests_leave_places_of_writers_to_small_ones(settings: Settings) -> None:
-    """They wait for a place of their own first; of one user one at a time has it."""
-    with served(settings.model_copy(update={"write_wait_s": 0.2})) as api:
-        large: FairLimiter = api.app.state.large_writers  # type: ignore[attr-defined]
-        assert api.portal is not None
-        sweep = {"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}, "cache": False}
-        made = api.post("/v1/sweeps", json=sweep).json()
-        batch = {"experiments": [{"spec": ppca_spec()}]}
-        requests = [
-            ("/v1/sweeps", sweep),
-            (made["urls"]["points"], {"grid": {"seeds": [[3]]}}),
-            (f"/v1/sweeps/{made['id']}:retry", None),
-            ("/v1/experiments:batch", batch),
-        ]
-        with api.portal.wrap_async_context_manager(large.one(1)):
-            for path, body in requests:
-                answer = api.post(path, json=body)
-                assert (answer.status_code, answer.json()["reason"]) == (503, "busy"), path
-            assert post(api).status_code == 202
-        assert [api.post(path, json=body).status_code for path, body in requests] == [202] * 4
+def test_a_user_has_one_place_in_the_queue() -> None:
+    """Another user is next, though the first has several requests that wait for longer."""
+    order: list[int] = []
 
+    async def ask(places: FairLimiter, user_id: int) -> None:
+        async with places.one(user_id):
+            await asyncio.sleep(0)
+            order.append(user_id)
 
-def test_of_four_writers_two_store_large_requests(settings: Settings) -> None:
-    with served(settings.model_copy(update={"api_writers": 4})) as api:
-        large: FairLimiter = api.app.state.large_writers  # type: ignore[attr-defined]
-        assert api.portal is not None
-        with api.portal.wrap_async_context_manager(large.one(1)):
-            assert large.is_full(1)
-            assert not large.is_full(2)
-            with api.portal.wrap_async_context_manager(large.one(2)):
-                assert large.is_full(3)
+    async def ask_all() -> None:
+        places = FairLimiter(1, of_user=1)
+        await asyncio.gather(*(ask(places, one) for one in (1, 1, 1, 1, 2)))
+
+    asyncio.run(ask_all())
+    assert order == [1, 2, 1, 1, 1]
 
 
 def calls(dependant: Dependant) -> set[object]:

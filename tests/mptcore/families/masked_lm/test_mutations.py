@@ -2,7 +2,8 @@
 places."""
 
 import json
-from itertools import product
+from collections.abc import Iterator
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tokenizers.models import WordPiece
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from mptcore.families.masked_lm import mutations
 from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.mutations import Change, WildType, changes_of
@@ -177,6 +180,24 @@ def test_a_letter_that_joins_its_neighbour_has_no_token() -> None:
     changes = [Change(1, "W"), Change(1, "Y"), Change(3, "W"), Change(0, "W")]
     found = wild_type.targets(changes, tokenizer)
     assert found == {Change(1, "Y"): 24, Change(0, "W"): 23}
+
+
+def test_few_letters_are_tokenized_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a long word is one token: its copies need memory too."""
+    tokenizer = tiny_lm.letter_tokenizer(LETTERS)
+    found = []
+
+    def noted(changes: Iterator[Change], count: int) -> Iterator[Change]:
+        found.append(count)
+        return islice(changes, count)
+
+    monkeypatch.setattr(mutations, "islice", noted)
+    monkeypatch.setattr(mutations, "TOGETHER", 120)
+    word = WildType("A" * 40, TokenSequence([2, 3], [0, 0], [True, True]), {})
+    letters = WildType.of("A" * 10, tokenizer, 20)  # with two special tokens
+    for one in (word, letters):
+        one.targets([], tokenizer)
+    assert found == [3, 10]
 
 
 def test_a_letter_has_the_token_of_its_place() -> None:

@@ -1,0 +1,65 @@
+"""Turns of large requests. One at a time is computed in a process, so that small requests do not
+share the interpreter with several."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
+
+from service.refusals import unavailable
+from service.sweeps import store
+from service.tables.engine import Database
+from service.web.bodies import StrictRequest
+from service.web.dependencies import one_of, reading
+
+LARGE = 256
+"""Number of points or experiments from which a request is large."""
+LARGE_BYTES = 4 * 2**20
+"""Bytes of the body times that number from which a request is large."""
+WAIT_S = 30.0
+"""Maximum seconds that a request waits for its turn. It holds nothing meanwhile."""
+
+
+@asynccontextmanager
+async def _turn(request: Request) -> AsyncIterator[None]:
+    """Hold the turn of large requests. One request of each user waits for those of others, so that
+    nobody has several places in the queue. Raises ApiError (503)."""
+    await request.body()  # is_disconnected would take its first piece
+    async with one_of(request.app.state.large, request, WAIT_S):
+        if await request.is_disconnected():
+            raise unavailable("client_gone", "the client did not wait for its turn")
+        yield
+
+
+async def _by_body(request: Request) -> AsyncIterator[None]:
+    assert isinstance(request, StrictRequest)
+    count = request.value.count()
+    if count < LARGE and count * len(await request.body()) < LARGE_BYTES:
+        yield
+        return
+    async with _turn(request):
+        yield
+
+
+async def _by_points(request: Request) -> AsyncIterator[None]:
+    async with reading(request) as database:
+        count = await run_in_threadpool(_points, database, request.path_params["sweep_id"])
+    if count < LARGE:
+        yield
+        return
+    async with _turn(request):
+        yield
+
+
+def _points(database: Database, sweep_id: str) -> int:
+    with database.snapshot() as session:
+        return store.number_of_points(session, sweep_id)
+
+
+BodyTurn = Annotated[None, Depends(_by_body, scope="function")]
+"""For handlers whose body describes several experiments. A large one waits for its turn. It must
+come before the handler's other dependencies, which are not held meanwhile."""
+SweepTurn = Annotated[None, Depends(_by_points, scope="function")]
+"""The same for handlers that read or retry all points of a sweep."""

@@ -1,0 +1,160 @@
+"""Large requests are computed one at a time in a process, and hold nothing while they wait."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from fastapi import Request
+from fastapi.testclient import TestClient
+from httpx2 import Response
+
+from service.limiter import FairLimiter
+from service.sweeps import store
+from service.web import turns
+from service.web.dependencies import one_of
+from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
+
+OTHER = 99
+"""A user whose large request is under way."""
+Ask = Callable[[TestClient, str], Response]
+
+
+def sweep_of(count: int) -> dict[str, Any]:
+    return {"spec": ppca_spec(), "grid": {"seeds": [[i] for i in range(count)]}, "cache": False}
+
+
+def batch_of(count: int) -> dict[str, Any]:
+    return {"experiments": [{"spec": ppca_spec()}] * count}
+
+
+REQUESTS: dict[str, Ask] = {
+    "sweep": lambda api, _: api.post("/v1/sweeps", json=sweep_of(3)),
+    "points": lambda api, url: api.post(f"{url}/points", json={"grid": {"seeds": [[7], [8], [9]]}}),
+    "batch": lambda api, _: api.post("/v1/experiments:batch", json=batch_of(3)),
+    "retry": lambda api, url: api.post(f"{url}:retry"),
+    "table": lambda api, url: api.get(f"{url}/table"),
+}
+
+
+def places(api: TestClient, name: str) -> FairLimiter:
+    found: FairLimiter = getattr(api.app.state, name)  # type: ignore[attr-defined]
+    return found
+
+
+@contextmanager
+def a_large_one_is_computed(api: TestClient) -> Iterator[None]:
+    assert api.portal is not None
+    with api.portal.wrap_async_context_manager(places(api, "large").one(OTHER)):
+        yield
+
+
+@pytest.fixture
+def impatient(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+    """Three parts are large, and wait for a moment."""
+    monkeypatch.setattr(turns, "LARGE", 3)
+    monkeypatch.setattr(turns, "WAIT_S", 0.1)
+    return api
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> list[FairLimiter]:
+    """An entry for each request that has come to wait for its turn, for as long as it takes."""
+    found: list[FairLimiter] = []
+
+    def noted(places: FairLimiter, request: Request, wait_s: float) -> Any:
+        found.append(places)
+        return one_of(places, request, 240.0)
+
+    monkeypatch.setattr(turns, "one_of", noted)
+    return found
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_large_request_waits_for_its_turn(impatient: TestClient, name: str) -> None:
+    url = f"/v1/sweeps/{impatient.post('/v1/sweeps', json=sweep_of(3)).json()['id']}"
+    with a_large_one_is_computed(impatient):
+        answer = REQUESTS[name](impatient, url)
+        assert (answer.status_code, answer.json()["reason"]) == (503, "busy")
+    assert REQUESTS[name](impatient, url).status_code in (200, 202)
+
+
+def test_small_requests_wait_for_none(impatient: TestClient) -> None:
+    with a_large_one_is_computed(impatient):
+        made = impatient.post("/v1/sweeps", json=sweep_of(1))
+        url = f"/v1/sweeps/{made.json()['id']}"
+        answers = [
+            made,
+            impatient.post("/v1/experiments:batch", json=batch_of(2)),
+            impatient.post(f"{url}/points", json={"grid": {"seeds": [[7]]}}),
+            impatient.post(f"{url}:retry"),
+            impatient.get(f"{url}/table"),
+            impatient.post("/v1/experiments", json={"spec": ppca_spec()}),
+        ]
+    assert [one.status_code for one in answers] == [202, 202, 202, 202, 200, 202]
+
+
+def test_few_points_of_a_large_spec_are_large(
+    impatient: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = sweep_of(2)
+    size = len(impatient.build_request("POST", "/v1/sweeps", json=body).content)
+    with a_large_one_is_computed(impatient):
+        monkeypatch.setattr(turns, "LARGE_BYTES", 2 * size)
+        assert impatient.post("/v1/sweeps", json=body).status_code == 503
+        monkeypatch.setattr(turns, "LARGE_BYTES", 2 * size + 1)
+        assert impatient.post("/v1/sweeps", json=body).status_code == 202
+
+
+def test_requests_hold_nothing_while_they_wait(
+    impatient: TestClient, waiting: list[FairLimiter]
+) -> None:
+    url = f"/v1/sweeps/{impatient.post('/v1/sweeps', json=sweep_of(3)).json()['id']}"
+    waiting.clear()
+    with ThreadPoolExecutor(len(REQUESTS)) as pool:
+        with a_large_one_is_computed(impatient):
+            asked = [pool.submit(ask, impatient, url) for ask in REQUESTS.values()]
+            wait_until(lambda: len(waiting) == len(asked))
+            assert (places(impatient, "writers").taken, places(impatient, "readers").taken) == (
+                0,
+                0,
+            )
+            assert not any(one.done() for one in asked)
+        assert {one.result().status_code for one in asked} <= {200, 202}
+
+
+def test_nothing_is_computed_for_a_client_that_has_gone(
+    impatient: TestClient, waiting: list[FairLimiter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = impatient.post("/v1/sweeps", json=sweep_of(3)).json()
+    monkeypatch.setattr(store, "points", None)  # calling it is an error
+    path, headers = f"/v1/sweeps/{made['id']}/table", impatient.headers.raw
+    waiting.clear()
+    sent: list[Any] = []
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",
+        "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(name.lower(), value) for name, value in headers], "root_path": "",
+        "client": ("127.0.0.1", 1), "server": ("x", 80), "state": {},
+    }  # fmt: skip
+    received = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
+    async def receive() -> Any:
+        return next(received, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        async with places(impatient, "large").one(OTHER):
+            asked = asyncio.ensure_future(impatient.app(scope, receive, send))
+            while not (waiting or asked.done()):
+                await asyncio.sleep(0.01)
+        await asked
+
+    assert impatient.portal is not None
+    impatient.portal.call(ask)
+    assert b"client_gone" in sent[-1]["body"]
