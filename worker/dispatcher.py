@@ -51,15 +51,16 @@ class Dispatcher:
         pause_s, eager_until = self.settings.poll_s, 0.0
         shared_at = -math.inf
         while not stopping.wait(pause_s):
+            for chosen in self.dispatch():
+                eager_until = time.monotonic() + EAGER_S
+                if not self._ring(chosen):
+                    break
             if time.monotonic() >= shared_at + OFFER_EVERY_S:
                 shared_at = time.monotonic()
                 self._ring_again()
                 if self.settings.run_workers > 1:
                     for queue, help_id in self.share_idle_workers():
                         self._ring_for_help(queue, help_id)
-            for chosen in self.dispatch():
-                self._ring(chosen)
-                eager_until = time.monotonic() + EAGER_S
             is_eager = time.monotonic() < eager_until
             pause_s = self.settings.poll_s / (EAGERNESS if is_eager else 1)
 
@@ -110,7 +111,8 @@ class Dispatcher:
         rules = Rules.of(self.settings)
         idle = self._idle(session)
         for queue in Queue:
-            if not idle.get(queue) and helping.active(session, queue):
+            may_hang = not idle.get(queue) or helper_choice.is_late(session, queue)
+            if may_hang and helping.active(session, queue):
                 helper_choice.give_way(session, queue, rules)
             for _ in range(min(MAX_OFFERS, idle.get(queue, 0))):
                 found = helper_choice.offer(session, queue, rules)
@@ -136,16 +138,20 @@ class Dispatcher:
         self._rung_again = {one: self._rung_again.get(one, -math.inf) for one in late}
         for one, before in self._rung_again.items():
             if at >= before + SETTLE_S:
+                if not self._ring(one):
+                    break  # each failure may take seconds
                 self._rung_again[one] = at
-                self._ring(one)
 
-    def _ring(self, chosen: Dispatch) -> None:
+    def _ring(self, chosen: Dispatch) -> bool:
+        """Notify a worker, and return False if the broker is unreachable."""
         try:
             ring(self.celery, chosen.queue, chosen.experiment_id, chosen.dispatch_no)
             rung = {"experiment_id": chosen.experiment_id, "dispatch_no": chosen.dispatch_no}
             log.info("dispatched to %s", chosen.queue, extra=rung)
         except (BrokerError, OSError) as error:
             log.warning("the broker is unreachable, the reaper will requeue the run: %s", error)
+            return False
+        return True
 
     def _ring_for_help(self, queue: Queue, help_id: int) -> None:
         try:

@@ -50,8 +50,14 @@ class Reaper:
         with self.database.transaction() as session:
             clock.repair(session, self.settings.lease_s)  # first: fails without a database
             workers.forget_silent(session, FORGET_S)
-            if not self._has_been_up(session):
-                return
+            has_been_up = self._has_been_up(session)
+        if has_been_up:
+            self._reap()
+        if self.settings.run_workers > 1:
+            self._give_way()
+
+    def _reap(self) -> None:
+        with self.database.transaction() as session:
             limits = self.settings.dispatch_timeout_s, self.settings.max_lost
             reaped = lease.reap(session, *limits, as_of=self._last_tick)
             if self._last_tick is not None:
@@ -62,8 +68,6 @@ class Reaper:
             ledger.fold(session, self.settings.share)
             statistics.fold(session)
             quota.fold(session)
-        if self.settings.run_workers > 1:
-            self._give_way()
 
     def _give_way(self) -> None:
         """Stop helpers where experiments wait: embedded workers that help choose no experiment."""

@@ -83,8 +83,13 @@ class Slot:
         database is unavailable; the reaper then requeues the experiment. Raises UnfitWorker after
         the experiment was handed back."""
         with self.occupied, structlog.contextvars.bound_contextvars(experiment_id=experiment_id):
-            self.be_ready(is_stopping)
             try:
+                with self.database.snapshot() as session:
+                    is_current = lease.is_dispatched(session, experiment_id, dispatch_no)
+                if not is_current:  # known at small cost: hundreds of old messages may have come
+                    log.info("dispatch %d is stale", dispatch_no)
+                    return False
+                self.be_ready(is_stopping)
                 claim = self._claim(experiment_id, dispatch_no)
             except TRANSIENT_DB_ERRORS as error:
                 log.warning("the database is unreachable: %s", error)

@@ -96,6 +96,7 @@ def unclaimed(session: Session, for_s: float) -> list[Dispatch]:
     late = (
         select(Experiment.id, Experiment.dispatch_no, Experiment.queue)
         .where(Experiment.status == Status.DISPATCHED, Experiment.dispatched_at < now() - for_s)
+        .order_by(Experiment.dispatched_at)
         .limit(MAX_UNCLAIMED)
     )
     return [Dispatch(row.id, row.dispatch_no, Queue(row.queue)) for row in session.execute(late)]

@@ -52,6 +52,7 @@ class Rules:
     within_s: float
     max_workers: int
     after_s: float
+    lease_s: float
     helper: str | None = None
     """The worker that is to help. None: any idle worker of the queue."""
 
@@ -62,6 +63,7 @@ class Rules:
             settings.worker_silent_s,
             settings.run_workers,
             settings.help_after_s,
+            settings.lease_s,
             helper,
         )
 
@@ -81,8 +83,8 @@ def users_due(
 def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
     """Choose a running experiment that an idle worker of this queue may help, and return the number
     of the help. The owner with the least usage for its shares is first, then the run with the
-    fewest helpers. None if an experiment waits that could begin, or if no run may have another
-    helper. Call only while holding the dispatch lock."""
+    fewest helpers. None if an experiment waits that could begin or that no worker takes, or if no
+    run may have another helper. Call only while holding the dispatch lock."""
     if queue not in HELPING:
         return None
     holds.release_sweeps(session)
@@ -90,6 +92,8 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
     alive = workers.alive_in(session, queue, rules.within_s)
     most = shares.max_slots(standings, rules.fair_share, alive)
     if next(users_due(session, standings, queue, most, rules), None) is not None:
+        return None
+    if is_late(session, queue):
         return None
     helped = _helped_by_owner(session)
     eligible = {
@@ -112,6 +116,12 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
     session.add(help_)
     session.flush()
     return help_.id
+
+
+def is_late(session: Session, queue: Queue) -> bool:
+    """Return whether a queue has an experiment that no worker has taken for PATIENCE_S: workers
+    that look idle hang."""
+    return any(one.queue == queue for one in dispatch.unclaimed(session, PATIENCE_S))
 
 
 def _is_free(session: Session, experiment_id: str) -> bool:
@@ -163,7 +173,9 @@ def _candidates(queue: Queue, rules: Rules, at: float) -> Any:
     of_attempt = and_(Help.experiment_id == Experiment.id, Help.attempt == Experiment.attempt)
     helpers = select(func.count()).where(of_attempt, ACTIVE).scalar_subquery()
     pause_s = min(rules.after_s, MAX_PAUSE_S)
-    recent = exists().where(of_attempt, Help.started_at.is_not(None), Help.ended_at > at - pause_s)
+    recent = exists().where(
+        of_attempt, Help.started_at.is_not(None), Help.ended_at.between(at - pause_s, at)
+    )
     useless = exists().where(of_attempt, Help.barred == Barred.ATTEMPT)
     too_large = exists().where(
         Help.experiment_id == Experiment.id, Help.barred == Barred.EXPERIMENT
@@ -217,8 +229,9 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
     """Stop as many helpers of a queue as experiments wait for its workers, and return how many were
     stopped now. These are the experiments that could begin and those that are dispatched, less one
     for each idle worker; but all that have waited for PATIENCE_S. Helps that have not begun are
-    first, and are removed; then those of the owner with the most usage for its shares. Helpers of
-    users who have more slots than their limit stop in any case. Call only while holding the
+    first, and are removed; then those of the owner with the most usage for its shares. A helper
+    that was stopped and has been silent for PATIENCE_S does not count: another one stops. Helpers
+    of users who have more slots than their limit stop in any case. Call only while holding the
     dispatch lock."""
     holds.release_sweeps(session)
     standings = shares.standings(session, rules.fair_share)
@@ -228,22 +241,30 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
     due = _waiting(session, queue, could, most)
     owners = {one.owner_id: one for one in standings}
     rows = session.execute(
-        select(Help.id, Help.owner_id, Help.must_stop, Help.started_at).where(
-            ACTIVE, Help.queue == queue
-        )
+        select(
+            Help.id,
+            Help.owner_id,
+            Help.must_stop,
+            Help.started_at,
+            (Help.lease_expires_at > now() + rules.lease_s - PATIENCE_S).label("has_beaten"),
+        ).where(ACTIVE, Help.queue == queue)
     ).all()
     left = due + slots.missing - slots.idle
-    unclaimed = sum(one.queue == queue for one in dispatch.unclaimed(session, PATIENCE_S))
-    overdue = _waiting(session, queue, could, most, PATIENCE_S) + unclaimed
-    if overdue > max(0, left):
-        left = max(left, overdue - _stopped_lately(session, queue))
-    left -= sum(row.must_stop for row in rows)
+    late = sum(one.queue == queue for one in dispatch.unclaimed(session, PATIENCE_S))
+    overdue = _waiting(session, queue, could, most, PATIENCE_S) + late
+    stopping = sum(row.must_stop and row.has_beaten for row in rows)
     going = sorted(
         (row for row in rows if not row.must_stop),
         key=lambda row: (row.started_at is not None, -owners[row.owner_id].level),
     )
-    chosen = going[: max(0, left)]
-    chosen += _beyond_limits(owners, going[len(chosen) :], queue, most)
+    chosen = going[: max(0, left - stopping)]
+    if overdue > max(0, left):  # idle workers hang: the withdrawal of a help frees none that works
+        chosen = [row for row in going if row.started_at is None or row in chosen]
+        freed = stopping + sum(row.started_at is not None for row in chosen)
+        more = overdue - freed - _stopped_lately(session, queue)
+        chosen += [row for row in going if row not in chosen][: max(0, more)]
+    rest = [row for row in going if row not in chosen]
+    chosen += _beyond_limits(owners, rest, queue, most)
     ids = [row.id for row in chosen]
     helping.withdraw(session, ids)
     # A helper that hangs in a transaction must not hold up the dispatch lock: it stops later.
@@ -272,10 +293,11 @@ def _beyond_limits(
 
 def _stopped_lately(session: Session, queue: Queue) -> int:
     """Return how many helpers of a queue that had to stop have ended within SETTLE_S."""
+    at = _clock(session)
     return (
         session.scalar(
             select(func.count()).where(
-                Help.queue == queue, Help.must_stop, Help.ended_at > _clock(session) - SETTLE_S
+                Help.queue == queue, Help.must_stop, Help.ended_at.between(at - SETTLE_S, at)
             )
         )
         or 0

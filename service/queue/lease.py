@@ -136,6 +136,16 @@ def claim(
     return begun
 
 
+def is_dispatched(session: Session, experiment_id: str, dispatch_no: int) -> bool:
+    """Return whether this is the current dispatch of an experiment, which nobody has claimed."""
+    current = select(Experiment.id).where(
+        Experiment.id == experiment_id,
+        Experiment.status == Status.DISPATCHED,
+        Experiment.dispatch_no == dispatch_no,
+    )
+    return session.scalar(current) is not None
+
+
 def _put_back(session: Session, experiment_id: str, dispatch_no: int, reason: str) -> None:
     """Return a dispatched experiment to the queue, if this is still its current dispatch."""
     put_back = session.execute(

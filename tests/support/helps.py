@@ -22,7 +22,7 @@ from tests.support import stored
 from tests.support.attempts import claimed
 
 LEASE_S = 60.0
-RULES = Rules(FairShare(), within_s=60.0, max_workers=3, after_s=10.0)
+RULES = Rules(FairShare(), within_s=60.0, max_workers=3, after_s=10.0, lease_s=LEASE_S)
 ENVIRONMENT = {"core": "a", "cpu": "b", "threads": 1}
 BATCH = {"number": 4, "shape": [1, 1, 1], "data": "AAAAAAAA8D8="}
 PACKED = division.packed(BATCH)

@@ -1,6 +1,7 @@
 """Times at which the dispatcher looks for idle workers, and the experiments it gives them."""
 
 import threading
+from functools import partial
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic import SecretStr
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
+from service.queue import dispatch as queued
 from service.queue import workers
 from service.queue.dispatch import Dispatch
 from service.queue.helper_choice import PATIENCE_S, SETTLE_S
@@ -57,8 +59,9 @@ def test_the_dispatcher_polls_faster_after_a_choice(
         def dispatch(self) -> list[Dispatch]:
             return list(at_one) if day.now >= 1.0 else []
 
-        def _ring(self, chosen: Dispatch) -> None:
+        def _ring(self, chosen: Dispatch) -> bool:
             rung.append((day.now, chosen))
+            return True
 
     Scripted(Database(given.url), given, Celery()).run(day)
     assert rung == [(1.0, chosen)]
@@ -248,7 +251,12 @@ def test_an_unclaimed_dispatch_is_notified_again(
     clock = SimpleNamespace(at=0.0)
     monkeypatch.setattr(dispatcher, "time", SimpleNamespace(monotonic=lambda: clock.at))
     doorbell = Dispatcher(database, settings, Celery())
-    monkeypatch.setattr(doorbell, "_ring", rung.append)
+
+    def ring(one: Dispatch) -> bool:
+        rung.append(one)
+        return True
+
+    monkeypatch.setattr(doorbell, "_ring", ring)
     one = submitted(database)
     dispatched = {"status": Status.DISPATCHED, "queue": Queue.CPU, "dispatch_no": 3}
     stored.change(database, one, **dispatched, dispatched_at=now())
@@ -263,3 +271,61 @@ def test_an_unclaimed_dispatch_is_notified_again(
     doorbell._ring_again()
     assert len(rung) == 2
     assert doorbell._rung_again == {}
+
+
+def test_a_broker_that_is_away_is_tried_once_in_a_round(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each failure may take seconds, in which nothing is dispatched."""
+    rung: list[object] = []
+
+    def ring(*given: object) -> None:
+        rung.append(given)
+        raise BrokerError("away")
+
+    monkeypatch.setattr(dispatcher, "ring", ring)
+    doorbell = Dispatcher(database, settings.model_copy(update={"max_workers": 1}), Celery())
+    for _ in range(3):
+        dispatched = {"status": Status.DISPATCHED, "queue": Queue.CPU}
+        stored.change(database, submitted(database), **dispatched, dispatched_at=0.0)
+    for count in (1, 2):
+        doorbell._ring_again()
+        assert len(rung) == count
+    register(database, cpu=3)
+    monkeypatch.setattr(Dispatcher, "dispatch", lambda _: [Dispatch("a", 1, Queue.CPU)] * 3)
+    stopping = SimpleNamespace(wait=iter([False, True]).__next__)
+    rung.clear()
+    monkeypatch.setattr(Dispatcher, "_ring_again", lambda _: None)
+    doorbell.run(SimpleNamespace(wait=lambda _: stopping.wait()))  # type: ignore[arg-type]
+    assert len(rung) == 1
+
+
+def test_what_waits_is_dispatched_before_helpers_stop_for_it(
+    doorbell: Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of another queue may take it."""
+    done: list[str] = []
+    doorbell.settings = doorbell.settings.model_copy(update={"max_workers": 3})
+
+    def noted(name: str) -> list[Dispatch]:
+        done.append(name)
+        return []
+
+    for name in ("dispatch", "share_idle_workers"):
+        monkeypatch.setattr(doorbell, name, partial(noted, name))
+    left = iter([False, True])
+    doorbell.run(SimpleNamespace(wait=lambda _: next(left)))  # type: ignore[arg-type]
+    assert done == ["dispatch", "share_idle_workers"]
+
+
+def test_the_oldest_unclaimed_dispatches_are_found_first(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queued, "MAX_UNCLAIMED", 2)
+    times = {submitted(database): at for at in (3.0, 1.0, 2.0)}
+    for one, at in times.items():
+        columns = {"status": Status.DISPATCHED, "queue": Queue.CPU, "dispatched_at": at}
+        stored.change(database, one, **columns)
+    with database.snapshot() as session:
+        found = [times[one.experiment_id] for one in queued.unclaimed(session, 1.0)]
+    assert found == [1.0, 2.0]

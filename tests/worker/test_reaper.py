@@ -138,6 +138,17 @@ def test_a_held_dispatch_lock_does_not_stop_the_reaper(lab: Settings) -> None:
             assert session.get_one(Help, claim.id).must_stop
 
 
+def test_helpers_give_way_after_a_gap(database: Database, settings: Settings) -> None:
+    """Nothing is reaped for a lease, but a newcomer need not wait for it."""
+    add_workers(database, "w", "w1")
+    long_run(database)
+    claim = begun(database)
+    submitted(database)
+    Reaper(database, settings.model_copy(update={"max_workers": 3})).tick()
+    with database.snapshot() as session:
+        assert session.get_one(Help, claim.id).must_stop
+
+
 def test_a_database_that_hangs_within_a_tick(
     database: Database, running: str, reaper: Reaper, monkeypatch: pytest.MonkeyPatch
 ) -> None:

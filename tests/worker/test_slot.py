@@ -86,6 +86,27 @@ def test_a_claim_reads_no_checkpoint(
     assert counts.clean, str(counts)
 
 
+def test_an_old_message_costs_no_preparation(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that hung may find hundreds of them."""
+    slot = Slot(database, settings, "w")
+    experiment_id = submitted(database)
+    with database.transaction() as session:
+        chosen = dispatch_next(session)
+    assert chosen is not None
+
+    def prepared(_: Callable[[], bool]) -> None:
+        raise UnfitWorker("prepared")
+
+    monkeypatch.setattr(slot, "be_ready", prepared)
+    assert not slot.run(experiment_id, chosen.dispatch_no - 1, lambda: False)
+    with pytest.raises(UnfitWorker):
+        slot.run(experiment_id, chosen.dispatch_no, lambda: False)
+    stored.change(database, experiment_id, status="running")
+    assert not slot.run(experiment_id, chosen.dispatch_no, lambda: False)
+
+
 @pytest.mark.parametrize("broken", [1, 2])
 def test_a_broken_checkpoint_is_not_used(
     database: Database, settings: Settings, broken: int

@@ -1,6 +1,7 @@
 """Helpers that stop for others: experiments that wait, limits of their owner, spare slots."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from celery import Celery
@@ -103,6 +104,56 @@ def test_a_helper_gives_way_to_what_an_idle_worker_has_not_taken(
             update(Help).where(Help.id == first).values(ended_at=now() - helper_choice.SETTLE_S - 1)
         )
     assert len(stopped(either)) == 2
+
+
+def test_a_helper_gives_way_though_several_idle_workers_hang(
+    database: Database, settings: Settings
+) -> None:
+    """Helps are on their way to workers that hang. To withdraw them frees no worker, so a helper
+    stops at once, and the messages of those helps find nothing. No further one is offered."""
+    long_run(database)
+    add_workers(database, "w", "a", *(f"hangs{i}" for i in range(5)))
+    helper = begun(database, "a")
+    many = replace(RULES, max_workers=9)
+    assert None not in [offered(database, many) for _ in range(3)]
+    dispatched = {"status": Status.DISPATCHED, "queue": Queue.CPU, "dispatched_at": now()}
+    late = submitted(database)
+    stored.change(database, late, **dispatched)
+    dispatcher = Dispatcher(database, settings.model_copy(update={"max_workers": 5}), Celery())
+    dispatcher.share_idle_workers()
+    assert len(helps(database)) == 4
+    stored.change(database, late, dispatched_at=now() - helper_choice.PATIENCE_S - 1)
+    assert dispatcher.share_idle_workers() == []
+    assert [(one.id, one.must_stop) for one in helps(database)] == [(helper.id, True)]
+    assert offered(database, many) is None
+
+
+def test_another_helper_gives_way_if_the_first_is_frozen(either: Database) -> None:
+    long_run(either)
+    add_workers(either, "w", "a", "b")
+    first, second = begun(either, "a"), begun(either, "b")
+    waiting = submitted(either)
+    (frozen,) = stopped(either)
+    assert stopped(either) == [frozen]
+    silent = now() + LEASE_S - helper_choice.PATIENCE_S - 0.5
+    with either.transaction() as session:
+        session.execute(update(Help).where(Help.id == frozen).values(lease_expires_at=silent))
+    assert stopped(either) == sorted([first.id, second.id])
+    stored.change(either, waiting, status=Status.SUCCEEDED)
+
+
+def test_a_help_that_ended_in_the_future_delays_nothing(either: Database) -> None:
+    """The clock was set back since."""
+    long_run(either)
+    add_workers(either, "w", "a", "b", "hangs")
+    stops, goes = begun(either, "a"), begun(either, "b")
+    ended(either, stops.id)
+    with either.transaction() as session:
+        ahead = {"ended_at": now() + 3600, "must_stop": True}
+        session.execute(update(Help).where(Help.id == stops.id).values(**ahead))
+    assert offered(either) is not None
+    stored.change(either, submitted(either), created_at=now() - helper_choice.PATIENCE_S - 1)
+    assert goes.id in stopped(either)
 
 
 def test_helpers_of_a_disabled_user_stop(either: Database) -> None:

@@ -13,7 +13,7 @@ from tests.support.shared_lab import WITHIN_S, SharedLab
 
 CPUS = 4
 SHARE = FairShare(spare_slots=0, half_life_s=1e9, advance_s=10.0)
-RULES = Rules(SHARE, WITHIN_S, max_workers=CPUS, after_s=-1.0)
+RULES = Rules(SHARE, WITHIN_S, max_workers=CPUS, after_s=-1.0, lease_s=1e9)
 """Runs are helped from their first moment on."""
 LONG_S, SHORT_S = 2000.0, 10.0
 
