@@ -30,12 +30,16 @@ class Memory:
     def __init__(self, limit: int | None):
         self.limit = memory_limit(limit)
         self.peak = 0
+        self._process: psutil.Process | None = None
+        """The process measured last. It takes longer to make one than to measure it."""
 
     def is_over(self, pid: int | None) -> bool:
         """Measure the process if it exists, and return whether it exceeds the limit."""
         if pid is not None:
             with suppress(psutil.NoSuchProcess):
-                self.peak = max(self.peak, psutil.Process(pid).memory_info().rss)
+                if self._process is None or self._process.pid != pid:
+                    self._process = psutil.Process(pid)
+                self.peak = max(self.peak, self._process.memory_info().rss)
         return self.peak > self.limit
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """Requeue runs and dispatches that nobody will finish."""
 
+import itertools
 import logging
 import threading
 
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 
 
 FORGET_S = 3600.0
+REAP_EVERY = 2
+"""Number of heartbeats from one look for what is lost to the next. Helpers give way more often."""
 
 
 class Reaper:
@@ -36,25 +39,28 @@ class Reaper:
         self._last_tick: float | None = None  # both by the database's clock
 
     def run(self, stopping: threading.Event) -> None:
-        while not stopping.wait(self.settings.heartbeat_s):
-            self.tick()
+        for count in itertools.count():
+            if stopping.wait(self.settings.heartbeat_s):
+                break
+            self.tick(reaps=count % REAP_EVERY == 0)
 
-    def tick(self) -> None:
+    def tick(self, *, reaps: bool = True) -> None:
         try:
-            self._tick()
+            if reaps:
+                self._tidy_up()
+            if self.settings.run_workers > 1:
+                self._give_way()
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             self._last_tick = None
 
-    def _tick(self) -> None:
+    def _tidy_up(self) -> None:
         with self.database.transaction() as session:
             clock.repair(session, self.settings.lease_s)  # first: fails without a database
             workers.forget_silent(session, FORGET_S)
             has_been_up = self._has_been_up(session)
         if has_been_up:
             self._reap()
-        if self.settings.run_workers > 1:
-            self._give_way()
 
     def _reap(self) -> None:
         with self.database.transaction() as session:
@@ -71,12 +77,15 @@ class Reaper:
 
     def _give_way(self) -> None:
         """Stop helpers where experiments wait: embedded workers that help choose no experiment."""
+        with self.database.snapshot() as session:  # most of the time nobody helps
+            helped = [queue for queue in Queue if helping.active(session, queue)]
+        if not helped:
+            return
         with self.database.transaction() as session:
             if not workers.try_to_lock_dispatching(session):
                 return  # a dispatcher has it, and stops helpers itself
-            for queue in Queue:
-                if helping.active(session, queue):
-                    helper_choice.give_way(session, queue, Rules.of(self.settings))
+            for queue in helped:
+                helper_choice.give_way(session, queue, Rules.of(self.settings))
 
     def _has_been_up(self, session: Session) -> bool:
         """Return whether nothing has prevented heartbeats for a whole lease. A gap between two

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -46,6 +47,26 @@ def test_a_process_is_over_its_limit_at_its_peak() -> None:
     exactly = memory.Memory(5)
     exactly.peak = 5
     assert not exactly.is_over(None)
+
+
+def test_each_process_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first may have ended, and another one taken its place."""
+    found: dict[int, int] = {1: 5, 2: 9}
+
+    class Measured:
+        def __init__(self, pid: int):
+            self.pid = pid
+
+        def memory_info(self) -> SimpleNamespace:
+            return SimpleNamespace(rss=found[self.pid])
+
+    monkeypatch.setattr(psutil, "Process", Measured)
+    measured = memory.Memory(7)
+    assert not measured.is_over(1)
+    found[1] = 6
+    assert not measured.is_over(1)
+    assert measured.peak == 6
+    assert measured.is_over(2)
 
 
 def test_the_peak_and_the_limit_are_given_in_gibibytes() -> None:

@@ -171,17 +171,35 @@ def test_a_database_that_hangs_within_a_tick(
 def test_the_reaper_ticks_until_it_stops(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It reaps every second time, and lets helpers give way each time."""
     reaper = Reaper(database, settings.model_copy(update={"heartbeat_s": 0.01}))
-    stopping, ticks = threading.Event(), []
+    stopping, ticks = threading.Event(), list[bool]()
 
-    def tick() -> None:
-        ticks.append(1)
-        if len(ticks) == 2:
+    def tick(reaps: bool) -> None:
+        ticks.append(reaps)
+        if len(ticks) == 4:
             stopping.set()
 
     monkeypatch.setattr(reaper, "tick", tick)
     reaper.run(stopping)
-    assert len(ticks) == 2
+    assert ticks == [True, False, True, False]
+
+
+def test_helpers_give_way_between_two_looks(database: Database, settings: Settings) -> None:
+    add_workers(database, "w", "w1")
+    lost = claimed(database, lease_s=-1.0)
+    stored.change(database, lost.experiment_id, worker="w")
+    long_run(database)
+    claim = begun(database)
+    submitted(database)
+    reaper = Reaper(database, settings.model_copy(update={"max_workers": 3, "lease_s": 0.0}))
+    reaper.tick(reaps=False)
+    with database.snapshot() as session:
+        assert session.get_one(Help, claim.id).must_stop
+    assert status(database, lost.experiment_id) == "running"
+    for _ in range(2):
+        reaper.tick()
+    assert status(database, lost.experiment_id) == "queued"
 
 
 class ScriptedSession:
