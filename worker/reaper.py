@@ -92,7 +92,7 @@ class Reaper:
         ticks means that the database hung, the machine slept or the clock was changed; it counts as
         an outage."""
         at: float = session.execute(select(now())).scalar_one()
-        gap_s = max(self.settings.lease_s / 2, 3 * self.settings.heartbeat_s)
+        gap_s = max(self.settings.lease_s / 2, 2 * REAP_EVERY * self.settings.heartbeat_s)
         if self._last_tick is None or not 0 <= at - self._last_tick <= gap_s:
             self._up_since = at
         self._last_tick = at

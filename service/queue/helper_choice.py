@@ -252,7 +252,7 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
     left = due + slots.missing - slots.idle
     late = sum(one.queue == queue for one in dispatch.unclaimed(session, PATIENCE_S))
     overdue = _waiting(session, queue, could, most, PATIENCE_S) + late
-    stopping = sum(row.must_stop and row.has_beaten for row in rows)
+    stopping = sum(bool(row.must_stop and row.has_beaten) for row in rows)
     going = sorted(
         (row for row in rows if not row.must_stop),
         key=lambda row: (row.started_at is not None, -owners[row.owner_id].level),
@@ -268,7 +268,8 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
     ids = [row.id for row in chosen]
     helping.withdraw(session, ids)
     # A helper that hangs in a transaction must not hold up the dispatch lock: it stops later.
-    free = select(Help.id).where(Help.id.in_(ids)).with_for_update(skip_locked=True)
+    begun = Help.id.in_(ids), Help.started_at.is_not(None)
+    free = select(Help.id).where(*begun).with_for_update(skip_locked=True)
     stops = update(Help).where(Help.id.in_(free)).values(must_stop=True)
     session.execute(stops.execution_options(synchronize_session=False))
     return len(chosen)

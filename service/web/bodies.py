@@ -33,6 +33,9 @@ LARGE_BYTES = 64 * 1024
 take turns with the event loop, which then waits for each of them."""
 MAX_USER_LARGE = 4
 """Maximum number of concurrent requests of one user with larger bodies in a process."""
+MAX_USER_TURNS = 8
+"""Maximum number of large requests of one user that wait for their turn in a process, or have it.
+"""
 PUBLIC_BYTES = 4096
 """Maximum size of a body without a key."""
 PUBLIC_BODY_S = 3.0
@@ -83,6 +86,12 @@ class Bodies:
         )
         error = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_large_bodies", detail)
         return self._one(("large", user_id), MAX_USER_LARGE, error)
+
+    def turn(self, user_id: int) -> AbstractContextManager[None]:
+        """Count a request of the user that waits for its turn. Raise ApiError (429)."""
+        detail = f"{MAX_USER_TURNS} large requests of yours are under way, the maximum: try again"
+        error = _try_again(HTTPStatus.TOO_MANY_REQUESTS, "too_many_large_requests", detail)
+        return self._one(("turn", user_id), MAX_USER_TURNS, error)
 
     def upload(self, user_id: int, limit: int) -> AbstractContextManager[None]:
         """Count an upload of the user while it is under way. Raise ApiError (429)."""

@@ -92,7 +92,11 @@ async def one_of(
     places: FairLimiter, request: Request, wait_s: float | None = None
 ) -> AsyncIterator[None]:
     """Hold a place while the block runs. Raises ApiError (503) if none becomes free in `wait_s`
-    seconds; default: the setting `write_wait_s`."""
+    seconds; default: the setting `write_wait_s`. A request that has the turn of large requests
+    needs no place: others wait for the turn."""
+    if getattr(request.state, "has_turn", False):
+        yield
+        return
     settings: Settings = request.app.state.settings
     caller: Caller | None = getattr(request.state, "caller", None)
     async with AsyncExitStack() as held:

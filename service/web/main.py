@@ -97,7 +97,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = Service(title="MPT Lab", version="1", openapi_url=None, redirect_slashes=False)
     app.add_route("/openapi.json", Service.document, include_in_schema=False)
     app.state.settings = settings
-    app.state.database = Database(settings.url, settings.api_connections)
+    # One connection is for the large request that has the turn.
+    app.state.database = Database(settings.url, settings.api_connections + 1)
     app.state.queue_snapshots = QueueSnapshots(
         settings.worker_silent_s, settings.share, settings.places_for_s, app.state.database
     )

@@ -142,6 +142,22 @@ def test_another_helper_gives_way_if_the_first_is_frozen(either: Database) -> No
     stored.change(either, waiting, status=Status.SUCCEEDED)
 
 
+def test_a_help_that_has_not_begun_is_never_told_to_stop(
+    either: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that was about to begin it had locked it, and has given up since."""
+    long_run(either)
+    add_workers(either, "w", "a")
+    assert offered(either) is not None
+    monkeypatch.setattr(helping, "withdraw", lambda *_: None)
+    submitted(either)
+    submitted(either)
+    assert stopped(either) == []
+    with either.transaction() as session:
+        session.execute(update(Help).values(must_stop=True))
+    assert len(stopped(either)) == 1
+
+
 def test_a_help_that_ended_in_the_future_delays_nothing(either: Database) -> None:
     """The clock was set back since."""
     long_run(either)

@@ -13,8 +13,9 @@ from httpx2 import Response
 
 from service.limiter import FairLimiter
 from service.sweeps import store
-from service.web import turns
+from service.web import bodies, turns
 from service.web.dependencies import one_of
+from tests.service.accounts.test_users import bearer, member
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 
@@ -107,6 +108,52 @@ def test_few_points_of_a_large_spec_are_large(
         assert impatient.post("/v1/sweeps", json=body).status_code == 503
         monkeypatch.setattr(turns, "LARGE_BYTES", 2 * size + 1)
         assert impatient.post("/v1/sweeps", json=body).status_code == 202
+
+
+def test_the_one_that_has_the_turn_waits_for_no_place(
+    impatient: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small requests of its user may have all places of the user. Others wait for the turn."""
+    writers = FairLimiter(1, of_user=1)
+    monkeypatch.setattr(impatient.app.state, "writers", writers)  # type: ignore[attr-defined]
+    assert impatient.portal is not None
+    with impatient.portal.wrap_async_context_manager(writers.one(1)):
+        assert writers.is_full(1)
+        assert impatient.post("/v1/sweeps", json=sweep_of(3)).status_code == 202
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "text/plain"}])
+@pytest.mark.parametrize("path", ["/v1/sweeps", "/v1/experiments:batch", "/v1/sweeps/a/points"])
+@pytest.mark.parametrize("body", [b"", b"x"])
+def test_a_body_that_is_not_json_is_refused(
+    api: TestClient, path: str, headers: dict[str, str], body: bytes
+) -> None:
+    assert api.post(path, content=body, headers=headers).status_code == 422
+
+
+def test_nobody_waits_for_a_turn_to_read_a_sweep_of_others(impatient: TestClient) -> None:
+    url = impatient.post("/v1/sweeps", json=sweep_of(3)).json()["urls"]["table"]
+    key = member(impatient)["key"]
+    with a_large_one_is_computed(impatient):
+        assert impatient.get(url, headers=bearer(key)).status_code == 404
+        assert impatient.get(url).status_code == 503
+
+
+def test_few_requests_of_a_user_wait(
+    impatient: TestClient, waiting: list[FairLimiter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "MAX_USER_TURNS", 2)
+    with ThreadPoolExecutor(2) as pool:
+        with a_large_one_is_computed(impatient):
+            asked = [pool.submit(REQUESTS["sweep"], impatient, "") for _ in range(2)]
+            wait_until(lambda: len(waiting) == len(asked))
+            refused = REQUESTS["sweep"](impatient, "")
+            assert (refused.status_code, refused.json()["reason"]) == (
+                429,
+                "too_many_large_requests",
+            )
+        assert [one.result().status_code for one in asked] == [202, 202]
+    assert REQUESTS["sweep"](impatient, "").status_code == 202
 
 
 def test_requests_hold_nothing_while_they_wait(
