@@ -97,8 +97,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = Service(title="MPT Lab", version="1", openapi_url=None, redirect_slashes=False)
     app.add_route("/openapi.json", Service.document, include_in_schema=False)
     app.state.settings = settings
-    # One connection is for the large request that has the turn.
-    app.state.database = Database(settings.url, settings.api_connections + 1)
+    app.state.database = Database(settings.url, settings.api_connections)
     app.state.queue_snapshots = QueueSnapshots(
         settings.worker_silent_s, settings.share, settings.places_for_s, app.state.database
     )
@@ -107,7 +106,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.writers = FairLimiter(settings.api_writers, of_user=settings.api_writers - 1)
     app.state.large = FairLimiter(1, of_user=1)
     connections = settings.api_connections
-    app.state.readers = FairLimiter(connections, of_user=connections // USERS_PART)
+    readers = max(1, connections - 1)  # the large request that has the turn needs one
+    app.state.readers = FairLimiter(readers, of_user=connections // USERS_PART)
     app.state.bundles = FairLimiter(MAX_BUNDLES, of_user=MAX_USER_BUNDLES)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)
