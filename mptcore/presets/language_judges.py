@@ -10,6 +10,7 @@ from mptcore.specs.families.masked_lm import PAPER_RATES
 Published = Mapping[str, tuple[float, ...]]
 LOW_RATES = (0.1, 0.2, 0.3, 0.4, 0.5)
 HIGHEST_RATE = 0.99
+PRETRAINED = ("rxnfp-bert", "rxnmapper-albert")
 THIRD = len(PAPER_RATES) // 3
 
 
@@ -76,6 +77,14 @@ def uniform_leads(published: Published, results: Sequence[Results]) -> Iterator[
     areas = [result.metric("area", seed=seed) for result, seed in _pairs(results)]
     leads = [u - f for u, f in zip(areas[::2], areas[1::2], strict=True)]
     yield beyond("area by uniform sizes − by 15 %", published, "lead", leads)
+
+
+def orders_differ(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """Test that the standard deviation over orders of a text's log-likelihood is above a bound."""
+    name = "any_order_spread_per_token"
+    for checkpoint, result in zip(PRETRAINED, results, strict=True):
+        spread = result.metric(name, seed=SEEDS[0]), result.std_err(name, seed=SEEDS[0])
+        yield _tested(f"nats a token between orders, {checkpoint}", published, "spread", spread)
 
 
 def pairs_are_told_apart(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:

@@ -108,6 +108,11 @@ def uniform_against_fixed() -> Iterator[list[Row]]:
         yield [{**row, "labels": {"seed": SEEDS[i // 2]}}]
 
 
+def coherence() -> Iterator[list[Row]]:
+    for spread, std_err in ((0.2286, 0.0211), (0.3734, 0.0245)):
+        yield metrics("any_order_spread_per_token", [spread], std_err)
+
+
 def unbiased_rate() -> Iterator[list[Row]]:
     """Each figure with the half width that the recorded run has."""
     recorded = {
@@ -301,6 +306,7 @@ RECORDED = {
     "small-bert-rotten-tomatoes": small_bert,
     "swapped-atoms": swapped_atoms,
     "uniform-against-fixed": uniform_against_fixed,
+    "coherence": coherence,
     "unbiased-rate": unbiased_rate,
     "unbiased-rate-molecules": unbiased_rate_of_texts,
     "mask-designs": mask_designs,

@@ -39,7 +39,14 @@ def shifted(spec: int, x: float, by: float) -> Callable[[Row, int], Row]:
 
 @pytest.mark.parametrize(
     "name",
-    ["unbiased-rate", "unbiased-rate-molecules", "mask-designs", "model-choice", "training-rates"],
+    [
+        "unbiased-rate",
+        "unbiased-rate-molecules",
+        "mask-designs",
+        "coherence",
+        "model-choice",
+        "training-rates",
+    ],
 )
 def test_the_recorded_results_agree(name: str) -> None:
     assert verdict(name, recorded.RECORDED[name](), unchanged) == "agrees"
@@ -137,6 +144,17 @@ def test_a_score_that_chooses_otherwise_differs(
 ) -> None:
     change = chosen(metric, kind, latent_dim, range(count))
     assert verdict("model-choice", recorded.model_choice(), change) == expected
+
+
+@pytest.mark.parametrize(
+    ("of", "spread", "expected"),
+    [(0, 0.05, "differs"), (1, 0.05, "differs"), (0, 0.11, "cannot tell")],
+)
+def test_orders_that_agree_differ_from_the_claim(of: int, spread: float, expected: str) -> None:
+    def changed(row: Row, spec: int) -> Row:
+        return {**row, "value": spread} if spec == of else row
+
+    assert verdict("coherence", recorded.coherence(), changed) == expected
 
 
 def test_bic_counts_the_free_parameters() -> None:
