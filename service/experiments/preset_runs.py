@@ -18,6 +18,8 @@ from service.settings import Settings
 from service.tables.experiments import Experiment, Status
 from service.tables.visibility import readable, reader
 
+WITHOUT_RESULT = (Status.FAILED, Status.CANCELLED, Status.PAUSED)
+"""Statuses of experiments that come after all others."""
 MAX_TAGGED = 500
 """Maximum number of tagged experiments that are examined, newest first."""
 SPECS_AT_ONCE = 50
@@ -33,8 +35,9 @@ def tags_of(preset: str, index: int) -> tuple[str, str]:
 def runs_of_presets(
     session: Session, settings: Settings, user: Caller
 ) -> Mapping[str, list[Experiment | None]]:
-    """Return, for each preset, the experiment that ran each of its specs: the caller's newest one,
-    else the newest succeeded one of other users that the caller may read."""
+    """Return, for each preset, the experiment that ran each of its specs: the caller's newest one
+    that has or may yet have a result, else the caller's newest, else the newest succeeded one of
+    other users that the caller may read."""
     specs = [spec for preset in PRESETS.values() for spec in preset.specs]
     cache_keys = CacheKeys(ReferencedInputs.of(session, user.id, specs), Inputs(settings))
     documents = [spec.model_dump(mode="json") for spec in specs]
@@ -46,13 +49,16 @@ def runs_of_presets(
     same = _same(session, user, {key for key in keys if key is not None})
     key_of_next = iter(keys)
 
+    def rank(one: Experiment) -> tuple[bool, bool, str]:
+        return one.owner_id == user.id, one.status not in WITHOUT_RESULT, one.id
+
     def newest(preset: str, index: int, spec: ExperimentSpec) -> Experiment | None:
         digest, wanted = _digest(spec), set(tags_of(preset, index))
         found = [
             one for one in tagged if computed.get(one.id) == digest and wanted <= set(one.tags)
         ]
         found += same.get(next(key_of_next), ())
-        return max(found, key=lambda one: (one.owner_id == user.id, one.id), default=None)
+        return max(found, key=rank, default=None)
 
     return {
         name: [newest(name, i, spec) for i, spec in enumerate(preset.specs)]

@@ -112,7 +112,8 @@ def list_preset_runs(
     database: DatabaseDep, settings: SettingsDep, queue_snapshots: QueueSnapshotsDep, user: Reader
 ) -> PresetRunsList:
     """Return for each spec of each preset your newest experiment that ran it, even if it was not
-    submitted as a preset; else the newest that is shared with you and has succeeded."""
+    submitted as a preset. One that failed, is paused or cancelled comes after all others. If you
+    have none, return the newest that is shared with you and has succeeded."""
     with database.snapshot() as session:
         found = runs_of_presets(session, settings, user)
         made = {one.id: one for runs in found.values() for one in runs if one is not None}

@@ -13,6 +13,7 @@ from service.queue.dispatch import dispatch_next
 from service.records.recording import Batch, record
 from service.tables.engine import Database
 from service.tables.experiments import Status
+from tests.support import stored
 
 
 def test_every_preset_can_be_submitted(api: TestClient) -> None:
@@ -102,6 +103,20 @@ def test_runs_of_presets_are_found_for_any_kind_of_submission(api: TestClient) -
     assert (found[0] is not None, found[1:]) == (True, [newer, tagged])
     api.delete(f"/v1/experiments/{newer}")
     assert runs_of(api, "table1")[1] == untagged
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled", "paused"])
+def test_a_newer_run_without_a_result_hides_no_other(
+    api: TestClient, database: Database, status: str
+) -> None:
+    spec = api.get("/v1/presets/table1").json()["specs"][1]
+    first = submit(api, spec)
+    newer = submit(api, spec)
+    assert runs_of(api, "table1")[1] == newer
+    stored.change(database, newer, status=status)
+    assert runs_of(api, "table1")[1] == first
+    stored.change(database, first, status=status)
+    assert runs_of(api, "table1")[1] == newer
 
 
 def test_shared_successful_runs_of_others_are_shown(api: TestClient, database: Database) -> None:
