@@ -80,9 +80,8 @@ class WildType:
         letter, or if it changes other tokens."""
         rest = iter(dict.fromkeys(one for one in changes if one.place in self.places))
         found = {}
-        while part := list(
-            islice(rest, max(1, TOGETHER // max(len(self.letters), len(self.tokens.ids))))
-        ):
+        count = max(1, TOGETHER // max(len(self.letters), len(self.tokens.ids)))
+        while part := list(islice(rest, count)):
             changed = [self.letters[:i] + new + self.letters[i + 1 :] for i, new in part]
             rows = tokenizer(changed, verbose=False)["input_ids"]
             for one, ids in zip(part, rows, strict=True):
