@@ -94,11 +94,8 @@ class Dispatcher:
         try:
             rules = Rules.of(self.settings)
             with self.database.snapshot() as session:
-                if not any(
-                    helping.active(session, queue)
-                    or helper_choice.could_help(session, queue, rules)
-                    for queue in Queue
-                ):
+                could_help = (helper_choice.could_help(session, queue, rules) for queue in Queue)
+                if not helping.helped_queues(session) and not any(could_help):
                     return []
             with self.database.transaction() as session:
                 workers.lock_dispatching(session)
@@ -109,10 +106,10 @@ class Dispatcher:
 
     def _helps(self, session: Session) -> Iterator[tuple[Queue, int]]:
         rules = Rules.of(self.settings)
-        idle = self._idle(session)
+        idle, helped = self._idle(session), helping.helped_queues(session)
         for queue in Queue:
             may_hang = not idle.get(queue) or helper_choice.is_late(session, queue)
-            if may_hang and helping.active(session, queue):
+            if may_hang and queue in helped:
                 helper_choice.give_way(session, queue, rules)
             for _ in range(min(MAX_OFFERS, idle.get(queue, 0))):
                 found = helper_choice.offer(session, queue, rules)

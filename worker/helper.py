@@ -33,7 +33,7 @@ from worker.runner import Record, Runner
 
 log = logging.getLogger(__name__)
 
-READ_S = 0.05
+READ_S = 0.1
 CONTACT_S = 0.5
 """Maximum seconds between two transactions: a helper gives way at the next one. A thousand helpers
 with twice as many would keep several processors of the database busy."""

@@ -15,7 +15,6 @@ from service.records import statistics
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database, now
-from service.tables.experiments import Queue
 from worker.lifetime import Lifetime
 from worker.messenger import Messenger
 from worker.sweeper import Sweeper
@@ -56,8 +55,8 @@ class Reaper:
 
     def _tidy_up(self) -> None:
         with self.database.transaction() as session:
-            clock.repair(session, self.settings.lease_s)  # first: fails without a database
-            workers.forget_silent(session, FORGET_S)
+            clock.repair(session, self.settings.lease_s)
+            workers.forget_silent(session, FORGET_S)  # fails if the database takes no writes
             has_been_up = self._has_been_up(session)
         if has_been_up:
             self._reap()
@@ -78,7 +77,7 @@ class Reaper:
     def _give_way(self) -> None:
         """Stop helpers where experiments wait: embedded workers that help choose no experiment."""
         with self.database.snapshot() as session:  # most of the time nobody helps
-            helped = [queue for queue in Queue if helping.active(session, queue)]
+            helped = helping.helped_queues(session)
         if not helped:
             return
         with self.database.transaction() as session:

@@ -37,7 +37,7 @@ FLUSH_S = 0.2
 """Interval between commits of records."""
 PROGRESS_S = 0.5
 """Interval between commits of progress alone, and between looks for the scores of helpers."""
-READ_S = FLUSH_S / 4
+READ_S = FLUSH_S / 2
 BATCH_RECORDS = 20_000
 """Maximum number of records in a transaction, so that it is short compared to the lease."""
 UNHEARD_S = 5.0

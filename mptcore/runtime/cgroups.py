@@ -8,6 +8,7 @@ groups that do not exist are left out.
 import math
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path("/")
@@ -30,8 +31,9 @@ def _memory(root: Path) -> Iterator[tuple[int, int]]:
     lately do not count: the kernel drops them from memory first."""
     for folder in _groups(root, "memory"):
         for names in _MEMORY_FILES:
-            limit, used = (_numbers(folder / name) for name in names[:2])
+            limit = _numbers(folder / names[0])
             if limit and limit[0] < UNLIMITED_BYTES:
+                used = _numbers(folder / names[1])
                 lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
                 dropped = sum(int(line[1]) for line in lines if line[0] == names[2])
                 yield limit[0], max(0, sum(used) - dropped)
@@ -61,10 +63,21 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
             yield pair[0] / pair[1]
 
 
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders of this process's group and its parents, of both versions."""
+def _groups(root: Path, controller: str) -> tuple[Path, ...]:
+    """Return the folders of this process's group and its parents, of both versions."""
+    return _existing(root, controller, _text(root / "proc/self/cgroup"))
+
+
+@lru_cache(maxsize=8)
+def _existing(root: Path, controller: str, groups: str) -> tuple[Path, ...]:
+    """Return the same folders. They are kept, because workers ask for them every second."""
+    folders = dict.fromkeys(_folders(root, controller, groups))
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
+def _folders(root: Path, controller: str, groups: str) -> Iterator[Path]:
     mounts = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2
             tops = [mounts, mounts / "unified"]

@@ -1,6 +1,6 @@
 """Repair of times that lie in the future because the clock was set back."""
 
-from sqlalchemy import select, update
+from sqlalchemy import Float, bindparam, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.tables.engine import now
@@ -8,22 +8,30 @@ from service.tables.experiments import Experiment, Status
 from service.tables.helpers import Help
 from service.tables.workers import Worker
 
+LEASE_S = bindparam("lease_s", type_=Float)
+_LATEST = (
+    (Experiment.lease_expires_at, now() + LEASE_S, Experiment.status == Status.RUNNING),
+    (Experiment.dispatched_at, now(), Experiment.status == Status.DISPATCHED),
+    (Worker.heartbeat_at, now(), Worker.id.is_not(None)),
+    (Help.dispatched_at, now(), Help.ended_at.is_(None)),
+    (Help.lease_expires_at, now() + LEASE_S, Help.ended_at.is_(None)),
+)
+"""Columns, the latest time that they may contain, and the rows that are looked at."""
+_IS_AHEAD = select(
+    or_(*(exists().where(condition, column > latest) for column, latest, condition in _LATEST))
+)
+
 
 def repair(session: Session, lease_s: float) -> None:
     """Replace times that lie in the future by the time of the database, whose clock was set back.
     Otherwise a lost run would stay `running`, a lost dispatch `dispatched`, and a lost worker
     listed, until the clock reaches these times. Rows that another transaction has locked are
     skipped. Commits nothing."""
-    for column, latest, condition in (
-        (Experiment.lease_expires_at, now() + lease_s, Experiment.status == Status.RUNNING),
-        (Experiment.dispatched_at, now(), Experiment.status == Status.DISPATCHED),
-        (Worker.heartbeat_at, now(), Worker.id.is_not(None)),
-        (Help.dispatched_at, now(), Help.ended_at.is_(None)),
-        (Help.lease_expires_at, now() + lease_s, Help.ended_at.is_(None)),
-    ):
+    if not session.scalar(_IS_AHEAD, {"lease_s": lease_s}):
+        return
+    for column, latest, condition in _LATEST:
         table = column.class_
         ahead = select(table.id).where(condition, column > latest)
         change = update(table).where(table.id.in_(ahead.with_for_update(skip_locked=True)))
-        session.execute(
-            change.values({column.key: latest}).execution_options(synchronize_session=False)
-        )
+        values = change.values({column.key: latest})
+        session.execute(values.execution_options(synchronize_session=False), {"lease_s": lease_s})

@@ -75,9 +75,12 @@ class HelpOver(Exception):
 ACTIVE = Help.ended_at.is_(None)
 
 
-def active(session: Session, queue: Queue) -> int:
-    """Return how many workers of a queue help, or are about to."""
-    return session.scalar(select(func.count()).where(ACTIVE, Help.queue == queue)) or 0
+_HELPED_QUEUES = select(Help.queue).where(ACTIVE).distinct()
+
+
+def helped_queues(session: Session) -> list[Queue]:
+    """Return the queues of which workers help, or are about to."""
+    return [Queue(name) for name in session.scalars(_HELPED_QUEUES)]
 
 
 def barred_by(reason: str) -> Barred | None:

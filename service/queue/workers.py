@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from sqlalchemy import (
     Float,
+    Table,
     bindparam,
     case,
     delete,
@@ -55,13 +57,21 @@ class Vitals:
     run_memory: int | None = None
 
 
+_TABLE = cast(Table, Worker.__table__)
+_BEAT = (
+    update(_TABLE)
+    .where(_TABLE.c.id == bindparam("worker_id"))
+    .values(heartbeat_at=now())
+    .returning(_TABLE.c.id)
+)
+"""Built once; the columns are those of its parameters."""
+
+
 def beat(session: Session, worker_id: str, vitals: Vitals) -> None:
     """Record a heartbeat. The first one registers the worker."""
     columns = {name: getattr(vitals, name) for name in Vitals.__dataclass_fields__}
-    insert_new(session, Worker, [{"id": worker_id, **columns}])
-    session.execute(
-        update(Worker).where(Worker.id == worker_id).values(heartbeat_at=now(), **columns)
-    )
+    if session.scalar(_BEAT, {"worker_id": worker_id, **columns}) is None:
+        insert_new(session, Worker, [{"id": worker_id, **columns}])
 
 
 def leave(session: Session, worker_id: str) -> None:
