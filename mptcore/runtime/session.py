@@ -185,9 +185,11 @@ class ExperimentRun(Protocol):
 def with_progress(
     work: Work[None], session: Session, total: Callable[[], int]
 ) -> Iterator[Record | None]:
-    """Yield the records of some work, with about a hundred progress records among them. `total` is
-    called whenever masks were scored, because evaluations with a target plan their masks on the
-    way. None is yielded for a step without a record."""
+    """Yield the records of some work, with about a hundred progress records among them, and one
+    when the first masks were scored and whenever the total has changed. `total` is called whenever
+    masks were scored, because evaluations with a target plan their masks on the way. None is
+    yielded for a step without a record."""
+    known = 0
     for record, masks, plan in work:
         if plan is not None:
             session.begin(plan)
@@ -198,5 +200,7 @@ def with_progress(
             continue
         whole = total()
         portion = max(1, whole // 100)
-        if done // portion > before // portion or before < whole == done:
+        is_due = done // portion > before // portion or before < whole == done
+        if is_due or whole != known:
+            known = whole
             yield Progress(done, whole, "masks", session.stage)
