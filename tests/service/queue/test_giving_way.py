@@ -7,6 +7,7 @@ import pytest
 from celery import Celery
 from sqlalchemy import select, text, update
 
+from service.fair_share import FairShare
 from service.queue import dispatch, helper_choice, helping, workers
 from service.queue.helping import HelpOver
 from service.settings import Settings
@@ -309,6 +310,22 @@ def test_as_many_helpers_give_way_as_experiments_could_begin(either: Database) -
         stored.change(either, submitted(either), owner_id=busy)
     (stops,) = stopped(either)
     assert stops in helping_now
+
+
+def test_helpers_give_way_up_to_the_spare_slots(either: Database) -> None:
+    """Two of five workers are kept free for others: one more run of a user with two may begin."""
+    busy = add_user(either, "busy")
+    rules = replace(RULES, fair_share=FairShare(spare_slots=2))
+    long_run(either)
+    add_workers(either, "w", "a", "b", "c", "d")
+    for name in "ab":
+        begun(either, name)
+    for name in "cd":
+        long_run(either, owner_id=busy, worker=name)
+    for _ in range(3):
+        stored.change(either, submitted(either), owner_id=busy)
+    with either.transaction() as session:
+        assert helper_choice.give_way(session, Queue.CPU, rules) == 1
 
 
 def test_helpers_leave_the_spare_slots_when_a_run_begins_beside_them(either: Database) -> None:

@@ -105,7 +105,8 @@ def test_experiments_of_a_disabled_user_delay_nobody(either: Database) -> None:
         ).id
     mine = submit(either)
     assert place(either, mine) == (0, "next in turn")
-    assert "its owner is disabled" in place(either, other)[1]
+    reason = "its owner is disabled: it starts once an admin enables the user"
+    assert place(either, other)[1] == reason
 
 
 def test_the_reason_names_the_missing_worker_or_limit(either: Database) -> None:

@@ -11,6 +11,7 @@ from service.queue.workers import Vitals
 from service.tables.experiments import Attempt, Queue
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import SPEC, claim_next, finish, sweep
+from tests.support import stored
 
 __all__ = ["admin", "place", "processes"]  # fixtures
 
@@ -38,6 +39,25 @@ def test_held_points_are_expected_to_run_in_rounds(admin: TestClient) -> None:
     end = datetime.fromisoformat(made["estimated_end"]).timestamp()
     assert before + 3 * RUN_S <= end <= time.time() + 3 * RUN_S
     assert made["estimate"] == forecast.BASIS
+
+
+def test_a_point_that_waits_begins_when_a_run_ends(admin: TestClient) -> None:
+    """Both workers are busy; then two rounds of two follow. Another experiment in the queue, after
+    the sweep, delays nothing."""
+    run_three(admin)
+    database = database_of(admin)
+    for seed, priority in ((10, 0), (11, -10)):
+        one = {"spec": {**SPEC, "seeds": [seed]}, "priority": priority}
+        assert admin.post("/v1/experiments", json=one).status_code == 202
+    run = claim_next(database)
+    made = sweep(admin, concurrency=2)
+    before = time.time()
+    for claim, worker in ((run, "cpu0"), (claim_next(database), "cpu1")):
+        assert claim is not None
+        stored.change(database, claim.experiment_id, worker=worker)
+    made = admin.get(f"/v1/sweeps/{made['id']}").json()
+    end = datetime.fromisoformat(made["estimated_end"]).timestamp()
+    assert abs(end - before - 4 * RUN_S) < 30
 
 
 def test_no_end_is_estimated_if_held_points_need_a_worker_without_runs(admin: TestClient) -> None:

@@ -293,6 +293,16 @@ def test_random_points_use_the_given_values_and_seed() -> None:
     assert all(isinstance(one["d"], int) for one in found)
 
 
+def test_the_bytes_of_random_points_are_those_of_the_longest_values() -> None:
+    """A number of a range has at most some 20 digits."""
+    draws = {
+        "n": 3,
+        "fields": {"seeds": [[1], [1, 22], []], "model.latent_dim": {"low": 1, "high": 9}},
+    }
+    points = Points.model_validate({"random": draws})
+    assert points.estimated_bytes({"a": 1}) == 3 * (len('{"a": 1}') + len("[1, 22]") + 20)
+
+
 def test_a_bad_point_refuses_the_sweep_and_is_named(admin: TestClient) -> None:
     grid = {"seeds": [[4], [44]], "model.latent_dim": [1, 9, 2]}
     assert refused(admin, spec=SPEC, grid=grid) == [

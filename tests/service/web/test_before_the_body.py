@@ -352,6 +352,9 @@ def test_large_bodies_of_a_user_are_limited(app: FastAPI, settings: Settings) ->
         async with under_way(app, others):
             refused = Exchange("POST", "/v1/sweeps", bearer)
             assert await refused.asked(app) == 429
+        small = [Stalled("POST", "/v1/sweeps", bearer, first=first[1:]) for _ in others]
+        async with under_way(app, small):
+            assert "large" not in {kind for kind, _ in app.state.bodies._counts}
         assert await Exchange("GET", "/v1/me", bearer).asked(app) == 200
         return refused
 

@@ -81,7 +81,8 @@ def test_every_link_leads_to_an_operation(document: dict[str, Any]) -> None:
         for response in operation["responses"].values():
             for link in response.get("links", {}).values():
                 made.add(name)
-                (parameter,) = link["parameters"]
+                ((parameter, value),) = link["parameters"].items()
+                assert value == "$response.body#/id"
                 takes = by_id[link["operationId"]]["parameters"]
                 assert parameter in [one["name"] for one in takes]
     assert made == {
