@@ -64,6 +64,10 @@ class TextScores(Spec):
     prefix_column: Column | None = None
     """Column of a .jsonl or .parquet file with the beginning of each text that `conditional` takes
     as given. `conditional` needs it."""
+    window_overlap: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    """Number of tokens that neighbouring windows of a text share, such as 128. A text with more
+    tokens than the model or `max_length` allows is read in windows, and each of its tokens is
+    scored where it is farthest from an end of its window. null: such a text has no scores."""
     wild_type: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None
     """Sequence of letters that mutations change. `masked_marginal` and `wild_type_marginal` need
     it. Each text is then a mutation, such as A24G, or A24G:K30R for several changes; places count
@@ -93,6 +97,12 @@ class TextScores(Spec):
         if bool(of_mutations) != (self.wild_type is not None):
             detail = f"the sequence that mutations change: {' and '.join(OF_MUTATIONS)} need it"
             problems.append(Problem("/evaluate/texts/wild_type", f"{detail}, others do not"))
+        without = {"cumulative", *OF_MUTATIONS} & {*self.scores}
+        if self.target == "decision":
+            without |= {"the target decision"}
+        if self.window_overlap is not None and without:
+            detail = f"{' and '.join(sorted(without))} cannot be computed in windows: leave it null"
+            problems.append(Problem("/evaluate/texts/window_overlap", detail))
         if self.per_token and not {"pll", "pll_word_l2r", "conditional"} & {*self.scores}:
             detail = "only pll, pll_word_l2r and conditional have scores of tokens: list one"
             problems.append(Problem("/evaluate/texts/per_token", detail))

@@ -80,6 +80,13 @@ def score(
             "A24G or A24G:K30R; without texts, all changes of one amino acid"
         ),
     ] = None,
+    window_overlap: Annotated[
+        int | None,
+        typer.Option(
+            help="read texts that are too long for the model in windows that share so many tokens, "
+            "such as 128"
+        ),
+    ] = None,
     csv_: Csv = None,
 ) -> None:
     """Score texts, or mutations, by a masked language model, and print a table."""
@@ -89,7 +96,8 @@ def score(
         raise typer.BadParameter("give texts, a file of texts, or --wild-type")
     lines = lines_of(texts) if texts else single_mutations(wild_type or "")
     given = {"target_std_err": target_std_err, "group_size": group_size, "wild_type": wild_type,
-             "target": "decision" if decide else None}  # fmt: skip
+             "target": "decision" if decide else None,
+             "window_overlap": window_overlap}  # fmt: skip
     options: Json = {name: value for name, value in given.items() if value is not None}
     scores = score or ["pll" if wild_type is None else "masked_marginal"]
     found = context.client.score(lines, checkpoint_of(model), scores, **options)

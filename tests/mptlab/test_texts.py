@@ -160,6 +160,13 @@ def test_all_mutations_of_a_wild_type_are_scored(environment: Environment, tmp_p
         environment, "score", "M1A:K2E", *model, "--wild-type", "MKT", "--json"
     )
     assert [row["text"] for row in json.loads(output)] == ["M1A:K2E"], error
+    long = AMINO_ACIDS * 10
+    code, output, error = mpt(
+        environment, "score", long, "AC", *model, "--window-overlap", "8", "--json"
+    )
+    assert code == 0, error
+    assert [row["tokens"] for row in json.loads(output)] == [200, 2]
+    assert [row["windows"] > 1 for row in json.loads(output)] == [True, False]
     code, _, error = mpt(environment, "score", *model)
     assert code == 2
     assert "--wild-type" in error

@@ -95,7 +95,10 @@ class MaskedLmRun:
         left_out = len(texts.rows) - len(texts.scored)
         detail = f"{len(texts.rows)} texts, {left_out} of them without scores"
         yield Step(Log("warning" if left_out else "info", detail))
-        text = mutations.wild_type if mutations else texts.corpus
+        if in_windows := int((texts.windows.counts > 1).sum()):
+            detail = f"more than {limit} tokens: each is scored in windows"
+            yield Step(Log("info", f"{in_windows} texts have {detail}"))
+        text = mutations.wild_type if mutations else texts.windows.corpus
         masker = LoadedText(tokenizer, text, text).masker(text, models, spec.model.corruption)
         labels: Labels = {"seed": seed}
         cache, model = self.session.scores, models["model"]

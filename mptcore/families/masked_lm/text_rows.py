@@ -21,6 +21,7 @@ from mptcore.families.masked_lm.corpus import (
 )
 from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
 from mptcore.families.masked_lm.pretrained import Tokenizer
+from mptcore.families.masked_lm.text_windows import Window, Windows, windows_of
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import TextScores, TextSource
@@ -66,18 +67,25 @@ class Texts:
     """Index in `rows` of each sequence of the corpus, (N,)."""
     words: Tensor  # (ΣD,), the word that a token belongs to, counted over the corpus
     spans: Tensor  # (ΣD, 3): the part of the text, its first character, the one after its last
+    windows: Windows
 
     @classmethod
-    def of(cls, rows: list[TextRow], found: list[TokenizedText]) -> "Texts":
-        """Build the texts. `found` has the tokens of the rows without a reason. Raises RunError if
-        there are none."""
+    def of(
+        cls,
+        rows: list[TextRow],
+        found: list[TokenizedText],
+        windows: list[list[Window]] | None = None,
+    ) -> "Texts":
+        """Build the texts. `found` has the tokens of the rows without a reason, and `windows` their
+        windows; default: one for each text. Raises RunError if there are none."""
         if not found:
             detail = "; ".join(f"text {one.row}: {one.reason}" for one in rows[:3])
             raise RunError("invalid", f"none of the {len(rows)} texts can be scored: {detail}")
         scored = [i for i, row in enumerate(rows) if row.reason is None]
         spans = torch.tensor([span for one in found for span in one.spans])
         corpus = of_sequences([one.sequence for one in found])
-        return cls(rows, corpus, scored, _words(found), spans)
+        parts = Windows.whole(corpus) if windows is None else Windows.of(windows)
+        return cls(rows, corpus, scored, _words(found), spans, parts)
 
     @cached_property
     def in_part(self) -> Tensor:
@@ -109,10 +117,12 @@ class Texts:
 
 
 def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int) -> Texts:
-    """Read the texts. One with more than `length` tokens is not scored, and neither is one without
-    a maskable token. Raises RunError if no text is left."""
+    """Read the texts. One with more than `length` tokens is scored in windows if the scores have an
+    overlap and the text is not a pair; otherwise it is not scored, and neither is one without a
+    maskable token. Raises RunError if no text is left."""
     all_rows = rows_of(spec, scores)
-    rows, found = [], []
+    rows: list[TextRow] = []
+    found: list[TokenizedText] = []
     parts = [one.parts for one in all_rows]
     for row, tokens in zip(all_rows, tokenized(parts, tokenizer), strict=True):
         count = len(tokens.sequence.ids)
@@ -121,12 +131,15 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
             reason = NO_PREFIX
         elif reason is None and tokens.spans[-1][1] < row.given:
             reason = NOTHING_AFTER
-        if count > length:
+        if count > length and (scores.window_overlap is None or len(row.parts) > 1):
             reason = f"it has {count} tokens, the model and max_length allow {length}"
         rows.append(replace(row, reason=reason))
         if reason is None:
             found.append(tokens)
-    return Texts.of(rows, found)
+    if (overlap := scores.window_overlap) is None:
+        return Texts.of(rows, found)
+    windows = [windows_of(one.sequence, length, overlap) for one in found]
+    return Texts.of(rows, found, windows)
 
 
 def rows_of(spec: TextSource, scores: TextScores) -> list[TextRow]:

@@ -21,7 +21,7 @@ from mptcore.specs import TextScore, TextScores
 OF_TOKENS = ("pll", "pll_word_l2r")
 """Scores that are sums over tokens. Each token needs a separate pass."""
 Masks = Callable[[Tensor], MaskedBatch]
-"""Return the masks of some sequences (n,), sequence by sequence."""
+"""Return the masks of some windows (n,), window by window."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class TextScoring:
         tokens = sum(one in OF_TOKENS for one in self.spec.scores) * int(self._sizes.sum())
         if "conditional" in self.spec.scores:
             tokens += int(self.texts.in_part.sum())
-        unmasked = len(self._sizes) if "unmasked" in self.spec.scores else 0
+        unmasked = len(self.texts.windows.sizes) if "unmasked" in self.spec.scores else 0
         cumulative = self._cumulative().plan().most if "cumulative" in self.spec.scores else 0
         return tokens + unmasked + cumulative
 
@@ -119,18 +119,19 @@ class TextScoring:
 
     def _token_scores(self, counts: Tensor, scored: Tensor) -> Work[tuple[Tensor, Tensor]]:
         """Return the number of scored tokens of each text, (N,), and their scores."""
-        sizes = torch.segment_reduce(scored.double(), "sum", lengths=self._sizes).long()
+        windows = self.texts.windows
+        corpus, counts = windows.corpus, windows.limited(counts)
+        passes = _count(scored, windows.sizes)
 
         def masks(chosen: Tensor) -> MaskedBatch:
-            corpus = self.texts.corpus
-            of = counted_from(corpus.first_free[chosen], corpus.sizes[chosen])
+            of = windows.tokens_of(chosen)
             of = of[scored[of]]
-            places = corpus.free[counted_from(of, counts[of])]
-            sequences = chosen.repeat_interleave(sizes[chosen])
+            places = corpus.free[counted_from(windows.tokens[of], counts[of])]
+            sequences = chosen.repeat_interleave(passes[chosen])
             return self.masker.hidden(sequences, counts[of], places)
 
-        values = yield from self._scored(masks, sizes, row=1)  # log p of the first masked
-        return sizes, values
+        values = yield from self._scored(masks, passes, row=1)  # log p of the first masked
+        return _count(scored, self._sizes), values
 
     def _decide(self, plan: MaskPlan, generator: torch.Generator) -> Work[None]:
         """Score as few tokens of each group as it takes to tell its best text."""
@@ -145,33 +146,35 @@ class TextScoring:
             decisions.add(chosen, values, sizes)
             plan.masks = int(decisions.is_scored.sum())
         found = decisions.members()
-        passes = torch.segment_reduce(decisions.is_scored.double(), "sum", lengths=self._sizes)
+        passes = _count(decisions.is_scored, self._sizes)
         self._columns["pll"] = ScoreColumn(
             torch.tensor([math.nan if one.value is None else one.value for one in found]).double(),
             torch.tensor([one.std_err for one in found]).double(),
-            passes.long(),
+            passes,
             decisions.scores,
             {one.row: one.sampled for one in found if one.sampled is not None},
         )
         yield Step(Metric("masks", int(passes.sum()), 0.0, self.labels))
 
     def _unmasked(self) -> Work[None]:
-        """Score all tokens of each text in one pass that masks none."""
+        """Score all tokens of each window in one pass that masks none."""
+        windows = self.texts.windows
+        corpus = windows.corpus
 
         def visible(chosen: Tensor) -> MaskedBatch:
-            corpus = self.texts.corpus
-            places = corpus.free[counted_from(corpus.first_free[chosen], corpus.sizes[chosen])]
-            starts = corpus.offsets[chosen].repeat_interleave(corpus.sizes[chosen])
-            ids = corpus.ids[starts + places]
-            return MaskedBatch(corpus, chosen, corpus.sizes[chosen], places, ids)
+            sizes = windows.sizes[chosen]
+            places = corpus.free[windows.tokens[windows.tokens_of(chosen)]]
+            ids = corpus.ids[corpus.offsets[chosen].repeat_interleave(sizes) + places]
+            return MaskedBatch(corpus, chosen, sizes, places, ids)
 
-        means = yield from self._scored(visible, torch.ones_like(self._sizes), row=0)
-        self._columns["unmasked"] = ScoreColumn(means * self._sizes)
+        means = yield from self._scored(visible, torch.ones_like(windows.sizes), row=0)
+        sums = torch.segment_reduce(means * windows.sizes, "sum", lengths=windows.counts)
+        self._columns["unmasked"] = ScoreColumn(sums)
 
     def _scored(self, masks: Masks, passes: Tensor, row: int) -> Work[Tensor]:
-        """Return a row of the scores of all texts, each with passes[i] masks: (Σ passes,)."""
+        """Return a row of the scores of all windows, each with passes[i] masks: (Σ passes,)."""
         found = []
-        taken = (passes * self.texts.corpus.lengths).cumsum(0) // CHUNK_TOKENS
+        taken = (passes * self.texts.windows.corpus.lengths).cumsum(0) // CHUNK_TOKENS
         parts = torch.unique_consecutive(taken, return_counts=True)[1].tolist()
         chosen = torch.split(torch.arange(len(passes)), parts)
         batches = ((masks(one), None) for one in chosen)
@@ -185,3 +188,8 @@ class TextScoring:
     @property
     def _models(self) -> Mapping[str, MaskedLm]:
         return {"model": self.model}
+
+
+def _count(marked: Tensor, sizes: Tensor) -> Tensor:
+    """Return the number of marked elements in each of consecutive parts of these sizes."""
+    return torch.segment_reduce(marked.double(), "sum", lengths=sizes).long()

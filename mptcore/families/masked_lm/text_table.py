@@ -160,6 +160,8 @@ class TextTable:
             tokens = int(self.texts.corpus.sizes[sequence])
             words = self.texts.words_of(sequence)
         found: dict[str, Any] = {"tokens": tokens, "words": words, "characters": characters}
+        if self.spec.window_overlap is not None:
+            found["windows"] = _number(self.texts.windows.counts, sequence)
         for score, column in self.columns.items():
             found[score] = _number(column.value, sequence)
             if column.tokens is not None:

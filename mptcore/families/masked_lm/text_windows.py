@@ -1,0 +1,92 @@
+"""Windows of texts that have more tokens than a model can read."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mptcore.families.masked_lm.corpus import Corpus, counted_from, of_sequences, repeated
+from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
+from mptcore.protocol.records import RunError
+
+
+class Window(NamedTuple):
+    """A part of a text, with the special tokens of the whole."""
+
+    sequence: TokenSequence
+    own: range
+    """Places of the tokens that are scored in this window."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """W sequences that the model reads in place of N texts with ΣD maskable tokens. Each token is
+    scored in one of them."""
+
+    corpus: Corpus
+    tokens: Tensor  # (ΣD,), index in `corpus.free` where each token of the texts is scored
+    sizes: Tensor  # (W,), number of tokens that are scored in each window
+    counts: Tensor  # (N,), number of windows of each text
+
+    @classmethod
+    def whole(cls, texts: Corpus) -> "Windows":
+        """Return one window for each text."""
+        tokens = torch.arange(int(texts.sizes.sum()))
+        return cls(texts, tokens, texts.sizes, torch.ones_like(texts.sizes))
+
+    @classmethod
+    def of(cls, texts: Iterable[list[Window]]) -> "Windows":
+        """Build the windows of all texts. Each window has a token that is scored in it."""
+        all_texts = list(texts)
+        windows = [one for text in all_texts for one in text]
+        corpus = of_sequences([one.sequence for one in windows])
+        starts = torch.tensor([sum(one.sequence.maskable[: one.own.start]) for one in windows])
+        sizes = torch.tensor([_scored(one) for one in windows])
+        tokens = counted_from(corpus.first_free + starts, sizes)
+        return cls(corpus, tokens, sizes, torch.tensor([len(text) for text in all_texts]))
+
+    def tokens_of(self, windows: Tensor) -> Tensor:
+        """Return the tokens of the texts that are scored in some windows."""
+        first = self.sizes.cumsum(0) - self.sizes
+        return counted_from(first[windows], self.sizes[windows])
+
+    def limited(self, counts: Tensor) -> Tensor:
+        """Limit numbers of consecutive tokens (ΣD,), from each token on, to the token's window."""
+        ends = repeated(self.corpus.first_free + self.corpus.sizes, self.sizes)
+        return torch.minimum(counts, ends - self.tokens)
+
+
+def windows_of(sequence: TokenSequence, length: int, overlap: int) -> list[Window]:
+    """Cut a sequence into windows of at most `length` tokens. Neighbours share `overlap` tokens,
+    the last two perhaps more; each token is scored where it is farthest from an end of its window.
+    Raises RunError if `overlap` leaves no room."""
+    count = len(sequence.ids)
+    if count <= length:
+        return [Window(sequence, range(count))]
+    free = [at for at, is_free in enumerate(sequence.maskable) if is_free]
+    before, after = free[0], free[-1] + 1
+    room = length - before - (count - after)
+    if overlap >= room:
+        detail = f"less than the {room} tokens of a window beside special ones"
+        raise RunError("invalid", f"evaluate.texts.window_overlap must be {detail}")
+    starts = [*range(before, after - room, room - overlap), after - room]
+    middles = [(start + following + room + 1) // 2 for start, following in pairwise(starts)]
+    found = []
+    for start, first, last in zip(starts, [0, *middles], [*middles, count], strict=True):
+        places = [*range(before), *range(start, start + room), *range(after, count)]
+        cut = TokenSequence(
+            [sequence.ids[i] for i in places],
+            [sequence.types[i] for i in places],
+            [sequence.maskable[i] for i in places],
+        )
+        shift = before - start
+        found.append(Window(cut, range(first + shift, last + shift)))
+    return [one for one in found if _scored(one)]
+
+
+def _scored(window: Window) -> int:
+    """Return the number of tokens that are scored in a window."""
+    return sum(window.sequence.maskable[window.own.start : window.own.stop])
