@@ -3,6 +3,7 @@ of a request are stored in one transaction with a few statements, or none of the
 """
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -44,6 +45,8 @@ MAX_PREPARED = 5
 """Maximum number of times that a request is prepared. It is prepared again if data that it depends
 on have changed. It is never prepared in the transaction that stores it, because other writers would
 wait: seconds for a sweep of 10,000 points."""
+PREPARE_S = 1.0
+"""Time after which a request is not prepared again. Other large requests wait meanwhile."""
 
 # Tables, not classes: for thousands of rows the ORM takes as long as the database does.
 _EXPERIMENTS, _EVENTS, _POINTS = (
@@ -97,6 +100,7 @@ def submitted(
             if before is not None:
                 yield session, before
                 return
+    began = time.monotonic()
     for _ in range(MAX_PREPARED):
         with database.snapshot() as session:
             submissions = request.submissions(session, settings, user)
@@ -107,7 +111,8 @@ def submitted(
                 yield session, _stored(session, settings, user, request, submissions, prepared, key)
                 return
         except _Changed:
-            continue
+            if time.monotonic() > began + PREPARE_S:
+                break
     detail = "what the request refers to changed while it was checked; nothing was stored"
     raise unavailable("changed_meanwhile", f"{detail}, try again")
 

@@ -8,7 +8,19 @@ from http import HTTPStatus
 from itertools import accumulate
 from typing import Any
 
-from sqlalchemy import Row, Select, bindparam, delete, func, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Row,
+    Select,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    func,
+    literal,
+    select,
+    update,
+)
 from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
@@ -78,6 +90,24 @@ def number_of_points(session: Session, sweep_id: str) -> int:
     return 0 if last is None else last + 1
 
 
+def base_bytes(session: Session, sweep_id: str) -> int:
+    """Return the length of the base spec of a sweep."""
+    length = func.length(cast(Sweep.spec, Text))
+    return session.scalar(select(length).where(Sweep.id == sweep_id)) or 0
+
+
+def number_of_metrics(session: Session, sweep_id: str, most: int) -> int:
+    """Return how many metrics the table of a sweep has, or `most` if these are more."""
+    some = select(literal(1)).where(*_of_sweep(sweep_id)).limit(most).subquery()
+    return session.scalar(select(func.count()).select_from(some)) or 0
+
+
+def _of_sweep(sweep_id: str) -> tuple[ColumnElement[bool], ...]:
+    """Select the metrics of each point of a sweep."""
+    is_of_point = SweepPoint.experiment_id == Metric.experiment_id
+    return is_of_point, SweepPoint.sweep_id == sweep_id
+
+
 def counts(
     session: Session, sweep_ids: Sequence[str], user: Caller
 ) -> dict[str, dict[Status, int]]:
@@ -134,12 +164,8 @@ have MAX_METRICS, and dicts would take twice as long."""
 def metrics(session: Session, sweep_id: str) -> dict[str, list[SweepMetric]]:
     """Return the metrics of a sweep by experiment. Those of an experiment that is several points
     are read once, and count for each point. Raises ApiError if there are too many."""
-    of_sweep = (
-        SweepPoint.experiment_id == Metric.experiment_id,
-        SweepPoint.sweep_id == sweep_id,
-    )
     try:
-        results.check_metrics(session, *of_sweep)
+        results.check_metrics(session, *_of_sweep(sweep_id))
     except results.TooManyMetrics:
         detail = (
             f"a table has at most {results.MAX_METRICS} metrics, and this sweep has more: read "
@@ -186,6 +212,11 @@ def retryable(session: Session, sweep: Sweep, most: int, most_bytes: int) -> Seq
     chosen = [one.id for one in sizes_of[: max(1, count)]]
     query = _retryable(sweep.id, Experiment).where(Experiment.id.in_(chosen))
     return session.scalars(query.order_by(SweepPoint.point)).all()
+
+
+def retryable_bytes(session: Session, sweep_id: str) -> int:
+    """Return the bytes of the specs of its points that failed or were cancelled."""
+    return session.scalar(_retryable(sweep_id, func.sum(Experiment.spec_bytes))) or 0
 
 
 def is_retryable(session: Session, sweep_id: str) -> bool:

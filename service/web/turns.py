@@ -1,77 +1,125 @@
-"""Turns of large requests. One at a time is computed in a process, so that small requests do not
-share the interpreter with several."""
+"""Turns of requests that concern many points. Medium ones wait for each other, and large ones do:
+at most one of each is computed at a time in a process. Small requests wait for neither."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
+from sqlalchemy.orm import Session
+from starlette.requests import ClientDisconnect
 
 from service.accounts.permission import find
-from service.accounts.users import Caller
-from service.refusals import unavailable
+from service.limiter import FairLimiter
+from service.refusals import ApiError
 from service.sweeps import store
 from service.tables.engine import Database
 from service.tables.sweeps import Sweep
 from service.web.bodies import Bodies, StrictRequest
 from service.web.dependencies import one_of, reading
 
-LARGE = 256
-"""Number of points or experiments from which a request is large."""
-LARGE_BYTES = 4 * 2**20
-"""Bytes of the body times that number from which a request is large."""
+MEDIUM, LARGE = 16, 256
+"""Number of points or experiments from which a request is medium, or large. Other work counts as so
+many points as take about as long."""
+POINT_BYTES = 2**14
+"""Bytes of specs that count as a point."""
+POINT_METRICS = 40
+"""Metrics of a table that count as a point."""
 WAIT_S = 15.0
 """Maximum seconds that a request waits for its turn. It holds no other place meanwhile."""
 
 
+class Turns:
+    """Places of the requests that a process computes: one of each size, one of each user."""
+
+    COUNT = 2
+
+    def __init__(self) -> None:
+        self.medium = FairLimiter(1, of_user=1)
+        self.large = FairLimiter(1, of_user=1)
+
+
 @asynccontextmanager
-async def _turn(request: Request) -> AsyncIterator[None]:
-    """Hold the turn of large requests. One request of each user waits for those of others, so that
-    nobody has several places in the queue. Raises ApiError (429 or 503)."""
-    await request.body()  # is_disconnected would take its first piece
+async def _turn(request: Request, points: int) -> AsyncIterator[None]:
+    """Hold the turn of a request with this many points, if it is not small. One request of each
+    user waits for those of others, so that nobody has several places in the queue. Raises ApiError
+    (408, 429 or 503)."""
+    if points < MEDIUM:
+        yield
+        return
+    turns: Turns = request.app.state.turns
     bodies: Bodies = request.app.state.bodies
+    try:
+        await request.body()  # is_disconnected would take its first piece
+    except ClientDisconnect:
+        raise _client_gone() from None
     with bodies.turn(request.state.caller.id):
-        async with one_of(request.app.state.large, request, WAIT_S):
+        async with one_of(turns.medium if points < LARGE else turns.large, request, WAIT_S):
             if await request.is_disconnected():
-                raise unavailable("client_gone", "the client did not wait for its turn")
+                raise _client_gone()
             request.state.has_turn = True
             yield
 
 
+def _client_gone() -> ApiError:
+    """Return an answer that nobody receives. It must not count as a failure of the service."""
+    detail = "the client did not wait for its turn"
+    return ApiError(HTTPStatus.REQUEST_TIMEOUT, "client_gone", detail)
+
+
 async def _by_body(request: Request) -> AsyncIterator[None]:
     assert isinstance(request, StrictRequest)
-    if request.value is None:  # it is not JSON, and is refused
-        yield
-        return
-    count = request.value.count()
-    if count < LARGE and count * len(await request.body()) < LARGE_BYTES:
-        yield
-        return
-    async with _turn(request):
+    points = 0
+    if request.value is not None:  # else it is not JSON, and is refused
+        points = request.value.count()
+        spec_bytes = len(await request.body())
+        if "sweep_id" in request.path_params:
+            spec_bytes += sum(await _of_sweep(request, store.base_bytes))
+        points = max(points, points * spec_bytes // POINT_BYTES)
+    async with _turn(request, points):
         yield
 
 
-async def _by_points(request: Request) -> AsyncIterator[None]:
+async def _by_table(request: Request) -> AsyncIterator[None]:
+    points, metrics = await _of_sweep(request, store.number_of_points, _number_of_metrics)
+    async with _turn(request, max(points, metrics // POINT_METRICS)):
+        yield
+
+
+def _number_of_metrics(session: Session, sweep_id: str) -> int:
+    return store.number_of_metrics(session, sweep_id, LARGE * POINT_METRICS)
+
+
+async def _by_retry(request: Request) -> AsyncIterator[None]:
+    points, spec_bytes = await _of_sweep(request, store.number_of_points, store.retryable_bytes)
+    async with _turn(request, max(points, spec_bytes // POINT_BYTES)):
+        yield
+
+
+async def _of_sweep(request: Request, *measures: Callable[[Session, str], int]) -> list[int]:
+    """Return measures of the sweep of a request. Raises ApiError (404, 503)."""
     async with reading(request) as database:
         sweep_id = request.path_params["sweep_id"]
-        count = await run_in_threadpool(_points, database, request.state.caller, sweep_id)
-    if count < LARGE:
-        yield
-        return
-    async with _turn(request):
-        yield
+        return await run_in_threadpool(_measured, database, request, sweep_id, measures)
 
 
-def _points(database: Database, caller: Caller, sweep_id: str) -> int:
-    """Return the number of points of a sweep. Raises ApiError (404)."""
+def _measured(
+    database: Database,
+    request: Request,
+    sweep_id: str,
+    measures: Sequence[Callable[[Session, str], int]],
+) -> list[int]:
     with database.snapshot() as session:
-        find(session, caller, Sweep, sweep_id)
-        return store.number_of_points(session, sweep_id)
+        find(session, request.state.caller, Sweep, sweep_id)
+        return [measure(session, sweep_id) for measure in measures]
 
 
 BodyTurn = Annotated[None, Depends(_by_body, scope="function")]
-"""For handlers whose body describes several experiments. A large one waits for its turn. It must
-come before the handler's other dependencies, which are not held meanwhile."""
-SweepTurn = Annotated[None, Depends(_by_points, scope="function")]
-"""The same for handlers that read or retry all points of a sweep."""
+"""For handlers whose body describes several experiments, perhaps of a sweep. It must come before
+the handler's other dependencies, which are not held meanwhile."""
+TableTurn = Annotated[None, Depends(_by_table, scope="function")]
+"""The same for handlers that read all points of a sweep and their metrics."""
+RetryTurn = Annotated[None, Depends(_by_retry, scope="function")]
+"""The same for handlers that retry points of a sweep."""

@@ -45,7 +45,7 @@ from service.web.dependencies import (
 from service.web.media_types import plain_json
 from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
 from service.web.routes.experiments import SubmitDep
-from service.web.turns import BodyTurn, SweepTurn
+from service.web.turns import BodyTurn, RetryTurn, TableTurn
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def get_sweep(
     "/{sweep_id}/table", response_model=Table, responses={200: {"content": {"text/csv": {}}}}
 )
 def get_table(
-    turn: SweepTurn,
+    turn: TableTurn,
     sweep_id: SweepId,
     database: DatabaseDep,
     user: Reader,
@@ -211,7 +211,7 @@ def cancel_sweep(
 
 @router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED)
 def retry_sweep(
-    turn: SweepTurn, sweep_id: SweepId, submitted: SubmitDep, user: Submitter
+    turn: RetryTurn, sweep_id: SweepId, submitted: SubmitDep, user: Submitter
 ) -> Retried:
     """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
     in the sweep. A second request finds nothing to retry, unless `more` is true."""

@@ -237,6 +237,21 @@ def test_a_request_is_prepared_a_few_times_only(
         assert bytes_agree(session)
 
 
+def test_a_request_that_prepares_for_long_is_prepared_once(
+    api: TestClient,
+    while_it_prepares: list[Callable[[], object]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other large requests wait meanwhile."""
+    monkeypatch.setattr(submit, "PREPARE_S", -1.0)
+    first = submitted(api, cache=False)
+    ends = [lambda: change(database_of(api), first, status=Status.SUCCEEDED)]
+    while_it_prepares.append(ends.pop())
+    body = {"spec": SPEC, "after": [first], "cache": False}
+    answer = api.post("/v1/experiments", json=body)
+    assert (answer.status_code, answer.json()["reason"]) == (503, "changed_meanwhile")
+
+
 def test_a_predecessor_may_be_paused_while_a_request_prepares(
     api: TestClient, while_it_prepares: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Large requests are computed one at a time in a process, and hold nothing while they wait."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,12 +11,15 @@ import pytest
 from fastapi import Request
 from fastapi.testclient import TestClient
 from httpx2 import Response
+from sqlalchemy import select
 
 from service.limiter import FairLimiter
 from service.sweeps import store
+from service.tables.experiments import Experiment, Metric
 from service.web import bodies, turns
 from service.web.dependencies import one_of
-from tests.service.accounts.test_users import bearer, member
+from service.web.turns import Turns
+from tests.service.accounts.test_users import bearer, database_of, member
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 
@@ -46,16 +50,22 @@ def places(api: TestClient, name: str) -> FairLimiter:
     return found
 
 
+def turns_of(api: TestClient) -> Turns:
+    found: Turns = api.app.state.turns  # type: ignore[attr-defined]
+    return found
+
+
 @contextmanager
 def a_large_one_is_computed(api: TestClient) -> Iterator[None]:
     assert api.portal is not None
-    with api.portal.wrap_async_context_manager(places(api, "large").one(OTHER)):
+    with api.portal.wrap_async_context_manager(turns_of(api).large.one(OTHER)):
         yield
 
 
 @pytest.fixture
 def impatient(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> TestClient:
     """Three parts are large, and wait for a moment."""
+    monkeypatch.setattr(turns, "MEDIUM", 3)
     monkeypatch.setattr(turns, "LARGE", 3)
     monkeypatch.setattr(turns, "WAIT_S", 0.1)
     return api
@@ -98,16 +108,61 @@ def test_small_requests_wait_for_none(impatient: TestClient) -> None:
     assert [one.status_code for one in answers] == [202, 202, 202, 202, 200, 202]
 
 
+def test_medium_and_large_requests_do_not_wait_for_each_other(
+    impatient: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "LARGE", 4)
+    assert impatient.portal is not None
+    with a_large_one_is_computed(impatient):
+        assert impatient.post("/v1/sweeps", json=sweep_of(4)).status_code == 503
+        assert impatient.post("/v1/sweeps", json=sweep_of(3)).status_code == 202
+    with impatient.portal.wrap_async_context_manager(turns_of(impatient).medium.one(OTHER)):
+        assert impatient.post("/v1/sweeps", json=sweep_of(4)).status_code == 202
+        assert impatient.post("/v1/sweeps", json=sweep_of(3)).status_code == 503
+        assert impatient.post("/v1/sweeps", json=sweep_of(2)).status_code == 202
+
+
 def test_few_points_of_a_large_spec_are_large(
     impatient: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In a body, and in a sweep that gets more points or a retry."""
     body = sweep_of(2)
     size = len(impatient.build_request("POST", "/v1/sweeps", json=body).content)
+    url = f"/v1/sweeps/{impatient.post('/v1/sweeps', json=body).json()['id']}"
+    assert impatient.post(f"{url}:cancel").status_code == 202
+    more = {"grid": {"seeds": [[7], [8]]}}
+    base = len(json.dumps(body["spec"]))
+    added = len(impatient.build_request("POST", "/", json=more).content) + base
+    with database_of(impatient).snapshot() as session:
+        sizes = session.scalars(select(Experiment.spec_bytes)).all()
+    asked: list[tuple[Callable[[], Response], int]] = [
+        (lambda: impatient.post("/v1/sweeps", json=body), 2 * size),
+        (lambda: impatient.post(f"{url}:retry"), sum(sizes)),
+        (lambda: impatient.post(f"{url}/points", json=more), 2 * added),
+    ]
+    for ask, size_of in asked:
+        with a_large_one_is_computed(impatient):
+            monkeypatch.setattr(turns, "POINT_BYTES", size_of // 3)
+            assert ask().status_code == 503
+            monkeypatch.setattr(turns, "POINT_BYTES", size_of // 3 + 1)
+            assert ask().status_code == 202
+
+
+def test_few_points_with_many_metrics_are_large(
+    impatient: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"/v1/sweeps/{impatient.post('/v1/sweeps', json=sweep_of(2)).json()['id']}"
+    with database_of(impatient).transaction() as session:
+        one = session.scalars(select(Experiment.id)).first()
+        assert one is not None
+        session.add_all(
+            Metric(experiment_id=one, seq=i, name=f"m{i}", labels="{}", value=1.0) for i in range(6)
+        )
     with a_large_one_is_computed(impatient):
-        monkeypatch.setattr(turns, "LARGE_BYTES", 2 * size)
-        assert impatient.post("/v1/sweeps", json=body).status_code == 503
-        monkeypatch.setattr(turns, "LARGE_BYTES", 2 * size + 1)
-        assert impatient.post("/v1/sweeps", json=body).status_code == 202
+        monkeypatch.setattr(turns, "POINT_METRICS", 2)
+        assert impatient.get(f"{url}/table").status_code == 503
+        monkeypatch.setattr(turns, "POINT_METRICS", 3)
+        assert impatient.get(f"{url}/table").status_code == 200
 
 
 def test_the_one_that_has_the_turn_waits_for_no_place(
@@ -173,9 +228,14 @@ def test_requests_hold_nothing_while_they_wait(
         assert {one.result().status_code for one in asked} <= {200, 202}
 
 
+@pytest.mark.parametrize("is_gone_before", [True, False])
 def test_nothing_is_computed_for_a_client_that_has_gone(
-    impatient: TestClient, waiting: list[FairLimiter], monkeypatch: pytest.MonkeyPatch
+    impatient: TestClient,
+    waiting: list[FairLimiter],
+    monkeypatch: pytest.MonkeyPatch,
+    is_gone_before: bool,
 ) -> None:
+    """Before it comes to wait, or while it waits. The service has not failed."""
     made = impatient.post("/v1/sweeps", json=sweep_of(3)).json()
     monkeypatch.setattr(store, "points", None)  # calling it is an error
     path, headers = f"/v1/sweeps/{made['id']}/table", impatient.headers.raw
@@ -187,7 +247,8 @@ def test_nothing_is_computed_for_a_client_that_has_gone(
         "headers": [(name.lower(), value) for name, value in headers], "root_path": "",
         "client": ("127.0.0.1", 1), "server": ("x", 80), "state": {},
     }  # fmt: skip
-    received = iter([{"type": "http.request", "body": b"", "more_body": False}])
+    body = {"type": "http.request", "body": b"", "more_body": False}
+    received = iter([] if is_gone_before else [body])
 
     async def receive() -> Any:
         return next(received, {"type": "http.disconnect"})
@@ -196,7 +257,7 @@ def test_nothing_is_computed_for_a_client_that_has_gone(
         sent.append(message)
 
     async def ask() -> None:
-        async with places(impatient, "large").one(OTHER):
+        async with turns_of(impatient).large.one(OTHER):
             asked = asyncio.ensure_future(impatient.app(scope, receive, send))
             while not (waiting or asked.done()):
                 await asyncio.sleep(0.01)
@@ -204,4 +265,5 @@ def test_nothing_is_computed_for_a_client_that_has_gone(
 
     assert impatient.portal is not None
     impatient.portal.call(ask)
+    assert sent[0]["status"] == 408
     assert b"client_gone" in sent[-1]["body"]
