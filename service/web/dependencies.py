@@ -75,7 +75,8 @@ async def _readable(request: Request) -> AsyncIterator[Database]:
         yield database
 
 
-async def _writable(request: Request) -> AsyncIterator[Database]:
+@asynccontextmanager
+async def _writing(request: Request) -> AsyncIterator[Database]:
     """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
     would use all threads and connections, and block the readers. Waiting writers hold neither. The
     caller is checked again if the body or the wait has taken long."""
@@ -84,6 +85,16 @@ async def _writable(request: Request) -> AsyncIterator[Database]:
         caller: Caller | None = getattr(request.state, "caller", None)
         if caller is not None and time.monotonic() - request.state.checked_at > CHECK_LASTS_S:
             await run_in_threadpool(_check_still_valid, database, caller)
+        yield database
+
+
+async def _writable(request: Request) -> AsyncIterator[Database]:
+    async with _writing(request) as database:
+        yield database
+
+
+async def _writable_in_bulk(request: Request) -> AsyncIterator[Database]:
+    async with one_of(request.app.state.bulk_writers, request), _writing(request) as database:
         yield database
 
 
@@ -113,6 +124,8 @@ DatabaseDep = Annotated[Database, Depends(_readable, scope="function")]
 """For plain handlers that read."""
 WriterDep = Annotated[Database, Depends(_writable, scope="function")]
 """For plain handlers that write."""
+BulkWriterDep = Annotated[Database, Depends(_writable_in_bulk, scope="function")]
+"""For plain handlers that may change thousands of rows: one of each user, in half of the places."""
 
 
 async def authenticate(request: Request) -> Caller:

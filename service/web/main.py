@@ -105,6 +105,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.poller = Poller(app.state.database, settings)
     app.state.bodies = Bodies()
     app.state.writers = FairLimiter(settings.api_writers, of_user=settings.api_writers - 1)
+    app.state.bulk_writers = FairLimiter(max(1, settings.api_writers // 2), of_user=1)
     app.state.turns = Turns()
     connections = settings.api_connections
     readers = max(1, connections - Turns.COUNT)  # the requests that have a turn need one each

@@ -33,6 +33,7 @@ from service.tables.engine import Database
 from service.tables.experiments import UNFINISHED, DesiredState, Experiment, Status
 from service.web.bodies import JsonBody, LargeRoute, StrictRoute
 from service.web.dependencies import (
+    BulkWriterDep,
     Canceller,
     DatabaseDep,
     Idempotency,
@@ -162,7 +163,7 @@ class CancelledOut(ResponseModel):
 
 
 @custom.post("/v1/experiments:cancel", status_code=HTTPStatus.ACCEPTED)
-def cancel_experiments(wanted: WantedDep, database: WriterDep, user: Canceller) -> CancelledOut:
+def cancel_experiments(wanted: WantedDep, database: BulkWriterDep, user: Canceller) -> CancelledOut:
     """Cancel up to 500 experiments that have not ended and match all filters, the oldest first: the
     caller's, or with `whose=all` an admin cancels anyone's (`owner=ann`). The filters are those of
     the list. At least one is needed; `order_by` has no effect."""

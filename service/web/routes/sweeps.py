@@ -34,13 +34,13 @@ from service.tables.sweeps import Sweep
 from service.tables.visibility import Whose
 from service.web.bodies import JsonBody, LargeRoute
 from service.web.dependencies import (
+    BulkWriterDep,
     Canceller,
     DatabaseDep,
     QueueSnapshotsDep,
     Reader,
     SettingsDep,
     Submitter,
-    WriterDep,
 )
 from service.web.media_types import plain_json
 from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
@@ -158,7 +158,7 @@ def add_points(
 def change_sweep(
     sweep_id: SweepId,
     changes: JsonBody[SweepChanges],
-    database: WriterDep,
+    database: BulkWriterDep,
     settings: SettingsDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Submitter,
@@ -179,7 +179,7 @@ def change_sweep(
 
 
 @router.delete("/{sweep_id:id}", status_code=HTTPStatus.NO_CONTENT)
-def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> None:
+def delete_sweep(sweep_id: SweepId, database: BulkWriterDep, user: Canceller) -> None:
     """Delete a sweep and the experiments created for it. Waiting ones are cancelled first. 409 if
     an experiment is running (cancel it first) or pinned (unpin it first)."""
     with database.transaction() as session:
@@ -197,7 +197,7 @@ def delete_sweep(sweep_id: SweepId, database: WriterDep, user: Canceller) -> Non
 
 @router.post("/{sweep_id}:cancel", status_code=HTTPStatus.ACCEPTED)
 def cancel_sweep(
-    sweep_id: SweepId, database: WriterDep, queue_snapshots: QueueSnapshotsDep, user: Canceller
+    sweep_id: SweepId, database: BulkWriterDep, queue_snapshots: QueueSnapshotsDep, user: Canceller
 ) -> SweepOut:
     """Cancel all of a sweep's experiments that have not ended: waiting ones at once, running ones
     within a heartbeat and the kill grace."""

@@ -5,9 +5,10 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from inspect import iscoroutinefunction
 from threading import Event, Semaphore
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -21,7 +22,7 @@ from sqlalchemy import text
 from service.limiter import FairLimiter
 from service.settings import Settings
 from service.tables.engine import Database
-from service.web.dependencies import USERS_PART, _readable, _writable
+from service.web.dependencies import USERS_PART, _readable, _writable, _writable_in_bulk
 from service.web.main import MAX_USER_BUNDLES, ROUTERS, create_app
 from service.web.routes import experiment_results
 from tests.support.ppca_spec import ppca_spec
@@ -115,7 +116,7 @@ def test_every_writing_handler_uses_the_pool_of_writers() -> None:
         for route in routes
         if isinstance(route, APIRoute)
         and not (route.methods or set()) <= {"GET"}
-        and _writable not in calls(route.dependant)
+        and not {_writable, _writable_in_bulk} & calls(route.dependant)
     }
     reading = {"/v1/experiments:validate", "/v1/experiments:batchGet", "/v1/curves:batchGet"}
     assert found == {*reading, "/v1/datasets"}
@@ -129,6 +130,31 @@ def test_a_writer_that_waits_too_long_gets_an_error(settings: Settings) -> None:
         (refused,) = [one.result() for one in posts if one.done()]
         assert (refused.status_code, refused.json()["reason"]) == (503, "busy")
         assert refused.headers["retry-after"]
+
+
+def test_changes_of_many_experiments_leave_places_to_others(settings: Settings) -> None:
+    """Two of four places, and one of each user. The caller is user 1."""
+    hasty = settings.model_copy(update={"write_wait_s": 0.05})
+    with served(hasty) as api:
+        bulk: FairLimiter = api.app.state.bulk_writers  # type: ignore[attr-defined]
+        made = api.post("/v1/sweeps", json={"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}})
+        url = f"/v1/sweeps/{made.json()['id']}"
+        many: list[tuple[str, str, Any]] = [
+            ("PATCH", url, {"priority": 1}),
+            ("POST", f"{url}:cancel", None),
+            ("POST", "/v1/experiments:cancel?status=queued", None),
+            ("DELETE", url, None),
+        ]
+        assert api.portal is not None
+        for users, status in (((1,), 503), ((8, 9), 503), ((9,), 0)):
+            with ExitStack() as held:
+                for user in users:
+                    place = api.portal.wrap_async_context_manager(bulk.one(user))
+                    held.enter_context(place)
+                for method, path, body in many:
+                    answer = api.request(method, path, json=body)
+                    assert answer.status_code == status or (not status and answer.is_success)
+                assert post(api).status_code == 202
 
 
 def test_healthz_needs_no_thread(settings: Settings) -> None:
@@ -218,6 +244,6 @@ def test_every_reading_handler_uses_the_pool_of_readers() -> None:
         for route in routes
         if isinstance(route, APIRoute)
         and not iscoroutinefunction(route.endpoint)
-        and not {_readable, _writable} & calls(route.dependant)
+        and not {_readable, _writable, _writable_in_bulk} & calls(route.dependant)
     }
     assert found == {"/v1/presets", "/v1/presets/{name}"}
