@@ -33,7 +33,7 @@ demo: setup ## the paper's Table 1 and real digits, through the whole service
 reproduce: setup ## all tables and figures of the paper, and a report on what agrees; QUICK=1: in minutes
 	$(BIN)/mpt reproduce $(if $(QUICK),--quick)
 
-serve: setup ## the service on this machine: API and one worker, SQLite
+serve: setup ## the service on this machine: API and workers, SQLite
 	$(BIN)/mpt serve
 
 test: setup ## all tests

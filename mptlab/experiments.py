@@ -217,7 +217,7 @@ class Experiments:
         return waited.wait(timeout_s, progress=progress, check=check)
 
     def list(self, most: int | None = 100, **filters: Any) -> Sequence[Experiment]:
-        """Return your newest experiments, at most `limit` of them; None means all. Filters are the
+        """Return your newest experiments, at most `most` of them; None means all. Filters are the
         same as for a call."""
         if most is not None:
             filters = {"limit": min(most, MAX_A_PAGE), **filters}

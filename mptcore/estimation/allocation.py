@@ -110,8 +110,8 @@ class StratifiedSample:
         return pooled / (degrees + PRIOR_DEGREES), kurtosis
 
     def estimates(self) -> list[list[Estimate]]:
-        """Return the estimates of each stratum for each row. The errors also use the pilot and the
-        neighbours."""
+        """Return the estimates, by stratum and row. Their standard errors also use the pilot's
+        scores and the variances of neighbouring strata."""
         errors = (self.variances()[0] * self.spread).sqrt().T.tolist()
         means, counts = self.means.T.tolist(), self.counts.tolist()
         return [

@@ -68,7 +68,8 @@ ScoredSizes = Sequence[tuple[SizeScores, ...]]
 
 
 def with_difference(scores: tuple[SizeScores, ...]) -> tuple[SizeScores, ...]:
-    """Return the scores by each model and, for two models, their differences."""
+    """Return the scores by each model and, for two models, those of the first minus those of the
+    second."""
     return (*scores, *(scores[0] - other for other in scores[1:]))
 
 

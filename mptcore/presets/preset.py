@@ -9,10 +9,10 @@ from mptcore.specs import ExperimentSpec
 
 @dataclass(frozen=True)
 class Preset:
-    """A named list of specs with its published result. `published` holds the data of the
-    `statement`, including figures measured with the published program where the paper has only a
-    plot. For a claim of our own it holds the claimed values. The power of a one-sided test is
-    computed for the values named `expected_…`."""
+    """A named list of specs with its published result. `published` has the numbers that the verdict
+    compares with, by name: those of the paper, those measured with the published program where the
+    paper has only a plot, or the claimed values of a claim of our own. Names that begin with
+    `expected_` give the true values that are assumed for the power of one-sided tests."""
 
     name: str
     title: str

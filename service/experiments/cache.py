@@ -53,8 +53,8 @@ class CacheKeys:
         self._fingerprints: dict[tuple[Path, ...], str | None] = {(): ""}
 
     def key(self, spec: ExperimentSpec, document: dict[str, Any]) -> str | None:
-        """Return the key of a spec, or None if it is unknown. `document` is the spec as it is
-        stored."""
+        """Return the key of a spec, or None if the files that the spec reads cannot be identified.
+        `document` is the spec as it is stored."""
         digests, files = self._inputs.digests(spec), self._files.files(spec)
         if digests is None or files is None:
             return None

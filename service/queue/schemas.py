@@ -80,7 +80,8 @@ class QueueOut(ResponseModel):
     max_submitted: int
     """Maximum number of your experiments that have not ended. null: no limit."""
     gpu_hours: float | None
-    """Your hours of GPU slots in the last 24 hours. null: you have no such limit."""
+    """Your hours of GPU slots in the last 24 hours. null: you have no limit of GPU
+    hours."""
     max_gpu_hours_a_day: float | None
     """Maximum hours of GPU slots in 24 hours. null: no limit."""
     kept_bytes: int

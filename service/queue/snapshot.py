@@ -89,7 +89,7 @@ class QueueSnapshot:
             owner: found for (owner, name), found in self.queued.items() if name == queue
         }
         waiting[owner_id] = math.inf, jumping
-        rivals = [
+        users = [
             self._rival(user, queue, *waiting[user], began[user])
             for user in waiting
             if user in self.standings
@@ -97,7 +97,7 @@ class QueueSnapshot:
         ]
         slots = self.slots.get(queue, Slots(0, 0))
         weight = slot_weight(self.fair_share, queue)
-        return Starts(owner_id, rivals, slots, forecast, self.fair_share, weight)
+        return Starts(owner_id, users, slots, forecast, self.fair_share, weight)
 
     def _rival(
         self, user: int, queue: Queue, waiting: float, jumping: int, began: list[float]

@@ -64,16 +64,16 @@ class Starts:
     def __init__(
         self,
         owner_id: int,
-        rivals: list[Rival],
+        users: list[Rival],
         slots: Slots,
         forecast: Forecast,
         fair_share: FairShare,
         weight: float,
     ):
-        """Simulate one queue. `rivals` are all users that have experiments in the queue or runs
-        under way in it."""
-        self._rivals = {one.owner_id: one for one in rivals}
-        self._me = self._rivals[owner_id]
+        """Prepare the simulation of one queue. `users` are all users with waiting or current runs
+        in it, including the owner."""
+        self._users = {one.owner_id: one for one in users}
+        self._me = self._users[owner_id]
         self._weight, self._advance_s = weight, fair_share.advance_s
         self._usual_s = forecast.usual_s(fair_share)
         self._now = forecast.clock
@@ -122,11 +122,11 @@ class Starts:
     def _end_next(self) -> None:
         self._now, _, owner_id, began = heapq.heappop(self._ends)
         self._idle += 1
-        if owner_id in self._rivals:
-            self._rivals[owner_id].end(began, self._now, self._weight)
+        if owner_id in self._users:
+            self._users[owner_id].end(began, self._now, self._weight)
 
     def _chosen(self) -> Rival | None:
-        able = [one for one in self._rivals.values() if one.waiting > 0 and one.room > 0]
+        able = [one for one in self._users.values() if one.waiting > 0 and one.room > 0]
         return min(able, key=self._turn, default=None)
 
     def _turn(self, one: Rival) -> tuple[bool, float, str]:
@@ -141,7 +141,7 @@ class Starts:
         own -= len(self._places)
         mine = self._me.charge_at(self._now, self._weight, self._advance_s) + own * charge
         place = self._started + own
-        for one in self._rivals.values():
+        for one in self._users.values():
             if one is not self._me:
                 theirs = one.charge_at(self._now, self._weight, self._advance_s)
                 runs = math.ceil((mine / self._me.shares * one.shares - theirs) / charge)

@@ -80,7 +80,8 @@ class Poller:
 
     @property
     def horizon(self) -> int | None:
-        """The event up to which all events are visible, as of the last look."""
+        """Id of an event: all events up to it were visible at the last poll. None before the
+        first poll."""
         return self._changes.horizon
 
     @property

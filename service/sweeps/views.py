@@ -40,9 +40,9 @@ PER_RUN = 100
 MAX_TABLE_BYTES = 32 * 2**20
 """Maximum bytes of the swept values of a table, as JSON. A point may set a value of 200 KB, and an
 answer with those of 10,000 points would take all memory."""
-MAX_CSV_BYTES = 128 * 2**20
-"""Maximum bytes of the texts of a table as CSV. In the long form a point's swept values are
-repeated for each metric."""
+MAX_CSV_CHARACTERS = 128 * 2**20
+"""Maximum number of characters in the cells of a table as CSV that contain text. The long form
+repeats the swept values of a point for each metric."""
 MAX_CSV_CELLS = 8_000_000
 """Maximum cells of a table as CSV. Each metric of a point has three columns, in which the other
 points have empty cells."""
@@ -229,8 +229,8 @@ def _limited(lines: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
         for cell in line:
             if isinstance(cell, str):
                 size += len(cell)
-        if size > MAX_CSV_BYTES:
-            raise _too_large("of text as CSV", MAX_CSV_BYTES)
+        if size > MAX_CSV_CHARACTERS:
+            raise _too_large("of text as CSV", MAX_CSV_CHARACTERS)
         yield line
 
 

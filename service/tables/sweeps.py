@@ -35,8 +35,8 @@ class Sweep(Owned, Base):
 
 
 class SweepPoint(Base):
-    """The experiment that computes a point: created for it, its last retry, or an earlier one with
-    the same spec."""
+    """The experiment that computes a point of a sweep: the one created for the point, its last
+    retry, or an earlier experiment with the same spec."""
 
     __tablename__ = "sweep_points"
 

@@ -102,9 +102,9 @@ async def _writable_in_bulk(request: Request) -> AsyncIterator[Database]:
 async def one_of(
     places: FairLimiter, request: Request, wait_s: float | None = None
 ) -> AsyncIterator[None]:
-    """Hold a place while the block runs. Raises ApiError (503) if none becomes free in `wait_s`
-    seconds; default: the setting `write_wait_s`. A request that has the turn of large requests
-    needs no place: others wait for the turn."""
+    """Hold one of these places while the block runs. Raises ApiError (503) if none becomes free in
+    `wait_s` seconds; default: the setting `write_wait_s`. A request that has its turn (`turns.py`)
+    takes no place."""
     if getattr(request.state, "has_turn", False):
         yield
         return

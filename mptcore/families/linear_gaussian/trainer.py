@@ -300,7 +300,7 @@ class LinearGaussianTrainer:
         return sent(torch.stack(of_starts), self.device)
 
     def _batch(self, x: Tensor) -> _Centred:
-        """Return the moment of a step's observations (S, B, D)."""
+        """Return the mean and the second moment of the observations x (S, B, D) of a step."""
         if self.spec.learn_mean:
             return self._centred([x], self._low_rank_batches)
         return _Centred(self.mean, self._moment([x], [self.mean], self._low_rank_batches))

@@ -213,7 +213,8 @@ class Masker:
         return MaskedBatch(self.corpus, sequences, counts, places, seen, rates)
 
     def hidden(self, sequences: Tensor, counts: Tensor, places: Tensor) -> MaskedBatch:
-        """Mask the given numbers of places (B,) of sequences (B,)."""
+        """Return the masks of sequences (B,). `places` has the counts[0] masked places of the first
+        sequence, then the counts[1] of the second, and so on."""
         return MaskedBatch(self.corpus, sequences, counts, places, self.mask_id)
 
 

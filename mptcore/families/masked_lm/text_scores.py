@@ -20,8 +20,8 @@ from mptcore.specs import TextScore, TextScores
 
 OF_TOKENS = ("pll", "pll_word_l2r")
 """Scores that are sums over tokens. Each token needs a separate pass."""
-Masks = Callable[[Tensor], MaskedBatch]
-"""Return the masks of some windows (n,), window by window."""
+MaskFunction = Callable[[Tensor], MaskedBatch]
+"""Function that returns the masks of some windows (n,), window by window."""
 
 
 @dataclass
@@ -171,7 +171,7 @@ class TextScoring:
         sums = torch.segment_reduce(means * windows.sizes, "sum", lengths=windows.counts)
         self._columns["unmasked"] = ScoreColumn(sums)
 
-    def _scored(self, masks: Masks, passes: Tensor, row: int) -> Work[Tensor]:
+    def _scored(self, masks: MaskFunction, passes: Tensor, row: int) -> Work[Tensor]:
         """Return a row of the scores of all windows, each with passes[i] masks: (Σ passes,)."""
         found = []
         taken = (passes * self.texts.windows.corpus.lengths).cumsum(0) // CHUNK_TOKENS

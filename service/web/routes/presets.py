@@ -73,7 +73,7 @@ class ComparisonOut(ResponseModel):
     published: float
     """Published value."""
     measured: float | None
-    """Value of the experiments. null: missing."""
+    """Value computed from the experiments. null: a result is missing."""
     low: float | None
     """Lowest value that agrees. null: no bound."""
     high: float | None

@@ -106,9 +106,9 @@ def test_a_long_csv_of_large_values_is_refused(
     assert len(lines) == 2
     texts = [[cell for cell in line if not cell.replace(".", "").isdigit()] for line in lines]
     size = sum(len(cell) for line in texts for cell in line)
-    monkeypatch.setattr(views, "MAX_CSV_BYTES", size)
+    monkeypatch.setattr(views, "MAX_CSV_CHARACTERS", size)
     assert admin.get(path).status_code == 200
-    monkeypatch.setattr(views, "MAX_CSV_BYTES", size - 1)
+    monkeypatch.setattr(views, "MAX_CSV_CHARACTERS", size - 1)
     answer = admin.get(path)
     assert answer.status_code == 422
     assert "MiB of text as CSV" in answer.json()["detail"]
