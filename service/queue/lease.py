@@ -328,8 +328,7 @@ def reap(
     only if the database was up for a whole lease before `as_of`; it may have been unreachable
     between `as_of` and this statement."""
     clock = now() if as_of is None else literal(as_of)
-    done = []
-    done += [(row.id, _after_loss(session, row, max_lost)) for row in _lose_expired(session, clock)]
+    done = [(row.id, _after_loss(session, row, max_lost)) for row in _lose_expired(session, clock)]
     unclaimed = session.execute(
         update(Experiment)
         .where(

@@ -1,5 +1,6 @@
 """Objects deleted by their owner, or by age and quota, are hidden immediately and removed later."""
 
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from sqlalchemy import ForeignKey, event, func, select, update
 
 from service.experiments import deletion
 from service.operations import retention
-from service.queue import ledger
+from service.queue import lease, ledger
 from service.records.recording import record
 from service.settings import Settings
 from service.tables.engine import Base, Database, now
@@ -17,7 +18,8 @@ from service.tables.experiments import TERMINAL, Artifact, Block, Experiment, Se
 from service.tables.users import User
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.web.test_api import points
-from tests.support.attempts import claim_next, submitted
+from tests.support import stored
+from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.invariants import bytes_agree
 from tests.support.ppca_spec import ppca_spec
 from worker.sweeper import Sweeper
@@ -216,6 +218,29 @@ def test_a_purge_deletes_all_rows_of_one_experiment_only(
     with database.snapshot() as session:
         assert bytes_agree(session)
     assert admin.get("/v1/audit?limit=1").json()["items"][0]["action"] == "experiment.purged"
+
+
+@pytest.mark.parametrize("is_locked", [True, False])
+def test_an_experiment_in_use_is_purged_later(lab: Settings, is_locked: bool) -> None:
+    """One that another transaction has locked, or whose attempt is not added to the usage."""
+    with closing(Database(lab.url)) as database:
+        claim = claimed(database)
+        with database.transaction() as session:
+            lease.finish(session, claim, Status.SUCCEEDED)
+            if is_locked:
+                ledger.fold(session, lab.share)
+        stored.change(database, claim.experiment_id, deleted_at=now())
+        with ExitStack() as held:
+            if is_locked:
+                other = held.enter_context(database.transaction())
+                other.execute(select(Experiment.id).with_for_update())
+            with database.transaction() as session:
+                assert not deletion.purge(session, claim.experiment_id)
+        with database.transaction() as session:
+            assert session.scalars(select(Experiment.id)).all() == [claim.experiment_id]
+            ledger.fold(session, lab.share)
+            assert deletion.purge(session, claim.experiment_id)
+            assert session.scalars(select(Experiment.id)).all() == []
 
 
 def test_every_table_with_experiment_rows_is_purged() -> None:

@@ -113,8 +113,8 @@ def test_a_claim_without_gpu_memory_is_queued_again(either: Database) -> None:
 
 
 def test_two_workers_of_a_gpu_do_not_use_its_memory_twice(either: Database) -> None:
-    register(either, "a", free=80)
     register(either, "b", free=80)
+    register(either, "a", free=80)
     first, second = submit(either, 50), submit(either, 50)
     chosen = dispatch(either)
     assert chosen is not None
@@ -123,8 +123,8 @@ def test_two_workers_of_a_gpu_do_not_use_its_memory_twice(either: Database) -> N
     assert dispatch(either) is None
     with either.transaction() as session:
         assert workers.room_at(session, "b") == 30 * GIB
-        running = {worker.id: run for worker, run, _ in workers.alive(session, 60)}
-    assert running == {"a": first, "b": None}
+        running = [(worker.id, run) for worker, run, _ in workers.alive(session, 60)]
+    assert running == [("a", first), ("b", None)]
     register(either, "a", free=30, ours=50)
     assert dispatch(either) is None
     assert reason(either, second) == "next in turn"

@@ -176,12 +176,12 @@ def test_an_artifact(database: Database, claim: Claim) -> None:
 
 
 def test_a_checkpoint(database: Database, claim: Claim) -> None:
-    write(database, claim, point(5), checkpoint(5, "00005"))
+    write(database, claim, point(5), {**checkpoint(5, "00005"), "bytes": 9})
     (found,) = rows(database, Checkpoint)
     del found["created_at"]
     assert found == {
         "experiment_id": claim.experiment_id, "attempt": 1, "after_seq": 5, "file": "1/00005",
-        "sha256": "c" * 64, "bytes": None,
+        "sha256": "c" * 64, "bytes": 9,
     }  # fmt: skip
     assert row(database, claim.experiment_id).last_seq == 5
 
