@@ -37,5 +37,5 @@ def _date(value: Any) -> Any:
 
 
 Moment = Annotated[datetime, BeforeValidator(_date)]
-"""A date with a time zone, also from a time of the database."""
+"""A date and time with a time zone. A float is a time of the database."""
 Line = Annotated[str, Field(min_length=1, max_length=200)]

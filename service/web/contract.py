@@ -30,8 +30,8 @@ FOLLOWING = {
     },
     "dataset_id": {"upload": "get_dataset_v1_datasets__dataset_id__get"},
 }
-"""Operations that use an id from an answer, by the kind of the id: their ids by the name of the
-link."""
+"""Links from answers to the operations that use their id: for each kind of id, the operation ids
+by the name of the link."""
 MAKES = {
     ("/v1/experiments", "post", "200"): "experiment_id",
     ("/v1/experiments", "post", "202"): "experiment_id",
