@@ -127,7 +127,7 @@ class Dispatcher:
         worker that hangs. At most one claim of a dispatch succeeds."""
         try:
             with self.database.snapshot() as session:
-                late = dispatch.unclaimed(session, PATIENCE_S)
+                late = dispatch.unclaimed(session, PATIENCE_S, *Queue)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             return

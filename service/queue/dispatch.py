@@ -91,11 +91,13 @@ def dispatch_next(
     return None
 
 
-def unclaimed(session: Session, for_s: float) -> list[Dispatch]:
-    """Return at most MAX_UNCLAIMED dispatches that no worker has claimed for `for_s` seconds."""
+def unclaimed(session: Session, for_s: float, *queues: Queue) -> list[Dispatch]:
+    """Return dispatches to these queues that no worker has claimed for `for_s` seconds: the oldest
+    ones, at most MAX_UNCLAIMED."""
     late = (
         select(Experiment.id, Experiment.dispatch_no, Experiment.queue)
         .where(Experiment.status == Status.DISPATCHED, Experiment.dispatched_at < now() - for_s)
+        .where(Experiment.queue.in_(queues))
         .order_by(Experiment.dispatched_at)
         .limit(MAX_UNCLAIMED)
     )

@@ -121,7 +121,7 @@ def offer(session: Session, queue: Queue, rules: Rules) -> int | None:
 def is_late(session: Session, queue: Queue) -> bool:
     """Return whether a queue has an experiment that no worker has taken for PATIENCE_S: workers
     that look idle hang."""
-    return any(one.queue == queue for one in dispatch.unclaimed(session, PATIENCE_S))
+    return bool(dispatch.unclaimed(session, PATIENCE_S, queue))
 
 
 def _is_free(session: Session, experiment_id: str) -> bool:
@@ -250,7 +250,7 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
         ).where(ACTIVE, Help.queue == queue)
     ).all()
     left = due + slots.missing - slots.idle
-    late = sum(one.queue == queue for one in dispatch.unclaimed(session, PATIENCE_S))
+    late = len(dispatch.unclaimed(session, PATIENCE_S, queue))
     overdue = _waiting(session, queue, could, most, PATIENCE_S) + late
     stopping = sum(bool(row.must_stop and row.has_beaten) for row in rows)
     going = sorted(

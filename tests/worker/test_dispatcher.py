@@ -321,11 +321,14 @@ def test_what_waits_is_dispatched_before_helpers_stop_for_it(
 def test_the_oldest_unclaimed_dispatches_are_found_first(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those of another queue do not take their room."""
     monkeypatch.setattr(queued, "MAX_UNCLAIMED", 2)
-    times = {submitted(database): at for at in (3.0, 1.0, 2.0)}
+    times = {submitted(database): at for at in (3.0, 1.0, 2.0, 0.5)}
     for one, at in times.items():
-        columns = {"status": Status.DISPATCHED, "queue": Queue.CPU, "dispatched_at": at}
+        queue = Queue.GPU if at == 0.5 else Queue.CPU
+        columns = {"status": Status.DISPATCHED, "queue": queue, "dispatched_at": at}
         stored.change(database, one, **columns)
     with database.snapshot() as session:
-        found = [times[one.experiment_id] for one in queued.unclaimed(session, 1.0)]
-    assert found == [1.0, 2.0]
+        for queues, expected in (((Queue.CPU,), [1.0, 2.0]), ((*Queue,), [0.5, 1.0])):
+            late = queued.unclaimed(session, 1.0, *queues)
+            assert [times[one.experiment_id] for one in late] == expected
