@@ -334,6 +334,9 @@ def test_inputs_that_cannot_be_checked_are_accepted(
     text = {**TEXT, "data": {"source": "text", "file": "b.txt"}}
     for spec in (unknown, text):
         assert admin.post("/v1/experiments", json={"spec": spec}).status_code == 202
+    for value, status in (("on", 422), ("Yes", 422), ("true", 422), ("0", 202)):
+        monkeypatch.setenv("HF_HUB_OFFLINE", value)
+        assert seeing.post("/v1/experiments", json={"spec": unknown}).status_code == status
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert seeing.post("/v1/experiments", json={"spec": unknown}).status_code == 202
     assert seeing.post("/v1/experiments", json={"spec": text}).status_code == 422

@@ -12,9 +12,11 @@ from sqlalchemy.orm import Session
 
 from service.accounts.users import ensure_key
 from service.settings import Settings
+from service.tables.db_errors import DISK_FULL
 from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
 from service.tables.users import ApiKey
+from service.web.errors import cannot_write
 from service.web.main import create_app
 from tests.support.ppca_spec import ppca_spec
 
@@ -152,6 +154,13 @@ def test_an_upload_that_is_one_byte_too_large(
     with TestClient(create_app(limited), headers={"Authorization": f"Bearer {key}"}) as api:
         content = b"a line\n" if declared else iter([b"a ", b"line\n"])
         assert api.post("/v1/datasets?name=a.txt", content=content).status_code == status
+
+
+def test_a_database_that_cannot_write_says_whether_to_try_again() -> None:
+    full, other = cannot_write(DISK_FULL), cannot_write("the disk is read-only")
+    assert (full.status, full.reason, full.headers) == (507, "disk_full", None)
+    assert (other.status, other.reason) == (503, "database_unavailable")
+    assert other.headers == {"Retry-After": "2"}
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
