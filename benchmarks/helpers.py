@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import psutil
-from sqlalchemy import select, text
+from sqlalchemy import text
 
 from benchmarks.figures import Figure, percentile
 from mptcore.runtime.exchange import MAX_SPAN, SPAN_S
@@ -207,11 +207,8 @@ def _runtime_s(settings: Settings, spec: dict[str, Any], workers: int) -> float:
         finally:
             lab.stop()
         with database.snapshot() as session:
-            one = session.execute(
-                select(Experiment.started_at, Experiment.finished_at).where(
-                    Experiment.id == experiment_id
-                )
-            ).one()
+            one = session.get_one(Experiment, experiment_id)
+    assert one.status == Status.SUCCEEDED, one.failure_message
     assert one.started_at is not None
     assert one.finished_at is not None
     return float(one.finished_at - one.started_at)

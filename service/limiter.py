@@ -8,19 +8,22 @@ from weakref import WeakValueDictionary
 
 class FairLimiter:
     """Limits the concurrent requests of a process, and those of one user, so that the long requests
-    of one user do not stop all others."""
+    of one user do not stop all others. Long ones have at most half of the places."""
 
     def __init__(self, count: int, of_user: int) -> None:
         self.taken = 0
         """Number of places that are held."""
         self._of_user_count = max(1, of_user)
         self._all = asyncio.Semaphore(count)
+        self._half = asyncio.Semaphore(max(1, count // 2))
         self._of_users: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def one(self, user_id: int | None) -> AsyncIterator[None]:
-        """Hold a place while the block runs. Wait for one first."""
-        async with self._of_user(user_id), self._all:
+    async def one(self, user_id: int | None, *, is_long: bool = False) -> AsyncIterator[None]:
+        """Hold a place while the block runs. Wait for one first: the user's own ones come first, so
+        that nobody holds a place of all while it waits for these."""
+        half = self._half if is_long else nullcontext()
+        async with self._of_user(user_id), half, self._all:
             self.taken += 1
             try:
                 yield

@@ -39,6 +39,8 @@ from service.tables.sweeps import Sweep, SweepPoint
 from service.tables.visibility import readable, reader
 
 FAILED = (Status.FAILED, Status.CANCELLED)
+MAX_SPEC_BYTES = 128 * 2**20
+"""Maximum bytes of the specs that a table reads: four seconds of a processor."""
 
 
 def new(owner_id: int, submission: SweepSubmission) -> Sweep:
@@ -96,6 +98,14 @@ def base_bytes(session: Session, sweep_id: str) -> int:
     return session.scalar(select(length).where(Sweep.id == sweep_id)) or 0
 
 
+def spec_bytes(session: Session, sweep_id: str) -> int:
+    """Return the bytes of the specs of all points of a sweep."""
+    total = select(func.sum(Experiment.spec_bytes)).join(
+        SweepPoint, SweepPoint.experiment_id == Experiment.id
+    )
+    return session.scalar(total.where(SweepPoint.sweep_id == sweep_id)) or 0
+
+
 def number_of_metrics(session: Session, sweep_id: str, most: int) -> int:
     """Return how many metrics the table of a sweep has, or `most` if these are more."""
     some = select(literal(1)).where(*_of_sweep(sweep_id)).limit(most).subquery()
@@ -129,7 +139,14 @@ POINTS_AT_ONCE = 250
 
 
 def points(session: Session, sweep_id: str, user: Caller) -> Iterator[Row[Any]]:
-    """Yield the points that the caller may read, in order."""
+    """Yield the points that the caller may read, in order. Raises ApiError if their specs are too
+    large to be read at once."""
+    if (size := spec_bytes(session, sweep_id)) > MAX_SPEC_BYTES:
+        detail = (
+            f"the specs of its points have {size} bytes, and a table reads at most "
+            f"{MAX_SPEC_BYTES}: read its experiments with GET /v1/experiments instead"
+        )
+        raise invalid([Problem("/path/sweep_id", detail)])
     wanted = ("id", "status", "failure_kind", "failure_message", "spec")
     query = _points(SweepPoint.point, *(getattr(Experiment, name) for name in wanted))
     query = query.where(SweepPoint.sweep_id == sweep_id, SweepPoint.point > bindparam("last"))

@@ -76,11 +76,11 @@ async def _readable(request: Request) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def _writing(request: Request) -> AsyncIterator[Database]:
+async def _writing(request: Request, *, is_long: bool = False) -> AsyncIterator[Database]:
     """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
     would use all threads and connections, and block the readers. Waiting writers hold neither. The
     caller is checked again if the body or the wait has taken long."""
-    async with one_of(request.app.state.writers, request):
+    async with one_of(request.app.state.writers, request, is_long=is_long):
         database = request.app.state.database
         caller: Caller | None = getattr(request.state, "caller", None)
         if caller is not None and time.monotonic() - request.state.checked_at > CHECK_LASTS_S:
@@ -94,13 +94,13 @@ async def _writable(request: Request) -> AsyncIterator[Database]:
 
 
 async def _writable_in_bulk(request: Request) -> AsyncIterator[Database]:
-    async with one_of(request.app.state.bulk_writers, request), _writing(request) as database:
+    async with _writing(request, is_long=True) as database:
         yield database
 
 
 @asynccontextmanager
 async def one_of(
-    places: FairLimiter, request: Request, wait_s: float | None = None
+    places: FairLimiter, request: Request, wait_s: float | None = None, *, is_long: bool = False
 ) -> AsyncIterator[None]:
     """Hold one of these places while the block runs. Raises ApiError (503) if none becomes free in
     `wait_s` seconds; default: the setting `write_wait_s`. A request that has its turn (`turns.py`)
@@ -113,7 +113,8 @@ async def one_of(
     async with AsyncExitStack() as held:
         try:
             async with asyncio.timeout(wait_s or settings.write_wait_s):
-                await held.enter_async_context(places.one(None if caller is None else caller.id))
+                user_id = None if caller is None else caller.id
+                await held.enter_async_context(places.one(user_id, is_long=is_long))
         except TimeoutError:
             detail = "too many requests wait for their turn; nothing was changed, try again"
             raise unavailable("busy", detail) from None
@@ -125,7 +126,7 @@ DatabaseDep = Annotated[Database, Depends(_readable, scope="function")]
 WriterDep = Annotated[Database, Depends(_writable, scope="function")]
 """For plain handlers that write."""
 BulkWriterDep = Annotated[Database, Depends(_writable_in_bulk, scope="function")]
-"""For plain handlers that may change thousands of rows: one of each user, in half of the places."""
+"""For plain handlers that may change thousands of rows. They have at most half of the places."""
 
 
 async def authenticate(request: Request) -> Caller:

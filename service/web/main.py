@@ -39,7 +39,7 @@ from service.web.routes import (
     texts,
     webhooks,
 )
-from service.web.turns import Turns
+from service.web.turns import SIZES
 from service.web.ui import pages, sign_in
 
 MAX_BUNDLES, MAX_USER_BUNDLES = 12, 2
@@ -104,11 +104,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.poller = Poller(app.state.database, settings)
     app.state.bodies = Bodies()
-    app.state.writers = FairLimiter(settings.api_writers, of_user=settings.api_writers - 1)
-    app.state.bulk_writers = FairLimiter(max(1, settings.api_writers // 2), of_user=1)
-    app.state.turns = Turns()
+    # One of each user: its other ones often wait in the database for the row that this one locks.
+    app.state.writers = FairLimiter(settings.api_writers, of_user=1)
+    app.state.turns = [FairLimiter(1, of_user=1) for _ in SIZES]
     connections = settings.api_connections
-    readers = max(1, connections - Turns.COUNT)  # the requests that have a turn need one each
+    readers = max(1, connections - len(SIZES))  # the requests that have a turn need one each
     app.state.readers = FairLimiter(readers, of_user=connections // USERS_PART)
     app.state.bundles = FairLimiter(MAX_BUNDLES, of_user=MAX_USER_BUNDLES)
     app.state.noted_keys = noted_keys()

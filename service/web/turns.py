@@ -1,6 +1,7 @@
-"""Turns of requests that concern many points. Medium ones wait for each other, and large ones do:
-at most one of each is computed at a time in a process. Small requests wait for neither."""
+"""Turns of requests that concern many points. Those of about the same size wait for each other: at
+most one of each size is computed at a time in a process. Small requests wait for none."""
 
+from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -20,9 +21,9 @@ from service.tables.sweeps import Sweep
 from service.web.bodies import Bodies, StrictRequest
 from service.web.dependencies import one_of, reading
 
-MEDIUM, LARGE = 16, 256
-"""Number of points or experiments from which a request is medium, or large. Other work counts as so
-many points as take about as long."""
+SIZES = (16, 64, 512)
+"""Number of points or experiments from which a request is of each size; smaller ones are small.
+Other work counts as so many points as take about as long."""
 POINT_BYTES = 2**14
 """Bytes of specs that count as a point."""
 POINT_METRICS = 40
@@ -31,32 +32,23 @@ WAIT_S = 15.0
 """Maximum seconds that a request waits for its turn. It holds no other place meanwhile."""
 
 
-class Turns:
-    """Places of the requests that a process computes: one of each size, one of each user."""
-
-    COUNT = 2
-
-    def __init__(self) -> None:
-        self.medium = FairLimiter(1, of_user=1)
-        self.large = FairLimiter(1, of_user=1)
-
-
 @asynccontextmanager
 async def _turn(request: Request, points: int) -> AsyncIterator[None]:
     """Hold the turn of a request with this many points, if it is not small. One request of each
     user waits for those of others, so that nobody has several places in the queue. Raises ApiError
     (408, 429 or 503)."""
-    if points < MEDIUM:
+    size = bisect_right(SIZES, points) - 1
+    if size < 0:
         yield
         return
-    turns: Turns = request.app.state.turns
+    turns: list[FairLimiter] = request.app.state.turns
     bodies: Bodies = request.app.state.bodies
     try:
         await request.body()  # is_disconnected would take its first piece
     except ClientDisconnect:
         raise _client_gone() from None
     with bodies.turn(request.state.caller.id):
-        async with one_of(turns.medium if points < LARGE else turns.large, request, WAIT_S):
+        async with one_of(turns[size], request, WAIT_S):
             if await request.is_disconnected():
                 raise _client_gone()
             request.state.has_turn = True
@@ -83,13 +75,16 @@ async def _by_body(request: Request) -> AsyncIterator[None]:
 
 
 async def _by_table(request: Request) -> AsyncIterator[None]:
-    points, metrics = await _of_sweep(request, store.number_of_points, _number_of_metrics)
-    async with _turn(request, max(points, metrics // POINT_METRICS)):
+    points, metrics, spec_bytes = await _of_sweep(
+        request, store.number_of_points, _number_of_metrics, store.spec_bytes
+    )
+    size = max(points, metrics // POINT_METRICS, spec_bytes // POINT_BYTES)
+    async with _turn(request, size):
         yield
 
 
 def _number_of_metrics(session: Session, sweep_id: str) -> int:
-    return store.number_of_metrics(session, sweep_id, LARGE * POINT_METRICS)
+    return store.number_of_metrics(session, sweep_id, SIZES[-1] * POINT_METRICS)
 
 
 async def _by_retry(request: Request) -> AsyncIterator[None]:

@@ -11,6 +11,7 @@ from sqlalchemy import event, select
 from mptcore.specs import MAX_PROBLEMS
 from service.experiments.cache import CacheKeys
 from service.experiments.references import ReferencedInputs
+from service.limiter import FairLimiter
 from service.submission import preparation, submit
 from service.sweeps import expansion
 from service.tables.experiments import Experiment, Status
@@ -138,8 +139,13 @@ def test_expansion_stops_after_many_wrong_points(api: TestClient, validated: lis
 
 
 @pytest.fixture
-def while_it_prepares(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
-    """Functions to call once, after the next spec of a request has been checked."""
+def while_it_prepares(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> list[Callable[[], object]]:
+    """Functions to call once, after the next spec of a request has been checked. They may be
+    requests of the same user, which in another process would not wait for it."""
+    writers = FairLimiter(2, of_user=2)
+    monkeypatch.setattr(api.app.state, "writers", writers)  # type: ignore[attr-defined]
     todo: list[Callable[[], object]] = []
     find_key = CacheKeys.key
 

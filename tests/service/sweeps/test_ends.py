@@ -57,7 +57,7 @@ def test_a_point_that_waits_begins_when_a_run_ends(admin: TestClient) -> None:
         stored.change(database, claim.experiment_id, worker=worker)
     made = admin.get(f"/v1/sweeps/{made['id']}").json()
     end = datetime.fromisoformat(made["estimated_end"]).timestamp()
-    assert abs(end - before - 4 * RUN_S) < 30
+    assert before + 4 * RUN_S <= end <= time.time() + 4 * RUN_S + 60  # starts are rounded up
 
 
 def test_no_end_is_estimated_if_held_points_need_a_worker_without_runs(admin: TestClient) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import tracemalloc
 from json import JSONEncoder
 from typing import Any
@@ -14,7 +15,7 @@ from sqlalchemy import event, select, update
 from mptcore.specs import Problem
 from service.records import results
 from service.submission import requests
-from service.sweeps import views
+from service.sweeps import store, views
 from service.sweeps.expansion import MAX_POINTS, Point, Points, in_request
 from service.tables.experiments import Experiment, Metric, Status
 from service.tables.sweeps import Sweep
@@ -59,7 +60,7 @@ def test_a_table_reads_specs_in_parts(admin: TestClient, monkeypatch: pytest.Mon
         database_of(admin).engine, "before_cursor_execute", lambda *a: statements.append(a[2])
     )
     assert [row["point"] for row in rows(admin, made["id"])] == [*range(6)]
-    reads = [one for one in statements if "experiments.spec" in one]
+    reads = [one for one in statements if re.search(r"experiments\.spec\b", one)]
     assert len(reads) == 3
     assert all("LIMIT" in one for one in reads)
 
@@ -132,6 +133,23 @@ def test_a_csv_of_very_many_cells_is_refused(
     assert answer.json()["errors"][0]["pointer"] == "/query/form"
     assert admin.get(f"{path}&form=long").status_code == 200
     assert admin.get(made["urls"]["table"]).status_code == 200
+
+
+def test_a_table_of_points_with_large_specs_is_refused(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = sweep(admin)
+    with database_of(admin).snapshot() as session:
+        size = store.spec_bytes(session, made["id"])
+        assert size == sum(session.scalars(select(Experiment.spec_bytes))) > 0
+    monkeypatch.setattr(store, "MAX_SPEC_BYTES", size)
+    assert admin.get(made["urls"]["table"]).status_code == 200
+    monkeypatch.setattr(store, "MAX_SPEC_BYTES", size - 1)
+    answer = admin.get(made["urls"]["table"])
+    assert answer.status_code == 422
+    (problem,) = answer.json()["errors"]
+    assert problem["pointer"] == "/path/sweep_id"
+    assert f"have {size} bytes" in problem["detail"]
 
 
 def test_a_table_of_very_many_metrics_is_refused(

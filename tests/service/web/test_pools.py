@@ -133,10 +133,10 @@ def test_a_writer_that_waits_too_long_gets_an_error(settings: Settings) -> None:
 
 
 def test_changes_of_many_experiments_leave_places_to_others(settings: Settings) -> None:
-    """Two of four places, and one of each user. The caller is user 1."""
+    """They have two of four places. The caller is user 1."""
     hasty = settings.model_copy(update={"write_wait_s": 0.05})
     with served(hasty) as api:
-        bulk: FairLimiter = api.app.state.bulk_writers  # type: ignore[attr-defined]
+        writers: FairLimiter = api.app.state.writers  # type: ignore[attr-defined]
         made = api.post("/v1/sweeps", json={"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}})
         url = f"/v1/sweeps/{made.json()['id']}"
         many: list[tuple[str, str, Any]] = [
@@ -146,15 +146,29 @@ def test_changes_of_many_experiments_leave_places_to_others(settings: Settings) 
             ("DELETE", url, None),
         ]
         assert api.portal is not None
-        for users, status in (((1,), 503), ((8, 9), 503), ((9,), 0)):
+        for users, status in (((8, 9), 503), ((9,), 0)):
             with ExitStack() as held:
                 for user in users:
-                    place = api.portal.wrap_async_context_manager(bulk.one(user))
-                    held.enter_context(place)
+                    place = writers.one(user, is_long=True)
+                    held.enter_context(api.portal.wrap_async_context_manager(place))
                 for method, path, body in many:
                     answer = api.request(method, path, json=body)
                     assert answer.status_code == status or (not status and answer.is_success)
                 assert post(api).status_code == 202
+
+
+def test_a_user_writes_with_one_request_at_a_time(settings: Settings) -> None:
+    """The others wait for it and hold no place of all meanwhile."""
+    hasty = settings.model_copy(update={"write_wait_s": 0.05})
+    with served(hasty) as api:
+        writers: FairLimiter = api.app.state.writers  # type: ignore[attr-defined]
+        assert api.portal is not None
+        for is_long in (True, False):
+            with api.portal.wrap_async_context_manager(writers.one(1, is_long=is_long)):
+                assert (writers.is_full(1), writers.is_full(2)) == (True, False)
+                assert post(api).status_code == 503
+                assert writers.taken == 1
+        assert post(api).status_code == 202
 
 
 def test_healthz_needs_no_thread(settings: Settings) -> None:
