@@ -65,7 +65,8 @@ class TextScores(Spec):
     """Column of a .jsonl or .parquet file with the beginning of each text that `conditional` takes
     as given. `conditional` needs it."""
     window_overlap: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    """Number of tokens that neighbouring windows of a text share, such as 128. A text with more
+    """Number of tokens that neighbouring windows of a text share, such as 128, at most half of a
+    window. A text with more
     tokens than the model or `max_length` allows is read in windows, and each of its tokens is
     scored where it is farthest from an end of its window. null: such a text has no scores."""
     wild_type: Annotated[str, Field(min_length=1, max_length=20_000)] | None = None

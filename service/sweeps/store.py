@@ -139,14 +139,7 @@ POINTS_AT_ONCE = 250
 
 
 def points(session: Session, sweep_id: str, user: Caller) -> Iterator[Row[Any]]:
-    """Yield the points that the caller may read, in order. Raises ApiError if their specs are too
-    large to be read at once."""
-    if (size := spec_bytes(session, sweep_id)) > MAX_SPEC_BYTES:
-        detail = (
-            f"the specs of its points have {size} bytes, and a table reads at most "
-            f"{MAX_SPEC_BYTES}: read its experiments with GET /v1/experiments instead"
-        )
-        raise invalid([Problem("/path/sweep_id", detail)])
+    """Yield the points that the caller may read, in order."""
     wanted = ("id", "status", "failure_kind", "failure_message", "spec")
     query = _points(SweepPoint.point, *(getattr(Experiment, name) for name in wanted))
     query = query.where(SweepPoint.sweep_id == sweep_id, SweepPoint.point > bindparam("last"))
@@ -157,9 +150,23 @@ def points(session: Session, sweep_id: str, user: Caller) -> Iterator[Row[Any]]:
         last = found[-1].point
 
 
+def check_specs(session: Session, sweep_id: str, user: Caller) -> None:
+    """Raise ApiError if the specs of the points that the caller may read are too large for a
+    table."""
+    total = _points(func.sum(Experiment.spec_bytes)).where(SweepPoint.sweep_id == sweep_id)
+    size = session.scalar(total, reader(user.id, user.is_admin)) or 0
+    if size > MAX_SPEC_BYTES:
+        detail = (
+            f"the specs of its points have {size} bytes, and a table reads at most "
+            f"{MAX_SPEC_BYTES}: read its experiments with GET /v1/experiments instead"
+        )
+        raise invalid([Problem("/path/sweep_id", detail)])
+
+
 def _points(*columns: Any) -> Select[Any]:
     return (
         select(*columns)
+        .select_from(SweepPoint)
         .join(Experiment, Experiment.id == SweepPoint.experiment_id)
         .where(readable(Experiment))
     )
@@ -231,6 +238,11 @@ def retryable(session: Session, sweep: Sweep, most: int, most_bytes: int) -> Seq
     return session.scalars(query.order_by(SweepPoint.point)).all()
 
 
+def number_of_retryable(session: Session, sweep_id: str) -> int:
+    """Return the number of its points that failed or were cancelled."""
+    return session.scalar(_retryable(sweep_id, func.count(SweepPoint.point))) or 0
+
+
 def retryable_bytes(session: Session, sweep_id: str) -> int:
     """Return the bytes of the specs of its points that failed or were cancelled."""
     return session.scalar(_retryable(sweep_id, func.sum(Experiment.spec_bytes))) or 0
@@ -244,6 +256,7 @@ def is_retryable(session: Session, sweep_id: str) -> bool:
 def _retryable(sweep_id: str, *columns: Any) -> Select[Any]:
     return (
         select(*columns)
+        .select_from(Experiment)
         .join(SweepPoint, SweepPoint.experiment_id == Experiment.id)
         .where(SweepPoint.sweep_id == sweep_id, Experiment.sweep_id == sweep_id)
         .where(Experiment.status.in_(FAILED), Experiment.deleted_at.is_(None))

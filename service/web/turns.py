@@ -35,8 +35,9 @@ WAIT_S = 15.0
 @asynccontextmanager
 async def _turn(request: Request, points: int) -> AsyncIterator[None]:
     """Hold the turn of a request with this many points, if it is not small. One request of each
-    user waits for those of others, so that nobody has several places in the queue. Raises ApiError
-    (408, 429 or 503)."""
+    user has a turn or waits for those of others: its other ones would keep a turn of another size
+    while they wait in the database for the rows that it locks. Raises ApiError (408, 429 or 503).
+    """
     size = bisect_right(SIZES, points) - 1
     if size < 0:
         yield
@@ -48,7 +49,10 @@ async def _turn(request: Request, points: int) -> AsyncIterator[None]:
     except ClientDisconnect:
         raise _client_gone() from None
     with bodies.turn(request.state.caller.id):
-        async with one_of(turns[size], request, WAIT_S):
+        async with (
+            one_of(request.app.state.turns_of_users, request, WAIT_S),
+            one_of(turns[size], request, WAIT_S),
+        ):
             if await request.is_disconnected():
                 raise _client_gone()
             request.state.has_turn = True
@@ -88,7 +92,7 @@ def _number_of_metrics(session: Session, sweep_id: str) -> int:
 
 
 async def _by_retry(request: Request) -> AsyncIterator[None]:
-    points, spec_bytes = await _of_sweep(request, store.number_of_points, store.retryable_bytes)
+    points, spec_bytes = await _of_sweep(request, store.number_of_retryable, store.retryable_bytes)
     async with _turn(request, max(points, spec_bytes // POINT_BYTES)):
         yield
 

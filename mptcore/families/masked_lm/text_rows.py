@@ -21,7 +21,7 @@ from mptcore.families.masked_lm.corpus import (
 )
 from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
 from mptcore.families.masked_lm.pretrained import Tokenizer
-from mptcore.families.masked_lm.text_windows import Window, Windows, windows_of
+from mptcore.families.masked_lm.text_windows import Window, Windows, check_overlap, windows_of
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import TextScores, TextSource
@@ -123,6 +123,10 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
     all_rows = rows_of(spec, scores)
     rows: list[TextRow] = []
     found: list[TokenizedText] = []
+    windows: list[list[Window]] = []
+    overlap = scores.window_overlap
+    if overlap is not None:
+        check_overlap(overlap, length, tokenizer.num_special_tokens_to_add())
     parts = [one.parts for one in all_rows]
     for row, tokens in zip(all_rows, tokenized(parts, tokenizer), strict=True):
         count = len(tokens.sequence.ids)
@@ -131,15 +135,16 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
             reason = NO_PREFIX
         elif reason is None and tokens.spans[-1][1] < row.given:
             reason = NOTHING_AFTER
-        if count > length and (scores.window_overlap is None or len(row.parts) > 1):
+        cut: list[Window] = []
+        if reason is None and overlap is not None and len(row.parts) == 1:
+            cut = windows_of(tokens.sequence, length, overlap)
+        if count > length and not cut:
             reason = f"it has {count} tokens, the model and max_length allow {length}"
         rows.append(replace(row, reason=reason))
         if reason is None:
             found.append(tokens)
-    if (overlap := scores.window_overlap) is None:
-        return Texts.of(rows, found)
-    windows = [windows_of(one.sequence, length, overlap) for one in found]
-    return Texts.of(rows, found, windows)
+            windows.append(cut or [Window(tokens.sequence, range(count))])
+    return Texts.of(rows, found, None if overlap is None else windows)
 
 
 def rows_of(spec: TextSource, scores: TextScores) -> list[TextRow]:

@@ -59,19 +59,29 @@ class Windows:
         return torch.minimum(counts, ends - self.tokens)
 
 
+def check_overlap(overlap: int, length: int, special: int) -> None:
+    """Raises RunError if windows of `length` tokens, of which some are special, share more than
+    half of their tokens: the text would be read many times."""
+    if 2 * overlap > length - special:
+        most = max(0, (length - special) // 2)
+        detail = f"{most} at most, half of the tokens of a window"
+        raise RunError(
+            "invalid", f"evaluate.texts.window_overlap is {overlap}, but may be {detail}"
+        )
+
+
 def windows_of(sequence: TokenSequence, length: int, overlap: int) -> list[Window]:
     """Cut a sequence into windows of at most `length` tokens. Neighbours share `overlap` tokens,
     the last two perhaps more; each token is scored where it is farthest from an end of its window.
-    Raises RunError if `overlap` leaves no room."""
+    None are returned if special tokens at its ends leave too little room."""
     count = len(sequence.ids)
     if count <= length:
         return [Window(sequence, range(count))]
     free = [at for at, is_free in enumerate(sequence.maskable) if is_free]
     before, after = free[0], free[-1] + 1
     room = length - before - (count - after)
-    if overlap >= room:
-        detail = f"less than the {room} tokens of a window beside special ones"
-        raise RunError("invalid", f"evaluate.texts.window_overlap must be {detail}")
+    if 2 * overlap > room:
+        return []
     starts = [*range(before, after - room, room - overlap), after - room]
     middles = [(start + following + room + 1) // 2 for start, following in pairwise(starts)]
     found = []

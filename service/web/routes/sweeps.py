@@ -124,6 +124,7 @@ def get_table(
     to you are left out."""
     with database.snapshot() as session:
         sweep = find(session, user, Sweep, sweep_id)
+        store.check_specs(session, sweep_id, user)
         points = store.points(session, sweep_id, user)
         metrics = store.metrics(session, sweep_id)
         wanted = CsvForm.POOLED if format == TableFormat.JSON else form

@@ -62,12 +62,12 @@ class Reference(Plain):
         return found
 
 
-@pytest.mark.parametrize(("length", "overlap"), [(12, 3), (12, 0), (13, 6), (12, 9), (30, 4)])
+@pytest.mark.parametrize(("length", "overlap"), [(12, 3), (12, 0), (13, 5), (12, 5), (30, 4)])
 def test_each_token_is_scored_farthest_from_the_ends_of_its_window(
     models: Path, tmp_path: Path, length: int, overlap: int
 ) -> None:
-    """Windows of many overlaps: none, one that is odd, one of more than half a window. A short text
-    beside it has the scores that it has alone."""
+    """Windows of several overlaps: none, one that is odd, half a window. A short text beside it has
+    the scores that it has alone."""
     plain = Reference(models / "pieces", length, overlap)
     data = {"lines": [LONG, "the cats"], "max_length": length}
     spec = of(data, scores=ALL, per_token=True, window_overlap=overlap)
@@ -118,10 +118,14 @@ def test_a_window_of_special_tokens_alone_is_left_out(models: Path, tmp_path: Pa
 
 def test_windows_are_refused_where_they_make_no_sense(models: Path, tmp_path: Path) -> None:
     data: dict[str, Any] = {"lines": [LONG], "max_length": 12}
-    with pytest.raises(
-        RunError, match="window_overlap must be less than the 10 tokens of a window"
-    ):
-        scored(of(data, window_overlap=10), tmp_path)
+    refused = "window_overlap is 6, but may be 5 at most, half of the tokens of a window"
+    with pytest.raises(RunError, match=refused):
+        scored(of(data, window_overlap=6), tmp_path)
+    odd = ["[MASK] " * 7 + LONG, "a cat"]  # its special tokens leave three places of ten
+    rows, _ = scored(of({**data, "lines": odd}, window_overlap=2), tmp_path)
+    assert rows[0]["pll"] is None
+    assert rows[0]["reason"].endswith("tokens, the model and max_length allow 12")
+    assert rows[1]["windows"] == 1
     others: dict[str, dict[str, Any]] = {
         "cumulative": {"scores": ["cumulative"], "target_std_err": 1.0},
         "masked_marginal": {"scores": ["masked_marginal"], "wild_type": "ACD"},
