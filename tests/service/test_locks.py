@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 
+from service.limiter import FairLimiter
 from service.queue import division, helping, lease, quota
 from service.queue.helping import HelpOver
 from service.settings import Settings
@@ -52,8 +53,12 @@ def test_a_change_of_a_sweep_locks_its_owner_before_its_runs(
 
 
 def test_two_requests_at_once_do_not_add_the_last_webhook_twice(
-    api: TestClient, database: Database
+    api: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In two processes: in one process they wait for each other."""
+    places = FairLimiter(2, of_user=2)
+    monkeypatch.setattr(api.app.state, "writers", places)  # type: ignore[attr-defined]
+
     def add(_: int) -> int:
         return api.post("/v1/webhooks", json={"url": "https://example.org/"}).status_code
 

@@ -321,7 +321,7 @@ def test_what_waits_is_dispatched_before_helpers_stop_for_it(
 def test_the_oldest_unclaimed_dispatches_are_found_first(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of another queue do not take their room."""
+    """Dispatches of another queue do not take their room."""
     monkeypatch.setattr(queued, "MAX_UNCLAIMED", 2)
     times = {submitted(database): at for at in (3.0, 1.0, 2.0, 0.5)}
     for one, at in times.items():

@@ -96,8 +96,8 @@ class MaskedLmRun:
         detail = f"{len(texts.rows)} texts, {left_out} of them without scores"
         yield Step(Log("warning" if left_out else "info", detail))
         if in_windows := int((texts.windows.counts > 1).sum()):
-            detail = f"more than {limit} tokens: each is scored in windows"
-            yield Step(Log("info", f"{in_windows} texts have {detail}"))
+            detail = f"of the texts have more than {limit} tokens and are scored in windows"
+            yield Step(Log("info", f"{in_windows} {detail}"))
         text = mutations.wild_type if mutations else texts.windows.corpus
         masker = LoadedText(tokenizer, text, text).masker(text, models, spec.model.corruption)
         labels: Labels = {"seed": seed}

@@ -86,7 +86,7 @@ def test_each_token_is_scored_farthest_from_the_ends_of_its_window(
     count = rows[0]["tokens"]
     assert [row["windows"] for row in rows] == [len(plain.starts(count)), 1]
     texts = [one.message for one in records if isinstance(one, Log) and "windows" in one.message]
-    said = [f"1 texts have more than {length} tokens: each is scored in windows"]
+    said = [f"1 of the texts have more than {length} tokens and are scored in windows"]
     assert texts == (said if count + SPECIAL > length else [])
 
 
