@@ -98,12 +98,10 @@ def base_bytes(session: Session, sweep_id: str) -> int:
     return session.scalar(select(length).where(Sweep.id == sweep_id)) or 0
 
 
-def spec_bytes(session: Session, sweep_id: str) -> int:
-    """Return the bytes of the specs of all points of a sweep."""
-    total = select(func.sum(Experiment.spec_bytes)).join(
-        SweepPoint, SweepPoint.experiment_id == Experiment.id
-    )
-    return session.scalar(total.where(SweepPoint.sweep_id == sweep_id)) or 0
+def spec_bytes(session: Session, sweep_id: str, user: Caller) -> int:
+    """Return the bytes of the specs of the points that the caller may read."""
+    total = _points(func.sum(Experiment.spec_bytes)).where(SweepPoint.sweep_id == sweep_id)
+    return session.scalar(total, reader(user.id, user.is_admin)) or 0
 
 
 def number_of_metrics(session: Session, sweep_id: str, most: int) -> int:
@@ -153,9 +151,7 @@ def points(session: Session, sweep_id: str, user: Caller) -> Iterator[Row[Any]]:
 def check_specs(session: Session, sweep_id: str, user: Caller) -> None:
     """Raise ApiError if the specs of the points that the caller may read are too large for a
     table."""
-    total = _points(func.sum(Experiment.spec_bytes)).where(SweepPoint.sweep_id == sweep_id)
-    size = session.scalar(total, reader(user.id, user.is_admin)) or 0
-    if size > MAX_SPEC_BYTES:
+    if (size := spec_bytes(session, sweep_id, user)) > MAX_SPEC_BYTES:
         detail = (
             f"the specs of its points have {size} bytes, and a table reads at most "
             f"{MAX_SPEC_BYTES}: read its experiments with GET /v1/experiments instead"

@@ -4,6 +4,7 @@ most one of each size is computed at a time in a process. Small requests wait fo
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
@@ -80,15 +81,14 @@ async def _by_body(request: Request) -> AsyncIterator[None]:
 
 async def _by_table(request: Request) -> AsyncIterator[None]:
     points, metrics, spec_bytes = await _of_sweep(
-        request, store.number_of_points, _number_of_metrics, store.spec_bytes
+        request,
+        store.number_of_points,
+        partial(store.number_of_metrics, most=SIZES[-1] * POINT_METRICS),
+        partial(store.spec_bytes, user=request.state.caller),
     )
     size = max(points, metrics // POINT_METRICS, spec_bytes // POINT_BYTES)
     async with _turn(request, size):
         yield
-
-
-def _number_of_metrics(session: Session, sweep_id: str) -> int:
-    return store.number_of_metrics(session, sweep_id, SIZES[-1] * POINT_METRICS)
 
 
 async def _by_retry(request: Request) -> AsyncIterator[None]:

@@ -251,8 +251,7 @@ def test_a_request_that_prepares_for_long_is_prepared_once(
     """Other large requests wait meanwhile."""
     monkeypatch.setattr(submit, "PREPARE_S", -1.0)
     first = submitted(api, cache=False)
-    ends = [lambda: change(database_of(api), first, status=Status.SUCCEEDED)]
-    while_it_prepares.append(ends.pop())
+    while_it_prepares.append(lambda: change(database_of(api), first, status=Status.SUCCEEDED))
     body = {"spec": SPEC, "after": [first], "cache": False}
     answer = api.post("/v1/experiments", json=body)
     assert (answer.status_code, answer.json()["reason"]) == (503, "changed_meanwhile")

@@ -25,6 +25,7 @@ from service.tables.engine import Database
 from service.web.dependencies import USERS_PART, _readable, _writable, _writable_in_bulk
 from service.web.main import MAX_USER_BUNDLES, ROUTERS, create_app
 from service.web.routes import experiment_results
+from service.web.turns import SIZES
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 
@@ -99,6 +100,35 @@ def test_a_user_has_one_place_in_the_queue() -> None:
 
     asyncio.run(ask_all())
     assert order == [1, 2, 1, 1, 1]
+
+
+def test_a_long_request_that_waits_for_its_user_holds_no_place_of_others() -> None:
+    async def others_get_places() -> bool:
+        places = FairLimiter(4, of_user=1)
+
+        async def wait() -> None:
+            async with places.one(1, is_long=True):
+                pass
+
+        async with places.one(1):
+            waiting = asyncio.create_task(wait())
+            await asyncio.sleep(0)
+            async with asyncio.timeout(5), places.one(2, is_long=True), places.one(3, is_long=True):
+                pass
+        await waiting
+        return True
+
+    assert asyncio.run(others_get_places())
+
+
+def test_readers_leave_a_connection_to_each_request_that_has_a_turn(settings: Settings) -> None:
+    with served(settings) as api, ExitStack() as held:
+        readers: FairLimiter = api.app.state.readers  # type: ignore[attr-defined]
+        assert api.portal is not None
+        for user in range(settings.api_connections - len(SIZES)):
+            assert not readers.is_full(99)
+            held.enter_context(api.portal.wrap_async_context_manager(readers.one(user)))
+        assert readers.is_full(99)
 
 
 def calls(dependant: Dependant) -> set[object]:
