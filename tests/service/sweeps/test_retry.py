@@ -1,0 +1,49 @@
+"""Retries of sweeps: how many points they may have."""
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import select, update
+
+from service.submission import requests
+from service.tables.experiments import Experiment
+from service.tables.users import User
+from tests.service.accounts.test_users import admin, database_of, place, processes
+from tests.service.sweeps.test_sweeps import rows, sweep
+
+__all__ = ["admin", "place", "processes"]  # fixtures
+
+
+def test_a_retry_stores_no_more_than_a_request_may(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep may have grown by many requests. To retry 3,000 points of 120 KB at once took
+    gigabytes of memory, and held up the writes of others."""
+    made = sweep(admin)
+    assert admin.post(made["urls"]["cancel"]).is_success
+    with database_of(admin).snapshot() as session:
+        sizes = [*session.scalars(select(Experiment.spec_bytes).order_by(Experiment.id))]
+    retry = made["urls"]["retry"]
+    monkeypatch.setattr(requests, "MAX_RETRIED", 1)
+    assert admin.post(retry).json() == {"count": 1, "more": True}
+    monkeypatch.setattr(requests, "MAX_RETRIED", 1000)
+    monkeypatch.setattr(requests, "MAX_STORED_BYTES", sum(sizes[1:4]))
+    assert admin.post(retry).json() == {"count": 3, "more": True}
+    assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 4 + ["cancelled"] * 2
+    monkeypatch.setattr(requests, "MAX_STORED_BYTES", sizes[4] - 1)
+    assert admin.post(retry).json() == {"count": 1, "more": True}  # one alone always fits
+    assert admin.post(retry).json() == {"count": 1, "more": False}
+    assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 6
+    assert admin.post(retry).json() == {"count": 0, "more": False}
+
+
+def test_a_retry_takes_as_many_points_as_its_owner_may_have(admin: TestClient) -> None:
+    """The specs of the other points are not read."""
+    made = sweep(admin)
+    assert admin.post(made["urls"]["cancel"]).is_success
+    with database_of(admin).transaction() as session:
+        session.execute(update(User).where(User.id == 1).values(max_submitted=4))
+    retry = made["urls"]["retry"]
+    assert admin.post(retry).json() == {"count": 4, "more": True}
+    answer = admin.post(retry)
+    assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
+    assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 4 + ["cancelled"] * 2
