@@ -19,8 +19,8 @@ from service.queue.workers import Slots
 from service.tables.engine import now
 from service.tables.experiments import Attempt, Experiment, Queue, Status
 
-LATELY = 100
-"""Number of ended attempts that are used."""
+MAX_ENDED = 100
+"""Maximum number of ended attempts whose mean length is used."""
 LEAST = 3
 BASIS = "from the progress of current runs and the mean length of the last runs, at most 100"
 UNKNOWN = "it is not known how long the runs before it take"
@@ -121,7 +121,7 @@ def _mean_s(session: Session, queue: Queue) -> float | None:
         select((Attempt.ended_at - Attempt.started_at).label("length_s"))
         .where(Attempt.queue == queue, Attempt.ended_at.is_not(None))
         .order_by(Attempt.ended_at.desc())
-        .limit(LATELY)
+        .limit(MAX_ENDED)
         .subquery()
     )
     count, mean_s = session.execute(

@@ -24,7 +24,7 @@ class Report:
         return [*self.models, *([DIFFERENCE] if len(self.models) > 1 else [])]
 
     def labels_of(self, name: str) -> Labels:
-        """Return the label `model` if there are several models."""
+        """Return the labels of a model's series, with the label `model` if there are several."""
         if len(self.models) == 1 or name == DIFFERENCE:
             return self.labels
         return {**self.labels, "model": name}

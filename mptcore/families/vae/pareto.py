@@ -14,8 +14,8 @@ PRIOR_SCALE, PRIOR_DRAWS = 3, 10
 
 
 def khats(log_weights: Tensor) -> Tensor:
-    """k̂ of each column (draws, ...): (...), float64. It is 0 where a column has no tail, and
-    infinite where one is not finite."""
+    """Return k̂ of each column (draws, ...): (...), float64. It is 0 for a column without a tail,
+    and infinite for a column with a value that is not finite."""
     columns = log_weights.double().flatten(1)  # (draws, n)
     found = torch.zeros_like(columns[0])
     draws = len(columns)

@@ -107,8 +107,9 @@ class SampledVae(Vae):
         return ((each * hidden).sum(-1) / hidden.sum(-1)).mean()
 
     def _step_proposal(self, x: Tensor, mask: Tensor, steps: int) -> Proposal:
-        """Return a proposal about a mode given x_R and one given all of x. The gradient is a
-        difference of means given x_R, and given x_R and x_j: the latter lies between the two."""
+        """Return a mixture of proposals about two modes: given x_R, and given all of x. The
+        gradient is a difference of two means: given x_R, and given x_R and x_j. The mode of the
+        latter lies between the two modes."""
         starts = [start.repeat(2, 1) for start in self._starts(x, mask)]
         hidden = torch.cat([mask.expand_as(x), torch.zeros_like(x, dtype=torch.bool)])
         both = self._fit(x.repeat(2, 1), hidden)
