@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import clock, helper_choice, helping, lease, ledger, quota, workers
+from service.queue import clock, dispatch, helper_choice, helping, lease, ledger, quota, workers
 from service.queue.helper_choice import Rules
 from service.records import statistics
 from service.settings import Settings
@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 FORGET_S = 3600.0
 REAP_EVERY = 2
-"""Number of heartbeats from one look for what is lost to the next. Helpers give way more often."""
+"""Number of heartbeats from one look for what is lost to the next. Helpers give way to experiments
+that wait more often."""
 
 
 class Reaper:
@@ -48,7 +49,7 @@ class Reaper:
             if reaps:
                 self._tidy_up()
             if self.settings.run_workers > 1:
-                self._give_way()
+                self._give_way(to_any=not reaps)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             self._last_tick = None
@@ -74,12 +75,13 @@ class Reaper:
             statistics.fold(session)
             quota.fold(session)
 
-    def _give_way(self) -> None:
-        """Stop helpers where experiments wait: embedded workers that help choose no experiment."""
+    def _give_way(self, *, to_any: bool = False) -> None:
+        """Stop helpers where experiments wait, or a user is beyond a limit: embedded workers that
+        help choose no experiment. With `to_any`, look only if an experiment waits at all."""
         with self.database.snapshot() as session:  # most of the time nobody helps
             helped = helping.helped_queues(session)
-        if not helped:
-            return
+            if not helped or (to_any and not dispatch.any_waits(session)):
+                return
         with self.database.transaction() as session:
             if not workers.try_to_lock_dispatching(session):
                 return  # a dispatcher has it, and stops helpers itself

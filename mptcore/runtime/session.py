@@ -186,10 +186,11 @@ def with_progress(
     work: Work[None], session: Session, total: Callable[[], int]
 ) -> Iterator[Record | None]:
     """Yield the records of some work, with about a hundred progress records among them, and one
-    when the first masks were scored and whenever the total has changed. `total` is called whenever
-    masks were scored, because evaluations with a target plan their masks on the way. None is
-    yielded for a step without a record."""
-    known = 0
+    when the first masks were scored, when twice as many were, and so on, and whenever the total has
+    changed: the first expected end depends on them. `total` is called whenever masks were scored,
+    because evaluations with a target plan their masks on the way. None is yielded for a step
+    without a record."""
+    known = scored = reported = 0
     for record, masks, plan in work:
         if plan is not None:
             session.begin(plan)
@@ -200,7 +201,8 @@ def with_progress(
             continue
         whole = total()
         portion = max(1, whole // 100)
+        scored += masks
         is_due = done // portion > before // portion or before < whole == done
-        if is_due or whole != known:
-            known = whole
+        if is_due or whole != known or scored >= 2 * reported:
+            known, reported = whole, scored
             yield Progress(done, whole, "masks", session.stage)

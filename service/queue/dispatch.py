@@ -104,6 +104,14 @@ def unclaimed(session: Session, for_s: float, *queues: Queue) -> list[Dispatch]:
     return [Dispatch(row.id, row.dispatch_no, Queue(row.queue)) for row in session.execute(late)]
 
 
+_ANY_WAITS = select(exists().where(Experiment.status.in_((Status.QUEUED, Status.DISPATCHED))))
+
+
+def any_waits(session: Session) -> bool:
+    """Return whether any experiment is queued or dispatched."""
+    return bool(session.scalar(_ANY_WAITS))
+
+
 def is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool:
     """Return whether a CPU run would use the last slot under the user's limit although a GPU run
     comes before it and a worker could run that."""

@@ -265,6 +265,8 @@ def give_way(session: Session, queue: Queue, rules: Rules) -> int:
         chosen += [row for row in going if row not in chosen][: max(0, more)]
     rest = [row for row in going if row not in chosen]
     chosen += _beyond_limits(owners, rest, queue, most)
+    if not chosen:
+        return 0
     ids = [row.id for row in chosen]
     helping.withdraw(session, ids)
     # A helper that hangs in a transaction must not hold up the dispatch lock: it stops later.

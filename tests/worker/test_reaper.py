@@ -10,12 +10,12 @@ from sqlalchemy import select, text
 from sqlalchemy.exc import OperationalError
 
 from service.experiments.schemas import Submission
-from service.queue import clock, helping, lease, workers
+from service.queue import clock, helper_choice, helping, lease, workers
 from service.queue.dispatch import dispatch_next
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.engine import Database, now
-from service.tables.experiments import Experiment, Queue
+from service.tables.experiments import Experiment, Queue, Status
 from service.tables.helpers import Help
 from tests.support import stored
 from tests.support.attempts import claimed, dispatched, submitted
@@ -200,6 +200,28 @@ def test_helpers_give_way_between_two_looks(database: Database, settings: Settin
     for _ in range(2):
         reaper.tick()
     assert status(database, lost.experiment_id) == "queued"
+
+
+def test_between_two_looks_nothing_is_examined_while_nothing_waits(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take a hundredth of a processor from the run and its helper. A look also stops the
+    helpers of users beyond a limit."""
+    add_workers(database, "w", "w1")
+    long_run(database)
+    begun(database)
+    reaper = Reaper(database, settings.model_copy(update={"max_workers": 3}))
+    calls = list[Queue]()
+    monkeypatch.setattr(helper_choice, "give_way", lambda _, queue, rules: calls.append(queue))
+    reaper.tick(reaps=False)
+    assert calls == []
+    reaper.tick(reaps=True)
+    assert len(calls) == 1
+    waiting = submitted(database)
+    for status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED):
+        stored.change(database, waiting, status=status)
+        reaper.tick(reaps=False)
+    assert len(calls) == 3
 
 
 class ScriptedSession:
