@@ -23,7 +23,7 @@ class FairLimiter:
         """Hold a place while the block runs. Wait for one first: the user's own ones come first, so
         that nobody holds a place of all while it waits for these."""
         half = self._half if is_long else nullcontext()
-        async with self._of_user(user_id), half, self._all:
+        async with self.own(user_id), half, self._all:
             self.taken += 1
             try:
                 yield
@@ -35,7 +35,8 @@ class FairLimiter:
         limit = self._of_users.get(user_id)
         return self._all.locked() or (limit is not None and limit.locked())
 
-    def _of_user(self, user_id: int | None) -> AbstractAsyncContextManager[None]:
+    def own(self, user_id: int | None) -> AbstractAsyncContextManager[None]:
+        """Hold one of the user's own places only, of which there are `of_user`."""
         if user_id is None:
             return nullcontext()
         limit = self._of_users.get(user_id)

@@ -88,7 +88,8 @@ class Settings(BaseSettings):
     redis_password: SecretStr | None = None
     """Password of the broker, if the URL has none."""
     api_connections: int = Field(default=12, ge=2)
-    """Database connections of an API process. A worker has 2, a dispatcher 1, a reaper 3."""
+    """Database connections of an API process. With fewer than 5, users wait for each other's slow
+    requests. A worker has 2, a dispatcher 1, a reaper 3."""
     api_writers: int = Field(default=4, ge=1)
     """Maximum number of writing requests at the same time in an API process."""
     write_wait_s: float = Field(default=10.0, gt=0)

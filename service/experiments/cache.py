@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import CORE_DIGITS, core_digest
@@ -25,6 +25,8 @@ from service.tables.experiments import Experiment, Status
 from service.tables.visibility import readable, reader
 
 BESIDE = ("name", "tags", "note", "visibility")
+MAX_EARLIER = 100
+"""Maximum number of earlier experiments of a key that are compared with a submission."""
 
 
 def _key_of(spec: Mapping[str, Any], inputs: Iterable[str]) -> str:
@@ -71,20 +73,25 @@ EarlierResults = Mapping[str | None, Sequence[Row[Any]]]
 
 def earlier_results(session: Session, reader_id: int, keys: Iterable[str | None]) -> EarlierResults:
     """Return the experiments with these keys that the reader may see: the reader's own come first,
-    then the latest."""
+    then the latest, at most MAX_EARLIER of a key."""
     found: dict[str | None, list[Row[Any]]] = defaultdict(list)
     wanted = {key for key in keys if key is not None}
     if not wanted:
         return found
-    query = (
-        select(Experiment.cache_key, Experiment.id, *(getattr(Experiment, one) for one in BESIDE))
+    order = (Experiment.owner_id == reader_id).desc(), Experiment.id.desc()
+    place = func.row_number().over(partition_by=Experiment.cache_key, order_by=order)
+    placed = (
+        select(Experiment.id, place.label("place"))
         .where(
             Experiment.cache_key.in_(wanted),
             Experiment.status == Status.SUCCEEDED,
             readable(Experiment),
         )
-        .order_by((Experiment.owner_id == reader_id).desc(), Experiment.id.desc())
+        .subquery()
     )
+    first = select(placed.c.id).where(placed.c.place <= MAX_EARLIER)
+    columns = (Experiment.cache_key, Experiment.id, *(getattr(Experiment, one) for one in BESIDE))
+    query = select(*columns).where(Experiment.id.in_(first)).order_by(*order)
     for row in session.execute(query, reader(reader_id)):
         found[row.cache_key].append(row)
     return found

@@ -3,8 +3,9 @@
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Text, cast, func, select
+from sqlalchemy import ColumnElement, Select, Text, cast, func, select
 from sqlalchemy.orm import Session, defer, joinedload
 
 from mptcore.presets import PRESETS
@@ -94,15 +95,25 @@ def ran(experiment: Experiment, spec: ExperimentSpec) -> bool:
 def _same(
     session: Session, user: Caller, keys: Collection[str]
 ) -> Mapping[str | None, list[Experiment]]:
-    """Return the experiments with these keys of the result cache, by key."""
-    mine = Experiment.owner_id == user.id
-    query = (
-        select(Experiment)
-        .where(Experiment.cache_key.in_(keys), readable(Experiment))
-        .where(mine | (Experiment.status == Status.SUCCEEDED))
-        .options(joinedload(Experiment.owner), defer(Experiment.spec, raiseload=True))
-    )
+    """Return the experiments that may be chosen of those with these keys of the result cache, by
+    key: the caller's newest with a result, or else without, and the newest succeeded one of all. A
+    user may have a million with the same key, which are not read."""
+    has_result = Experiment.status.not_in(WITHOUT_RESULT)
+    mine = _first(keys, Experiment.owner_id == user.id, has_result.desc())
+    succeeded = _first(keys, Experiment.status == Status.SUCCEEDED)
+    query = select(Experiment).where(Experiment.id.in_(mine.union_all(succeeded)))
+    query = query.options(joinedload(Experiment.owner), defer(Experiment.spec, raiseload=True))
     found: dict[str | None, list[Experiment]] = {}
     for one in session.scalars(query, reader(user.id)):
         found.setdefault(one.cache_key, []).append(one)
     return found
+
+
+def _first(keys: Collection[str], which: ColumnElement[bool], *order: Any) -> Select[str]:
+    """Select the first experiment of each key in this order. Of equal ones the newest is first."""
+    place = func.row_number().over(
+        partition_by=Experiment.cache_key, order_by=(*order, Experiment.id.desc())
+    )
+    query = select(Experiment.id, place.label("place"))
+    placed = query.where(Experiment.cache_key.in_(keys), which, readable(Experiment)).subquery()
+    return select(placed.c.id).where(placed.c.place == 1)

@@ -235,6 +235,8 @@ def insert_all(
     if rows:
         if sweep is not None and rows[0]["retry_of"] is None:
             check_stored(sum(row["spec_bytes"] for row in rows), len(rows))
+        for sweep_id in {row["sweep_id"] for row in rows} - {None}:
+            sweeps.check_room(session, sweep_id, len(rows))
         _check_and_count(session, owner_id, rows, fair_share)
         session.execute(insert(_EXPERIMENTS), rows)
         status = {"kind": "status", "data": {"status": Status.QUEUED}}

@@ -21,7 +21,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 from uuid6 import uuid7
 
 from mptcore.specs import Problem
@@ -41,6 +41,9 @@ from service.tables.visibility import readable, reader
 FAILED = (Status.FAILED, Status.CANCELLED)
 MAX_SPEC_BYTES = 128 * 2**20
 """Maximum bytes of the specs that a table reads: four seconds of a processor."""
+MAX_EXPERIMENTS = 20_000
+"""Maximum number of experiments of a sweep, including those that were retried. A change of its
+visibility locks and updates all of them."""
 
 
 def new(owner_id: int, submission: SweepSubmission) -> Sweep:
@@ -90,6 +93,22 @@ def number_of_points(session: Session, sweep_id: str) -> int:
     """Return how many points a sweep has."""
     last = session.scalar(select(func.max(SweepPoint.point)).filter_by(sweep_id=sweep_id))
     return 0 if last is None else last + 1
+
+
+def room(session: Session, sweep_id: str) -> int:
+    """Return how many more experiments a sweep may have."""
+    count = session.scalar(select(func.count()).where(Experiment.sweep_id == sweep_id)) or 0
+    return MAX_EXPERIMENTS - count
+
+
+def check_room(session: Session, sweep_id: str, more: int) -> None:
+    """Raises ApiError if a sweep may not have `more` experiments in addition."""
+    if more > room(session, sweep_id):
+        detail = (
+            f"a sweep has at most {MAX_EXPERIMENTS} experiments, including those that were "
+            "retried: submit the points as a new sweep"
+        )
+        raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
 
 
 def base_bytes(session: Session, sweep_id: str) -> int:
@@ -302,13 +321,22 @@ def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
     """Apply changes of a sweep to its experiments. Raises ApiError."""
     if "priority" in wanted:  # first: heartbeats do not wait while this one waits for the owner
         quota.check_priority(session, sweep.owner_id, wanted["priority"])
-    mine = update(Experiment).where(Experiment.sweep_id == sweep.id)
-    mine = mine.execution_options(synchronize_session=False)
+    mine = Experiment.sweep_id == sweep.id
     if "visibility" in wanted:
-        session.execute(mine.values(visibility=wanted["visibility"]))
+        _set(session, Experiment.visibility, wanted["visibility"], mine)
     if "priority" in wanted:
-        waiting = mine.where(Experiment.status.in_(UNFINISHED))
-        session.execute(waiting.values(priority=wanted["priority"]))
+        unfinished = mine & Experiment.status.in_(UNFINISHED)
+        _set(session, Experiment.priority, wanted["priority"], unfinished)
+
+
+def _set(
+    session: Session, column: InstrumentedAttribute[Any], value: Any, which: ColumnElement[bool]
+) -> None:
+    """Set a column of experiments in which it differs. They are locked in the order of their ids,
+    as by the end of an experiment for which they wait (`holds`)."""
+    locked = select(Experiment.id).where(which, column != value).order_by(Experiment.id)
+    change = update(Experiment).where(Experiment.id.in_(locked.with_for_update()))
+    session.execute(change.values({column: value}).execution_options(synchronize_session=False))
 
 
 def purge(session: Session, after_s: float) -> None:

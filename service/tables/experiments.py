@@ -117,7 +117,9 @@ class Experiment(Owned, Base):
         partial_index("ix_experiments_deleted_at", ["deleted_at"], "deleted_at IS NOT NULL"),
         _inside("ix_experiments_tags", "tags"),
         _inside("ix_experiments_spec", "spec"),
-        partial_index("ix_experiments_cache_key", ["cache_key"], "cache_key IS NOT NULL"),
+        partial_index(
+            "ix_experiments_cache_key", ["cache_key", "status", "owner_id"], "cache_key IS NOT NULL"
+        ),
     )
 
     """A UUID of version 7: ids increase with time."""

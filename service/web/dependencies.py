@@ -4,11 +4,9 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import (
-    AsyncExitStack,
-    asynccontextmanager,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
@@ -22,7 +20,6 @@ from sqlalchemy.orm import Session
 from service.accounts.permission import check_still_valid
 from service.accounts.sign_ins import COOKIE, caller_of_cookie
 from service.accounts.users import USE_NOTED_S, Caller, KeyRefused, caller_of_key, note_use, parsed
-from service.limiter import FairLimiter
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError, unauthorized, unavailable
 from service.settings import Settings
@@ -59,14 +56,18 @@ SettingsDep = Annotated[Settings, Depends(_settings)]
 CHECK_LASTS_S = 1.0
 """Time after which a writing request checks its caller again."""
 USERS_PART = 3
-"""One user's requests read with a third of a process's connections at most."""
+"""One user's requests have a third of the readers' places at most, or one."""
+
+
+PlaceOfUser = Callable[[int | None], AbstractAsyncContextManager[None]]
+"""Function that takes the id of a user, and holds a place of a limiter for the user."""
 
 
 @asynccontextmanager
 async def reading(request: Request) -> AsyncIterator[Database]:
     """Yield the database to one of a few concurrent readers of a user. Otherwise the slow requests
     of one user would use all threads and connections. Waiting readers hold neither."""
-    async with one_of(request.app.state.readers, request):
+    async with one_of_each(request, request.app.state.readers.one):
         yield request.app.state.database
 
 
@@ -80,8 +81,9 @@ async def _writing(request: Request, *, is_long: bool = False) -> AsyncIterator[
     """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
     would use all threads and connections, and block the readers. Waiting writers hold neither. The
     caller is checked again if the body or the wait has taken long."""
-    async with one_of(request.app.state.writers, request, is_long=is_long):
-        database = request.app.state.database
+    state = request.app.state
+    async with one_of_each(request, partial(state.writers.one, is_long=is_long)):
+        database = state.database
         caller: Caller | None = getattr(request.state, "caller", None)
         if caller is not None and time.monotonic() - request.state.checked_at > CHECK_LASTS_S:
             await run_in_threadpool(_check_still_valid, database, caller)
@@ -99,12 +101,12 @@ async def _writable_in_bulk(request: Request) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def one_of(
-    places: FairLimiter, request: Request, wait_s: float | None = None, *, is_long: bool = False
+async def one_of_each(
+    request: Request, *places: PlaceOfUser, wait_s: float | None = None
 ) -> AsyncIterator[None]:
-    """Hold one of these places while the block runs. Raises ApiError (503) if none becomes free in
-    `wait_s` seconds; default: the setting `write_wait_s`. A request that has its turn (`turns.py`)
-    takes no place."""
+    """Hold these places of the caller, taken in this order, while the block runs. Raises ApiError
+    (503) if they are not free within `wait_s` seconds; default: the setting `write_wait_s`. A
+    request that has its turn (`turns.py`) takes no place."""
     if getattr(request.state, "has_turn", False):
         yield
         return
@@ -114,7 +116,8 @@ async def one_of(
         try:
             async with asyncio.timeout(wait_s or settings.write_wait_s):
                 user_id = None if caller is None else caller.id
-                await held.enter_async_context(places.one(user_id, is_long=is_long))
+                for place in places:
+                    await held.enter_async_context(place(user_id))
         except TimeoutError:
             detail = "too many requests wait for their turn; nothing was changed, try again"
             raise unavailable("busy", detail) from None

@@ -107,10 +107,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     # One of each user: its other ones often wait in the database for the row that this one locks.
     app.state.writers = FairLimiter(settings.api_writers, of_user=1)
     app.state.turns = [FairLimiter(1, of_user=1) for _ in SIZES]
-    app.state.turns_of_users = FairLimiter(2**20, of_user=1)
+    app.state.measured = FairLimiter(settings.api_connections, of_user=1)
     connections = settings.api_connections
     readers = max(1, connections - len(SIZES))  # the requests that have a turn need one each
-    app.state.readers = FairLimiter(readers, of_user=connections // USERS_PART)
+    app.state.readers = FairLimiter(readers, of_user=readers // USERS_PART)
     app.state.bundles = FairLimiter(MAX_BUNDLES, of_user=MAX_USER_BUNDLES)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)

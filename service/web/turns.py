@@ -3,7 +3,7 @@ most one of each size is computed at a time in a process. Small requests wait fo
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated
@@ -20,7 +20,7 @@ from service.sweeps import store
 from service.tables.engine import Database
 from service.tables.sweeps import Sweep
 from service.web.bodies import Bodies, StrictRequest
-from service.web.dependencies import one_of, reading
+from service.web.dependencies import PlaceOfUser, one_of_each, reading
 
 SIZES = (16, 64, 512)
 """Number of points or experiments from which a request is of each size; smaller ones are small.
@@ -34,30 +34,41 @@ WAIT_S = 15.0
 
 
 @asynccontextmanager
-async def _turn(request: Request, points: int) -> AsyncIterator[None]:
-    """Hold the turn of a request with this many points, if it is not small. One request of each
-    user has a turn or waits for those of others: its other ones would keep a turn of another size
-    while they wait in the database for the rows that it locks. Raises ApiError (408, 429 or 503).
-    """
+async def _turn(request: Request, points: int, *before: PlaceOfUser) -> AsyncIterator[None]:
+    """Hold the turn of a request with this many points, and the places `before` it, if it is not
+    small. Raises ApiError (408, 429 or 503)."""
     size = bisect_right(SIZES, points) - 1
     if size < 0:
         yield
         return
-    turns: list[FairLimiter] = request.app.state.turns
+    turn: FairLimiter = request.app.state.turns[size]
     bodies: Bodies = request.app.state.bodies
+    await _receive(request)
+    with bodies.turn(request.state.caller.id):
+        async with one_of_each(request, *before, turn.one, wait_s=WAIT_S):
+            await _check_client(request)
+            request.state.has_turn = True
+            yield
+
+
+def _writing_turn(request: Request, points: int) -> AbstractAsyncContextManager[None]:
+    """Hold the turn of a request that writes. It is the only writer of its user: otherwise it would
+    keep its turn while it waits in the database for the rows that another one locks."""
+    return _turn(request, points, request.app.state.writers.own)
+
+
+async def _receive(request: Request) -> None:
+    """Read the body. Raises ApiError (408) if the client goes meanwhile."""
     try:
         await request.body()  # is_disconnected would take its first piece
     except ClientDisconnect:
         raise _client_gone() from None
-    with bodies.turn(request.state.caller.id):
-        async with (
-            one_of(request.app.state.turns_of_users, request, WAIT_S),
-            one_of(turns[size], request, WAIT_S),
-        ):
-            if await request.is_disconnected():
-                raise _client_gone()
-            request.state.has_turn = True
-            yield
+
+
+async def _check_client(request: Request) -> None:
+    """Raises ApiError (408) if the client has gone. The body has been read."""
+    if await request.is_disconnected():
+        raise _client_gone()
 
 
 def _client_gone() -> ApiError:
@@ -75,7 +86,7 @@ async def _by_body(request: Request) -> AsyncIterator[None]:
         if "sweep_id" in request.path_params:
             spec_bytes += sum(await _of_sweep(request, store.base_bytes))
         points = max(points, points * spec_bytes // POINT_BYTES)
-    async with _turn(request, points):
+    async with _writing_turn(request, points):
         yield
 
 
@@ -93,15 +104,19 @@ async def _by_table(request: Request) -> AsyncIterator[None]:
 
 async def _by_retry(request: Request) -> AsyncIterator[None]:
     points, spec_bytes = await _of_sweep(request, store.number_of_retryable, store.retryable_bytes)
-    async with _turn(request, max(points, spec_bytes // POINT_BYTES)):
+    async with _writing_turn(request, max(points, spec_bytes // POINT_BYTES)):
         yield
 
 
 async def _of_sweep(request: Request, *measures: Callable[[Session, str], int]) -> list[int]:
-    """Return measures of the sweep of a request. Raises ApiError (404, 503)."""
-    async with reading(request) as database:
-        sweep_id = request.path_params["sweep_id"]
-        return await run_in_threadpool(_measured, database, request, sweep_id, measures)
+    """Return measures of the sweep of a request. One request of each user is measured at a time,
+    and none whose client has gone. Raises ApiError (404, 408, 503)."""
+    await _receive(request)
+    async with one_of_each(request, request.app.state.measured.one, wait_s=WAIT_S):
+        await _check_client(request)
+        async with reading(request) as database:
+            sweep_id = request.path_params["sweep_id"]
+            return await run_in_threadpool(_measured, database, request, sweep_id, measures)
 
 
 def _measured(

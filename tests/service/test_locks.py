@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 
 from service.limiter import FairLimiter
 from service.queue import division, helping, lease, quota
@@ -50,6 +50,34 @@ def test_a_change_of_a_sweep_locks_its_owner_before_its_runs(
             free = select(Experiment.id).with_for_update(skip_locked=True)
             assert len(session.scalars(free).all()) == 2
         assert changed.result().json()["visibility"] == "lab"
+
+
+def test_a_change_of_a_sweep_locks_the_runs_that_differ_in_the_order_of_their_ids(
+    api: TestClient, database: Database
+) -> None:
+    """The end of a run for which they wait locks them in this order: another one is a deadlock."""
+    body = {"spec": ppca_spec(), "grid": {"data.seed": [1, 2, 3]}}
+    path = api.post("/v1/sweeps", json=body).json()["urls"]["self"]
+    with database.transaction() as session:
+        first, second, third = session.scalars(select(Experiment.id).order_by(Experiment.id))
+        change = update(Experiment).values(visibility="lab")
+        session.execute(change.where(Experiment.id == third))
+    with database.transaction() as session:  # its row is the last of the table now
+        session.execute(update(Experiment).where(Experiment.id == first).values(note="new"))
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as session:
+            session.get_one(Experiment, third, with_for_update=True)
+            session.get_one(Experiment, second, with_for_update=True)
+            changed = pool.submit(api.patch, path, json={"visibility": "lab"})
+            wait_for_waiting(database, 1)
+            with database.transaction() as other:
+                free = select(Experiment.id).with_for_update(skip_locked=True)
+                assert other.scalars(free).all() == []  # the first is locked
+        assert changed.result().status_code == 200
+    with ThreadPoolExecutor(1) as pool, database.transaction() as session:
+        session.get_one(Experiment, second, with_for_update=True)
+        same = pool.submit(api.patch, path, json={"visibility": "lab"})
+        assert same.result(60).status_code == 200  # all have it: none is locked
 
 
 def test_two_requests_at_once_do_not_add_the_last_webhook_twice(

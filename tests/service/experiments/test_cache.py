@@ -95,6 +95,23 @@ def test_of_several_results_the_one_with_the_same_name_answers(admin: TestClient
     assert post(admin)["cached_from"] == second
 
 
+def test_few_of_many_results_are_compared(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Own ones and the latest first. All of them would be read for each equal submission."""
+    monkeypatch.setattr(cache, "MAX_EARLIER", 2)
+    found = [computed(admin, name=name, visibility="lab") for name in ("a", "b", "c")]
+    key = bearer(member(admin)["key"])
+    own = computed(admin, headers=key, name="own")
+    for headers, named in ((None, [None, found[1], found[2]]), (key, [None, None, found[2]])):
+        asked = zip(("a", "b", "c"), named, strict=True)
+        for name, earlier in asked:
+            body = {"spec": ppca_spec(), "name": name}
+            answer = admin.post("/v1/experiments:validate", json=body, headers=headers)
+            assert answer.json()["cached_from"] == earlier
+    assert post(admin, headers=key)["cached_from"] == own
+
+
 def test_a_different_spec_is_computed(admin: TestClient) -> None:
     one = computed(admin)
     assert post(admin, ppca_spec(seeds=[5]))["cached_from"] is None

@@ -5,6 +5,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, update
 
 from service.submission import requests
+from service.sweeps import store
 from service.tables.experiments import Experiment
 from service.tables.users import User
 from tests.service.accounts.test_users import admin, database_of, place, processes
@@ -47,3 +48,22 @@ def test_a_retry_takes_as_many_points_as_its_owner_may_have(admin: TestClient) -
     answer = admin.post(retry)
     assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
     assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 4 + ["cancelled"] * 2
+
+
+def test_a_sweep_has_a_limited_number_of_experiments(
+    admin: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of its visibility locks and updates all of them: with 100,000 retries this took ten
+    seconds, and others waited for places, locks and, on SQLite, for the database."""
+    monkeypatch.setattr(store, "MAX_EXPERIMENTS", 9)
+    made = sweep(admin)
+    assert admin.post(made["urls"]["cancel"]).is_success
+    retry, points = made["urls"]["retry"], f"{made['urls']['self']}/points"
+    assert admin.post(retry).json() == {"count": 3, "more": True}
+    one = rows(admin, made["id"])[-1]["experiment_id"]
+    more = {"grid": {"seeds": [[9]]}}
+    for path, body in ((retry, None), (f"/v1/experiments/{one}:retry", None), (points, more)):
+        answer = admin.post(path, json=body)
+        assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
+        assert "at most 9 experiments" in answer.json()["detail"]
+    assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 3 + ["cancelled"] * 3

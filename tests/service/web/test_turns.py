@@ -17,7 +17,7 @@ from service.limiter import FairLimiter
 from service.sweeps import store
 from service.tables.experiments import Experiment, Metric
 from service.web import bodies, turns
-from service.web.dependencies import one_of
+from service.web.dependencies import PlaceOfUser, one_of_each
 from tests.service.accounts.test_users import bearer, database_of, member
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
@@ -70,15 +70,15 @@ def impatient(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 
 
 @pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> list[FairLimiter]:
-    """An entry for each request that has come to wait for its turn, for as long as it takes."""
-    found: list[FairLimiter] = []
+def waiting(monkeypatch: pytest.MonkeyPatch) -> list[PlaceOfUser]:
+    """The places for which requests have come to wait, for as long as it takes."""
+    found: list[PlaceOfUser] = []
 
-    def noted(places: FairLimiter, request: Request, wait_s: float) -> Any:
-        found.append(places)
-        return one_of(places, request, 240.0)
+    def noted(request: Request, *places: PlaceOfUser, wait_s: float) -> Any:
+        found.extend(places)
+        return one_of_each(request, *places, wait_s=240.0)
 
-    monkeypatch.setattr(turns, "one_of", noted)
+    monkeypatch.setattr(turns, "one_of_each", noted)
     return found
 
 
@@ -120,19 +120,32 @@ def test_requests_of_different_sizes_do_not_wait_for_each_other(
             assert impatient.post("/v1/sweeps", json=sweep_of(count)).status_code == status
 
 
-def test_a_user_has_one_turn_at_a_time(
-    impatient: TestClient, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("user", "status"), [(1, 503), (OTHER, 202)])
+def test_a_large_one_that_writes_waits_for_its_user_s_other_writes(
+    impatient: TestClient, user: int, status: int
 ) -> None:
-    """The caller is user 1."""
-    of_users: FairLimiter = impatient.app.state.turns_of_users  # type: ignore[attr-defined]
-    monkeypatch.setattr(turns, "SIZES", (2, 3, 4))
+    """They lock rows that it needs, and others would wait for its turn meanwhile. The caller is
+    user 1."""
+    url = f"/v1/sweeps/{impatient.post('/v1/sweeps', json=sweep_of(3)).json()['id']}"
+    assert impatient.post(f"{url}:cancel").status_code == 202  # so that there is a retry
     assert impatient.portal is not None
-    for user, status in ((1, 503), (OTHER, 202)):
-        with impatient.portal.wrap_async_context_manager(of_users.one(user)):
-            for count in (2, 3, 4):
-                answer = impatient.post("/v1/sweeps", json=sweep_of(count))
-                assert answer.status_code == status
-            assert impatient.post("/v1/sweeps", json=sweep_of(1)).status_code == 202
+    with impatient.portal.wrap_async_context_manager(places(impatient, "writers").one(user)):
+        for name, ask in REQUESTS.items():
+            assert ask(impatient, url).status_code == (200 if name == "table" else status)
+
+
+@pytest.mark.parametrize(("user", "status"), [(1, 503), (OTHER, None)])
+def test_one_request_of_a_user_is_measured_at_a_time(
+    impatient: TestClient, user: int, status: int | None
+) -> None:
+    url = f"/v1/sweeps/{impatient.post('/v1/sweeps', json=sweep_of(3)).json()['id']}"
+    assert impatient.post(f"{url}:cancel").status_code == 202  # so that there is a retry
+    assert impatient.portal is not None
+    with impatient.portal.wrap_async_context_manager(places(impatient, "measured").one(user)):
+        for name, ask in REQUESTS.items():
+            usual = 200 if name == "table" else 202
+            is_measured = name not in ("sweep", "batch")
+            assert ask(impatient, url).status_code == (status if is_measured and status else usual)
 
 
 def test_few_points_of_a_large_spec_are_large(
@@ -182,11 +195,11 @@ def test_few_points_with_many_metrics_are_large(
 def test_the_one_that_has_the_turn_waits_for_no_place(
     impatient: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small requests of its user may have all places of the user. Others wait for the turn."""
+    """Other large ones wait for the turn meanwhile."""
     writers = FairLimiter(1, of_user=1)
     monkeypatch.setattr(impatient.app.state, "writers", writers)  # type: ignore[attr-defined]
     assert impatient.portal is not None
-    with impatient.portal.wrap_async_context_manager(writers.one(1)):
+    with impatient.portal.wrap_async_context_manager(writers.one(OTHER)):
         assert writers.is_full(1)
         assert impatient.post("/v1/sweeps", json=sweep_of(3)).status_code == 202
 
@@ -209,13 +222,13 @@ def test_nobody_waits_for_a_turn_to_read_a_sweep_of_others(impatient: TestClient
 
 
 def test_few_requests_of_a_user_wait(
-    impatient: TestClient, waiting: list[FairLimiter], monkeypatch: pytest.MonkeyPatch
+    impatient: TestClient, waiting: list[PlaceOfUser], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "MAX_USER_TURNS", 2)
     with ThreadPoolExecutor(2) as pool:
         with a_large_one_is_computed(impatient):
             asked = [pool.submit(REQUESTS["sweep"], impatient, "") for _ in range(2)]
-            wait_until(lambda: len(waiting) > len(asked))
+            wait_until(lambda: waiting.count(turns_of(impatient)[-1].one) == len(asked))
             refused = REQUESTS["sweep"](impatient, "")
             assert (refused.status_code, refused.json()["reason"]) == (
                 429,
@@ -226,7 +239,7 @@ def test_few_requests_of_a_user_wait(
 
 
 def test_requests_hold_nothing_while_they_wait(
-    impatient: TestClient, waiting: list[FairLimiter]
+    impatient: TestClient, waiting: list[PlaceOfUser]
 ) -> None:
     url = f"/v1/sweeps/{impatient.post('/v1/sweeps', json=sweep_of(3)).json()['id']}"
     assert impatient.post(f"{url}:cancel").status_code == 202  # so that there is a retry
@@ -234,7 +247,7 @@ def test_requests_hold_nothing_while_they_wait(
     with ThreadPoolExecutor(len(REQUESTS)) as pool:
         with a_large_one_is_computed(impatient):
             asked = [pool.submit(ask, impatient, url) for ask in REQUESTS.values()]
-            wait_until(lambda: len(waiting) > len(asked))
+            wait_until(lambda: waiting.count(turns_of(impatient)[-1].one) == len(asked))
             assert (places(impatient, "writers").taken, places(impatient, "readers").taken) == (
                 0,
                 0,
@@ -243,16 +256,16 @@ def test_requests_hold_nothing_while_they_wait(
         assert {one.result().status_code for one in asked} <= {200, 202}
 
 
-@pytest.mark.parametrize("is_gone_before", [True, False])
+@pytest.mark.parametrize("gone", ["before", "measure", "turn"])
 def test_nothing_is_computed_for_a_client_that_has_gone(
     impatient: TestClient,
-    waiting: list[FairLimiter],
+    waiting: list[PlaceOfUser],
     monkeypatch: pytest.MonkeyPatch,
-    is_gone_before: bool,
+    gone: str,
 ) -> None:
     """Before it comes to wait, or while it waits. The service has not failed."""
     made = impatient.post("/v1/sweeps", json=sweep_of(3)).json()
-    monkeypatch.setattr(store, "points", None)  # calling it is an error
+    monkeypatch.setattr(store, "points" if gone == "turn" else "number_of_points", None)
     path, headers = f"/v1/sweeps/{made['id']}/table", impatient.headers.raw
     waiting.clear()
     sent: list[Any] = []
@@ -263,7 +276,10 @@ def test_nothing_is_computed_for_a_client_that_has_gone(
         "client": ("127.0.0.1", 1), "server": ("x", 80), "state": {},
     }  # fmt: skip
     body = {"type": "http.request", "body": b"", "more_body": False}
-    received = iter([] if is_gone_before else [body])
+    received = iter([] if gone == "before" else [body])
+    held = turns_of(impatient)[-1].one(OTHER)
+    if gone == "measure":
+        held = places(impatient, "measured").one(1)
 
     async def receive() -> Any:
         return next(received, {"type": "http.disconnect"})
@@ -272,7 +288,7 @@ def test_nothing_is_computed_for_a_client_that_has_gone(
         sent.append(message)
 
     async def ask() -> None:
-        async with turns_of(impatient)[-1].one(OTHER):
+        async with held:
             asked = asyncio.ensure_future(impatient.app(scope, receive, send))
             while not (waiting or asked.done()):
                 await asyncio.sleep(0.01)
