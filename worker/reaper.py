@@ -24,8 +24,10 @@ log = logging.getLogger(__name__)
 
 FORGET_S = 3600.0
 REAP_EVERY = 2
-"""Number of heartbeats from one look for what is lost to the next. Helpers give way to experiments
-that wait more often."""
+"""Number of heartbeats from one look for what is lost to the next."""
+CHECK_LIMITS_EVERY = 10
+"""Number of heartbeats from one check of the users' limits to the next. Helpers give way to
+experiments that wait at each heartbeat."""
 
 
 class Reaper:
@@ -42,14 +44,14 @@ class Reaper:
         for count in itertools.count():
             if stopping.wait(self.settings.heartbeat_s):
                 break
-            self.tick(reaps=count % REAP_EVERY == 0)
+            self.tick(reaps=count % REAP_EVERY == 0, checks=count % CHECK_LIMITS_EVERY == 0)
 
-    def tick(self, *, reaps: bool = True) -> None:
+    def tick(self, *, reaps: bool = True, checks: bool = True) -> None:
         try:
             if reaps:
                 self._tidy_up()
             if self.settings.run_workers > 1:
-                self._give_way(to_any=not reaps)
+                self._give_way(checks)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             self._last_tick = None
@@ -75,12 +77,12 @@ class Reaper:
             statistics.fold(session)
             quota.fold(session)
 
-    def _give_way(self, *, to_any: bool = False) -> None:
-        """Stop helpers where experiments wait, or a user is beyond a limit: embedded workers that
-        help choose no experiment. With `to_any`, look only if an experiment waits at all."""
+    def _give_way(self, checks: bool = True) -> None:
+        """Stop helpers where experiments wait: embedded workers that help choose no experiment.
+        With `checks`, stop those of users beyond a limit, too."""
         with self.database.snapshot() as session:  # most of the time nobody helps
             helped = helping.helped_queues(session)
-            if not helped or (to_any and not dispatch.any_waits(session)):
+            if not helped or not (checks or dispatch.any_waits(session)):
                 return
         with self.database.transaction() as session:
             if not workers.try_to_lock_dispatching(session):

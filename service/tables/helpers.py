@@ -27,7 +27,7 @@ class DividedRun(Base):
 
 class SentBatch(Base):
     """Scores of a batch on their way from a helper to the attempt. They are deleted when they are
-    read. `content` is the helper's record as compressed JSON."""
+    read. `content` is a line with their shape, then the numbers (`division.packed`)."""
 
     __tablename__ = "sent_batches"
 

@@ -171,18 +171,18 @@ def test_a_database_that_hangs_within_a_tick(
 def test_the_reaper_ticks_until_it_stops(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reaps every second time, and lets helpers give way each time."""
+    """It reaps every second time, and checks limits every tenth."""
     reaper = Reaper(database, settings.model_copy(update={"heartbeat_s": 0.01}))
-    stopping, ticks = threading.Event(), list[bool]()
+    stopping, ticks = threading.Event(), list[tuple[bool, bool]]()
 
-    def tick(reaps: bool) -> None:
-        ticks.append(reaps)
-        if len(ticks) == 4:
+    def tick(reaps: bool, checks: bool) -> None:
+        ticks.append((reaps, checks))
+        if len(ticks) == 12:
             stopping.set()
 
     monkeypatch.setattr(reaper, "tick", tick)
     reaper.run(stopping)
-    assert ticks == [True, False, True, False]
+    assert ticks == [(count % 2 == 0, count % 10 == 0) for count in range(12)]
 
 
 def test_helpers_give_way_between_two_looks(database: Database, settings: Settings) -> None:
@@ -202,25 +202,24 @@ def test_helpers_give_way_between_two_looks(database: Database, settings: Settin
     assert status(database, lost.experiment_id) == "queued"
 
 
-def test_between_two_looks_nothing_is_examined_while_nothing_waits(
+def test_helpers_are_not_examined_while_nothing_waits(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would take a hundredth of a processor from the run and its helper. A look also stops the
-    helpers of users beyond a limit."""
+    """It would take a hundredth of a processor from the run and its helper."""
     add_workers(database, "w", "w1")
     long_run(database)
     begun(database)
     reaper = Reaper(database, settings.model_copy(update={"max_workers": 3}))
     calls = list[Queue]()
     monkeypatch.setattr(helper_choice, "give_way", lambda _, queue, rules: calls.append(queue))
-    reaper.tick(reaps=False)
+    reaper.tick(checks=False)
     assert calls == []
-    reaper.tick(reaps=True)
+    reaper.tick()  # users may be beyond a limit
     assert len(calls) == 1
     waiting = submitted(database)
     for status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED):
         stored.change(database, waiting, status=status)
-        reaper.tick(reaps=False)
+        reaper.tick(reaps=False, checks=False)
     assert len(calls) == 3
 
 

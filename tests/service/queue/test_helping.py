@@ -1,7 +1,5 @@
 """Help for running experiments in the store: its lease, its batches, its end."""
 
-import json
-import zlib
 from contextlib import closing
 
 import pytest
@@ -163,7 +161,7 @@ def test_at_most_so_many_bytes_are_read_at_once(
     run = long_run(either)
     of = run.experiment_id, run.attempt
     batches = [{**BATCH, "number": number} for number in range(5)]
-    one = len(zlib.compress(json.dumps(batches[0]).encode(), 1))
+    one = len(division.packed(batches[0])["content"])
     with either.transaction() as session:
         division.send_scores(session, *of, 1, [*map(division.packed, batches)])
         monkeypatch.setattr(division, "MAX_BYTES_TAKEN", 2 * one)
