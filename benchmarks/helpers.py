@@ -30,7 +30,7 @@ from worker.helper import CONTACT_S
 from worker.supervisor import PROGRESS_S
 
 BATCHES, SPAN = 2000, 4
-MASKS = 8000
+MASKS = 12_000
 LEASE_S = 60.0
 EACH = 8
 """Helpers of a run."""

@@ -30,6 +30,11 @@ class FairLimiter:
             finally:
                 self.taken -= 1
 
+    def has_own(self, user_id: int | None) -> bool:
+        """Return whether the user has an own place that is free at once."""
+        limit = None if user_id is None else self._of_users.get(user_id)
+        return limit is None or not limit.locked()
+
     def is_full(self, user_id: int) -> bool:
         """Return whether the next request of this user would wait."""
         limit = self._of_users.get(user_id)

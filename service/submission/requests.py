@@ -193,8 +193,9 @@ class SweepRetry(SubmissionRequest):
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)
         unfinished, most = quota.submitted_of(session, sweep.owner_id, settings.share)
-        count = min(MAX_RETRIED, most - unfinished, store.room(session, sweep.id))
-        old = store.retryable(session, sweep, count, MAX_STORED_BYTES)
+        count, size = store.room(session, sweep.id)
+        count = min(MAX_RETRIED, most - unfinished, count)
+        old = store.retryable(session, sweep, count, min(MAX_STORED_BYTES, size))
         entries = [retry_entry(one, partial(_refuse_retry, one)) for one in old]
         return Submissions(sweep.owner_id, entries)
 

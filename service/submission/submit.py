@@ -233,10 +233,11 @@ def insert_all(
         for id, one in zip(ids, new, strict=True)
     ]
     if rows:
+        size = sum(row["spec_bytes"] for row in rows)
         if sweep is not None and rows[0]["retry_of"] is None:
-            check_stored(sum(row["spec_bytes"] for row in rows), len(rows))
+            check_stored(size, len(rows))
         for sweep_id in {row["sweep_id"] for row in rows} - {None}:
-            sweeps.check_room(session, sweep_id, len(rows))
+            sweeps.check_room(session, sweep_id, len(rows), size)
         _check_and_count(session, owner_id, rows, fair_share)
         session.execute(insert(_EXPERIMENTS), rows)
         status = {"kind": "status", "data": {"status": Status.QUEUED}}

@@ -41,9 +41,10 @@ from service.tables.visibility import readable, reader
 FAILED = (Status.FAILED, Status.CANCELLED)
 MAX_SPEC_BYTES = 128 * 2**20
 """Maximum bytes of the specs that a table reads: four seconds of a processor."""
-MAX_EXPERIMENTS = 20_000
-"""Maximum number of experiments of a sweep, including those that were retried. A change of its
-visibility locks and updates all of them."""
+MAX_EXPERIMENTS, MAX_BYTES = 15_000, 256 * 2**20
+"""Maximum number of experiments of a sweep, including those that were retried, and of the bytes of
+their specs. A change of its visibility locks and updates all of them; SQLite writes their specs
+again."""
 
 
 def new(owner_id: int, submission: SweepSubmission) -> Sweep:
@@ -95,18 +96,20 @@ def number_of_points(session: Session, sweep_id: str) -> int:
     return 0 if last is None else last + 1
 
 
-def room(session: Session, sweep_id: str) -> int:
-    """Return how many more experiments a sweep may have."""
-    count = session.scalar(select(func.count()).where(Experiment.sweep_id == sweep_id)) or 0
-    return MAX_EXPERIMENTS - count
+def room(session: Session, sweep_id: str) -> tuple[int, int]:
+    """Return how many more experiments a sweep may have, and how many more bytes of specs."""
+    totals = func.count(), func.coalesce(func.sum(Experiment.spec_bytes), 0)
+    count, size = session.execute(select(*totals).where(Experiment.sweep_id == sweep_id)).one()
+    return MAX_EXPERIMENTS - count, MAX_BYTES - int(size)
 
 
-def check_room(session: Session, sweep_id: str, more: int) -> None:
+def check_room(session: Session, sweep_id: str, more: int, more_bytes: int) -> None:
     """Raises ApiError if a sweep may not have `more` experiments in addition."""
-    if more > room(session, sweep_id):
+    count, size = room(session, sweep_id)
+    if more > count or more_bytes > size:
         detail = (
-            f"a sweep has at most {MAX_EXPERIMENTS} experiments, including those that were "
-            "retried: submit the points as a new sweep"
+            f"a sweep has at most {MAX_EXPERIMENTS} experiments with {MAX_BYTES} bytes of specs, "
+            "including those that were retried: submit the points as a new sweep"
         )
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
 

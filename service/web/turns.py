@@ -3,7 +3,7 @@ most one of each size is computed at a time in a process. Small requests wait fo
 
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated
@@ -20,7 +20,7 @@ from service.sweeps import store
 from service.tables.engine import Database
 from service.tables.sweeps import Sweep
 from service.web.bodies import Bodies, StrictRequest
-from service.web.dependencies import PlaceOfUser, one_of_each, reading
+from service.web.dependencies import one_of_each, reading
 
 SIZES = (16, 64, 512)
 """Number of points or experiments from which a request is of each size; smaller ones are small.
@@ -34,9 +34,11 @@ WAIT_S = 15.0
 
 
 @asynccontextmanager
-async def _turn(request: Request, points: int, *before: PlaceOfUser) -> AsyncIterator[None]:
-    """Hold the turn of a request with this many points, and the places `before` it, if it is not
-    small. Raises ApiError (408, 429 or 503)."""
+async def _turn(
+    request: Request, points: int, writers: FairLimiter | None = None
+) -> AsyncIterator[None]:
+    """Hold the turn of a request with this many points, if it is not small. If it writes, hold its
+    user's place as a writer, too. Raises ApiError (408, 429 or 503)."""
     size = bisect_right(SIZES, points) - 1
     if size < 0:
         yield
@@ -45,16 +47,28 @@ async def _turn(request: Request, points: int, *before: PlaceOfUser) -> AsyncIte
     bodies: Bodies = request.app.state.bodies
     await _receive(request)
     with bodies.turn(request.state.caller.id):
-        async with one_of_each(request, *before, turn.one, wait_s=WAIT_S):
+        place = turn.one if writers is None else partial(_turn_of_writer, turn, writers)
+        async with one_of_each(request, place, wait_s=WAIT_S):
             await _check_client(request)
             request.state.has_turn = True
             yield
 
 
-def _writing_turn(request: Request, points: int) -> AbstractAsyncContextManager[None]:
-    """Hold the turn of a request that writes. It is the only writer of its user: otherwise it would
-    keep its turn while it waits in the database for the rows that another one locks."""
-    return _turn(request, points, request.app.state.writers.own)
+@asynccontextmanager
+async def _turn_of_writer(
+    turn: FairLimiter, writers: FairLimiter, user_id: int | None
+) -> AsyncIterator[None]:
+    """Hold a turn as the only writer of its user: otherwise the request would keep its turn while
+    it waits in the database for the rows that another one locks. Neither is held while the request
+    waits for the other."""
+    while True:
+        async with turn.one(user_id):
+            if writers.has_own(user_id):
+                async with writers.own(user_id):
+                    yield
+                return
+        async with writers.own(user_id):
+            pass  # the user's other writes have ended: wait for the turn again
 
 
 async def _receive(request: Request) -> None:
@@ -86,7 +100,7 @@ async def _by_body(request: Request) -> AsyncIterator[None]:
         if "sweep_id" in request.path_params:
             spec_bytes += sum(await _of_sweep(request, store.base_bytes))
         points = max(points, points * spec_bytes // POINT_BYTES)
-    async with _writing_turn(request, points):
+    async with _turn(request, points, request.app.state.writers):
         yield
 
 
@@ -104,7 +118,8 @@ async def _by_table(request: Request) -> AsyncIterator[None]:
 
 async def _by_retry(request: Request) -> AsyncIterator[None]:
     points, spec_bytes = await _of_sweep(request, store.number_of_retryable, store.retryable_bytes)
-    async with _writing_turn(request, max(points, spec_bytes // POINT_BYTES)):
+    size = max(points, spec_bytes // POINT_BYTES)
+    async with _turn(request, size, request.app.state.writers):
         yield
 
 

@@ -22,9 +22,10 @@ from sqlalchemy.orm import Session
 
 from service.experiments.filters.grammar import Value
 from service.tables.engine import storable
-from service.tables.experiments import Experiment
+from service.tables.experiments import SMALL_SPEC, Experiment
 
 Clause = ColumnElement[bool]
+_IS_SMALL = Experiment.spec_bytes <= literal(SMALL_SPEC, literal_execute=True)
 
 
 def _far(session: Session) -> bool:
@@ -77,7 +78,9 @@ def spec_compares(session: Session, path: str, operator: str, value: Value) -> C
         for name in reversed(path.split(".")):
             inner, listed = {name: inner}, {name: listed}
         contains = spec.op("@>", is_comparison=True)
-        return contains(_bound_json(inner)) | contains(_bound_json(listed))
+        either = contains(_bound_json(inner)), contains(_bound_json(listed))
+        # The index has the small specs: written like this, the others are looked for beside it.
+        return or_(*(_IS_SMALL & one for one in either), ~_IS_SMALL & or_(*either))
     where = cast(literal(f"$.{path} ? (@ {operator} $given)"), JSONPATH)
     return func.jsonb_path_exists(spec, where, _bound_json({"given": value}))
 

@@ -65,5 +65,12 @@ def test_a_sweep_has_a_limited_number_of_experiments(
     for path, body in ((retry, None), (f"/v1/experiments/{one}:retry", None), (points, more)):
         answer = admin.post(path, json=body)
         assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
-        assert "at most 9 experiments" in answer.json()["detail"]
+        assert "at most 9 experiments with 268435456 bytes" in answer.json()["detail"]
     assert [row["status"] for row in rows(admin, made["id"])] == ["queued"] * 3 + ["cancelled"] * 3
+    with database_of(admin).snapshot() as session:
+        sizes = [*session.scalars(select(Experiment.spec_bytes).order_by(Experiment.id))]
+    monkeypatch.setattr(store, "MAX_EXPERIMENTS", 100)
+    monkeypatch.setattr(store, "MAX_BYTES", sum(sizes) + sizes[3] + sizes[4])
+    assert admin.post(retry).json() == {"count": 2, "more": True}
+    answer = admin.post(f"/v1/experiments/{one}:retry")
+    assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")

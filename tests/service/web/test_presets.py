@@ -137,7 +137,7 @@ def test_shared_successful_runs_of_others_are_shown(api: TestClient, database: D
 
 
 def test_few_of_many_equal_runs_are_read(api: TestClient, database: Database) -> None:
-    """Of 200,000 runs of one preset, a request took ten seconds and gigabytes."""
+    """With 200,000 runs of one preset, a request took ten seconds and gigabytes."""
     spec = api.get("/v1/presets/table1").json()["specs"][1]
     runs = [submit(api, spec) for _ in range(6)]
     stored.change(database, runs[1], status="succeeded")

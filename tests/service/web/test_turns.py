@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,12 +71,15 @@ def impatient(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 
 
 @pytest.fixture
-def waiting(monkeypatch: pytest.MonkeyPatch) -> list[PlaceOfUser]:
-    """The places for which requests have come to wait, for as long as it takes."""
-    found: list[PlaceOfUser] = []
+def waiting(monkeypatch: pytest.MonkeyPatch) -> list[FairLimiter]:
+    """The limiters for which requests have come to wait, for as long as it takes."""
+    found: list[FairLimiter] = []
 
     def noted(request: Request, *places: PlaceOfUser, wait_s: float) -> Any:
-        found.extend(places)
+        for one in places:
+            limiter = one.args[0] if isinstance(one, partial) else getattr(one, "__self__", None)
+            assert isinstance(limiter, FairLimiter)
+            found.append(limiter)
         return one_of_each(request, *places, wait_s=240.0)
 
     monkeypatch.setattr(turns, "one_of_each", noted)
@@ -132,6 +136,34 @@ def test_a_large_one_that_writes_waits_for_its_user_s_other_writes(
     with impatient.portal.wrap_async_context_manager(places(impatient, "writers").one(user)):
         for name, ask in REQUESTS.items():
             assert ask(impatient, url).status_code == (200 if name == "table" else status)
+
+
+def test_one_that_waits_for_its_user_s_other_writes_leaves_the_turn_to_others(
+    impatient: TestClient, waiting: list[FairLimiter]
+) -> None:
+    """It takes the turn again when they have ended."""
+    (turn,), portal = {*turns_of(impatient)[-1:]}, impatient.portal
+    assert portal is not None
+    with ThreadPoolExecutor(1) as pool:
+        with portal.wrap_async_context_manager(places(impatient, "writers").one(1)):
+            asked = pool.submit(REQUESTS["sweep"], impatient, "")
+            wait_until(lambda: bool(waiting))
+            for _ in range(3):
+                with portal.wrap_async_context_manager(turn.one(OTHER)):
+                    assert not asked.done()
+        assert asked.result().status_code == 202
+
+
+def test_small_writes_do_not_wait_while_a_large_one_of_their_user_waits_for_its_turn(
+    impatient: TestClient, waiting: list[FairLimiter]
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with a_large_one_is_computed(impatient):
+            asked = pool.submit(REQUESTS["sweep"], impatient, "")
+            wait_until(lambda: bool(waiting))
+            assert impatient.post("/v1/experiments", json={"spec": ppca_spec()}).status_code == 202
+            assert not asked.done()
+        assert asked.result().status_code == 202
 
 
 @pytest.mark.parametrize(("user", "status"), [(1, 503), (OTHER, None)])
@@ -222,13 +254,13 @@ def test_nobody_waits_for_a_turn_to_read_a_sweep_of_others(impatient: TestClient
 
 
 def test_few_requests_of_a_user_wait(
-    impatient: TestClient, waiting: list[PlaceOfUser], monkeypatch: pytest.MonkeyPatch
+    impatient: TestClient, waiting: list[FairLimiter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "MAX_USER_TURNS", 2)
     with ThreadPoolExecutor(2) as pool:
         with a_large_one_is_computed(impatient):
             asked = [pool.submit(REQUESTS["sweep"], impatient, "") for _ in range(2)]
-            wait_until(lambda: waiting.count(turns_of(impatient)[-1].one) == len(asked))
+            wait_until(lambda: waiting.count(turns_of(impatient)[-1]) == len(asked))
             refused = REQUESTS["sweep"](impatient, "")
             assert (refused.status_code, refused.json()["reason"]) == (
                 429,
@@ -239,7 +271,7 @@ def test_few_requests_of_a_user_wait(
 
 
 def test_requests_hold_nothing_while_they_wait(
-    impatient: TestClient, waiting: list[PlaceOfUser]
+    impatient: TestClient, waiting: list[FairLimiter]
 ) -> None:
     url = f"/v1/sweeps/{impatient.post('/v1/sweeps', json=sweep_of(3)).json()['id']}"
     assert impatient.post(f"{url}:cancel").status_code == 202  # so that there is a retry
@@ -247,7 +279,7 @@ def test_requests_hold_nothing_while_they_wait(
     with ThreadPoolExecutor(len(REQUESTS)) as pool:
         with a_large_one_is_computed(impatient):
             asked = [pool.submit(ask, impatient, url) for ask in REQUESTS.values()]
-            wait_until(lambda: waiting.count(turns_of(impatient)[-1].one) == len(asked))
+            wait_until(lambda: waiting.count(turns_of(impatient)[-1]) == len(asked))
             assert (places(impatient, "writers").taken, places(impatient, "readers").taken) == (
                 0,
                 0,
@@ -259,7 +291,7 @@ def test_requests_hold_nothing_while_they_wait(
 @pytest.mark.parametrize("gone", ["before", "measure", "turn"])
 def test_nothing_is_computed_for_a_client_that_has_gone(
     impatient: TestClient,
-    waiting: list[PlaceOfUser],
+    waiting: list[FairLimiter],
     monkeypatch: pytest.MonkeyPatch,
     gone: str,
 ) -> None:
