@@ -12,8 +12,10 @@ from sqlalchemy import (
     ColumnElement,
     Row,
     Select,
+    Subquery,
     Text,
     bindparam,
+    case,
     cast,
     delete,
     func,
@@ -247,38 +249,46 @@ def progress(session: Session, sweep_id: str) -> float:
 def retryable(session: Session, sweep: Sweep, most: int, most_bytes: int) -> Sequence[Experiment]:
     """Return the experiments of its points that failed or were cancelled: the first `most` ones
     whose specs together have at most `most_bytes` bytes, and at least one."""
-    sized = _retryable(sweep.id, Experiment.id, Experiment.spec_bytes)
-    sizes_of = session.execute(sized.order_by(SweepPoint.point).limit(max(1, most))).all()
-    totals = accumulate(one.spec_bytes for one in sizes_of)
+    found = _retryable(sweep.id)
+    columns = select(found.c.experiment_id, found.c.spec_bytes)
+    first = columns.where(found.c.spec_bytes.is_not(None)).order_by(found.c.point)
+    rows = session.execute(first.limit(max(1, most))).all()
+    totals = accumulate(one.spec_bytes for one in rows)
     count = sum(total <= most_bytes for total in totals)
-    chosen = [one.id for one in sizes_of[: max(1, count)]]
-    query = _retryable(sweep.id, Experiment).where(Experiment.id.in_(chosen))
-    return session.scalars(query.order_by(SweepPoint.point)).all()
+    chosen = [one.experiment_id for one in rows[: max(1, count)]]
+    of_id = {
+        one.id: one for one in session.scalars(select(Experiment).where(Experiment.id.in_(chosen)))
+    }
+    return [of_id[one] for one in chosen if one in of_id]  # others were purged meanwhile
 
 
 def number_of_retryable(session: Session, sweep_id: str) -> int:
     """Return the number of its points that failed or were cancelled."""
-    return session.scalar(_retryable(sweep_id, func.count(SweepPoint.point))) or 0
+    return session.scalar(select(func.count(_retryable(sweep_id).c.spec_bytes))) or 0
 
 
 def retryable_bytes(session: Session, sweep_id: str) -> int:
     """Return the bytes of the specs of its points that failed or were cancelled."""
-    return session.scalar(_retryable(sweep_id, func.sum(Experiment.spec_bytes))) or 0
+    return session.scalar(select(func.sum(_retryable(sweep_id).c.spec_bytes))) or 0
 
 
 def is_retryable(session: Session, sweep_id: str) -> bool:
     """Return whether a point has failed or was cancelled."""
-    return session.scalar(_retryable(sweep_id, Experiment.id).limit(1)) is not None
+    found = _retryable(sweep_id)
+    one = select(found.c.point).where(found.c.spec_bytes.is_not(None)).limit(1)
+    return session.scalar(one) is not None
 
 
-def _retryable(sweep_id: str, *columns: Any) -> Select[Any]:
-    return (
-        select(*columns)
-        .select_from(Experiment)
-        .join(SweepPoint, SweepPoint.experiment_id == Experiment.id)
-        .where(SweepPoint.sweep_id == sweep_id, Experiment.sweep_id == sweep_id)
-        .where(Experiment.status.in_(FAILED), Experiment.deleted_at.is_(None))
-    )
+def _retryable(sweep_id: str) -> Subquery[Any]:
+    """Select the points of a sweep, with the bytes of their specs if they failed or were cancelled.
+    Each experiment is looked up by its id alone: as a join, before PostgreSQL has statistics of a
+    new sweep, it compares all points with all experiments."""
+    is_own = Experiment.sweep_id == sweep_id
+    failed = is_own & Experiment.status.in_(FAILED) & Experiment.deleted_at.is_(None)
+    size = select(case((failed, Experiment.spec_bytes)))
+    size = size.where(Experiment.id == SweepPoint.experiment_id)
+    columns = SweepPoint.point, SweepPoint.experiment_id, size.scalar_subquery().label("spec_bytes")
+    return select(*columns).where(SweepPoint.sweep_id == sweep_id).subquery()
 
 
 def obstacle(session: Session, sweep: Sweep) -> str | None:

@@ -1,11 +1,15 @@
 """Retries of sweeps: how many points they may have."""
 
+from contextlib import closing
+
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 
+from service.settings import Settings
 from service.submission import requests
 from service.sweeps import store
+from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.tables.users import User
 from tests.service.accounts.test_users import admin, database_of, place, processes
@@ -74,3 +78,15 @@ def test_a_sweep_has_a_limited_number_of_experiments(
     assert admin.post(retry).json() == {"count": 2, "more": True}
     answer = admin.post(f"/v1/experiments/{one}:retry")
     assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
+
+
+def test_the_experiments_of_a_retry_are_found_by_their_ids(lab: Settings) -> None:
+    """By the index of a sweep's experiments, before PostgreSQL had statistics, those of 1,900
+    points took three seconds."""
+    with closing(Database(lab.url)) as database, database.transaction() as session:
+        session.execute(text("SET LOCAL enable_seqscan = off"))
+        columns = {"literal_binds": True}
+        asked = select(store._retryable("a")).compile(session.get_bind(), compile_kwargs=columns)
+        plan = [*session.scalars(text(f"EXPLAIN {asked}"))]
+    (looked_up,) = (line for line in plan if "on experiments" in line)
+    assert "Index Scan using pk_experiments" in looked_up
