@@ -67,7 +67,7 @@ PlaceOfUser = Callable[[int | None], AbstractAsyncContextManager[None]]
 async def reading(request: Request) -> AsyncIterator[Database]:
     """Yield the database to one of a few concurrent readers of a user. Otherwise the slow requests
     of one user would use all threads and connections. Waiting readers hold neither."""
-    async with one_of_each(request, request.app.state.readers.one):
+    async with one_of(request, request.app.state.readers.one):
         yield request.app.state.database
 
 
@@ -82,7 +82,7 @@ async def _writing(request: Request, *, is_long: bool = False) -> AsyncIterator[
     would use all threads and connections, and block the readers. Waiting writers hold neither. The
     caller is checked again if the body or the wait has taken long."""
     state = request.app.state
-    async with one_of_each(request, partial(state.writers.one, is_long=is_long)):
+    async with one_of(request, partial(state.writers.one, is_long=is_long)):
         database = state.database
         caller: Caller | None = getattr(request.state, "caller", None)
         if caller is not None and time.monotonic() - request.state.checked_at > CHECK_LASTS_S:
@@ -101,12 +101,12 @@ async def _writable_in_bulk(request: Request) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def one_of_each(
-    request: Request, *places: PlaceOfUser, wait_s: float | None = None
+async def one_of(
+    request: Request, place: PlaceOfUser, wait_s: float | None = None
 ) -> AsyncIterator[None]:
-    """Hold these places of the caller, taken in this order, while the block runs. Raises ApiError
-    (503) if they are not free within `wait_s` seconds; default: the setting `write_wait_s`. A
-    request that has its turn (`turns.py`) takes no place."""
+    """Hold a place of the caller while the block runs. Raises ApiError (503) if none becomes free
+    in `wait_s` seconds; default: the setting `write_wait_s`. A request that has its turn
+    (`turns.py`) takes no place."""
     if getattr(request.state, "has_turn", False):
         yield
         return
@@ -116,8 +116,7 @@ async def one_of_each(
         try:
             async with asyncio.timeout(wait_s or settings.write_wait_s):
                 user_id = None if caller is None else caller.id
-                for place in places:
-                    await held.enter_async_context(place(user_id))
+                await held.enter_async_context(place(user_id))
         except TimeoutError:
             detail = "too many requests wait for their turn; nothing was changed, try again"
             raise unavailable("busy", detail) from None

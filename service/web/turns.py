@@ -20,7 +20,7 @@ from service.sweeps import store
 from service.tables.engine import Database
 from service.tables.sweeps import Sweep
 from service.web.bodies import Bodies, StrictRequest
-from service.web.dependencies import one_of_each, reading
+from service.web.dependencies import one_of, reading
 
 SIZES = (16, 64, 512)
 """Number of points or experiments from which a request is of each size; smaller ones are small.
@@ -48,7 +48,7 @@ async def _turn(
     await _receive(request)
     with bodies.turn(request.state.caller.id):
         place = turn.one if writers is None else partial(_turn_of_writer, turn, writers)
-        async with one_of_each(request, place, wait_s=WAIT_S):
+        async with one_of(request, place, WAIT_S):
             await _check_client(request)
             request.state.has_turn = True
             yield
@@ -127,7 +127,7 @@ async def _of_sweep(request: Request, *measures: Callable[[Session, str], int]) 
     """Return measures of the sweep of a request. One request of each user is measured at a time,
     and none whose client has gone. Raises ApiError (404, 408, 503)."""
     await _receive(request)
-    async with one_of_each(request, request.app.state.measured.one, wait_s=WAIT_S):
+    async with one_of(request, request.app.state.measured.one, WAIT_S):
         await _check_client(request)
         async with reading(request) as database:
             sweep_id = request.path_params["sweep_id"]

@@ -19,7 +19,7 @@ from service.records.artifacts import whole_file
 from service.refusals import ApiError
 from service.tables.experiments import Experiment
 from service.web.bodies import StrictRoute
-from service.web.dependencies import DatabaseDep, Reader, SettingsDep, one_of_each
+from service.web.dependencies import DatabaseDep, Reader, SettingsDep, one_of
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.media_types import accepted, as_json, plain_json
 from service.web.parameters import ExperimentId
@@ -135,7 +135,7 @@ class BundleResponse(StreamingResponse):
         self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with one_of_each(self._request, self._request.app.state.bundles.one):
+        async with one_of(self._request, self._request.app.state.bundles.one):
             await super().__call__(scope, receive, send)
 
 

@@ -18,7 +18,7 @@ from service.limiter import FairLimiter
 from service.sweeps import store
 from service.tables.experiments import Experiment, Metric
 from service.web import bodies, turns
-from service.web.dependencies import PlaceOfUser, one_of_each
+from service.web.dependencies import PlaceOfUser, one_of
 from tests.service.accounts.test_users import bearer, database_of, member
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
@@ -75,14 +75,13 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> list[FairLimiter]:
     """The limiters for which requests have come to wait, for as long as it takes."""
     found: list[FairLimiter] = []
 
-    def noted(request: Request, *places: PlaceOfUser, wait_s: float) -> Any:
-        for one in places:
-            limiter = one.args[0] if isinstance(one, partial) else getattr(one, "__self__", None)
-            assert isinstance(limiter, FairLimiter)
-            found.append(limiter)
-        return one_of_each(request, *places, wait_s=240.0)
+    def noted(request: Request, place: PlaceOfUser, wait_s: float) -> Any:
+        limiter = place.args[0] if isinstance(place, partial) else getattr(place, "__self__", None)
+        assert isinstance(limiter, FairLimiter)
+        found.append(limiter)
+        return one_of(request, place, 240.0)
 
-    monkeypatch.setattr(turns, "one_of_each", noted)
+    monkeypatch.setattr(turns, "one_of", noted)
     return found
 
 
