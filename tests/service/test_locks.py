@@ -62,8 +62,9 @@ def test_a_change_of_a_sweep_locks_the_runs_that_differ_in_the_order_of_their_id
         first, second, third = session.scalars(select(Experiment.id).order_by(Experiment.id))
         change = update(Experiment).values(visibility="lab")
         session.execute(change.where(Experiment.id == third))
-    with database.transaction() as session:  # its row is the last of the table now
-        session.execute(update(Experiment).where(Experiment.id == first).values(note="new"))
+    with database.transaction() as session:  # its row is the last of the table and its indexes now
+        ended = update(Experiment).where(Experiment.id == first)
+        session.execute(ended.values(status=Status.SUCCEEDED))
     with ThreadPoolExecutor(1) as pool:
         with database.transaction() as session:
             session.get_one(Experiment, third, with_for_update=True)
