@@ -285,7 +285,13 @@ def test_a_helper_that_the_kernel_kills_for_memory_is_the_last(
 
 
 @pytest.mark.parametrize(
-    "bad", [{"record": "claim"}, {"record": "claim", "count": "x"}, {"record": "scores"}]
+    "bad",
+    [
+        {"record": "claim"},
+        {"record": "claim", "count": "x"},
+        {"record": "scores"},
+        {"record": "scores", "number": 1, "shape": [1, 1, 1], "data": "no base64!"},
+    ],
 )
 def test_a_malformed_record_ends_a_help(helped: Helped, bad: Record) -> None:
     reason, _ = helped([LIKE], [{**UNNUMBERED, **bad}])

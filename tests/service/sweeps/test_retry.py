@@ -89,3 +89,11 @@ def test_the_experiments_of_a_retry_are_found_by_their_ids(lab: Settings) -> Non
         plan = [*session.scalars(text(f"EXPLAIN {asked}"))]
     (looked_up,) = (line for line in plan if "on experiments" in line)
     assert "Index Scan using pk_experiments" in looked_up
+
+
+def test_a_deleted_experiment_is_not_retried(admin: TestClient) -> None:
+    made = sweep(admin)
+    assert admin.post(made["urls"]["cancel"]).is_success
+    one = rows(admin, made["id"])[0]["experiment_id"]
+    assert admin.delete(f"/v1/experiments/{one}").is_success
+    assert admin.post(made["urls"]["retry"]).json() == {"count": 5, "more": False}
