@@ -97,7 +97,7 @@ def plans(session: Session, experiment_id: str, attempt: int) -> list[dict[str, 
 
 def packed(batch: dict[str, Any]) -> dict[str, Any]:
     """Return the scores of a batch as they are stored: a line with their shape, then the numbers.
-    To compress these would take the helper longer than all else."""
+    Compressing these would take several times as long."""
     shape = json.dumps(batch["shape"]).encode()
     content = shape + b"\n" + base64.b64decode(batch["data"], validate=True)
     return {"number": batch["number"], "content": content}

@@ -372,7 +372,7 @@ def test_postgresql_finds_specs_by_indexes(lab: Settings) -> None:
 
 
 def test_an_update_of_a_large_spec_writes_none_of_its_values_again(lab: Settings) -> None:
-    """With 9,999 values, a change of the visibility of 15,000 experiments took minutes."""
+    """With 1,900 values, a change of the visibility of 20,000 experiments took 23 s."""
     with closing(Database(lab.url)) as database:
         written = []
         for seeds in ([1], [*range(1000)]):

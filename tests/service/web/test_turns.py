@@ -141,7 +141,7 @@ def test_one_that_waits_for_its_user_s_other_writes_leaves_the_turn_to_others(
     impatient: TestClient, waiting: list[FairLimiter]
 ) -> None:
     """It takes the turn again when they have ended."""
-    (turn,), portal = {*turns_of(impatient)[-1:]}, impatient.portal
+    turn, portal = turns_of(impatient)[-1], impatient.portal
     assert portal is not None
     with ThreadPoolExecutor(1) as pool:
         with portal.wrap_async_context_manager(places(impatient, "writers").one(1)):
