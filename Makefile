@@ -7,10 +7,10 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt $(CURDIR)/constraints-cuda.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo reproduce serve test lint docs notebooks bench calibration chaos fuzz mutants
+.PHONY: help setup demo reproduce serve test lint docs notebooks bench bench-gpu calibration chaos fuzz mutants
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 setup: $(VENV)/.installed ## make .venv with every pinned package (quick when nothing changed)
 
@@ -65,6 +65,10 @@ fuzz: setup ## bad requests and the OpenAPI document's own, to a real process; R
 bench: setup ## the performance claims, each a ratio within one run
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.service
+
+bench-gpu: setup ## what must hold on a GPU, and how fast it is: two stages of some minutes
+	$(BIN)/python -m benchmarks.gpu checks --output bench-output/gpu-checks
+	$(BIN)/python -m benchmarks.gpu measures --output bench-output/gpu-measures
 
 calibration: setup ## estimates against their truth, a thousand seeds each: bias and errors
 	$(BIN)/python -m benchmarks.calibration

@@ -41,6 +41,13 @@ def usual_workers() -> int:
     return max(1, min(MAX_WORKERS, processors // 2))
 
 
+def has_gpu() -> bool:
+    """Return whether this machine has a GPU that runs can use. If torch cannot use it, the reason
+    is printed."""
+    require_server()
+    return subprocess.run([sys.executable, "-m", "worker.gpus"], check=False).returncode == 0
+
+
 def free_port() -> int:
     """Return a free port of the loopback interface."""
     with socket.socket() as probe:
@@ -51,16 +58,17 @@ def free_port() -> int:
 
 @contextmanager
 def embedded(
-    store: Path, port: int, log: Path | None = None, workers: int = 1
+    store: Path, port: int, log: Path | None = None, workers: int = 1, with_gpus: bool = False
 ) -> Iterator[Callable[[], None]]:
-    """Run the service on a loopback port with all data in `store`, while the block runs. Output
-    goes to the file `log` or to stderr. Yield a function that restarts processes that have died.
+    """Run the service on a loopback port with all data in `store`, while the block runs. `workers`
+    compute on the CPU; `with_gpus` adds one for each GPU. Output goes to the file `log` or to
+    stderr. Yield a function that restarts processes that have died.
     Raises RuntimeError if the store is already served or the port is in use."""
     require_server()
     with _locked(store, f"http://127.0.0.1:{port}"):
         if _is_taken(port):
             raise RuntimeError(f"port {port} is in use: choose another port")
-        with _started(store, port, log, workers) as revive:
+        with _started(store, port, log, workers, with_gpus) as revive:
             yield revive
 
 
@@ -93,7 +101,7 @@ def _locked(store: Path, url: str) -> Iterator[None]:
 
 @contextmanager
 def _started(
-    store: Path, port: int, log: Path | None, workers: int
+    store: Path, port: int, log: Path | None, workers: int, with_gpus: bool
 ) -> Iterator[Callable[[], None]]:
     """Start the service's processes; see `embedded`."""
     environment = {
@@ -118,6 +126,8 @@ def _started(
         if start("service.operations.prepare").wait() != 0:
             raise RuntimeError(f"the store could not be prepared: see {log or 'above'}")
         commands = [("service", "--port", str(port)), *[("worker.local",)] * workers]
+        if with_gpus:
+            commands.append(("worker.every_gpu", "--local"))
         processes = [start(*command) for command in commands]
 
         def revive() -> None:

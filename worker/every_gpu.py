@@ -22,6 +22,7 @@ from worker.lifetime import Lifetime, duration
 log = logging.getLogger(__name__)
 
 NODE = (sys.executable, "-m", "worker.node", "gpu")
+LOCAL = (sys.executable, "-m", "worker.local", "gpu")
 RESTART_S = 10.0
 LOOK_S = 0.2
 PR_SET_PDEATHSIG = 1
@@ -81,7 +82,10 @@ class PinnedWorkers:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker.every_gpu", description=__doc__)
     parser.add_argument("--lifetime", type=duration, metavar="TIME", help="of each worker")
+    parser.add_argument("--local", action="store_true", help="of `mpt serve`: without a broker")
     arguments = parser.parse_args()
+    if arguments.local and arguments.lifetime is not None:
+        parser.error("--lifetime is for workers of a lab")
     begin()
     uuids = gpus.visible()
     if not uuids:
@@ -90,7 +94,7 @@ def main() -> None:
     lifetime.stop_on_signals()
     lifetime.stop_on_notice()
     each = [] if arguments.lifetime is None else ["--lifetime", f"{arguments.lifetime:.0f}s"]
-    PinnedWorkers(uuids, (*NODE, *each)).run(lifetime.stopping)
+    PinnedWorkers(uuids, LOCAL if arguments.local else (*NODE, *each)).run(lifetime.stopping)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""The GPUs of this machine, as reported by NVML and as named by CUDA_VISIBLE_DEVICES."""
+"""The GPUs of this machine, as reported by NVML and as named by CUDA_VISIBLE_DEVICES.
+
+`python -m worker.gpus` ends with status 0 if torch can compute on a GPU here, else with 1."""
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -94,3 +97,19 @@ def _told(ask: Callable[..., Any], *about: Any) -> Any:
         return ask(*about)
     except pynvml.NVMLError:
         return None
+
+
+def main() -> int:
+    """Return 0 if there is a GPU and torch can compute on it, else 1."""
+    logging.disable(logging.WARNING)  # most machines have none
+    if not visible():
+        return 1
+    from worker.fitness import gpu_defect  # takes a second
+
+    if (why := gpu_defect()) is not None:
+        sys.stderr.write(f"torch cannot use the GPU of this machine: {why}\n")
+    return 0 if why is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,7 @@
-"""The embedded worker: one slot on this machine that dispatches to itself, with the reaper, the
-sweeper and the messenger."""
+"""The embedded worker: `python -m worker.local [gpu]`. One slot on this machine that dispatches to
+itself, with the reaper, the sweeper and the messenger."""
 
+import argparse
 import logging
 import time
 
@@ -13,7 +14,7 @@ from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from service.tables.experiments import Queue
-from worker.fitness import hide_gpus
+from worker.fitness import hide_gpus, require_gpu
 from worker.lifetime import Lifetime
 from worker.messenger import Messenger
 from worker.presence import worker_name
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 class LocalWorker:
     """Claims experiments with the same functions as a lab's worker."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, queue: Queue = Queue.CPU):
         self.settings = settings
+        self.queue = queue
         self.database = Database(settings.url, connections=5)  # one for each thread
         self.lifetime = Lifetime()
         self._help_at = 0.0
@@ -37,7 +39,7 @@ class LocalWorker:
     def run(self) -> None:
         """Work until told to stop. Call it in the main thread."""
         name = worker_name()
-        slot = Slot(self.database, self.settings, name)
+        slot = Slot(self.database, self.settings, name, self.queue)
         reaper = Reaper(self.database, self.settings)
         sweeper = Sweeper(self.database, self.settings)
         messenger = Messenger(self.database, self.settings)
@@ -67,7 +69,7 @@ class LocalWorker:
                 if not dispatch.is_something_queued(session):
                     return None
             with self.database.transaction() as session:
-                return dispatch.dispatch_next(session, fair_share=self.settings.share)
+                return dispatch.dispatch_next(session, self.queue, self.settings.share)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             self.stopping.wait(self.settings.heartbeat_s)
@@ -87,10 +89,10 @@ class LocalWorker:
         try:
             rules = Rules.of(self.settings, name)
             with self.database.snapshot() as session:
-                if not helper_choice.could_help(session, Queue.CPU, rules):
+                if not helper_choice.could_help(session, self.queue, rules):
                     return None
             with self.database.transaction() as session:
-                return helper_choice.offer(session, Queue.CPU, rules)
+                return helper_choice.offer(session, self.queue, rules)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             return None
@@ -98,9 +100,18 @@ class LocalWorker:
 
 @logged_process
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m worker.local", description=__doc__)
+    queue_help = "queue that it serves; gpu needs one visible GPU"
+    parser.add_argument(
+        "queue", type=Queue, choices=list(Queue), nargs="?", default=Queue.CPU, help=queue_help
+    )
+    queue = parser.parse_args().queue
     settings = begin()
-    hide_gpus()
-    worker = LocalWorker(settings)
+    if queue == Queue.GPU:
+        require_gpu()
+    else:
+        hide_gpus()
+    worker = LocalWorker(settings, queue)
     worker.lifetime.stop_on_signals()
     worker.run()
     worker.lifetime.end()

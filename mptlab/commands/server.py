@@ -4,7 +4,7 @@ import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,17 +34,23 @@ def serve(
             max=64,
         ),
     ] = None,
+    device: Annotated[
+        Literal["auto", "cpu"],
+        typer.Option(help="auto: one more run at a time on each GPU of this machine"),
+    ] = "auto",
 ) -> None:
     """Run the service on this machine: the API and its workers, with SQLite in the store."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     port = port or server.free_port()
     count = workers or server.usual_workers()
-    with server.embedded(store(), port, workers=count) as revive:
+    with_gpus = device == "auto" and server.has_gpu()
+    with server.embedded(store(), port, workers=count, with_gpus=with_gpus) as revive:
         url = f"http://127.0.0.1:{port}"
         with Client(url, server.store_key(store())) as client:
             server.wait_until(client.is_ready)
             page = client.sign_in_url()
         of = "1 worker" if count == 1 else f"{count} workers"
+        of += " and the GPUs" if with_gpus else ""
         typer.echo(f"serving {url} with {of}, store {store()}; stop with Ctrl-C")
         typer.echo(f"open {page} in a browser: the link signs in once, within ten minutes")
         try:

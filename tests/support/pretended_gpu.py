@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
 from functools import cache
+from itertools import pairwise
 from typing import Any, ClassVar
 from unittest.mock import patch
 from weakref import WeakValueDictionary
@@ -219,7 +220,8 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 func(*args, **options)  # the public operations
         if options.get("device") is not None:
             options["device"] = torch.device("cpu")
-        found = func(*_held(args), **{name: _held(one) for name, one in options.items()})
+        compute = COMPUTED_HERE.get(operation.name, func)
+        found = compute(*_held(args), **{name: _held(one) for name, one in options.items()})
         self.gpu.launches += operation.is_launched
         asks = operation.synchronises or (operation.takes_indices and _has_mask(args[1]))
         self.gpu.synchronisations += asks
@@ -254,6 +256,28 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.gpu.refused += 1
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {held.nbytes} B")
         return OnGpu(held)
+
+
+def _flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, *_: Any,
+    scale: float | None = None, window_size_left: int = -1, **__: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Compute the attention of each sequence of a row (T, heads, d) by itself: a CPU has no kernel
+    for all of them."""
+    found = []
+    for begin, end in pairwise(ends.tolist()):
+        at = torch.arange(end - begin)
+        seen = (at - at[:, None]).abs() <= window_size_left
+        q, k, v = (one[begin:end].transpose(0, 1) for one in (query, key, value))
+        of_sequence = nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=None if window_size_left < 0 else seen, scale=scale
+        )
+        found.append(of_sequence.transpose(0, 1))
+    return torch.cat(found), *(torch.empty(0) for _ in range(4))
+
+
+COMPUTED_HERE: dict[str, Callable[..., Any]] = {"_flash_attention_forward": _flash_attention}
+"""Operations that only a GPU has."""
 
 
 def _is_gpu(func: Any, device: Any) -> bool:

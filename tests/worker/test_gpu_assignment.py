@@ -1,10 +1,12 @@
 """Assignment of GPUs to workers, with a simulated NVML."""
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
+from inspect import unwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +20,7 @@ from service.tables.experiments import Queue
 from service.tables.workers import Worker
 from tests.support.nvml import GIB, Card, Nvml
 from tests.support.processes import wait_until
-from worker import every_gpu, gpus, node, presence
+from worker import every_gpu, fitness, gpus, node, presence
 from worker.every_gpu import PinnedWorkers
 
 FIRST, SECOND, DIVIDED = "GPU-8932f937-d72c", "GPU-89aa0000-0001", "GPU-ffff0000-0002"
@@ -176,6 +178,55 @@ def test_a_worker_for_each_gpu(tmp_path: Path) -> None:
     for name in ("stays 0", "fails 1"):
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / name).read_text()), 0)
+
+
+@pytest.mark.parametrize("flags", [[], ["--local"], ["--lifetime", "90s"]])
+def test_a_worker_of_a_lab_or_of_this_machine_alone(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    """Pinned workers of `mpt serve` need no broker."""
+    started: list[tuple[list[str], tuple[str, ...]]] = []
+
+    def run(self: PinnedWorkers, _: threading.Event) -> None:
+        started.append(([*self._due], tuple(self._command[2:])))
+
+    monkeypatch.setattr(every_gpu, "begin", lambda: settings)
+    monkeypatch.setattr(PinnedWorkers, "run", run)
+    monkeypatch.setattr(sys, "argv", ["every_gpu", *flags])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    unwrap(every_gpu.main)()
+    node = ("worker.node", "gpu", *flags)
+    assert started == [
+        ([FIRST, SECOND, *PARTS], ("worker.local", "gpu") if "--local" in flags else node)
+    ]
+
+
+def test_local_workers_have_no_lifetime(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["every_gpu", "--local", "--lifetime", "90s"])
+    with pytest.raises(SystemExit):
+        unwrap(every_gpu.main)()
+    assert "--lifetime is for workers of a lab" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("defect", "status", "told"),
+    [(None, 0, ""), ("no kernel", 1, "torch cannot use the GPU of this machine: no kernel\n")],
+)
+def test_a_gpu_counts_if_torch_can_use_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    defect: str | None,
+    status: int,
+    told: str,
+) -> None:
+    monkeypatch.setattr(fitness, "gpu_defect", lambda: defect)
+    monkeypatch.setattr(logging, "disable", lambda _: None)
+    assert gpus.main() == status
+    assert capsys.readouterr().err == told
+    monkeypatch.setattr(gpus, "visible", lambda: [])
+    assert gpus.main() == 1
 
 
 def test_a_worker_that_failed_is_started_again_some_time_later(

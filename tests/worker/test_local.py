@@ -10,12 +10,15 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from service.fair_share import FairShare
+from service.queue import workers
+from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Queue
 from service.tables.helpers import Barred, Help
 from tests.support.attempts import submitted
 from tests.support.helps import add_workers, long_run
+from tests.support.ppca_spec import ppca_spec
 from worker import local, slot
 from worker.local import LocalWorker
 from worker.messenger import Messenger
@@ -36,6 +39,23 @@ def test_an_error_ends_the_worker(settings: Settings, monkeypatch: pytest.Monkey
         worker.run()
     assert worker.stopping.is_set()
     assert [t for t in {*threading.enumerate()} - before if not t.daemon] == []
+
+
+def test_a_local_worker_of_a_gpu_takes_what_needs_one(settings: Settings) -> None:
+    """Only a worker of the CPU takes what is for it."""
+    database = Database(settings.url)
+    on_cpu, on_gpu = (
+        submitted(database, ppca_spec(compute__device=device)) for device in ("cpu", "cuda")
+    )
+    memory: dict[str, Any] = {"gpu_memory_total": 2**36, "gpu_memory_free": 2**36, "run_memory": 2**36}
+    with database.transaction() as session:
+        workers.beat(session, "gpu", Vitals("host", Queue.GPU, 2**36, **memory))
+    for queue, expected in ((Queue.GPU, on_gpu), (Queue.CPU, on_cpu)):
+        worker = LocalWorker(settings, queue)
+        chosen = worker._next()
+        assert chosen is not None
+        assert (chosen.experiment_id, chosen.queue) == (expected, queue)
+        assert worker._next() is None
 
 
 def test_all_parts_of_a_local_worker_run_until_it_stops(

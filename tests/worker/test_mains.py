@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from service.settings import Settings
+from service.tables.experiments import Queue
 from worker import dispatcher, local, node, reaper
 from worker.dispatcher import Dispatcher
 from worker.lifetime import Lifetime
@@ -84,12 +85,20 @@ def test_a_dispatcher_notifies_through_the_broker(
     assert done == [*STARTED, rung.broker_url]
 
 
-def test_a_local_worker_sees_no_gpu(
-    rung: Settings, done: list[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("arguments", "queue"), [([], "cpu"), (["cpu"], "cpu"), (["gpu"], "gpu")])
+def test_a_local_worker_has_a_gpu_or_sees_none(
+    rung: Settings,
+    done: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    queue: str,
 ) -> None:
-    monkeypatch.setattr(LocalWorker, "run", lambda self: done.append(self.settings))
+    monkeypatch.setattr(local, "require_gpu", lambda: done.append("require_gpu"))
+    monkeypatch.setattr(LocalWorker, "run", lambda self: done.append((self.settings, self.queue)))
+    monkeypatch.setattr(sys, "argv", ["local", *arguments])
     start(local)
-    assert done == ["hide_gpus", *STARTED, rung]
+    first = {"cpu": "hide_gpus", "gpu": "require_gpu"}[queue]
+    assert done == [first, *STARTED, (rung, Queue(queue))]
 
 
 @pytest.mark.parametrize(
@@ -131,6 +140,7 @@ def test_a_node_that_is_called_wrongly_ends(
 def test_a_part_that_failed_is_in_the_exit_status(
     done: list[Any], monkeypatch: pytest.MonkeyPatch, module: ModuleType, runs: type
 ) -> None:
+    monkeypatch.setattr(sys, "argv", ["it"])
     monkeypatch.setattr(runs, "run", lambda *_: None)
     monkeypatch.setattr(Lifetime, "start", lambda *_: None)
     monkeypatch.setattr(Lifetime, "__init__", made)

@@ -11,7 +11,7 @@ from torch import Tensor
 from mptcore.estimation.model import Model
 from mptcore.families.masked_lm.corpus import repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, VariantBatch
-from mptcore.families.masked_lm.packing import PACKED, Row, inputs_of
+from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_of
 from mptcore.families.masked_lm.pretrained import Network
 from mptcore.runtime.device import sent
 from mptcore.runtime.division import Shape
@@ -27,6 +27,8 @@ GPU_SHARE = 0.3
 """Share of a GPU's total memory. It does not depend on the free memory, so that a resumed run cuts
 the same batches."""
 
+ALIGNED, IMPOSSIBLE = 8, -1e4
+"""Divisor of the width of a product, and the logit of what it is filled with."""
 MAX_LOGITS = 2**31 - 1
 """Maximum number of logits of a batch: kernels of CUDA count them by 32-bit numbers."""
 
@@ -45,6 +47,8 @@ class MaskedLm(Model[MaskedBatch]):
     ):
         """Trained weights stay in float32, for any precision of the computation."""
         self.network = _placed(network, device, torch.float32 if trained else dtype)
+        if device.type == "cuda" and not trained:
+            _align_vocabulary(self.network)
         self.device = device
         self.config = network.config
         self._autocast_to = dtype if trained and dtype != torch.float32 else None
@@ -76,7 +80,7 @@ class MaskedLm(Model[MaskedBatch]):
     def _score(self, masks: MaskedBatch) -> Tensor:  # (2, B)
         if isinstance(masks, VariantBatch):
             return self._score_variants(masks)
-        row = Row.of(masks, self.device)
+        row = self._row(masks)
         log_probs = self._log_probs(row).double()  # (M,), sequence by sequence
         sums = torch.segment_reduce(log_probs, "sum", lengths=row.counts, unsafe=True)
         first = row.counts.cumsum(0) - row.counts
@@ -85,7 +89,7 @@ class MaskedLm(Model[MaskedBatch]):
     def _score_variants(self, masks: VariantBatch) -> Tensor:
         """Return Σ log p of each variant's own tokens, and of those of the sequence, (2, B)."""
         inputs, of = masks.inputs()
-        row = Row.of(inputs, self.device)
+        row = self._row(inputs)
         starts = (inputs.lengths.cumsum(0) - inputs.lengths)[of]
         places = repeated(starts, masks.counts).add_(masks.places)  # (M,), in the row
         own = repeated(masks.corpus.offsets[masks.sequences], masks.counts).add_(masks.places)
@@ -100,7 +104,14 @@ class MaskedLm(Model[MaskedBatch]):
     def log_probs(self, masks: MaskedBatch) -> Tensor:
         """Return log p(x_j | x_R) of each masked token in nats, sequence by sequence, as float32
         (M,). The sequences must be sorted by length, the longest first."""
-        return self._log_probs(Row.of(masks, self.device))
+        return self._log_probs(self._row(masks))
+
+    def _row(self, masks: MaskedBatch) -> Row:
+        """Build the row of a batch. The gradient of attention, and its dropout, are computed in
+        groups."""
+        dtype = self._autocast_to or next(self.network.parameters()).dtype
+        has_ends = not torch.is_grad_enabled() and has_kernel(self.device, dtype, self.config)
+        return Row.of(masks, self.device, has_ends)
 
     def _log_probs(self, row: Row) -> Tensor:
         self._masked = row.masked
@@ -164,6 +175,18 @@ def _placed(network: Network, device: torch.device, dtype: torch.dtype) -> Netwo
     for parameter in network.parameters():
         parameter.data = parameter.data.to(dtype)
     return network.to(device)
+
+
+def _align_vocabulary(network: Network) -> None:
+    """Add rows to a network's last layer, up to a multiple of ALIGNED, whose probability is zero: a
+    product of another width takes a GPU twice as long."""
+    last = network.get_output_embeddings()
+    missing = -len(last.weight) % ALIGNED
+    if missing == 0 or last.bias is None:
+        return
+    pad = torch.nn.functional.pad
+    last.weight = torch.nn.Parameter(pad(last.weight.detach(), (0, 0, 0, missing)))
+    last.bias = torch.nn.Parameter(pad(last.bias.detach(), (0, missing), value=IMPOSSIBLE))
 
 
 def _gpu_share(device: torch.device) -> int | None:

@@ -1,8 +1,9 @@
 """Sequences of different lengths, packed into one row without padding.
 
-Operations on single tokens are applied to the whole row. Only attention separates the sequences:
-those of one length are a batch without a mask, and lengths with few sequences are padded. It is
-installed through transformers' attention interface, for every architecture.
+Operations on single tokens are applied to the whole row. Only attention separates the sequences. A
+GPU has a kernel for sequences of different lengths, for scores in bfloat16. Otherwise sequences of
+one length are a batch without a mask, and lengths with few sequences are padded. It is installed
+through transformers' attention interface, for every architecture.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,47 @@ costs more, so there is none."""
 
 
 @dataclass(frozen=True)
+class Padding:
+    """Places of a group's tokens among its padded entries, as int32."""
+
+    places: Tensor  # (tokens,), indices among the entries
+    tokens: Tensor  # (count · length,), the token in each entry, or the first one in padding
+    lengths: Tensor  # (count,)
+
+
+class _Padded(torch.autograd.Function):
+    """Tokens (tokens, …) to entries (count · length, …). Both directions only read: a kernel that
+    adds to given places would not be deterministic, or sort them first."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, padding: Padding) -> Tensor:
+        ctx.padding = padding
+        return own.index_select(0, padding.tokens)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """The gradient of padding is zero, because no token sees it."""
+        return gradient.index_select(0, ctx.padding.places), None
+
+
+class _Unpadded(torch.autograd.Function):
+    """Entries (count · length, …) to tokens (tokens, …)."""
+
+    @staticmethod
+    def forward(ctx: Any, entries: Tensor, padding: Padding) -> Tensor:
+        ctx.padding = padding
+        return entries.index_select(0, padding.places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        padding, count = ctx.padding, len(ctx.padding.lengths)
+        at = torch.arange(len(padding.tokens) // count, device=gradient.device)
+        absent = (at >= padding.lengths[:, None]).flatten()
+        wide = gradient.index_select(0, padding.tokens)
+        return wide.masked_fill_(absent.view(-1, *[1] * (wide.ndim - 1)), 0), None
+
+
+@dataclass(frozen=True)
 class Group:
     """Consecutive sequences of a row that attention computes together."""
 
@@ -34,30 +76,32 @@ class Group:
     count: int
     length: int
     """Length of the longest sequence."""
-    places: Tensor | None = (
-        None  # (tokens,), indices among (count · length); None: all have this length
-    )
-    lengths: Tensor | None = None  # (count,)
+    padding: "Padding | None" = None
+    """None: all have this length."""
 
     def padded(self, row: Tensor) -> Tensor:
-        """Return the group's part of a row (T, …) as padded sequences: (count, length, …)."""
+        """Return the group's part of a row (T, …) as padded sequences: (count, length, …). Padding
+        repeats the group's first token, so that its values are finite."""
         own = row[self.tokens]
-        if self.places is not None:
-            wide = own.new_zeros(self.count * self.length, *own.shape[1:])
-            own = wide.index_copy(0, self.places, own)
+        if self.padding is not None:
+            own = _Padded.apply(own, self.padding)  # type: ignore[no-untyped-call]
         return own.view(self.count, self.length, *own.shape[1:])
 
     def unpadded(self, sequences: Tensor) -> Tensor:
         """Remove the padding: (count, length, …) to (tokens, …)."""
         flat = sequences.flatten(0, 1)
-        return flat if self.places is None else flat.index_select(0, self.places)
+        if self.padding is None:
+            return flat
+        found: Tensor = _Unpadded.apply(flat, self.padding)  # type: ignore[no-untyped-call]
+        return found
 
     @cached_property
     def present(self) -> Tensor | None:
         """Return which entries are tokens, (count, length), or None if there is no padding."""
-        if self.lengths is None:
+        if self.padding is None:
             return None
-        return torch.arange(self.length, device=self.lengths.device) < self.lengths[:, None]
+        lengths = self.padding.lengths
+        return torch.arange(self.length, device=lengths.device) < lengths[:, None]
 
     def seen(self, window: int | None, device: torch.device) -> Tensor | None:
         """Return which tokens each token attends to, broadcastable to (count, heads, length,
@@ -82,10 +126,13 @@ class Row:
     targets: Tensor  # (M,) int32, what they are
     counts: Tensor  # (B,) int32, masked tokens of each sequence
     groups: Sequence[Group]
+    longest: int
+    ends: Tensor | None  # (B + 1,) int32, where each sequence begins and the last one ends
 
     @classmethod
-    def of(cls, masks: MaskedBatch, device: torch.device) -> "Row":
-        """Build a row of sequences that are sorted by length, the longest first."""
+    def of(cls, masks: MaskedBatch, device: torch.device, has_ends: bool = False) -> "Row":
+        """Build a row of sequences that are sorted by length, the longest first. With `has_ends`
+        the kernel for sequences of different lengths computes their attention."""
         corpus, lengths, counts = masks.corpus, masks.lengths, masks.counts
         starts = lengths.cumsum(0) - lengths
         positions = counted_from(torch.zeros_like(starts), lengths)
@@ -99,18 +146,23 @@ class Row:
             ids.index_copy_(0, masked, masks.seen)
         groups = list(_groups(lengths, positions, GROUP_TOKENS[device.type]))
         types = [corpus.types.index_select(0, own)] if corpus.has_pairs else []
-        layouts = [t for one in groups for t in (one.places, one.lengths) if t is not None]
-        host = [ids, positions, masked, targets, counts, *types, *layouts]
+        ends = [torch.cat([starts, starts[-1:] + lengths[-1:]])] if has_ends else []
+        paddings = [one.padding for one in groups if one.padding is not None]
+        layouts = [part for one in paddings for part in (one.places, one.tokens, one.lengths)]
+        host = [ids, positions, masked, targets, counts, *types, *ends, *layouts]
         ids, positions, masked, targets, counts, *rest = _copied(host, device)
         left = iter(rest)
         types_there = next(left) if types else None
+        ends_there = next(left) if ends else None
         groups = [
-            replace(one, places=next(left).long(), lengths=next(left))
-            if one.lengths is not None
+            replace(one, padding=Padding(next(left), next(left), next(left)))
+            if one.padding is not None
             else one
             for one in groups
         ]
-        return cls(ids, positions, types_there, masked, targets, counts, groups)
+        longest = int(lengths[0])
+        inputs = ids, positions, types_there, masked, targets, counts
+        return cls(*inputs, groups, longest, ends_there)
 
 
 def _groups(lengths: Tensor, positions: Tensor, least: int) -> Iterator[Group]:
@@ -123,7 +175,9 @@ def _groups(lengths: Tensor, positions: Tensor, least: int) -> Iterator[Group]:
         group = Group(tokens, count, longest)
         if count * longest > taken:
             places = repeated(torch.arange(count) * longest, own).add_(positions[tokens])
-            group = replace(group, places=places, lengths=own)
+            entries = torch.zeros(count * longest, dtype=torch.long)
+            entries[places] = torch.arange(taken)
+            group = replace(group, padding=Padding(places, entries, own))
         yield group
         begin, token = begin + count, token + taken
 
@@ -156,7 +210,7 @@ def attention(
     value: Tensor,
     attention_mask: None,
     *,
-    groups: Sequence[Group],
+    row: Row,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -164,10 +218,12 @@ def attention(
 ) -> tuple[Tensor, None]:  # (1, T, heads, d)
     """Attention with the signature that transformers expects. Each sequence of a row attends to
     itself."""
-    row = [one[0].transpose(0, 1) for one in (query, key, value)]  # (T, heads, d) each
+    tokens = [one[0].transpose(0, 1) for one in (query, key, value)]  # (T, heads, d) each
+    if row.ends is not None and query.dtype == torch.bfloat16 and not dropout:
+        return _of_different_lengths(tokens, row.ends, row.longest, scaling, sliding_window), None
     found = []
-    for group in groups:
-        q, k, v = (group.padded(one).transpose(1, 2) for one in row)
+    for group in row.groups:
+        q, k, v = (group.padded(one).transpose(1, 2) for one in tokens)
         seen = group.seen(sliding_window, query.device)
         of_group = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=seen, dropout_p=dropout, scale=scaling
@@ -176,13 +232,38 @@ def attention(
     return torch.cat(found)[None], None
 
 
+def _of_different_lengths(
+    tokens: Sequence[Tensor],  # queries, keys and values: (T, heads, d) each
+    ends: Tensor,
+    longest: int,
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:  # (1, T, heads, d)
+    """Attention in one launch, without a gradient. torch.nn.attention.varlen calls the same kernel,
+    and its import takes a second."""
+    near = -1 if sliding_window is None else sliding_window - 1
+    found: Tensor = torch.ops.aten._flash_attention_forward(
+        *tokens, ends, ends, longest, longest, 0.0, False, False, scale=scaling,
+        window_size_left=near, window_size_right=near,
+    )[0]  # fmt: skip
+    return found[None]
+
+
+def has_kernel(device: torch.device, dtype: torch.dtype, config: Any) -> bool:
+    """Return whether a GPU has the kernel for attention of sequences of different lengths."""
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return False
+    width = int(config.hidden_size) // int(config.num_attention_heads)
+    return width % 8 == 0 and width <= 256 and torch.cuda.is_bf16_supported(False)
+
+
 transformers.AttentionInterface.register(PACKED, attention)
 
 
 def inputs_of(network: Any, row: Row) -> dict[str, Any]:
     """Return a network's keyword arguments for a row."""
     config = network.config
-    inputs = {"position_ids": row.positions[None], "groups": row.groups}
+    inputs = {"position_ids": row.positions[None], "row": row}
     if config.model_type == "roberta":
         inputs["position_ids"] = inputs["position_ids"] + config.pad_token_id + 1
     if config.model_type == "esm":
@@ -195,8 +276,10 @@ def inputs_of(network: Any, row: Row) -> dict[str, Any]:
 
 def _esm_embeddings(base_model: Any, row: Row) -> Tensor:  # (1, T, H)
     """Return ESM's embeddings, which it scales by the masked share of each sequence."""
-    found = [
-        group.unpadded(base_model.embeddings(group.padded(row.ids), attention_mask=group.present))
-        for group in row.groups
-    ]
+    found = []
+    for group in row.groups:
+        ids, present = group.padded(row.ids), group.present
+        if present is not None:  # padding must not count as masked
+            ids = ids.where(present, 0)
+        found.append(group.unpadded(base_model.embeddings(ids, attention_mask=present)))
     return torch.cat(found)[None]

@@ -78,10 +78,28 @@ def test_padded_and_unpadded_groups(tokens: int, monkeypatch: pytest.MonkeyPatch
     lengths = set(draws.lengths.tolist())
     made = packing.Row.of(draws[chosen], CPU).groups
     assert len(made) == {10**6: 1, 100: 2, 1: len(lengths)}[tokens]
-    assert [one.places is None for one in made] == [tokens == 1] * len(made)
+    assert [one.padding is None for one in made] == [tokens == 1] * len(made)
     untouched = tiny_lm.network("modernbert", **sizes)
     expected = [plain(untouched, draws, row) for row in range(20)]
     assert scores({"model": model}, draws)[0, 0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "esm", "modernbert"])
+def test_padding_does_not_change_the_gradient(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All padded together, against a group for each length."""
+    draws = Masker(corpus_of(tiny_lm.lines(20)), 4, 15).of_sizes(
+        torch.arange(20), torch.full((20,), 2), torch.Generator().manual_seed(1)
+    )
+    draws = draws[torch.argsort(draws.lengths, stable=True, descending=True)]
+    found = []
+    for tokens in (10**6, 1):
+        monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", tokens)
+        model = MaskedLm(tiny_lm.network(kind, scale=3.0).double(), CPU, torch.float64)
+        model.log_probs(draws).sum().backward()  # type: ignore[no-untyped-call]
+        gradients = {n: p.grad for n, p in model.network.named_parameters() if p.grad is not None}
+        found.append(gradients)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    assert len(found[0]) > 15
 
 
 def test_at_most_half_of_a_group_is_padding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +110,7 @@ def test_at_most_half_of_a_group_is_padding(monkeypatch: pytest.MonkeyPatch) -> 
         torch.arange(22), torch.ones(22, dtype=torch.long), torch.Generator().manual_seed(1)
     )
     groups = packing.Row.of(draws, CPU).groups
-    assert [(one.count, one.length, one.places is None) for one in groups] == [
+    assert [(one.count, one.length, one.padding is None) for one in groups] == [
         (1, 32, True),
         (21, 5, False),
     ]

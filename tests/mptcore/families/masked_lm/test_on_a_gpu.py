@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.families.masked_lm import evaluation
+from mptcore.families.masked_lm import evaluation, packing
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
 from mptcore.families.masked_lm.packing import Row
+from mptcore.families.masked_lm.pretrained import MASKED_LMS
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
@@ -52,6 +53,40 @@ def test_a_batch_of_sequences() -> None:
     assert found[0]["synchronisations"] == found[0]["to_host"] == 1
     assert found[0]["to_device"] == 2
     assert found[0]["waited"] == 0
+
+
+@pytest.mark.parametrize("kind", MASKED_LMS)
+def test_scores_in_bfloat16_are_those_of_plain_transformers(kind: str) -> None:
+    """Attention of all lengths is one launch in a layer, and the 15 words get a 16th that no text
+    has. ModernBERT's layers see all of a sequence or a window of it."""
+    sizes: dict[str, Any] = {"scale": 3.0} | (
+        {"local_attention": 4} if kind == "modernbert" else {}
+    )
+    if kind == "esm":  # its heads are as wide as rotary positions need
+        sizes |= {"num_attention_heads": 1}
+    masker = Masker(corpus_of(tiny_lm.lines(20)), 4, 15)
+    rates = torch.full((20,), 0.4, dtype=torch.float64)
+    batch, _ = masker.at_rates(torch.arange(20), rates, torch.Generator().manual_seed(1))
+    model = MaskedLm(tiny_lm.network(kind, **sizes), CPU, torch.float32)
+    expected = result_of(score_sequences({"model": model}, batch, ScoreCache()))
+    seen: list[torch.Size] = []
+    own = packing._of_different_lengths
+
+    def noted(tokens: list[Tensor], *given: Any) -> Tensor:
+        seen.append(tokens[0].shape)
+        return own(tokens, *given)
+
+    with pretended_gpu(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_of_different_lengths", noted)
+        on_gpu = MaskedLm(tiny_lm.network(kind, **sizes), DEVICE, torch.bfloat16)
+        last = on_gpu.network.get_output_embeddings()
+        assert len(last.weight) == (16 if last.bias is not None else 15)
+        found = result_of(score_sequences({"model": on_gpu}, batch, ScoreCache()))
+    tokens = int(batch.lengths.sum())
+    assert [shape[0] for shape in seen] == [tokens] * on_gpu.config.num_hidden_layers
+    assert len(set(batch.lengths.tolist())) > 4
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
+    assert (found != expected).any()
 
 
 @pytest.mark.parametrize("models", [1, 2])
@@ -154,7 +189,7 @@ def test_a_language_model_on_a_gpu_uses_bfloat16_by_default(
 
 def trainer_of(count: int, device: torch.device = DEVICE, **sizes: Any) -> MaskedLmTrainer:
     spec = MaskedLmTrain(steps=4, batch_size=count, warmup_steps=1)
-    model = MaskedLm(tiny_lm.network(**sizes), device, torch.float32)
+    model = MaskedLm(tiny_lm.network(**sizes), device, torch.float32, trained=True)
     return MaskedLmTrainer(spec, model, Masker(corpus_of(tiny_lm.lines(40)), 4, 15), None, 1)
 
 

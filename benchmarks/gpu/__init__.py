@@ -1,0 +1,1 @@
+"""The first minutes on a GPU: what must hold there, and how fast it is."""
