@@ -213,6 +213,22 @@ def many_logits(sizes: Sizes) -> Iterator[Line]:
     yield within(f"{what}, against small parts", apart, NATS, "nats")
 
 
+def gradients_agree(sizes: Sizes) -> Iterator[Line]:
+    """In bfloat16, by the kernel for all lengths, with float32 in padded groups."""
+    set_arithmetic(GPU, EXACT, trains_network=True)
+    masks = masked(sentences(sizes, 64), 0.3, sizes.vocabulary)
+    masks = masks[torch.argsort(masks.lengths, stable=True, descending=True)]
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = MaskedLm(network(sizes), GPU, dtype, trained=True)
+        model.log_probs(masks).mean().backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in model.network.parameters() if p.grad is not None]
+        found.append(torch.cat([one.flatten().double() for one in gradients]).cpu())
+    apart = float((found[1] - found[0]).norm() / found[0].norm())
+    yield within("gradient, bfloat16 against float32, relative norm", apart, 0.03, "")
+    set_arithmetic(GPU, EXACT)
+
+
 def trainings_repeat(sizes: Sizes) -> Iterator[Line]:
     """Two trainings, and one that resumes, bit for bit."""
     told = set_arithmetic(GPU, EXACT, trains_network=True)
@@ -287,6 +303,7 @@ CHECKS = (
     rotary_models_agree,
     vectors_agree,
     pretrained_models_agree,
+    gradients_agree,
     trainings_repeat,
     scores_repeat,
     many_logits,

@@ -37,6 +37,7 @@ from mptcore.runtime.device import set_arithmetic
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
 from mptcore.specs.compute import Machine
+from mptcore.specs.families.masked_lm import BASE, GPU_TOGETHER_BYTES
 from tests.support.runs import spec_of
 from worker.children import Spawned
 from worker.runner import Runner
@@ -82,6 +83,8 @@ def scoring(sizes: Sizes) -> Iterator[Line]:
     """Scores of bert-base in bfloat16, with masks drawn, as a run computes them."""
     set_arithmetic(GPU, EXACT)
     model = MaskedLm(network(sizes), GPU, torch.bfloat16)
+    if sizes.is_timed:
+        torch.cuda.reset_peak_memory_stats()
     for name, text in (("blocks", blocks(sizes)), ("sentences", sentences(sizes))):
         for rate in RATES:
             took = _time_of_curve(model, text, rate, sizes)
@@ -91,11 +94,15 @@ def scoring(sizes: Sizes) -> Iterator[Line]:
             told = f"{tokens / took / 1e3:.4g} thousand tokens/s, {100 * mfu:.3g} % of a product"
             expected = EXPECTED_MFU[name]
             yield Line(what, told, f"{100 * expected:.0f} %", mfu / expected)
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    took = _time_of_curve(model, sentences(sizes), 0.15, sizes)
-    rate = 2 * int(sentences(sizes).lengths.sum()) / took
-    yield Line("sentences at 15 %, with cuDNN", f"{rate / 1e3:.4g} thousand tokens/s")
-    set_arithmetic(GPU, EXACT)
+    if sizes.is_timed:
+        yield _peak("of these scores", "scores", 2 * BASE)
+
+
+def _peak(what: str, kind: str, weight_bytes: int) -> Line:
+    """Return the peak memory beside what is planned for it."""
+    peak, planned = torch.cuda.max_memory_reserved(), GPU_TOGETHER_BYTES[kind] + weight_bytes
+    told, expected = (f"{one / 2**30:.3g} GiB" for one in (peak, planned))
+    return Line(f"peak memory {what}", told, f"≤ {expected}", peak / planned, peak <= planned)
 
 
 def _time_of_curve(model: MaskedLm, text: Corpus, rate: float, sizes: Sizes) -> float:
@@ -235,6 +242,9 @@ def training_steps(sizes: Sizes) -> Iterator[Line]:
     """Steps of bert-base, in the deterministic kernels and in the fastest. An operation of the
     forward pass counts three times."""
     text = sentences(sizes)
+    if sizes.is_timed:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     for compute, name in ((EXACT, "exact"), (FAST, "fast")):
         set_arithmetic(GPU, compute, trains_network=True)
         for batch in sizes.batches:
@@ -245,6 +255,8 @@ def training_steps(sizes: Sizes) -> Iterator[Line]:
             told = f"{1e3 * took:.3g} ms, {100 * mfu:.3g} % of a product"
             yield Line(f"a training step of {batch} sentences, {name}", told, "30 %", mfu / 0.3)
     set_arithmetic(GPU, EXACT)
+    if sizes.is_timed:
+        yield _peak("of these steps", "training", 18 * BASE)
 
 
 def vectors_on_both(sizes: Sizes) -> Iterator[Line]:

@@ -7,8 +7,8 @@ from pydantic import Field
 from mptcore.specs.base import Spec
 
 GPU_BATCH_BYTES = 2**29
-"""Memory on a GPU for masks on vectors that are scored together. With this much, kernels compute
-for longer than it takes to launch them."""
+"""Memory on a GPU for what is computed together: masks on vectors, or draws of a VAE. With this
+much, kernels compute for longer than it takes to launch them."""
 
 
 class Machine(Spec):
@@ -24,7 +24,8 @@ class Machine(Spec):
     """Time limit of one attempt, in seconds."""
     memory_mib: Annotated[int, Field(ge=1, le=2**20)] | None = None
     """Memory in MiB for the masks that are scored together. Default: about the size of a
-    processor's caches; on a GPU 512 MiB; for language models 30 % of the GPU's memory."""
+    processor's caches; on a GPU 512 MiB; for language models on a GPU 4 GiB, in training 8 GiB, but
+    at most 30 % of its memory."""
     determinism: Literal["exact", "fast"] = "exact"
     """For GPUs. `exact` gives the same bits each time on the same device, with float32 in full;
     `fast` rounds the factors of products and convolutions to TF32 (10 bits) and uses the fastest

@@ -47,7 +47,11 @@ def test_a_local_worker_of_a_gpu_takes_what_needs_one(settings: Settings) -> Non
     on_cpu, on_gpu = (
         submitted(database, ppca_spec(compute__device=device)) for device in ("cpu", "cuda")
     )
-    memory: dict[str, Any] = {"gpu_memory_total": 2**36, "gpu_memory_free": 2**36, "run_memory": 2**36}
+    memory: dict[str, Any] = {
+        "gpu_memory_total": 2**36,
+        "gpu_memory_free": 2**36,
+        "run_memory": 2**36,
+    }
     with database.transaction() as session:
         workers.beat(session, "gpu", Vitals("host", Queue.GPU, 2**36, **memory))
     for queue, expected in ((Queue.GPU, on_gpu), (Queue.CPU, on_cpu)):

@@ -21,6 +21,9 @@ from mptcore.runtime.device import sent
 
 PACKED = "mpt_packed"
 """Name under which transformers knows `attention`."""
+ROW_TOKENS = {"cpu": 1, "cuda": 128}
+"""Divisor of the number of tokens of a row. A GPU's library chooses a kernel for each new shape of
+a product, which takes longer than a small product. No sequence reads the added tokens."""
 GROUP_TOKENS = {"cpu": 1, "cuda": 4096}
 """Minimum number of tokens in a group. A smaller group also takes shorter sequences until half of
 it is padding: on a GPU launching a kernel costs more than computing the padding. On a CPU padding
@@ -117,7 +120,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """B masked sequences on a device, concatenated: T tokens, M of them masked."""
+    """B masked sequences on a device, concatenated: T tokens, M of them masked. The last tokens may
+    belong to no sequence."""
 
     ids: Tensor  # (T,) int32, as the model sees them
     positions: Tensor  # (T,) int32, from 0 in each sequence
@@ -127,7 +131,9 @@ class Row:
     counts: Tensor  # (B,) int32, masked tokens of each sequence
     groups: Sequence[Group]
     longest: int
-    ends: Tensor | None  # (B + 1,) int32, where each sequence begins and the last one ends
+    ends: (
+        Tensor | None
+    )  # (B + 1,) or, with added tokens, (B + 2,) int32: 0, and the sequences' ends
 
     @classmethod
     def of(cls, masks: MaskedBatch, device: torch.device, has_ends: bool = False) -> "Row":
@@ -146,7 +152,10 @@ class Row:
             ids.index_copy_(0, masked, masks.seen)
         groups = list(_groups(lengths, positions, GROUP_TOKENS[device.type]))
         types = [corpus.types.index_select(0, own)] if corpus.has_pairs else []
-        ends = [torch.cat([starts, starts[-1:] + lengths[-1:]])] if has_ends else []
+        added = torch.zeros(-len(ids) % ROW_TOKENS[device.type], dtype=torch.int32)
+        ids, positions, *types = (torch.cat([one, added]) for one in (ids, positions, *types))
+        alone = [torch.tensor([len(ids)])] if len(added) else []  # a sequence of its own
+        ends = [torch.cat([starts, starts[-1:] + lengths[-1:], *alone])] if has_ends else []
         paddings = [one.padding for one in groups if one.padding is not None]
         layouts = [part for one in paddings for part in (one.places, one.tokens, one.lengths)]
         host = [ids, positions, masked, targets, counts, *types, *ends, *layouts]
@@ -160,7 +169,7 @@ class Row:
             else one
             for one in groups
         ]
-        longest = int(lengths[0])
+        longest = max(int(lengths[0]), len(added))
         inputs = ids, positions, types_there, masked, targets, counts
         return cls(*inputs, groups, longest, ends_there)
 
@@ -219,8 +228,9 @@ def attention(
     """Attention with the signature that transformers expects. Each sequence of a row attends to
     itself."""
     tokens = [one[0].transpose(0, 1) for one in (query, key, value)]  # (T, heads, d) each
-    if row.ends is not None and query.dtype == torch.bfloat16 and not dropout:
-        return _of_different_lengths(tokens, row.ends, row.longest, scaling, sliding_window), None
+    if row.ends is not None and query.dtype == torch.bfloat16:
+        given = row.ends, row.longest, dropout, scaling, sliding_window
+        return _of_different_lengths(tokens, *given), None
     found = []
     for group in row.groups:
         q, k, v = (group.padded(one).transpose(1, 2) for one in tokens)
@@ -229,21 +239,30 @@ def attention(
             q, k, v, attn_mask=seen, dropout_p=dropout, scale=scaling
         )  # (count, heads, length, d)
         found.append(group.unpadded(of_group.transpose(1, 2)))
-    return torch.cat(found)[None], None
+    return _row_of(found, len(tokens[0])), None
+
+
+def _row_of(parts: Sequence[Tensor], length: int) -> Tensor:  # (1, length, …)
+    """Join what was computed for each group, and fill the tokens of no sequence with zeros."""
+    missing = length - sum(map(len, parts))
+    if missing:
+        parts = [*parts, parts[0].new_zeros(missing, *parts[0].shape[1:])]
+    return torch.cat(list(parts))[None]
 
 
 def _of_different_lengths(
     tokens: Sequence[Tensor],  # queries, keys and values: (T, heads, d) each
     ends: Tensor,
     longest: int,
+    dropout: float,
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:  # (1, T, heads, d)
-    """Attention in one launch, without a gradient. torch.nn.attention.varlen calls the same kernel,
-    and its import takes a second."""
+    """Attention in one launch. torch.nn.attention.varlen calls the same kernel without dropout, and
+    its import takes a second."""
     near = -1 if sliding_window is None else sliding_window - 1
     found: Tensor = torch.ops.aten._flash_attention_forward(
-        *tokens, ends, ends, longest, longest, 0.0, False, False, scale=scaling,
+        *tokens, ends, ends, longest, longest, dropout, False, False, scale=scaling,
         window_size_left=near, window_size_right=near,
     )[0]  # fmt: skip
     return found[None]
@@ -282,4 +301,4 @@ def _esm_embeddings(base_model: Any, row: Row) -> Tensor:  # (1, T, H)
         if present is not None:  # padding must not count as masked
             ids = ids.where(present, 0)
         found.append(group.unpadded(base_model.embeddings(ids, attention_mask=present)))
-    return torch.cat(found)[None]
+    return _row_of(found, len(row.ids))

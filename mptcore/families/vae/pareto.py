@@ -39,7 +39,10 @@ def _shape(excesses: Tensor) -> Tensor:
     ranks = torch.arange(points, dtype=excesses.dtype, device=excesses.device) + 0.5
     quartile, largest = excesses[int(tail / 4 + 0.5) - 1], excesses[-1]
     rates = (1 - (points / ranks).sqrt())[:, None] / (PRIOR_SCALE * quartile) + 1 / largest
-    shapes = torch.stack([torch.log1p(-rate * excesses).mean(0) for rate in rates])
+    if excesses.is_cuda:  # a launch costs more than the memory
+        shapes = torch.log1p(-rates[:, None] * excesses).mean(1)
+    else:
+        shapes = torch.stack([torch.log1p(-rate * excesses).mean(0) for rate in rates])
     log_likelihood = tail * ((-rates / shapes).log() - shapes - 1)
     rate = (rates * log_likelihood.softmax(0)).sum(0)
     shape = torch.log1p(-rate * excesses).mean(0)

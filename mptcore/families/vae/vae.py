@@ -10,9 +10,10 @@ from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.variational import elbo
 from mptcore.runtime.session import Work
+from mptcore.specs.compute import GPU_BATCH_BYTES
 
 CHUNK_BYTES = 2**27
-"""Memory for draws × dimensions."""
+"""Memory for draws × dimensions on a CPU."""
 
 
 class Vae(nn.Module, ABC):
@@ -37,8 +38,9 @@ class Vae(nn.Module, ABC):
 
     def rows(self, draws: int) -> int:
         """Return the number of observations that fit in memory with `draws` draws each."""
-        number_bytes = self.decoder.last.bias.element_size()
-        return max(1, CHUNK_BYTES // (4 * draws * self.width * number_bytes))
+        bias = self.decoder.last.bias
+        memory = GPU_BATCH_BYTES if bias.is_cuda else CHUNK_BYTES
+        return max(1, memory // (4 * draws * self.width * bias.element_size()))
 
     @abstractmethod
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:

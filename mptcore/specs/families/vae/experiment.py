@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mptcore.specs.base import Problem, Spec
-from mptcore.specs.compute import Limits
+from mptcore.specs.compute import GPU_BATCH_BYTES, Limits
 from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.experiment import VectorExperiment
@@ -176,7 +176,9 @@ class VaeExperiment(VectorExperiment):
 
     def memory_estimate(self) -> int:
         numbers = self._grid_numbers() if self.has_grid else self._sampling_numbers()
-        return self._number_bytes() * (3 * self.data.n * self.data.dim + numbers) + 2**28
+        together = GPU_BATCH_BYTES if self.compute.device == "cuda" else 0
+        own = self._number_bytes() * (3 * self.data.n * self.data.dim + numbers)
+        return own + together + 2**28
 
     def _number_bytes(self) -> int:
         return 8 if self.compute.precision == "float64" else 4

@@ -15,6 +15,7 @@ from mptcore.families.vae import grid_vae
 from mptcore.families.vae.grid_vae import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import linear_decoder
+from mptcore.families.vae.pareto import khats
 from mptcore.families.vae.run import VaeRun
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.runtime.rng import generator_for, restore_generator
@@ -77,6 +78,30 @@ def test_the_noise_of_scores_is_drawn_where_they_are_computed(
         (start,) = starts(spec(conditionals))
         scored(gpu, start.vae.scored_on(start.x, 4, Evidence(0.0)), masks(2))
         assert (gpu.to_device, gpu.to_host) == (1, 1)
+
+
+def test_a_gpu_decodes_four_times_as_many_draws_at_once() -> None:
+    """512 MiB of temporaries, which a run on a GPU plans for."""
+    of = spec(IMPORTANCE)
+    with pretended_gpu():
+        (start,) = starts(of)
+        assert start.vae.rows(1000) == pytest.approx(4 * start.vae.cpu().rows(1000), rel=0.01)
+    on_gpu, on_cpu = (
+        spec(IMPORTANCE, compute={"device": device}).memory_estimate() for device in ("cuda", "cpu")
+    )
+    assert on_gpu - on_cpu == 2**29
+
+
+def test_a_fit_of_tails_is_the_same_in_few_launches() -> None:
+    """Their number does not depend on the number of points of the integral."""
+    weights = torch.randn(300, 5, generator=torch.Generator().manual_seed(1)).double()
+    expected = khats(weights)
+    with pretended_gpu() as gpu:
+        there = weights.to(DEVICE)
+        gpu.reset()
+        found = khats(there).cpu()
+    assert gpu.launches <= 60
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(
