@@ -21,9 +21,6 @@ from mptcore.runtime.device import sent
 
 PACKED = "mpt_packed"
 """Name under which transformers knows `attention`."""
-ROW_TOKENS = {"cpu": 1, "cuda": 128}
-"""Divisor of the number of tokens of a row. A GPU's library chooses a kernel for each new shape of
-a product, which takes longer than a small product. No sequence reads the added tokens."""
 GROUP_TOKENS = {"cpu": 1, "cuda": 4096}
 """Minimum number of tokens in a group. A smaller group also takes shorter sequences until half of
 it is padding: on a GPU launching a kernel costs more than computing the padding. On a CPU padding
@@ -120,8 +117,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """B masked sequences on a device, concatenated: T tokens, M of them masked. The last tokens may
-    belong to no sequence."""
+    """B masked sequences on a device, concatenated: T tokens, M of them masked."""
 
     ids: Tensor  # (T,) int32, as the model sees them
     positions: Tensor  # (T,) int32, from 0 in each sequence
@@ -131,9 +127,7 @@ class Row:
     counts: Tensor  # (B,) int32, masked tokens of each sequence
     groups: Sequence[Group]
     longest: int
-    ends: (
-        Tensor | None
-    )  # (B + 1,) or, with added tokens, (B + 2,) int32: 0, and the sequences' ends
+    ends: Tensor | None  # (B + 1,) int32, where each sequence begins and the last one ends
 
     @classmethod
     def of(cls, masks: MaskedBatch, device: torch.device, has_ends: bool = False) -> "Row":
@@ -152,10 +146,7 @@ class Row:
             ids.index_copy_(0, masked, masks.seen)
         groups = list(_groups(lengths, positions, GROUP_TOKENS[device.type]))
         types = [corpus.types.index_select(0, own)] if corpus.has_pairs else []
-        added = torch.zeros(-len(ids) % ROW_TOKENS[device.type], dtype=torch.int32)
-        ids, positions, *types = (torch.cat([one, added]) for one in (ids, positions, *types))
-        alone = [torch.tensor([len(ids)])] if len(added) else []  # a sequence of its own
-        ends = [torch.cat([starts, starts[-1:] + lengths[-1:], *alone])] if has_ends else []
+        ends = [torch.cat([starts, starts[-1:] + lengths[-1:]])] if has_ends else []
         paddings = [one.padding for one in groups if one.padding is not None]
         layouts = [part for one in paddings for part in (one.places, one.tokens, one.lengths)]
         host = [ids, positions, masked, targets, counts, *types, *ends, *layouts]
@@ -169,7 +160,7 @@ class Row:
             else one
             for one in groups
         ]
-        longest = max(int(lengths[0]), len(added))
+        longest = int(lengths[0])
         inputs = ids, positions, types_there, masked, targets, counts
         return cls(*inputs, groups, longest, ends_there)
 
@@ -239,15 +230,7 @@ def attention(
             q, k, v, attn_mask=seen, dropout_p=dropout, scale=scaling
         )  # (count, heads, length, d)
         found.append(group.unpadded(of_group.transpose(1, 2)))
-    return _row_of(found, len(tokens[0])), None
-
-
-def _row_of(parts: Sequence[Tensor], length: int) -> Tensor:  # (1, length, …)
-    """Join what was computed for each group, and fill the tokens of no sequence with zeros."""
-    missing = length - sum(map(len, parts))
-    if missing:
-        parts = [*parts, parts[0].new_zeros(missing, *parts[0].shape[1:])]
-    return torch.cat(list(parts))[None]
+    return torch.cat(found)[None], None
 
 
 def _of_different_lengths(
@@ -301,4 +284,4 @@ def _esm_embeddings(base_model: Any, row: Row) -> Tensor:  # (1, T, H)
         if present is not None:  # padding must not count as masked
             ids = ids.where(present, 0)
         found.append(group.unpadded(base_model.embeddings(ids, attention_mask=present)))
-    return _row_of(found, len(row.ids))
+    return torch.cat(found)[None]

@@ -22,11 +22,7 @@ from them."""
 BASE = 110_000_000
 """Number of parameters of a BERT-base."""
 TOGETHER_BYTES = 2**29
-"""Default memory that is planned for the sequences that are computed together, unless `device` is
-cuda."""
-GPU_TOGETHER_BYTES = {"scores": 4 * 2**30, "training": 8 * 2**30}
-"""Default memory for the sequences that are computed together on a GPU. In training activations of
-all layers are kept."""
+"""Default memory for the sequences that are computed together."""
 
 LmObjective = Literal["mpt"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
@@ -353,12 +349,7 @@ class MaskedLmExperiment(Experiment):
         bfloat16 = self.compute.in_bfloat16
         kept, trained = 2 if bfloat16 else 4, 16 if bfloat16 is False else 18
         weights = (trained if self.train else kept) * sizes[0] + kept * sum(sizes[1:])
-        return weights + (self.compute.memory_bytes or self._together_bytes())
-
-    def _together_bytes(self) -> int:
-        if self.compute.device != "cuda":
-            return TOGETHER_BYTES
-        return GPU_TOGETHER_BYTES["training" if self.train else "scores"]
+        return weights + (self.compute.memory_bytes or TOGETHER_BYTES)
 
     def artifact_bytes(self) -> int:
         """Estimate the bytes of the table of texts: 0 if the number of texts is not known yet."""

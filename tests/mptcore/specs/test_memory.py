@@ -106,13 +106,10 @@ def test_a_gpu_scores_more_masks_together() -> None:
 def test_a_language_models_weights(compute: dict[str, Any], weight: int, trained: int) -> None:
     """In training float32 with a gradient and two moments, and a copy for products in bfloat16."""
     spec = {**BASE, "compute": compute}
-    scores = training = TOGETHER_BYTES
-    if compute.get("device") == "cuda":
-        scores, training = 2**32, 2**33
-    assert taken(spec) == weight * BERT_BASE + scores
-    assert taken({**spec, "train": TRAIN}) == trained * BERT_BASE + training
+    assert taken(spec) == weight * BERT_BASE + TOGETHER_BYTES
+    assert taken({**spec, "train": TRAIN}) == trained * BERT_BASE + TOGETHER_BYTES
     both = {**spec, "train": TRAIN, "baseline": FRESH}
-    assert taken(both) == (trained + weight) * BERT_BASE + training
+    assert taken(both) == (trained + weight) * BERT_BASE + TOGETHER_BYTES
     limited = {**spec, "compute": {**compute, "memory_mib": 3}}
     assert taken(limited) == weight * BERT_BASE + 3 * 2**20
 
