@@ -98,6 +98,15 @@ def number_of_points(session: Session, sweep_id: str) -> int:
     return 0 if last is None else last + 1
 
 
+def has_more_experiments(session: Session, sweep_id: str, than: int) -> bool:
+    """Return whether a sweep has more experiments than a number, those that were retried
+    included."""
+    if not sweep_id.isalnum():
+        return False
+    next_one = select(literal(1)).where(Experiment.sweep_id == sweep_id).offset(than).limit(1)
+    return session.scalar(next_one) is not None
+
+
 def room(session: Session, sweep_id: str) -> tuple[int, int]:
     """Return how many more experiments a sweep may have, and how many more bytes of specs."""
     totals = func.count(), func.coalesce(func.sum(Experiment.spec_bytes), 0)

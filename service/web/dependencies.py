@@ -25,6 +25,7 @@ from service.refusals import ApiError, unauthorized, unavailable
 from service.settings import Settings
 from service.streams.poller import Poller
 from service.submission.idempotency import IdempotentRequest
+from service.sweeps import store
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from service.tables.users import ROLE_SCOPES, Scope
@@ -55,6 +56,9 @@ SettingsDep = Annotated[Settings, Depends(_settings)]
 
 CHECK_LASTS_S = 1.0
 """Time after which a writing request checks its caller again."""
+FEW = 63
+"""Maximum number of experiments of a sweep whose changes are as short as those of single
+experiments."""
 USERS_PART = 3
 """One user's requests have a third of the readers' places at most, or one."""
 
@@ -96,8 +100,22 @@ async def _writable(request: Request) -> AsyncIterator[Database]:
 
 
 async def _writable_in_bulk(request: Request) -> AsyncIterator[Database]:
-    async with _writing(request, is_long=True) as database:
+    async with _writing(request, is_long=await _concerns_many(request)) as database:
         yield database
+
+
+async def _concerns_many(request: Request) -> bool:
+    """Return whether a request may change more than FEW experiments: those of its sweep, or any."""
+    sweep_id = request.path_params.get("sweep_id")
+    if sweep_id is None:
+        return True
+    async with reading(request) as database:
+        return await run_in_threadpool(_has_many, database, sweep_id)
+
+
+def _has_many(database: Database, sweep_id: str) -> bool:
+    with database.snapshot() as session:
+        return store.has_more_experiments(session, sweep_id, FEW)
 
 
 @asynccontextmanager
@@ -128,7 +146,8 @@ DatabaseDep = Annotated[Database, Depends(_readable, scope="function")]
 WriterDep = Annotated[Database, Depends(_writable, scope="function")]
 """For plain handlers that write."""
 BulkWriterDep = Annotated[Database, Depends(_writable_in_bulk, scope="function")]
-"""For plain handlers that may change thousands of rows. They have at most half of the places."""
+"""For plain handlers that may change thousands of rows. They have at most half of the places,
+unless their sweep has few experiments."""
 
 
 async def authenticate(request: Request) -> Caller:

@@ -80,7 +80,11 @@ def spec_compares(session: Session, path: str, operator: str, value: Value) -> C
         contains = spec.op("@>", is_comparison=True)
         either = contains(_bound_json(inner)), contains(_bound_json(listed))
         # The index has the small specs: written like this, the others are looked for beside it.
-        return or_(*(_IS_SMALL & one for one in either), ~_IS_SMALL & or_(*either))
+        # Each of these is parsed once only.
+        equals = f"strict $.{path} ? (@ == $given || @[*] == $given)"
+        given = cast(literal(equals), JSONPATH), _bound_json({"given": value}), literal(True)
+        of_large = func.jsonb_path_exists(spec, *given)
+        return or_(*(_IS_SMALL & one for one in either), ~_IS_SMALL & of_large)
     where = cast(literal(f"$.{path} ? (@ {operator} $given)"), JSONPATH)
     return func.jsonb_path_exists(spec, where, _bound_json({"given": value}))
 

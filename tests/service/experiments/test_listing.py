@@ -341,8 +341,16 @@ SMALL, LARGE = (f"experiments.spec_bytes {sign} {SMALL_SPEC}" for sign in ("<=",
         ),
         (
             "=",
-            f"{SMALL} AND {FIELD} OR {SMALL} AND {ITEM} OR {LARGE} AND ({FIELD} OR {ITEM})",
-            ['{"model": {"dim": 3.0}}', '{"model": {"dim": [3.0]}}'],
+            f"{SMALL} AND {FIELD} OR {SMALL} AND {ITEM} OR {LARGE} AND "
+            "jsonb_path_exists(CAST(experiments.spec AS JSONB), CAST(%(param_4)s::VARCHAR AS "
+            "JSONPATH), CAST(%(param_5)s::VARCHAR AS JSONB), %(param_6)s)",
+            [
+                '{"model": {"dim": 3.0}}',
+                '{"model": {"dim": [3.0]}}',
+                "strict $.model.dim ? (@ == $given || @[*] == $given)",
+                '{"given": 3.0}',
+                True,
+            ],
         ),
     ],
 )

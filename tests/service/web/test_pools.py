@@ -22,6 +22,7 @@ from sqlalchemy import text
 from service.limiter import FairLimiter
 from service.settings import Settings
 from service.tables.engine import Database
+from service.web import dependencies
 from service.web.dependencies import USERS_PART, _readable, _writable, _writable_in_bulk
 from service.web.main import MAX_USER_BUNDLES, ROUTERS, create_app
 from service.web.routes import experiment_results
@@ -162,13 +163,23 @@ def test_a_writer_that_waits_too_long_gets_an_error(settings: Settings) -> None:
         assert refused.headers["retry-after"]
 
 
-def test_changes_of_many_experiments_leave_places_to_others(settings: Settings) -> None:
-    """They have two of four places. The caller is user 1."""
+def test_changes_of_many_experiments_leave_places_to_others(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have two of four places; those of a sweep with few experiments may have any. The caller
+    is user 1."""
     hasty = settings.model_copy(update={"write_wait_s": 0.05})
+    monkeypatch.setattr(dependencies, "FEW", 2)
     with served(hasty) as api:
         writers: FairLimiter = api.app.state.writers  # type: ignore[attr-defined]
-        made = api.post("/v1/sweeps", json={"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}})
-        url = f"/v1/sweeps/{made.json()['id']}"
+        of_three, of_two = (
+            f"/v1/sweeps/{api.post('/v1/sweeps', json=sweep).json()['id']}"
+            for sweep in (
+                {"spec": ppca_spec(), "grid": {"seeds": [[n] for n in range(count)]}}
+                for count in (3, 2)
+            )
+        )
+        url = of_three
         many: list[tuple[str, str, Any]] = [
             ("PATCH", url, {"priority": 1}),
             ("POST", f"{url}:cancel", None),
@@ -185,6 +196,13 @@ def test_changes_of_many_experiments_leave_places_to_others(settings: Settings) 
                     answer = api.request(method, path, json=body)
                     assert answer.status_code == status or (not status and answer.is_success)
                 assert post(api).status_code == 202
+                if status == 503:
+                    for method, path, body in many:
+                        if url in path:
+                            few = path.replace(url, of_two)
+                            assert api.request(method, few, json=body).is_success
+                    nowhere = api.request("DELETE", "/v1/sweeps/no-such-one")
+                    assert nowhere.status_code == 404
 
 
 def test_a_user_writes_with_one_request_at_a_time(settings: Settings) -> None:
