@@ -36,9 +36,10 @@ def visible() -> list[str]:
     return found
 
 
-def figures(uuid: str, run_pid: int | None) -> dict[str, Any]:
+def figures(uuid: str, run_pid: int | None, run_bytes: int = 0) -> dict[str, Any]:
     """Return what a worker reports about its GPU, as far as the driver knows it. If the GPU shares
-    its memory with the CPU, no memory figures are reported."""
+    its memory with the CPU, no memory figures are reported. In a container the driver may not know
+    our run's process: then its own report, `run_bytes`, counts."""
     gpu = _told(pynvml.nvmlDeviceGetHandleByUUID, uuid)
     if gpu is None:
         return {}
@@ -51,7 +52,7 @@ def figures(uuid: str, run_pid: int | None) -> dict[str, Any]:
         "gpu_memory_free": int(memory.free) if memory and memory.total else None,
         "gpu_number": _told(pynvml.nvmlDeviceGetIndex, whole),
         "gpu_uuid": uuid,
-        "gpu_memory_ours": _memory_of(gpu, run_pid),
+        "gpu_memory_ours": max(_memory_of(gpu, run_pid), run_bytes),
     }
 
 

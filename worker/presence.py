@@ -27,9 +27,15 @@ def worker_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def vitals(queue: Queue, run_memory: int | None = None, run_pid: int | None = None) -> Vitals:
+def vitals(
+    queue: Queue,
+    run_memory: int | None = None,
+    run_pid: int | None = None,
+    run_device_bytes: int = 0,
+) -> Vitals:
     """Return the current resources of this machine, and of its first visible GPU. `run_pid` is the
-    process of the current run, if there is one."""
+    process of the current run, if there is one, and `run_device_bytes` the GPU memory that it has
+    reported."""
     common: dict[str, Any] = {
         "host": socket.gethostname(),
         "queue": queue,
@@ -39,7 +45,7 @@ def vitals(queue: Queue, run_memory: int | None = None, run_pid: int | None = No
     if queue == Queue.CPU:
         return Vitals(**common)
     seen = gpus.visible()
-    return Vitals(**common, **(gpus.figures(seen[0], run_pid) if seen else {}))
+    return Vitals(**common, **(gpus.figures(seen[0], run_pid, run_device_bytes) if seen else {}))
 
 
 class Presence:
@@ -52,17 +58,19 @@ class Presence:
         name: str,
         queue: Queue,
         run_pid: Callable[[], int | None] = lambda: None,
+        run_device_bytes: Callable[[], int] = lambda: 0,
     ):
         self.database = database
         self.settings = settings
         self.name = name
         self.queue = queue
-        self._run_pid = run_pid
+        self._run_pid, self._run_device_bytes = run_pid, run_device_bytes
         self._sample_due = 0.0  # on the monotonic clock
 
     def vitals(self) -> Vitals:
         """Return the current resources."""
-        return vitals(self.queue, self.settings.run_memory_bytes, self._run_pid())
+        given = self.settings.run_memory_bytes, self._run_pid(), self._run_device_bytes()
+        return vitals(self.queue, *given)
 
     def run(
         self,

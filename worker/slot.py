@@ -36,11 +36,14 @@ class Slot:
         self.database = database
         self.settings = settings
         self.name = name
-        self.presence = Presence(database, settings, name, queue, lambda: self.run_pid)
+        self.presence = Presence(
+            database, settings, name, queue, lambda: self.run_pid, lambda: self.run_device_bytes
+        )
         self.occupied = threading.Lock()
         """Held from before a claim until the end of its run."""
         self.runner: Runner | None = None
         """The runner of the current run."""
+        self._supervision: Supervision | None = None
         self._warm_parent: WarmParent | None = None
 
     @property
@@ -48,6 +51,12 @@ class Slot:
         """The process id of the current run."""
         runner = self.runner
         return None if runner is None else runner.child.pid
+
+    @property
+    def run_device_bytes(self) -> int:
+        """GPU memory that the current run has reported, 0 if there is none."""
+        supervision = self._supervision
+        return 0 if supervision is None else supervision.device_bytes
 
     def warm_up(self) -> None:
         """Start the warm parent for later runs, if it is supported and not running yet."""
@@ -122,9 +131,9 @@ class Slot:
     def _supervise(self, claim: Claim, is_stopping: Callable[[], bool]) -> None:
         runner = self.runner = self.new_runner()
         log.info("attempt %d begins", claim.attempt)
-        supervision = Supervision(self.database, self.settings, claim, runner)
-        outcome = supervision.run(is_stopping)
-        self.runner = None
+        self._supervision = Supervision(self.database, self.settings, claim, runner)
+        outcome = self._supervision.run(is_stopping)
+        self.runner = self._supervision = None
         log.info("attempt %d: %s", claim.attempt, outcome)
         self._clean_up(claim)
         if outcome == UNFIT:

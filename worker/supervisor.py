@@ -164,6 +164,11 @@ class Supervision:
             return 0.0
         return PROGRESS_S if self._batches[0].is_progress_alone else FLUSH_S
 
+    @property
+    def device_bytes(self) -> int:
+        """Peak GPU memory that the run has reported."""
+        return self._device_peak or 0
+
     def _take(self, line: Record) -> None:
         """Keep a record until it is committed; one that is malformed ends the run."""
         if self._refused:

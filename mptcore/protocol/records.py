@@ -144,8 +144,8 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Peak GPU memory of the run, in bytes, as torch's allocator reserved it, for the planning of
-    later runs. It has no `seq`."""
+    """Peak GPU memory of the run so far, in bytes, as torch's allocator reserved it, for the
+    planning of other runs. It has no `seq`."""
 
     kind: ClassVar = "memory"
     device_bytes: int

@@ -34,6 +34,8 @@ from mptcore.runtime.out_of_memory import is_out_of_memory
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
+MEMORY_S = 0.5
+"""Minimum interval between reports of the GPU memory."""
 MAX_SAVING = 0.1
 """Maximum share of a run's time for saving. A run with large checkpoints saves less often."""
 
@@ -67,6 +69,9 @@ class SpecRunner:
     _scored: int = 0
     """Number of masks whose progress was reported before."""
     _inputs_told: int | None = None
+    _device_bytes: int = 0
+    """GPU memory that was reported."""
+    _memory_due: float = 0.0
     _saved_at: float = field(default_factory=time.monotonic)
     _saving_took_s: float = 0.0
     _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
@@ -106,6 +111,7 @@ class SpecRunner:
             for record in self._records():
                 self._take(record)
                 self._tell_environment()
+                self._tell_memory()
                 if self._must_stop():
                     self.out.flush()
                     return STOPPED
@@ -144,6 +150,17 @@ class SpecRunner:
         if self.supervised and inputs_used != self._inputs_told:
             self._inputs_told = inputs_used
             self._emit_unnumbered(environment(self.assignment.spec, self._session))
+
+    def _tell_memory(self) -> None:
+        """Report the peak GPU memory when it has grown. In a container NVML cannot tell it."""
+        if not self.supervised or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return
+        if time.monotonic() < self._memory_due:
+            return
+        self._memory_due = time.monotonic() + MEMORY_S
+        if (found := torch.cuda.max_memory_reserved()) > self._device_bytes:
+            self._device_bytes = found
+            self._emit_unnumbered(DeviceMemory(found))
 
     def _records(self) -> Iterator[Record | None]:
         assignment, session = self.assignment, self._session

@@ -86,6 +86,14 @@ def test_figures_of_a_part_of_a_gpu() -> None:
     assert (found["gpu_memory_free"], found["gpu_memory_ours"]) == (9 * GIB, GIB)
 
 
+@pytest.mark.parametrize(
+    ("pid", "reported", "ours"), [(7, 3, 3), (42, 3, GIB), (42, 2 * GIB, 2 * GIB)]
+)
+def test_memory_that_only_the_run_knows_counts_as_ours(pid: int, reported: int, ours: int) -> None:
+    """In a container the driver knows its process by another number."""
+    assert gpus.figures(PARTS[0], pid, reported)["gpu_memory_ours"] == ours
+
+
 def test_missing_driver_figures_do_not_hide_others() -> None:
     found = gpus.figures(SECOND, run_pid=42)
     assert (found["gpu_memory_free"], found["gpu_memory_total"]) == (None, None)

@@ -27,6 +27,7 @@ from worker.children import Spawned
 from worker.fitness import UnfitWorker
 from worker.runner import Runner
 from worker.slot import Slot
+from worker.supervisor import Supervision
 
 TRAINING = {
     "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
@@ -221,14 +222,35 @@ def test_a_worker_knows_the_process_of_its_run(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process distinguishes the run's GPU memory from that of others."""
-    asked: list[int | None] = []
-    monkeypatch.setattr(presence, "vitals", lambda queue, memory, pid: asked.append(pid))
+    asked: list[tuple[int | None, int]] = []
+    monkeypatch.setattr(presence, "vitals", lambda queue, memory, *given: asked.append(given))
     slot = Slot(database, settings, "w")
     slot.presence.vitals()
     slot.runner = Runner(Spawned)
     slot.presence.vitals()
-    assert asked == [None, slot.runner.child.pid]
+    assert asked == [(None, 0), (slot.runner.child.pid, 0)]
     slot.runner.kill()
+
+
+def test_a_worker_knows_the_gpu_memory_that_its_run_reports(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During the run only."""
+    submitted(database)
+    slot = Slot(database, settings, "w")
+    seen: list[int] = []
+
+    def run(self: Supervision, _: object) -> str:
+        seen.append(slot.run_device_bytes)
+        self._take({"record": "memory", "device_bytes": 7})
+        seen.append(slot.run_device_bytes)
+        return "succeeded"
+
+    monkeypatch.setattr(Supervision, "run", run)
+    attempt(slot)
+    slot.close()
+    assert seen == [0, 7]
+    assert slot.run_device_bytes == 0
 
 
 @pytest.mark.parametrize("queue", Queue)

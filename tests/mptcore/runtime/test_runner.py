@@ -52,6 +52,26 @@ def test_a_gpu_that_failed_is_reported_as_such() -> None:
     assert failure["message"] == "the GPU failed: CUDA error: uncorrectable ECC error encountered"
 
 
+def test_the_memory_of_a_gpu_is_reported_when_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look twice a second at most, and at the end."""
+    at = {"time": 0.0, "peak": 0.0}
+
+    def growing(*arguments: object) -> Iterator[None]:
+        for at["time"], at["peak"] in ((10.0, 5), (10.4, 6), (10.6, 5), (11.2, 9)):
+            yield None
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: at["peak"])
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=lambda: at["time"]))
+    monkeypatch.setattr(SpecRunner, "_tell_environment", lambda _: None)
+    for supervised, expected in ((True, [5, 9, 9]), (False, [])):
+        out = io.StringIO()
+        assignment = parse_assignment(line(SMALL))
+        assert SpecRunner(growing, assignment, out, supervised).run() == COMPLETE
+        found = [json.loads(text) for text in out.getvalue().splitlines()]
+        assert [one["device_bytes"] for one in found if one["record"] == "memory"] == expected
+
+
 @pytest.mark.parametrize(("names", "status"), [(["gone"], STOPPED), ([], COMPLETE)])
 def test_a_helper_without_the_checkpoints_of_its_run_ends(
     tmp_path: Path, names: list[str], status: int
