@@ -33,9 +33,15 @@ class PinnedWorkers:
     thread."""
 
     def __init__(
-        self, uuids: Sequence[str], command: Sequence[str] = NODE, restart_s: float = RESTART_S
+        self,
+        uuids: Sequence[str],
+        command: Sequence[str] = NODE,
+        restart_s: float = RESTART_S,
+        *,
+        may_end: bool = True,
     ):
-        self._command, self._restart_s = command, restart_s
+        """Without `may_end` a worker that ended with status 0 is started again too."""
+        self._command, self._restart_s, self._may_end = command, restart_s, may_end
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._due = dict.fromkeys(uuids, -float("inf"))  # when those are started that do not run
 
@@ -56,7 +62,7 @@ class PinnedWorkers:
             if (status := process.poll()) is None:
                 continue
             del self._processes[uuid]
-            if status != 0:
+            if status != 0 or not self._may_end:
                 log.warning("the worker of %s ended with status %d", uuid, status)
                 self._due[uuid] = now + self._restart_s
         for uuid in [uuid for uuid, due in self._due.items() if due <= now]:
@@ -94,7 +100,8 @@ def main() -> None:
     lifetime.stop_on_signals()
     lifetime.stop_on_notice()
     each = [] if arguments.lifetime is None else ["--lifetime", f"{arguments.lifetime:.0f}s"]
-    PinnedWorkers(uuids, LOCAL if arguments.local else (*NODE, *each)).run(lifetime.stopping)
+    command = LOCAL if arguments.local else (*NODE, *each)
+    PinnedWorkers(uuids, command, may_end=not arguments.local).run(lifetime.stopping)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,9 @@ class LocalWorker:
             while not self.stopping.is_set():
                 chosen = self._next()
                 if chosen is not None:
-                    slot.run(chosen.experiment_id, chosen.dispatch_no, self.stopping.is_set)
+                    taken = chosen.experiment_id, chosen.dispatch_no
+                    if not slot.run(*taken, self.stopping.is_set):  # another GPU has the room
+                        self.stopping.wait(self.settings.poll_s)
                 elif (help_id := self._help_now_and_then(name)) is not None:
                     slot.help(help_id, self.stopping.is_set)
                 else:

@@ -64,7 +64,7 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     bert=TINY_BERT,
-    vocabulary=40,
+    vocabulary=41,
     sentences=60,
     blocks=6,
     block_length=24,

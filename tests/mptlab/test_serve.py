@@ -11,12 +11,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import AnyStr, ClassVar, Generic
 
 import httpx
 import psutil
 import pytest
+import torch
+from typer.testing import CliRunner
 
 from mptlab import Client, serve
+from mptlab.cli import app
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import MPT, wait_until
 
@@ -101,6 +105,58 @@ def test_a_used_port_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match=told), serve.embedded(tmp_path, port):
             pass
     assert not serve._is_taken(port)
+
+
+class Started(Generic[AnyStr]):
+    """A process that was not started."""
+
+    commands: ClassVar[list[tuple[str, ...]]] = []
+
+    def __init__(self, command: list[str], **_: object):
+        self.commands.append(tuple(command[2:]))
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+    def terminate(self) -> None: ...
+
+
+@pytest.mark.parametrize("with_gpus", [True, False])
+def test_gpus_have_workers_beside_those_of_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_gpus: bool
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    monkeypatch.setattr(Started, "commands", [])
+    with serve.embedded(tmp_path, serve.free_port(), workers=2, with_gpus=with_gpus):
+        pass
+    assert Started.commands[2:4] == [("worker.local",)] * 2
+    assert Started.commands[4:] == [("worker.every_gpu", "--local")] * with_gpus
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_there", "used"),
+    [([], True, True), ([], False, False), (["--device", "cpu"], True, False)],
+)
+def test_gpus_are_used_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], is_there: bool, used: bool
+) -> None:
+    asked: list[bool] = []
+
+    def embedded(*_: object, with_gpus: bool, **__: object) -> None:
+        asked.append(with_gpus)
+        raise RuntimeError("seen enough")
+
+    monkeypatch.setattr(serve, "has_gpu", lambda: is_there)
+    monkeypatch.setattr(serve, "embedded", embedded)
+    CliRunner().invoke(app, ["serve", *flags])
+    assert asked == [used]
+
+
+def test_a_machine_without_a_gpu_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert not serve.has_gpu()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_waiting_for_a_service_ends(monkeypatch: pytest.MonkeyPatch) -> None:

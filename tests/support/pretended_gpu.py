@@ -259,18 +259,27 @@ class Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, *_: Any,
-    scale: float | None = None, window_size_left: int = -1, **__: Any,
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, key_ends: Tensor, longest: int,
+    longest_key: int, dropout: float, is_causal: bool, *_: Any, scale: float | None = None,
+    window_size_left: int = -1, window_size_right: int = -1, **__: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Compute the attention of each sequence of a row (T, heads, d) by itself: a CPU has no kernel
     for all of them."""
+    assert longest == longest_key == int(ends.diff().max())
+    assert torch.equal(ends, key_ends)
+    assert int(ends[-1]) == len(query)
+    assert (dropout, is_causal) == (0.0, False)
     found = []
     for begin, end in pairwise(ends.tolist()):
-        at = torch.arange(end - begin)
-        seen = (at - at[:, None]).abs() <= window_size_left
+        after = torch.arange(end - begin) - torch.arange(end - begin)[:, None]
+        seen = torch.ones_like(after, dtype=torch.bool)
+        if window_size_left >= 0:
+            seen &= after >= -window_size_left
+        if window_size_right >= 0:
+            seen &= after <= window_size_right
         q, k, v = (one[begin:end].transpose(0, 1) for one in (query, key, value))
         of_sequence = nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=None if window_size_left < 0 else seen, scale=scale
+            q, k, v, attn_mask=seen, scale=scale
         )
         found.append(of_sequence.transpose(0, 1))
     return torch.cat(found), *(torch.empty(0) for _ in range(4))

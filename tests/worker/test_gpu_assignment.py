@@ -193,10 +193,10 @@ def test_a_worker_of_a_lab_or_of_this_machine_alone(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     """Pinned workers of `mpt serve` need no broker."""
-    started: list[tuple[list[str], tuple[str, ...]]] = []
+    started: list[tuple[list[str], tuple[str, ...], bool]] = []
 
     def run(self: PinnedWorkers, _: threading.Event) -> None:
-        started.append(([*self._due], tuple(self._command[2:])))
+        started.append(([*self._due], tuple(self._command[2:]), self._may_end))
 
     monkeypatch.setattr(every_gpu, "begin", lambda: settings)
     monkeypatch.setattr(PinnedWorkers, "run", run)
@@ -204,9 +204,19 @@ def test_a_worker_of_a_lab_or_of_this_machine_alone(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     unwrap(every_gpu.main)()
     node = ("worker.node", "gpu", *flags)
-    assert started == [
-        ([FIRST, SECOND, *PARTS], ("worker.local", "gpu") if "--local" in flags else node)
-    ]
+    is_local = "--local" in flags
+    command = ("worker.local", "gpu") if is_local else node
+    assert started == [([FIRST, SECOND, *PARTS], command, not is_local)]
+
+
+@pytest.mark.parametrize("may_end", [True, False])
+def test_workers_of_this_machine_are_started_again_for_any_status(may_end: bool) -> None:
+    command = sys.executable, "-S", "-c", ""
+    each = PinnedWorkers(["ends"], command, restart_s=600, may_end=may_end)
+    each._look()
+    each._processes["ends"].wait()
+    each._look()
+    assert [*each._due] == ([] if may_end else ["ends"])
 
 
 def test_local_workers_have_no_lifetime(

@@ -41,6 +41,28 @@ def test_an_error_ends_the_worker(settings: Settings, monkeypatch: pytest.Monkey
     assert [t for t in {*threading.enumerate()} - before if not t.daemon] == []
 
 
+def test_a_worker_waits_after_a_run_that_it_could_not_take(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a GPU with too little memory would dispatch the run again and again."""
+    submitted(Database(settings.url))
+    worker = LocalWorker(settings)
+    for part in (Reaper, Sweeper, Messenger, Presence):
+        monkeypatch.setattr(part, "run", lambda *_: None)
+    monkeypatch.setattr(Slot, "be_ready", lambda *_: None)
+    monkeypatch.setattr(Slot, "run", lambda *_: False)
+    waited: list[float] = []
+
+    def wait(timeout_s: float) -> bool:
+        waited.append(timeout_s)
+        worker.stopping.set()
+        return True
+
+    monkeypatch.setattr(worker.stopping, "wait", wait)
+    worker.run()
+    assert waited == [settings.poll_s]
+
+
 def test_a_local_worker_of_a_gpu_takes_what_needs_one(settings: Settings) -> None:
     """Only a worker of the CPU takes what is for it."""
     database = Database(settings.url)
@@ -62,10 +84,11 @@ def test_a_local_worker_of_a_gpu_takes_what_needs_one(settings: Settings) -> Non
         assert worker._next() is None
 
 
+@pytest.mark.parametrize("queue", Queue)
 def test_all_parts_of_a_local_worker_run_until_it_stops(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, queue: Queue
 ) -> None:
-    worker = LocalWorker(settings)
+    worker = LocalWorker(settings, queue)
     ran: list[object] = []
     for part in (Reaper, Sweeper, Messenger):
         monkeypatch.setattr(part, "run", lambda self, stopping: ran.append((type(self), stopping)))
@@ -74,7 +97,7 @@ def test_all_parts_of_a_local_worker_run_until_it_stops(
         ran.append((self.name, stopping))
 
     def be_ready(self: Slot, is_stopping: object) -> None:
-        assert self.name == worker_name()
+        assert (self.name, self.presence.queue) == (worker_name(), queue)
         worker.stopping.set()
 
     monkeypatch.setattr(Presence, "run", beat)
@@ -114,11 +137,12 @@ def test_it_runs_what_it_has_taken(settings: Settings, monkeypatch: pytest.Monke
     ran: list[Any] = []
     waited: list[float | None] = []
 
-    def run(self: Slot, experiment_id: str, dispatch_no: int, is_stopping: Any) -> None:
+    def run(self: Slot, experiment_id: str, dispatch_no: int, is_stopping: Any) -> bool:
         assert self.database is worker.database
         assert self.settings is self.presence.settings is settings
         assert not is_stopping()
         ran.append((experiment_id, dispatch_no))
+        return True
 
     def wait(timeout: float | None = None) -> bool:
         waited.append(timeout)

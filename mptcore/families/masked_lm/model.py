@@ -1,5 +1,6 @@
 """Score masked sequences with a masked language model."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -25,11 +26,10 @@ CPU_BYTES = {"scores": 64 * 2**20, "training": 256 * 2**20}
 activations kept for a gradient exceed them anyway."""
 GPU_SHARE = 0.3
 """Share of a GPU's total memory. It does not depend on the free memory, so that a resumed run cuts
-the same batches. On an H100 parts of 4 GiB gave 83 % of the speed of a share of 24 GiB, and 56 %
-where all tokens are masked: the host could not keep up."""
+the same batches. With parts of 4 GiB an H100 waited for its host (docs/speed.md)."""
 
-ALIGNED, IMPOSSIBLE = 8, -1e4
-"""Divisor of the width of a product, and the logit of what it is filled with."""
+ALIGNED = 8
+"""Divisor of the width of the last product."""
 MAX_LOGITS = 2**31 - 1
 """Maximum number of logits of a batch: kernels of CUDA count them by 32-bit numbers."""
 
@@ -56,6 +56,8 @@ class MaskedLm(Model[MaskedBatch]):
         self._memory = memory_bytes or _gpu_share(device)
         self._fits: int | None = None  # bytes of scores that fit, once some did not
         self._masked: Tensor | None = None
+        self._width = len(network.get_output_embeddings().weight)
+        """Number of logits of a token."""
         network.set_attn_implementation(PACKED)
         network.base_model.register_forward_hook(self._gather)
 
@@ -108,8 +110,11 @@ class MaskedLm(Model[MaskedBatch]):
         return self._log_probs(self._row(masks))
 
     def _row(self, masks: MaskedBatch) -> Row:
+        """Build the row of a batch. The gradient of attention, and its dropout, are computed in
+        groups."""
         dtype = self._autocast_to or next(self.network.parameters()).dtype
-        return Row.of(masks, self.device, has_kernel(self.device, dtype, self.config))
+        has_ends = not torch.is_grad_enabled() and has_kernel(self.device, dtype, self.config)
+        return Row.of(masks, self.device, has_ends)
 
     def _log_probs(self, row: Row) -> Tensor:
         self._masked = row.masked
@@ -138,7 +143,7 @@ class MaskedLm(Model[MaskedBatch]):
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]
         taken = self.bytes_per_sequence(masks)[order].cumsum(0)
-        logits = (masks.logits[order] * int(self.config.vocab_size)).cumsum(0)
+        logits = (masks.logits[order] * self._width).cumsum(0)
         training = self.network.training
         whole = self._memory or CPU_BYTES["training" if training else "scores"]
         start, before, computed = 0, 0, 0
@@ -184,7 +189,7 @@ def _align_vocabulary(network: Network) -> None:
         return
     pad = torch.nn.functional.pad
     last.weight = torch.nn.Parameter(pad(last.weight.detach(), (0, 0, 0, missing)))
-    last.bias = torch.nn.Parameter(pad(last.bias.detach(), (0, missing), value=IMPOSSIBLE))
+    last.bias = torch.nn.Parameter(pad(last.bias.detach(), (0, missing), value=-math.inf))
 
 
 def _gpu_share(device: torch.device) -> int | None:

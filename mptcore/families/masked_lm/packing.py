@@ -32,7 +32,7 @@ class Padding:
     """Places of a group's tokens among its padded entries, as int32."""
 
     places: Tensor  # (tokens,), indices among the entries
-    tokens: Tensor  # (count · length,), the token in each entry, or the first one in padding
+    tokens: Tensor  # (count · length,), the token in each entry; in padding its sequence's first
     lengths: Tensor  # (count,)
 
 
@@ -81,7 +81,7 @@ class Group:
 
     def padded(self, row: Tensor) -> Tensor:
         """Return the group's part of a row (T, …) as padded sequences: (count, length, …). Padding
-        repeats the group's first token, so that its values are finite."""
+        repeats a sequence's first token: its values are finite if those of the sequence are."""
         own = row[self.tokens]
         if self.padding is not None:
             own = _Padded.apply(own, self.padding)  # type: ignore[no-untyped-call]
@@ -175,7 +175,8 @@ def _groups(lengths: Tensor, positions: Tensor, least: int) -> Iterator[Group]:
         group = Group(tokens, count, longest)
         if count * longest > taken:
             places = repeated(torch.arange(count) * longest, own).add_(positions[tokens])
-            entries = torch.zeros(count * longest, dtype=torch.long)
+            firsts = own.cumsum(0) - own
+            entries = repeated(firsts, torch.full((count,), longest))
             entries[places] = torch.arange(taken)
             group = replace(group, padding=Padding(places, entries, own))
         yield group
@@ -219,9 +220,8 @@ def attention(
     """Attention with the signature that transformers expects. Each sequence of a row attends to
     itself."""
     tokens = [one[0].transpose(0, 1) for one in (query, key, value)]  # (T, heads, d) each
-    if row.ends is not None and query.dtype == torch.bfloat16:
-        given = row.ends, row.longest, dropout, scaling, sliding_window
-        return _of_different_lengths(tokens, *given), None
+    if row.ends is not None and query.dtype == torch.bfloat16 and not dropout:
+        return _of_different_lengths(tokens, row.ends, row.longest, scaling, sliding_window), None
     found = []
     for group in row.groups:
         q, k, v = (group.padded(one).transpose(1, 2) for one in tokens)
@@ -237,15 +237,14 @@ def _of_different_lengths(
     tokens: Sequence[Tensor],  # queries, keys and values: (T, heads, d) each
     ends: Tensor,
     longest: int,
-    dropout: float,
     scaling: float | None,
     sliding_window: int | None,
 ) -> Tensor:  # (1, T, heads, d)
-    """Attention in one launch. torch.nn.attention.varlen calls the same kernel without dropout, and
-    its import takes a second."""
+    """Attention in one launch, without a gradient. torch.nn.attention.varlen calls the same kernel,
+    and its import takes a second."""
     near = -1 if sliding_window is None else sliding_window - 1
     found: Tensor = torch.ops.aten._flash_attention_forward(
-        *tokens, ends, ends, longest, longest, dropout, False, False, scale=scaling,
+        *tokens, ends, ends, longest, longest, 0.0, False, False, scale=scaling,
         window_size_left=near, window_size_right=near,
     )[0]  # fmt: skip
     return found[None]

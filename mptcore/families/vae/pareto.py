@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from mptcore.specs.compute import GPU_BATCH_BYTES
+
 MIN_DRAWS = 25
 """Minimum number of draws with a tail to fit."""
 EQUAL = 1e-6
@@ -40,7 +42,9 @@ def _shape(excesses: Tensor) -> Tensor:
     quartile, largest = excesses[int(tail / 4 + 0.5) - 1], excesses[-1]
     rates = (1 - (points / ranks).sqrt())[:, None] / (PRIOR_SCALE * quartile) + 1 / largest
     if excesses.is_cuda:  # a launch costs more than the memory
-        shapes = torch.log1p(-rates[:, None] * excesses).mean(1)
+        at_once = max(1, GPU_BATCH_BYTES // (4 * excesses.nbytes))
+        parts = torch.split(rates[:, None], at_once)
+        shapes = torch.cat([torch.log1p(-some * excesses).mean(1) for some in parts])
     else:
         shapes = torch.stack([torch.log1p(-rate * excesses).mean(0) for rate in rates])
     log_likelihood = tail * ((-rates / shapes).log() - shapes - 1)

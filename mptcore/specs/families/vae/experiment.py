@@ -176,7 +176,7 @@ class VaeExperiment(VectorExperiment):
 
     def memory_estimate(self) -> int:
         numbers = self._grid_numbers() if self.has_grid else self._sampling_numbers()
-        together = GPU_BATCH_BYTES if self.compute.device == "cuda" else 0
+        together = GPU_BATCH_BYTES if self.compute.device != "cpu" else 0
         own = self._number_bytes() * (3 * self.data.n * self.data.dim + numbers)
         return own + together + 2**28
 

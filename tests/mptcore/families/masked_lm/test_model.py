@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import transformers
 
 from mptcore.families.masked_lm import model as lm
 from mptcore.families.masked_lm import packing
-from mptcore.families.masked_lm.corpus import Corpus
+from mptcore.families.masked_lm.corpus import Corpus, repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
 from mptcore.families.masked_lm.pretrained import MASKED_LMS, preload
@@ -100,6 +101,35 @@ def test_padding_does_not_change_the_gradient(kind: str, monkeypatch: pytest.Mon
         found.append(gradients)
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
     assert len(found[0]) > 15
+
+
+def test_padding_repeats_its_own_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence whose numbers are not finite leaves the others alone."""
+    monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", 10**6)
+    masks = Masker(corpus_of(tiny_lm.lines(5)), 4, 15).of_sizes(
+        torch.arange(5), torch.ones(5, dtype=torch.long), torch.Generator().manual_seed(1)
+    )
+    masks = masks[torch.argsort(masks.lengths, stable=True, descending=True)]
+    (group,) = packing.Row.of(masks, CPU).groups
+    of_token = repeated(torch.arange(5), masks.lengths)
+    entries = group.padded(of_token)
+    assert entries.tolist() == [[i] * group.length for i in range(5)]
+    assert group.unpadded(entries).tolist() == of_token.tolist()
+
+
+def test_padding_does_not_count_as_masked_in_esm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It scales the embeddings by the masked share, and each first token here is masked."""
+    monkeypatch.setitem(packing.GROUP_TOKENS, "cpu", 10**6)
+    whole = corpus_of(tiny_lm.lines(8))
+    text = replace(whole, maskable=torch.ones_like(whole.maskable))
+    masks = Masker(text, 4, 15).of_sizes(
+        torch.arange(8), text.lengths - 1, torch.Generator().manual_seed(1)
+    )
+    assert any(int(sequence(masks, i).inputs[0]) == 4 for i in range(8))
+    untouched = tiny_lm.network("esm", scale=3.0)
+    expected = [plain(untouched, masks, row) for row in range(8)]
+    model = MaskedLm(tiny_lm.network("esm", scale=3.0), CPU, torch.float32)
+    assert scores({"model": model}, masks)[0, 0].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_at_most_half_of_a_group_is_padding(monkeypatch: pytest.MonkeyPatch) -> None:

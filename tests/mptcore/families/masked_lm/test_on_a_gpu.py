@@ -1,6 +1,7 @@
 """Kernels, synchronizations and copies of language models on a simulated GPU."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mptcore.families.masked_lm import evaluation, packing
+from mptcore.families.masked_lm import model as lm
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
 from mptcore.families.masked_lm.packing import Row
@@ -56,18 +58,16 @@ def test_a_batch_of_sequences() -> None:
 
 
 @pytest.mark.parametrize("kind", MASKED_LMS)
-def test_scores_in_bfloat16_are_those_of_plain_transformers(kind: str) -> None:
-    """Attention of all lengths is one launch in a layer, and the 15 words get a 16th that no text
-    has. ModernBERT's layers see all of a sequence or a window of it."""
-    sizes: dict[str, Any] = {"scale": 3.0} | (
-        {"local_attention": 4} if kind == "modernbert" else {}
-    )
-    if kind == "esm":  # its heads are as wide as rotary positions need
-        sizes |= {"num_attention_heads": 1}
+def test_scores_in_bfloat16_are_those_of_a_cpu(kind: str) -> None:
+    """Attention of all lengths is one launch in a layer, and the 15 words get a 16th that has no
+    probability. ModernBERT's layers see all of a sequence or a window of it."""
+    sizes: dict[str, Any] = {"scale": 3.0}
+    if kind == "modernbert":
+        sizes["local_attention"] = 4
     masker = Masker(corpus_of(tiny_lm.lines(20)), 4, 15)
     rates = torch.full((20,), 0.4, dtype=torch.float64)
     batch, _ = masker.at_rates(torch.arange(20), rates, torch.Generator().manual_seed(1))
-    model = MaskedLm(tiny_lm.network(kind, **sizes), CPU, torch.float32)
+    model = MaskedLm(tiny_lm.network(kind, **sizes), CPU, torch.bfloat16)
     expected = result_of(score_sequences({"model": model}, batch, ScoreCache()))
     seen: list[torch.Size] = []
     own = packing._of_different_lengths
@@ -85,8 +85,55 @@ def test_scores_in_bfloat16_are_those_of_plain_transformers(kind: str) -> None:
     tokens = int(batch.lengths.sum())
     assert [shape[0] for shape in seen] == [tokens] * on_gpu.config.num_hidden_layers
     assert len(set(batch.lengths.tolist())) > 4
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.1)
-    assert (found != expected).any()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.03)
+
+
+def test_parts_count_the_logits_of_the_filled_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four sentences with three masked words each are 192 logits, not 180."""
+    monkeypatch.setattr(lm, "MAX_LOGITS", 4 * 3 * 16 - 1)
+    draws = Masker(corpus_of(tiny_lm.lines(20)), 4, 15).of_sizes(
+        torch.arange(20), torch.full((20,), 3), torch.Generator().manual_seed(1)
+    )
+    with pretended_gpu():
+        assert [len(part) for part in language_model().parts(draws)] == [3] * 6 + [2]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "width", "heads", "has"),
+    [
+        (DEVICE, torch.bfloat16, 16, 2, True),
+        (DEVICE, torch.bfloat16, 512, 2, True),
+        (DEVICE, torch.bfloat16, 528, 2, False),
+        (DEVICE, torch.bfloat16, 24, 2, False),
+        (DEVICE, torch.float32, 16, 2, False),
+        (CPU, torch.bfloat16, 16, 2, False),
+    ],
+)
+def test_which_gpus_have_the_kernel_for_all_lengths(
+    device: torch.device, dtype: torch.dtype, width: int, heads: int, has: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Heads are as wide as a multiple of 8 up to 256, and older GPUs have no bfloat16."""
+    config = SimpleNamespace(hidden_size=width, num_attention_heads=heads)
+    with pretended_gpu():
+        assert packing.has_kernel(device, dtype, config) == has
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: (
+            including_emulation))  # fmt: skip
+        assert not packing.has_kernel(device, dtype, config)
+
+
+def test_a_gradient_is_computed_in_groups() -> None:
+    """Trained weights in float32 are computed in bfloat16 too; their scores use the kernel."""
+    with pretended_gpu():
+        trained = MaskedLm(tiny_lm.network(), DEVICE, torch.bfloat16, trained=True)
+        assert trained._row(sequences(4)).ends is None
+        with torch.no_grad():
+            ends = trained._row(sequences(4)).ends
+            assert ends is not None
+            assert ends.tolist() == [0, 9, 18, 27, 36]
+        exact = MaskedLm(tiny_lm.network(), DEVICE, torch.float32, trained=True)
+        with torch.no_grad():
+            assert exact._row(sequences(4)).ends is None
 
 
 @pytest.mark.parametrize("models", [1, 2])

@@ -11,7 +11,7 @@ from torch import Tensor
 from mptcore.estimation.masks import SizedMasks
 from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.estimation.scores import score_masks
-from mptcore.families.vae import grid_vae
+from mptcore.families.vae import grid_vae, pareto
 from mptcore.families.vae.grid_vae import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import linear_decoder
@@ -86,10 +86,11 @@ def test_a_gpu_decodes_four_times_as_many_draws_at_once() -> None:
     with pretended_gpu():
         (start,) = starts(of)
         assert start.vae.rows(1000) == pytest.approx(4 * start.vae.cpu().rows(1000), rel=0.01)
-    on_gpu, on_cpu = (
-        spec(IMPORTANCE, compute={"device": device}).memory_estimate() for device in ("cuda", "cpu")
+    on_gpu, on_either, on_cpu = (
+        spec(IMPORTANCE, compute={"device": device}).memory_estimate()
+        for device in ("cuda", "auto", "cpu")
     )
-    assert on_gpu - on_cpu == 2**29
+    assert on_gpu - on_cpu == on_either - on_cpu == 2**29
 
 
 def test_a_fit_of_tails_is_the_same_in_few_launches() -> None:
@@ -101,6 +102,9 @@ def test_a_fit_of_tails_is_the_same_in_few_launches() -> None:
         gpu.reset()
         found = khats(there).cpu()
     assert gpu.launches <= 60
+    with pretended_gpu(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pareto, "GPU_BATCH_BYTES", 1)
+        torch.testing.assert_close(khats(weights.to(DEVICE)).cpu(), expected)
     torch.testing.assert_close(found, expected)
 
 
