@@ -1,34 +1,39 @@
 """Limit how much one user does at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from weakref import WeakValueDictionary
 
 
 class FairLimiter:
     """Limits the concurrent requests of a process, and those of one user, so that the long requests
-    of one user do not stop all others. Long ones have at most half of the places."""
+    of one user do not stop all others. Long ones have at most half of the places, or as many as
+    `long_ones`."""
 
-    def __init__(self, count: int, of_user: int) -> None:
+    def __init__(self, count: int, of_user: int, long_ones: int | None = None) -> None:
         self.taken = 0
         """Number of places that are held."""
         self._of_user_count = max(1, of_user)
         self._all = asyncio.Semaphore(count)
-        self._half = asyncio.Semaphore(max(1, count // 2))
+        self._half = asyncio.Semaphore(long_ones or max(1, count // 2))
         self._of_users: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
-    async def one(self, user_id: int | None, *, is_long: bool = False) -> AsyncIterator[None]:
+    async def one(
+        self, user_id: int | None, *, is_long: Callable[[], Awaitable[bool]] | None = None
+    ) -> AsyncIterator[None]:
         """Hold a place while the block runs. Wait for one first: the user's own ones come first, so
-        that nobody holds a place of all while it waits for these."""
-        half = self._half if is_long else nullcontext()
-        async with self.own(user_id), half, self._all:
-            self.taken += 1
-            try:
-                yield
-            finally:
-                self.taken -= 1
+        that nobody holds a place of all while it waits for these. `is_long` is asked then, of one
+        request of a user at a time."""
+        async with self.own(user_id):
+            half = self._half if is_long and await is_long() else nullcontext()
+            async with half, self._all:
+                self.taken += 1
+                try:
+                    yield
+                finally:
+                    self.taken -= 1
 
     def has_own(self, user_id: int | None) -> bool:
         """Return whether the user has an own place that is free at once."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +56,9 @@ SettingsDep = Annotated[Settings, Depends(_settings)]
 
 CHECK_LASTS_S = 1.0
 """Time after which a writing request checks its caller again."""
+SEARCHES = frozenset({"filter", "q"})
+"""Query parameters of lists that may read all rows. One search of a user runs at a time, and all
+have a third of the readers' places."""
 FEW = 63
 """Maximum number of experiments of a sweep whose changes are as short as those of single
 experiments."""
@@ -76,12 +79,16 @@ async def reading(request: Request) -> AsyncIterator[Database]:
 
 
 async def _readable(request: Request) -> AsyncIterator[Database]:
-    async with reading(request) as database:
-        yield database
+    async with AsyncExitStack() as held:
+        if not SEARCHES.isdisjoint(request.query_params):
+            await held.enter_async_context(one_of(request, request.app.state.searches.one))
+        yield await held.enter_async_context(reading(request))
 
 
 @asynccontextmanager
-async def _writing(request: Request, *, is_long: bool = False) -> AsyncIterator[Database]:
+async def _writing(
+    request: Request, is_long: Callable[[], Awaitable[bool]] | None = None
+) -> AsyncIterator[Database]:
     """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
     would use all threads and connections, and block the readers. Waiting writers hold neither. The
     caller is checked again if the body or the wait has taken long."""
@@ -100,7 +107,7 @@ async def _writable(request: Request) -> AsyncIterator[Database]:
 
 
 async def _writable_in_bulk(request: Request) -> AsyncIterator[Database]:
-    async with _writing(request, is_long=await _concerns_many(request)) as database:
+    async with _writing(request, partial(_concerns_many, request)) as database:
         yield database
 
 
@@ -109,8 +116,7 @@ async def _concerns_many(request: Request) -> bool:
     sweep_id = request.path_params.get("sweep_id")
     if sweep_id is None:
         return True
-    async with reading(request) as database:
-        return await run_in_threadpool(_has_many, database, sweep_id)
+    return await run_in_threadpool(_has_many, request.app.state.database, sweep_id)
 
 
 def _has_many(database: Database, sweep_id: str) -> bool:

@@ -105,12 +105,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.poller = Poller(app.state.database, settings)
     app.state.bodies = Bodies()
     # One of each user: its other ones often wait in the database for the row that this one locks.
-    app.state.writers = FairLimiter(settings.api_writers, of_user=1)
+    # SQLite has one writer, and is unfair to those that wait for it.
+    is_sqlite = app.state.database.engine.dialect.name == "sqlite"
+    long_ones = 1 if is_sqlite else None
+    app.state.writers = FairLimiter(settings.api_writers, of_user=1, long_ones=long_ones)
     app.state.turns = [FairLimiter(1, of_user=1) for _ in SIZES]
     app.state.measured = FairLimiter(settings.api_connections, of_user=1)
     connections = settings.api_connections
     readers = max(1, connections - len(SIZES))  # the requests that have a turn need one each
     app.state.readers = FairLimiter(readers, of_user=readers // USERS_PART)
+    app.state.searches = FairLimiter(max(1, readers // 3), of_user=1)
     app.state.bundles = FairLimiter(MAX_BUNDLES, of_user=MAX_USER_BUNDLES)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     String,
+    Text,
     and_,
     bindparam,
     cast,
@@ -17,7 +18,7 @@ from sqlalchemy import (
     or_,
     select,
 )
-from sqlalchemy.dialects.postgresql import JSONB, JSONPATH
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, JSONPATH
 from sqlalchemy.orm import Session
 
 from service.experiments.filters.grammar import Value
@@ -80,10 +81,10 @@ def spec_compares(session: Session, path: str, operator: str, value: Value) -> C
         contains = spec.op("@>", is_comparison=True)
         either = contains(_bound_json(inner)), contains(_bound_json(listed))
         # The index has the small specs: written like this, the others are looked for beside it.
-        # Each of these is parsed once only.
-        equals = f"strict $.{path} ? (@ == $given || @[*] == $given)"
-        given = cast(literal(equals), JSONPATH), _bound_json({"given": value}), literal(True)
-        of_large = func.jsonb_path_exists(spec, *given)
+        # Of these only the field is parsed. A list contains its items.
+        names = literal(path.split("."), ARRAY(Text))
+        field = cast(Experiment.spec.op("#>")(names), JSONB)
+        of_large = func.coalesce(field.op("@>", is_comparison=True)(_bound_json(value)), false())
         return or_(*(_IS_SMALL & one for one in either), ~_IS_SMALL & of_large)
     where = cast(literal(f"$.{path} ? (@ {operator} $given)"), JSONPATH)
     return func.jsonb_path_exists(spec, where, _bound_json({"given": value}))

@@ -103,18 +103,27 @@ def test_a_user_has_one_place_in_the_queue() -> None:
     assert order == [1, 2, 1, 1, 1]
 
 
+async def affirmed() -> bool:
+    """Answer that a request is long."""
+    return True
+
+
 def test_a_long_request_that_waits_for_its_user_holds_no_place_of_others() -> None:
     async def others_get_places() -> bool:
         places = FairLimiter(4, of_user=1)
 
         async def wait() -> None:
-            async with places.one(1, is_long=True):
+            async with places.one(1, is_long=affirmed):
                 pass
 
         async with places.one(1):
             waiting = asyncio.create_task(wait())
             await asyncio.sleep(0)
-            async with asyncio.timeout(5), places.one(2, is_long=True), places.one(3, is_long=True):
+            async with (
+                asyncio.timeout(5),
+                places.one(2, is_long=affirmed),
+                places.one(3, is_long=affirmed),
+            ):
                 pass
         await waiting
         return True
@@ -163,12 +172,36 @@ def test_a_writer_that_waits_too_long_gets_an_error(settings: Settings) -> None:
         assert refused.headers["retry-after"]
 
 
+def test_only_one_request_of_a_user_is_asked_whether_it_is_long() -> None:
+    """The answer may need a thread and a connection, and may change while the user waits."""
+    asked: list[int] = []
+
+    async def ask_two() -> None:
+        places = FairLimiter(4, of_user=1)
+
+        async def is_long() -> bool:
+            asked.append(places.taken)
+            return False
+
+        async def take() -> None:
+            async with places.one(1, is_long=is_long):
+                await asyncio.sleep(0.01)
+                assert len(asked) == 1 or places.taken == 1
+
+        await asyncio.gather(take(), take())
+
+    asyncio.run(ask_two())
+    assert asked == [0, 0]
+
+
+@pytest.mark.parametrize(("kind", "places"), [("settings", 1), ("lab", 2)])
 def test_changes_of_many_experiments_leave_places_to_others(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    kind: str, places: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have two of four places; those of a sweep with few experiments may have any. The caller
-    is user 1."""
-    hasty = settings.model_copy(update={"write_wait_s": 0.05})
+    """They have two of four places, or one on SQLite, which has one writer; those of a sweep with
+    few experiments may have any. The caller is user 1."""
+    settings: Settings = request.getfixturevalue(kind)
+    hasty = settings.model_copy(update={"write_wait_s": 0.5})
     monkeypatch.setattr(dependencies, "FEW", 2)
     with served(hasty) as api:
         writers: FairLimiter = api.app.state.writers  # type: ignore[attr-defined]
@@ -187,10 +220,10 @@ def test_changes_of_many_experiments_leave_places_to_others(
             ("DELETE", url, None),
         ]
         assert api.portal is not None
-        for users, status in (((8, 9), 503), ((9,), 0)):
+        for taken, status in ((places, 503), (places - 1, 0)):
             with ExitStack() as held:
-                for user in users:
-                    place = writers.one(user, is_long=True)
+                for user in range(8, 8 + taken):
+                    place = writers.one(user, is_long=affirmed)
                     held.enter_context(api.portal.wrap_async_context_manager(place))
                 for method, path, body in many:
                     answer = api.request(method, path, json=body)
@@ -205,13 +238,30 @@ def test_changes_of_many_experiments_leave_places_to_others(
                     assert nowhere.status_code == 404
 
 
+@pytest.mark.parametrize("query", ["filter=name = a", "q=a"])
+def test_searches_leave_readers_places_to_others(settings: Settings, query: str) -> None:
+    """One of a user at a time, and three in all. Lists without a search wait for none."""
+    hasty = settings.model_copy(update={"write_wait_s": 0.05})
+    with served(hasty) as api:
+        searches: FairLimiter = api.app.state.searches  # type: ignore[attr-defined]
+        readers: FairLimiter = api.app.state.readers  # type: ignore[attr-defined]
+        assert api.portal is not None
+        for users, status in (((1,), 503), ((7, 8, 9), 503), ((7, 8), 200)):
+            with ExitStack() as held:
+                for user in users:
+                    held.enter_context(api.portal.wrap_async_context_manager(searches.one(user)))
+                assert readers.taken == 0
+                assert api.get(f"/v1/experiments?{query}").status_code == status
+                assert api.get("/v1/experiments?status=queued").status_code == 200
+
+
 def test_a_user_writes_with_one_request_at_a_time(settings: Settings) -> None:
     """The others wait for it and hold no place of all meanwhile."""
     hasty = settings.model_copy(update={"write_wait_s": 0.05})
     with served(hasty) as api:
         writers: FairLimiter = api.app.state.writers  # type: ignore[attr-defined]
         assert api.portal is not None
-        for is_long in (True, False):
+        for is_long in (affirmed, None):
             with api.portal.wrap_async_context_manager(writers.one(1, is_long=is_long)):
                 assert (writers.is_full(1), writers.is_full(2)) == (True, False)
                 assert post(api).status_code == 503
