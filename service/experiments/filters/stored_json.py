@@ -2,7 +2,7 @@
 index."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -69,25 +69,31 @@ def is_label(session: Session, metric: Any, label: str, value: str) -> Clause:
 def spec_compares(session: Session, path: str, operator: str, value: Value) -> Clause:
     """Return whether a spec field, or an item of a list, compares with a value of its type. `path`
     must be a path of a spec."""
-    if not _far(session):
-        return _in_sqlite(path, operator, value)
-    spec = cast(Experiment.spec, JSONB)
     if operator == "=":
-        scalar: Any = value
-        inner: Any = scalar
-        listed: Any = [scalar]
+        return spec_is_one_of(session, path, [value])
+    if _far(session):
+        return _field_is(path, f"{operator} $given", value)
+    return _in_sqlite(path, operator, value)
+
+
+def _contains(path: str, value: Value) -> Iterator[Clause]:
+    """Yield whether a spec contains a value at a path, and as an item of a list. These use the
+    index."""
+    contains = cast(Experiment.spec, JSONB).op("@>", is_comparison=True)
+    inner: Any
+    for inner in (value, [value]):
         for name in reversed(path.split(".")):
-            inner, listed = {name: inner}, {name: listed}
-        contains = spec.op("@>", is_comparison=True)
-        either = contains(_bound_json(inner)), contains(_bound_json(listed))
-        # The index has the small specs: written like this, the others are looked for beside it.
-        # Of these only the field is parsed. A list contains its items.
-        names = literal(path.split("."), ARRAY(Text))
-        field = cast(Experiment.spec.op("#>")(names), JSONB)
-        of_large = func.coalesce(field.op("@>", is_comparison=True)(_bound_json(value)), false())
-        return or_(*(_IS_SMALL & one for one in either), ~_IS_SMALL & of_large)
-    where = cast(literal(f"$.{path} ? (@ {operator} $given)"), JSONPATH)
-    return func.jsonb_path_exists(spec, where, _bound_json({"given": value}))
+            inner = {name: inner}
+        yield contains(_bound_json(inner))
+
+
+def _field_is(path: str, condition: str, given: Any) -> Clause:
+    """Return whether a field, or an item of a list, fulfils a condition on `$given`. Only the field
+    is parsed, not the spec. A field that is missing fulfils none."""
+    field = cast(Experiment.spec.op("#>")(literal(path.split("."), ARRAY(Text))), JSONB)
+    where = cast(literal(f"$ ? (@ {condition})"), JSONPATH)
+    exists = func.jsonb_path_exists(field, where, _bound_json({"given": given}))
+    return func.coalesce(exists, false())
 
 
 KINDS = {float: ("integer", "real"), str: ("text",), type(None): ("null",)}
@@ -98,7 +104,9 @@ def spec_is_one_of(session: Session, path: str, values: Sequence[Value]) -> Clau
     """Return whether a spec field, or an item of a list, equals one of these values. SQLite parses
     the whole spec for each look, so it looks once for all values."""
     if _far(session):
-        return or_(*(spec_compares(session, path, "=", value) for value in values))
+        # The index has the small specs: written like this, the others are looked for beside it.
+        small = (_IS_SMALL & one for value in values for one in _contains(path, value))
+        return or_(*small, ~_IS_SMALL & _field_is(path, "== $given[*]", list(values)))
     each = _each(path)
     return _exists(each, or_(*(_matches(each, "=", value) for value in values)))
 

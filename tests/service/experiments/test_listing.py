@@ -328,6 +328,10 @@ def test_fields_of_a_spec_are_found_through_references_and_unions() -> None:
 FIELD, ITEM = (
     f"(CAST(experiments.spec AS JSONB) @> CAST(%(param_{i})s::VARCHAR AS JSONB))" for i in (2, 3)
 )
+FULFILS = (
+    "coalesce(jsonb_path_exists(CAST(experiments.spec #> %(param_{})s::TEXT[] AS JSONB), "
+    "CAST(%(param_{})s::VARCHAR AS JSONPATH), CAST(%(param_{})s::VARCHAR AS JSONB)), false)"
+)
 SMALL, LARGE = (f"experiments.spec_bytes {sign} {SMALL_SPEC}" for sign in ("<=", ">"))
 
 
@@ -336,20 +340,18 @@ SMALL, LARGE = (f"experiments.spec_bytes {sign} {SMALL_SPEC}" for sign in ("<=",
     [
         (
             ">",
-            "jsonb_path_exists(CAST(experiments.spec AS JSONB), "
-            "CAST(%(param_1)s::VARCHAR AS JSONPATH), CAST(%(param_2)s::VARCHAR AS JSONB))",
-            ["$.model.dim ? (@ > $given)", '{"given": 3.0}'],
+            FULFILS.format(1, 2, 3),
+            [["model", "dim"], "$ ? (@ > $given)", '{"given": 3.0}'],
         ),
         (
             "=",
-            f"{SMALL} AND {FIELD} OR {SMALL} AND {ITEM} OR {LARGE} AND "
-            "coalesce(CAST(experiments.spec #> %(param_4)s::TEXT[] AS JSONB) @> "
-            "CAST(%(param_5)s::VARCHAR AS JSONB), false)",
+            f"{SMALL} AND {FIELD} OR {SMALL} AND {ITEM} OR {LARGE} AND {FULFILS.format(4, 5, 6)}",
             [
                 '{"model": {"dim": 3.0}}',
                 '{"model": {"dim": [3.0]}}',
                 ["model", "dim"],
-                "3.0",
+                "$ ? (@ == $given[*])",
+                '{"given": [3.0]}',
             ],
         ),
     ],
@@ -373,7 +375,12 @@ def test_large_specs_compare_as_small_ones(lab: Settings) -> None:
     wanted = [
         one.format(path, value)
         for path, value in product(PATHS, VALUES)
-        for one in ("spec.{} = {}", "spec.{} != {}", "not (spec.{} in ({}, 77))")
+        for one in (
+            "spec.{} = {}",
+            "spec.{} != {}",
+            "spec.{} in ({}, 77)",
+            "not (spec.{} in ({}, 77))",
+        )
     ]
     with closing(Database(lab.url)) as database:
         for name, seeds in (("a", [1, 2]), ("b", [3]), ("c", [4])):
