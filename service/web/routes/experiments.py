@@ -8,8 +8,9 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Response
-from sqlalchemy import insert, select
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import ColumnElement, insert, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
@@ -41,6 +42,7 @@ from service.web.dependencies import (
     SettingsDep,
     Submitter,
     WriterDep,
+    searching,
 )
 from service.web.listing_parameters import WantedDep
 from service.web.parameters import ExperimentId
@@ -162,28 +164,46 @@ class CancelledOut(ResponseModel):
     """True if more experiments match: send the request again."""
 
 
-@custom.post("/v1/experiments:cancel", status_code=HTTPStatus.ACCEPTED)
-def cancel_experiments(wanted: WantedDep, database: BulkWriterDep, user: Canceller) -> CancelledOut:
-    """Cancel up to 500 experiments that have not ended and match all filters, the oldest first: the
-    caller's, or with `whose=all` an admin cancels anyone's (`owner=ann`). The filters are those of
-    the list. At least one is needed; `order_by` has no effect."""
+async def _to_cancel(request: Request, wanted: WantedDep, user: Canceller) -> list[str]:
+    """Return the ids of the experiments to cancel, and perhaps one more. The search holds a
+    reader's place only: nobody who writes waits for it."""
+    async with searching(request) as database:
+        return await run_in_threadpool(_matching, database, wanted, user)
+
+
+def _matching(database: Database, wanted: Wanted, user: Caller) -> list[str]:
     check_whose(wanted.whose, user)
     given = (getattr(wanted, one.name) for one in fields(Wanted) if one.name not in NOT_FILTERS)
     if not any(one.strip() if isinstance(one, str) else one for one in given):
         raise invalid([Problem("/query", "give at least one filter, such as status or owner")])
-    with database.snapshot() as session:  # a search must not hold locks
+    with database.snapshot() as session:
         limit_search(session)
-        matching = clauses(session, user.id, wanted)
-        if not user.is_admin:
-            matching.append(Experiment.owner_id == user.id)
         query = select(Experiment.id).where(
-            *matching,
+            *_clauses(session, wanted, user),
             Experiment.status.in_(UNFINISHED),
             Experiment.desired_state != DesiredState.CANCEL,
         )
         rows = search(session, query.order_by(Experiment.id).limit(MAX_CANCELLED + 1))
-        found = [row.id for row in rows]
+        return [row.id for row in rows]
+
+
+def _clauses(session: Session, wanted: Wanted, user: Caller) -> list[ColumnElement[bool]]:
+    matching = clauses(session, user.id, wanted)
+    return matching if user.is_admin else [*matching, Experiment.owner_id == user.id]
+
+
+@custom.post("/v1/experiments:cancel", status_code=HTTPStatus.ACCEPTED)
+def cancel_experiments(
+    found: Annotated[list[str], Depends(_to_cancel)],
+    wanted: WantedDep,
+    database: BulkWriterDep,
+    user: Canceller,
+) -> CancelledOut:
+    """Cancel up to 500 experiments that have not ended and match all filters, the oldest first: the
+    caller's, or with `whose=all` an admin cancels anyone's (`owner=ann`). The filters are those of
+    the list. At least one is needed; `order_by` has no effect."""
     with database.transaction() as session:
+        matching = _clauses(session, wanted, user)
         chosen = select(Experiment.id).where(Experiment.id.in_(found[:MAX_CANCELLED]), *matching)
         # They may have changed since the search, and stay as they are once they are locked.
         still = session.scalars(chosen.order_by(Experiment.id).with_for_update(of=Experiment)).all()
