@@ -34,7 +34,8 @@ def forked_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start the processes of `serve.embedded` as forks, which takes seconds less."""
 
     @contextmanager
-    def started(store: Path, port: int, log: Path, workers: int) -> Iterator[None]:
+    def started(store: Path, port: int, log: Path, workers: int, with_gpus: bool) -> Iterator[None]:
+        assert not with_gpus
         settings = Settings(store=store.absolute(), database_url=None)
         prepare(settings)
         with embedded_processes(settings, log.absolute(), port, workers):

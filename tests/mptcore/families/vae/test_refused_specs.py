@@ -85,7 +85,7 @@ TOO_LARGE: dict[str, tuple[dict[str, Any], str, Any, str]] = {
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_too_large_specs_are_refused(name: str) -> None:
     base, path, value, pointer = TOO_LARGE[name]
-    limits = Limits(memory_bytes=2**29, latent_work=4 * 10**11)
+    limits = Limits(memory_bytes=2**30, latent_work=4 * 10**11)
     with pytest.raises(SpecError) as refused:
         validate_spec(changed(base, path, value), limits)
     (problem,) = refused.value.problems
