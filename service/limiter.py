@@ -16,7 +16,7 @@ class FairLimiter:
         """Number of places that are held."""
         self._of_user_count = max(1, of_user)
         self._all = asyncio.Semaphore(count)
-        self._half = asyncio.Semaphore(long_ones or max(1, count // 2))
+        self._long = asyncio.Semaphore(long_ones or max(1, count // 2))
         self._of_users: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
     @asynccontextmanager
@@ -27,8 +27,8 @@ class FairLimiter:
         that nobody holds a place of all while it waits for these. `is_long` is asked then, of one
         request of a user at a time."""
         async with self.own(user_id):
-            half = self._half if is_long and await is_long() else nullcontext()
-            async with half, self._all:
+            long = self._long if is_long and await is_long() else nullcontext()
+            async with long, self._all:
                 self.taken += 1
                 try:
                     yield

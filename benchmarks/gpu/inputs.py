@@ -10,6 +10,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from benchmarks.language import BERT_BASE
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
@@ -19,12 +20,6 @@ from tests.support.runs import result_of
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 MASK_TOKEN = 4
-BERT_BASE = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-}
 TINY_BERT = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
