@@ -28,12 +28,18 @@ class FairLimiter:
         request of a user at a time."""
         async with self.own(user_id):
             long = self._long if is_long and await is_long() else nullcontext()
-            async with long, self._all:
-                self.taken += 1
-                try:
-                    yield
-                finally:
-                    self.taken -= 1
+            async with long, self.shared():
+                yield
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[None]:
+        """Hold a place of all. The caller holds one of the user's own."""
+        async with self._all:
+            self.taken += 1
+            try:
+                yield
+            finally:
+                self.taken -= 1
 
     def has_own(self, user_id: int | None) -> bool:
         """Return whether the user has an own place that is free at once."""

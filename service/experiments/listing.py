@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, or_, select, tuple_
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, aliased, defer, joinedload
 
 from mptcore.specs import Problem
@@ -25,8 +24,6 @@ from service.experiments.filters.fields import (
 from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
 from service.refusals import ApiError, invalid
-from service.tables.db_errors import is_over_time
-from service.tables.engine import limit_statements
 from service.tables.experiments import Experiment, Metric, Status
 from service.tables.visibility import Whose, listed
 
@@ -59,34 +56,14 @@ class Page:
     places: Sequence[Any] = ()
     """Values of the field that the items are ordered by."""
 
+    @property
+    def ids(self) -> list[str]:
+        return [one.id for one in self.items]
+
     def first(self, count: int, wanted: Wanted) -> "Page":
         """Return a page of fewer of these items, and at least one."""
         items, places = self.items[:count], self.places[:count]
         return Page(items, _cursor(wanted, places[-1], items[-1].id), places)
-
-
-SEARCH_S = 5.0
-"""Maximum seconds of a search. A filter may read all specs of a user."""
-
-
-def limit_search(session: Session) -> None:
-    """Limit the time of a session's searches. Call it before the session reads anything."""
-    limit_statements(session, SEARCH_S)
-
-
-def search(session: Session, query: Select[Any]) -> Sequence[Row[*tuple[Any, ...]]]:
-    """Return the rows of a query with filters of a list, in a session that `limit_search` limits.
-    Raises ApiError if it takes too long."""
-    try:
-        return session.execute(query).all()
-    except OperationalError as error:
-        if not is_over_time(error):
-            raise
-        detail = (
-            f"the search took longer than {SEARCH_S:g} s: add filters such as status, family or "
-            "created_after, or compare fewer fields"
-        )
-        raise invalid([Problem("/query", detail)]) from None
 
 
 def page_of(
@@ -113,7 +90,7 @@ def page_of(
     query = query.options(joinedload(Experiment.owner))
     if not with_spec:
         query = query.options(defer(Experiment.spec, raiseload=True))
-    found = search(session, query.limit(limit + 1))
+    found = session.execute(query.limit(limit + 1)).all()
     return _page(found, limit, wanted)
 
 

@@ -63,29 +63,35 @@ def parsed_labels(text: str) -> dict[str, Any]:
 class TooManyMetrics(Exception):
     """Some experiments have more metrics together than are read at once."""
 
-    def __init__(self) -> None:
-        super().__init__(f"they have more than {MAX_METRICS} metrics together")
+    def __init__(self, max_count: int) -> None:
+        super().__init__(f"they have more than {max_count} metrics together")
 
 
-def check_metrics(session: Session, *which: ColumnElement[bool]) -> None:
+def check_metrics(
+    session: Session, *which: ColumnElement[bool], max_count: int | None = None
+) -> None:
     """Check the number of metrics that meet some conditions. Raises TooManyMetrics."""
-    some = select(literal(1)).where(*which).limit(MAX_METRICS + 1).subquery()
-    if (session.scalar(select(func.count()).select_from(some)) or 0) > MAX_METRICS:
-        raise TooManyMetrics
+    max_count = max_count or MAX_METRICS
+    some = select(literal(1)).where(*which).limit(max_count + 1).subquery()
+    if (session.scalar(select(func.count()).select_from(some)) or 0) > max_count:
+        raise TooManyMetrics(max_count)
 
 
 def metrics_of(
-    session: Session, ids: Sequence[str], names: Sequence[str] | None
+    session: Session,
+    ids: Sequence[str],
+    names: Sequence[str] | None,
+    max_count: int | None = None,
 ) -> dict[str, list[MetricRow]]:
-    """Return the metrics with these names, or all, by experiment. A single experiment may have any
-    number. Raises TooManyMetrics."""
+    """Return the metrics with these names, or all, by experiment. Raises TooManyMetrics if they are
+    more than `max_count`; default: MAX_METRICS of several experiments, and any number of one."""
     if names is not None and not names:
         return {}
     wanted = [Metric.experiment_id.in_(ids)]
     if names is not None:
         wanted.append(Metric.name.in_(names))
-    if len(ids) > 1:
-        check_metrics(session, *wanted)
+    if len(ids) > 1 or max_count:
+        check_metrics(session, *wanted, max_count=max_count)
     found: dict[str, list[MetricRow]] = {one: [] for one in ids}
     for metric in session.execute(select(*METRIC).where(*wanted).order_by(Metric.seq)):
         found[metric[0]].append(metric)

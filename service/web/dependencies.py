@@ -16,7 +16,6 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
-from starlette.datastructures import QueryParams
 
 from service.accounts.permission import check_still_valid
 from service.accounts.sign_ins import COOKIE, caller_of_cookie
@@ -57,9 +56,6 @@ SettingsDep = Annotated[Settings, Depends(_settings)]
 
 CHECK_LASTS_S = 1.0
 """Time after which a writing request checks its caller again."""
-SEARCHES = frozenset({"filter", "q", "metrics"})
-"""Query parameters of lists that may read all rows, or very many metrics. One such request of a
-user runs at a time, and all have a third of the readers' places."""
 FEW = 63
 """Maximum number of experiments of a sweep whose changes are as short as those of single
 experiments."""
@@ -79,21 +75,9 @@ async def reading(request: Request) -> AsyncIterator[Database]:
         yield request.app.state.database
 
 
-def _is_search(parameters: QueryParams) -> bool:
-    orders = parameters.getlist("order_by")
-    by_metric = any(one.strip().startswith("metrics") for one in orders)
-    return by_metric or not SEARCHES.isdisjoint(parameters)
-
-
 async def _readable(request: Request) -> AsyncIterator[Database]:
-    async with AsyncExitStack() as held:
-        if _is_search(request.query_params):
-            await held.enter_async_context(one_of(request, request.app.state.searches.one))
-        yield await held.enter_async_context(reading(request))
-
-
-searching = asynccontextmanager(_readable)
-"""Yield the database to a reader in the block, of the searches if the request is one."""
+    async with reading(request) as database:
+        yield database
 
 
 @asynccontextmanager

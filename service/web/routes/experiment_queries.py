@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Protocol
@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.accounts.permission import check_whose, find
 from service.accounts.users import Caller
-from service.experiments.listing import Page, Wanted, limit_search, page_of
+from service.experiments.listing import Page, Wanted, page_of
 from service.experiments.schemas import (
     AttemptOut,
     ExperimentOut,
@@ -57,11 +57,14 @@ from service.web.listing_parameters import WantedDep
 from service.web.media_types import as_json, plain_json
 from service.web.pagination import Limit, LongCursor
 from service.web.parameters import ExperimentId
+from service.web.searches import is_search, limited, searched
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
 MAX_SPECS = 50
 """Maximum number of specs on a page. A spec may be as large as a request body."""
+FIRST_METRICS = 10_000
+"""Maximum number of metrics in the first try of a search."""
 custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
 
 
@@ -82,8 +85,8 @@ class ManyExperimentsOut(ResponseModel):
 
 
 @router.get("", response_model=ExperimentPage)
-def list_experiments(
-    database: DatabaseDep,
+async def list_experiments(
+    request: Request,
     queue_snapshots: QueueSnapshotsDep,
     user: Reader,
     wanted: WantedDep,
@@ -105,28 +108,36 @@ def list_experiments(
     if full and limit > MAX_SPECS:
         detail = f"at most {MAX_SPECS} with fields=full, not {limit}"
         raise invalid([Problem("/query/limit", detail)])
-    with database.snapshot() as session:
-        limit_search(session)
+
+    def read(session: Session, *, is_first: bool = False) -> Response:
         found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, with_spec=full)
-        found, known = _metrics_of_page(session, found, wanted, metrics)
+        if is_first:
+            known = results.metrics_of(session, found.ids, metrics, FIRST_METRICS)
+        else:
+            found, known = _metrics_of_page(session, found, wanted, metrics)
         waiting = queue_positions(session, found.items, queue_snapshots, user.id)
-    out = experiment_out if full else summary_out
-    items = [out(one, waiting.get(one.id)) for one in found.items]
-    if metrics:
-        texts = [orjson.Fragment(with_metrics(item, known[item.id])) for item in items]
-        return plain_json({"next_cursor": found.next_cursor, "items": texts})
-    page = ExperimentPage.model_construct(items=items, next_cursor=found.next_cursor)
-    return as_json(page)
+        out = experiment_out if full else summary_out
+        items = [out(one, waiting.get(one.id)) for one in found.items]
+        if metrics:
+            texts = [orjson.Fragment(with_metrics(item, known[item.id])) for item in items]
+            return plain_json({"next_cursor": found.next_cursor, "items": texts})
+        page = ExperimentPage.model_construct(items=items, next_cursor=found.next_cursor)
+        return as_json(page)
+
+    if is_search(request.query_params):
+        return await searched(request, read)
+    async with reading(request) as database:
+        return await run_in_threadpool(limited, database, read)
 
 
 def _metrics_of_page(
     session: Session, found: Page, wanted: Wanted, names: Sequence[str]
-) -> tuple[Page, Mapping[str, Sequence[MetricRow]]]:
+) -> tuple[Page, dict[str, list[MetricRow]]]:
     """Return the metrics with these names by experiment. The page is shortened if its experiments
     have too many metrics together."""
     while True:
         try:
-            return found, results.metrics_of(session, [one.id for one in found.items], names)
+            return found, results.metrics_of(session, found.ids, names)
         except TooManyMetrics:
             found = found.first(len(found.items) // 2, wanted)
 

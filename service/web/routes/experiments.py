@@ -1,7 +1,8 @@
 """Routes that queue experiments, change them and control them."""
 
 import logging
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from functools import partial
@@ -9,8 +10,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.concurrency import run_in_threadpool
-from sqlalchemy import ColumnElement, insert, select
+from sqlalchemy import ColumnElement, and_, false, insert, or_, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
@@ -18,7 +18,7 @@ from service.accounts import audit
 from service.accounts.permission import check_whose, find, find_own
 from service.accounts.users import Caller
 from service.experiments import deletion, store
-from service.experiments.listing import Wanted, clauses, limit_search, search
+from service.experiments.listing import Wanted, clauses
 from service.experiments.schemas import Changes, ExperimentOut, Validation
 from service.queue import states
 from service.queue.position import position_of_next
@@ -42,11 +42,11 @@ from service.web.dependencies import (
     SettingsDep,
     Submitter,
     WriterDep,
-    searching,
 )
 from service.web.listing_parameters import WantedDep
 from service.web.parameters import ExperimentId
 from service.web.routes.experiment_queries import to_response
+from service.web.searches import searched
 from service.web.turns import BodyTurn
 
 log = logging.getLogger(__name__)
@@ -164,48 +164,56 @@ class CancelledOut(ResponseModel):
     """True if more experiments match: send the request again."""
 
 
-async def _to_cancel(request: Request, wanted: WantedDep, user: Canceller) -> list[str]:
-    """Return the ids of the experiments to cancel, and perhaps one more. The search holds a
-    reader's place only: nobody who writes waits for it."""
-    async with searching(request) as database:
-        return await run_in_threadpool(_matching, database, wanted, user)
+Matching = Sequence[tuple[str, Status]]
+"""Ids of experiments and their status."""
 
 
-def _matching(database: Database, wanted: Wanted, user: Caller) -> list[str]:
+async def _to_cancel(request: Request, wanted: WantedDep, user: Canceller) -> Matching:
+    """Return the experiments to cancel, and perhaps one more. The search holds a reader's place
+    only: nobody who writes waits for it."""
     check_whose(wanted.whose, user)
     given = (getattr(wanted, one.name) for one in fields(Wanted) if one.name not in NOT_FILTERS)
     if not any(one.strip() if isinstance(one, str) else one for one in given):
         raise invalid([Problem("/query", "give at least one filter, such as status or owner")])
-    with database.snapshot() as session:
-        limit_search(session)
-        query = select(Experiment.id).where(
-            *_clauses(session, wanted, user),
-            Experiment.status.in_(UNFINISHED),
-            Experiment.desired_state != DesiredState.CANCEL,
-        )
-        rows = search(session, query.order_by(Experiment.id).limit(MAX_CANCELLED + 1))
-        return [row.id for row in rows]
+    return await searched(request, partial(_matching, wanted=wanted, user=user))
 
 
-def _clauses(session: Session, wanted: Wanted, user: Caller) -> list[ColumnElement[bool]]:
-    matching = clauses(session, user.id, wanted)
-    return matching if user.is_admin else [*matching, Experiment.owner_id == user.id]
+def _matching(session: Session, *, wanted: Wanted, user: Caller, is_first: bool) -> Matching:
+    query = select(Experiment.id, Experiment.status).where(
+        *clauses(session, user.id, wanted),
+        Experiment.status.in_(UNFINISHED),
+        Experiment.desired_state != DesiredState.CANCEL,
+    )
+    if not user.is_admin:
+        query = query.where(Experiment.owner_id == user.id)
+    rows = session.execute(query.order_by(Experiment.id).limit(MAX_CANCELLED + 1))
+    return [(row.id, row.status) for row in rows]
+
+
+def _as_found(found: Matching) -> ColumnElement[bool]:
+    """Return the condition that an experiment was found and has the same status still."""
+    ids = defaultdict[Status, list[str]](list)
+    for one, status in found:
+        ids[status].append(one)
+    of_status = (
+        and_(Experiment.status == status, Experiment.id.in_(some)) for status, some in ids.items()
+    )
+    return or_(false(), *of_status)
 
 
 @custom.post("/v1/experiments:cancel", status_code=HTTPStatus.ACCEPTED)
 def cancel_experiments(
-    found: Annotated[list[str], Depends(_to_cancel)],
-    wanted: WantedDep,
+    found: Annotated[Matching, Depends(_to_cancel)],
     database: BulkWriterDep,
     user: Canceller,
 ) -> CancelledOut:
     """Cancel up to 500 experiments that have not ended and match all filters, the oldest first: the
     caller's, or with `whose=all` an admin cancels anyone's (`owner=ann`). The filters are those of
-    the list. At least one is needed; `order_by` has no effect."""
+    the list. At least one is needed; `order_by` has no effect. An experiment whose status changes
+    during the search is not cancelled."""
     with database.transaction() as session:
-        matching = _clauses(session, wanted, user)
-        chosen = select(Experiment.id).where(Experiment.id.in_(found[:MAX_CANCELLED]), *matching)
-        # They may have changed since the search, and stay as they are once they are locked.
+        chosen = select(Experiment.id).where(_as_found(found[:MAX_CANCELLED]))
+        # Once they are locked they stay as they are.
         still = session.scalars(chosen.order_by(Experiment.id).with_for_update(of=Experiment)).all()
         done = states.cancel_all(session, Experiment.id.in_(still))
         lines = [audit.line(user, "experiment.cancelled", one) for one in done.ids]

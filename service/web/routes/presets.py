@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy.orm import Session
 
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
@@ -23,6 +23,8 @@ from service.schemas import ResponseModel
 from service.tables.experiments import Experiment, Status
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, QueueSnapshotsDep, Reader, SettingsDep
+from service.web.media_types import as_json
+from service.web.searches import searched
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], route_class=StrictRoute)
 custom = APIRouter(tags=["presets"], route_class=StrictRoute)
@@ -107,26 +109,28 @@ def list_presets(user: Reader) -> PresetList:
     return PresetList(items=[PresetOut.of(preset) for preset in PRESETS.values()])
 
 
-@custom.get("/v1/presets:runs")
-def list_preset_runs(
-    database: DatabaseDep, settings: SettingsDep, queue_snapshots: QueueSnapshotsDep, user: Reader
-) -> PresetRunsList:
+@custom.get("/v1/presets:runs", response_model=PresetRunsList)
+async def list_preset_runs(
+    request: Request, settings: SettingsDep, queue_snapshots: QueueSnapshotsDep, user: Reader
+) -> Response:
     """Return for each spec of each preset your newest experiment that ran it, even if it was not
     submitted as a preset. One that failed, is paused or cancelled comes after all others. If you
     have none, return the newest that is shared with you and has succeeded."""
-    with database.snapshot() as session:
+
+    def read(session: Session, *, is_first: bool) -> Response:
         found = runs_of_presets(session, settings, user)
         made = {one.id: one for runs in found.values() for one in runs if one is not None}
         waiting = queue_positions(session, list(made.values()), queue_snapshots, user.id)
-    return PresetRunsList(
-        items=[
+        items = [
             PresetRuns(
                 name=name,
                 runs=[one and summary_out(one, waiting.get(one.id)) for one in runs],
             )
             for name, runs in found.items()
         ]
-    )
+        return as_json(PresetRunsList(items=items))
+
+    return await searched(request, read)
 
 
 @router.get("/{name}")

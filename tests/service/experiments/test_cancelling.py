@@ -7,7 +7,6 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
-from service.experiments import listing
 from service.settings import Settings
 from service.tables.experiments import DesiredState, Experiment, Status
 from service.tables.webhooks import Delivery, Webhook
@@ -67,16 +66,16 @@ def test_an_administrator_ends_a_users_backlog(
 def test_a_run_that_begins_during_the_search_is_not_cancelled(
     admin: TestClient, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]
 ) -> None:
-    """The filters are looked at again, because a search may take seconds."""
+    """The status is looked at again, because a search may take seconds."""
     begins, stays = submitted(admin, 2)
-    search = listing.search
+    search = experiments._matching
 
-    def slow(*arguments: Any) -> Any:
-        found = search(*arguments)
+    def slow(*arguments: Any, **named: Any) -> Any:
+        found = search(*arguments, **named)
         change(database_of(admin), begins, status=Status.RUNNING)
         return found
 
-    monkeypatch.setattr(experiments, "search", slow)
+    monkeypatch.setattr(experiments, "_matching", slow)
     answer = admin.post(URL, params=given).json()
     assert answer == {"cancelled": 1, "ending": 0, "more": False}
     assert row(database_of(admin), begins).desired_state == DesiredState.RUN

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
-from sqlalchemy import event, text
 
-from service.experiments import listing
 from service.experiments.filters.fields import _paths, clause
 from service.experiments.filters.grammar import parse
 from service.experiments.listing import Wanted, page_of
@@ -22,7 +19,6 @@ from service.tables.engine import Database
 from service.tables.experiments import SMALL_SPEC, Metric, Status
 from service.tables.users import User
 from service.tables.visibility import Visibility, Whose
-from service.web.main import create_app
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
@@ -319,47 +315,3 @@ def test_fields_of_a_spec_are_found_through_references_and_unions() -> None:
     assert {*_paths(schema, schema, "", 12)} == {
         "model", "model.dim", "model.init", "model.init.dim",
     }  # fmt: skip
-
-
-SLOW: Any = text(
-    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000000) "
-    "SELECT max(i) FROM n"
-)
-
-
-def test_a_search_that_takes_long_is_refused(
-    either: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A filter of one member read thousands of large specs for a minute. Later statements of the
-    connection have the usual limit."""
-    monkeypatch.setattr(listing, "SEARCH_S", 0.2)
-    with either.snapshot() as session:
-        listing.limit_search(session)
-        with pytest.raises(ApiError, match="took longer than"):
-            listing.search(session, SLOW)
-    with either.snapshot() as session:
-        if either.engine.dialect.name == "postgresql":
-            assert session.scalar(text("SHOW statement_timeout")) == "1min"
-        else:
-            assert "limit_s" not in session.connection().info
-
-
-@pytest.mark.parametrize("path", ["/v1/experiments", "/v1/experiments:cancel"])
-def test_searches_are_limited_and_hold_no_lock(
-    lab: Settings, settings: Settings, path: str
-) -> None:
-    """A request that cancels looks for the experiments before it begins to write."""
-    for mine in (lab, settings):
-        statements: list[str] = []
-        key = mine.key_file.read_text().strip()
-        app = create_app(mine)
-        with TestClient(app, headers={"Authorization": f"Bearer {key}"}) as api:
-            engine = app.state.database.engine
-            event.listen(engine, "before_cursor_execute", lambda *a: statements.append(a[2]))  # noqa: B023
-            method = "POST" if path.endswith("cancel") else "GET"
-            assert api.request(method, path, params={"filter": "spec.seeds=9"}).is_success
-        found = [i for i, one in enumerate(statements) if "json_each" in one or "@>" in one]
-        before = statements[: found[0]]
-        if mine is lab:
-            assert "SET LOCAL statement_timeout = 5000" in before
-        assert "BEGIN IMMEDIATE" not in before

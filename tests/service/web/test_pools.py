@@ -238,46 +238,6 @@ def test_changes_of_many_experiments_leave_places_to_others(
                     assert nowhere.status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("method", "url"),
-    [
-        *(("GET", f"/v1/experiments?{query}")
-          for query in ("filter=name = a", "q=a", "metrics=lml", "order_by= metrics.lml desc")),
-        ("POST", "/v1/experiments:cancel?q=a"),
-    ],
-)  # fmt: skip
-def test_searches_leave_places_to_others(settings: Settings, method: str, url: str) -> None:
-    """One of a user at a time, and three in all. Lists without a search wait for none, and a search
-    before a change holds no writer's place."""
-    hasty = settings.model_copy(update={"write_wait_s": 0.05})
-    with served(hasty) as api:
-        searches: FairLimiter = api.app.state.searches  # type: ignore[attr-defined]
-        readers: FairLimiter = api.app.state.readers  # type: ignore[attr-defined]
-        writers: FairLimiter = api.app.state.writers  # type: ignore[attr-defined]
-        assert api.portal is not None
-        for users, status in (((1,), 503), ((7, 8, 9), 503), ((7, 8), 200)):
-            with ExitStack() as held:
-                for user in users:
-                    held.enter_context(api.portal.wrap_async_context_manager(searches.one(user)))
-                answer = api.request(method, url)
-                assert answer.status_code == status or (status == 200 and answer.is_success)
-                assert readers.taken == writers.taken == 0
-                plain = "/v1/experiments?status=queued&order_by=name desc"
-                assert api.get(plain).status_code == 200
-
-
-def test_a_search_before_a_change_needs_no_writers_place(settings: Settings) -> None:
-    """It is refused at once, whatever the writers do."""
-    hasty = settings.model_copy(update={"write_wait_s": 0.05})
-    with served(hasty) as api:
-        writers: FairLimiter = api.app.state.writers  # type: ignore[attr-defined]
-        assert api.portal is not None
-        with api.portal.wrap_async_context_manager(writers.one(9, is_long=affirmed)):
-            assert api.post("/v1/experiments:cancel?q=a").status_code == 503
-            assert api.post("/v1/experiments:cancel").status_code == 422
-            assert api.post("/v1/experiments:cancel?whose=all&filter=no").status_code == 422
-
-
 def test_a_user_writes_with_one_request_at_a_time(settings: Settings) -> None:
     """The others wait for it and hold no place of all meanwhile."""
     hasty = settings.model_copy(update={"write_wait_s": 0.05})
