@@ -1,6 +1,6 @@
 // Curves with error bands, by uPlot. A missing value is a gap.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
+import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { bandSeries, endsOf } from "./bands.js";
 import { save, svgOf } from "./drawing.js";
 import { number, withError } from "./format.js";
@@ -10,6 +10,8 @@ const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const HEIGHT = 320;
 const FEW_POINTS = 32;
 const MAX_BANDS = 24; // of more curves they would hide each other
+const FAINT = "47"; // opacity of the seeds below their mean
+const FAR = 8; // widths of the other curves from which a curve is far away
 const MOVES = [
   ["‹", "To the left", 1, -0.25],
   ["−", "Zoom out", 2, 0],
@@ -37,15 +39,17 @@ const lookOf = ({ colour, dash }, index) => ({
 const levelLook = ({ colour }) => ({ stroke: colour === undefined ? token("--muted") : colourOf(colour), dash: [6, 4] });
 
 function seriesOf({ series, lines, xLabel }) {
+  const hasBands = series.filter(({ faint }) => !faint).length <= MAX_BANDS;
   const curves = series.flatMap((one, index) => {
-    const { label, x, dots = false, area = false } = one;
+    const { label, x, dots = false, area = false, faint = false } = one;
     const look = lookOf(one, index);
     const error = (plot, at, i) => (plot.data[at - 2][i] === null ? null : (plot.data[at - 2][i] - plot.data[at][i]) / 2);
     const value = (plot, v, at, i) => (i === null ? "" : withError(plot.data[at][i], error(plot, at, i)));
-    const points = { show: dots || x.length <= FEW_POINTS, size: 5 };
+    const points = { show: dots || (x.length <= FEW_POINTS && !faint), size: 5 };
     const paths = dots ? { paths: () => null } : {};
     const fill = area ? { fill: `${look.stroke}1f`, fillTo: 0 } : {};
-    return [...bandSeries(look.stroke, !dots && series.length <= MAX_BANDS), { label, ...look, ...paths, ...fill, width: 1.5, value, points }];
+    const weight = faint ? { class: "u-hidden", stroke: `${look.stroke}${FAINT}`, width: 1 } : { width: 1.5 };
+    return [...bandSeries(look.stroke, hasBands && !dots && !faint), { label, ...look, ...paths, ...fill, ...weight, value, points }];
   });
   const levels = lines.map((line) => ({
     label: line.label,
@@ -60,9 +64,28 @@ function seriesOf({ series, lines, xLabel }) {
 const WHOLE_STEPS = Array.from({ length: 9 }, (_, power) => [1, 2, 5].map((one) => one * 10 ** power)).flat();
 const hasWholeX = (series) => series.length > 0 && series.every(({ x }) => x.every(Number.isInteger));
 
-/** A scale of y that reaches 0, where areas are shaded down or up to it. */
-function rangeOf(series, isLog) {
-  if (isLog || !series.some(({ area }) => area)) return {};
+const median = (values) => [...values].sort((a, b) => a - b)[Math.floor((values.length - 1) / 2)];
+
+/** Whether each of some curves is so far from most of them that it would flatten them. */
+export function farCurves(series) {
+  const known = series.map(({ value }) => value.filter((one) => one !== null));
+  const levels = known.map((values) => (values.length ? median(values) : null));
+  const some = levels.filter((one) => one !== null);
+  if (some.length < 3) return series.map(() => false);
+  const middle = median(some);
+  const spread = median(some.map((one) => Math.abs(one - middle)));
+  const width = median(known.filter((values) => values.length).map((values) => Math.max(...values) - Math.min(...values)));
+  return levels.map((one) => one !== null && Math.abs(one - middle) > FAR * Math.max(spread, width));
+}
+
+/** A scale of y that reaches 0, where areas are shaded down or up to it, or that leaves out curves far away. */
+function rangeOf({ series, logY, far = [] }) {
+  if (far.includes(true)) {
+    const near = series.filter((_, i) => !far[i]).flatMap(({ value }) => value.filter((one) => one !== null));
+    const [least, most] = near.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
+    return { range: () => (logY ? window.uPlot.rangeLog(least, most, 10, false) : window.uPlot.rangeNum(least, most, 0.1, true)) };
+  }
+  if (logY || !series.some(({ area }) => area)) return {};
   return { range: (plot, min, max) => window.uPlot.rangeNum(Math.min(0, min), Math.max(0, max), 0.05, true) };
 }
 
@@ -87,7 +110,7 @@ export function optionsOf(shown, width) {
     height: HEIGHT,
     series: seriesOf(shown),
     hooks: { setSeries: [onShow] },
-    scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1, ...rangeOf(series, logY) } },
+    scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1, ...rangeOf(shown) } },
     axes: [
       { ...axis, label: xLabel, size: 34, ...(hasWholeX(series) ? { incrs: WHOLE_STEPS } : {}) },
       { ...axis, label: yLabel, size: 64 },
@@ -109,8 +132,8 @@ function update(plot, data) {
 function usePlot(props) {
   const place = useRef(null);
   const plot = useRef(null);
-  const { series, lines, logX, logY } = props;
-  const shape = JSON.stringify([series.map((one) => [one.label, one.colour]), lines, logX, logY]);
+  const { series, lines, logX, logY, far } = props;
+  const shape = JSON.stringify([series.map((one) => [one.label, one.colour]), lines, logX, logY, far]);
   useEffect(() => {
     const width = () => Math.max(240, place.current.clientWidth);
     const make = () => {
@@ -152,7 +175,7 @@ export function move(plot, times, by) {
 /** What of a chart is seen, for a file. */
 function drawingOf(title, { series, lines, xLabel, yLabel }, plot) {
   const { min, max } = plot.scales.x;
-  const curves = series.map((one, i) => ({ ...one, ...lookOf(one, i), ends: one.dots ? null : endsOf(one), at: 3 * i + 3 }));
+  const curves = series.map((one, i) => ({ ...one, ...lookOf(one, i), ends: one.dots || one.faint ? null : endsOf(one), at: 3 * i + 3 }));
   const levels = lines.map((line, i) => ({ ...line, ...levelLook(line), x: [min, max], value: [line.y, line.y], ends: null, at: 3 * series.length + 1 + i }));
   const seen = [...curves, ...levels].filter(({ at }) => plot.series[at].show);
   return { title, xLabel, yLabel, token, curves: seen.map(({ stroke, ...one }) => ({ ...one, colour: stroke })) };
@@ -162,7 +185,7 @@ export const isPositive = (values) => values.every((value) => value === null || 
 
 /** What the chart says to those who do not see it. */
 export function summaryOf(title, series) {
-  const ends = series.slice(0, 12).map(({ label, value }) => {
+  const ends = series.filter(({ faint }) => !faint).slice(0, 12).map(({ label, value }) => {
     const known = value.filter((one) => one !== null);
     return `${label}: ${known.length} points, from ${number(known[0])} to ${number(known[known.length - 1])}`;
   });
@@ -170,17 +193,26 @@ export function summaryOf(title, series) {
 }
 
 /**
- * `series` are `{label, colour?, dash?, dots?, x, value, std_err}`, with `dots` in place of a curve, `lines` `{label, y, colour?}`. The bands
- * are two standard errors wide on either side.
+ * `series` are `{label, colour?, dash?, dots?, faint?, x, value, std_err}`, with `dots` in place of a curve, and `faint` for what the
+ * legend leaves out; `lines` are `{label, y, colour?}`. The bands are two standard errors wide on either side. Curves far from most
+ * others are outside at first.
  */
 export function Chart({ title, note, series, lines = [], xLabel, yLabel, children }) {
   const [logX, setLogX] = useState(false);
   const [logY, setLogY] = useState(false);
   const mayLogX = series.every((one) => isPositive(one.x));
   const mayLogY = series.every((one) => isPositive(one.value)) && isPositive(lines.map((one) => one.y));
-  const shown = { series, lines, xLabel, yLabel, logX: logX && mayLogX, logY: logY && mayLogY };
+  const [isWhole, setWhole] = useState(false);
+  const far = useMemo(() => farCurves(series), [series]);
+  const outside = isWhole ? [] : series.filter((one, i) => far[i] && !one.faint);
+  const shown = { series, lines, xLabel, yLabel, logX: logX && mayLogX, logY: logY && mayLogY, far: isWhole ? [] : far };
   const [place, plot] = usePlot(shown);
-  const showAll = () => plot.current.setData(plot.current.data, true);
+  const hidden = outside.length > 0 && `Far outside, not shown: ${outside.map(({ label }) => label).join("; ")}. “Whole” shows all.`;
+  const notes = [note, hidden].filter(Boolean).join(" ");
+  function showAll() {
+    setWhole(true);
+    plot.current.setData(plot.current.data, true);
+  }
   const download = () => save(`${title}.svg`, "image/svg+xml", svgOf(plot.current, drawingOf(title, shown, plot.current)));
   const toggle = (name, on, set, may) => html`<label class="row small">
     <input type="checkbox" checked=${on && may} disabled=${!may} onChange=${(event) => set(event.target.checked)} />
@@ -200,7 +232,7 @@ export function Chart({ title, note, series, lines = [], xLabel, yLabel, childre
         ${children}
       </div>
     </div>
-    ${note && html`<p class="muted small">${note}</p>`}
+    ${notes && html`<p class="muted small">${notes}</p>`}
     <div ref=${place} role="img" aria-label=${summaryOf(title, series)}></div>
   </section>`;
 }

@@ -2,7 +2,7 @@
 
 import { get, oneAtATime, post, withQuery } from "./api.js";
 import { labelText, titleOf } from "./format.js";
-import { overSeeds } from "./means.js";
+import { meanOf, overSeeds, withoutSeed } from "./means.js";
 
 const MAX_POINTS = 20_000;
 
@@ -88,18 +88,49 @@ function withArea(chart) {
   return { ...chart, series: chart.series.map((one, i) => (i === 0 ? { ...one, area: true } : one)) };
 }
 
-/** The charts of several experiments: a chart for each name of a series, a colour for each experiment. */
-export function chartsOfMany(experiments, curves) {
-  return charts(curves.flatMap((item, index) => {
+/**
+ * The charts of several experiments: a chart for each name of a series. `colours` has a number for each
+ * experiment. Where seeds have the same x, their mean is drawn, and the seeds are faint.
+ */
+export function chartsOfMany(experiments, curves, colours = experiments.map((_, index) => index)) {
+  const found = curves.flatMap((item, index) => {
     const dashes = new Map();
     const title = titleOf(experiments[index]);
-    return item.series.map((one) => {
-      const dash = dashes.get(one.name) ?? 0;
-      dashes.set(one.name, dash + 1);
-      const labels = labelText(one.labels);
-      return { from: one, shown: { ...drawn(one), colour: index, dash, label: labels ? `${title}, ${labels}` : title } };
+    return groupsOf(item.series).flatMap((group) => {
+      const { name } = group[0];
+      const dash = dashes.get(name) ?? 0;
+      dashes.set(name, dash + 1);
+      const shown = (one, labels, more = {}) => ({
+        from: one,
+        shown: { ...drawn(one), colour: colours[index], dash, label: [title, labelText(labels)].filter(Boolean).join(", "), ...more },
+      });
+      if (group.length === 1) return [shown(group[0], group[0].labels)];
+      const mean = meanCurve(group);
+      return [...group.map((one) => shown(one, one.labels, { faint: true })), shown(mean, mean.labels)];
     });
-  }));
+  });
+  return charts(found).map((chart) => ({ ...chart, series: sortBy(chart.series, (one) => (one.faint ? 0 : 1)) }));
+}
+
+const sortBy = (values, key) => [...values].sort((a, b) => key(a) - key(b));
+
+const isSame = (a, b) => a.length === b.length && a.every((one, i) => one === b[i]);
+
+/** The series that differ in their seed alone and have the same x, together. */
+function groupsOf(series) {
+  const groups = new Map();
+  for (const one of series) {
+    const key = keyOf({ name: one.name, labels: withoutSeed(one.labels) });
+    groups.set(key, [...(groups.get(key) ?? []), one]);
+  }
+  return [...groups.values()].flatMap((group) => (group.every(({ x }) => isSame(x, group[0].x)) ? [group] : group.map((one) => [one])));
+}
+
+/** The mean over seeds at each x, with the error of a metric's mean. */
+function meanCurve(group) {
+  const [{ name, labels, x }] = group;
+  const points = x.map((_, i) => meanOf({ name, all: group.map((one) => ({ value: one.value[i], std_err: one.std_err[i] })) }));
+  return { name, labels: withoutSeed(labels), x, value: points.map((one) => one.value), std_err: points.map((one) => one.std_err) };
 }
 
 /** Series of one name share a chart, but what is by mask size and what is by rate do not. */

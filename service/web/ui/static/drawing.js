@@ -15,14 +15,15 @@ const text = (x, y, words, more = {}) => element("text", { x, y, ...more }, word
 const middle = { "text-anchor": "middle" };
 
 /**
- * The text of the file. `curves` are `{label, colour, dash, x, value, ends}`, where `ends` are the two
- * of the band or null; `token` gives a colour of the design by its name.
+ * The text of the file. `curves` are `{label, colour, dash, faint?, x, value, ends}`, where `ends` are the two
+ * of the band or null, and faint ones have no line in the legend; `token` gives a colour of the design by its name.
  */
 export function svgOf(plot, { title, xLabel, yLabel, curves, token }) {
   const [left, top, width, height] = ["left", "top", "width", "height"].map((side) => plot.bbox[side] / devicePixelRatio);
   const at = { x: (value) => left + plot.valToPos(value, "x"), y: (value) => top + plot.valToPos(value, "y") };
   const foot = top + height + 52;
-  const size = { width: plot.width, height: foot + curves.length * LINE_PX };
+  const named = curves.filter(({ faint }) => !faint);
+  const size = { width: plot.width, height: foot + named.length * LINE_PX };
   const grid = { stroke: token("--line") };
   return new XMLSerializer().serializeToString(element(
     "svg",
@@ -41,7 +42,7 @@ export function svgOf(plot, { title, xLabel, yLabel, curves, token }) {
     text(left + width / 2, top + height + 34, xLabel, middle),
     text(0, 0, yLabel, { ...middle, transform: `translate(12 ${top + height / 2}) rotate(-90)` }),
     element("g", { "clip-path": "url(#inside)", fill: "none", "stroke-width": 1.5, "stroke-linecap": "round" }, ...curves.flatMap((one) => drawn(one, at))),
-    ...curves.flatMap(({ label, colour, dash }, place) => [
+    ...named.flatMap(({ label, colour, dash }, place) => [
       element("path", { d: `M${left} ${foot + place * LINE_PX}h${SWATCH_PX}`, stroke: colour, "stroke-width": 2, "stroke-dasharray": dash.join(" ") }),
       text(left + SWATCH_PX + 8, foot + place * LINE_PX + 4, label),
     ]),
@@ -52,8 +53,9 @@ export function svgOf(plot, { title, xLabel, yLabel, curves, token }) {
 const ticksOf = ({ _splits: splits, _values: words }) =>
   splits.map((value, i) => [value, words[i]]).filter(([, word]) => word !== "" && word !== null);
 
-function drawn({ colour, dash, dots, x, value, ends }, at) {
-  const look = dots ? { "stroke-width": 5 } : { "stroke-dasharray": dash.join(" ") };
+function drawn({ colour, dash, dots, faint, x, value, ends }, at) {
+  const faintly = faint ? { "stroke-opacity": 0.28, "stroke-width": 1 } : {};
+  const look = dots ? { "stroke-width": 5 } : { "stroke-dasharray": dash.join(" "), ...faintly };
   const line = element("path", { d: pathOf(x, value, at, dots), stroke: colour, ...look });
   if (ends === null) return [line];
   return [...bandsOf(x, ends, at).map((d) => element("path", { d, fill: colour, "fill-opacity": 0.18 })), line];

@@ -2,7 +2,7 @@
 
 import { labelText } from "./format.js";
 
-function withoutSeed(labels) {
+export function withoutSeed(labels) {
   const { seed, ...others } = labels;
   return others;
 }
@@ -30,7 +30,8 @@ const sum = (values) => values.reduce((total, one) => total + one, 0);
 
 const coversTexts = ({ name }) => name.endsWith("_population");
 
-function meanOf(group) {
+/** The mean of the values of `{name, all}` and its error: `{value, std_err}`. */
+export function meanOf(group) {
   const metrics = group.all;
   const count = metrics.length;
   if (metrics.some((one) => one.value === null)) return { value: null, std_err: null };

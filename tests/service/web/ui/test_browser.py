@@ -124,13 +124,25 @@ def test_two_experiments_are_compared_by_their_different_fields(
     page.get_by_role("link", name="Compare").click()
     chart = page.get_by_role("img", name="Score by mask size")
     for k in (1, 3):
-        expect(chart).to_have_attribute(
-            "aria-label", containing(f"digits K={k}, seed 4: 63 points")
-        )
-    differing = page.get_by_role("region", name="Where the specs differ")
-    expect(differing.locator("tbody tr")).to_have_text(["model.latent_dim13", "data.latent_dim13"])
-    metrics = page.get_by_role("region", name="Metrics")
-    expect(metrics.get_by_role("row", name="lml")).to_contain_text("−63.34")
+        expect(chart).to_have_attribute("aria-label", containing(f"digits K={k}: 63 points"))
+    expect(page.locator(".u-legend tr:visible")).to_have_count(3)  # x and a mean each, no seeds
+    runs = page.get_by_role("region", name="Runs")
+    expect(runs.get_by_role("columnheader").get_by_role("button")).to_have_text(
+        ["Run", "model.latent_dim", "data.latent_dim", "lml", "mpt"]
+    )
+    rows = runs.locator("tbody tr")
+    cells = [re.compile(r"K=1\s*11\s*−61\.34"), re.compile(r"K=3\s*33\s*−63\.34")]
+    expect(rows).to_have_text(cells)
+    expect(runs.locator("strong")).to_have_text(["−61.34", "−61.360 ± 0.090"])
+    runs.get_by_role("button", name="model.latent_dim").click()
+    runs.get_by_role("button", name="model.latent_dim").click()
+    expect(rows).to_have_text(cells[::-1])
+    page.goto(lab.url(f"/compare?ids={lab.ids['succeeded 3']},{lab.ids['succeeded 1']}"))
+    swatch = rows.first.locator(".swatch")
+    expect(swatch).to_have_attribute("style", containing("rgb"))
+    before = swatch.get_attribute("style") or ""
+    page.get_by_label("Colour by").select_option("data.latent_dim")
+    expect(swatch).not_to_have_attribute("style", before)
 
 
 def test_experiments_are_cancelled_on_their_page_and_in_the_list(

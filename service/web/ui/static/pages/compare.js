@@ -1,13 +1,15 @@
-// Several experiments: their curves on one chart, their metrics, and where their specs differ.
+// Several experiments: their curves on one chart, where their specs differ, and their metrics.
 
-import { html, useMemo } from "../vendor/preact-htm.js";
+import { html, useMemo, useState } from "../vendor/preact-htm.js";
 import { post } from "../api.js";
 import { Chart, colourOf } from "../chart.js";
+import { bestOf, coloursBy, differing, metricsOf, rowsOf, shortNames } from "../compared.js";
 import { chartsOfMany, curvesOfMany, levelsOf } from "../curves.js";
-import { leaves, plain, titleOf, withError } from "../format.js";
+import { cut, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
-import { aboutMean, meanTitle, overSeeds, paired } from "../means.js";
+import { aboutMean, meanTitle, paired } from "../means.js";
 import { Empty, Loading, Missing, Scroll, Status } from "../parts.js";
+import { SortHeader, useSorting } from "../sorting.js";
 
 const TOGETHER = 50;
 
@@ -32,75 +34,85 @@ function reader(ids) {
 const hasEnded = ({ experiments, curves }) =>
   experiments.every((one) => one.terminal) && curves.every((one) => !one.partial);
 
-function Name({ experiment, index }) {
-  return html`<span class="swatch" ref=${(node) => node && (node.style.background = colourOf(index))}></span>
+function Name({ experiment, colour }) {
+  return html`<span class="swatch" ref=${(node) => node && (node.style.background = colourOf(colour))}></span>
     <a class="name" href=${`/experiments/${experiment.id}`}>${titleOf(experiment)}</a>`;
 }
 
+function ColourBy({ paths, value, set }) {
+  return html`<div class="field short"><label for="colour">Colour by</label>
+    <select id="colour" onChange=${(event) => set(event.target.value)}>
+      <option value="" selected=${value === ""}>run</option>
+      ${paths.map((path) => html`<option key=${path} value=${path} selected=${value === path}>${path}</option>`)}
+    </select></div>`;
+}
+
 /** A chart for each name of a series: an experiment's curves have its colour. */
-function Charts({ experiments, curves }) {
-  const charts = useMemo(() => chartsOfMany(experiments, curves), [curves]);
+function Charts({ experiments, curves, colours }) {
+  const charts = useMemo(() => chartsOfMany(experiments, curves, colours), [curves, colours.join()]);
   return charts.map(({ key, about: [title, xLabel, yLabel], name, series }) => {
     const lines = experiments.flatMap((one, index) =>
-      levelsOf(name, one.metrics, `LML of ${titleOf(one)}`).map((line) => ({ ...line, colour: index })),
+      levelsOf(name, one.metrics, `LML of ${titleOf(one)}`).map((line) => ({ ...line, colour: colours[index] })),
     );
-    return html`<${Chart} key=${key} title=${title} series=${series} lines=${lines} xLabel=${xLabel} yLabel=${yLabel} />`;
+    const note = series.some(({ faint }) => faint) && "Means over seeds; the seeds are faint.";
+    return html`<${Chart} key=${key} title=${title} note=${note} series=${series} lines=${lines} xLabel=${xLabel} yLabel=${yLabel} />`;
   });
 }
 
-function Heads({ experiments }) {
-  return experiments.map((one, index) => html`<th key=${one.id} scope="col">
-    <${Name} experiment=${one} index=${index} /><br /><${Status} of=${one.status} />
-  </th>`);
-}
-
-function MetricCell({ mean, first }) {
+function MetricCell({ mean, first, isBest }) {
   if (!mean) return html`<td></td>`;
   const difference = first && first !== mean ? paired(mean, first) : null;
-  return html`<td title=${aboutMean(mean)}>
-    ${withError(mean.value, mean.std_err)}${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
+  const value = withError(mean.value, mean.std_err);
+  return html`<td class="number" title=${aboutMean(mean)}>
+    ${isBest ? html`<strong>${value}</strong>` : value}${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
     ${difference && html`<div class="small muted">${difference.value > 0 && "+"}${withError(difference.value, difference.std_err)}</div>`}
   </td>`;
 }
 
-function Metrics({ experiments }) {
-  const found = experiments.map((one) => new Map(overSeeds(one.metrics).map((mean) => [mean.key, mean])));
-  const titles = new Map(found.flatMap((means) => [...means].map(([key, mean]) => [key, meanTitle(mean)])));
-  if (!titles.size) return null;
+const FIELD_CHARACTERS = 40;
+
+function FieldCell({ row, path }) {
+  if (!row.fields.has(path)) return html`<td class="muted">–</td>`;
+  const text = plain(row.fields.get(path));
+  return html`<td class="mono" title=${text}>${cut(text, FIELD_CHARACTERS)}</td>`;
+}
+
+/** What a run is sorted by: its name, its status, a field of its spec, or a metric. */
+function sortedBy(row, [kind, name]) {
+  if (kind === "metric") return row.means.get(name)?.value;
+  if (kind === "status") return row.experiment.status;
+  return kind === "name" ? titleOf(row.experiment) : row.fields.get(name);
+}
+
+/** A row for each run: where its spec differs from the others', then its metrics. */
+function Runs({ rows, paths, colours }) {
+  const metrics = metricsOf(rows);
+  const columns = new Map(
+    [["name"], ["status"], ...paths.map((path) => ["field", path]), ...metrics.map(({ key }) => ["metric", key])].map((one) => [one.join(" "), one]),
+  );
+  const [shown, headerOf] = useSorting(rows, (row, column) => sortedBy(row, columns.get(column)));
+  const hasStatus = rows.some(({ experiment }) => experiment.status !== "succeeded");
+  const names = shortNames(paths);
+  const best = new Map(metrics.map((metric) => [metric.key, bestOf(rows, metric)]));
   return html`<section class="card flush">
-    <h2>Metrics</h2>
-    <p class="bar muted small">Means over seeds. The error covers all that differs between seeds; of one seed, its masks or
-      samples. Below, the difference from the first experiment by pairs of equal seeds, with its error over the pairs.</p>
-    <${Scroll} label="Metrics"><table>
-      <thead><tr><th scope="col">Metric</th><${Heads} experiments=${experiments} /></tr></thead>
-      <tbody>${[...titles].map(([key, title]) => html`<tr key=${key}>
-        <th scope="row">${title}</th>
-        ${found.map((means, i) => html`<${MetricCell} key=${experiments[i].id} mean=${means.get(key)} first=${found[0].get(key)} />`)}
+    <h2>Runs</h2>
+    <p class="bar muted small">First the fields in which their specs differ. Metrics are means over seeds; the error covers all that
+      differs between seeds, or, for one seed, its masks or samples. Below is the difference from ${titleOf(rows[0].experiment)} by
+      pairs of equal seeds. Bold: the best, and those that their errors do not tell from it.</p>
+    <${Scroll} label="Runs"><table class="runs">
+      <thead><tr>
+        <${SortHeader} ...${headerOf("name")}>Run<//>
+        ${hasStatus && html`<${SortHeader} ...${headerOf("status")}>Status<//>`}
+        ${paths.map((path, i) => html`<${SortHeader} key=${path} ...${headerOf(`field ${path}`)}><span title=${path}>${names[i]}</span><//>`)}
+        ${metrics.map((metric) => html`<${SortHeader} key=${metric.key} ...${headerOf(`metric ${metric.key}`)} number>${meanTitle(metric)}<//>`)}
+      </tr></thead>
+      <tbody>${shown.map((row) => html`<tr key=${row.experiment.id}>
+        <th scope="row"><${Name} experiment=${row.experiment} colour=${colours[row.index]} /></th>
+        ${hasStatus && html`<td><${Status} of=${row.experiment.status} /></td>`}
+        ${paths.map((path) => html`<${FieldCell} key=${path} row=${row} path=${path} />`)}
+        ${metrics.map(({ key }) => html`<${MetricCell} key=${key} mean=${row.means.get(key)} first=${rows[0].means.get(key)} isBest=${best.get(key).has(row)} />`)}
       </tr>`)}</tbody>
     </table><//>
-  </section>`;
-}
-
-/** The fields that are not the same in all specs. */
-function differing(experiments) {
-  const specs = experiments.map((one) => new Map(leaves(one.spec).map(([path, value]) => [path, plain(value)])));
-  const paths = [...new Set(specs.flatMap((spec) => [...spec.keys()]))];
-  return paths
-    .map((path) => [path, specs.map((spec) => spec.get(path) ?? "–")])
-    .filter(([, values]) => new Set(values).size > 1);
-}
-
-function Specs({ experiments }) {
-  const rows = useMemo(() => differing(experiments), [experiments.map((one) => one.id).join()]);
-  return html`<section class="card flush">
-    <h2>Where the specs differ</h2>
-    ${rows.length === 0 && html`<p class="empty">They are the same.</p>`}
-    ${rows.length > 0 && html`<${Scroll} label="Where the specs differ"><table>
-      <thead><tr><th scope="col">Field</th><${Heads} experiments=${experiments} /></tr></thead>
-      <tbody>${rows.map(([path, values]) => html`<tr key=${path}>
-        <th scope="row" class="mono">${path}</th>${values.map((value) => html`<td class="mono wrap">${value}</td>`)}
-      </tr>`)}</tbody>
-    </table><//>`}
   </section>`;
 }
 
@@ -118,10 +130,20 @@ function Compared({ ids }) {
   const { data, error } = useLive(read, [read], hasEnded);
   if (error) return html`<${Missing} error=${error} />`;
   if (!data) return html`<${Loading} />`;
+  return html`<${Shown} ...${data} />`;
+}
+
+function Shown({ experiments, curves }) {
+  const [by, setBy] = useState("");
+  const rows = useMemo(() => rowsOf(experiments), [experiments]);
+  const paths = differing(rows);
+  const colours = coloursBy(rows, by);
   return html`<div class="stack">
-    <h1>${data.experiments.length} experiments</h1>
-    <${Charts} ...${data} />
-    <${Metrics} experiments=${data.experiments} />
-    <${Specs} experiments=${data.experiments} />
+    <div class="row spread end">
+      <h1>${experiments.length} experiments</h1>
+      ${paths.length > 0 && html`<${ColourBy} paths=${paths} value=${by} set=${setBy} />`}
+    </div>
+    <${Charts} experiments=${experiments} curves=${curves} colours=${colours} />
+    <${Runs} rows=${rows} paths=${paths} colours=${colours} />
   </div>`;
 }

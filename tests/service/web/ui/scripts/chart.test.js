@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { bandSeries, endsOf } from "../../../../../service/web/ui/static/bands.js";
-import { isPositive, move, optionsOf, summaryOf } from "../../../../../service/web/ui/static/chart.js";
+import { farCurves, isPositive, move, optionsOf, summaryOf } from "../../../../../service/web/ui/static/chart.js";
 import { bandsOf, pathOf } from "../../../../../service/web/ui/static/drawing.js";
 import { axisOf } from "../../../../../service/web/ui/static/parallel.js";
 
@@ -54,6 +54,30 @@ test("few points are marked, and dots are not joined", () => {
   assert.equal(dots.points.show, true);
   assert.equal(dots.paths(), null);
   assert.equal(of().paths, undefined);
+});
+
+test("faint curves have no band, no line in the legend and no words", () => {
+  const series = [one("seed", { faint: true }), one("mean")];
+  const [, upper, , seed, , , mean] = options({ series }).series;
+  assert.equal(upper.paths(), null);
+  assert.deepEqual([seed.class, seed.width, seed.stroke, seed.points.show], ["u-hidden", 1, "--series-147", false]);
+  assert.deepEqual([mean.class, mean.width, mean.stroke, mean.points.show], [undefined, 1.5, "--series-2", true]);
+  assert.equal(summaryOf("Loss", series), "Loss. mean: 2 points, from 1 to 2");
+});
+
+test("two bad runs of five do not flatten the others", () => {
+  const far = (...levels) => farCurves(levels.map((level) => ({ value: level === null ? [null] : [level, level + 1, null] })));
+  assert.deepEqual(far(1, 2, 3, 90, -90), [false, false, false, true, true]);
+  assert.deepEqual(far(1, 2, 3, 9, 10.9), [false, false, false, false, false]);
+  assert.deepEqual(far(1, 900), [false, false]);
+  assert.deepEqual(far(1, null, 1, 1, 900), [false, false, false, false, true]);
+  globalThis.window = { uPlot: { rangeNum: (...all) => all, rangeLog: (...all) => all } };
+  const series = [one("a", { value: [1, null] }), one("b", { value: [90, 91] }), one("c", { value: [-2, 3] })];
+  const range = (more) => options({ series, ...more }).scales.y.range?.(null, -5, 99);
+  assert.deepEqual(range({ far: [false, true, false] }), [-2, 3, 0.1, true]);
+  assert.deepEqual(range({ far: [false, true, false], logY: true }), [-2, 3, 10, false]);
+  assert.equal(range({ far: [false, false, false] }), undefined);
+  assert.equal(range(), undefined);
 });
 
 test("a band is hidden and shown with its curve", () => {

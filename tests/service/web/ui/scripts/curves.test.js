@@ -28,11 +28,26 @@ test("differences by rate are drawn over the rate", () => {
   assert.deepEqual(curves.aboutSeries("mine"), ["mine", "", ""]);
 });
 
+test("seeds with the same x have a mean at each, with the error of a metric's mean", () => {
+  const mean = (...found) => curves.chartsOfMany([{ id: "1".repeat(32), name: "a" }], [{ series: found }])[0].series;
+  const labels = (seed, model = "m") => ({ seed, model });
+  const found = mean(series("score", labels(1), [1, 2], [1, null]), series("score", labels(2), [1, 2], [2, 5]), series("score", labels(1, "n"), [1, 2]));
+  assert.deepEqual(found.map(({ label }) => label), ["a, seed 1, model m", "a, seed 2, model m", "a, model m", "a, seed 1, model n"]);
+  assert.deepEqual(found.map(({ dash }) => dash), [0, 0, 0, 1]);
+  assert.deepEqual(found[2].value, [1.5, null]);
+  assert.deepEqual(found[2].std_err, [0.5, null]);
+  const apart = mean(series("loss", { seed: 1 }, [1, 2]), series("loss", { seed: 2 }, [1, 3]), series("loss", { seed: 3 }, [1, 2, 3]));
+  assert.deepEqual(apart.map(({ label, faint }) => [label, faint]), [["a, seed 1", undefined], ["a, seed 2", undefined], ["a, seed 3", undefined]]);
+});
+
 test("of many experiments each has a colour, and its series of one name a dash each", () => {
   const experiments = [{ id: "1".repeat(32), name: "a" }, { id: "2".repeat(32), name: "b" }];
   const items = [{ series: [series("score", { seed: 1 }), series("score", { seed: 2 }), series("loss", {})] }, { series: [series("score", {})] }];
   const [score, loss] = curves.chartsOfMany(experiments, items);
-  assert.deepEqual(score.series.map(({ label, colour, dash }) => [label, colour, dash]), [["a, seed 1", 0, 0], ["a, seed 2", 0, 1], ["b", 1, 0]]);
+  const looks = ({ series: some }) => some.map(({ label, colour, dash, faint = false }) => [label, colour, dash, faint]);
+  assert.deepEqual(looks(score), [["a, seed 1", 0, 0, true], ["a, seed 2", 0, 0, true], ["a", 0, 0, false], ["b", 1, 0, false]]);
+  const [again] = curves.chartsOfMany(experiments, items, [4, 4]);
+  assert.deepEqual(again.series.map(({ colour }) => colour), [4, 4, 4, 4]);
   assert.deepEqual(loss.series.map(({ label, colour, dash }) => [label, colour, dash]), [["a", 0, 0]]);
 });
 
