@@ -1,6 +1,8 @@
 // The filters of the list of experiments.
 
 import { html, useState } from "./vendor/preact-htm.js";
+import { get } from "./api.js";
+import { leaves } from "./format.js";
 
 const STATUSES = ["queued", "dispatched", "running", "paused", "succeeded", "failed", "cancelled"];
 const FAMILIES = ["ppca", "factor_analysis", "linear_vae", "vae", "masked_lm"];
@@ -21,9 +23,51 @@ const WORDS = [
 ];
 const COLUMNS = "columns";
 
-/** The metrics that have a column, as they were last chosen in this browser. */
+const MAX_COLUMNS = 12;
+const OFFERED = ["lml", "mpt", "lml_heldout", "mpt_heldout", "area", "spec.model.latent_dim", "spec.seeds"];
+
+/** What has a column, as it was last chosen in this browser: metrics, and fields of the spec by their paths. */
 export function chosenColumns() {
   return JSON.parse(localStorage.getItem(COLUMNS) ?? '["lml", "mpt"]');
+}
+
+export const isField = (name) => name.startsWith("spec.");
+
+/** A box for each column; what is typed is offered from the metrics and fields of an experiment of the list. */
+function Columns({ chosen, set, example }) {
+  const [offered, setOffered] = useState(OFFERED);
+  function keep(names) {
+    const some = [...new Set(names)].slice(0, MAX_COLUMNS);
+    localStorage.setItem(COLUMNS, JSON.stringify(some));
+    set(some);
+  }
+  async function offer() {
+    if (!example || offered !== OFFERED) return;
+    const { spec, metrics } = await get(`/v1/experiments/${example}`);
+    setOffered([...new Set(metrics.map(({ name }) => name)), ...leaves(spec).map(([path]) => `spec.${path}`)]);
+  }
+  function add(event) {
+    const names = event.target.value.split(/[\s,]+/).filter(Boolean);
+    if (names.length) keep([...chosen, ...names]);
+    event.target.value = "";
+  }
+  function onKey(event) {
+    if (event.key !== "Enter") return;
+    event.preventDefault(); // which would search
+    add(event);
+  }
+  return html`<fieldset>
+    <legend>Columns</legend>
+    <div class="chips">
+      ${chosen.map((name) => html`<label key=${name}>
+        <input type="checkbox" checked onChange=${() => keep(chosen.filter((one) => one !== name))} />
+        <span class="mono">${name}</span>
+      </label>`)}
+      <input id="columns" class="mono" list="columns-offered" aria-label="Add a column" placeholder="Add a metric, or spec.model.latent_dim"
+        autocomplete="off" spellcheck="false" onFocus=${offer} onChange=${add} onKeyDown=${onKey} />
+      <datalist id="columns-offered">${offered.filter((one) => !chosen.includes(one)).map((one) => html`<option value=${one} />`)}</datalist>
+    </div>
+  </fieldset>`;
 }
 
 /** What is wrong with the filter, with a mark below the column that the service names. */
@@ -75,18 +119,13 @@ function Order({ query, change, metrics }) {
   </div>`;
 }
 
-export function Filters({ query, change, error, me, metrics, setMetrics }) {
+export function Filters({ query, change, error, me, chosen, setChosen, example }) {
   const [text, setText] = useState(query.get("filter") ?? "");
   const wrong = error?.at("/query/filter");
   function onSubmit(event) {
     event.preventDefault();
     const form = new FormData(event.target);
     change({ q: form.get("q").trim(), filter: form.get("filter").trim(), cursor: null });
-  }
-  function onColumns(event) {
-    const names = event.target.value.split(/[\s,]+/).filter(Boolean).slice(0, 8);
-    localStorage.setItem(COLUMNS, JSON.stringify(names));
-    setMetrics(names);
   }
   return html`<form class="stack" role="search" onSubmit=${onSubmit}>
     <div class="row fields end">
@@ -95,7 +134,7 @@ export function Filters({ query, change, error, me, metrics, setMetrics }) {
         <input id="q" name="q" type="search" defaultValue=${query.get("q") ?? ""} />
       </div>
       <${Whose} query=${query} change=${change} me=${me} />
-      <${Order} query=${query} change=${change} metrics=${metrics} />
+      <${Order} query=${query} change=${change} metrics=${chosen.filter((one) => !isField(one))} />
       <button class="primary">Search</button>
       ${[...query.keys()].length > 0 && html`<a class="button" href="/">Reset</a>`}
     </div>
@@ -113,10 +152,7 @@ export function Filters({ query, change, error, me, metrics, setMetrics }) {
           <datalist id="filter-words">${WORDS.map((word) => html`<option value=${word} />`)}</datalist>
           <${FilterError} text=${text} error=${error} />
         </div>
-        <div class="field">
-          <label for="columns">Metrics that have a column</label>
-          <input id="columns" class="mono" defaultValue=${metrics.join(" ")} onChange=${onColumns} spellcheck="false" />
-        </div>
+        <${Columns} chosen=${chosen} set=${setChosen} example=${example} />
       </div>
     </details>
   </form>`;

@@ -53,7 +53,7 @@ export function Missing({ error }) {
 }
 
 export function Loading() {
-  return html`<p class="empty" role="status">Loading…</p>`;
+  return html`<div class="skeleton" role="status"><span class="unseen">Loading…</span></div>`;
 }
 
 export function Empty({ title, children }) {

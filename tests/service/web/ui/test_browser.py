@@ -193,6 +193,34 @@ def test_errors_are_shown_at_their_field(page: Page, lab: BrowsedLab) -> None:
     expect(page.locator("#filter-error")).to_contain_text("column 14")
 
 
+def test_columns_of_the_list_are_chosen(page: Page, lab: BrowsedLab) -> None:
+    """Metrics, and fields of the specs. What all runs share has no column."""
+    page.goto(lab.url("/?q=digits&order_by=name+asc"))
+    headers = page.get_by_role("columnheader")
+    expect(headers).to_have_text(["", "Name ▲", "Status", "lml", "mpt", "Created"])
+    page.get_by_text("Filters and columns").click()
+    adding = page.get_by_label("Add a column")
+    adding.focus()
+    expect(
+        page.locator("#columns-offered option[value='spec.model.noise_precision']")
+    ).to_have_count(1)
+    expect(page.locator("#columns-offered option[value='lml']")).to_have_count(0)  # it has one
+    adding.fill("spec.model.latent_dim, spec.none")
+    adding.press("Enter")
+    page.get_by_role("checkbox", name="mpt").click()
+    expected = ["", "Name ▲", "Status", "latent_dim", "none", "lml", "Created"]
+    expect(headers).to_have_text(expected)
+    rows = page.get_by_role("region", name="Experiments").locator("tbody tr")
+    expect(rows).to_have_text(
+        [re.compile(rf"K={k}.*succeeded\s*{k}\s*–\s*−6{k}\.34") for k in (1, 2, 3)]
+    )
+    expect(adding).to_be_visible()
+    page.reload()
+    expect(headers).to_have_text(expected)
+    page.goto(lab.url("/"))
+    expect(page.get_by_role("columnheader", name="Family")).to_be_visible()
+
+
 def test_the_list_has_pages(page: Page, lab: BrowsedLab) -> None:
     for i in range(51):
         submitted(lab.database, name=f"many {i}")

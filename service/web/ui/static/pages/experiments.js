@@ -2,8 +2,8 @@
 
 import { html, useEffect, useState } from "../vendor/preact-htm.js";
 import { get, withQuery } from "../api.js";
-import { Filters, chosenColumns } from "../filters.js";
-import { labelText, titleOf, withError } from "../format.js";
+import { Filters, chosenColumns, isField } from "../filters.js";
+import { cut, labelText, leaves, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
 import { aboutMean, overSeeds } from "../means.js";
 import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery } from "../parts.js";
@@ -25,6 +25,15 @@ function Metric({ experiment, name }) {
   </div>`)}</td>`;
 }
 
+const FIELD_CHARACTERS = 30;
+
+/** The value of a field of the spec; a dash if the spec has no such field. */
+function Field({ experiment, path }) {
+  const found = leaves(experiment.spec ?? {}, "spec").find(([name]) => name === path);
+  const text = found ? plain(found[1]) : "–";
+  return html`<td class="mono wide" title=${text}>${cut(text, FIELD_CHARACTERS)}</td>`;
+}
+
 function Row({ experiment, columns, selected, onSelect }) {
   const { id, status, queue, failure } = experiment;
   const title = titleOf(experiment);
@@ -43,7 +52,8 @@ function Row({ experiment, columns, selected, onSelect }) {
       ${queue && html`<div class="small muted">${queue.reason}</div>`}
       ${failure && html`<div class="small bad-text wrap">${failure.message.slice(0, 120)}</div>`}
     </td>
-    <td class="wide">${experiment.family}</td>
+    ${columns.family && html`<td class="wide">${experiment.family}</td>`}
+    ${columns.fields.map((path) => html`<${Field} key=${path} experiment=${experiment} path=${path} />`)}
     ${columns.metrics.map((name) => html`<${Metric} key=${name} experiment=${experiment} name=${name} />`)}
     ${columns.owner && html`<td class="wide">${experiment.owner}</td>`}
     <td class="wide"><${When} at=${experiment.created_at} /></td>
@@ -63,7 +73,8 @@ function Rows({ items, columns, selected, select, order, onOrder }) {
         </th>
         <${SortHeader} ...${headerOf("name")}>Name<//>
         <th scope="col">Status</th>
-        <th scope="col" class="wide">Family</th>
+        ${columns.family && html`<th scope="col" class="wide">Family</th>`}
+        ${columns.fields.map((path) => html`<th key=${path} scope="col" class="wide" title=${path}>${path.split(".").pop()}</th>`)}
         ${columns.metrics.map((name) => html`<${SortHeader} key=${name} ...${headerOf(`metrics.${name}`)} number wide>${name}<//>`)}
         ${columns.owner && html`<th scope="col" class="wide">Owner</th>`}
         <${SortHeader} ...${headerOf("created")} number wide>Created<//>
@@ -104,20 +115,23 @@ function useSelection() {
 
 export default function Experiments({ me, may }) {
   const [query, change] = useQuery();
-  const [metrics, setMetrics] = useState(chosenColumns);
+  const [chosen, setChosen] = useState(chosenColumns);
   const [selected, select, clear] = useSelection();
   const asked = Object.fromEntries(ASKED.map((name) => [name, query.getAll(name)]));
-  const path = withQuery("/v1/experiments", { ...asked, metrics, limit: PAGE });
+  const metrics = chosen.filter((name) => !isField(name));
+  const fields = chosen.filter(isField);
+  const path = withQuery("/v1/experiments", { ...asked, metrics, limit: PAGE, fields: fields.length ? "full" : null });
   const { data, error, refresh } = useLive(() => get(path), [path]);
-  const columns = { metrics, owner: (query.get("whose") ?? "mine") !== "mine" };
+  const hasFamilies = new Set(data?.items.map(({ family }) => family)).size > 1;
+  const columns = { metrics, fields, family: hasFamilies, owner: (query.get("whose") ?? "mine") !== "mine" };
   const filtered = ASKED.some((name) => query.has(name));
   useEffect(() => scrollTo(0, 0), [query.get("cursor")]);
 
   return html`<div class="stack">
     <h1>Experiments</h1>
     <${SavedViews} query=${query} />
-    <${Filters} key=${path} query=${query} change=${change} error=${error} me=${me}
-      metrics=${metrics} setMetrics=${setMetrics} />
+    <${Filters} key=${query.toString()} query=${query} change=${change} error=${error} me=${me}
+      chosen=${chosen} setChosen=${setChosen} example=${data?.items[0]?.id} />
     ${error && !error.at("/query/filter") && html`<${Problem} error=${error} />`}
     ${!data && !error && html`<${Loading} />`}
     ${data && html`<div class="card flush">
