@@ -99,7 +99,8 @@ def _table2(subset: str, packing: str) -> Preset:
     return Preset(
         f"table2-{subset}{ending}",
         f"Table 2: the area under BERT's MPT curve, GLUE {subset.upper()}{how}",
-        f"Area {pretrained} pretrained, {random} with random weights (rates 1 to 99 %, D = 512).",
+        f"Area {pretrained} pretrained, {random} with random weights (rates 1 to 99 %, "
+        "D = 512).".replace("-", "−"),
         _both(subset, packing),
         {
             "pretrained": (pretrained,),

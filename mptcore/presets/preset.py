@@ -1,6 +1,6 @@
 """Definition of a preset."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mptcore.presets.results import Judge, Results, Verdict, judged
@@ -21,8 +21,28 @@ class Preset:
     published: Mapping[str, tuple[float, ...]]
     judge: Judge
 
+    @property
+    def needs(self) -> list[str]:
+        """Names of the data sets and checkpoints that the specs read from a lab's folders."""
+        return [*dict.fromkeys(name for spec in self.specs for name in _inputs_of(spec))]
+
     def verdict(self, results: Sequence[Results]) -> Verdict:
         """Return the verdict on the results of the specs, in their order."""
         if len(results) != len(self.specs):
             return Verdict("incomplete", (), f"{len(self.specs)} results, not {len(results)}")
         return judged(self.judge, self.published, results)
+
+
+WITHOUT_FILES = ("ppca", "digits")
+"""Sources of data that need no file."""
+
+
+def _inputs_of(spec: ExperimentSpec) -> Iterator[str]:
+    data = spec.data
+    if not getattr(data, "lines", None):
+        name = getattr(data, "subset", None) or getattr(data, "file", None) or data.source
+        if name not in WITHOUT_FILES:
+            yield name
+    for model in (spec.model, getattr(spec, "baseline", None)):
+        if checkpoint := getattr(model, "checkpoint", None):
+            yield checkpoint

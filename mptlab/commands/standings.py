@@ -10,9 +10,6 @@ from mptlab.commands.context import print_table
 from mptlab.errors import Json
 from mptlab.tables import with_error
 
-ALWAYS_THERE = ("ppca", "digits")
-"""Sources of data that need no file."""
-
 
 def standing(client: Client, preset: Json, runs: Sequence[Json | None]) -> Json:
     """Return a preset's row: its name, its inputs, the time of its last runs, and the verdict on
@@ -24,20 +21,10 @@ def standing(client: Client, preset: Json, runs: Sequence[Json | None]) -> Json:
         status = client.verdict(preset["name"], made)["verdict"]
     elif made and not all(one["terminal"] for one in made):
         status = "running"
-    needs = dict.fromkeys(need for spec in preset["specs"] for need in _needs(spec))
     took = f"{sum(map(_seconds, made)):.0f} s" if is_done else None
     title = preset["title"]
-    return {"name": preset["name"], "title": title, "needs": ", ".join(needs) or None, "took": took,
+    return {"name": preset["name"], "title": title, "needs": ", ".join(preset["needs"]) or None, "took": took,
             "status": status}  # fmt: skip
-
-
-def _needs(spec: Json) -> list[str]:
-    """Return the data sets and checkpoints that a spec reads from the lab's folders."""
-    data = spec["data"]
-    found = [] if data.get("lines") else [data.get("subset") or data.get("file") or data["source"]]
-    parts = (spec["model"], spec.get("baseline") or {})
-    found += [part["checkpoint"] for part in parts if part.get("checkpoint")]
-    return [one for one in found if one not in ALWAYS_THERE]
 
 
 def _seconds(run: Json) -> float:

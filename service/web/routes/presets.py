@@ -46,6 +46,8 @@ class PresetOut(ResponseModel):
     """Published numbers, by name."""
     specs: list[ExperimentSpec]
     """Specs to submit, in this order."""
+    needs: list[str]
+    """Data sets and checkpoints that the specs read from the lab's folders."""
 
 
 class PresetList(ResponseModel):

@@ -3,6 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const LINE_PX = 18;
 const SWATCH_PX = 16;
+export const THUMB = { width: 180, height: 60 };
 
 function element(name, attributes, ...children) {
   const made = document.createElementNS(SVG, name);
@@ -72,6 +73,24 @@ export function pathOf(x, value, at, dots = false) {
     if (isGap) return "";
     return wasGap || dots ? `M${point(one, value[i], at)}h0` : `L${point(one, value[i], at)}`;
   }).join("");
+}
+
+/** The paths of a small picture: curves that are not faint, and levels. */
+export function thumbnailOf(series, lines) {
+  const shown = series.filter(({ faint, x }) => !faint && x.length > 0);
+  const known = shown.flatMap(({ value }) => value.filter((one) => one !== null));
+  const scale = (values, from, to) => {
+    const [least, most] = values.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
+    return (value) => (most > least ? from + ((value - least) / (most - least)) * (to - from) : (from + to) / 2);
+  };
+  const at = {
+    x: scale(shown.flatMap(({ x }) => x), 2, THUMB.width - 2),
+    y: scale([...known, ...lines.map(({ y }) => y)], THUMB.height - 2, 2),
+  };
+  return {
+    paths: shown.map(({ x, value, colour }) => ({ d: pathOf(x, value, at), colour })),
+    levels: lines.map(({ y }) => `M0 ${at.y(y).toFixed(2)}H${THUMB.width}`),
+  };
 }
 
 /** An outline for each stretch between gaps. */

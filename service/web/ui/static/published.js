@@ -1,8 +1,10 @@
 // What the paper published beside what runs found: figure by figure, and in the runs' own charts.
 
-import { html, useMemo, useState } from "./vendor/preact-htm.js";
-import { Chart } from "./chart.js";
+import { html, useEffect, useMemo, useState } from "./vendor/preact-htm.js";
+import { post } from "./api.js";
+import { Chart, colourOf } from "./chart.js";
 import { chartsOf, chartsOfMany, curvesOfMany } from "./curves.js";
+import { THUMB, thumbnailOf } from "./drawing.js";
 import { number } from "./format.js";
 import { useLive } from "./live.js";
 import { Loading, Problem, Scroll } from "./parts.js";
@@ -71,12 +73,34 @@ function Drawn({ preset, runs }) {
   const charts = useMemo(() => data && (runs.length === 1 ? chartsOf(data[0].series) : chartsOfMany(runs, data)), [data]);
   if (error) return html`<${Problem} error=${error} />`;
   if (!charts) return html`<${Loading} />`;
-  const hasLevel = ({ name }) => linesOf(preset, name).length > 0;
-  const ordered = [...charts.filter(hasLevel), ...charts.filter((one) => !hasLevel(one))];
+  const ordered = withLevelsFirst(preset, charts);
   if (!ordered.length) return html`<p class="muted">There are no curves yet.</p>`;
   return ordered.map(({ key, about: [title, xLabel, yLabel], name, series }) =>
     html`<${Chart} key=${key} title=${title} series=${series} lines=${linesOf(preset, name)} xLabel=${xLabel} yLabel=${yLabel} />`,
   );
+}
+
+function withLevelsFirst(preset, charts) {
+  const hasLevel = ({ name }) => linesOf(preset, name).length > 0;
+  return [...charts.filter(hasLevel), ...charts.filter((one) => !hasLevel(one))];
+}
+
+/** A small picture of the runs' first chart, once all have succeeded. */
+export function Thumbnail({ preset, runs }) {
+  const [chart, setChart] = useState(null);
+  const isDone = runs.every((one) => one?.status === "succeeded");
+  const ids = isDone ? runs.map((one) => one.id) : [];
+  useEffect(() => {
+    if (!isDone) return;
+    const read = post("/v1/curves:batchGet", { ids, max_points: 1000 });
+    read.then(({ items }) => setChart(withLevelsFirst(preset, chartsOfMany(runs, items))[0] ?? null), () => setChart(null));
+  }, [ids.join()]);
+  if (!chart) return null;
+  const { paths, levels } = thumbnailOf(chart.series, linesOf(preset, chart.name));
+  return html`<svg class="thumb" width=${THUMB.width} height=${THUMB.height} role="img" aria-label=${chart.about[0]}>
+    ${levels.map((d) => html`<path d=${d} class="level" />`)}
+    ${paths.map(({ d, colour }) => html`<path d=${d} stroke=${colourOf(colour)} />`)}
+  </svg>`;
 }
 
 /** The levels that were published of a series. */

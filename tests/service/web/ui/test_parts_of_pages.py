@@ -275,6 +275,15 @@ def test_presets_show_the_published_values_beside_ours(page: Page, lab: BrowsedL
     expect(figure.locator(".strip")).to_have_count(10)
     expect(figure.locator(".strip .bad")).to_have_count(1)
     expect(figure.get_by_role("row", name="LML, seed 44444")).to_contain_text("differs")
+    expect(figure.get_by_role("button", name="Run")).to_be_visible()
+    assert figure.evaluate("one => one.scrollHeight <= one.clientHeight")  # nothing is cut off
+    expect(figure.locator("svg.thumb path")).to_have_count(2)  # the mean over seeds, the limit
+    expect(figure).to_contain_text("took less than 1 s")
+    bert = page.get_by_role("article", name="GLUE MRPC").first
+    expect(bert.locator(".status")).to_have_text("not run")
+    expect(bert).to_contain_text("Area −1773.45 pretrained")
+    expect(bert).to_contain_text("needs mrpc, bert-base-uncased")
+    expect(bert.locator("svg")).to_have_count(0)
     figure.get_by_text("Curves, with what was published").click()
     expect(figure.locator(".u-legend").first).to_contain_text("published limit")
 

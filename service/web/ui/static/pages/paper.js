@@ -2,11 +2,11 @@
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { get } from "../api.js";
-import { titleOf } from "../format.js";
+import { duration, titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Loading, Problem, Progress, Status } from "../parts.js";
 import { runPreset, standingsOf } from "../presets.js";
-import { Comparisons, Curves } from "../published.js";
+import { Comparisons, Curves, Thumbnail } from "../published.js";
 
 function Runs({ runs, me }) {
   const made = runs.filter(Boolean);
@@ -19,17 +19,34 @@ function Runs({ runs, me }) {
   ${made.length > 1 && html`<p><a href=${`/compare?ids=${made.map((one) => one.id).join(",")}`}>Compare them</a></p>`}`;
 }
 
+/** "not run", "running", "incomplete", or the verdict. */
+function stateOf({ runs, verdict }) {
+  const made = runs.filter(Boolean);
+  if (verdict) return verdict.verdict;
+  if (!made.length) return "not run";
+  return made.every(({ terminal }) => terminal) ? "incomplete" : "running";
+}
+
+/** What the runs of a preset read, and how long they took. */
+function Facts({ preset, runs }) {
+  const took = runs.map((one) => (one?.finished_at ? (Date.parse(one.finished_at) - Date.parse(one.started_at)) / 1000 : NaN));
+  const seconds = took.reduce((total, one) => total + one, 0);
+  const facts = [preset.needs.length && `needs ${preset.needs.join(", ")}`, seconds >= 0 && `took ${duration(seconds)}`].filter(Boolean);
+  return facts.length > 0 && html`<p class="muted small">${facts.join(" · ")}</p>`;
+}
+
 function Preset({ preset, standing, me, may, onRun }) {
   const [refused, setRefused] = useState(null);
   const run = () => runPreset(preset).then(() => setRefused(null), setRefused).then(onRun);
   const { runs, verdict } = standing;
   const count = preset.specs.length;
-  return html`<article class=${verdict ? "card stack whole" : "card stack"} aria-label=${preset.title}>
+  return html`<article class=${verdict ? "card stack across" : "card stack"} aria-label=${preset.title}>
     <div class="row spread">
-      <h3>${preset.title}</h3>
-      ${verdict && html`<${Status} of=${verdict.verdict} />`}
+      <h3 class="grow">${preset.title}</h3>
+      <${Status} of=${stateOf(standing)} />
     </div>
-    <p>${preset.statement}</p>
+    <div class="row spread"><p class="grow">${preset.statement}</p><${Thumbnail} preset=${preset} runs=${runs} /></div>
+    <${Facts} preset=${preset} runs=${runs} />
     ${verdict && html`<${Comparisons} verdict=${verdict} />`}
     ${verdict?.missing && html`<p class="muted">${verdict.missing}</p>`}
     <${Runs} runs=${runs} me=${me} />

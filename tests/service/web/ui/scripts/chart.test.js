@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { bandSeries, endsOf } from "../../../../../service/web/ui/static/bands.js";
 import { farCurves, isPositive, move, optionsOf, summaryOf } from "../../../../../service/web/ui/static/chart.js";
-import { bandsOf, pathOf } from "../../../../../service/web/ui/static/drawing.js";
+import { bandsOf, pathOf, thumbnailOf } from "../../../../../service/web/ui/static/drawing.js";
 import { axisOf } from "../../../../../service/web/ui/static/parallel.js";
 
 globalThis.document = { documentElement: null };
@@ -138,4 +138,17 @@ test("parallel axes: numbers by value, wide ranges by logarithm, the rest in ord
   assert.deepEqual(places(["a", "b"]), [0.25, 0.75]);
   assert.deepEqual(axisOf("k", [1, 2, 3, 4, 5, 6, 7, 8, 9]).ticks, [1, 9]);
   assert.deepEqual(axisOf("k", [1, 2, 3, 4, 5, 6, 7, 8]).ticks.length, 8);
+});
+
+const curve = (more = {}) => ({ x: [0, 1, 2], value: [0, null, 4], colour: 3, ...more });
+
+test("a small picture has the curves that are not faint, and the levels, on one scale", () => {
+  const { paths, levels } = thumbnailOf([curve(), curve({ faint: true }), curve({ x: [], value: [] })], [{ y: 8 }]);
+  assert.deepEqual(paths, [{ d: "M2.00 58.00h0M178.00 30.00h0", colour: 3 }]);
+  assert.deepEqual(levels, ["M0 2.00H180"]);
+});
+
+test("a flat curve is in the middle", () => {
+  const { paths } = thumbnailOf([curve({ x: [1], value: [5] })], []);
+  assert.deepEqual(paths, [{ d: "M90.00 30.00h0", colour: 3 }]);
 });
