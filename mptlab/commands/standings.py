@@ -23,8 +23,8 @@ def standing(client: Client, preset: Json, runs: Sequence[Json | None]) -> Json:
         status = "running"
     took = f"{sum(map(_seconds, made)):.0f} s" if is_done else None
     title = preset["title"]
-    return {"name": preset["name"], "title": title, "needs": ", ".join(preset["needs"]) or None, "took": took,
-            "status": status}  # fmt: skip
+    needs = ", ".join(preset["needs"]) or None
+    return {"name": preset["name"], "title": title, "needs": needs, "took": took, "status": status}
 
 
 def _seconds(run: Json) -> float:

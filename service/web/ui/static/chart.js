@@ -66,7 +66,7 @@ const hasWholeX = (series) => series.length > 0 && series.every(({ x }) => x.eve
 
 const median = (values) => [...values].sort((a, b) => a - b)[Math.floor((values.length - 1) / 2)];
 
-/** Whether each of some curves is so far from most of them that it would flatten them. */
+/** Whether each of some curves is one of a few so far from the others that they would flatten these. */
 export function farCurves(series) {
   const known = series.map(({ value }) => value.filter((one) => one !== null));
   const levels = known.map((values) => (values.length ? median(values) : null));
@@ -75,7 +75,8 @@ export function farCurves(series) {
   const middle = median(some);
   const spread = median(some.map((one) => Math.abs(one - middle)));
   const width = median(known.filter((values) => values.length).map((values) => Math.max(...values) - Math.min(...values)));
-  return levels.map((one) => one !== null && Math.abs(one - middle) > FAR * Math.max(spread, width));
+  const far = levels.map((one) => one !== null && Math.abs(one - middle) > FAR * Math.max(spread, width));
+  return 2 * far.filter(Boolean).length < some.length ? far : series.map(() => false);
 }
 
 /** A scale of y that reaches 0, where areas are shaded down or up to it, or that leaves out curves far away. */
@@ -194,18 +195,18 @@ export function summaryOf(title, series) {
 
 /**
  * `series` are `{label, colour?, dash?, dots?, faint?, x, value, std_err}`, with `dots` in place of a curve, and `faint` for what the
- * legend leaves out; `lines` are `{label, y, colour?}`. The bands are two standard errors wide on either side. Curves far from most
- * others are outside at first.
+ * legend leaves out; `lines` are `{label, y, colour?}`. The bands are two standard errors wide on either side. With
+ * `mayHide` a few curves that are far from the others are outside at first.
  */
-export function Chart({ title, note, series, lines = [], xLabel, yLabel, children }) {
+export function Chart({ title, note, series, lines = [], xLabel, yLabel, mayHide = false, children }) {
   const [logX, setLogX] = useState(false);
   const [logY, setLogY] = useState(false);
   const mayLogX = series.every((one) => isPositive(one.x));
   const mayLogY = series.every((one) => isPositive(one.value)) && isPositive(lines.map((one) => one.y));
   const [isWhole, setWhole] = useState(false);
-  const far = useMemo(() => farCurves(series), [series]);
-  const outside = isWhole ? [] : series.filter((one, i) => far[i] && !one.faint);
-  const shown = { series, lines, xLabel, yLabel, logX: logX && mayLogX, logY: logY && mayLogY, far: isWhole ? [] : far };
+  const far = useMemo(() => (mayHide && !isWhole ? farCurves(series) : []), [series, mayHide, isWhole]);
+  const outside = series.filter((one, i) => far[i] && !one.faint);
+  const shown = { series, lines, xLabel, yLabel, logX: logX && mayLogX, logY: logY && mayLogY, far };
   const [place, plot] = usePlot(shown);
   const hidden = outside.length > 0 && `Far outside, not shown: ${outside.map(({ label }) => label).join("; ")}. “Whole” shows all.`;
   const notes = [note, hidden].filter(Boolean).join(" ");

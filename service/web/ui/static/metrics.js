@@ -1,35 +1,79 @@
-// The numbers of a whole run: a row for each name and its labels, a column for each seed.
+// The numbers of a whole run: a row for each name and its labels, a column for each model and seed.
 
 import { html } from "./vendor/preact-htm.js";
-import { withError } from "./format.js";
-import { aboutMean, meanTitle, overSeeds } from "./means.js";
+import { labelText, withError } from "./format.js";
+import { aboutMean, overSeeds } from "./means.js";
 
 const MAX_SEEDS = 24;
+const POPULATION = "_population";
 
-export function MetricTable({ metrics }) {
+const baseOf = (name) => (name.endsWith(POPULATION) ? name.slice(0, -POPULATION.length) : name);
+
+/**
+ * A table of metrics: `columns` are `{seed, model, title}`, where the seed `null` stands for the mean over
+ * seeds, or for what has no seed; `rows` are `{title, cells}`, a cell for each column: `{metric,
+ * population}` or null. `population` is the same metric with the error over the choice of texts.
+ */
+export function tableOf(metrics) {
   const means = overSeeds(metrics);
-  const all = [...new Set(metrics.map((one) => one.labels.seed))];
-  const seeds = all.slice(0, MAX_SEEDS);
-  const hasMean = means.some((one) => one.count > 1);
+  const models = [...new Set(metrics.map(({ labels }) => labels.model))];
+  const seeds = [...new Set(metrics.map(({ labels }) => labels.seed))].filter((seed) => seed !== undefined);
+  const hasMean = seeds.length !== 1 || means.some(({ all, count }) => count > 1 || all[0].labels.seed === undefined);
+  const hasSeeds = seeds.length > 1 || !hasMean;
+  const shown = [...(hasMean ? [null] : []), ...(hasSeeds ? seeds.slice(0, MAX_SEEDS) : [])];
+  const columns = shown.flatMap((seed) => models.map((model) => ({ seed, model, title: titleOf(seed, model, seeds, models) })));
+  const rows = new Map();
+  for (const mean of means) {
+    const { model, ...others } = mean.labels;
+    const title = [baseOf(mean.name), labelText(others)].filter(Boolean).join(", ");
+    if (!rows.has(title)) rows.set(title, { title, cells: columns.map(() => null) });
+    const { cells } = rows.get(title);
+    columns.forEach((column, i) => {
+      if (column.model !== model) return;
+      const metric = column.seed === null ? mean : mean.all.find((one) => one.labels.seed === column.seed);
+      if (metric) cells[i] = { ...cells[i], [mean.name.endsWith(POPULATION) ? "population" : "metric"]: metric };
+    });
+  }
+  return { columns, rows: [...rows.values()], hiddenSeeds: Math.max(0, seeds.length - MAX_SEEDS) };
+}
+
+/** "model, mean over seeds", "seed 4", or "value". */
+function titleOf(seed, model, seeds, models) {
+  const ofSeed = seed === null ? seeds.length > 1 && "mean over seeds" : (seeds.length > 1 || models.length < 2) && `seed ${seed}`;
+  return [models.length > 1 && model, ofSeed].filter(Boolean).join(", ") || "value";
+}
+
+/** Metrics of the model and the baseline, side by side, then those of the run. */
+export function MetricTable({ metrics }) {
+  const ofModels = metrics.filter(({ labels }) => labels.model !== undefined);
+  const others = metrics.filter(({ labels }) => labels.model === undefined);
+  return [ofModels, others].filter((some) => some.length).map((some) => html`<${Table} metrics=${some} />`);
+}
+
+function Table({ metrics }) {
+  const { columns, rows, hiddenSeeds } = tableOf(metrics);
   return html`<table>
     <thead><tr>
       <th scope="col">Metric</th>
-      ${hasMean && html`<th scope="col" class="number">mean over seeds</th>`}
-      ${seeds.map((seed) => html`<th key=${seed} scope="col" class="number">${seed === undefined ? "value" : `seed ${seed}`}</th>`)}
+      ${columns.map(({ title }) => html`<th key=${title} scope="col" class="number">${title}</th>`)}
     </tr></thead>
     <tbody>
-      ${means.map((mean) => html`<tr key=${mean.key}>
-        <th scope="row">${meanTitle(mean)}</th>
-        ${hasMean && html`<${Cell} metric=${mean} title=${aboutMean(mean)} />`}
-        ${seeds.map((seed) => html`<${Cell} key=${seed} metric=${mean.all.find((one) => one.labels.seed === seed)} />`)}
+      ${rows.map(({ title, cells }) => html`<tr key=${title}>
+        <th scope="row">${title}</th>
+        ${cells.map((cell, i) => html`<${Cell} key=${i} ...${cell} isMean=${columns[i].seed === null} />`)}
       </tr>`)}
     </tbody>
   </table>
-  ${all.length > seeds.length && html`<p class="bar muted small">The first ${seeds.length} of ${all.length} seeds; the download has all.</p>`}`;
+  ${hiddenSeeds > 0 && html`<p class="bar muted small">The first ${MAX_SEEDS} seeds; the download has ${hiddenSeeds} more.</p>`}`;
 }
 
-function Cell({ metric, title = metric?.reason }) {
-  if (!metric) return html`<td></td>`;
-  if (metric.value === null) return html`<td class="number muted" title=${title}>missing</td>`;
-  return html`<td class="number" title=${title}>${withError(metric.value, metric.std_err)}</td>`;
+function Cell({ metric, population, isMean }) {
+  const shown = metric ?? population;
+  if (!shown) return html`<td></td>`;
+  const title = isMean ? aboutMean(shown) : shown.reason;
+  if (shown.value === null) return html`<td class="number muted" title=${title}>missing</td>`;
+  const spread = metric && population?.std_err;
+  return html`<td class="number" title=${title}>${withError(shown.value, shown.std_err)}
+    ${spread > 0 && html`<div class="small muted" title="the error if other texts of the same kind had been chosen">over texts ${withError(metric.value, spread).split(" ").slice(1).join(" ")}</div>`}
+  </td>`;
 }

@@ -55,7 +55,7 @@ function Charts({ experiments, curves, colours }) {
       levelsOf(name, one.metrics, `LML of ${titleOf(one)}`).map((line) => ({ ...line, colour: colours[index] })),
     );
     const note = series.some(({ faint }) => faint) && "Means over seeds; the seeds are faint.";
-    return html`<${Chart} key=${key} title=${title} note=${note} series=${series} lines=${lines} xLabel=${xLabel} yLabel=${yLabel} />`;
+    return html`<${Chart} key=${key} title=${title} note=${note} mayHide series=${series} lines=${lines} xLabel=${xLabel} yLabel=${yLabel} />`;
   });
 }
 

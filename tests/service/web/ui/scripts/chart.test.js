@@ -70,6 +70,7 @@ test("two bad runs of five do not flatten the others", () => {
   assert.deepEqual(far(1, 2, 3, 90, -90), [false, false, false, true, true]);
   assert.deepEqual(far(1, 2, 3, 9, 10.9), [false, false, false, false, false]);
   assert.deepEqual(far(1, 900), [false, false]);
+  assert.deepEqual(far(1, 2, 90, 91), [false, false, false, false]);  // model and baseline of two runs
   assert.deepEqual(far(1, null, 1, 1, 900), [false, false, false, false, true]);
   globalThis.window = { uPlot: { rangeNum: (...all) => all, rangeLog: (...all) => all } };
   const series = [one("a", { value: [1, null] }), one("b", { value: [90, 91] }), one("c", { value: [-2, 3] })];
