@@ -108,6 +108,7 @@ def _started(
         **os.environ,
         "MPT_STORE": str(store.absolute()),
         "MPT_UNTIL_STDIN_ENDS": "true",  # if this process is killed, its children exit
+        "MPT_WITHOUT_GPUS": str(not with_gpus).lower(),
     }
     if log is None and sys.stderr.isatty():
         environment.setdefault("MPT_LOG_FORM", "terminal")

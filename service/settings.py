@@ -161,6 +161,9 @@ class Settings(BaseSettings):
     run_memory_bytes: int | None = Field(default=None, gt=0)
     """Main memory that a run may use. Unset: nine tenths of the worker's machine or container."""
 
+    without_gpus: bool = False
+    """True refuses specs with `device: cuda`. `mpt serve` sets it where it has no GPU."""
+
     warm_parent: bool = True
     """True forks runs from a process that has imported torch. It uses 300 MB and saves seconds of
     each run."""

@@ -5,7 +5,7 @@ makes other users' writes wait. So everything that takes long is computed here, 
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -250,6 +250,7 @@ class _Checks:
         self._uploads = uploads
         self.memory = memory
         self._limits, self._inputs = settings.limits, inputs
+        self._without_gpus = settings.without_gpus
 
     def check(self, submission: Submission, entry: Entry) -> None:
         """Raise SpecError for the problems of a submission. The spec of a retry was accepted
@@ -258,7 +259,8 @@ class _Checks:
         found = reference_problems(self._inputs, spec)
         if entry.retry_of is None:
             found = (
-                spec.limit_problems(self._limits)
+                [*self._device_problems(spec)]
+                or spec.limit_problems(self._limits)
                 or found
                 or self._uploads.problems(spec)
                 or [*self.files.problems(spec)]
@@ -267,6 +269,10 @@ class _Checks:
         of_spec = [Problem(f"/spec{one.pointer}", one.detail) for one in found]
         if problems := [*of_spec, *after_problems(self._inputs, submission.after)]:
             raise SpecError(problems)
+
+    def _device_problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
+        if self._without_gpus and spec.compute.device == "cuda":
+            yield Problem("/compute/device", "this service has no GPU: use auto or cpu")
 
 
 def columns_of(

@@ -111,9 +111,11 @@ class Started(Generic[AnyStr]):
     """A process that was not started."""
 
     commands: ClassVar[list[tuple[str, ...]]] = []
+    environments: ClassVar[list[dict[str, str]]] = []
 
-    def __init__(self, command: list[str], **_: object):
+    def __init__(self, command: list[str], env: dict[str, str], **_: object):
         self.commands.append(tuple(command[2:]))
+        self.environments.append(env)
 
     def wait(self, timeout: float | None = None) -> int:
         return 0
@@ -127,10 +129,13 @@ def test_gpus_have_workers_beside_those_of_the_cpu(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", Started)
     monkeypatch.setattr(Started, "commands", [])
+    monkeypatch.setattr(Started, "environments", [])
     with serve.embedded(tmp_path, serve.free_port(), workers=2, with_gpus=with_gpus):
         pass
     assert Started.commands[2:4] == [("worker.local",)] * 2
     assert Started.commands[4:] == [("worker.every_gpu", "--local")] * with_gpus
+    without = str(not with_gpus).lower()
+    assert {one["MPT_WITHOUT_GPUS"] for one in Started.environments} == {without}
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from mptcore.specs import validate_spec
 from mptlab import Client, serve
 from service.experiments.inputs import Inputs
 from service.settings import Settings
+from service.web.main import create_app
 from tests.support.commands import mpt_here
 from tests.support.lm_specs import BASE
 from tests.support.ppca_spec import ppca_spec
@@ -91,6 +93,22 @@ def test_a_run_that_no_worker_can_run(environment: dict[str, str], client: Clien
     client.cancel(shown.strip())
     assert code == 0
     assert error == "mpt: it waits until there is one: no GPU worker is registered\n"
+
+
+def test_a_run_on_a_gpu_where_there_is_none(settings: Settings) -> None:
+    """`mpt serve` refuses it at once; a lab may start a GPU worker later."""
+    key = settings.key_file.read_text().strip()
+    headers = {"Authorization": f"Bearer {key}"}
+    for without, device, status in ((True, "cuda", 422), (True, "auto", 202), (False, "cuda", 202)):
+        app = create_app(settings.model_copy(update={"without_gpus": without}))
+        with TestClient(app, headers=headers) as api:
+            body = {"spec": ppca_spec(compute__device=device), "cache": False}
+            answer = api.post("/v1/experiments", json=body)
+            assert answer.status_code == status
+            if status == 422:
+                (error,) = answer.json()["errors"]
+                assert error["pointer"] == "/spec/compute/device"
+                assert error["detail"] == "this service has no GPU: use auto or cpu"
 
 
 def test_rates_are_sorted() -> None:
