@@ -117,24 +117,33 @@ def _fail(session: Session, ended: Collection[str], status: str) -> Mapping[str,
         return {}
     before = _predecessors(session, waiting, {*ended, *waiting})
     session.execute(delete(Wait).where(Wait.experiment_id.in_(waiting)))
+    after = defaultdict[str, list[str]](list)
+    for one, other in before.items():
+        after[other].append(one)
     rows = [
-        {"which": one, "message": f"it comes after {after}, which {_became(after, ended, status)}"}
-        for one, after in before.items()
+        {
+            "which": which,
+            "message": f"it comes after {other}, which {_became(other, ended, status)}",
+        }
+        for other, which in after.items()
     ]
-    session.connection().execute(_FAIL, rows)
+    # Thousands may wait for one experiment, and each for another one.
+    connection = session.connection()
+    connection.execute(_FAIL, [{**row, "which": row["which"][0]} for row in rows])
+    for row in rows:
+        if rest := row["which"][1:]:
+            connection.execute(_FAIL_ALL, {**row, "which": rest})
     return _firsts(before)
 
 
-_FAIL = (
-    update(Experiment.__table__)  # type: ignore[arg-type]
-    .where(Experiment.id == bindparam("which"))
-    .values(
-        status=Status.FAILED,
-        finished_at=now(),
-        failure_kind="invalid",
-        failure_message=bindparam("message"),
-    )
+_FAILED = update(Experiment.__table__).values(  # type: ignore[arg-type]
+    status=Status.FAILED,
+    finished_at=now(),
+    failure_kind="invalid",
+    failure_message=bindparam("message"),
 )
+_FAIL = _FAILED.where(Experiment.id == bindparam("which"))
+_FAIL_ALL = _FAILED.where(Experiment.id.in_(bindparam("which", expanding=True)))
 
 
 def _locked(session: Session, which: Select[Any]) -> Sequence[str]:
@@ -147,12 +156,13 @@ def _predecessors(
     session: Session, waiting: Sequence[str], among: Collection[str]
 ) -> Mapping[str, str]:
     """Return for each of these experiments the oldest of some others that it waits for."""
-    oldest = (
-        select(Wait.experiment_id, func.min(Wait.after_id))
-        .where(Wait.experiment_id.in_(waiting), Wait.after_id.in_(among))
-        .group_by(Wait.experiment_id)
-    )
-    return dict(session.execute(oldest.order_by(Wait.experiment_id)).all())
+    # Without a condition on `after_id`, for which SQLite would look up each pair of both lists.
+    pairs = select(Wait.experiment_id, Wait.after_id).where(Wait.experiment_id.in_(waiting))
+    oldest: dict[str, str] = {}
+    for one, after in session.execute(pairs.order_by(Wait.experiment_id, Wait.after_id)):
+        if after in among:
+            oldest.setdefault(one, after)
+    return oldest
 
 
 def _firsts(before: Mapping[str, str]) -> Mapping[str, str]:
