@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 from zipstream import ZIP_DEFLATED, ZipStream
 
 from mptcore.specs import Limits, stored_spec
-from service.experiments.schemas import AttemptOut, EnvironmentOut, MetricOut
-from service.experiments.views import metric_out
+from service.experiments.schemas import AttemptOut, EnvironmentOut
 from service.records import results
 from service.records.artifacts import file_of, whole_file
+from service.records.results import MetricRow, parsed_labels
 from service.records.spreadsheets import csv_text
 from service.records.stored_records import (
     StoredSeries,
@@ -82,18 +82,17 @@ class Bundle:
 
     experiment: Experiment
     attempts: Sequence[AttemptOut]
-    metrics: Sequence[MetricOut]
+    metrics: Sequence[MetricRow]
     series: Sequence[StoredSeries]
     artifacts: Sequence[Artifact]
 
 
 def bundle(session: Session, experiment: Experiment) -> Bundle:
     """Return the bundle of an ended experiment."""
-    metrics = [metric_out(one) for one in results.metrics(session, experiment.id)]
     return Bundle(
         experiment=experiment,
         attempts=[AttemptOut.of(one) for one in results.attempts(session, experiment.id)],
-        metrics=metrics,
+        metrics=results.metrics(session, experiment.id),
         series=stored_series(session, experiment.id),
         artifacts=results.artifacts(session, experiment.id),
     )
@@ -126,7 +125,7 @@ def _parts(database: Database, settings: Settings, made: Bundle) -> Iterator[byt
     lines = record_lines(database, made.experiment.id, made.series)
     stream.add(_encoded(lines), f"{folder}/records.ndjson")
     stream.add(_encoded(_curve_lines(database, made)), f"{folder}/curves.csv")
-    stream.add(csv_text(_metric_rows(made.metrics)), f"{folder}/metrics.csv")
+    stream.add(_encoded(_metric_lines(made.metrics)), f"{folder}/metrics.csv")
     for name, file in files.items():
         stream.add_path(file, f"{folder}/artifacts/{name}")
     yield from stream
@@ -182,12 +181,14 @@ def _curve_lines(database: Database, made: Bundle) -> Iterator[str]:
         yield f"{heads[index]},{x},{shown},{error},{int(n)},{why}"
 
 
-def _metric_rows(metrics: Sequence[MetricOut]) -> Iterator[Row]:
-    keys = _keys(one.labels for one in metrics)
-    yield ["name", *keys, "value", "std_err", "reason"]
+def _metric_lines(metrics: Sequence[MetricRow]) -> Iterator[str]:
+    """Yield the lines of a CSV of the metrics."""
+    keys = _keys(parsed_labels(one.labels) for one in metrics)
+    yield csv_text([["name", *keys, "value", "std_err", "reason"]])
     for one in metrics:
-        labels = [one.labels.get(key) for key in keys]
-        yield [one.name, *labels, one.value, one.std_err, one.reason]
+        of = parsed_labels(one.labels)
+        labels = [of.get(key) for key in keys]
+        yield csv_text([[one.name, *labels, one.value, one.std_err, one.reason]])
 
 
 def _keys(labels: Iterable[dict[str, Any]]) -> list[str]:

@@ -15,6 +15,7 @@ from service.records.downsampling import downsampled, points_per_series
 from service.records.recording import COLUMNS
 from service.records.schemas import SeriesOut
 from service.records.selection import Wanted, matches
+from service.refusals import TooLarge
 from service.tables.engine import IN_BINARY
 from service.tables.experiments import Block, Series
 
@@ -188,11 +189,12 @@ def read_curves(
     labels: Wanted | None = None,
     after: int = 0,
     max_points: int,
+    max_stored: int | None = None,
 ) -> list[Curve]:
     """Return the series of some experiments, in their order: those with the given names and label
     values, with the points recorded after the record `after`, downsampled to at most `max_points`
     in total. A session that reads during a run must be consistent (`hold_still`). Raises
-    TooFewPoints."""
+    TooFewPoints, and TooLarge if more than `max_stored` points are stored; default: any number."""
     lines: dict[int, _Line] = {}
     blocks: list[AnyRow] = []
     skipped = _skipped(session, experiment_ids, after) if after else {}
@@ -205,6 +207,8 @@ def read_curves(
     totals = [line.total for line in lines.values()]
     if sum(min(total, MIN_SHOWN) for total in totals) > max_points:
         raise TooFewPoints(len(lines))
+    if max_stored is not None and sum(totals) > max_stored:
+        raise TooLarge
     for line, most in zip(lines.values(), points_per_series(totals, max_points), strict=True):
         line.most = most
     for some in _groups(blocks):

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, bindparam, func, literal, select
+from sqlalchemy import ColumnElement, Integer, Row, bindparam, func, literal, select
 from sqlalchemy.orm import Session, undefer
 
+from service.refusals import TooLarge
 from service.tables.experiments import (
     Artifact,
     Attempt,
@@ -28,6 +29,7 @@ METRIC = (
 )
 """Columns of a metric."""
 _METRICS = select(*METRIC).where(Metric.experiment_id == bindparam("id")).order_by(Metric.seq)
+_FIRST_METRICS = _METRICS.limit(bindparam("count", type_=Integer))
 
 MAX_ATTEMPTS = 50
 """Attempts that an answer lists, and whose environments are kept: an owner may pause and resume
@@ -42,9 +44,17 @@ _ATTEMPTS = (
 """Built once, because building a statement takes as long as executing it."""
 
 
-def metrics(session: Session, experiment_id: str) -> Sequence[MetricRow]:
-    """Return an experiment's metrics in the order of their records."""
-    return session.execute(_METRICS, {"id": experiment_id}).all()
+def metrics(
+    session: Session, experiment_id: str, max_count: int | None = None
+) -> Sequence[MetricRow]:
+    """Return an experiment's metrics in the order of their records. Raises TooManyMetrics if there
+    are more than `max_count`; default: any number."""
+    if max_count is None:
+        return session.execute(_METRICS, {"id": experiment_id}).all()
+    found = session.execute(_FIRST_METRICS, {"id": experiment_id, "count": max_count + 1}).all()
+    if len(found) > max_count:
+        raise TooManyMetrics(max_count)
+    return found
 
 
 MAX_METRICS = 100_000
@@ -60,7 +70,7 @@ def parsed_labels(text: str) -> dict[str, Any]:
     return labels
 
 
-class TooManyMetrics(Exception):
+class TooManyMetrics(TooLarge):
     """Some experiments have more metrics together than are read at once."""
 
     def __init__(self, max_count: int) -> None:

@@ -7,6 +7,7 @@ import logging
 import math
 import socket
 import time
+from collections import Counter
 from typing import ClassVar
 
 import uvicorn
@@ -29,7 +30,8 @@ STALL_S = 30.0
 server from stopping."""
 MAX_UNSENT_BYTES = 512 * 2**20
 """Bytes of responses in a process that clients have not read yet. Above it the response that has
-waited the longest is cut off. Otherwise one client's unread curves would fill the memory."""
+waited the longest is cut off, of the user with the most such bytes. Otherwise one client's unread
+curves would fill the memory."""
 MAX_CONNECTIONS = 900
 """Maximum number of connections to an API process, whose open files are often limited to 1,024."""
 MAX_OF_ADDRESS = 200
@@ -168,12 +170,23 @@ class BoundedHeads(HttpToolsProtocol):
             for one in self.connections
             if isinstance(one, BoundedHeads) and one._stall_timer is not None
         ]
-        unsent = sum(one.transport.get_write_buffer_size() for one in unread)
-        for one in sorted(unread, key=lambda one: one._unread_since):
-            if unsent <= MAX_UNSENT_BYTES:
-                break
-            unsent -= one.transport.get_write_buffer_size()
-            one.transport.abort()
+        sizes = {one: one.transport.get_write_buffer_size() for one in unread}
+        while sum(sizes.values()) > MAX_UNSENT_BYTES:
+            of_reader = Counter[object]()
+            for one, size in sizes.items():
+                of_reader[one._reader] += size
+            ((most, _),) = of_reader.most_common(1)
+            longest = min(
+                (one for one in sizes if one._reader == most), key=lambda one: one._unread_since
+            )
+            del sizes[longest]
+            longest.transport.abort()
+
+    @property
+    def _reader(self) -> object:
+        """The user whose response is being sent or, without one, the network of the client."""
+        caller = self.cycle.scope["state"].get("caller") if self.cycle else None
+        return self._network if caller is None else caller.id
 
     def _watch_sending(self) -> None:
         left = self.transport.get_write_buffer_size()

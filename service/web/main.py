@@ -115,6 +115,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     readers = max(1, connections - len(SIZES))  # the requests that have a turn need one each
     app.state.readers = FairLimiter(readers, of_user=readers // USERS_PART)
     app.state.searches = FairLimiter(max(1, readers // 3), of_user=1)
+    app.state.large_answers = FairLimiter(min(2, readers), of_user=1)
     app.state.bundles = FairLimiter(MAX_BUNDLES, of_user=MAX_USER_BUNDLES)
     app.state.noted_keys = noted_keys()
     app.state.uploads = asyncio.Semaphore(settings.max_uploads)

@@ -15,6 +15,9 @@ from service.refusals import invalid
 MAX_PARAMETERS = 200
 """Maximum number of query parameters of a request."""
 
+MAX_SUGGESTIONS = 5
+"""Maximum number of unknown parameters whose meaning is guessed. It takes the event loop 0.2 ms."""
+
 
 # Async although it never awaits: a plain function would need a thread switch.
 async def free_parameters(request: Request) -> dict[str, list[str]]:
@@ -49,19 +52,21 @@ class QueryParameters:
         if query.count(b"&") >= MAX_PARAMETERS:
             raise invalid([Problem("/query", f"at most {MAX_PARAMETERS} parameters")])
         times = Counter(key for key, _ in request.query_params.multi_items())
-        problems = []
+        problems: list[Problem] = []
         for key, count in times.items():
             if key not in self._named and not self._takes_any:
-                problems.append(Problem(f"/query/{key}", _not_known(key, self._named)))
+                is_helped = len(problems) < MAX_SUGGESTIONS
+                problems.append(Problem(f"/query/{key}", _not_known(key, self._named, is_helped)))
             elif count > 1 and not self._named.get(key, True):
                 problems.append(Problem(f"/query/{key}", f"given {count} times, may be given once"))
         if problems:
             raise invalid(problems)
 
 
-def _not_known(key: str, named: Collection[str]) -> str:
+def _not_known(key: str, named: Collection[str], is_helped: bool) -> str:
     known = f"the parameters are {', '.join(sorted(named))}" if named else "there are none"
-    return f"not a query parameter of this route: {meant(key, named)}{known}"
+    suggestion = meant(key, named) if is_helped else ""
+    return f"not a query parameter of this route: {suggestion}{known}"
 
 
 def _named(dependant: Dependant) -> dict[str, bool]:

@@ -1,9 +1,10 @@
 """Routes of curves: of one experiment, and of many at once."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
@@ -22,12 +23,13 @@ from service.records.curves import (
 from service.records.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.records.selection import Wanted, check_selection
 from service.refusals import invalid
-from service.tables.engine import Database
 from service.tables.experiments import Experiment
+from service.web import long_reads
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.curve_formats import MEDIA_TYPES, Answer, Format, FormatDep, written
-from service.web.dependencies import DatabaseDep, Reader
+from service.web.dependencies import Reader
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, etag, is_known, not_modified, tagged
+from service.web.long_reads import answered
 from service.web.parameters import ExperimentId, FreeParameters
 
 router = APIRouter(prefix="/v1/experiments", tags=["curves"], route_class=StrictRoute)
@@ -63,16 +65,16 @@ AskedDep = Annotated[Asked, Depends()]
     response_model=CurvesOut,
     responses={200: {"content": FORMATS}, **NOT_MODIFIED},
 )
-def get_curves(
+async def get_curves(
     experiment_id: ExperimentId,
-    database: DatabaseDep,
+    request: Request,
     user: Reader,
     labels: FreeParameters,
     asked: AskedDep,
 ) -> Response:
     """Return all series with at most `max_points` points in total. Every other query parameter is a
     label with its value, for example ?seed=44, or with several values, ?seed=4&seed=44."""
-    return _answer(experiment_id, None, database, user, labels, asked)
+    return await answered(request, partial(_answer, experiment_id, None, user, labels, asked))
 
 
 @router.get(
@@ -80,44 +82,50 @@ def get_curves(
     response_model=CurvesOut,
     responses={200: {"content": FORMATS}, **NOT_MODIFIED},
 )
-def get_curve(
+async def get_curve(
     experiment_id: ExperimentId,
     series: Annotated[
         str, Path(max_length=64, pattern="^[a-z_]+$", description="Name of the series.")
     ],
-    database: DatabaseDep,
+    request: Request,
     user: Reader,
     labels: FreeParameters,
     asked: AskedDep,
 ) -> Response:
     """Return the series with one name; other query parameters are labels, as for all curves. Until
     the experiment has ended, a series that it may still record is empty instead of unknown."""
-    return _answer(experiment_id, series, database, user, labels, asked)
+    return await answered(request, partial(_answer, experiment_id, series, user, labels, asked))
 
 
 def _answer(
     experiment_id: str,
     series: str | None,
-    database: Database,
     user: Caller,
     labels: Wanted,
     asked: Asked,
+    session: Session,
+    *,
+    is_first: bool,
 ) -> Response:
-    with database.snapshot() as session:
-        hold_still(session)
-        experiment = find(session, user, Experiment, experiment_id)
-        # The points stay the same up to a record number until another attempt starts.
-        at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
-        wanted = (sorted(labels.items()), asked.format, asked.max_points, asked.after, series)
-        tag = etag(*at, *wanted)
-        if is_known(tag, asked.if_none_match):
-            return not_modified(tag)
-        answer = _curves(session, experiment, series, labels, asked)
+    hold_still(session)
+    experiment = find(session, user, Experiment, experiment_id)
+    # The points stay the same up to a record number until another attempt starts.
+    at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
+    wanted = (sorted(labels.items()), asked.format, asked.max_points, asked.after, series)
+    tag = etag(*at, *wanted)
+    if is_known(tag, asked.if_none_match):
+        return not_modified(tag)
+    answer = _curves(session, experiment, series, labels, asked, is_first)
     return tagged(written(answer, asked.format), tag)
 
 
 def _curves(
-    session: Session, experiment: Experiment, series: str | None, labels: Wanted, asked: Asked
+    session: Session,
+    experiment: Experiment,
+    series: str | None,
+    labels: Wanted,
+    asked: Asked,
+    is_first: bool,
 ) -> Answer:
     names = None if series is None else [series]
     known = labels_of(session, [experiment.id])[experiment.id]
@@ -130,6 +138,7 @@ def _curves(
             labels=labels,
             after=asked.after,
             max_points=asked.max_points,
+            max_stored=long_reads.SMALL_POINTS if is_first else None,
         )
     except TooFewPoints as error:
         raise invalid([Problem("/query/max_points", str(error))]) from None
@@ -143,32 +152,38 @@ def _curves(
     response_model=ManyCurvesOut,
     responses={200: {"content": FORMATS}},
 )
-def batch_get_curves(
-    wanted: JsonBody[CurvesWanted], database: DatabaseDep, user: Reader, format: FormatDep
+async def batch_get_curves(
+    wanted: JsonBody[CurvesWanted], request: Request, user: Reader, format: FormatDep
 ) -> Response:
     """Return the curves of up to 1,000 experiments: all or none. If some do not exist, the 404
     names them."""
+    return await answered(request, partial(_answer_of_many, wanted, user, format))
+
+
+def _answer_of_many(
+    wanted: CurvesWanted, user: Caller, format: Format, session: Session, *, is_first: bool
+) -> Response:
     labels = {key: _texts(value) for key, value in wanted.labels.items()}
-    with database.snapshot() as session:
-        hold_still(session)
-        experiments = find_all(session, user, wanted.ids)
-        try:
-            check_series(session, wanted.ids)
-        except TooManySeries as error:
-            raise invalid([Problem("/ids", f"name fewer experiments: {error}")]) from None
-        known = [one for of in labels_of(session, wanted.ids).values() for one in of]
-        ended = all(is_terminal(one.status) for one in experiments)
-        check_selection(known, ended, wanted.series, labels, where="/labels")
-        try:
-            found = read_curves(
-                session,
-                wanted.ids,
-                names=wanted.series,
-                labels=labels,
-                max_points=wanted.max_points,
-            )
-        except TooFewPoints as error:
-            raise invalid([Problem("/max_points", str(error))]) from None
+    hold_still(session)
+    experiments = find_all(session, user, wanted.ids)
+    try:
+        check_series(session, wanted.ids)
+    except TooManySeries as error:
+        raise invalid([Problem("/ids", f"name fewer experiments: {error}")]) from None
+    known = [one for of in labels_of(session, wanted.ids).values() for one in of]
+    ended = all(is_terminal(one.status) for one in experiments)
+    check_selection(known, ended, wanted.series, labels, where="/labels")
+    try:
+        found = read_curves(
+            session,
+            wanted.ids,
+            names=wanted.series,
+            labels=labels,
+            max_points=wanted.max_points,
+            max_stored=long_reads.SMALL_POINTS if is_first else None,
+        )
+    except TooFewPoints as error:
+        raise invalid([Problem("/max_points", str(error))]) from None
     last_seqs = {one.id: one.last_seq for one in experiments}
     return written(Answer(experiments, found, last_seqs, batch=True), format)
 

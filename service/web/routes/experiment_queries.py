@@ -37,15 +37,14 @@ from service.queue.position import queue_positions
 from service.queue.snapshot import QueueSnapshots
 from service.records import results
 from service.records.results import MetricRow, TooManyMetrics
-from service.refusals import ApiError, invalid
+from service.refusals import ApiError, TooLarge, invalid
 from service.schemas import RequestModel, ResponseModel
 from service.streams.changes import Subject
 from service.streams.poller import Poller
-from service.tables.engine import Database
 from service.tables.experiments import Experiment
+from service.web import long_reads
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
-    DatabaseDep,
     PollerDep,
     QueueSnapshotsDep,
     Reader,
@@ -54,17 +53,15 @@ from service.web.dependencies import (
 )
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.listing_parameters import WantedDep
+from service.web.long_reads import answered, is_search, limited, searched
 from service.web.media_types import as_json, plain_json
 from service.web.pagination import Limit, LongCursor
 from service.web.parameters import ExperimentId
-from service.web.searches import is_search, limited, searched
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
 MAX_SPECS = 50
 """Maximum number of specs on a page. A spec may be as large as a request body."""
-FIRST_METRICS = 10_000
-"""Maximum number of metrics in the first try of a search."""
 custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
 
 
@@ -110,9 +107,12 @@ async def list_experiments(
         raise invalid([Problem("/query/limit", detail)])
 
     def read(session: Session, *, is_first: bool = False) -> Response:
-        found = page_of(session, user.id, wanted, limit=limit, cursor=cursor, with_spec=full)
+        page_with = partial(page_of, session, user.id, wanted, limit=limit, cursor=cursor)
+        if is_first and full:
+            check_specs(page_with().items)
+        found = page_with(with_spec=full)
         if is_first:
-            known = results.metrics_of(session, found.ids, metrics, FIRST_METRICS)
+            known = results.metrics_of(session, found.ids, metrics, long_reads.SMALL_METRICS)
         else:
             found, known = _metrics_of_page(session, found, wanted, metrics)
         waiting = queue_positions(session, found.items, queue_snapshots, user.id)
@@ -143,25 +143,39 @@ def _metrics_of_page(
 
 
 @custom.post("/v1/experiments:batchGet", response_model=ManyExperimentsOut)
-def batch_get_experiments(
+async def batch_get_experiments(
     wanted: JsonBody[ExperimentsWanted],
-    database: DatabaseDep,
+    request: Request,
     queue_snapshots: QueueSnapshotsDep,
     user: Reader,
 ) -> Response:
     """Return up to 50 experiments: all or none. If some do not exist, the 404 names them."""
-    with database.snapshot() as session:
+
+    def read(session: Session, *, is_first: bool) -> Response:
+        if is_first:
+            check_specs(find_all(session, user, wanted.ids))
         found = find_all(session, user, wanted.ids, whole=True)
         waiting = queue_positions(session, found, queue_snapshots, user.id)
         try:
-            metrics = results.metrics_of(session, wanted.ids, None)
+            most = long_reads.SMALL_METRICS if is_first else None
+            metrics = results.metrics_of(session, wanted.ids, None, most)
         except TooManyMetrics as error:
+            if is_first:
+                raise
             raise invalid([Problem("/ids", f"name fewer experiments: {error}")]) from None
-    items = [
-        orjson.Fragment(with_metrics(experiment_out(one, waiting.get(one.id)), metrics[one.id]))
-        for one in found
-    ]
-    return plain_json({"items": items})
+        items = [
+            orjson.Fragment(with_metrics(experiment_out(one, waiting.get(one.id)), metrics[one.id]))
+            for one in found
+        ]
+        return plain_json({"items": items})
+
+    return await answered(request, read)
+
+
+def check_specs(found: Sequence[Experiment]) -> None:
+    """Raise TooLarge if these experiments have large specs together."""
+    if sum(one.spec_bytes for one in found) > long_reads.SMALL_SPECS_BYTES:
+        raise TooLarge
 
 
 # `Prefer: wait=N` (RFC 7240): wait at most N seconds for the requested state.
@@ -212,12 +226,14 @@ async def get_experiment(
     attempts. With `Prefer: wait=N` the answer is sent when the experiment has ended or, with
     If-None-Match, when it has changed; after N seconds at the latest."""
 
-    def read(session: Session, whole: bool) -> tuple[Response | None, bool]:
+    def read(
+        session: Session, whole: bool, max_metrics: int | None = None
+    ) -> tuple[Response | None, bool]:
         experiment = find(session, user, Experiment, experiment_id)
         has_ended = states.is_terminal(experiment.status)
         if not whole and not has_ended:
             return None, False
-        content = _whole(session, experiment, queue_snapshots, user)
+        content = _whole(session, experiment, queue_snapshots, user, max_metrics)
         answer = by_content(Response(content, media_type="application/json"), if_none_match)
         changed = if_none_match is not None and answer.status_code != HTTPStatus.NOT_MODIFIED
         return answer, changed or has_ended
@@ -225,8 +241,13 @@ async def get_experiment(
     if wait_s > 0:
         subject = Subject("experiment", experiment_id)
         return await _awaited(poller, subject, user, wait_s, read, if_none_match is not None)
-    async with reading(request) as database:
-        return await run_in_threadpool(_read_now, database, read)
+
+    def read_now(session: Session, *, is_first: bool) -> Response:
+        answer, _ = read(session, True, long_reads.SMALL_METRICS if is_first else None)
+        assert answer is not None
+        return answer
+
+    return await answered(request, read_now)
 
 
 async def _awaited(
@@ -258,18 +279,15 @@ async def _awaited(
             await listener.wait(max(0.0, (min(ends_at, rests_until) if rests else ends_at) - ended))
 
 
-def _read_now(database: Database, read: Read) -> Response:
-    with database.snapshot() as session:
-        answer, _ = read(session, True)
-    assert answer is not None
-    return answer
-
-
 def _whole(
-    session: Session, experiment: Experiment, queue_snapshots: QueueSnapshots, user: Caller
+    session: Session,
+    experiment: Experiment,
+    queue_snapshots: QueueSnapshots,
+    user: Caller,
+    max_metrics: int | None,
 ) -> bytes:
+    found = results.metrics(session, experiment.id, max_metrics) if experiment.last_seq else []
     answer = to_response(session, experiment, queue_snapshots, user)
-    found = results.metrics(session, experiment.id) if experiment.last_seq else []
     begun = results.attempts(session, experiment.id) if experiment.attempt else []
     helps = helping.of_experiment(session, experiment.id) if experiment.attempt else []
     rest = ExperimentWithMetrics.model_construct(

@@ -2,25 +2,30 @@
 
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.concurrency import iterate_in_threadpool, run_in_threadpool
 from fastapi.responses import FileResponse, StreamingResponse
+from sqlalchemy.orm import Session
 from starlette.types import Receive, Scope, Send
 
 from service.accounts.permission import find
-from service.experiments.bundle import bundle, zipped
+from service.experiments.bundle import Bundle, bundle, zipped
 from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, MetricList
 from service.experiments.views import artifact_out, log_out, metrics_json
 from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file
 from service.refusals import ApiError
+from service.tables.engine import Database
 from service.tables.experiments import Experiment
+from service.web import long_reads
 from service.web.bodies import StrictRoute
-from service.web.dependencies import DatabaseDep, Reader, SettingsDep, one_of
+from service.web.dependencies import DatabaseDep, Reader, SettingsDep, one_of, reading
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
+from service.web.long_reads import answered
 from service.web.media_types import accepted, as_json, plain_json
 from service.web.parameters import ExperimentId
 
@@ -61,17 +66,23 @@ def get_artifact(
 
 
 @router.get("/{experiment_id}/metrics", response_model=MetricList, responses=NOT_MODIFIED)
-def get_metrics(
+async def get_metrics(
     experiment_id: ExperimentId,
-    database: DatabaseDep,
+    request: Request,
     user: Reader,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return the metrics so far."""
-    with database.snapshot() as session:
+
+    def read(session: Session, *, is_first: bool) -> Response:
         find(session, user, Experiment, experiment_id)
-        found = results.metrics(session, experiment_id)
-    return by_content(plain_json({"items": orjson.Fragment(metrics_json(found))}), if_none_match)
+        found = results.metrics(
+            session, experiment_id, long_reads.SMALL_METRICS if is_first else None
+        )
+        content = orjson.Fragment(metrics_json(found))
+        return by_content(plain_json({"items": content}), if_none_match)
+
+    return await answered(request, read)
 
 
 class LogForm(StrEnum):
@@ -127,16 +138,27 @@ def _line(one: LogOut) -> str:
 
 
 class BundleResponse(StreamingResponse):
-    """A zip that holds one of a few places while it is sent, because building it takes a thread and
-    memory."""
+    """A zip that holds one of a few places while it is read and sent, because building it takes a
+    thread and memory."""
 
-    def __init__(self, request: Request, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._request = request
+    def __init__(self, request: Request, experiment: Experiment) -> None:
+        headers = {"Content-Disposition": f'attachment; filename="experiment-{experiment.id}.zip"'}
+        super().__init__(iter(()), media_type="application/zip", headers=headers)
+        self._request, self._experiment = request, experiment
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with one_of(self._request, self._request.app.state.bundles.one):
+        state = self._request.app.state
+        async with one_of(self._request, state.bundles.one):
+            async with reading(self._request) as database:
+                made = await run_in_threadpool(_bundle, database, self._experiment)
+            zip_parts = zipped(state.database, state.settings, made)
+            self.body_iterator = iterate_in_threadpool(zip_parts)
             await super().__call__(scope, receive, send)
+
+
+def _bundle(database: Database, experiment: Experiment) -> Bundle:
+    with database.snapshot() as session:
+        return bundle(session, experiment)
 
 
 @router.get(
@@ -145,11 +167,7 @@ class BundleResponse(StreamingResponse):
     responses={200: {"content": {"application/zip": {}}, "description": "The zip"}},
 )
 def get_bundle(
-    experiment_id: ExperimentId,
-    request: Request,
-    database: DatabaseDep,
-    settings: SettingsDep,
-    user: Reader,
+    experiment_id: ExperimentId, request: Request, database: DatabaseDep, user: Reader
 ) -> BundleResponse:
     """Return an ended experiment as a zip: spec, records, curves, metrics, files, environments, and
     a README with the command that computes it again. An experiment that has not ended is 409."""
@@ -160,9 +178,4 @@ def get_bundle(
                 f"only an ended experiment has a bundle, and this experiment is {experiment.status}"
             )
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        made = bundle(session, experiment)
-    name = f"experiment-{experiment_id}.zip"
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return BundleResponse(
-        request, zipped(database, settings, made), media_type="application/zip", headers=headers
-    )
+    return BundleResponse(request, experiment)

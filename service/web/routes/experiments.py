@@ -44,9 +44,9 @@ from service.web.dependencies import (
     WriterDep,
 )
 from service.web.listing_parameters import WantedDep
+from service.web.long_reads import searched
 from service.web.parameters import ExperimentId
 from service.web.routes.experiment_queries import to_response
-from service.web.searches import searched
 from service.web.turns import BodyTurn
 
 log = logging.getLogger(__name__)

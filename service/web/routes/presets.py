@@ -23,8 +23,8 @@ from service.schemas import ResponseModel
 from service.tables.experiments import Experiment, Status
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, QueueSnapshotsDep, Reader, SettingsDep
+from service.web.long_reads import searched
 from service.web.media_types import as_json
-from service.web.searches import searched
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], route_class=StrictRoute)
 custom = APIRouter(tags=["presets"], route_class=StrictRoute)

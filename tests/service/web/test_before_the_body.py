@@ -361,3 +361,10 @@ def test_large_bodies_of_a_user_are_limited(app: FastAPI, settings: Settings) ->
     refused = asyncio.run(ask_all())
     assert b"too_many_large_bodies" in refused.answered[1]["body"]
     assert not app.state.bodies._counts
+
+
+def test_few_unknown_parameters_are_compared_with_the_known_ones(api: TestClient) -> None:
+    """199 of them took the event loop 40 ms."""
+    answer = api.get("/v1/experiments?" + "&".join(f"famly{i}=1" for i in range(9)))
+    told = ["did you mean family?" in one["detail"] for one in answer.json()["errors"]]
+    assert told == [True] * 5 + [False] * 4

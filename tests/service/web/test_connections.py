@@ -6,8 +6,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -275,19 +277,26 @@ def test_a_slow_reader_is_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transport.left == [5]
 
 
+@pytest.mark.parametrize(
+    ("users", "first_cut"),
+    [((1, 1, 1, 1, 1), 0), ((None,) * 5, 0), ((7, 8, 9, 8, 8), 1), ((7, 8, 8, 9, 9), 0)],
+)
 def test_the_longest_waiting_of_too_many_unread_answers_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, users: Sequence[int | None], first_cut: int
 ) -> None:
-    """However slowly they are read."""
-    monkeypatch.setattr(connections, "MAX_UNSENT_BYTES", 100)
-    sizes = (60, 30, 10, 40, 1)
+    """However slowly they are read; one of the user with the most unread bytes. One member opened
+    24 connections and read nothing: another one's slow download ended early."""
+    monkeypatch.setattr(connections, "MAX_UNSENT_BYTES", 110)
+    sizes = (60, 30, 10, 40, 0)
 
     async def send() -> list[list[bool]]:
         protocols: list[BoundedHeads] = []
         transports: list[Sending] = []
         aborted = []
-        for size in sizes:
+        for size, user in zip(sizes, users, strict=True):
             protocol = object.__new__(BoundedHeads)
+            state: dict[str, Any] = {} if user is None else {"caller": SimpleNamespace(id=user)}
+            protocol.cycle = SimpleNamespace(scope={"state": state})  # type: ignore[assignment]
             protocol.loop = asyncio.get_running_loop()
             protocol.flow = FlowControl(asyncio.Transport())
             protocol.connections = protocols  # type: ignore[assignment]
@@ -302,13 +311,9 @@ def test_the_longest_waiting_of_too_many_unread_answers_is_cut_off(
                     one._go_on_sending()  # as when the connection is lost
         return aborted
 
-    assert asyncio.run(send()) == [
-        [False],
-        [False, False],
-        [False, False, False],
-        [True, False, False, False],
-        [True, False, False, False, False],
-    ]
+    none = [False] * 3
+    cut = [i == first_cut for i in range(4)]
+    assert asyncio.run(send()) == [none[:1], none[:2], none, cut, [*cut, False]]
 
 
 @contextmanager

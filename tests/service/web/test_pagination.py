@@ -12,8 +12,8 @@ from service.settings import Settings
 from service.tables.datasets import Dataset
 from service.tables.engine import Database
 from service.tables.experiments import Metric
+from service.web import long_reads
 from service.web.main import create_app
-from service.web.routes import experiment_queries
 from tests.support.attempts import submitted
 
 LISTS = ["/v1/experiments", "/v1/datasets"]
@@ -181,7 +181,7 @@ def test_a_page_with_very_many_metrics_is_shorter(
                 session.add(Metric(experiment_id=one, name="lml", labels=labels, seq=seq,
                                    value=-place))  # fmt: skip
     monkeypatch.setattr(results, "MAX_METRICS", 4)
-    monkeypatch.setattr(experiment_queries, "FIRST_METRICS", 4)
+    monkeypatch.setattr(long_reads, "SMALL_METRICS", 4)
     query: dict[str, Any] = {"order_by": order, "limit": 3, "metrics": "lml"}
     pages, cursor = [], ""
     while cursor is not None:

@@ -1,4 +1,5 @@
-"""Searches: a short first try, few places for those that take longer, and a limit of their time."""
+"""Searches and large answers: a bounded first try, and few places for those that it is not enough
+for."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, ExitStack
@@ -13,11 +14,12 @@ from sqlalchemy.orm import Session
 from service.limiter import FairLimiter
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Metric
-from service.web import searches
-from service.web.main import create_app
-from service.web.routes import experiment_queries, experiments, presets
+from service.tables.experiments import Experiment, Metric
+from service.web import long_reads
+from service.web.main import MAX_BUNDLES, create_app
+from service.web.routes import experiment_queries, experiment_results, experiments, presets
 from tests.service.web.test_pools import affirmed, served
+from tests.support.filled_lab import succeeded
 from tests.support.ppca_spec import ppca_spec
 
 SLOW: Any = text(
@@ -44,8 +46,8 @@ def slowly(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> No
         return read(session, *rest, **named)
 
     monkeypatch.setattr(module, name, slow)
-    monkeypatch.setattr(searches, "FIRST_TRY_S", 0.1)
-    monkeypatch.setattr(searches, "SEARCH_S", 0.2)
+    monkeypatch.setattr(long_reads, "FIRST_TRY_S", 0.1)
+    monkeypatch.setattr(long_reads, "SEARCH_S", 0.2)
 
 
 def limits_of(statements: list[str]) -> list[str]:
@@ -123,7 +125,7 @@ def test_a_list_with_many_metrics_is_a_long_search(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their number is counted before they are read."""
-    monkeypatch.setattr(experiment_queries, "FIRST_METRICS", 3)
+    monkeypatch.setattr(long_reads, "SMALL_METRICS", 3)
     hasty = settings.model_copy(update={"write_wait_s": 0.05})
     body = {"experiments": [{"spec": ppca_spec(), "cache": False}] * 2}
     with served(hasty) as api:
@@ -185,3 +187,90 @@ def test_a_search_before_a_change_needs_no_writers_place(settings: Settings) -> 
             assert api.post("/v1/experiments:cancel?q=a").status_code == 503
             assert api.post("/v1/experiments:cancel").status_code == 422
             assert api.post("/v1/experiments:cancel?whose=all&filter=no").status_code == 422
+
+
+LARGE = [
+    ("GET", "/v1/experiments/{id}", "SMALL_METRICS"),
+    ("GET", "/v1/experiments/{id}/metrics", "SMALL_METRICS"),
+    ("POST", "/v1/experiments:batchGet", "SMALL_METRICS"),
+    ("POST", "/v1/experiments:batchGet", "SMALL_SPECS_BYTES"),
+    ("GET", "/v1/experiments/{id}/curves", "SMALL_POINTS"),
+    ("GET", "/v1/experiments/{id}/curves/score", "SMALL_POINTS"),
+    ("POST", "/v1/curves:batchGet", "SMALL_POINTS"),
+]
+
+
+@pytest.mark.parametrize(("method", "url", "small"), LARGE)
+def test_a_process_makes_two_large_answers_at_a_time(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str, url: str, small: str
+) -> None:
+    """Three members read 20,000 metrics in loops: others' lists took 1.7 s, submissions 3.6 s."""
+    hasty = settings.model_copy(update={"write_wait_s": 0.05})
+    with served(hasty) as api, ExitStack() as held:
+        state = api.app.state  # type: ignore[attr-defined]
+        assert api.portal is not None
+        one = succeeded(state.database, "large")
+        ids = [one, succeeded(state.database, "other")]
+
+        def status() -> int:
+            body = {"ids": ids} if method == "POST" else None
+            answer = api.request(method, url.format(id=one), json=body)
+            assert state.readers.taken == 0
+            return answer.status_code
+
+        for user in (7, 8):
+            place = state.large_answers.one(user)
+            held.enter_context(api.portal.wrap_async_context_manager(place))
+        assert status() == 200
+        monkeypatch.setattr(long_reads, small, 3)
+        assert status() == 503
+        held.close()
+        assert status() == 200
+        with api.portal.wrap_async_context_manager(state.large_answers.one(1)):
+            assert status() == 503
+        with api.portal.wrap_async_context_manager(state.large_answers.one(2)):
+            assert status() == 200
+
+
+def test_a_page_with_large_specs_is_a_long_search(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = settings.model_copy(update={"write_wait_s": 0.05})
+    with served(hasty) as api, ExitStack() as held:
+        state = api.app.state  # type: ignore[attr-defined]
+        assert api.portal is not None
+        succeeded(state.database, "large")
+        for user in (7, 8, 9):
+            place = state.searches.one(user)
+            held.enter_context(api.portal.wrap_async_context_manager(place))
+        full, summary = (f"/v1/experiments?limit=9&fields={kind}" for kind in ("full", "summary"))
+        assert api.get(full).json()["items"][0]["spec"]["seeds"] == [4]
+        monkeypatch.setattr(long_reads, "SMALL_SPECS_BYTES", 10)
+        assert (api.get(full).status_code, api.get(summary).status_code) == (503, 200)
+        held.close()
+        assert api.get(full).json()["items"][0]["spec"]["seeds"] == [4]
+
+
+def test_a_bundle_is_read_at_its_place(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine requests for bundles of 100,000 metrics each took 3.5 GB before they waited."""
+    read: list[str] = []
+    bundle_of = experiment_results._bundle
+
+    def noted(database: Database, experiment: Experiment) -> Any:
+        read.append(experiment.id)
+        return bundle_of(database, experiment)
+
+    monkeypatch.setattr(experiment_results, "_bundle", noted)
+    hasty = settings.model_copy(update={"write_wait_s": 0.05})
+    with served(hasty) as api:
+        state = api.app.state  # type: ignore[attr-defined]
+        assert api.portal is not None
+        url = f"/v1/experiments/{succeeded(state.database, 'large')}/bundle"
+        with ExitStack() as held:
+            for user in range(2, 2 + MAX_BUNDLES):
+                place = state.bundles.one(user)
+                held.enter_context(api.portal.wrap_async_context_manager(place))
+            assert api.get(url).status_code == 503
+            assert read == []
+        assert api.get(url).content.startswith(b"PK")
+        assert len(read) == 1

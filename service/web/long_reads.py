@@ -1,0 +1,98 @@
+"""Requests that may read all rows, and answers that may be large. A first try is bounded and needs
+a reader's place only. If that is not enough, the request waits for one of a few places and is done
+again: short requests do not wait for long ones."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+from starlette.datastructures import QueryParams
+
+from mptcore.specs import Problem
+from service.limiter import FairLimiter
+from service.refusals import TooLarge, invalid
+from service.tables.db_errors import is_over_time
+from service.tables.engine import Database, limit_statements
+from service.web.dependencies import one_of, reading
+
+FIRST_TRY_S = 0.3
+"""Maximum seconds of a statement in the first try of a search."""
+SEARCH_S = 5.0
+"""Maximum seconds of a statement of a search. A filter may read all specs of a user."""
+SMALL_METRICS = 5000
+SMALL_SPECS_BYTES = 2**20
+SMALL_POINTS = 200_000
+"""What a first try reads at most: metrics, bytes of specs, and stored points of curves."""
+SEARCH_PARAMETERS = frozenset({"filter", "q", "metrics", "fields"})
+
+T = TypeVar("T", covariant=True)
+
+
+class Read(Protocol[T]):
+    """Reads an answer. In the first try it raises TooLarge if the answer would be large."""
+
+    def __call__(self, session: Session, *, is_first: bool) -> T: ...
+
+
+def is_search(parameters: QueryParams) -> bool:
+    """Return whether a list with these query parameters may take long."""
+    orders = parameters.getlist("order_by")
+    by_metric = any(one.strip().startswith("metrics") for one in orders)
+    return by_metric or not SEARCH_PARAMETERS.isdisjoint(parameters)
+
+
+async def searched(request: Request, read: Read[T]) -> T:
+    """Return what a search finds. One search of a user runs at a time, and those that need a second
+    try have a third of the readers' places. Raises ApiError if it takes too long."""
+    searches: FairLimiter = request.app.state.searches
+    async with one_of(request, searches.own):
+        try:
+            return await _read(request, partial(read, is_first=True), FIRST_TRY_S)
+        except TooLarge:
+            pass
+        except OperationalError as error:
+            if not is_over_time(error):
+                raise
+        async with one_of(request, lambda _: searches.shared()), reading(request) as database:
+            return await run_in_threadpool(limited, database, partial(read, is_first=False))
+
+
+async def answered(request: Request, read: Read[T]) -> T:
+    """Return an answer that is usually small. A process makes two large ones at a time, each of
+    another user, because threads that make large ones slow down all others."""
+    try:
+        return await _read(request, partial(read, is_first=True))
+    except TooLarge:
+        pass
+    async with one_of(request, request.app.state.large_answers.one):
+        return await _read(request, partial(read, is_first=False))
+
+
+async def _read(request: Request, read: Callable[[Session], T], seconds: float | None = None) -> T:
+    async with reading(request) as database:
+        return await run_in_threadpool(_in_session, database, read, seconds)
+
+
+def limited(database: Database, read: Callable[[Session], T]) -> T:
+    """Return what a function reads. Raises ApiError (422) if a statement takes too long."""
+    try:
+        return _in_session(database, read, SEARCH_S)
+    except OperationalError as error:
+        if not is_over_time(error):
+            raise
+        detail = (
+            f"the search took longer than {SEARCH_S:g} s: add filters such as status, family or "
+            "created_after, or compare fewer fields"
+        )
+        raise invalid([Problem("/query", detail)]) from None
+
+
+def _in_session(database: Database, read: Callable[[Session], T], seconds: float | None) -> T:
+    with database.snapshot() as session:
+        if seconds is not None:
+            limit_statements(session, seconds)
+        return read(session)
