@@ -26,7 +26,7 @@ SEARCH_S = 5.0
 SMALL_METRICS = 5000
 SMALL_SPECS_BYTES = 2**20
 SMALL_POINTS = 200_000
-"""What a first try reads at most: metrics, bytes of specs, and stored points of curves."""
+"""Maximum of a first try: metrics, bytes of specs, and stored points of curves."""
 SEARCH_PARAMETERS = frozenset({"filter", "q", "metrics", "fields"})
 
 T = TypeVar("T", covariant=True)
