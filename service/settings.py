@@ -98,7 +98,7 @@ class Settings(BaseSettings):
     max_upload_bytes: int = 4 * 2**30
     """Maximum size of an uploaded file."""
     max_uploads: int = Field(default=4, gt=0)
-    """Maximum number of simultaneous uploads to an API process."""
+    """Maximum number of uploads of which an API process writes a megabyte at the same time."""
     max_user_uploads: int = Field(default=2, gt=0)
     """Maximum number of simultaneous uploads of a user to an API process."""
     upload_stall_s: float = Field(default=60.0, gt=0)

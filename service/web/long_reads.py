@@ -3,6 +3,7 @@ a reader's place only. If that is not enough, the request waits for one of a few
 again: short requests do not wait for long ones."""
 
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -23,10 +24,13 @@ FIRST_TRY_S = 0.3
 """Maximum seconds of a statement in the first try of a search."""
 SEARCH_S = 5.0
 """Maximum seconds of a statement of a search. A filter may read all specs of a user."""
-SMALL_METRICS = 5000
+SMALL_METRICS = 2000
 SMALL_SPECS_BYTES = 2**20
 SMALL_POINTS = 200_000
-"""Maximum of a first try: metrics, bytes of specs, and stored points of curves."""
+SMALL_LINES = 1000
+SMALL_BATCH = 100
+"""Maximum of a first try: metrics, bytes of specs, stored points of curves, lines of a log, and
+experiments whose curves are read."""
 SEARCH_PARAMETERS = frozenset({"filter", "q", "metrics", "fields"})
 
 T = TypeVar("T", covariant=True)
@@ -49,16 +53,18 @@ async def searched(request: Request, read: Read[T]) -> T:
     """Return what a search finds. One search of a user runs at a time, and those that need a second
     try have a third of the readers' places. Raises ApiError if it takes too long."""
     searches: FairLimiter = request.app.state.searches
-    async with one_of(request, searches.own):
+    async with AsyncExitStack() as held:
+        await held.enter_async_context(one_of(request, searches.own))
         try:
             return await _read(request, partial(read, is_first=True), FIRST_TRY_S)
         except TooLarge:
-            pass
+            await held.enter_async_context(large_answer(request))
         except OperationalError as error:
             if not is_over_time(error):
                 raise
-        async with one_of(request, lambda _: searches.shared()), reading(request) as database:
-            return await run_in_threadpool(limited, database, partial(read, is_first=False))
+        await held.enter_async_context(one_of(request, lambda _: searches.shared()))
+        database = await held.enter_async_context(reading(request))
+        return await run_in_threadpool(limited, database, partial(read, is_first=False))
 
 
 async def answered(request: Request, read: Read[T]) -> T:
@@ -68,8 +74,13 @@ async def answered(request: Request, read: Read[T]) -> T:
         return await _read(request, partial(read, is_first=True))
     except TooLarge:
         pass
-    async with one_of(request, request.app.state.large_answers.one):
+    async with large_answer(request):
         return await _read(request, partial(read, is_first=False))
+
+
+def large_answer(request: Request) -> AbstractAsyncContextManager[None]:
+    """Hold a place of large answers while the block runs. Raises ApiError if none becomes free."""
+    return one_of(request, request.app.state.large_answers.one)
 
 
 async def _read(request: Request, read: Callable[[Session], T], seconds: float | None = None) -> T:

@@ -118,7 +118,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.large_answers = FairLimiter(min(2, readers), of_user=1)
     app.state.bundles = FairLimiter(MAX_BUNDLES, of_user=MAX_USER_BUNDLES)
     app.state.noted_keys = noted_keys()
-    app.state.uploads = asyncio.Semaphore(settings.max_uploads)
+    app.state.upload_writes = asyncio.Semaphore(settings.max_uploads)
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
     app.state.inspecting = defaultdict[int, asyncio.Lock](asyncio.Lock)  # one of each user at once
     app.state.rates = Rates(settings)

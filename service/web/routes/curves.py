@@ -22,7 +22,7 @@ from service.records.curves import (
 )
 from service.records.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.records.selection import Wanted, check_selection
-from service.refusals import invalid
+from service.refusals import TooLarge, invalid
 from service.tables.experiments import Experiment
 from service.web import long_reads
 from service.web.bodies import JsonBody, StrictRoute
@@ -163,6 +163,8 @@ async def batch_get_curves(
 def _answer_of_many(
     wanted: CurvesWanted, user: Caller, format: Format, session: Session, *, is_first: bool
 ) -> Response:
+    if is_first and len(wanted.ids) > long_reads.SMALL_BATCH:
+        raise TooLarge
     labels = {key: _texts(value) for key, value in wanted.labels.items()}
     hold_still(session)
     experiments = find_all(session, user, wanted.ids)

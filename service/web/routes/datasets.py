@@ -132,10 +132,6 @@ async def upload(
     if request.headers.get("Content-Type", "").startswith("multipart/"):
         detail = "the body must be the file itself, not a form: curl --data-binary @FILE, not -F"
         raise invalid([Problem("/header/Content-Type", detail)])
-    if request.app.state.uploads.locked():
-        detail = f"{settings.max_uploads} uploads are under way, the maximum: try again"
-        headers = {"Retry-After": "5"}
-        raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_uploads", detail, headers=headers)
     database: Database = request.app.state.database
     dataset = Dataset(
         id=uuid7().hex,
@@ -147,26 +143,25 @@ async def upload(
     folder = settings.all_incoming / dataset.id
     settled = True
     with request.app.state.bodies.upload(user.id, settings.max_user_uploads):
-        async with request.app.state.uploads:
-            try:
-                room = await run_in_threadpool(_room, database, settings, user)
-                folder.mkdir(parents=True)
-                received = await receive(request, folder / dataset.file, settings, room)
-                dataset.bytes, dataset.sha256 = received.bytes, received.sha256
-                arrival = _Arrival(database, settings, dataset, user, folder / dataset.file)
-                kept = await run_in_threadpool(arrival.known)
-                if kept is None:
-                    own_turn = request.app.state.inspecting[user.id]
-                    async with own_turn, request.app.state.inspections:
-                        kept = await run_in_threadpool(arrival.accept)
-            except BaseException:
-                # It is unknown whether the moved file has a row: retention will check it.
-                settled = not settings.datasets(dataset.id).exists()
-                raise
-            finally:  # also if the caller has disconnected
-                if settled:
-                    with CancelScope(shield=True):
-                        await run_in_threadpool(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            room = await run_in_threadpool(_room, database, settings, user)
+            folder.mkdir(parents=True)
+            received = await receive(request, folder / dataset.file, settings, room)
+            dataset.bytes, dataset.sha256 = received.bytes, received.sha256
+            arrival = _Arrival(database, settings, dataset, user, folder / dataset.file)
+            kept = await run_in_threadpool(arrival.known)
+            if kept is None:
+                own_turn = request.app.state.inspecting[user.id]
+                async with own_turn, request.app.state.inspections:
+                    kept = await run_in_threadpool(arrival.accept)
+        except BaseException:
+            # It is unknown whether the moved file has a row: retention will check it.
+            settled = not settings.datasets(dataset.id).exists()
+            raise
+        finally:  # also if the caller has disconnected
+            if settled:
+                with CancelScope(shield=True):
+                    await run_in_threadpool(shutil.rmtree, folder, ignore_errors=True)
     if kept.id != dataset.id:
         response.status_code = HTTPStatus.OK
     return kept

@@ -2,10 +2,10 @@
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -53,7 +53,7 @@ from service.web.dependencies import (
 )
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.listing_parameters import WantedDep
-from service.web.long_reads import answered, is_search, limited, searched
+from service.web.long_reads import answered, is_search, large_answer, limited, searched
 from service.web.media_types import as_json, plain_json
 from service.web.pagination import Limit, LongCursor
 from service.web.parameters import ExperimentId
@@ -179,12 +179,10 @@ def check_specs(found: Sequence[Experiment]) -> None:
 
 
 # `Prefer: wait=N` (RFC 7240): wait at most N seconds for the requested state.
-class Read(Protocol):
-    """Reads the state that a client waits for."""
-
-    def __call__(self, session: Session, whole: bool) -> tuple[Response | None, bool]:
-        """Return an answer, and whether it is the awaited one. None if it is not, and `whole` is
-        False: then only the status is read."""
+Ask = Callable[[bool], Awaitable[tuple[Response | None, bool]]]
+"""Function that reads the state that a client waits for. It returns an answer, and whether it is
+the awaited one. Its argument says whether an answer is wanted if it is not: otherwise the answer is
+None, and only the status is read."""
 
 
 MIN_REST_S = 0.2
@@ -240,7 +238,17 @@ async def get_experiment(
 
     if wait_s > 0:
         subject = Subject("experiment", experiment_id)
-        return await _awaited(poller, subject, user, wait_s, read, if_none_match is not None)
+
+        async def ask(whole: bool) -> tuple[Response | None, bool]:
+            few = partial(read, whole=whole, max_metrics=long_reads.SMALL_METRICS)
+            try:
+                return await poller.read(user, few)
+            except TooLarge:
+                pass
+            async with large_answer(request):
+                return await poller.read(user, partial(read, whole=whole))
+
+        return await _awaited(poller, subject, user, wait_s, ask, if_none_match is not None)
 
     def read_now(session: Session, *, is_first: bool) -> Response:
         answer, _ = read(session, True, long_reads.SMALL_METRICS if is_first else None)
@@ -251,12 +259,12 @@ async def get_experiment(
 
 
 async def _awaited(
-    poller: Poller, subject: Subject, user: Caller, seconds: float, read: Read, for_change: bool
+    poller: Poller, subject: Subject, user: Caller, seconds: float, ask: Ask, for_change: bool
 ) -> Response:
     """Return the answer as soon as it is the awaited one, or the last answer at the end. A user
     with the maximum number of streams does not wait."""
     if not poller.has_room(user):
-        answer, _ = await poller.read(user, partial(read, whole=True))
+        answer, _ = await ask(True)
         assert answer is not None
         return answer
     ends_at, rests_until = time.monotonic() + seconds, 0.0
@@ -265,7 +273,7 @@ async def _awaited(
             began = time.monotonic()
             is_last = began >= ends_at or listener.cut
             whole = is_last or (for_change and began >= rests_until)
-            answer, due = await poller.read(user, partial(read, whole=whole))
+            answer, due = await ask(whole)
             if listener.refused:
                 detail = "this API key is no longer valid"
                 raise ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail)

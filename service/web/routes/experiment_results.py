@@ -18,7 +18,7 @@ from service.experiments.views import artifact_out, log_out, metrics_json
 from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file
-from service.refusals import ApiError
+from service.refusals import ApiError, TooLarge
 from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.web import long_reads
@@ -109,9 +109,9 @@ async def _log_form(
     response_model=LogPage,
     responses={200: {"content": {LOG_TYPES[LogForm.TEXT]: {"schema": {"type": "string"}}}}},
 )
-def get_logs(
+async def get_logs(
     experiment_id: ExperimentId,
-    database: DatabaseDep,
+    request: Request,
     user: Reader,
     form: Annotated[LogForm, Depends(_log_form)],
     after: Annotated[
@@ -122,15 +122,23 @@ def get_logs(
 ) -> Response:
     """Return the run's log, oldest first, as JSON or as lines of text. A resumed run logs the lines
     after its checkpoint again, with the same numbers."""
-    with database.snapshot() as session:
+
+    def read(session: Session, *, is_first: bool) -> Response:
         find(session, user, Experiment, experiment_id)
-        found = results.logs(session, experiment_id, after, level, limit + 1)
-    lines = [log_out(event) for event in found[:limit]]
-    last_seq = lines[-1].seq if lines else after
-    if form == LogForm.TEXT:
-        headers = {"MPT-Last-Seq": str(last_seq), "MPT-More": str(len(found) > limit).lower()}
-        return Response("".join(map(_line, lines)), media_type=LOG_TYPES[form], headers=headers)
-    return as_json(LogPage(items=lines, last_seq=last_seq, more=len(found) > limit))
+        count = min(limit, long_reads.SMALL_LINES) if is_first else limit
+        found = results.logs(session, experiment_id, after, level, count + 1)
+        has_more = len(found) > count
+        if has_more and count < limit:
+            raise TooLarge
+        lines = [log_out(event) for event in found[:count]]
+        last_seq = lines[-1].seq if lines else after
+        if form == LogForm.TEXT:
+            headers = {"MPT-Last-Seq": str(last_seq), "MPT-More": str(has_more).lower()}
+            text = "".join(map(_line, lines))
+            return Response(text, media_type=LOG_TYPES[form], headers=headers)
+        return as_json(LogPage(items=lines, last_seq=last_seq, more=has_more))
+
+    return await answered(request, read)
 
 
 def _line(one: LogOut) -> str:

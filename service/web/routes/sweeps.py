@@ -4,7 +4,7 @@ import logging
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy.orm import Session, defer
 
 from service.accounts import audit
@@ -42,7 +42,8 @@ from service.web.dependencies import (
     SettingsDep,
     Submitter,
 )
-from service.web.media_types import plain_json
+from service.web.long_reads import searched
+from service.web.media_types import as_json, plain_json
 from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
 from service.web.routes.experiments import SubmitDep
 from service.web.turns import BodyTurn, RetryTurn, TableTurn
@@ -73,23 +74,26 @@ def submit_sweep(
     return answer
 
 
-@router.get("")
-def list_sweeps(
-    database: DatabaseDep,
+@router.get("", response_model=SweepPage)
+async def list_sweeps(
+    request: Request,
     user: Reader,
     limit: Limit = 50,
     cursor: Cursor = None,
     whose: WhoseQuery = Whose.MINE,
-) -> SweepPage:
+) -> Response:
     """List the caller's sweeps or, with `whose=lab`, those shared with the lab, newest first."""
     before = read_cursor(cursor)
     without_specs = defer(Sweep.spec, raiseload=True)  # which may be large
-    with database.snapshot() as session:
+
+    def read(session: Session, *, is_first: bool) -> Response:
         found = newest(session, user, Sweep, whose, limit + 1, before, without_specs)
         kept, next_cursor = page(found, limit)
         counts = store.counts(session, [one.id for one in kept], user)
-    items = [summary_out(one, counts.get(one.id, {})) for one in kept]
-    return SweepPage(items=items, next_cursor=next_cursor)
+        items = [summary_out(one, counts.get(one.id, {})) for one in kept]
+        return as_json(SweepPage(items=items, next_cursor=next_cursor))
+
+    return await searched(request, read)  # the points of all these sweeps may be millions
 
 
 @router.get("/{sweep_id:id}")

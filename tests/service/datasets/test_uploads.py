@@ -1,5 +1,6 @@
 """Uploads that go wrong on the way, and that are many."""
 
+import asyncio
 import errno
 import os
 import socket
@@ -7,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +186,9 @@ class Server:
 
 @pytest.fixture
 def hasty(settings: Settings) -> Iterator[tuple[Server, Settings]]:
-    quick = settings.model_copy(update={"upload_stall_s": 1.5, "max_uploads": 2})
+    quick = settings.model_copy(
+        update={"upload_stall_s": 1.5, "max_uploads": 1, "max_user_uploads": 3}
+    )
     with Server(quick) as server:
         yield server, quick
 
@@ -204,20 +208,31 @@ def test_an_upload_that_breaks_off_leaves_nothing(hasty: tuple[Server, Settings]
     wait_until(lambda: stored(settings) == [], timeout_s=1.2)  # before it is taken to stall
 
 
-def test_uploads_at_once_are_limited(hasty: tuple[Server, Settings]) -> None:
+def test_uploads_that_arrive_slowly_hold_up_no_others(hasty: tuple[Server, Settings]) -> None:
+    """Four of two members, at 20 KB/s, held all places for days."""
     server, settings = hasty
-    under_way = [server.begin(10_000) for _ in range(2)]
+    under_way = [server.begin(10_000, b"half") for _ in range(2)]
     wait_until(lambda: len(stored(settings)) == 2)
     headers = {"Authorization": f"Bearer {server.key}"}
     url = f"http://127.0.0.1:{server.port}/v1/datasets?name=a.npy"
-    answer = httpx.post(url, headers=headers, content=npy(GOOD))
-    assert answer.status_code == 503
-    assert "2 uploads are under way" in answer.json()["detail"]
-    assert answer.headers["retry-after"] == "5"
+    assert httpx.post(url, headers=headers, content=npy(GOOD)).status_code == 201
     for connection in under_way:
         connection.close()
-    wait_until(lambda: stored(settings) == [])
-    assert httpx.post(url, headers=headers, content=npy(GOOD)).status_code == 201
+
+
+def test_few_uploads_write_at_a_time(settings: Settings) -> None:
+    """The others wait; none is refused."""
+    with api_on(settings) as api, ThreadPoolExecutor(1) as pool, ExitStack() as held:
+        writes: asyncio.Semaphore = api.app.state.upload_writes  # type: ignore[attr-defined]
+        assert api.portal is not None
+        for _ in range(settings.max_uploads):
+            held.enter_context(api.portal.wrap_async_context_manager(writes))
+        answer = pool.submit(api.post, "/v1/datasets?name=a.npy", content=npy(GOOD))
+        wait_until(lambda: bool(writes._waiters))
+        files_there = settings.store.glob("incoming/*/*")
+        assert [one.stat().st_size for one in files_there] == [0]
+        held.close()
+        assert answer.result().status_code == 201
 
 
 @pytest.mark.parametrize("declared", [True, False])

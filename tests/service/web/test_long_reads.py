@@ -14,10 +14,16 @@ from sqlalchemy.orm import Session
 from service.limiter import FairLimiter
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Experiment, Metric
+from service.tables.experiments import Event, Experiment, Metric
 from service.web import long_reads
 from service.web.main import MAX_BUNDLES, create_app
-from service.web.routes import experiment_queries, experiment_results, experiments, presets
+from service.web.routes import (
+    experiment_queries,
+    experiment_results,
+    experiments,
+    presets,
+    sweeps,
+)
 from tests.service.web.test_pools import affirmed, served
 from tests.support.filled_lab import succeeded
 from tests.support.ppca_spec import ppca_spec
@@ -34,6 +40,7 @@ ROUTES = [
     *(("GET", url, experiment_queries, "page_of") for url in LISTS),
     ("POST", "/v1/experiments:cancel?q=a", experiments, "_matching"),
     ("GET", "/v1/presets:runs", presets, "runs_of_presets"),
+    ("GET", "/v1/sweeps", sweeps, "newest"),
 ]
 
 
@@ -146,7 +153,7 @@ def test_a_list_with_many_metrics_is_a_long_search(
         assert [len(one["metrics"]) for one in items] == [2, 2]
 
 
-@pytest.mark.parametrize(("method", "url", "module", "name"), ROUTES[-3:])
+@pytest.mark.parametrize(("method", "url", "module", "name"), ROUTES[-4:])
 def test_searches_are_limited_and_hold_no_lock(
     lab: Settings,
     settings: Settings,
@@ -189,6 +196,13 @@ def test_a_search_before_a_change_needs_no_writers_place(settings: Settings) -> 
             assert api.post("/v1/experiments:cancel?whose=all&filter=no").status_code == 422
 
 
+def log_lines(database: Database, experiment_id: str) -> None:
+    data = {"level": "info", "message": "one"}
+    with database.transaction() as session:
+        for seq in range(5):
+            session.add(Event(experiment_id=experiment_id, seq=seq, kind="log", data=data))
+
+
 LARGE = [
     ("GET", "/v1/experiments/{id}", "SMALL_METRICS"),
     ("GET", "/v1/experiments/{id}/metrics", "SMALL_METRICS"),
@@ -197,12 +211,16 @@ LARGE = [
     ("GET", "/v1/experiments/{id}/curves", "SMALL_POINTS"),
     ("GET", "/v1/experiments/{id}/curves/score", "SMALL_POINTS"),
     ("POST", "/v1/curves:batchGet", "SMALL_POINTS"),
+    ("POST", "/v1/curves:batchGet", "SMALL_BATCH"),
+    ("GET", "/v1/experiments/{id}/logs", "SMALL_LINES"),
+    ("GET", "/v1/experiments/{id}/logs?limit=2", None),
+    ("WAIT", "/v1/experiments/{id}", "SMALL_METRICS"),
 ]
 
 
 @pytest.mark.parametrize(("method", "url", "small"), LARGE)
 def test_a_process_makes_two_large_answers_at_a_time(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str, url: str, small: str
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str, url: str, small: str | None
 ) -> None:
     """Three members read 20,000 metrics in loops: others' lists took 1.7 s, submissions 3.6 s."""
     hasty = settings.model_copy(update={"write_wait_s": 0.05})
@@ -211,10 +229,14 @@ def test_a_process_makes_two_large_answers_at_a_time(
         assert api.portal is not None
         one = succeeded(state.database, "large")
         ids = [one, succeeded(state.database, "other")]
+        log_lines(state.database, one)
 
         def status() -> int:
-            body = {"ids": ids} if method == "POST" else None
-            answer = api.request(method, url.format(id=one), json=body)
+            if method == "WAIT":
+                answer = api.get(url.format(id=one), headers={"Prefer": "wait=1"})
+            else:
+                body = {"ids": ids} if method == "POST" else None
+                answer = api.request(method, url.format(id=one), json=body)
             assert state.readers.taken == 0
             return answer.status_code
 
@@ -222,7 +244,11 @@ def test_a_process_makes_two_large_answers_at_a_time(
             place = state.large_answers.one(user)
             held.enter_context(api.portal.wrap_async_context_manager(place))
         assert status() == 200
-        monkeypatch.setattr(long_reads, small, 3)
+        if small is None:  # a page that is small by its limit
+            monkeypatch.setattr(long_reads, "SMALL_LINES", 2)
+            assert status() == 200
+            return
+        monkeypatch.setattr(long_reads, small, 1)
         assert status() == 503
         held.close()
         assert status() == 200
@@ -247,6 +273,11 @@ def test_a_page_with_large_specs_is_a_long_search(
         assert api.get(full).json()["items"][0]["spec"]["seeds"] == [4]
         monkeypatch.setattr(long_reads, "SMALL_SPECS_BYTES", 10)
         assert (api.get(full).status_code, api.get(summary).status_code) == (503, 200)
+        held.close()
+        for user in (7, 8):  # large answers of all kinds are made two at a time
+            place = state.large_answers.one(user)
+            held.enter_context(api.portal.wrap_async_context_manager(place))
+        assert api.get(full).status_code == 503
         held.close()
         assert api.get(full).json()["items"][0]["spec"]["seeds"] == [4]
 
