@@ -5,7 +5,7 @@ again: short requests do not wait for long ones."""
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
@@ -29,11 +29,14 @@ SMALL_SPECS_BYTES = 2**20
 SMALL_POINTS = 200_000
 SMALL_LINES = 1000
 SMALL_BATCH = 100
-"""Maximum of a first try: metrics, bytes of specs, stored points of curves, lines of a log, and
-experiments whose curves are read."""
+SMALL_TEXTS = 500_000
+"""Maximum of a first try: metrics, bytes of specs, stored points of curves, lines of a log,
+experiments whose curves are read, and characters of notes, tags and ids of predecessors."""
 SEARCH_PARAMETERS = frozenset({"filter", "q", "metrics", "fields"})
 
 T = TypeVar("T", covariant=True)
+Run = Callable[[Database, Callable[[Session], Any]], Any]
+"""Function that calls another one with a session of the database, and returns its answer."""
 
 
 class Read(Protocol[T]):
@@ -50,32 +53,40 @@ def is_search(parameters: QueryParams) -> bool:
 
 
 async def searched(request: Request, read: Read[T]) -> T:
-    """Return what a search finds. One search of a user runs at a time, and those that need a second
-    try have a third of the readers' places. Raises ApiError if it takes too long."""
+    """Return what a search finds. One search of a user runs at a time, and slow ones have a third
+    of the readers' places. Raises ApiError if it takes too long."""
     searches: FairLimiter = request.app.state.searches
     async with AsyncExitStack() as held:
         await held.enter_async_context(one_of(request, searches.own))
         try:
-            return await _read(request, partial(read, is_first=True), FIRST_TRY_S)
+            first = partial(_in_session, seconds=FIRST_TRY_S)
+            return await _read(request, first, partial(read, is_first=True))
         except TooLarge:
-            await held.enter_async_context(large_answer(request))
+            place = large_answer(request)  # it found the rows in time, so it waits for no slow one
         except OperationalError as error:
             if not is_over_time(error):
                 raise
-        await held.enter_async_context(one_of(request, lambda _: searches.shared()))
-        database = await held.enter_async_context(reading(request))
-        return await run_in_threadpool(limited, database, partial(read, is_first=False))
+            place = one_of(request, lambda _: searches.shared())
+        await held.enter_async_context(place)
+        return await _read(request, limited, partial(read, is_first=False))
 
 
-async def answered(request: Request, read: Read[T]) -> T:
+async def listed(request: Request, read: Read[T]) -> T:
+    """Return a page of a list without a search, as `answered` does. Raises ApiError if it takes too
+    long."""
+    return await answered(request, read, limited)
+
+
+async def answered(request: Request, read: Read[T], run: Run | None = None) -> T:
     """Return an answer that is usually small. A process makes two large ones at a time, each of
     another user, because threads that make large ones slow down all others."""
+    run = run or _in_session
     try:
-        return await _read(request, partial(read, is_first=True))
+        return await _read(request, run, partial(read, is_first=True))
     except TooLarge:
         pass
     async with large_answer(request):
-        return await _read(request, partial(read, is_first=False))
+        return await _read(request, run, partial(read, is_first=False))
 
 
 def large_answer(request: Request) -> AbstractAsyncContextManager[None]:
@@ -83,9 +94,10 @@ def large_answer(request: Request) -> AbstractAsyncContextManager[None]:
     return one_of(request, request.app.state.large_answers.one)
 
 
-async def _read(request: Request, read: Callable[[Session], T], seconds: float | None = None) -> T:
+async def _read(request: Request, run: Run, read: Callable[[Session], T]) -> T:
     async with reading(request) as database:
-        return await run_in_threadpool(_in_session, database, read, seconds)
+        answer: T = await run_in_threadpool(run, database, read)
+        return answer
 
 
 def limited(database: Database, read: Callable[[Session], T]) -> T:
@@ -102,7 +114,9 @@ def limited(database: Database, read: Callable[[Session], T]) -> T:
         raise invalid([Problem("/query", detail)]) from None
 
 
-def _in_session(database: Database, read: Callable[[Session], T], seconds: float | None) -> T:
+def _in_session(
+    database: Database, read: Callable[[Session], T], seconds: float | None = None
+) -> T:
     with database.snapshot() as session:
         if seconds is not None:
             limit_statements(session, seconds)

@@ -120,6 +120,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.noted_keys = noted_keys()
     app.state.upload_writes = asyncio.Semaphore(settings.max_uploads)
     app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
+    app.state.small_inspections = asyncio.Semaphore(2)
     app.state.inspecting = defaultdict[int, asyncio.Lock](asyncio.Lock)  # one of each user at once
     app.state.rates = Rates(settings)
     app.state.refused_sign_ins = sign_in.Refusals()

@@ -104,6 +104,10 @@ class DatasetPage(Page):
     """Uploads, newest first."""
 
 
+SMALL_FILE_BYTES = 2**20
+"""Maximum size of an upload whose inspection waits for no larger ones."""
+
+
 @router.post(
     "",
     status_code=HTTPStatus.CREATED,
@@ -151,8 +155,10 @@ async def upload(
             arrival = _Arrival(database, settings, dataset, user, folder / dataset.file)
             kept = await run_in_threadpool(arrival.known)
             if kept is None:
-                own_turn = request.app.state.inspecting[user.id]
-                async with own_turn, request.app.state.inspections:
+                state = request.app.state
+                is_small = received.bytes <= SMALL_FILE_BYTES
+                inspections = state.small_inspections if is_small else state.inspections
+                async with state.inspecting[user.id], inspections:
                     kept = await run_in_threadpool(arrival.accept)
         except BaseException:
             # It is unknown whether the moved file has a row: retention will check it.

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from sqlalchemy.orm import Session
 
@@ -49,11 +48,10 @@ from service.web.dependencies import (
     QueueSnapshotsDep,
     Reader,
     SettingsDep,
-    reading,
 )
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.listing_parameters import WantedDep
-from service.web.long_reads import answered, is_search, large_answer, limited, searched
+from service.web.long_reads import answered, is_search, large_answer, listed, searched
 from service.web.media_types import as_json, plain_json
 from service.web.pagination import Limit, LongCursor
 from service.web.parameters import ExperimentId
@@ -106,12 +104,13 @@ async def list_experiments(
         detail = f"at most {MAX_SPECS} with fields=full, not {limit}"
         raise invalid([Problem("/query/limit", detail)])
 
-    def read(session: Session, *, is_first: bool = False) -> Response:
+    def read(session: Session, *, is_first: bool) -> Response:
         page_with = partial(page_of, session, user.id, wanted, limit=limit, cursor=cursor)
         if is_first and full:
             check_specs(page_with().items)
         found = page_with(with_spec=full)
         if is_first:
+            check_texts(found.items)
             known = results.metrics_of(session, found.ids, metrics, long_reads.SMALL_METRICS)
         else:
             found, known = _metrics_of_page(session, found, wanted, metrics)
@@ -124,10 +123,8 @@ async def list_experiments(
         page = ExperimentPage.model_construct(items=items, next_cursor=found.next_cursor)
         return as_json(page)
 
-    if is_search(request.query_params):
-        return await searched(request, read)
-    async with reading(request) as database:
-        return await run_in_threadpool(limited, database, read)
+    of_kind = searched if is_search(request.query_params) else listed
+    return await of_kind(request, read)
 
 
 def _metrics_of_page(
@@ -170,6 +167,15 @@ async def batch_get_experiments(
         return plain_json({"items": items})
 
     return await answered(request, read)
+
+
+def check_texts(found: Sequence[Experiment]) -> None:
+    """Raise TooLarge if these experiments have large notes, tags and lists of predecessors
+    together."""
+    ids = sum(len(one.comes_after or ()) for one in found)
+    texts = sum(len(one.note or "") + sum(map(len, one.tags)) for one in found)
+    if texts + 32 * ids > long_reads.SMALL_TEXTS:
+        raise TooLarge
 
 
 def check_specs(found: Sequence[Experiment]) -> None:

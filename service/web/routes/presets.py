@@ -6,6 +6,7 @@ from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
@@ -18,12 +19,13 @@ from service.experiments.views import metric_out, summary_out
 from service.queue.position import queue_positions
 from service.records import results
 from service.records.curves import read_series
-from service.refusals import ApiError, invalid
+from service.refusals import ApiError, TooLarge, invalid
 from service.schemas import ResponseModel
 from service.tables.experiments import Experiment, Status
+from service.web import long_reads
 from service.web.bodies import StrictRoute
-from service.web.dependencies import DatabaseDep, QueueSnapshotsDep, Reader, SettingsDep
-from service.web.long_reads import searched
+from service.web.dependencies import QueueSnapshotsDep, Reader, SettingsDep
+from service.web.long_reads import answered, searched
 from service.web.media_types import as_json
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], route_class=StrictRoute)
@@ -140,8 +142,8 @@ def get_preset(name: PresetName, user: Reader) -> PresetOut:
     return PresetOut.of(_find(name))
 
 
-@router.get("/{name}/verdict")
-def get_verdict(
+@router.get("/{name}/verdict", response_model=VerdictOut)
+async def get_verdict(
     name: PresetName,
     experiment: Annotated[
         list[str],
@@ -149,21 +151,30 @@ def get_verdict(
             max_length=100, description="Ids of experiments, in the order of the preset's specs."
         ),
     ],
-    database: DatabaseDep,
+    request: Request,
     user: Reader,
-) -> VerdictOut:
+) -> Response:
     """Return whether the results of experiments agree with the published ones. The caller must be
     allowed to read the experiments."""
     preset = _find(name)
-    with database.snapshot() as session:
+
+    def read(session: Session, *, is_first: bool) -> Response:
+        if len(experiment) != len(preset.specs):  # the rows may be large
+            raise invalid([*_unfit(preset, [None] * len(experiment))])
+        if is_first:
+            size = select(func.sum(Experiment.spec_bytes)).where(Experiment.id.in_(experiment))
+            if (session.scalar(size) or 0) > long_reads.SMALL_SPECS_BYTES:
+                raise TooLarge
         found = [find_readable(session, user, Experiment, one) for one in experiment]
-        problems = list(_unfit(preset, found))
-        results = [] if problems else [_results(session, one) for one in found]
-    if problems:
-        raise invalid(problems)
-    verdict = preset.verdict(results)
-    comparisons = [_comparison_out(one) for one in verdict.comparisons]
-    return VerdictOut(verdict=verdict.verdict, comparisons=comparisons, missing=verdict.missing)
+        if problems := [*_unfit(preset, found)]:
+            raise invalid(problems)
+        verdict = preset.verdict([_results(session, one) for one in found])
+        comparisons = [_comparison_out(one) for one in verdict.comparisons]
+        return as_json(
+            VerdictOut(verdict=verdict.verdict, comparisons=comparisons, missing=verdict.missing)
+        )
+
+    return await answered(request, read)
 
 
 def _unfit(preset: Preset, found: Sequence[Experiment | None]) -> Iterator[Problem]:

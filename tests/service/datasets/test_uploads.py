@@ -220,6 +220,23 @@ def test_uploads_that_arrive_slowly_hold_up_no_others(hasty: tuple[Server, Setti
         connection.close()
 
 
+def test_inspections_of_small_files_wait_for_no_large_ones(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of two members, of 400 MB, held both places for a minute."""
+    with api_on(settings) as api, ThreadPoolExecutor(1) as pool, ExitStack() as held:
+        inspections: asyncio.Semaphore = api.app.state.inspections  # type: ignore[attr-defined]
+        assert api.portal is not None
+        for _ in range(2):
+            held.enter_context(api.portal.wrap_async_context_manager(inspections))
+        assert api.post("/v1/datasets?name=a.npy", content=npy(GOOD)).status_code == 201
+        monkeypatch.setattr(datasets, "SMALL_FILE_BYTES", 10)
+        answer = pool.submit(api.post, "/v1/datasets?name=b.npy", content=npy(GOOD + 1))
+        wait_until(lambda: bool(inspections._waiters))
+        held.close()
+        assert answer.result().status_code == 201
+
+
 def test_few_uploads_write_at_a_time(settings: Settings) -> None:
     """The others wait; none is refused."""
     with api_on(settings) as api, ThreadPoolExecutor(1) as pool, ExitStack() as held:

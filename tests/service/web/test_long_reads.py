@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from service.limiter import FairLimiter
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Event, Experiment, Metric
+from service.tables.experiments import Event, Experiment
 from service.web import long_reads
 from service.web.main import MAX_BUNDLES, create_app
 from service.web.routes import (
@@ -26,7 +26,6 @@ from service.web.routes import (
 )
 from tests.service.web.test_pools import affirmed, served
 from tests.support.filled_lab import succeeded
-from tests.support.ppca_spec import ppca_spec
 
 SLOW: Any = text(
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 100000000) "
@@ -128,29 +127,66 @@ def test_other_lists_wait_for_no_search(
         assert "took longer than 0.2 s" in answer.json()["errors"][0]["detail"]
 
 
-def test_a_list_with_many_metrics_is_a_long_search(
+def hold_large_answers(api: TestClient, held: ExitStack) -> None:
+    state = api.app.state  # type: ignore[attr-defined]
+    assert api.portal is not None
+    for user in (7, 8):
+        place = state.large_answers.one(user)
+        held.enter_context(api.portal.wrap_async_context_manager(place))
+
+
+PAGES = [
+    ("metrics=lml&metrics=mpt", "SMALL_METRICS"),
+    ("fields=full", "SMALL_SPECS_BYTES"),
+    ("fields=summary", "SMALL_TEXTS"),
+    ("whose=mine", "SMALL_TEXTS"),
+]
+
+
+@pytest.mark.parametrize(("query", "small"), PAGES)
+def test_large_pages_wait_for_large_answers_alone(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, query: str, small: str
+) -> None:
+    """Their search was fast, so they wait for no slow ones: three members had searches of 5 s, and
+    two others asked for large pages, which held the places of large answers meanwhile."""
+    hasty = settings.model_copy(update={"write_wait_s": 0.05})
+    with served(hasty) as api, ExitStack() as held:
+        state = api.app.state  # type: ignore[attr-defined]
+        assert api.portal is not None
+        for name in "ab":
+            succeeded(state.database, name, note="two words", tags=["x"])
+        url = f"/v1/experiments?limit=9&{query}"
+        expected = api.get(url).json()
+        assert len(expected["items"]) == 2
+        hold_large_answers(api, held)
+        assert api.get(url).json() == expected
+        monkeypatch.setattr(long_reads, small, 3)
+        assert api.get(url).status_code == 503
+        held.close()
+        for user in (7, 8, 9):
+            place = state.searches.one(user)
+            held.enter_context(api.portal.wrap_async_context_manager(place))
+        assert api.get(url).json() == expected
+
+
+def test_a_verdict_reads_only_as_many_experiments_as_the_preset_has(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their number is counted before they are read."""
-    monkeypatch.setattr(long_reads, "SMALL_METRICS", 3)
+    """Three members asked for verdicts on 100 experiments with large specs each."""
+    read: list[str] = []
+    monkeypatch.setattr(presets, "find_readable", lambda *a: read.append(a[-1]))
     hasty = settings.model_copy(update={"write_wait_s": 0.05})
-    body = {"experiments": [{"spec": ppca_spec(), "cache": False}] * 2}
-    with served(hasty) as api:
-        state = api.app.state  # type: ignore[attr-defined]
-        ids = [one["id"] for one in api.post("/v1/experiments:batch", json=body).json()["items"]]
-        with state.database.transaction() as session:
-            for one in ids:
-                for name in "ab":
-                    session.add(Metric(experiment_id=one, name=name, labels="{}", seq=1, value=1.0))
-        assert api.portal is not None
-        with ExitStack() as held:
-            for user in (7, 8, 9):
-                place = state.searches.one(user)
-                held.enter_context(api.portal.wrap_async_context_manager(place))
-            assert api.get("/v1/experiments?metrics=a").status_code == 200
-            assert api.get("/v1/experiments?metrics=a&metrics=b").status_code == 503
-        items = api.get("/v1/experiments?metrics=a&metrics=b").json()["items"]
-        assert [len(one["metrics"]) for one in items] == [2, 2]
+    with served(hasty) as api, ExitStack() as held:
+        one = succeeded(api.app.state.database, "large")  # type: ignore[attr-defined]
+        url = "/v1/presets/fig1-left/verdict?experiment="
+        answer = api.get(url + f"&experiment={one}")
+        assert "has 1 specs: give 1 experiments" in answer.json()["detail"]
+        assert read == []
+        hold_large_answers(api, held)
+        assert api.get(url + one).status_code == 422
+        assert read == [one]
+        monkeypatch.setattr(long_reads, "SMALL_SPECS_BYTES", 3)
+        assert api.get(url + one).status_code == 503
 
 
 @pytest.mark.parametrize(("method", "url", "module", "name"), ROUTES[-4:])
@@ -240,9 +276,7 @@ def test_a_process_makes_two_large_answers_at_a_time(
             assert state.readers.taken == 0
             return answer.status_code
 
-        for user in (7, 8):
-            place = state.large_answers.one(user)
-            held.enter_context(api.portal.wrap_async_context_manager(place))
+        hold_large_answers(api, held)
         assert status() == 200
         if small is None:  # a page that is small by its limit
             monkeypatch.setattr(long_reads, "SMALL_LINES", 2)
@@ -256,30 +290,6 @@ def test_a_process_makes_two_large_answers_at_a_time(
             assert status() == 503
         with api.portal.wrap_async_context_manager(state.large_answers.one(2)):
             assert status() == 200
-
-
-def test_a_page_with_large_specs_is_a_long_search(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hasty = settings.model_copy(update={"write_wait_s": 0.05})
-    with served(hasty) as api, ExitStack() as held:
-        state = api.app.state  # type: ignore[attr-defined]
-        assert api.portal is not None
-        succeeded(state.database, "large")
-        for user in (7, 8, 9):
-            place = state.searches.one(user)
-            held.enter_context(api.portal.wrap_async_context_manager(place))
-        full, summary = (f"/v1/experiments?limit=9&fields={kind}" for kind in ("full", "summary"))
-        assert api.get(full).json()["items"][0]["spec"]["seeds"] == [4]
-        monkeypatch.setattr(long_reads, "SMALL_SPECS_BYTES", 10)
-        assert (api.get(full).status_code, api.get(summary).status_code) == (503, 200)
-        held.close()
-        for user in (7, 8):  # large answers of all kinds are made two at a time
-            place = state.large_answers.one(user)
-            held.enter_context(api.portal.wrap_async_context_manager(place))
-        assert api.get(full).status_code == 503
-        held.close()
-        assert api.get(full).json()["items"][0]["spec"]["seeds"] == [4]
 
 
 def test_a_bundle_is_read_at_its_place(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
