@@ -95,6 +95,9 @@ class Settings(BaseSettings):
     write_wait_s: float = Field(default=10.0, gt=0)
     """Maximum time that a request waits to read, write or build a bundle. Then the answer is
     503."""
+    max_user_requests: int = Field(default=24, ge=1)
+    """Maximum number of reading requests of a user that wait for a place or hold one at the same
+    time in an API process, and of other requests. More are refused (429)."""
     max_upload_bytes: int = 4 * 2**30
     """Maximum size of an uploaded file."""
     max_uploads: int = Field(default=4, gt=0)

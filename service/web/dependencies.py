@@ -3,8 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -119,6 +125,33 @@ def _has_many(database: Database, sweep_id: str) -> bool:
         return store.has_more_experiments(session, sweep_id, FEW)
 
 
+@contextmanager
+def counted(request: Request) -> Iterator[None]:
+    """Count a request of the caller while it waits for a place and holds one. Otherwise a client
+    that abandons its requests, whose work goes on, would fill the process with them. Raises
+    ApiError (429) if there are too many."""
+    state, caller = request.state, getattr(request.state, "caller", None)
+    if caller is None or getattr(state, "is_counted", False):
+        yield
+        return
+    counts: Counter[tuple[int, bool]] = request.app.state.user_requests
+    limit = request.app.state.settings.max_user_requests
+    of_kind = caller.id, request.method == "GET"  # those that wait to write refuse no reads
+    if counts[of_kind] >= limit:
+        detail = f"{limit} requests of yours are under way, the maximum: try again"
+        headers = {"Retry-After": "1"}
+        raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_at_once", detail, headers=headers)
+    counts[of_kind] += 1
+    state.is_counted = True
+    try:
+        yield
+    finally:
+        state.is_counted = False
+        counts[of_kind] -= 1
+        if not counts[of_kind]:
+            del counts[of_kind]
+
+
 @asynccontextmanager
 async def one_of(
     request: Request, place: PlaceOfUser, wait_s: float | None = None
@@ -132,6 +165,7 @@ async def one_of(
     settings: Settings = request.app.state.settings
     caller: Caller | None = getattr(request.state, "caller", None)
     async with AsyncExitStack() as held:
+        held.enter_context(counted(request))
         try:
             async with asyncio.timeout(wait_s or settings.write_wait_s):
                 user_id = None if caller is None else caller.id

@@ -18,13 +18,13 @@ from service.limiter import FairLimiter
 from service.refusals import TooLarge, invalid
 from service.tables.db_errors import is_over_time
 from service.tables.engine import Database, limit_statements
-from service.web.dependencies import one_of, reading
+from service.web.dependencies import counted, one_of, reading
 
 FIRST_TRY_S = 0.3
 """Maximum seconds of a statement in the first try of a search."""
 SEARCH_S = 5.0
 """Maximum seconds of a statement of a search. A filter may read all specs of a user."""
-SMALL_METRICS = 2000
+SMALL_METRICS = 5000
 SMALL_SPECS_BYTES = 2**20
 SMALL_POINTS = 200_000
 SMALL_LINES = 1000
@@ -57,6 +57,7 @@ async def searched(request: Request, read: Read[T]) -> T:
     of the readers' places. Raises ApiError if it takes too long."""
     searches: FairLimiter = request.app.state.searches
     async with AsyncExitStack() as held:
+        held.enter_context(counted(request))
         await held.enter_async_context(one_of(request, searches.own))
         try:
             first = partial(_in_session, seconds=FIRST_TRY_S)
@@ -81,12 +82,13 @@ async def answered(request: Request, read: Read[T], run: Run | None = None) -> T
     """Return an answer that is usually small. A process makes two large ones at a time, each of
     another user, because threads that make large ones slow down all others."""
     run = run or _in_session
-    try:
-        return await _read(request, run, partial(read, is_first=True))
-    except TooLarge:
-        pass
-    async with large_answer(request):
-        return await _read(request, run, partial(read, is_first=False))
+    with counted(request):
+        try:
+            return await _read(request, run, partial(read, is_first=True))
+        except TooLarge:
+            pass
+        async with large_answer(request):
+            return await _read(request, run, partial(read, is_first=False))
 
 
 def large_answer(request: Request) -> AbstractAsyncContextManager[None]:

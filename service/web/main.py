@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from typing import Any, ClassVar
 
@@ -116,6 +116,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.readers = FairLimiter(readers, of_user=readers // USERS_PART)
     app.state.searches = FairLimiter(max(1, readers // 3), of_user=1)
     app.state.large_answers = FairLimiter(min(2, readers), of_user=1)
+    app.state.user_requests = Counter[tuple[int, bool]]()
     app.state.bundles = FairLimiter(MAX_BUNDLES, of_user=MAX_USER_BUNDLES)
     app.state.noted_keys = noted_keys()
     app.state.upload_writes = asyncio.Semaphore(settings.max_uploads)

@@ -173,7 +173,10 @@ def check_texts(found: Sequence[Experiment]) -> None:
     """Raise TooLarge if these experiments have large notes, tags and lists of predecessors
     together."""
     ids = sum(len(one.comes_after or ()) for one in found)
-    texts = sum(len(one.note or "") + sum(map(len, one.tags)) for one in found)
+    texts = sum(
+        len(one.note or "") + len(one.failure_message or "") + sum(map(len, one.tags))
+        for one in found
+    )
     if texts + 32 * ids > long_reads.SMALL_TEXTS:
         raise TooLarge
 
@@ -191,11 +194,11 @@ the awaited one. Its argument says whether an answer is wanted if it is not: oth
 None, and only the status is read."""
 
 
-MIN_REST_S = 0.2
+MIN_REST_S, MAX_REST_S = 0.2, 10.0
 RESTS = 10
-"""Minimum seconds between two answers that are built while a client waits for a change, and the
-multiple of the last one's time. An answer may have thousands of metrics, and a run may write five
-times a second."""
+"""Minimum and maximum seconds between two answers that are built while a client waits for a change,
+and the multiple of the last one's time. An answer may have thousands of metrics, and a run may
+write five times a second."""
 
 
 async def _seconds(
@@ -288,7 +291,7 @@ async def _awaited(
                 return answer
             ended = time.monotonic()
             if whole:
-                rests_until = ended + max(MIN_REST_S, RESTS * (ended - began))
+                rests_until = ended + min(MAX_REST_S, max(MIN_REST_S, RESTS * (ended - began)))
             rests = for_change and not whole
             await listener.wait(max(0.0, (min(ends_at, rests_until) if rests else ends_at) - ended))
 

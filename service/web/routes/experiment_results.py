@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from starlette.types import Receive, Scope, Send
 
 from service.accounts.permission import find
+from service.accounts.users import Caller
 from service.experiments.bundle import Bundle, bundle, zipped
 from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, MetricList
 from service.experiments.views import artifact_out, log_out, metrics_json
@@ -149,24 +150,25 @@ class BundleResponse(StreamingResponse):
     """A zip that holds one of a few places while it is read and sent, because building it takes a
     thread and memory."""
 
-    def __init__(self, request: Request, experiment: Experiment) -> None:
+    def __init__(self, request: Request, user: Caller, experiment: Experiment) -> None:
         headers = {"Content-Disposition": f'attachment; filename="experiment-{experiment.id}.zip"'}
         super().__init__(iter(()), media_type="application/zip", headers=headers)
-        self._request, self._experiment = request, experiment
+        self._request, self._caller, self._experiment = request, user, experiment
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._request.app.state
         async with one_of(self._request, state.bundles.one):
             async with reading(self._request) as database:
-                made = await run_in_threadpool(_bundle, database, self._experiment)
+                made = await run_in_threadpool(_bundle, database, self._caller, self._experiment.id)
             zip_parts = zipped(state.database, state.settings, made)
             self.body_iterator = iterate_in_threadpool(zip_parts)
             await super().__call__(scope, receive, send)
 
 
-def _bundle(database: Database, experiment: Experiment) -> Bundle:
+def _bundle(database: Database, user: Caller, experiment_id: str) -> Bundle:
+    """Read the bundle of an experiment. It may have been deleted while the request waited."""
     with database.snapshot() as session:
-        return bundle(session, experiment)
+        return bundle(session, find(session, user, Experiment, experiment_id))
 
 
 @router.get(
@@ -186,4 +188,4 @@ def get_bundle(
                 f"only an ended experiment has a bundle, and this experiment is {experiment.status}"
             )
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-    return BundleResponse(request, experiment)
+    return BundleResponse(request, user, experiment)

@@ -223,7 +223,7 @@ def cancel_experiments(
     return CancelledOut(
         cancelled=cancelled,
         ending=len(done.ids) - cancelled,
-        more=len(found) > MAX_CANCELLED,
+        more=len(found) > min(MAX_CANCELLED, len(still)),
     )
 
 

@@ -77,7 +77,7 @@ def test_a_run_that_begins_during_the_search_is_not_cancelled(
 
     monkeypatch.setattr(experiments, "_matching", slow)
     answer = admin.post(URL, params=given).json()
-    assert answer == {"cancelled": 1, "ending": 0, "more": False}
+    assert answer == {"cancelled": 1, "ending": 0, "more": True}
     assert row(database_of(admin), begins).desired_state == DesiredState.RUN
     assert row(database_of(admin), stays).status == Status.CANCELLED
 
@@ -94,7 +94,7 @@ def test_a_run_that_is_beginning_is_not_cancelled(lab: Settings, given: dict[str
             session.flush()
             asked = pool.submit(api.post, URL, params=given)
             wait_for_waiting(database, 1)
-        assert asked.result().json() == {"cancelled": 1, "ending": 0, "more": False}
+        assert asked.result().json() == {"cancelled": 1, "ending": 0, "more": True}
         assert row(database, begins).desired_state == DesiredState.RUN
         assert row(database, stays).status == Status.CANCELLED
 

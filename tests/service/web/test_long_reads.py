@@ -11,10 +11,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, text
 from sqlalchemy.orm import Session
 
+from service.accounts.users import Caller
 from service.limiter import FairLimiter
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Event, Experiment
+from service.tables.experiments import Event
 from service.web import long_reads
 from service.web.main import MAX_BUNDLES, create_app
 from service.web.routes import (
@@ -297,9 +298,9 @@ def test_a_bundle_is_read_at_its_place(settings: Settings, monkeypatch: pytest.M
     read: list[str] = []
     bundle_of = experiment_results._bundle
 
-    def noted(database: Database, experiment: Experiment) -> Any:
-        read.append(experiment.id)
-        return bundle_of(database, experiment)
+    def noted(database: Database, user: Caller, experiment_id: str) -> Any:
+        read.append(experiment_id)
+        return bundle_of(database, user, experiment_id)
 
     monkeypatch.setattr(experiment_results, "_bundle", noted)
     hasty = settings.model_copy(update={"write_wait_s": 0.05})

@@ -31,6 +31,7 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 
 CLIENTS = 45
+MANY = {"max_user_requests": 1000}
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def all_wait(api: TestClient) -> bool:
 
 
 def test_readers_are_answered_while_writers_wait(settings: Settings) -> None:
-    patient = settings.model_copy(update={"write_wait_s": 240.0})
+    patient = settings.model_copy(update={"write_wait_s": 240.0, **MANY})
     with served(patient) as api, ThreadPoolExecutor(CLIENTS) as pool:
         with write_lock(settings):
             posts = [pool.submit(post, api) for _ in range(CLIENTS)]
@@ -238,6 +239,31 @@ def test_changes_of_many_experiments_leave_places_to_others(
                     assert nowhere.status_code == 404
 
 
+def test_few_requests_of_a_user_are_under_way(settings: Settings) -> None:
+    """Three members each abandoned 30 requests a second, whose work went on: others' lists took
+    seconds, long after the clients were gone."""
+    few = settings.model_copy(update={"max_user_requests": 2})
+    with served(few) as api, ThreadPoolExecutor(2) as pool, ExitStack() as held:
+        state = api.app.state  # type: ignore[attr-defined]
+        assert api.portal is not None
+        for user in range(2, 2 + 30):
+            if not state.readers.is_full(user):
+                place = state.readers.one(user)
+                held.enter_context(api.portal.wrap_async_context_manager(place))
+        urls = "/v1/experiments", "/v1/experiments?q=a"
+        waiting = [pool.submit(api.get, url) for url in urls]
+        wait_until(lambda: state.user_requests == {(1, True): 2})
+        for method, url in (("GET", "/v1/queue"), ("GET", "/v1/experiments?q=a")):
+            refused = api.request(method, url)
+            assert refused.json()["reason"] == "too_many_at_once"
+            assert (refused.status_code, refused.headers["Retry-After"]) == (429, "1")
+        assert post(api).status_code == 202
+        assert api.get("/healthz").status_code == 200
+        held.close()
+        assert [one.result().status_code for one in waiting] == [200, 200]
+        assert state.user_requests == {}
+
+
 def test_a_user_writes_with_one_request_at_a_time(settings: Settings) -> None:
     """The others wait for it and hold no place of all meanwhile."""
     hasty = settings.model_copy(update={"write_wait_s": 0.05})
@@ -269,7 +295,7 @@ def test_healthz_needs_no_thread(settings: Settings) -> None:
 
 
 def test_an_api_process_keeps_to_its_connections(lab: Settings) -> None:
-    few = lab.model_copy(update={"api_connections": 3})
+    few = lab.model_copy(update={"api_connections": 3, **MANY})
     with served(few) as api, ThreadPoolExecutor(CLIENTS) as pool:
         api.get("/v1/experiments")
         answers = list(pool.map(lambda _: api.get("/v1/experiments"), range(CLIENTS * 4)))
@@ -281,7 +307,7 @@ def test_an_api_process_keeps_to_its_connections(lab: Settings) -> None:
 
 def test_slow_requests_of_one_user_leave_threads_and_connections_to_others(lab: Settings) -> None:
     """On PostgreSQL, with a locked table that one user reads repeatedly."""
-    patient = lab.model_copy(update={"write_wait_s": 240.0})
+    patient = lab.model_copy(update={"write_wait_s": 240.0, **MANY})
     database = Database(lab.url)
     with served(patient) as api, ThreadPoolExecutor(CLIENTS) as pool:
         api.post("/v1/users", json={"name": "ann"})
