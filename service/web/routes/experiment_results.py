@@ -26,7 +26,7 @@ from service.web import long_reads
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, SettingsDep, one_of, reading
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
-from service.web.long_reads import answered
+from service.web.long_reads import answered, large_answer
 from service.web.media_types import accepted, as_json, plain_json
 from service.web.parameters import ExperimentId
 
@@ -158,7 +158,7 @@ class BundleResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._request.app.state
         async with one_of(self._request, state.bundles.one):
-            async with reading(self._request) as database:
+            async with large_answer(self._request), reading(self._request) as database:
                 made = await run_in_threadpool(_bundle, database, self._caller, self._experiment.id)
             zip_parts = zipped(state.database, state.settings, made)
             self.body_iterator = iterate_in_threadpool(zip_parts)
