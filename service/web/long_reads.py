@@ -2,8 +2,8 @@
 a reader's place only. If that is not enough, the request waits for one of a few places and is done
 again: short requests do not wait for long ones."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from starlette.datastructures import QueryParams
 
 from mptcore.specs import Problem
 from service.limiter import FairLimiter
-from service.refusals import TooLarge, invalid
+from service.refusals import TooLarge, invalid, unavailable
 from service.tables.db_errors import is_over_time
 from service.tables.engine import Database, limit_statements
 from service.web.dependencies import counted, one_of, reading
@@ -91,9 +91,14 @@ async def answered(request: Request, read: Read[T], run: Run | None = None) -> T
             return await _read(request, run, partial(read, is_first=False))
 
 
-def large_answer(request: Request) -> AbstractAsyncContextManager[None]:
-    """Hold a place of large answers while the block runs. Raises ApiError if none becomes free."""
-    return one_of(request, request.app.state.large_answers.one)
+@asynccontextmanager
+async def large_answer(request: Request) -> AsyncIterator[None]:
+    """Hold a place of large answers while the block runs. Raises ApiError if none becomes free, or
+    if the client has gone meanwhile."""
+    async with one_of(request, request.app.state.large_answers.one):
+        if await request.is_disconnected():
+            raise unavailable("abandoned", "the client has gone")
+        yield
 
 
 async def _read(request: Request, run: Run, read: Callable[[Session], T]) -> T:
