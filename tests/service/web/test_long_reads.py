@@ -1,18 +1,22 @@
 """Searches and large answers: a bounded first try, and few places for those that it is not enough
 for."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, ExitStack
 from types import ModuleType
 from typing import Any
 
 import pytest
+from fastapi import Request
 from fastapi.testclient import TestClient
-from sqlalchemy import event, text
+from sqlalchemy import Result, event, text
 from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller
 from service.limiter import FairLimiter
+from service.records import results
+from service.refusals import ApiError
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Event
@@ -316,3 +320,47 @@ def test_a_bundle_is_read_at_its_place(settings: Settings, monkeypatch: pytest.M
             assert read == []
         assert api.get(url).content.startswith(b"PK")
         assert len(read) == 1
+
+
+def test_no_large_answer_is_made_for_a_client_that_has_gone(settings: Settings) -> None:
+    """Of three members that abandoned their requests, the work went on for 40 s."""
+    with served(settings) as api:
+        app: Any = api.app
+        scope = {"type": "http", "app": app, "method": "GET", "headers": [], "state": {}}
+
+        async def made(message: str) -> bool:
+            async def receive() -> dict[str, str]:
+                if message == "none":
+                    await asyncio.sleep(9)
+                return {"type": message}
+
+            async with long_reads.large_answer(Request(scope, receive)):
+                return True
+
+        assert api.portal is not None
+        assert api.portal.call(made, "none")
+        with pytest.raises(ApiError, match="the client has gone"):
+            api.portal.call(made, "http.disconnect")
+        assert app.state.large_answers.taken == 0
+
+
+def test_rows_of_metrics_are_converted_a_few_at_a_time(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Converting 100,000 at once stopped all other threads for half a second."""
+    sizes: list[int | None] = []
+    partitions = Result.partitions
+
+    def noted(self: Any, size: int | None = None) -> Any:
+        sizes.append(size)
+        return partitions(self, size)
+
+    monkeypatch.setattr(Result, "partitions", noted)
+    with served(settings) as api:
+        database: Database = api.app.state.database  # type: ignore[attr-defined]
+        one = succeeded(database, "large")
+        with database.snapshot() as session:
+            every = results.metrics(session, one)
+            assert len(every) == 4
+            assert results.metrics_of(session, [one], None) == {one: [*every]}
+    assert sizes == [results.ROWS_AT_ONCE] * 2
