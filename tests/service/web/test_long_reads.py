@@ -323,7 +323,7 @@ def test_a_bundle_is_read_at_its_place(settings: Settings, monkeypatch: pytest.M
 
 
 def test_no_large_answer_is_made_for_a_client_that_has_gone(settings: Settings) -> None:
-    """Of three members that abandoned their requests, the work went on for 40 s."""
+    """The work for three members that abandoned their requests went on for 40 s."""
     with served(settings) as api:
         app: Any = api.app
         scope = {"type": "http", "app": app, "method": "GET", "headers": [], "state": {}}
