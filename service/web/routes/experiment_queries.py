@@ -106,7 +106,7 @@ async def list_experiments(
 
     def read(session: Session, *, is_first: bool) -> Response:
         page_with = partial(page_of, session, user.id, wanted, limit=limit, cursor=cursor)
-        if is_first and full:
+        if is_first and full:  # the sizes, before any spec is read
             check_specs(page_with().items)
         found = page_with(with_spec=full)
         if is_first:

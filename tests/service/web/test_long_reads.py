@@ -14,12 +14,13 @@ from sqlalchemy import Result, event, text
 from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller
+from service.experiments import deletion
 from service.limiter import FairLimiter
 from service.records import results
-from service.refusals import ApiError
+from service.refusals import ApiError, TooLarge
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Event
+from service.tables.experiments import Event, Experiment
 from service.web import long_reads
 from service.web.main import MAX_BUNDLES, create_app
 from service.web.routes import (
@@ -364,3 +365,34 @@ def test_rows_of_metrics_are_converted_a_few_at_a_time(
             assert len(every) == 4
             assert results.metrics_of(session, [one], None) == {one: [*every]}
     assert sizes == [results.ROWS_AT_ONCE] * 2
+
+
+def test_all_long_texts_of_a_page_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_reads, "SMALL_TEXTS", 40)
+    short: dict[str, Any] = {"note": None, "failure_message": None, "tags": [], "comes_after": None}
+    experiment_queries.check_texts([Experiment(**short)] * 2)
+    for name, long in (
+        ("note", "x" * 21), ("failure_message", "x" * 21), ("tags", ["x" * 10, "y" * 11]),
+        ("comes_after", ["one"]),
+    ):  # fmt: skip
+        large = Experiment(**{**short, name: long})
+        experiment_queries.check_texts([large])
+        with pytest.raises(TooLarge):
+            experiment_queries.check_texts([large] * 2)
+
+
+def test_no_bundle_of_an_experiment_that_was_deleted_meanwhile(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request waits for its place for up to 20 s."""
+    with served(settings) as api:
+        one = succeeded(api.app.state.database, "large")  # type: ignore[attr-defined]
+        bundle_of = experiment_results._bundle
+
+        def late(database: Database, *rest: Any) -> Any:
+            with database.transaction() as session:
+                assert deletion.remove(session, session.get_one(Experiment, one))
+            return bundle_of(database, *rest)
+
+        monkeypatch.setattr(experiment_results, "_bundle", late)
+        assert api.get(f"/v1/experiments/{one}/bundle").status_code == 404
