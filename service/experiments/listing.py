@@ -3,13 +3,14 @@
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, or_, select, tuple_
+from sqlalchemy import ColumnElement, Row, Select, Text, cast, func, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased, defer, joinedload
+from sqlalchemy.orm.attributes import set_committed_value
 
 from mptcore.specs import Problem
 from mptcore.specs.parsing.suggestions import meant
@@ -23,11 +24,21 @@ from service.experiments.filters.fields import (
 )
 from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
-from service.refusals import ApiError, invalid
+from service.refusals import ApiError, TooLarge, invalid
 from service.tables.experiments import Experiment, Metric, Status
 from service.tables.visibility import Whose, listed
 
 Clause = ColumnElement[bool]
+
+TEXTS = (
+    Experiment.tags,
+    Experiment.note,
+    Experiment.comes_after,
+    Experiment.failure_message,
+)
+"""Columns that may be large, as specs are. A page is read without them."""
+ROWS_AT_ONCE = 20
+"""Number of rows with texts that are converted at once. No other thread runs meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +84,10 @@ def page_of(
     *,
     limit: int,
     cursor: str | None = None,
-    with_spec: bool = False,
 ) -> Page:
     """Return a page of the user's experiments, those shared with the lab, or all. If they are
-    ordered by a field, only experiments with this field are listed. Specs are read only if
-    requested, because they are large. Raises ApiError."""
+    ordered by a field, only experiments with this field are listed. They have no texts and specs
+    until `load_texts` is called. Raises ApiError."""
     order = _at("order_by", lambda: parse_order(wanted.order_by))
     query, key = _at("order_by", lambda: _ordered(session, order))
     query = query.where(*clauses(session, user_id, wanted))
@@ -87,11 +97,36 @@ def page_of(
         query = query.where(place < last if order.descending else place > last)
     columns = (key, Experiment.id)
     query = query.order_by(*(one.desc() if order.descending else one for one in columns))
-    query = query.options(joinedload(Experiment.owner))
-    if not with_spec:
-        query = query.options(defer(Experiment.spec, raiseload=True))
+    large = (defer(column, raiseload=True) for column in (*TEXTS, Experiment.spec))
+    query = query.options(joinedload(Experiment.owner), *large)
     found = session.execute(query.limit(limit + 1)).all()
     return _page(found, limit, wanted)
+
+
+def load_texts(
+    session: Session,
+    found: Sequence[Experiment],
+    max_length: int | None = None,
+    *,
+    with_spec: bool = False,
+) -> None:
+    """Load the texts of a page's experiments and, if requested, their specs. Raises TooLarge before
+    if the texts have more than `max_length` characters."""
+    columns = (*TEXTS, Experiment.spec) if with_spec else TEXTS
+    by_id = {one.id: one for one in found}
+    if max_length is not None and _length_of_texts(session, by_id) > max_length:
+        raise TooLarge
+    query = select(Experiment.id, *columns).where(Experiment.id.in_(by_id))
+    for rows in session.execute(query).partitions(ROWS_AT_ONCE):
+        for id_, *values in rows:
+            for column, value in zip(columns, values, strict=True):
+                set_committed_value(by_id[id_], column.key, value)
+
+
+def _length_of_texts(session: Session, ids: Collection[str]) -> int:
+    lengths = (func.coalesce(func.length(cast(column, Text)), 0) for column in TEXTS)
+    total = session.scalar(select(func.sum(sum(lengths))).where(Experiment.id.in_(ids)))
+    return int(total or 0)
 
 
 def _page(found: Sequence[Row[*tuple[Any, ...]]], limit: int, wanted: Wanted) -> Page:

@@ -13,7 +13,7 @@ from mptcore.specs import ExperimentSpec, stored_spec
 from service.accounts.users import Caller
 from service.experiments.cache import CacheKeys
 from service.experiments.inputs import Inputs
-from service.experiments.listing import Wanted, page_of
+from service.experiments.listing import Wanted, load_texts, page_of
 from service.experiments.references import ReferencedInputs
 from service.settings import Settings
 from service.tables.experiments import Experiment, Status
@@ -34,11 +34,12 @@ def tags_of(preset: str, index: int) -> tuple[str, str]:
 
 
 def runs_of_presets(
-    session: Session, settings: Settings, user: Caller
+    session: Session, settings: Settings, user: Caller, max_length: int | None = None
 ) -> Mapping[str, list[Experiment | None]]:
     """Return, for each preset, the experiment that ran each of its specs: the caller's newest one
     that has or may yet have a result, else the caller's newest, else the newest succeeded one of
-    other users that the caller may read."""
+    other users that the caller may read. Raises TooLarge if the texts of the experiments with a
+    preset's tag have more than `max_length` characters."""
     specs = [spec for preset in PRESETS.values() for spec in preset.specs]
     cache_keys = CacheKeys(ReferencedInputs.of(session, user.id, specs), Inputs(settings))
     documents = [spec.model_dump(mode="json") for spec in specs]
@@ -46,6 +47,7 @@ def runs_of_presets(
     longest = max(len(json.dumps(one)) for one in documents)
     tags = [tags_of(name, 0)[0] for name in PRESETS]
     tagged = page_of(session, user.id, Wanted(tag=tags), limit=MAX_TAGGED).items
+    load_texts(session, tagged, max_length)
     computed = _computed(session, [one.id for one in tagged], 2 * longest)
     same = _same(session, user, {key for key in keys if key is not None})
     key_of_next = iter(keys)

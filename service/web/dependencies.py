@@ -134,13 +134,9 @@ def counted(request: Request) -> Iterator[None]:
     if caller is None or getattr(state, "is_counted", False):
         yield
         return
+    _check_count(request, caller.id)
     counts: Counter[tuple[int, bool]] = request.app.state.user_requests
-    limit = request.app.state.settings.max_user_requests
-    of_kind = caller.id, request.method == "GET"  # those that wait to write refuse no reads
-    if counts[of_kind] >= limit:
-        detail = f"{limit} requests of yours are under way, the maximum: try again"
-        headers = {"Retry-After": "1"}
-        raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_at_once", detail, headers=headers)
+    of_kind = _of_kind(request, caller.id)
     counts[of_kind] += 1
     state.is_counted = True
     try:
@@ -152,13 +148,37 @@ def counted(request: Request) -> Iterator[None]:
             del counts[of_kind]
 
 
+def _of_kind(request: Request, user_id: int) -> tuple[int, bool]:
+    return user_id, request.method == "GET"  # those that wait to write refuse no reads
+
+
+def _check_count(request: Request, user_id: int) -> None:
+    limit = request.app.state.settings.max_user_requests
+    if request.app.state.user_requests[_of_kind(request, user_id)] >= limit:
+        detail = f"{limit} requests of yours are under way, the maximum: try again"
+        headers = {"Retry-After": "1"}
+        raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_at_once", detail, headers=headers)
+
+
+async def check_client(request: Request) -> None:
+    """Raise ApiError (408) if the client has gone. The body has been read."""
+    if await request.is_disconnected():
+        raise client_gone()
+
+
+def client_gone() -> ApiError:
+    """Return an answer that nobody receives. It must not count as a failure of the service."""
+    detail = "the client has gone before its turn"
+    return ApiError(HTTPStatus.REQUEST_TIMEOUT, "client_gone", detail)
+
+
 @asynccontextmanager
 async def one_of(
     request: Request, place: PlaceOfUser, wait_s: float | None = None
 ) -> AsyncIterator[None]:
     """Hold a place of the caller while the block runs. Raises ApiError (503) if none becomes free
-    in `wait_s` seconds; default: the setting `write_wait_s`. A request that has its turn
-    (`turns.py`) takes no place."""
+    in `wait_s` seconds (default: the setting `write_wait_s`), or if a client that reads has gone
+    meanwhile. A request that has its turn (`turns.py`) takes no place."""
     if getattr(request.state, "has_turn", False):
         yield
         return
@@ -173,6 +193,8 @@ async def one_of(
         except TimeoutError:
             detail = "too many requests wait for their turn; nothing was changed, try again"
             raise unavailable("busy", detail) from None
+        if request.method == "GET":
+            await check_client(request)
         yield
 
 
@@ -196,6 +218,8 @@ async def authenticate(request: Request) -> Caller:
     if key is None and cookie is None:
         raise unauthorized("give a valid API key: Authorization: Bearer mpt_…")
     database, rates = request.app.state.database, request.app.state.rates
+    if (user_id := rates.user_of(shown(request.headers))) is not None:
+        _check_count(request, user_id)  # before the key costs a query
     try:
         if key is not None:
             parsed(key)  # a mistyped key costs no query

@@ -15,10 +15,10 @@ from starlette.datastructures import QueryParams
 
 from mptcore.specs import Problem
 from service.limiter import FairLimiter
-from service.refusals import TooLarge, invalid, unavailable
+from service.refusals import TooLarge, invalid
 from service.tables.db_errors import is_over_time
 from service.tables.engine import Database, limit_statements
-from service.web.dependencies import counted, one_of, reading
+from service.web.dependencies import check_client, counted, one_of, reading
 
 FIRST_TRY_S = 0.3
 """Maximum seconds of a statement in the first try of a search."""
@@ -96,8 +96,7 @@ async def large_answer(request: Request) -> AsyncIterator[None]:
     """Hold a place of large answers while the block runs. Raises ApiError if none becomes free, or
     if the client has gone meanwhile."""
     async with one_of(request, request.app.state.large_answers.one):
-        if await request.is_disconnected():
-            raise unavailable("abandoned", "the client has gone")
+        await check_client(request)  # also of a POST that reads
         yield
 
 

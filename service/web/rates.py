@@ -87,9 +87,13 @@ class Rates:
         """Note that a credential was refused."""
         self._known.pop(_digest(credential), None)
 
+    def user_of(self, credential: str) -> int | None:
+        """Return the id of the user whose credential this was when it was last accepted."""
+        return self._known.get(_digest(credential))
+
     async def count(self, credential: str, address: str | None) -> RateState:
         """Count a request for its user or address."""
-        user_id = self._known.get(_digest(credential))
+        user_id = self.user_of(credential)
         if user_id is not None:
             return await self._count("user", str(user_id), self._settings.rate_per_user)
         return await self._count("address", network(address), self._settings.rate_per_address)

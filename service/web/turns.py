@@ -5,7 +5,6 @@ from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -15,12 +14,11 @@ from starlette.requests import ClientDisconnect
 
 from service.accounts.permission import find
 from service.limiter import FairLimiter
-from service.refusals import ApiError
 from service.sweeps import store
 from service.tables.engine import Database
 from service.tables.sweeps import Sweep
 from service.web.bodies import Bodies, StrictRequest
-from service.web.dependencies import one_of, reading
+from service.web.dependencies import check_client, client_gone, one_of, reading
 
 SIZES = (16, 64, 512)
 """Number of points or experiments from which a request is of each size; smaller ones are small.
@@ -49,7 +47,7 @@ async def _turn(
     with bodies.turn(request.state.caller.id):
         place = turn.one if writers is None else partial(_turn_of_writer, turn, writers)
         async with one_of(request, place, WAIT_S):
-            await _check_client(request)
+            await check_client(request)
             request.state.has_turn = True
             yield
 
@@ -76,19 +74,7 @@ async def _receive(request: Request) -> None:
     try:
         await request.body()  # is_disconnected would take its first piece
     except ClientDisconnect:
-        raise _client_gone() from None
-
-
-async def _check_client(request: Request) -> None:
-    """Raises ApiError (408) if the client has gone. The body has been read."""
-    if await request.is_disconnected():
-        raise _client_gone()
-
-
-def _client_gone() -> ApiError:
-    """Return an answer that nobody receives. It must not count as a failure of the service."""
-    detail = "the client did not wait for its turn"
-    return ApiError(HTTPStatus.REQUEST_TIMEOUT, "client_gone", detail)
+        raise client_gone() from None
 
 
 async def _by_body(request: Request) -> AsyncIterator[None]:
@@ -128,7 +114,7 @@ async def _of_sweep(request: Request, *measures: Callable[[Session, str], int]) 
     and none whose client has gone. Raises ApiError (404, 408, 503)."""
     await _receive(request)
     async with one_of(request, request.app.state.measured.one, WAIT_S):
-        await _check_client(request)
+        await check_client(request)
         async with reading(request) as database:
             sweep_id = request.path_params["sweep_id"]
             return await run_in_threadpool(_measured, database, request, sweep_id, measures)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.accounts.permission import check_whose, find
 from service.accounts.users import Caller
-from service.experiments.listing import Page, Wanted, page_of
+from service.experiments.listing import Page, Wanted, load_texts, page_of
 from service.experiments.schemas import (
     AttemptOut,
     ExperimentOut,
@@ -48,6 +48,7 @@ from service.web.dependencies import (
     QueueSnapshotsDep,
     Reader,
     SettingsDep,
+    check_client,
 )
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.listing_parameters import WantedDep
@@ -105,15 +106,15 @@ async def list_experiments(
         raise invalid([Problem("/query/limit", detail)])
 
     def read(session: Session, *, is_first: bool) -> Response:
-        page_with = partial(page_of, session, user.id, wanted, limit=limit, cursor=cursor)
-        if is_first and full:  # the sizes, before any spec is read
-            check_specs(page_with().items)
-        found = page_with(with_spec=full)
+        found = page_of(session, user.id, wanted, limit=limit, cursor=cursor)
         if is_first:
-            check_texts(found.items)
+            if full:
+                check_specs(found.items)
             known = results.metrics_of(session, found.ids, metrics, long_reads.SMALL_METRICS)
         else:
             found, known = _metrics_of_page(session, found, wanted, metrics)
+        most = long_reads.SMALL_TEXTS if is_first else None
+        load_texts(session, found.items, most, with_spec=full)
         waiting = queue_positions(session, found.items, queue_snapshots, user.id)
         out = experiment_out if full else summary_out
         items = [out(one, waiting.get(one.id)) for one in found.items]
@@ -169,18 +170,6 @@ async def batch_get_experiments(
     return await answered(request, read)
 
 
-def check_texts(found: Sequence[Experiment]) -> None:
-    """Raise TooLarge if these experiments have large notes, tags and lists of predecessors
-    together."""
-    ids = sum(len(one.comes_after or ()) for one in found)
-    texts = sum(
-        len(one.note or "") + len(one.failure_message or "") + sum(map(len, one.tags))
-        for one in found
-    )
-    if texts + 32 * ids > long_reads.SMALL_TEXTS:
-        raise TooLarge
-
-
 def check_specs(found: Sequence[Experiment]) -> None:
     """Raise TooLarge if these experiments have large specs together."""
     if sum(one.spec_bytes for one in found) > long_reads.SMALL_SPECS_BYTES:
@@ -197,8 +186,8 @@ None, and only the status is read."""
 MIN_REST_S, MAX_REST_S = 0.2, 10.0
 RESTS = 10
 """Minimum and maximum seconds between two answers that are built while a client waits for a change,
-and the multiple of the last one's time. An answer may have thousands of metrics, and a run may
-write five times a second."""
+and the multiple of the last one's time. That includes the wait for a place: a busy server builds
+fewer answers. An answer may have thousands of metrics, and a run may write five times a second."""
 
 
 async def _seconds(
@@ -257,7 +246,8 @@ async def get_experiment(
             async with large_answer(request):
                 return await poller.read(user, partial(read, whole=whole))
 
-        return await _awaited(poller, subject, user, wait_s, ask, if_none_match is not None)
+        for_change = if_none_match is not None
+        return await _awaited(request, poller, subject, user, wait_s, ask, for_change)
 
     def read_now(session: Session, *, is_first: bool) -> Response:
         answer, _ = read(session, True, long_reads.SMALL_METRICS if is_first else None)
@@ -268,10 +258,16 @@ async def get_experiment(
 
 
 async def _awaited(
-    poller: Poller, subject: Subject, user: Caller, seconds: float, ask: Ask, for_change: bool
+    request: Request,
+    poller: Poller,
+    subject: Subject,
+    user: Caller,
+    seconds: float,
+    ask: Ask,
+    for_change: bool,
 ) -> Response:
     """Return the answer as soon as it is the awaited one, or the last answer at the end. A user
-    with the maximum number of streams does not wait."""
+    with the maximum number of streams does not wait. Raises ApiError if the client has gone."""
     if not poller.has_room(user):
         answer, _ = await ask(True)
         assert answer is not None
@@ -279,6 +275,7 @@ async def _awaited(
     ends_at, rests_until = time.monotonic() + seconds, 0.0
     with poller.listening(subject, user) as listener:
         while True:
+            await check_client(request)
             began = time.monotonic()
             is_last = began >= ends_at or listener.cut
             whole = is_last or (for_change and began >= rests_until)

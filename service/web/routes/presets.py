@@ -122,7 +122,8 @@ async def list_preset_runs(
     have none, return the newest that is shared with you and has succeeded."""
 
     def read(session: Session, *, is_first: bool) -> Response:
-        found = runs_of_presets(session, settings, user)
+        most = long_reads.SMALL_TEXTS if is_first else None
+        found = runs_of_presets(session, settings, user, most)
         made = {one.id: one for runs in found.values() for one in runs if one is not None}
         waiting = queue_positions(session, list(made.values()), queue_snapshots, user.id)
         items = [

@@ -12,8 +12,8 @@ import pytest
 
 from service.experiments.filters.fields import _paths, clause
 from service.experiments.filters.grammar import parse
-from service.experiments.listing import Wanted, page_of
-from service.refusals import ApiError
+from service.experiments.listing import TEXTS, Wanted, load_texts, page_of
+from service.refusals import ApiError, TooLarge
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import SMALL_SPEC, Metric, Status
@@ -172,6 +172,34 @@ WALKS: list[dict[str, Any]] = [
     {"order_by": "finished"},
     {"whose": Whose.ALL, "filter": "priority < 5"},
 ]
+
+
+def test_a_page_has_no_texts_before_their_length_is_known(either: Database) -> None:
+    """All of them count, and nothing long is read before: 500 notes took 60 KB each."""
+    ids = [submitted(either) for _ in range(3)]
+    texts = {
+        "note": "n" * 300,
+        "failure_message": "f" * 300,
+        "tags": ["x" * 100, "y" * 200],
+        "comes_after": ["1" * 150, "2" * 150],
+    }
+    assert texts.keys() == {column.key for column in TEXTS}
+    for name, value in texts.items():
+        change(either, ids[0], note=None, failure_message=None, tags=[], comes_after=None)
+        change(either, ids[0], **{name: value})
+        with either.snapshot() as session:
+            found = page_of(session, 1, Wanted(), limit=10).items
+            assert not {name, "spec"} & found[2].__dict__.keys()
+            with pytest.raises(TooLarge):
+                load_texts(session, found, 300)
+            assert not {name, "spec"} & found[2].__dict__.keys()
+            load_texts(session, found, 320)
+            assert "spec" not in found[2].__dict__
+            load_texts(session, found, with_spec=True)
+        assert [one.id for one in found] == ids[::-1]
+        assert getattr(found[2], name) == value
+        assert {one.spec["model"]["family"] for one in found} == {"ppca"}
+        assert {one.note for one in found[:2]} == {None}
 
 
 def test_pages_continue_after_the_last_item(either: Database) -> None:

@@ -17,11 +17,11 @@ from service.accounts.users import Caller
 from service.experiments import deletion
 from service.limiter import FairLimiter
 from service.records import results
-from service.refusals import ApiError, TooLarge
+from service.refusals import ApiError
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Event, Experiment
-from service.web import long_reads
+from service.web import dependencies, long_reads
 from service.web.main import MAX_BUNDLES, create_app
 from service.web.routes import (
     experiment_queries,
@@ -175,6 +175,21 @@ def test_large_pages_wait_for_large_answers_alone(
         assert api.get(url).json() == expected
 
 
+def test_presets_runs_with_large_texts_wait_for_large_answers(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 500 experiments with a preset's tag are read."""
+    hasty = settings.model_copy(update={"write_wait_s": 0.05})
+    with served(hasty) as api, ExitStack() as held:
+        database: Database = api.app.state.database  # type: ignore[attr-defined]
+        succeeded(database, "a", note="x" * 100, tags=["preset:fig4-left", "part:1"])
+        hold_large_answers(api, held)
+        monkeypatch.setattr(long_reads, "SMALL_TEXTS", 200)
+        assert api.get("/v1/presets:runs").status_code == 200
+        monkeypatch.setattr(long_reads, "SMALL_TEXTS", 100)
+        assert api.get("/v1/presets:runs").status_code == 503
+
+
 def test_a_verdict_reads_only_as_many_experiments_as_the_preset_has(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,26 +338,35 @@ def test_a_bundle_is_read_at_its_place(settings: Settings, monkeypatch: pytest.M
         assert len(read) == 1
 
 
-def test_no_large_answer_is_made_for_a_client_that_has_gone(settings: Settings) -> None:
+def test_nothing_is_read_for_a_client_that_has_gone(settings: Settings) -> None:
     """The work for three members that abandoned their requests went on for 40 s."""
     with served(settings) as api:
         app: Any = api.app
-        scope = {"type": "http", "app": app, "method": "GET", "headers": [], "state": {}}
 
-        async def made(message: str) -> bool:
+        async def made(method: str, place: Any, message: str) -> bool:
             async def receive() -> dict[str, str]:
                 if message == "none":
                     await asyncio.sleep(9)
                 return {"type": message}
 
-            async with long_reads.large_answer(Request(scope, receive)):
+            scope = {"type": "http", "app": app, "method": method, "headers": [], "state": {}}
+            async with place(Request(scope, receive)):
                 return True
 
         assert api.portal is not None
-        assert api.portal.call(made, "none")
-        with pytest.raises(ApiError, match="the client has gone"):
-            api.portal.call(made, "http.disconnect")
-        assert app.state.large_answers.taken == 0
+        for method, place, is_read in (
+            ("GET", long_reads.large_answer, True),
+            ("POST", long_reads.large_answer, True),
+            ("GET", dependencies.reading, True),
+            ("POST", dependencies._writing, False),
+        ):
+            assert api.portal.call(made, method, place, "none")
+            if is_read:
+                with pytest.raises(ApiError, match="the client has gone"):
+                    api.portal.call(made, method, place, "http.disconnect")
+            else:
+                assert api.portal.call(made, method, place, "http.disconnect")
+        assert app.state.large_answers.taken == app.state.readers.taken == 0
 
 
 def test_rows_of_metrics_are_converted_a_few_at_a_time(
@@ -365,20 +389,6 @@ def test_rows_of_metrics_are_converted_a_few_at_a_time(
             assert len(every) == 4
             assert results.metrics_of(session, [one], None) == {one: [*every]}
     assert sizes == [results.ROWS_AT_ONCE] * 2
-
-
-def test_all_long_texts_of_a_page_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_reads, "SMALL_TEXTS", 40)
-    short: dict[str, Any] = {"note": None, "failure_message": None, "tags": [], "comes_after": None}
-    experiment_queries.check_texts([Experiment(**short)] * 2)
-    for name, long in (
-        ("note", "x" * 21), ("failure_message", "x" * 21), ("tags", ["x" * 10, "y" * 11]),
-        ("comes_after", ["one"]),
-    ):  # fmt: skip
-        large = Experiment(**{**short, name: long})
-        experiment_queries.check_texts([large])
-        with pytest.raises(TooLarge):
-            experiment_queries.check_texts([large] * 2)
 
 
 def test_no_bundle_of_an_experiment_that_was_deleted_meanwhile(

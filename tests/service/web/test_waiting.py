@@ -125,6 +125,46 @@ def test_answers_to_a_wait_for_changes_are_built_seldom(
     assert len(built) == 2
 
 
+def test_a_slow_answer_is_built_again_soon_enough(
+    client: httpx.Client,
+    ask: Any,
+    database: Database,
+    built: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer that waited 20 s for a place was built again after minutes."""
+    claim = claimed(database)
+    tag = asked(client, claim.experiment_id, "").headers["ETag"]
+    built.clear()
+    monkeypatch.setattr(experiment_queries, "RESTS", 1e6)
+    monkeypatch.setattr(experiment_queries, "MAX_REST_S", 1.0)
+    answer = ask(claim.experiment_id, "wait=1000", **{"If-None-Match": tag})
+    wait_until(lambda: bool(built))
+    change(database, claim.experiment_id, progress_done=2, progress_total=2, progress_unit="masks")
+    assert answer.result(timeout=CAP_S - 5).json()["progress"]["done"] == 2
+
+
+def test_nobody_waits_for_a_client_that_has_gone(
+    client: httpx.Client, database: Database, built: list[object]
+) -> None:
+    """Its place among the user's waits and streams is free after the next change."""
+    claim = claimed(database)
+    for _ in range(MOST):
+        with pytest.raises(httpx.ReadTimeout):
+            client.get(
+                f"/v1/experiments/{claim.experiment_id}",
+                headers={"Prefer": f"wait={CAP_S:g}"},
+                timeout=0.5,
+            )
+    assert not built
+    change(database, claim.experiment_id, progress_done=1, progress_total=2, progress_unit="masks")
+
+    def has_place() -> bool:
+        return "Preference-Applied" in asked(client, claim.experiment_id, "wait=1").headers
+
+    wait_until(has_place, CAP_S - 5)
+
+
 def answer_tag(answer: Future[httpx.Response]) -> dict[str, str]:
     return {"If-None-Match": answer.result().headers["ETag"]}
 
