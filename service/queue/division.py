@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
-from service.tables.engine import insert_new
+from service.tables.engine import among, insert_new
 from service.tables.helpers import DividedRun, Help, SentBatch
 
 MAX_TAKEN = 64
@@ -128,4 +128,4 @@ def send_scores(
 def forget(session: Session, experiment_ids: Collection[str]) -> None:
     """Delete the claims, plans and scores of attempts that have ended."""
     for table in (DividedRun, SentBatch):
-        session.execute(delete(table).where(table.experiment_id.in_(experiment_ids)))
+        session.execute(delete(table).where(among(table.experiment_id, experiment_ids)))

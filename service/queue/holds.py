@@ -15,7 +15,7 @@ from sqlalchemy import Select, bindparam, case, delete, func, insert, select, up
 from sqlalchemy.orm import Session
 
 from service.queue import division
-from service.tables.engine import now
+from service.tables.engine import among, now
 from service.tables.experiments import TERMINAL, WAITING, Experiment, Held, Status, Wait
 from service.tables.sweeps import Sweep, SweepPoint, Turn
 
@@ -61,7 +61,7 @@ def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> Mapping[st
     session.execute(insert(Wait), rows)
     others = {row["after_id"] for row in rows}
     ended = select(Experiment.id, Experiment.status).where(
-        Experiment.id.in_(others), Experiment.status.in_(TERMINAL)
+        among(Experiment.id, others), Experiment.status.in_(TERMINAL)
     )
     return {row.id: row.status for row in session.execute(ended.order_by(Experiment.id))}
 
@@ -83,9 +83,9 @@ def take_places(session: Session, successors: Mapping[str, str]) -> None:
 def settle(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
     """Release the experiments that wait for experiments that end in this transaction. Blocks until
     uncommitted submissions of further successors are committed (`wait_for`)."""
-    mine = select(Experiment.id).where(Experiment.id.in_(ended))
+    mine = select(Experiment.id).where(among(Experiment.id, ended))
     session.execute(mine.order_by(Experiment.id).with_for_update())
-    session.execute(delete(Wait).where(Wait.experiment_id.in_(ended)))
+    session.execute(delete(Wait).where(among(Wait.experiment_id, ended)))
     division.forget(session, ended)  # behind the lock, so that no helper adds to them
     return release(session, ended, status)
 
@@ -97,16 +97,16 @@ def release(session: Session, ended: Collection[str], status: str) -> Mapping[st
     number: other users' event streams wait for this transaction."""
     if status != Status.SUCCEEDED:
         return _fail(session, ended, status)
-    direct = select(Wait.experiment_id).where(Wait.after_id.in_(ended))
+    direct = select(Wait.experiment_id).where(among(Wait.after_id, ended))
     if waiting := _locked(session, direct):
-        session.execute(delete(Wait).where(Wait.after_id.in_(ended)))
+        session.execute(delete(Wait).where(among(Wait.after_id, ended)))
         _release(session, waiting)
     return {}
 
 
 def _fail(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
     ended = {*ended}
-    first = select(Wait.experiment_id).where(Wait.after_id.in_(ended)).cte(recursive=True)
+    first = select(Wait.experiment_id).where(among(Wait.after_id, ended)).cte(recursive=True)
     chain = first.union(
         select(Wait.experiment_id).join(first, Wait.after_id == first.c.experiment_id)
     )
@@ -116,7 +116,7 @@ def _fail(session: Session, ended: Collection[str], status: str) -> Mapping[str,
     if not waiting:
         return {}
     before = _predecessors(session, waiting, {*ended, *waiting})
-    session.execute(delete(Wait).where(Wait.experiment_id.in_(waiting)))
+    session.execute(delete(Wait).where(among(Wait.experiment_id, waiting)))
     after = defaultdict[str, list[str]](list)
     for one, other in before.items():
         after[other].append(one)
@@ -143,7 +143,7 @@ _FAILED = update(Experiment.__table__).values(  # type: ignore[arg-type]
     failure_message=bindparam("message"),
 )
 _FAIL = _FAILED.where(Experiment.id == bindparam("which"))
-_FAIL_ALL = _FAILED.where(Experiment.id.in_(bindparam("which", expanding=True)))
+_FAIL_ALL = _FAILED.where(among(Experiment.id, key="which"))
 
 
 def _locked(session: Session, which: Select[Any]) -> Sequence[str]:
@@ -153,14 +153,14 @@ def _locked(session: Session, which: Select[Any]) -> Sequence[str]:
 
 
 def _predecessors(
-    session: Session, waiting: Sequence[str], among: Collection[str]
+    session: Session, waiting: Sequence[str], others: Collection[str]
 ) -> Mapping[str, str]:
-    """Return for each of these experiments the oldest of some others that it waits for."""
+    """Return for each of these experiments the oldest of the others that it waits for."""
     # Without a condition on `after_id`, for which SQLite would look up each pair of both lists.
-    pairs = select(Wait.experiment_id, Wait.after_id).where(Wait.experiment_id.in_(waiting))
+    pairs = select(Wait.experiment_id, Wait.after_id).where(among(Wait.experiment_id, waiting))
     oldest: dict[str, str] = {}
     for one, after in session.execute(pairs.order_by(Wait.experiment_id, Wait.after_id)):
-        if after in among:
+        if after in others:
             oldest.setdefault(one, after)
     return oldest
 
@@ -179,8 +179,8 @@ def _firsts(before: Mapping[str, str]) -> Mapping[str, str]:
 
 def remove_waits(session: Session, ended: Sequence[str]) -> Sequence[str]:
     """Remove the waits of ended experiments. Return those of them that others wait for."""
-    session.execute(delete(Wait).where(Wait.experiment_id.in_(ended)))
-    waited_for = select(Wait.after_id).where(Wait.after_id.in_(ended)).distinct()
+    session.execute(delete(Wait).where(among(Wait.experiment_id, ended)))
+    waited_for = select(Wait.after_id).where(among(Wait.after_id, ended)).distinct()
     return session.scalars(waited_for.order_by(Wait.after_id)).all()
 
 
@@ -195,7 +195,7 @@ def _release(session: Session, waiting: Sequence[str]) -> None:
     others = select(Wait.experiment_id).where(Wait.experiment_id == Experiment.id).exists()
     freed = session.execute(
         update(Experiment)
-        .where(Experiment.id.in_(waiting), ~others)
+        .where(among(Experiment.id, waiting), ~others)
         .values(held=_NEXT_HOLD)
         .returning(Experiment.sweep_id, Experiment.held)
     ).all()
@@ -208,14 +208,14 @@ def take_turns(session: Session, experiment_ids: Collection[str]) -> None:
     session.execute(
         update(Experiment)
         .where(
-            Experiment.id.in_(experiment_ids),
+            among(Experiment.id, experiment_ids),
             Experiment.sweep_id.in_(_LIMITED),
             Experiment.held == Held.NOT,
         )
         .values(held=Held.SWEEP)
     )
     limited = select(Experiment.sweep_id).where(
-        Experiment.id.in_(experiment_ids), Experiment.sweep_id.in_(_LIMITED)
+        among(Experiment.id, experiment_ids), Experiment.sweep_id.in_(_LIMITED)
     )
     note_turns(session, session.scalars(limited.distinct()))
 
@@ -232,7 +232,7 @@ def note_turns_of(session: Session, experiment_ids: Collection[str]) -> None:
     limited = (
         select(Experiment.sweep_id)
         .distinct()
-        .where(Experiment.id.in_(experiment_ids), Experiment.sweep_id.in_(_LIMITED))
+        .where(among(Experiment.id, experiment_ids), Experiment.sweep_id.in_(_LIMITED))
     )
     session.execute(insert(Turn).from_select(["sweep_id"], limited))
 
@@ -274,7 +274,7 @@ def _release_sweep(session: Session, sweep_id: str, concurrency: int | None) -> 
             return True
     chosen = session.scalars(_NEXT.limit(room), which).all()
     if chosen:
-        free = update(Experiment).where(Experiment.id.in_(chosen)).values(held=Held.NOT)
+        free = update(Experiment).where(among(Experiment.id, chosen)).values(held=Held.NOT)
         session.execute(free.execution_options(synchronize_session=False))
     return len(chosen) == room or session.scalar(_ANY, which) is None
 
@@ -310,7 +310,7 @@ def _waited_for(
     rows = session.execute(
         select(Wait.experiment_id, Wait.after_id, Experiment.status)
         .join(Experiment, Experiment.id == Wait.after_id)
-        .where(Wait.experiment_id.in_(experiment_ids))
+        .where(among(Wait.experiment_id, experiment_ids))
         .order_by(Wait.after_id)
     )
     found: dict[str, list[tuple[str, str]]] = defaultdict(list)

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, overload
@@ -14,14 +14,19 @@ from typing import Any, overload
 from psycopg.pq import Format
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     ColumnElement,
     Connection,
+    Dialect,
     Engine,
     Float,
     Index,
     Integer,
     MetaData,
     Table,
+    Text,
+    TypeDecorator,
+    bindparam,
     create_engine,
     event,
     make_url,
@@ -36,6 +41,7 @@ from sqlalchemy.orm import DeclarativeBase, Session
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeEngine
 
 from service import timings
 from service.revisions import NewerTables, NotMigrated, WrongEncoding, newest_revision
@@ -93,6 +99,47 @@ def _now_sqlite(element: now, compiler: SQLCompiler, **kw: Any) -> str:
 @compiles(now, "postgresql")
 def _now_postgresql(element: now, compiler: SQLCompiler, **kw: Any) -> str:
     return "extract(epoch from clock_timestamp())::float8"
+
+
+class _Ids(TypeDecorator[Sequence[str]]):
+    """A list of ids as one parameter."""
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(
+            postgresql.ARRAY(Text()) if dialect.name == "postgresql" else Text()
+        )
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
+        return [*value] if dialect.name == "postgresql" else json.dumps([*value])
+
+
+class _Among(FunctionElement[bool]):
+    type = Boolean()
+    inherit_cache = True
+
+
+@compiles(_Among, "sqlite")
+def _among_sqlite(element: _Among, compiler: SQLCompiler, **kw: Any) -> str:
+    column, ids = (compiler.process(one, **kw) for one in element.clauses)
+    return f"{column} IN (SELECT value FROM json_each({ids}))"
+
+
+@compiles(_Among, "postgresql")
+def _among_postgresql(element: _Among, compiler: SQLCompiler, **kw: Any) -> str:
+    column, ids = (compiler.process(one, **kw) for one in element.clauses)
+    return f"{column} = ANY ({ids})"
+
+
+def among(column: Any, ids: Iterable[str] | None = None, *, key: str | None = None) -> _Among:
+    """Return the condition that a column has one of these ids, of which there may be any number: a
+    parameter for each, as of `in_`, would exceed the limit of the drivers (65,535). With `key` the
+    ids are given when the statement is executed."""
+    if ids is None:
+        return _Among(column, bindparam(key, type_=_Ids()))
+    return _Among(column, bindparam(None, [*ids], type_=_Ids()))
 
 
 class Database:

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Row, Select, String, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session, joinedload
 
-from service.tables.engine import now
+from service.tables.engine import among, now
 from service.tables.experiments import Experiment
 from service.tables.users import User
 from service.tables.webhooks import Delivery, Webhook
@@ -35,7 +35,7 @@ def announce(session: Session, experiment_ids: Collection[str], status: str) -> 
         )
         .join(Experiment, Experiment.owner_id == Webhook.owner_id)
         .join(User, User.id == Webhook.owner_id)
-        .where(Experiment.id.in_(experiment_ids), Webhook.statuses.contains(status))
+        .where(among(Experiment.id, experiment_ids), Webhook.statuses.contains(status))
         .where(User.disabled_at.is_(None))
     )
     columns = ["webhook_id", "experiment_id", "status", "ended_at", "attempts", "next_at"]

@@ -3,6 +3,7 @@
 from contextlib import closing
 from typing import Any
 
+import pytest
 from sqlalchemy import delete, event, insert, select, text
 
 from service.queue import holds, lease, states
@@ -217,6 +218,39 @@ def test_the_end_of_an_experiment_with_many_successors_is_linear(database: Datab
     """4,700 of them held up all writers of an SQLite service for 7 s, 14,000 for a minute."""
     few, many = (steps_of_end(database, count) for count in (200, 1600))
     assert many < 12 * few
+
+
+@pytest.mark.parametrize("how", ["cancelled", "succeeded", "many cancelled"])
+def test_any_number_of_experiments_fit_a_statement(either: Database, how: str) -> None:
+    """An experiment with 65,536 successors could neither end nor be cancelled on PostgreSQL."""
+    most = 0
+
+    def note(*arguments: Any) -> None:
+        nonlocal most
+        _, _, _, parameters, _, is_executemany = arguments
+        most = max(most, 0 if is_executemany else len(parameters))
+
+    submitted(either)
+    claim = claim_next(either)
+    first, ids = successors(either, 50, 2)
+    with either.transaction() as session:
+        every = {one: [claim.experiment_id] for one in ids}
+        assert holds.wait_for(session, every) == {}
+        session.execute(delete(Wait).where(Wait.after_id != claim.experiment_id))
+    listened = either.engine, "before_cursor_execute", note
+    event.listen(*listened)
+    with either.transaction() as session:
+        if how == "cancelled":
+            lease.finish(session, claim, Status.CANCELLED)
+        elif how == "succeeded":
+            lease.finish(session, claim, Status.SUCCEEDED)
+        else:
+            states.cancel_all(session, Experiment.held == Held.AFTER)
+    event.remove(*listened)
+    expected = Status.CANCELLED if how == "many cancelled" else Status.FAILED
+    found = {row(either, one).status for one in ids}
+    assert found == {Status.QUEUED if how == "succeeded" else expected}
+    assert 0 < most < 25
 
 
 def test_each_successor_names_the_one_that_it_came_after(either: Database) -> None:

@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact-htm.js";
 import { bandSeries, endsOf } from "./bands.js";
 import { save, svgOf } from "./drawing.js";
-import { number, withError } from "./format.js";
+import { number, tick, withError } from "./format.js";
 
 const COLOURS = 8;
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
@@ -99,8 +99,8 @@ export function optionsOf(shown, width) {
     font: `12px ${token("--font")}`,
     labelFont: `12px ${token("--font")}`,
     labelSize: 20,
-    values: (plot, ticks) => ticks.map((v) => (v === null ? "" : number(v, 6))),
   };
+  const valuesOf = (isLog) => ({ values: (plot, ticks) => ticks.map((v) => (v === null ? "" : tick(v, isLog))) });
   const isCurve = (at) => at > 0 && at % 3 === 0 && at <= 3 * series.length;
   /** A band is hidden with its curve. */
   const onShow = (plot, at, { show }) => {
@@ -113,8 +113,8 @@ export function optionsOf(shown, width) {
     hooks: { setSeries: [onShow] },
     scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1, ...rangeOf(shown) } },
     axes: [
-      { ...axis, label: xLabel, size: 34, ...(hasWholeX(series) ? { incrs: WHOLE_STEPS } : {}) },
-      { ...axis, label: yLabel, size: 64 },
+      { ...axis, ...valuesOf(logX), label: xLabel, size: 34, ...(hasWholeX(series) ? { incrs: WHOLE_STEPS } : {}) },
+      { ...axis, ...valuesOf(logY), label: yLabel, size: 64 },
     ],
     cursor: { drag: { x: true, y: true, uni: 24 }, focus: { prox: 24 } },
     focus: { alpha: 0.35 },

@@ -12,6 +12,18 @@ export function number(value, digits = 4) {
   return String(text).replaceAll("-", "−");
 }
 
+const RAISED = { 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹", "−": "⁻" };
+
+/** A number at an axis, with a power of ten in place of an exponent: "2 × 10⁶". On a log axis 1000 is 10³. */
+export function tick(value, isLog = false) {
+  const power = Math.round(Math.log10(Math.abs(value)));
+  const isPower = isLog && Math.abs(power) > 2 && value === Number(`1e${power}`);
+  const [digits, exponent] = (isPower ? `1e${power}` : number(value, 6)).replace("-", "−").split(/e\+?/);
+  if (exponent === undefined) return digits;
+  const raised = `10${[...exponent].map((sign) => RAISED[sign]).join("")}`;
+  return digits === "1" ? raised : `${digits} × ${raised}`;
+}
+
 /** A value and its standard error, with as many decimals as the error deserves. */
 export function withError(value, error) {
   if (value === null || value === undefined) return DASH;

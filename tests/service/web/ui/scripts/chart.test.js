@@ -22,6 +22,12 @@ test("each axis is logarithmic where that is asked for it", () => {
   assert.deepEqual(options().axes.map(({ label }) => label), ["m", "nats"]);
 });
 
+test("ticks of a log axis are powers of ten", () => {
+  const ticks = (more) => options(more).axes.map(({ values }) => values(null, [0.001, null, 1000]));
+  assert.deepEqual(ticks({ logX: true }), [["10⁻³", "", "10³"], ["0.001", "", "1000"]]);
+  assert.deepEqual(ticks({ logY: true }), [["0.001", "", "1000"], ["10⁻³", "", "10³"]]);
+});
+
 test("only what is positive has a logarithm; a gap does not matter", () => {
   assert.equal(isPositive([1, null, 0.1]), true);
   assert.equal(isPositive([1, 0]), false);

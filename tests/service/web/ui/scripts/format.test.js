@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import * as format from "../../../../../service/web/ui/static/format.js";
 
-const { number, withError, duration, expected, bytes, titleOf, labelText, secondsLeft, leaves, plain, ago, dateTime } = format;
+const { number, tick, withError, duration, expected, bytes, titleOf, labelText, secondsLeft, leaves, plain, ago, dateTime } = format;
 
 function check(title, of, examples) {
   test(title, () => examples.forEach(([expectedText, ...given]) => assert.equal(of(...given), expectedText)));
@@ -13,6 +13,11 @@ function check(title, of, examples) {
 check("a number", number, [
   ["–", null], ["–", undefined], ["0", 0], ["−1.235", -1.23456], ["12350", 12345.6], ["12345", 12345],
   ["1.235e+6", 1234567.8], ["1e+6", 1e6], ["999999", 999999], ["0.0001", 0.0001], ["9.9e−5", 0.000099], ["0.3333", 1 / 3], ["0.33", 1 / 3, 2],
+]);
+check("a number at an axis", tick, [
+  ["0", 0], ["−1000", -1000], ["0.0001", 0.0001], ["10⁶", 1e6], ["2 × 10⁶", 2e6], ["−2.5 × 10⁻⁵", -0.000025],
+  ["100", 100, true], ["10³", 1000, true], ["2000", 2000, true], ["0.01", 0.01, true], ["10⁻³", 0.001, true], ["10⁻¹²", 1e-12, true],
+  ["0", 0, true], ["1.23457 × 10⁷", 12345678, true],
 ]);
 check("a value with its error", withError, [
   ["–", null, 1], ["−60.3457", -60.34567891, 0], ["−60.3457", -60.34567891, null],
