@@ -18,6 +18,8 @@ NO_TEXT = ("label", "idx")
 LINES = "lines"
 """Name of the column for the lines of a .txt file."""
 
+NO_COLUMNS = "a .txt file has no columns: use .jsonl or .parquet"
+
 Rows = Sequence[tuple[str, ...]]
 """Single texts, or pairs of texts."""
 
@@ -42,13 +44,13 @@ class Table(NamedTuple):
 
 
 def columns(spec: TextSource, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return the values of some columns in the rows that have a text, in order; null where a row
-    has none. Raises RunError."""
+    """Return the values of some columns for each text, in order; null where its row has none.
+    Raises RunError."""
     assert isinstance(spec, PlainText)
     path, what = _file_of(spec)
     try:
         if path.suffix == ".txt":
-            raise UnreadableError("a .txt file has no columns: use .jsonl or .parquet")
+            raise UnreadableError(NO_COLUMNS)
         rows = _json_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path)
     except UnreadableError as error:
         raise RunError("invalid", f"{what} cannot be used: {error}") from error
@@ -56,8 +58,9 @@ def columns(spec: TextSource, names: Sequence[str]) -> list[tuple[Any, ...]]:
     if missing := [name for name in names if name not in known]:
         detail = f"it has no column {missing[0]}; it has {', '.join(sorted(known))}"
         raise RunError("invalid", f"{what} cannot be used: {detail}")
-    kept = [row for row in rows if isinstance(text := row.get(spec.column), str) and text]
-    return [tuple(row.get(name) for name in names) for row in kept]
+    of_texts = spec.text_columns
+    kept = [row for row in rows if all(isinstance(t := row.get(n), str) and t for n in of_texts)]
+    return [tuple(row.get(name) for name in names) for row in kept for _ in of_texts]
 
 
 def texts(spec: TextSource) -> Rows:
@@ -68,7 +71,7 @@ def texts(spec: TextSource) -> Rows:
         case PlainText(lines=lines) if lines is not None:
             return [(line,) for line in lines]
         case PlainText():
-            return _texts_of(*_file_of(spec), spec.column)
+            return _texts_of(*_file_of(spec), spec.text_columns)
         case _:
             assert_never(spec)
 
@@ -183,9 +186,12 @@ def _file_of(spec: PlainText) -> tuple[Path, str]:
     return path, f"the text {spec.file}"
 
 
-def _texts_of(path: Path, what: str, column: str) -> Rows:
+def _texts_of(path: Path, what: str, columns: Sequence[str]) -> Rows:
     try:
-        return read(path).of((LINES if path.suffix == ".txt" else column,))
+        if path.suffix == ".txt" and len(columns) > 1:
+            raise UnreadableError(NO_COLUMNS)
+        rows = read(path).of((LINES,) if path.suffix == ".txt" else columns)
+        return [(text,) for row in rows for text in row]
     except UnreadableError as error:
         raise RunError("invalid", f"{what} cannot be used: {error}") from error
 

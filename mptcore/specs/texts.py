@@ -63,7 +63,7 @@ class TextScores(Spec):
     """
     prefix_column: Column | None = None
     """Column of a .jsonl or .parquet file with the beginning of each text that `conditional` takes
-    as given. `conditional` needs it."""
+    as given, or with its number of characters. `conditional` needs it."""
     window_overlap: Annotated[int, Field(ge=0, le=100_000)] | None = None
     """Number of tokens that neighbouring windows of a text share, such as 128, at most half of a
     window. A text with more

@@ -168,16 +168,21 @@ FAILED = (Status.FAILED, Status.CANCELLED)
 
 
 def _text_problems(inputs: ReferencedInputs, data: PlainText) -> Iterator[Problem]:
-    column, dataset = data.column, inputs.dataset(str(data.dataset))
+    dataset = inputs.dataset(str(data.dataset))
     if dataset is None:
         yield Problem("/data/dataset", NO_UPLOAD)
     elif dataset.dim is not None:
         yield Problem("/data/dataset", "this upload holds numbers, not text")
-    elif dataset.columns is not None and column not in dataset.column_names:
+    elif dataset.columns is None and data.second_column is not None:
+        yield Problem("/data/second_column", "this upload has no columns: leave it out")
+    elif dataset.columns is not None and {*data.text_columns} - {*dataset.column_names}:
         have = listed(dataset.columns)
-        yield Problem("/data/column", f"the upload's columns of text are {have}; not {column}")
-    elif data.n is not None and data.n > dataset.n:
-        yield Problem("/data/n", too_few(dataset.n))
+        for field, column in zip(("column", "second_column"), data.text_columns, strict=False):
+            if column not in dataset.column_names:
+                detail = f"the upload's columns of text are {have}; not {column}"
+                yield Problem(f"/data/{field}", detail)
+    elif data.n is not None and data.n > (count := dataset.n * len(data.text_columns)):
+        yield Problem("/data/n", too_few(count))
 
 
 def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Problem]:

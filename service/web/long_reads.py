@@ -72,15 +72,10 @@ async def searched(request: Request, read: Read[T]) -> T:
         return await _read(request, limited, partial(read, is_first=False))
 
 
-async def listed(request: Request, read: Read[T]) -> T:
-    """Return a page of a list without a search, as `answered` does. Raises ApiError if it takes too
-    long."""
-    return await answered(request, read, limited)
-
-
 async def answered(request: Request, read: Read[T], run: Run | None = None) -> T:
     """Return an answer that is usually small. A process makes two large ones at a time, each of
-    another user, because threads that make large ones slow down all others."""
+    another user, because threads that make large ones slow down all others. With `limited` as `run`
+    it raises ApiError if a statement takes too long."""
     run = run or _in_session
     with counted(request):
         try:

@@ -187,10 +187,17 @@ def _row(row: int, parts: tuple[str, ...], beside: tuple[Any, ...], scores: Text
     label, reason = _number(next(values)) if scores.label_column else (None, None)
     given: int | None = 0
     if scores.prefix_column:
-        prefix = next(values)
-        begins = isinstance(prefix, str) and parts[0].startswith(prefix)
-        given = len(prefix) if begins else None
+        given = _length_of(next(values), parts[0])
     return TextRow(row, parts, group, label, label_reason=reason, given=given)
+
+
+def _length_of(prefix: Any, text: str) -> int | None:
+    """Return the number of characters of a text's beginning, which is given itself or by this
+    number. None: the text does not begin so."""
+    if isinstance(prefix, str):
+        return len(prefix) if text.startswith(prefix) else None
+    is_count = isinstance(prefix, int) and not isinstance(prefix, bool)
+    return prefix if is_count and 0 <= prefix <= len(text) else None
 
 
 def _number(value: Any) -> tuple[float | None, str | None]:

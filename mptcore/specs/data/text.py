@@ -147,6 +147,9 @@ class PlainText(Text):
     """Id of an upload. A submission may give its file name, which the id replaces."""
     column: Annotated[str, Field(min_length=1, max_length=200)] = "text"
     """Column of a .jsonl or .parquet file that has the texts."""
+    second_column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """Column with a second text of each row, which follows the first one as a text of its own, such
+    as the bad sentence of a minimal pair. Rows that lack one of the two are left out."""
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:
@@ -154,7 +157,19 @@ class PlainText(Text):
             reject([Problem("/file", "give exactly one of file, lines and dataset")])
         return self
 
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Columns that have the texts, in the order of the texts of a row."""
+        return (self.column,) if self.second_column is None else (self.column, self.second_column)
+
     def problems(self) -> list[Problem]:
+        if self.second_column is not None and not self.has_columns:
+            detail = "columns are in .jsonl and .parquet files and uploads: leave it out"
+            return [Problem("/data/second_column", detail)]
+        if self.second_column == self.column:
+            return [
+                Problem("/data/second_column", f"{self.column} is the first column: name another")
+            ]
         if self.lines is not None and (self.n or 0) > len(self.lines):
             return [Problem("/data/n", too_few(len(self.lines)))]
         characters = sum(map(len, self.lines or ()))

@@ -52,7 +52,7 @@ from service.web.dependencies import (
 )
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.listing_parameters import WantedDep
-from service.web.long_reads import answered, is_search, large_answer, listed, searched
+from service.web.long_reads import answered, is_search, large_answer, limited, searched
 from service.web.media_types import as_json, plain_json
 from service.web.pagination import Limit, LongCursor
 from service.web.parameters import ExperimentId
@@ -124,8 +124,9 @@ async def list_experiments(
         page = ExperimentPage.model_construct(items=items, next_cursor=found.next_cursor)
         return as_json(page)
 
-    of_kind = searched if is_search(request.query_params) else listed
-    return await of_kind(request, read)
+    if is_search(request.query_params):
+        return await searched(request, read)
+    return await answered(request, read, limited)
 
 
 def _metrics_of_page(

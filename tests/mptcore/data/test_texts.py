@@ -12,7 +12,7 @@ import pytest
 
 from mptcore.data.inspect import look, main
 from mptcore.data.tables import Inspection
-from mptcore.data.texts import Rows, texts
+from mptcore.data.texts import Rows, columns, texts
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plain(**where: str) -> PlainText:
+def plain(**where: Any) -> PlainText:
     return PlainText.model_validate({"source": "text", **where})
 
 
@@ -86,6 +86,29 @@ def test_the_column_of_an_upload_is_read_where_it_has_text(folder: Path, suffix:
     assert texts(plain(dataset="abc", column="other")) == [("x",)] * 4
     told = "the upload abc cannot be used: it has no column of text score; it has text, other"
     assert refused(plain(dataset="abc", column="score")) == told
+
+
+def test_a_second_column_gives_texts_of_their_own(folder: Path) -> None:
+    """The files of BLiMP are such. Other columns are those of both texts of a row."""
+    rows: dict[str, list[Any]] = {
+        "good": ["a", "c", None, "e"],
+        "bad": ["b", "d", "x", ""],
+        "pair": [1, 2, 3, 4],
+    }
+    written(folder / "text" / "pairs.jsonl", rows)
+    spec = plain(file="pairs.jsonl", column="good", second_column="bad")
+    assert texts(spec) == [("a",), ("b",), ("c",), ("d",)]
+    assert columns(spec, ["pair"]) == [(1,), (1,), (2,), (2,)]
+    assert spec.problems() == []
+    (folder / "text" / "lines.txt").write_text("a\n")
+    unnamed = plain(file="lines.txt", second_column="bad")
+    assert "a .txt file has no columns" in refused(unnamed)
+    for wrong in (
+        unnamed,
+        plain(lines=["a"], second_column="b"),
+        plain(file="a.jsonl", second_column="text"),
+    ):
+        assert [one.pointer for one in wrong.problems()] == ["/data/second_column"]
 
 
 def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:

@@ -1,8 +1,11 @@
 """References by id are resolved for every family, including new ones."""
 
+from typing import Any
+
 import pytest
 
 from mptcore.specs import validate_spec
+from mptcore.specs.data.text import too_few
 from service.datasets.sizes import NO_UPLOAD
 from service.experiments.references import ReferencedInputs, reference_problems
 from service.tables.datasets import Dataset
@@ -23,27 +26,33 @@ def test_a_family_without_baseline_and_weights(database: Database) -> None:
     assert [(one.pointer, one.detail) for one in found] == [("/data/dataset", NO_UPLOAD)]
 
 
+UNNAMED = "this upload has no columns: leave it out"
 COLUMNS = "the upload's columns of text are body, text; not title"
 
 
 @pytest.mark.parametrize(
-    ("dataset", "column", "problems"),
+    ("dataset", "given", "problems"),
     [
-        ("text", "text", []),
-        ("plain", "title", []),
-        ("text", "title", [("/data/column", COLUMNS)]),
-        ("numbers", "text", [("/data/dataset", "this upload holds numbers, not text")]),
-        ("gone", "text", [("/data/dataset", NO_UPLOAD)]),
+        ("text", {"column": "text", "n": 9}, []),
+        ("text", {"column": "text", "n": 10}, [("/data/n", too_few(9))]),
+        ("plain", {"column": "title"}, []),
+        ("text", {"column": "title"}, [("/data/column", COLUMNS)]),
+        ("numbers", {"column": "text"}, [("/data/dataset", "this upload holds numbers, not text")]),
+        ("gone", {"column": "text"}, [("/data/dataset", NO_UPLOAD)]),
+        ("text", {"column": "text", "second_column": "body", "n": 18}, []),
+        ("text", {"second_column": "body", "n": 19}, [("/data/n", too_few(18))]),
+        ("text", {"column": "text", "second_column": "title"}, [("/data/second_column", COLUMNS)]),
+        ("plain", {"second_column": "body"}, [("/data/second_column", UNNAMED)]),
     ],
 )
-def test_a_text_needs_an_upload_of_text_with_its_column(
-    database: Database, dataset: str, column: str, problems: list[tuple[str, str]]
+def test_a_text_needs_an_upload_of_text_with_its_columns(
+    database: Database, dataset: str, given: dict[str, Any], problems: list[tuple[str, str]]
 ) -> None:
     shapes = {"text": (None, ["body", "text"]), "plain": (None, None), "numbers": (7, None)}
     spec = validate_spec(
         {
             "model": {"family": "masked_lm", "checkpoint": "tiny"},
-            "data": {"source": "text", "dataset": dataset, "column": column},
+            "data": {"source": "text", "dataset": dataset, **given},
             "evaluate": {"masks": {"schedule": "rates", "rates": [0.5]}},
         }
     )

@@ -232,7 +232,7 @@ def test_any_number_of_experiments_fit_a_statement(either: Database, how: str) -
 
     submitted(either)
     claim = claim_next(either)
-    first, ids = successors(either, 50, 2)
+    _, ids = successors(either, 50, 2)
     with either.transaction() as session:
         every = {one: [claim.experiment_id] for one in ids}
         assert holds.wait_for(session, every) == {}

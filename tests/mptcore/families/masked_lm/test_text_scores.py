@@ -304,13 +304,15 @@ GIVEN: list[dict[str, Any]] = [
     {"text": "the cats on a mat", "given": ""},
     {"text": "unlike matting", "given": "un"},
     {"text": "unlike matting", "given": "unlike mat"},
+    {"text": "unlike matting", "given": 10},
+    {"text": "the cats on a mat", "given": 0},
     {"text": "unlike matting", "given": "like"},
     {"text": "unlike matting", "given": "unlike matting"},
-    {"text": "the mat", "given": 3},
+    *({"text": "the mat", "given": wrong} for wrong in (-1, 8, 3.0, True, None)),
     {"text": "the mat"},
 ]
-AFTER = [slice(3, None), slice(0, None), slice(1, None), slice(3, None)]
-"""Tokens of the first four texts that begin after what is given."""
+AFTER = [slice(first, None) for first in (3, 0, 1, 3, 3, 0)]
+"""Tokens of the first six texts that begin after what is given."""
 
 
 def test_a_conditional_score_is_of_the_tokens_after_what_is_given(
@@ -322,7 +324,7 @@ def test_a_conditional_score_is_of_the_tokens_after_what_is_given(
     rows, found = scored(asked, tmp_path)
     plain = Plain(models / "pieces")
     passes = 0
-    for row, given, after in zip(rows[:4], GIVEN[:4], AFTER, strict=True):
+    for row, given, after in zip(rows[:6], GIVEN[:6], AFTER, strict=True):
         each = plain.pll(given["text"])
         assert row["conditional"] == pytest.approx(sum(each[after]), abs=1e-4)
         assert row["conditional_tokens"] == len(each[after])
@@ -330,13 +332,13 @@ def test_a_conditional_score_is_of_the_tokens_after_what_is_given(
         assert of_tokens[after] == pytest.approx(each[after], abs=1e-4)
         assert of_tokens[: after.start] == [None] * after.start
         passes += len(each[after])
-    reasons = [row["reason"] for row in rows[4:]]
+    reasons = [row["reason"] for row in rows[6:]]
     no_prefix = "it does not begin with its prefix"
-    assert reasons == [no_prefix, "no token begins after its prefix", no_prefix, no_prefix]
-    assert [row["conditional"] for row in rows[4:]] == [None] * 4
+    assert reasons == [no_prefix, "no token begins after its prefix", *[no_prefix] * 6]
+    assert [row["conditional"] for row in rows[6:]] == [None] * 8
     last = [one for one in found if isinstance(one, Progress)][-1]
     assert (last.done, last.total) == (passes, passes)
-    total = sum(row["conditional"] for row in rows[:4])
+    total = sum(row["conditional"] for row in rows[:6])
     perplexity = value_of(metric(found, "perplexity"))
     assert perplexity == pytest.approx(math.exp(-total / passes), rel=1e-6)
 
