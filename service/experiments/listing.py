@@ -109,18 +109,22 @@ def load_texts(
     max_length: int | None = None,
     *,
     with_spec: bool = False,
-) -> None:
-    """Load the texts of a page's experiments and, if requested, their specs. Raises TooLarge before
-    if the texts have more than `max_length` characters."""
+) -> list[Experiment]:
+    """Load the texts of a page's experiments and, if requested, their specs. Return the experiments
+    without those that were deleted meanwhile. Raises TooLarge before if the texts have more than
+    `max_length` characters."""
     columns = (*TEXTS, Experiment.spec) if with_spec else TEXTS
     by_id = {one.id: one for one in found}
     if max_length is not None and _length_of_texts(session, by_id) > max_length:
         raise TooLarge
     query = select(Experiment.id, *columns).where(Experiment.id.in_(by_id))
+    loaded = set()
     for rows in session.execute(query).partitions(ROWS_AT_ONCE):
         for id_, *values in rows:
+            loaded.add(id_)
             for column, value in zip(columns, values, strict=True):
                 set_committed_value(by_id[id_], column.key, value)
+    return [one for one in found if one.id in loaded]
 
 
 def _length_of_texts(session: Session, ids: Collection[str]) -> int:

@@ -47,7 +47,7 @@ def runs_of_presets(
     longest = max(len(json.dumps(one)) for one in documents)
     tags = [tags_of(name, 0)[0] for name in PRESETS]
     tagged = page_of(session, user.id, Wanted(tag=tags), limit=MAX_TAGGED).items
-    load_texts(session, tagged, max_length)
+    tagged = load_texts(session, tagged, max_length)
     computed = _computed(session, [one.id for one in tagged], 2 * longest)
     same = _same(session, user, {key for key in keys if key is not None})
     key_of_next = iter(keys)

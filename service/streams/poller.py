@@ -75,7 +75,7 @@ class Poller:
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._access_due = 0.0
-        self._readers = FairLimiter(READS_AT_ONCE, of_user=READS_AT_ONCE - 1)
+        self.readers = FairLimiter(READS_AT_ONCE, of_user=READS_AT_ONCE - 1)
         self._looked_at = 0.0
 
     @property
@@ -122,9 +122,13 @@ class Poller:
         raise unavailable("busy", "the database does not answer; try again")
 
     async def read(self, user: Caller, ask: Callable[[Session], Answer]) -> Answer:
-        """Read in a thread on behalf of a listener."""
-        async with self._readers.one(user.id):
-            return await asyncio.to_thread(self._ask, ask)
+        """Read in a thread on behalf of a stream, however long it waits for a place."""
+        async with self.readers.one(user.id):
+            return await self.ask(ask)
+
+    async def ask(self, ask: Callable[[Session], Answer]) -> Answer:
+        """Read in a thread. The caller holds one of the `readers`' places."""
+        return await asyncio.to_thread(self._ask, ask)
 
     def _ask(self, ask: Callable[[Session], Answer]) -> Answer:
         with self._database.snapshot() as session:

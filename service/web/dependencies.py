@@ -14,7 +14,7 @@ from contextlib import (
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cachetools import TTLCache
 from fastapi import BackgroundTasks, Depends, Header, Request
@@ -24,7 +24,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
 
 from service.accounts.permission import check_still_valid
-from service.accounts.sign_ins import COOKIE, caller_of_cookie
+from service.accounts.sign_ins import caller_of_cookie
 from service.accounts.users import USE_NOTED_S, Caller, KeyRefused, caller_of_key, note_use, parsed
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError, unauthorized, unavailable
@@ -36,7 +36,7 @@ from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from service.tables.users import ROLE_SCOPES, Scope
 from service.web.csrf import check_own_page
-from service.web.rates import shown
+from service.web.rates import Credential
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ USERS_PART = 3
 """One user's requests have a third of the readers' places at most, or one."""
 
 
+Answer = TypeVar("Answer")
 PlaceOfUser = Callable[[int | None], AbstractAsyncContextManager[None]]
 """Function that takes the id of a user, and holds a place of a limiter for the user."""
 
@@ -198,6 +199,14 @@ async def one_of(
         yield
 
 
+async def read_by_listener(
+    request: Request, poller: Poller, ask: Callable[[Session], Answer]
+) -> Answer:
+    """Return what a function reads, at one of the poller's places. Raises ApiError as `one_of`."""
+    async with one_of(request, poller.readers.one):
+        return await poller.ask(ask)
+
+
 DatabaseDep = Annotated[Database, Depends(_readable, scope="function")]
 """For plain handlers that read."""
 WriterDep = Annotated[Database, Depends(_writable, scope="function")]
@@ -212,26 +221,24 @@ async def authenticate(request: Request) -> Caller:
     state. Raises ApiError (401) without a valid key or sign-in. The body is not read for this. A
     key is looked up at every request: a revoked key is refused from that moment on, in any
     process."""
-    credentials = await _bearer(request)
-    key = None if credentials is None else credentials.credentials
-    cookie = request.cookies.get(COOKIE)
-    if key is None and cookie is None:
-        raise unauthorized("give a valid API key: Authorization: Bearer mpt_…")
+    given = Credential.of(request.headers)
     database, rates = request.app.state.database, request.app.state.rates
-    if (user_id := rates.user_of(shown(request.headers))) is not None:
+    if (user_id := rates.user_of(given)) is not None:
         _check_count(request, user_id)  # before the key costs a query
     try:
-        if key is not None:
-            parsed(key)  # a mistyped key costs no query
-            user, unnoted = await run_in_threadpool(_look_up, database, caller_of_key, key)
-        else:
-            assert cookie is not None
+        if given.key is not None:
+            parsed(given.key)  # a mistyped key costs no query
+            user, unnoted = await run_in_threadpool(_look_up, database, caller_of_key, given.key)
+        elif given.cookie is not None:
             check_own_page(request)
-            user, unnoted = await run_in_threadpool(_look_up, database, caller_of_cookie, cookie)
+            find = caller_of_cookie
+            user, unnoted = await run_in_threadpool(_look_up, database, find, given.cookie)
+        else:
+            raise unauthorized("give a valid API key: Authorization: Bearer mpt_…")
     except KeyRefused as refused:
-        rates.forget(shown(request.headers))
+        rates.forget(given)
         raise unauthorized(str(refused)) from None
-    rates.know(shown(request.headers), user.id)
+    rates.know(given, user.id)
     request.state.caller, request.state.unnoted = user, unnoted
     request.state.checked_at = time.monotonic()
     return user

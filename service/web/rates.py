@@ -12,14 +12,18 @@ import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple, Self
 
 from cachetools import TLRUCache, TTLCache
+from fastapi.security.utils import get_authorization_scheme_param
 from limits import RateLimitItemPerSecond
 from limits.aio.storage import MemoryStorage, RedisStorage
 from limits.errors import StorageError
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.accounts.sign_ins import COOKIE
 from service.refusals import ApiError
 from service.settings import Settings
 from service.web.errors import problem_response
@@ -66,6 +70,22 @@ class RateState:
         return {**told, "Retry-After": str(self.reset_s)} if self.exceeded else told
 
 
+class Credential(NamedTuple):
+    """The key of a request or, without one, the cookie of a signed-in browser."""
+
+    key: str | None
+    cookie: str | None
+
+    @classmethod
+    def of(cls, headers: Headers) -> Self:
+        """Return the credential that a request is judged by. A proxy may add a password of its own,
+        which all of its users have in common."""
+        scheme, key = get_authorization_scheme_param(headers.get("Authorization"))
+        if scheme.lower() == "bearer" and key:
+            return cls(key, None)
+        return cls(None, cookie_parser(headers.get("Cookie", "")).get(COOKIE))
+
+
 class Rates:
     """The counts: in Redis for all API processes of a lab; in this process without Redis, and while
     Redis does not answer."""
@@ -79,19 +99,19 @@ class Rates:
         """End of the current window of each key, so that Redis is not asked at each request."""
         self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
 
-    def know(self, credential: str, user_id: int) -> None:
+    def know(self, credential: Credential, user_id: int) -> None:
         """Note that a user's credential was accepted."""
         self._known[_digest(credential)] = user_id
 
-    def forget(self, credential: str) -> None:
+    def forget(self, credential: Credential) -> None:
         """Note that a credential was refused."""
         self._known.pop(_digest(credential), None)
 
-    def user_of(self, credential: str) -> int | None:
+    def user_of(self, credential: Credential) -> int | None:
         """Return the id of the user whose credential this was when it was last accepted."""
         return self._known.get(_digest(credential))
 
-    async def count(self, credential: str, address: str | None) -> RateState:
+    async def count(self, credential: Credential, address: str | None) -> RateState:
         """Count a request for its user or address."""
         user_id = self.user_of(credential)
         if user_id is not None:
@@ -141,13 +161,8 @@ def _redis(settings: Settings) -> RedisStorage | None:
     )
 
 
-def shown(headers: Headers) -> str:
-    """Return the credential of a request: a key, or a browser's cookies."""
-    return headers.get("Authorization") or headers.get("Cookie", "")
-
-
-def _digest(credential: str) -> bytes:
-    return hashlib.sha256(credential.encode()).digest()
+def _digest(credential: Credential) -> bytes:
+    return hashlib.sha256(repr(credential).encode()).digest()
 
 
 def _key(policy: str, name: str, most: int) -> str:
@@ -181,7 +196,7 @@ class RateLimits:
         if scope["path"] == PROBE:
             standing = await self.rates.count_probe(address)
         else:
-            standing = await self.rates.count(shown(Headers(scope=scope)), address)
+            standing = await self.rates.count(Credential.of(Headers(scope=scope)), address)
         scope.setdefault("state", {})["headers"] = standing.headers
         if standing.exceeded:
             return await _too_many(standing)(scope, receive, send)

@@ -48,7 +48,7 @@ from service.web.dependencies import (
     QueueSnapshotsDep,
     Reader,
     SettingsDep,
-    check_client,
+    read_by_listener,
 )
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.listing_parameters import WantedDep
@@ -114,10 +114,10 @@ async def list_experiments(
         else:
             found, known = _metrics_of_page(session, found, wanted, metrics)
         most = long_reads.SMALL_TEXTS if is_first else None
-        load_texts(session, found.items, most, with_spec=full)
-        waiting = queue_positions(session, found.items, queue_snapshots, user.id)
+        loaded = load_texts(session, found.items, most, with_spec=full)
+        waiting = queue_positions(session, loaded, queue_snapshots, user.id)
         out = experiment_out if full else summary_out
-        items = [out(one, waiting.get(one.id)) for one in found.items]
+        items = [out(one, waiting.get(one.id)) for one in loaded]
         if metrics:
             texts = [orjson.Fragment(with_metrics(item, known[item.id])) for item in items]
             return plain_json({"next_cursor": found.next_cursor, "items": texts})
@@ -241,14 +241,14 @@ async def get_experiment(
         async def ask(whole: bool) -> tuple[Response | None, bool]:
             few = partial(read, whole=whole, max_metrics=long_reads.SMALL_METRICS)
             try:
-                return await poller.read(user, few)
+                return await read_by_listener(request, poller, few)
             except TooLarge:
                 pass
             async with large_answer(request):
-                return await poller.read(user, partial(read, whole=whole))
+                return await read_by_listener(request, poller, partial(read, whole=whole))
 
         for_change = if_none_match is not None
-        return await _awaited(request, poller, subject, user, wait_s, ask, for_change)
+        return await _awaited(poller, subject, user, wait_s, ask, for_change)
 
     def read_now(session: Session, *, is_first: bool) -> Response:
         answer, _ = read(session, True, long_reads.SMALL_METRICS if is_first else None)
@@ -259,13 +259,7 @@ async def get_experiment(
 
 
 async def _awaited(
-    request: Request,
-    poller: Poller,
-    subject: Subject,
-    user: Caller,
-    seconds: float,
-    ask: Ask,
-    for_change: bool,
+    poller: Poller, subject: Subject, user: Caller, seconds: float, ask: Ask, for_change: bool
 ) -> Response:
     """Return the answer as soon as it is the awaited one, or the last answer at the end. A user
     with the maximum number of streams does not wait. Raises ApiError if the client has gone."""
@@ -276,7 +270,6 @@ async def _awaited(
     ends_at, rests_until = time.monotonic() + seconds, 0.0
     with poller.listening(subject, user) as listener:
         while True:
-            await check_client(request)
             began = time.monotonic()
             is_last = began >= ends_at or listener.cut
             whole = is_last or (for_change and began >= rests_until)

@@ -21,7 +21,7 @@ from service.streams.poller import Poller
 from service.streams.sources import PAGE, ManyExperiments, OneExperiment, Source
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.web.bodies import StrictRoute
-from service.web.dependencies import PollerDep, Reader
+from service.web.dependencies import PollerDep, Reader, counted, read_by_listener
 from service.web.media_types import accepted, as_json
 from service.web.pagination import MAX_ID
 from service.web.parameters import ExperimentId
@@ -114,37 +114,50 @@ class EventPage(ResponseModel):
 
 @router.get("/experiments/{experiment_id}/events", response_model=EventPage, responses=STREAMED)
 async def get_events(
-    experiment_id: ExperimentId, asked: AskedDep, poller: PollerDep, user: Reader
+    request: Request,
+    experiment_id: ExperimentId,
+    asked: AskedDep,
+    poller: PollerDep,
+    user: Reader,
 ) -> Response:
     """Return the events of an experiment: status, log, progress and points. With `Accept:
     text/event-stream` a stream continues until the experiment has ended."""
-    return await _answer(poller, user, OneExperiment(user, experiment_id, asked.kinds), asked)
+    return await _answer(
+        request, poller, user, OneExperiment(user, experiment_id, asked.kinds), asked
+    )
 
 
 @router.get("/sweeps/{sweep_id}/events", response_model=EventPage, responses=STREAMED)
 async def get_sweep_events(
-    sweep_id: SweepId, asked: AskedDep, poller: PollerDep, user: Reader
+    request: Request, sweep_id: SweepId, asked: AskedDep, poller: PollerDep, user: Reader
 ) -> Response:
     """Return the events of all experiments of a sweep, with notices instead of points. A stream
     ends when all have ended."""
-    return await _answer(poller, user, ManyExperiments(user, sweep_id, asked.kinds), asked)
+    return await _answer(request, poller, user, ManyExperiments(user, sweep_id, asked.kinds), asked)
 
 
 @router.get("/events", response_model=EventPage, responses=STREAMED)
-async def get_own_events(asked: AskedDep, poller: PollerDep, user: Reader) -> Response:
+async def get_own_events(
+    request: Request, asked: AskedDep, poller: PollerDep, user: Reader
+) -> Response:
     """Return the events of all the caller's own experiments. A stream continues until the client
     disconnects."""
-    return await _answer(poller, user, ManyExperiments(user, None, asked.kinds), asked)
+    return await _answer(request, poller, user, ManyExperiments(user, None, asked.kinds), asked)
 
 
-async def _answer(poller: Poller, user: Caller, source: Source, asked: Asked) -> Response:
+async def _answer(
+    request: Request, poller: Poller, user: Caller, source: Source, asked: Asked
+) -> Response:
     if asked.form == EventForm.STREAM:
-        return await _stream(poller, user, source, asked.after)
+        # Missing objects are refused before the stream begins.
+        await read_by_listener(request, poller, source.check)
+        return _stream(poller, user, source, asked.after)
     until = 0
-    if source.needs_horizon:
-        until = await poller.known_horizon(source.subject, user)
-    ask = partial(source.read, after=asked.after, until=until, limit=asked.limit)
-    reading = await poller.read(user, ask)
+    with counted(request):
+        if source.needs_horizon:
+            until = await poller.known_horizon(source.subject, user)
+        ask = partial(source.read, after=asked.after, until=until, limit=asked.limit)
+        reading = await read_by_listener(request, poller, ask)
     return as_json(
         EventPage.model_construct(
             items=reading.events,
@@ -155,11 +168,7 @@ async def _answer(poller: Poller, user: Caller, source: Source, asked: Asked) ->
     )
 
 
-async def _stream(
-    poller: Poller, user: Caller, source: Source, after: EventCursor | None
-) -> Response:
-    # Missing objects are refused before the stream begins.
-    await poller.read(user, source.check)
+def _stream(poller: Poller, user: Caller, source: Source, after: EventCursor | None) -> Response:
     if not poller.has_room(user):
         detail = "you have the maximum number of open event streams: close one, or follow a sweep"
         headers = {"Retry-After": "10"}

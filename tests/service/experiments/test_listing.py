@@ -16,7 +16,7 @@ from service.experiments.listing import TEXTS, Wanted, load_texts, page_of
 from service.refusals import ApiError, TooLarge
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import SMALL_SPEC, Metric, Status
+from service.tables.experiments import SMALL_SPEC, Experiment, Metric, Status
 from service.tables.users import User
 from service.tables.visibility import Visibility, Whose
 from tests.support.attempts import submitted
@@ -200,6 +200,9 @@ def test_a_page_has_no_texts_before_their_length_is_known(either: Database) -> N
         assert getattr(found[2], name) == value
         assert {one.spec["model"]["family"] for one in found} == {"ppca"}
         assert {one.note for one in found[:2]} == {None}
+    with either.snapshot() as session:
+        found = page_of(session, 1, Wanted(), limit=10).items
+        assert load_texts(session, [Experiment(id="deleted meanwhile"), *found]) == found
 
 
 def test_pages_continue_after_the_last_item(either: Database) -> None:

@@ -21,6 +21,7 @@ from sqlalchemy import text
 
 from service.limiter import FairLimiter
 from service.settings import Settings
+from service.streams.poller import READS_AT_ONCE
 from service.tables.engine import Database
 from service.web import dependencies
 from service.web.dependencies import USERS_PART, _readable, _writable, _writable_in_bulk
@@ -265,6 +266,33 @@ def test_few_requests_of_a_user_are_under_way(
         assert api.get("/healthz").status_code == 200
         held.close()
         assert [one.result().status_code for one in waiting] == [200, 200]
+        assert state.user_requests == {}
+
+
+@pytest.mark.parametrize("headers", [{}, {"Prefer": "wait=9"}])
+def test_reads_of_events_and_waits_count_and_end(
+    settings: Settings, headers: dict[str, str]
+) -> None:
+    """Pages of events that clients had abandoned were all read, for minutes, while others' waited
+    for the same three places."""
+    few = settings.model_copy(update={"max_user_requests": 2, "write_wait_s": 1.0})
+    with served(few) as api, ThreadPoolExecutor(2) as pool, ExitStack() as held:
+        state = api.app.state  # type: ignore[attr-defined]
+        assert api.portal is not None
+        one = post(api).json()["id"]
+        urls = ["/v1/events", f"/v1/experiments/{one}/events"]
+        if headers:
+            urls = [f"/v1/experiments/{one}"] * 2
+        for user in range(2, 2 + READS_AT_ONCE):
+            place = state.poller.readers.one(user)
+            held.enter_context(api.portal.wrap_async_context_manager(place))
+        waiting = [pool.submit(api.get, url, headers=headers) for url in urls]
+        wait_until(lambda: state.user_requests == {(1, True): 2})
+        refused = api.get(urls[0], headers=headers)
+        assert (refused.status_code, refused.json()["reason"]) == (429, "too_many_at_once")
+        assert [one.result().json()["reason"] for one in waiting] == ["busy"] * 2
+        held.close()
+        assert api.get(urls[0]).status_code == 200
         assert state.user_requests == {}
 
 

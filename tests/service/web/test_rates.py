@@ -127,6 +127,29 @@ def test_bad_bodies_are_counted_too(settings: Settings) -> None:
         assert api.get("/readyz", headers=WRONG).status_code == 429
 
 
+def test_what_a_proxy_adds_to_all_requests_identifies_nobody(settings: Settings) -> None:
+    """A password of a proxy made all signed-in users one user: with the requests of one, those of
+    the others were refused. Other cookies of a browser made one user many."""
+    with served(settings, rate_per_user=12) as api:
+        api.post("/v1/users", json={"name": "ann"})
+        hers = {"Authorization": f"Bearer {api.post('/v1/users/ann/keys', json={}).json()['key']}"}
+        cookies = []
+        own_page = {"Sec-Fetch-Site": "same-origin"}
+        for headers in ({}, hers):
+            code = api.post("/v1/sign-in-codes", headers=headers).json()["code"]
+            answer = api.post("/v1/sign-in", json={"code": code}, headers=own_page)
+            cookies.append(answer.headers["set-cookie"].partition(";")[0])
+            api.cookies.clear()
+        proxy = {"Authorization": "Basic bGFiOnNoYXJlZA==", **own_page}
+        names = [api.get(ME, headers={**proxy, "Cookie": one}).json()["name"] for one in cookies]
+        assert names[1] == "ann" != names[0]
+        first = statuses(api, 12, Cookie=f"theme=dark; {cookies[0]}", **proxy)
+        assert 429 in first
+        assert statuses(api, 2, Cookie=cookies[1], **proxy) == [200, 200]
+        assert statuses(api, 1, Cookie=f"{cookies[0]}; theme=light", **proxy) == [429]
+        assert api.get(ME, headers=proxy).headers["ratelimit"].startswith('"address"')
+
+
 def test_a_revoked_key_is_unknown(settings: Settings) -> None:
     with served(settings, rate_per_address=6) as api:
         name = api.get(ME).json()["name"]
