@@ -5,7 +5,7 @@ waiting listener holds neither a thread nor a connection."""
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
@@ -121,9 +121,17 @@ class Poller:
                     return self.horizon
         raise unavailable("busy", "the database does not answer; try again")
 
-    async def read(self, user: Caller, ask: Callable[[Session], Answer]) -> Answer:
-        """Read in a thread on behalf of a stream, however long it waits for a place."""
+    async def read(
+        self,
+        user: Caller,
+        ask: Callable[[Session], Answer],
+        check: Callable[[], Awaitable[None]] | None = None,
+    ) -> Answer:
+        """Read in a thread on behalf of a stream or a wait, however long it waits for a place. The
+        check is called then."""
         async with self.readers.one(user.id):
+            if check is not None:
+                await check()
             return await self.ask(ask)
 
     async def ask(self, ask: Callable[[Session], Answer]) -> Answer:

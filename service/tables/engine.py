@@ -14,7 +14,6 @@ from typing import Any, overload
 from psycopg.pq import Format
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     ColumnElement,
     Connection,
     Dialect,
@@ -37,7 +36,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import ExceptionContext, ExecutionContext
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.orm import DeclarativeBase, Session
+from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -116,30 +115,35 @@ class _Ids(TypeDecorator[Sequence[str]]):
         return [*value] if dialect.name == "postgresql" else json.dumps([*value])
 
 
-class _Among(FunctionElement[bool]):
-    type = Boolean()
+class _AnyOf(FunctionElement[bool]):
+    """The operator and the right side of `among`."""
+
     inherit_cache = True
 
 
-@compiles(_Among, "sqlite")
-def _among_sqlite(element: _Among, compiler: SQLCompiler, **kw: Any) -> str:
-    column, ids = (compiler.process(one, **kw) for one in element.clauses)
-    return f"{column} IN (SELECT value FROM json_each({ids}))"
+@compiles(_AnyOf, "sqlite")
+def _any_of_sqlite(element: _AnyOf, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"IN (SELECT value FROM json_each({compiler.process(element.clauses, **kw)}))"
 
 
-@compiles(_Among, "postgresql")
-def _among_postgresql(element: _Among, compiler: SQLCompiler, **kw: Any) -> str:
-    column, ids = (compiler.process(one, **kw) for one in element.clauses)
-    return f"{column} = ANY ({ids})"
+@compiles(_AnyOf, "postgresql")
+def _any_of_postgresql(element: _AnyOf, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"= ANY ({compiler.process(element.clauses, **kw)})"
 
 
-def among(column: Any, ids: Iterable[str] | None = None, *, key: str | None = None) -> _Among:
+def among(
+    column: ColumnElement[str] | InstrumentedAttribute[str],
+    ids: Iterable[str] | None = None,
+    *,
+    key: str | None = None,
+) -> ColumnElement[bool]:
     """Return the condition that a column has one of these ids, of which there may be any number: a
     parameter for each, as of `in_`, would exceed the limit of the drivers (65,535). With `key` the
     ids are given when the statement is executed."""
-    if ids is None:
-        return _Among(column, bindparam(key, type_=_Ids()))
-    return _Among(column, bindparam(None, [*ids], type_=_Ids()))
+    given = None if ids is None else [*ids]
+    found = bindparam(key, type_=_Ids()) if given is None else bindparam(None, given, type_=_Ids())
+    # A boolean function instead would be compared with 1 on SQLite, and no index would be used.
+    return column.op("", is_comparison=True)(_AnyOf(found))
 
 
 class Database:

@@ -14,7 +14,7 @@ from contextlib import (
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from cachetools import TTLCache
 from fastapi import BackgroundTasks, Depends, Header, Request
@@ -69,7 +69,6 @@ USERS_PART = 3
 """One user's requests have a third of the readers' places at most, or one."""
 
 
-Answer = TypeVar("Answer")
 PlaceOfUser = Callable[[int | None], AbstractAsyncContextManager[None]]
 """Function that takes the id of a user, and holds a place of a limiter for the user."""
 
@@ -197,14 +196,6 @@ async def one_of(
         if request.method == "GET":
             await check_client(request)
         yield
-
-
-async def read_by_listener(
-    request: Request, poller: Poller, ask: Callable[[Session], Answer]
-) -> Answer:
-    """Return what a function reads, at one of the poller's places. Raises ApiError as `one_of`."""
-    async with one_of(request, poller.readers.one):
-        return await poller.ask(ask)
 
 
 DatabaseDep = Annotated[Database, Depends(_readable, scope="function")]

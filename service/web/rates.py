@@ -80,10 +80,11 @@ class Credential(NamedTuple):
     def of(cls, headers: Headers) -> Self:
         """Return the credential that a request is judged by. A proxy may add a password of its own,
         which all of its users have in common."""
-        scheme, key = get_authorization_scheme_param(headers.get("Authorization"))
-        if scheme.lower() == "bearer" and key:
-            return cls(key, None)
-        return cls(None, cookie_parser(headers.get("Cookie", "")).get(COOKIE))
+        for one in headers.getlist("Authorization"):
+            scheme, key = get_authorization_scheme_param(one)
+            if scheme.lower() == "bearer" and key:
+                return cls(key, None)
+        return cls(None, cookie_parser("; ".join(headers.getlist("Cookie"))).get(COOKIE))
 
 
 class Rates:

@@ -13,7 +13,7 @@ from mptcore.data.texts import Rows, texts
 from mptcore.families.masked_lm.pretrained import Tokenizer
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import generator_for
-from mptcore.specs import TextSource
+from mptcore.specs import PlainText, TextSource
 
 BATCH = 10_000
 """Number of texts passed to the tokenizer at a time."""
@@ -98,8 +98,7 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
         detail = f"the text has {len(rows)} lines that are not empty, fewer than n, {spec.n}"
         raise RunError("invalid", detail)
     if spec.n is not None and spec.n < len(rows):
-        chosen = torch.randperm(len(rows), generator=generator_for(spec.seed, "texts"))[: spec.n]
-        rows = [rows[i] for i in chosen.sort().values.tolist()]
+        rows = [rows[i] for i in chosen(spec, len(rows))]
     length = min(spec.max_length, positions)
     pack = _sentences if spec.packing == "sentences" else _blocks
     sequences = pack(rows, tokenizer, length)
@@ -108,6 +107,17 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
         detail = f"none of the {len(sequences)} sequences has a token that can be masked"
         raise RunError("invalid", f"the text gives nothing to score: {detail}")
     return found
+
+
+def chosen(spec: TextSource, count: int) -> list[int]:
+    """Return the places of the texts that a source chooses among `count`. Texts of a row stay
+    together."""
+    if spec.n is None or spec.n >= count:
+        return [*range(count)]
+    together = len(spec.text_columns) if isinstance(spec, PlainText) else 1
+    order = torch.randperm(count // together, generator=generator_for(spec.seed, "texts"))
+    rows = order[: spec.n // together].sort().values.tolist()
+    return [together * row + i for row in rows for i in range(together)]
 
 
 def of_sequences(sequences: list[Sequence]) -> Corpus:

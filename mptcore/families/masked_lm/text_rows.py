@@ -14,6 +14,7 @@ from mptcore.data.texts import Rows, columns, texts
 from mptcore.families.masked_lm.corpus import (
     BATCH,
     Corpus,
+    chosen,
     of_sequences,
     repeated,
     special_tokens,
@@ -23,13 +24,12 @@ from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
 from mptcore.families.masked_lm.pretrained import Tokenizer
 from mptcore.families.masked_lm.text_windows import Window, Windows, check_overlap, windows_of
 from mptcore.protocol.records import RunError
-from mptcore.runtime.rng import generator_for
 from mptcore.specs import TextScores, TextSource
 
 MAX_GROUP = 200
 """Maximum number of characters of the name of a group."""
 NO_TOKENS = "it has no token that can be masked"
-NO_PREFIX = "it does not begin with its prefix"
+NO_PREFIX = "its prefix is neither its beginning nor a number of its characters"
 NOTHING_AFTER = "no token begins after its prefix"
 
 
@@ -152,7 +152,7 @@ def rows_of(spec: TextSource, scores: TextScores) -> list[TextRow]:
     all_texts = texts(spec)
     named = tuple(scores.columns.values())
     beside = columns(spec, named) if named else [()] * len(all_texts)
-    return [_row(i, all_texts[i], beside[i], scores) for i in _chosen(spec, len(all_texts))]
+    return [_row(i, all_texts[i], beside[i], scores) for i in chosen(spec, len(all_texts))]
 
 
 def _words(found: list[TokenizedText]) -> Tensor:
@@ -165,15 +165,6 @@ def _words(found: list[TokenizedText]) -> Tensor:
             numbers.append(number)
             before = word
     return torch.tensor(numbers)
-
-
-def _chosen(spec: TextSource, count: int) -> list[int]:
-    """Return the places of the texts that the source chooses."""
-    if spec.n is None or spec.n >= count:
-        return [*range(count)]
-    order = torch.randperm(count, generator=generator_for(spec.seed, "texts"))
-    chosen: list[int] = order[: spec.n].sort().values.tolist()
-    return chosen
 
 
 def _row(row: int, parts: tuple[str, ...], beside: tuple[Any, ...], scores: TextScores) -> TextRow:
@@ -196,8 +187,8 @@ def _length_of(prefix: Any, text: str) -> int | None:
     number. None: the text does not begin so."""
     if isinstance(prefix, str):
         return len(prefix) if text.startswith(prefix) else None
-    is_count = isinstance(prefix, int) and not isinstance(prefix, bool)
-    return prefix if is_count and 0 <= prefix <= len(text) else None
+    count, _ = _number(prefix)
+    return int(count) if count is not None and count in range(len(text) + 1) else None
 
 
 def _number(value: Any) -> tuple[float | None, str | None]:

@@ -170,6 +170,8 @@ class PlainText(Text):
             return [
                 Problem("/data/second_column", f"{self.column} is the first column: name another")
             ]
+        if (self.n or 0) % len(self.text_columns):
+            return [Problem("/data/n", "an even number, because each row has two texts")]
         if self.lines is not None and (self.n or 0) > len(self.lines):
             return [Problem("/data/n", too_few(len(self.lines)))]
         characters = sum(map(len, self.lines or ()))

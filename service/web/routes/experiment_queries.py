@@ -48,7 +48,7 @@ from service.web.dependencies import (
     QueueSnapshotsDep,
     Reader,
     SettingsDep,
-    read_by_listener,
+    check_client,
 )
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.listing_parameters import WantedDep
@@ -221,7 +221,8 @@ async def get_experiment(
 ) -> Response:
     """Return an experiment with its status, its metrics so far, and the environments of its
     attempts. With `Prefer: wait=N` the answer is sent when the experiment has ended or, with
-    If-None-Match, when it has changed; after N seconds at the latest."""
+    If-None-Match, when it has changed; after N seconds at the latest. Requests of a user with the
+    maximum number of streams do not wait."""
 
     def read(
         session: Session, whole: bool, max_metrics: int | None = None
@@ -235,20 +236,21 @@ async def get_experiment(
         changed = if_none_match is not None and answer.status_code != HTTPStatus.NOT_MODIFIED
         return answer, changed or has_ended
 
-    if wait_s > 0:
+    if wait_s > 0 and poller.has_room(user):
         subject = Subject("experiment", experiment_id)
 
         async def ask(whole: bool) -> tuple[Response | None, bool]:
+            check = partial(check_client, request)
             few = partial(read, whole=whole, max_metrics=long_reads.SMALL_METRICS)
             try:
-                return await read_by_listener(request, poller, few)
+                return await poller.read(user, few, check)
             except TooLarge:
                 pass
             async with large_answer(request):
-                return await read_by_listener(request, poller, partial(read, whole=whole))
+                return await poller.read(user, partial(read, whole=whole), check)
 
-        for_change = if_none_match is not None
-        return await _awaited(poller, subject, user, wait_s, ask, for_change)
+        request.state.is_counted = True  # as a stream: all waits read when the experiment ends
+        return await _awaited(poller, subject, user, wait_s, ask, if_none_match is not None)
 
     def read_now(session: Session, *, is_first: bool) -> Response:
         answer, _ = read(session, True, long_reads.SMALL_METRICS if is_first else None)
@@ -261,12 +263,8 @@ async def get_experiment(
 async def _awaited(
     poller: Poller, subject: Subject, user: Caller, seconds: float, ask: Ask, for_change: bool
 ) -> Response:
-    """Return the answer as soon as it is the awaited one, or the last answer at the end. A user
-    with the maximum number of streams does not wait. Raises ApiError if the client has gone."""
-    if not poller.has_room(user):
-        answer, _ = await ask(True)
-        assert answer is not None
-        return answer
+    """Return the answer as soon as it is the awaited one, or the last answer at the end. Raises
+    ApiError if the client has gone."""
     ends_at, rests_until = time.monotonic() + seconds, 0.0
     with poller.listening(subject, user) as listener:
         while True:

@@ -21,7 +21,7 @@ from service.streams.poller import Poller
 from service.streams.sources import PAGE, ManyExperiments, OneExperiment, Source
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.web.bodies import StrictRoute
-from service.web.dependencies import PollerDep, Reader, counted, read_by_listener
+from service.web.dependencies import PollerDep, Reader, check_client, counted, one_of
 from service.web.media_types import accepted, as_json
 from service.web.pagination import MAX_ID
 from service.web.parameters import ExperimentId
@@ -150,14 +150,15 @@ async def _answer(
 ) -> Response:
     if asked.form == EventForm.STREAM:
         # Missing objects are refused before the stream begins.
-        await read_by_listener(request, poller, source.check)
+        await poller.read(user, source.check, partial(check_client, request))
         return _stream(poller, user, source, asked.after)
     until = 0
     with counted(request):
         if source.needs_horizon:
             until = await poller.known_horizon(source.subject, user)
         ask = partial(source.read, after=asked.after, until=until, limit=asked.limit)
-        reading = await read_by_listener(request, poller, ask)
+        async with one_of(request, poller.readers.one):
+            reading = await poller.ask(ask)
     return as_json(
         EventPage.model_construct(
             items=reading.events,

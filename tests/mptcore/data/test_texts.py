@@ -13,6 +13,7 @@ import pytest
 from mptcore.data.inspect import look, main
 from mptcore.data.tables import Inspection
 from mptcore.data.texts import Rows, columns, texts
+from mptcore.families.masked_lm.corpus import chosen
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText
@@ -100,6 +101,10 @@ def test_a_second_column_gives_texts_of_their_own(folder: Path) -> None:
     assert texts(spec) == [("a",), ("b",), ("c",), ("d",)]
     assert columns(spec, ["pair"]) == [(1,), (1,), (2,), (2,)]
     assert spec.problems() == []
+    assert [one.pointer for one in spec.model_copy(update={"n": 3}).problems()] == ["/data/n"]
+    for seed in range(9):
+        places = chosen(spec.model_copy(update={"n": 2, "seed": seed}), 4)
+        assert places in ([0, 1], [2, 3])
     (folder / "text" / "lines.txt").write_text("a\n")
     unnamed = plain(file="lines.txt", second_column="bad")
     assert "a .txt file has no columns" in refused(unnamed)

@@ -2,8 +2,8 @@
 for."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -338,13 +338,6 @@ def test_a_bundle_is_read_at_its_place(settings: Settings, monkeypatch: pytest.M
         assert len(read) == 1
 
 
-@asynccontextmanager
-async def by_listener(request: Request) -> AsyncIterator[None]:
-    poller = request.app.state.poller
-    await dependencies.read_by_listener(request, poller, lambda session: None)
-    yield
-
-
 def test_nothing_is_read_for_a_client_that_has_gone(settings: Settings) -> None:
     """The work for three members that abandoned their requests went on for 40 s."""
     with served(settings) as api:
@@ -365,7 +358,6 @@ def test_nothing_is_read_for_a_client_that_has_gone(settings: Settings) -> None:
             ("GET", long_reads.large_answer, True),
             ("POST", long_reads.large_answer, True),
             ("GET", dependencies.reading, True),
-            ("GET", by_listener, True),
             ("POST", dependencies._writing, False),
         ):
             assert api.portal.call(made, method, place, "none")
@@ -375,7 +367,6 @@ def test_nothing_is_read_for_a_client_that_has_gone(settings: Settings) -> None:
             else:
                 assert api.portal.call(made, method, place, "http.disconnect")
         assert app.state.large_answers.taken == app.state.readers.taken == 0
-        assert app.state.poller.readers.taken == 0
 
 
 def test_rows_of_metrics_are_converted_a_few_at_a_time(

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import httpx
@@ -142,6 +142,25 @@ def test_a_slow_answer_is_built_again_soon_enough(
     wait_until(lambda: bool(built))
     change(database, claim.experiment_id, progress_done=2, progress_total=2, progress_unit="masks")
     assert answer.result(timeout=CAP_S - 5).json()["progress"]["done"] == 2
+
+
+def test_all_waits_are_answered_when_the_experiment_ends(settings: Settings) -> None:
+    """They read at the same time: those beyond the maximum number of requests were refused."""
+    few = {"max_wait_s": CAP_S, "max_user_streams": 5, "max_user_requests": 1}
+    with (
+        served(settings.model_copy(update=few)) as client,
+        ThreadPoolExecutor(6) as pool,
+        closing(Database(settings.url)) as database,
+    ):
+        claim = claimed(database)
+        waiting = [pool.submit(asked, client, claim.experiment_id, "wait=20") for _ in range(6)]
+        wait_until(lambda: any(one.done() for one in waiting))  # that without a place
+        with database.transaction() as session:
+            lease.finish(session, claim, Status.SUCCEEDED)
+        answers = [one.result() for one in waiting]
+        assert [one.status_code for one in answers] == [200] * 6
+        statuses = sorted(one.json()["status"] for one in answers)
+        assert statuses == ["running", *["succeeded"] * 5]
 
 
 def test_nobody_waits_for_a_client_that_has_gone(

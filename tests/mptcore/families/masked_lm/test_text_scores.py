@@ -304,11 +304,11 @@ GIVEN: list[dict[str, Any]] = [
     {"text": "the cats on a mat", "given": ""},
     {"text": "unlike matting", "given": "un"},
     {"text": "unlike matting", "given": "unlike mat"},
-    {"text": "unlike matting", "given": 10},
+    {"text": "unlike matting", "given": 10.0},
     {"text": "the cats on a mat", "given": 0},
     {"text": "unlike matting", "given": "like"},
     {"text": "unlike matting", "given": "unlike matting"},
-    *({"text": "the mat", "given": wrong} for wrong in (-1, 8, 3.0, True, None)),
+    *({"text": "the mat", "given": wrong} for wrong in (-1, 8, 2.5, True, None)),
     {"text": "the mat"},
 ]
 AFTER = [slice(first, None) for first in (3, 0, 1, 3, 3, 0)]
@@ -333,7 +333,7 @@ def test_a_conditional_score_is_of_the_tokens_after_what_is_given(
         assert of_tokens[: after.start] == [None] * after.start
         passes += len(each[after])
     reasons = [row["reason"] for row in rows[6:]]
-    no_prefix = "it does not begin with its prefix"
+    no_prefix = "its prefix is neither its beginning nor a number of its characters"
     assert reasons == [no_prefix, "no token begins after its prefix", *[no_prefix] * 6]
     assert [row["conditional"] for row in rows[6:]] == [None] * 8
     last = [one for one in found if isinstance(one, Progress)][-1]
