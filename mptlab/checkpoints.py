@@ -22,6 +22,8 @@ def is_folder(checkpoint: str) -> bool:
 def taken(folder: Path) -> str:
     """Copy a checkpoint to the service on this machine, under a name with its digest, and return
     the name. Raises ValueError."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
     files = sorted({one for pattern in PATTERNS for one in folder.glob(pattern) if one.is_file()})
     if not any(one.suffix == ".safetensors" for one in files):
         cure = "save_pretrained of transformers writes them"

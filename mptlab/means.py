@@ -10,6 +10,10 @@ SEED = "seed"
 POPULATION = "_population"
 """Suffix of metrics whose errors cover the choice of texts, which all seeds share."""
 
+MIN_SEEDS = 3
+"""Number of seeds from which their spread alone is an error. That of two has one degree of freedom:
+a third of all such errors is less than half of the true one."""
+
 
 @dataclass(frozen=True)
 class Mean:
@@ -17,7 +21,8 @@ class Mean:
 
     `value` is None where a seed has no value. For one seed `std_err` is the metric's own error. For
     several it is the standard deviation of the values over √count, and at least the error that the
-    seeds' own errors give if they are independent: few seeds may agree by chance. The choice of
+    seeds' own errors give if they are independent: few seeds may agree by chance. It is None for
+    two seeds without errors of their own, whose difference tells too little. The choice of
     texts is the same for all seeds, so the mean's error over the population is not smaller than
     that of one seed; the spread over seeds is added to it.
     """
@@ -79,6 +84,8 @@ def mean_of(
     if name.endswith(POPULATION):
         return mean, _with_shared(errors, between)
     within = math.hypot(*(error or 0.0 for error in errors)) / count
+    if count < MIN_SEEDS and between and not within:
+        return mean, None
     return mean, max(between, within)
 
 

@@ -119,10 +119,18 @@ class CommandContext:
         found = {one["id"]: one for one in islice(self._candidates(typed), MAX_CANDIDATES)}
         if len(found) > 1:
             each = ", ".join(f"{one['id']} ({one['status']})" for one in found.values())
-            raise typer.BadParameter(f"{typed} matches several experiments: {each}")
-        if not found and 0 < len(typed) <= 200 and (near := self._nearest(typed)):
-            raise Refused({"detail": f"you have no experiment {typed}: did you mean {near}?"})
+            raise typer.BadParameter(f"{typed} matches several experiments, give an id: {each}")
+        if not found and 0 < len(typed) <= 200:
+            detail = f"you have no experiment {typed}{self._instead(typed)}"
+            raise Refused({"detail": detail, "reason": "not_found"})
         return next(iter(found), typed)
+
+    def _instead(self, typed: str) -> str:
+        """Return the command for a sweep of this name, or the most similar name."""
+        if self._sweeps(typed):
+            return f": it is a sweep, see mpt table {typed}"
+        near = self._nearest(typed)
+        return f": did you mean {near}?" if near else ""
 
     def _nearest(self, typed: str) -> str | None:
         """Return the most similar name among the newest experiments."""
@@ -142,6 +150,12 @@ class CommandContext:
             yield from self.client.experiments(**query, limit=MAX_CANDIDATES)
 
 
+OTHER_ROWS = (
+    "  Errors do not cover which rows are held out. Values that are close may change their order "
+    "with others: --set data.seed=1"
+)
+
+
 def _best_line(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> str:
     """Return the best choice of the swept fields, and those that are as good within the error."""
 
@@ -151,6 +165,8 @@ def _best_line(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> str:
     told = f"* best by {best.metric}: {choice(rows[best.row])}"
     if best.alike:
         told += f"; within two standard errors: {'; '.join(choice(rows[i]) for i in best.alike)}"
+    if best.metric.startswith("lml_heldout"):
+        told += f"\n{OTHER_ROWS}"
     return told
 
 

@@ -86,6 +86,8 @@ def data_of(
     file = Path(typed)
     if file.suffix in SEPARATORS and file.is_file():
         return {**data, "dataset": uploaded(client, file, wanted, index)["id"]}
+    if file.suffix in SEPARATORS and index is not None:
+        raise typer.BadParameter(f"there is no file {typed}")
     if index is not None:
         raise typer.BadParameter("--index is for .csv and .tsv files: use --columns")
     if file.suffix in SUFFIXES and file.is_file():

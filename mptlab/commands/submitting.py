@@ -304,6 +304,8 @@ def _values(text: str) -> list[Any]:
         first, last = map(int, between.groups())
         if last - first >= MAX_VALUES:
             raise typer.BadParameter(f"{text} is more than {MAX_VALUES} values")
+        if last < first:
+            raise typer.BadParameter(f"{text} has no values: write {last}..{first}")
         return list(range(first, last + 1))
     if between := re.fullmatch(r"(\d+)-(\d+)", text):
         raise typer.BadParameter(f"{text} is not a range: write {between[1]}..{between[2]}")

@@ -15,6 +15,7 @@ from mptlab.commands.context import (
 from mptlab.commands.own_data import checkpoint_of
 from mptlab.errors import Json
 from mptlab.texts import Texts, single_mutations
+from mptlab.uploads import TEXT_SUFFIXES
 
 app = typer.Typer()
 
@@ -117,6 +118,8 @@ def _is_file(given: str) -> bool:
 def lines_of(texts: list[str]) -> list[str]:
     """Return the texts, or those in the lines of a file."""
     if len(texts) > 1 or not _is_file(texts[0]):
+        if absent := [one for one in texts if one.endswith(TEXT_SUFFIXES) and not _is_file(one)]:
+            raise typer.BadParameter(f"there is no file {absent[0]}")
         return texts
     content = Path(texts[0]).read_text(encoding="utf-8")
     lines = [line for line in content.split("\n") if line.strip()]

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from mptlab import Client
+from mptlab.commands.context import OTHER_ROWS, _best_line
 from mptlab.swept_plots import draw
-from mptlab.tables import best_of, sweep_for_people
+from mptlab.tables import Best, best_of, sweep_for_people
 from tests.support.commands import mpt_here
 from tests.support.ppca_spec import ppca_spec
 
@@ -38,6 +39,14 @@ def test_what_was_held_out_decides() -> None:
     shown = sweep_for_people(found)
     assert [row["best"] for row in shown] == ["", "*", ""]
     assert list(shown[0]) == [K, "lml", "lml_heldout", "best"]
+
+
+def test_the_best_held_out_row_is_told_with_what_its_error_leaves_out() -> None:
+    """A user took the error of the masks for that of the held-out value."""
+    for metric, is_told in (("lml", False), ("lml_heldout", True)):
+        told = _best_line(Best(metric, 0, []), [{K: 3}], [K])
+        assert told.startswith(f"* best by {metric}: {K}=3")
+        assert told.endswith(OTHER_ROWS) is is_told
 
 
 def test_a_status_is_shown_if_not_all_succeeded() -> None:

@@ -50,9 +50,9 @@ def test_a_refusal_is_printed_on_a_single_line(environment: dict[str, str], tmp_
     text = json.dumps(ppca_spec(model__latent_dim=9))
     code, output, error = mpt(environment, "submit", "-", text=text)
     assert (code, output) == (1, "")
-    assert error.startswith("mpt: /spec/model/latent_dim: latent_dim is less than")
+    assert error.startswith("mpt: /spec/model/latent_dim: at most 5, fewer than the data's 6")
     code, _, error = mpt_here(environment, "wait", "nothing")
-    assert (code, error) == (1, "mpt: you have no experiment of this id\n")
+    assert (code, error) == (1, "mpt: you have no experiment nothing\n")
     lost = {**environment, "MPT_STORE": str(tmp_path)}
     code, _, error = mpt_here(lost, "wait", "nothing")
     assert code == 1

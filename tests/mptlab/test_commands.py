@@ -120,7 +120,7 @@ def test_curves_as_a_table_and_as_a_figure(
         (("curves", "a run", "--output", "/proc/a"), "/proc/a: No such file"),
         (("submit", "/etc/hostname"), "/etc/hostname is not valid JSON: "),
         (("submit", "-", "--set", "seeds.a=1"), "seeds.a is not a valid path"),
-        (("show", "no-such"), "you have no experiment of this id"),
+        (("show", "no-such"), "you have no experiment no-such"),
         (("list", "--where", "nam = a"), "/query/filter: column 1: there is no field nam: did you"),
         (("list", "--url", "lab:1"), "lab:1 is not a URL: start it with http:// or https://"),
         (("presets", "run", "tabel1"), "there is no preset tabel1: did you mean table1?"),

@@ -14,6 +14,7 @@ from mptlab import serve
 from mptlab.cli import app
 from mptlab.commands import context
 from mptlab.commands.context import MAX_CANDIDATES, CommandContext, with_context
+from mptlab.errors import Refused
 
 ID = "0123456789abcdef0123456789abcdef"
 FULL: dict[str, Any] = {
@@ -198,8 +199,10 @@ def test_options_that_do_not_go_together_are_refused(words: list[str], told: str
     assert told in " ".join(done.stderr.replace("│", " ").split())
 
 
-def asked(*experiments: dict[str, Any]) -> tuple[CommandContext, Recording]:
-    client: Any = Recording(experiments=lambda **_: iter(experiments))
+def asked(*experiments: dict[str, Any], sweeps: Any = ()) -> tuple[CommandContext, Recording]:
+    client: Any = Recording(
+        experiments=lambda **_: iter(experiments), sweeps=lambda **_: iter(sweeps)
+    )
     return CommandContext(client, False), client
 
 
@@ -217,15 +220,22 @@ def test_experiments_are_searched_by_part_of_id_or_name() -> None:
     assert nothing.id("x" * 201) == "x" * 201
     assert nothing.id("") == ""
     assert client.calls == []
-    assert nothing.id("x" * 200) == "x" * 200
-    assert len(client.calls) == 2  # also for a similar name
+    with pytest.raises(Refused, match=f"you have no experiment {'x' * 200}"):
+        nothing.id("x" * 200)
+    assert len(client.calls) == 3  # also for a sweep, and a similar name
+    swept, _ = asked(sweeps=[{"id": "f" * 32, "name": "mine"}])
+    with pytest.raises(Refused, match="you have no experiment mine: it is a sweep, see mpt table"):
+        swept.id("mine")
 
 
 def test_ambiguous_names_list_the_matches() -> None:
     found, _ = asked({"id": "abc1", "status": "queued"}, {"id": "abc2", "status": "failed"})
     with pytest.raises(typer.BadParameter) as refused:
         found.id("abc")
-    assert str(refused.value) == "abc matches several experiments: abc1 (queued), abc2 (failed)"
+    assert (
+        str(refused.value)
+        == "abc matches several experiments, give an id: abc1 (queued), abc2 (failed)"
+    )
 
 
 def submitted(**beside: Any) -> tuple[Any, ...]:

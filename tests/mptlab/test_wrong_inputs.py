@@ -80,6 +80,21 @@ def test_a_wrong_word(environment: dict[str, str], words: list[str], told: str) 
     assert told in error
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["score", "texts.txt", "--model", "bert"], "there is no file texts.txt"),
+        (["submit", "--data", "a.csv", "--index", "id", "--latent-dim", "2"], "there is no file"),
+        (["submit", "--data", "a.npy", "--index", "id", "--latent-dim", "2"], "use --columns"),
+        (["score", "a text", "--model", "./my-bert"], "there is no folder my-bert"),
+    ],
+)
+def test_a_file_that_is_not_there(environment: dict[str, str], words: list[str], told: str) -> None:
+    code, _, error = mpt_here({**environment, "COLUMNS": "200"}, *words)
+    assert code in (1, 2)
+    assert told in error
+
+
 def test_a_range_with_a_hyphen(environment: dict[str, str]) -> None:
     words = ("sweep", "-", "--over", "model.latent_dim=2-5")
     code, _, error = mpt_here({**environment, "COLUMNS": "200"}, *words, text="{}")

@@ -48,7 +48,7 @@ def verdict(judge: Judge, published: Mapping[str, tuple[float, ...]], *rows: lis
 @pytest.mark.parametrize(("figure", "tolerance"), [("lml", 0.005), ("mpt", 0.005), ("sd", 0.015)])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_table1(figure: str, tolerance: float, sign: int) -> None:
-    published = {"lml": (-60.34,), "mpt": (-60.445, -60.223, -60.341), "sd": (0.47, 0.12, 0.03)}
+    published = {"lml": (-60.34,), "mpt": (-60.44, -60.22, -60.34), "sd": (0.47, 0.12, 0.03)}
 
     def of(off: float) -> str:
         off_by = {"lml": 0.0, "mpt": 0.0, "sd": 0.0, figure: sign * off}

@@ -57,7 +57,7 @@ FIXED: dict[str, Any] = {"schedule": "fixed"}
 SINGLE: list[tuple[str, Any, str, str]] = [
     ("/evaluate/masks/bogus", 1, "/evaluate/masks/bogus", "unknown field"),
     ("/evaluate/masks/schedule", "some", "/evaluate/masks/schedule", "'all'"),
-    ("/model/latent_dim", 6, "/model/latent_dim", "less than the data's 6"),
+    ("/model/latent_dim", 6, "/model/latent_dim", "at most 5, fewer than the data's 6"),
     ("/data/latent_dim", 6, "/data/latent_dim", "less than dim"),
     ("/data/n", True, "/data/n", "integer"),
     ("/evaluate/masks/per_size", 0, "/evaluate/masks/per_size", "greater than or equal to 1"),

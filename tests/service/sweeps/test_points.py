@@ -117,7 +117,7 @@ def test_a_bad_point_refuses_the_sweep_and_is_named(admin: TestClient) -> None:
     assert refused(admin, spec=SPEC, grid=grid) == [
         (
             "/grid/model.latent_dim/1",
-            "point 1 (seeds=[4], model.latent_dim=9): latent_dim is less than the data's 6 "
+            "point 1 (seeds=[4], model.latent_dim=9): at most 5, fewer than the data's 6 "
             "dimensions, not 9",
         )
     ]

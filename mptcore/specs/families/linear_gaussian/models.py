@@ -39,7 +39,7 @@ class LinearGaussian(Spec):
         """Return the problems of this model with the data."""
         problems = []
         if self.latent_dim >= data.dim:
-            detail = f"latent_dim is less than the data's {data.dim} dimensions"
+            detail = f"at most {data.dim - 1}, fewer than the data's {data.dim} dimensions"
             problems.append(Problem(f"{pointer}/latent_dim", f"{detail}, not {self.latent_dim}"))
         if self.init == "random" and self.noise_precision is None:
             detail = "init random needs a number above 0: maximum_likelihood would estimate it"

@@ -2,6 +2,8 @@
 
 import { labelText } from "./format.js";
 
+const MIN_SEEDS = 3; // from which their spread alone is an error
+
 export function withoutSeed(labels) {
   const { seed, ...others } = labels;
   return others;
@@ -11,7 +13,7 @@ export function withoutSeed(labels) {
  * One mean for each name and set of labels other than the seed, in order of appearance: `{key, name,
  * labels, value, std_err, count, all}`. `value` is null where a seed has no value. For one seed the error
  * is the metric's own. For several it is the standard deviation of the values over √count, and at least
- * what the seeds' own errors give. All seeds share the choice of texts, so that an error over their
+ * what the seeds' own errors give; null for two seeds without errors of their own. All seeds share the choice of texts, so that an error over their
  * population is not divided.
  */
 export function overSeeds(metrics) {
@@ -40,7 +42,7 @@ export function meanOf(group) {
   const between = Math.sqrt(sum(metrics.map((one) => (one.value - value) ** 2)) / (count - 1) / count);
   const errors = metrics.map((one) => one.std_err);
   const own = Math.hypot(...errors.map((error) => error ?? 0));
-  if (!coversTexts(group)) return { value, std_err: Math.max(between, own / count) };
+  if (!coversTexts(group)) return { value, std_err: count < MIN_SEEDS && between && !own ? null : Math.max(between, own / count) };
   return { value, std_err: errors.includes(null) ? null : Math.hypot(between, own / Math.sqrt(count)) };
 }
 
@@ -62,5 +64,6 @@ export function aboutMean(mean) {
   const texts = coversTexts(mean) ? "the choice of texts and " : "";
   if (count === 1) return error ? `± covers ${texts}the masks or samples of this seed, not its training` : (all[0].reason ?? null);
   if (value === null) return "no mean: a seed has no value";
+  if (error === null && !coversTexts(mean)) return "mean over two seeds, which tell no error";
   return `mean over ${count} seeds; ± covers ${texts}the variation between seeds: training, masks, samples`;
 }

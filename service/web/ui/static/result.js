@@ -9,7 +9,7 @@ const PARTS = [
   { suffix: "", where: "" },
   { suffix: "_heldout", where: ", held out" },
 ];
-const AREA = { name: "area", label: "Area under the curve", unit: "nats per token" };
+const AREA = { name: "area", label: "Area under the curve", unit: "nats" };
 
 /** Whether a score agrees with the LML, by the error of their difference. */
 function agreement({ value, std_err: error }) {
