@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Self
 
 import httpx
@@ -200,4 +201,8 @@ def _document(response: httpx.Response) -> Json:
         document = response.json()
     except ValueError:
         document = None
-    return document if isinstance(document, dict) else {"detail": f"HTTP {response.status_code}"}
+    if isinstance(document, dict):
+        return document
+    if response.status_code == HTTPStatus.NOT_FOUND:
+        return {"detail": f"the server at {response.url} is not MPT Lab: check the URL"}
+    return {"detail": f"HTTP {response.status_code}"}

@@ -236,6 +236,7 @@ def write_csv(file: Path, columns: dict[str, list[Any]]) -> None:
         typer.echo(text.getvalue(), nl=False)
     else:
         file.write_text(text.getvalue(), encoding="utf-8")
+        typer.echo(file)
 
 
 def cell(value: Any) -> str:

@@ -211,7 +211,7 @@ def download(
 ) -> None:
     """Write an experiment's files: weights, pictures."""
     written = context.client.download(context.id(experiment_id), to, *names or [])
-    context.tell(files := [str(one) for one in written], files)
+    context.tell(files := [str(one) for one in written], files or ["it has no files"])
 
 
 @app.command()
@@ -273,10 +273,23 @@ def _log_line(one: Json) -> str:
     return f"{at} {one['level']:7} {printable(one['message'])}"
 
 
+def _model(model: Json) -> str:
+    """Return the family of a model, with its latent dimensions or checkpoint."""
+    beside = {key: model[key] for key in ("latent_dim", "checkpoint") if model.get(key) is not None}
+    return " ".join([model["family"], *(f"{key}={value}" for key, value in beside.items())])
+
+
+def _data(data: Json) -> str:
+    """Return the source of data, with the upload, file or subset."""
+    which = (data.get(key) for key in ("dataset", "file", "subset"))
+    return " ".join([data["source"], *(str(one) for one in which if one is not None)])
+
+
 def _told(one: Json) -> Json:
     """Return the most important facts of an experiment, without empty fields."""
     told = {key: one[key] for key in ("id", "name", "tags", "note", "status", "owner", "sweep")}
-    told["model"] = one["spec"]["model"]["family"]
+    told["model"] = _model(one["spec"]["model"])
+    told["data"] = _data(one["spec"]["data"])
     for key in ("created_at", "started_at", "finished_at"):
         told[key.removesuffix("_at")] = one[key]
     if progress := one["progress"]:

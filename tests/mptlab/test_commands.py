@@ -100,7 +100,7 @@ def test_curves_as_a_table_and_as_a_figure(
     assert len(rows) == 2 * 6
     figure, table = tmp_path / "a.svg", tmp_path / "a.csv"
     done = mpt(environment, "curves", run["id"], "--csv", str(table), "--plot", str(figure))
-    assert done == (0, "", "")
+    assert done == (0, f"{table}\n", "")
     assert "mask size m" in figure.read_text()
     assert len(table.read_text().splitlines()) == 1 + 2 * 6
     assert mpt(environment, "plot", "a run", str(tmp_path / "b.pdf"), "--kind", "area")[0] == 0
@@ -259,7 +259,7 @@ def test_a_sweep_is_followed_to_its_table(environment: Environment, tmp_path: Pa
     assert header.split() == ["model.latent_dim", "lml", "mpt", "best"]
     assert [row.split()[0] for row in rows] == ["1", "2", "*"]
     file = tmp_path / "table.csv"
-    assert mpt(environment, "table", sweep_id, "--csv", str(file)) == (0, "", "")
+    assert mpt(environment, "table", sweep_id, "--csv", str(file)) == (0, f"{file}\n", "")
     header, *rows = file.read_text().splitlines()
     assert header.startswith("point,experiment_id,status,model.latent_dim,seeds,")
     assert len(rows) == 4

@@ -114,7 +114,10 @@ def test_the_available_fields_of_an_experiment_are_printed() -> None:
         "status": "succeeded",
         "owner": "me",
         "sweep": None,
-        "spec": {"model": {"family": "ppca"}},
+        "spec": {
+            "model": {"family": "ppca", "latent_dim": 3, "experiment": None},
+            "data": {"source": "upload", "dataset": "ab", "n": 9},
+        },
         "created_at": "a",
         "started_at": "b",
         "finished_at": None,
@@ -123,12 +126,23 @@ def test_the_available_fields_of_an_experiment_are_printed() -> None:
         "failure": {"kind": "error", "message": "why"},
     }
     assert _told(one) == {
-        "id": "ab", "name": "mine", "status": "succeeded", "owner": "me", "model": "ppca",
+        "id": "ab", "name": "mine", "status": "succeeded", "owner": "me",
+        "model": "ppca latent_dim=3", "data": "upload ab",
         "created": "a", "started": "b", "progress": "1 of 2 masks",
         "waits": "priority", "failure": "error: why",
     }  # fmt: skip
     ended = _told({**one, "tags": ["t"], "progress": None, "queue": None, "failure": None})
-    assert {*ended} == {"id", "name", "tags", "status", "owner", "model", "created", "started"}
+    assert {*ended} == {
+        "id",
+        "name",
+        "tags",
+        "status",
+        "owner",
+        "model",
+        "data",
+        "created",
+        "started",
+    }
 
 
 def test_a_line_of_a_log() -> None:

@@ -19,6 +19,7 @@ const ABOUT = {
   lml_fitting: ["LML while factor analysis is fitted", "EM iteration", "nats"],
   bias: ["Bias of a fixed mask size", "mask size m0", "D·S(m0) − LML, nats"],
 };
+const INTERIM = "_interim";
 const LML_BELONGS_TO = new Set(["mpt", "elbo", "lml"]);
 
 const DIFFERENCE_BY_RATE = ["Difference of scores", "masking rate", "nats per token"];
@@ -75,9 +76,14 @@ function state(answer, series) {
   return { lastSeq: answer.last_seq, partial: answer.partial, series, points };
 }
 
-/** The charts of one experiment: `[{key, about, name, series}]`, in the order of names and labels. */
-export function chartsOf(series) {
-  return charts(series.map((one) => ({ from: one, shown: drawn(one) }))).map(withArea);
+/**
+ * The charts of one experiment: `[{key, about, name, series}]`, in the order of names and labels. Curves on the
+ * way to a final one are left out when there will be no more points.
+ */
+export function chartsOf(series, isPartial = true) {
+  const names = new Set(series.map(({ name }) => name));
+  const isPast = ({ name }) => !isPartial && name.endsWith(INTERIM) && names.has(name.slice(0, -INTERIM.length));
+  return charts(series.filter((one) => !isPast(one)).map((one) => ({ from: one, shown: drawn(one) }))).map(withArea);
 }
 
 const HAS_AREA = new Set(["score", "score_by_rate"]);

@@ -87,8 +87,8 @@ def test_model_and_baseline_are_not_averaged(page: Page, lab: BrowsedLab) -> Non
     second = measured(lab, "averages 2", both | {"model": (-1030.0, -1034.0)})
     page.goto(lab.url("/?q=averages&order_by=created+asc"))
     shown = page.get_by_role("row", name="averages 1").locator("td.number").first
-    expect(shown).to_have_text(re.compile(r"−1035\.0 ± 1\.0\s+×2\s+model model\s*−3347\s+×2"))
-    expect(shown.locator("div").first).to_have_attribute("title", containing("training"))
+    expect(shown).to_have_text(re.compile(r"−1035\s+×2\s+model model\s*−3347\s+×2"))
+    expect(shown.locator("div").first).to_have_attribute("title", containing("two seeds"))
     page.goto(lab.url(f"/experiments/{first}"))
     metrics = page.get_by_role("region", name="Metrics")
     expect(metrics.get_by_role("columnheader")).to_have_text(
@@ -96,12 +96,10 @@ def test_model_and_baseline_are_not_averaged(page: Page, lab: BrowsedLab) -> Non
                      for model in ("model", "baseline"))]
     )  # fmt: skip
     cells = metrics.get_by_role("row", name="lml").get_by_role("cell")
-    expect(cells).to_have_text(["−1035.0 ± 1.0", "−3347", "−1034", "−3347", "−1036", "−3347"])
+    expect(cells).to_have_text(["−1035", "−3347", "−1034", "−3347", "−1036", "−3347"])
     page.goto(lab.url(f"/compare?ids={first},{second}"))
     rows = page.get_by_role("region", name="Runs").locator("tbody tr")
-    expect(rows).to_have_text(
-        [containing("−1035.0 ± 1.0"), re.compile(r"−1032\.0 ± 2\.0.*\+3\.0 ± 1\.0.*−3347")]
-    )
+    expect(rows).to_have_text([containing("−1035"), re.compile(r"−1032.*\+3.*−3347")])
 
 
 def test_a_sweep_over_seeds_is_drawn_and_averaged(page: Page, lab: BrowsedLab) -> None:

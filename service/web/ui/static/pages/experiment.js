@@ -56,7 +56,7 @@ function Facts({ experiment }) {
 }
 
 function Curves({ experiment, curves }) {
-  const charts = useMemo(() => chartsOf(curves.series), [curves]);
+  const charts = useMemo(() => chartsOf(curves.series, curves.partial), [curves]);
   if (!charts.length) {
     const when = experiment.terminal ? "It left no curves." : "Curves appear here as soon as there are points.";
     return html`<div class="card empty"><p>${when}</p></div>`;

@@ -23,6 +23,9 @@ test("differences by rate are drawn over the rate", () => {
   assert.deepEqual(xLabels(bySize), [["mask size m", "nats"]]);
   assert.deepEqual(xLabels(byRate), [["masking rate", "nats per token"]]);
   assert.deepEqual(xLabels(byRate, bySize), [["masking rate", "nats per token"], ["mask size m", "nats"]]);
+  const onTheWay = [series("score_by_rate", {}), series("score_by_rate_interim", {})];
+  assert.deepEqual([true, false].map((isPartial) => curves.chartsOf(onTheWay, isPartial).length), [2, 1]);
+  assert.equal(curves.chartsOf(onTheWay.slice(1), false).length, 1);
   const keys = curves.chartsOf([byRate, bySize]).map(({ key }) => key);
   assert.equal(new Set(keys).size, 2);
   assert.deepEqual(curves.aboutSeries("mine"), ["mine", "", ""]);
