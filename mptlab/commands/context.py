@@ -155,6 +155,11 @@ OTHER_ROWS = (
     "with others: --set data.seed=1"
 )
 
+SAME_ROWS = (
+    "  The LML of the data that a model was fitted to rises with the latent dimensions. To choose, "
+    "hold rows out: --set data.heldout=0.2"
+)
+
 
 def _best_line(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> str:
     """Return the best choice of the swept fields, and those that are as good within the error."""
@@ -167,6 +172,8 @@ def _best_line(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> str:
         told += f"; within two standard errors: {'; '.join(choice(rows[i]) for i in best.alike)}"
     if best.metric.startswith("lml_heldout"):
         told += f"\n{OTHER_ROWS}"
+    elif best.metric.startswith("lml") and "model.latent_dim" in fields:
+        told += f"\n{SAME_ROWS}"
     return told
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mptlab import Client
-from mptlab.commands.context import OTHER_ROWS, _best_line
+from mptlab.commands.context import OTHER_ROWS, SAME_ROWS, _best_line
 from mptlab.swept_plots import draw
 from mptlab.tables import Best, best_of, sweep_for_people
 from tests.support.commands import mpt_here
@@ -43,10 +43,15 @@ def test_what_was_held_out_decides() -> None:
 
 def test_the_best_held_out_row_is_told_with_what_its_error_leaves_out() -> None:
     """A user took the error of the masks for that of the held-out value."""
-    for metric, is_told in (("lml", False), ("lml_heldout", True)):
-        told = _best_line(Best(metric, 0, []), [{K: 3}], [K])
-        assert told.startswith(f"* best by {metric}: {K}=3")
-        assert told.endswith(OTHER_ROWS) is is_told
+    for metric, field, ending in (
+        ("lml_heldout", K, OTHER_ROWS),
+        ("lml", K, SAME_ROWS),
+        ("lml", "train.epochs", "=3"),
+        ("area", K, "=3"),
+    ):
+        told = _best_line(Best(metric, 0, []), [{field: 3}], [field])
+        assert told.startswith(f"* best by {metric}: {field}=3")
+        assert told.endswith(ending)
 
 
 def test_a_status_is_shown_if_not_all_succeeded() -> None:
@@ -68,11 +73,12 @@ def sweep(environment: dict[str, str]) -> str:
 def test_a_followed_sweep_ends_with_means_and_the_best_row(
     environment: dict[str, str], sweep: str
 ) -> None:
-    head, _, first, second, last = (line for line in sweep.splitlines() if line.strip())
+    head, _, first, second, last, note = (line for line in sweep.splitlines() if line.strip())
     assert head.split() == [K, "lml", "mpt", "best"]
     assert [first.split()[0], second.split()[0]] == ["1", "2"]
     assert (first + second).count("*") == 1
     assert last.startswith(f"* best by lml: {K}=")
+    assert note in SAME_ROWS
     assert mpt_here(environment, "table", "choose K") == (0, sweep, "")
 
 

@@ -257,7 +257,7 @@ def test_a_sweep_is_followed_to_its_table(environment: Environment, tmp_path: Pa
     assert "succeeded" in error
     header, _, *rows = (line for line in shown.splitlines() if line.strip())
     assert header.split() == ["model.latent_dim", "lml", "mpt", "best"]
-    assert [row.split()[0] for row in rows] == ["1", "2", "*"]
+    assert [row.split()[0] for row in rows] == ["1", "2", "*", "The"]
     file = tmp_path / "table.csv"
     assert mpt(environment, "table", sweep_id, "--csv", str(file)) == (0, f"{file}\n", "")
     header, *rows = file.read_text().splitlines()
