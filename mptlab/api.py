@@ -20,7 +20,7 @@ from mptlab.errors import Json, Refused
 from mptlab.events import follow
 from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.places import store
-from mptlab.specs import is_file, read_spec
+from mptlab.specs import is_file, names_of_parts, read_spec
 from mptlab.sweeps import Sweep, points_of
 from mptlab.texts import Texts, score_spec
 from mptlab.uploads import send_file, with_uploads
@@ -358,9 +358,11 @@ class Client(Administration):
         """Queue all of a preset's specs, or none, tagged as on the dashboard's Paper page. Return
         the ids in the order that `verdict` needs."""
         tags = [*beside.get("tags", ()), f"preset:{name}"]
+        specs = self._specs_of(name)
+        names = names_of_parts(name, len(specs))
         submissions = [
-            {"spec": spec, "name": name, **beside, "tags": [*tags, f"part:{part}"]}
-            for part, spec in enumerate(self._specs_of(name), 1)
+            {"spec": spec, "name": part, **beside, "tags": [*tags, f"part:{number}"]}
+            for number, (spec, part) in enumerate(zip(specs, names, strict=True), 1)
         ]
         ids = self.batch(submissions, idempotency_key=idempotency_key)
         return [self.experiments.get(one) for one in ids]

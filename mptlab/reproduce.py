@@ -8,7 +8,7 @@ from typing import Any
 
 from mptlab.api import Client
 from mptlab.errors import Json, Refused
-from mptlab.specs import changed
+from mptlab.specs import changed, names_of_parts
 
 SHORT: Mapping[str, Mapping[str, Any]] = {
     "linear_vae": {
@@ -110,7 +110,11 @@ def _submitted(client: Client, preset: Json, runs: Sequence[Json | None], quick:
     tags = [] if made.is_short else [f"preset:{made.name}"]
     name = f"{made.name}, short" if made.is_short else made.name
     try:
-        made.ids = client.batch({"spec": one, "name": name, "tags": tags} for one in specs)
+        names = names_of_parts(name, len(specs))
+        made.ids = client.batch(
+            {"spec": one, "name": part, "tags": tags}
+            for one, part in zip(specs, names, strict=True)
+        )
     except Refused as refused:
         made.failure = "; ".join(one["detail"] for one in refused.errors[:3]) or str(refused)
     return made

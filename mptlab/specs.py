@@ -74,6 +74,11 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def names_of_parts(name: str, count: int) -> list[str]:
+    """Return the names of the experiments of a preset or another group."""
+    return [name] if count == 1 else [f"{name} {part}/{count}" for part in range(1, count + 1)]
+
+
 def changed(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
     """Return the spec with other values at some dotted paths. Raises ValueError for an invalid
     path."""

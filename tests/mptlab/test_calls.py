@@ -262,14 +262,14 @@ def test_a_preset_is_run_whole(client: Client, answers: Answers) -> None:
     assert paths[:2] == ["/v1/presets/fig1", "/v1/experiments:batch"]
     sent = answers.seen[1]
     assert json.loads(sent.content)["experiments"] == [
-        {"spec": spec, "name": "fig1", "tags": ["t", "preset:fig1", f"part:{part}"]}
+        {"spec": spec, "name": f"fig1 {part}/2", "tags": ["t", "preset:fig1", f"part:{part}"]}
         for part, spec in enumerate(specs, 1)
     ]
     assert sent.headers["Idempotency-Key"] == "once"
     answers.says({"specs": specs[:1]}, {"items": [{"id": "a"}]}, {"id": "a"})
     client.run_preset("fig1")
     (plain,) = json.loads(answers.seen[-2].content)["experiments"]
-    assert plain["tags"] == ["preset:fig1", "part:1"]
+    assert (plain["name"], plain["tags"]) == ("fig1", ["preset:fig1", "part:1"])
 
 
 def test_a_file_is_read_as_a_spec(client: Client, answers: Answers, tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_presets_and_a_verdict(environment: Environment, run: Any) -> None:
     code, _, error = mpt(environment, "verdict", "fig1-left", run["id"])
     assert (code, error.count("\n")) == (1, 1)
     made = asked_json(environment, "presets", "run", "table1")
-    assert [one["name"] for one in made] == ["table1"] * 3
+    assert [one["name"] for one in made] == [f"table1 {part}/3" for part in (1, 2, 3)]
     mpt(environment, "cancel", *(one["id"] for one in made))
 
 

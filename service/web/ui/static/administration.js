@@ -27,7 +27,7 @@ function Users({ users, usage }) {
     <${Scroll} label="Users"><table>
       <thead><tr>
         <th scope="col">Name</th><th scope="col">Role</th><th scope="col" class="number">Running</th>
-        <th scope="col" class="number">Used of late</th><th scope="col" class="number">Share</th><th scope="col" class="number wide">Of all use</th>
+        <th scope="col" class="number">Recent use</th><th scope="col" class="number">Share</th><th scope="col" class="number wide">Of all use</th>
         <th scope="col" class="wide">Limits</th>
       </tr></thead>
       <tbody>${rows.map(({ name, running, share, user }) => html`<tr key=${name}>
@@ -93,7 +93,7 @@ function Retention() {
     ...found.purge.map((one) => sentence("Purges", one)),
   ];
   return html`<section class="card stack">
-    <div class="row spread"><h2>What the next sweep frees</h2><button type="button" onClick=${ask}>Look</button></div>
+    <div class="row spread"><h2>What the next clean-up frees</h2><button type="button" onClick=${ask}>Look</button></div>
     <${Problem} error=${error} />
     ${lines === null && html`<p class="muted">What is kept for long enough goes by itself. Looking reads the size of each file.</p>`}
     ${lines?.length === 0 && html`<p role="status">Nothing.</p>`}

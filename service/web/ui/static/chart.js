@@ -11,6 +11,7 @@ const HEIGHT = 320;
 const FEW_POINTS = 32;
 const MAX_BANDS = 24; // of more curves they would hide each other
 const FAINT = "47"; // opacity of the seeds below their mean
+const FLAT = 3;
 const FAR = 8; // widths of the other curves from which a curve is far away
 const MOVES = [
   ["‹", "To the left", 1, -0.25],
@@ -90,6 +91,16 @@ function rangeOf({ series, logY, far = [] }) {
   return { range: (plot, min, max) => window.uPlot.rangeNum(Math.min(0, min), Math.max(0, max), 0.05, true) };
 }
 
+/** How far the cursor is from a series. Bands and seeds, which the legend leaves out, are never in focus. */
+export const distanceOf = (plot, at, i, there, here) => (plot.series[at].class === "u-hidden" ? Infinity : there - here);
+
+/** Whether a scale from 0 would leave the curves less than a third of the height. */
+export function isFlat(series) {
+  const known = series.flatMap(({ value }) => value.filter((one) => one !== null));
+  const [least, most] = known.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [Infinity, -Infinity]);
+  return Math.max(Math.abs(least), Math.abs(most)) > FLAT * (most - least);
+}
+
 export function optionsOf(shown, width) {
   const { series, xLabel, yLabel, logX, logY } = shown;
   const axis = {
@@ -116,7 +127,7 @@ export function optionsOf(shown, width) {
       { ...axis, ...valuesOf(logX), label: xLabel, size: 34, ...(hasWholeX(series) ? { incrs: WHOLE_STEPS } : {}) },
       { ...axis, ...valuesOf(logY), label: yLabel, size: 64 },
     ],
-    cursor: { drag: { x: true, y: true, uni: 24 }, focus: { prox: 24 } },
+    cursor: { drag: { x: true, y: true, uni: 24 }, focus: { prox: 24, dist: distanceOf } },
     focus: { alpha: 0.35 },
     legend: { live: true },
   };
@@ -134,7 +145,7 @@ function usePlot(props) {
   const place = useRef(null);
   const plot = useRef(null);
   const { series, lines, logX, logY, far } = props;
-  const shape = JSON.stringify([series.map((one) => [one.label, one.colour]), lines, logX, logY, far]);
+  const shape = JSON.stringify([series.map((one) => [one.label, one.colour, one.area]), lines, logX, logY, far]);
   useEffect(() => {
     const width = () => Math.max(240, place.current.clientWidth);
     const make = () => {
@@ -198,7 +209,11 @@ export function summaryOf(title, series) {
  * legend leaves out; `lines` are `{label, y, colour?}`. The bands are two standard errors wide on either side. With
  * `mayHide` a few curves that are far from the others are outside at first.
  */
-export function Chart({ title, note, series, lines = [], xLabel, yLabel, mayHide = false, children }) {
+export function Chart({ title, note, series: given, lines = [], xLabel, yLabel, mayHide = false, children }) {
+  const [fromZero, setFromZero] = useState(null);
+  const hasArea = given.some(({ area }) => area);
+  const isShaded = hasArea && (fromZero ?? !isFlat(given));
+  const series = useMemo(() => (isShaded ? given : given.map((one) => ({ ...one, area: false }))), [given, isShaded]);
   const [logX, setLogX] = useState(false);
   const [logY, setLogY] = useState(false);
   const mayLogX = series.every((one) => isPositive(one.x));
@@ -209,22 +224,23 @@ export function Chart({ title, note, series, lines = [], xLabel, yLabel, mayHide
   const shown = { series, lines, xLabel, yLabel, logX: logX && mayLogX, logY: logY && mayLogY, far };
   const [place, plot] = usePlot(shown);
   const hidden = outside.length > 0 && `Far outside, not shown: ${outside.map(({ label }) => label).join("; ")}. “Whole” shows all.`;
-  const notes = [note, hidden].filter(Boolean).join(" ");
+  const notes = [(isShaded || !hasArea) && note, hidden].filter(Boolean).join(" ");
   function showAll() {
     setWhole(true);
     plot.current.setData(plot.current.data, true);
   }
   const download = () => save(`${title}.svg`, "image/svg+xml", svgOf(plot.current, drawingOf(title, shown, plot.current)));
-  const toggle = (name, on, set, may) => html`<label class="row small">
-    <input type="checkbox" checked=${on && may} disabled=${!may} onChange=${(event) => set(event.target.checked)} />
-    log ${name}
+  const toggle = (name, on, set) => html`<label class="row small">
+    <input type="checkbox" checked=${on} onChange=${(event) => set(event.target.checked)} />
+    ${name}
   </label>`;
   return html`<section class="card chart">
     <div class="row spread">
       <h2>${title}</h2>
       <div class="row">
-        ${toggle("x", logX, setLogX, mayLogX)}
-        ${toggle("y", logY, setLogY, mayLogY)}
+        ${hasArea && toggle("from 0", isShaded, setFromZero)}
+        ${mayLogX && toggle("log x", logX, setLogX)}
+        ${mayLogY && toggle("log y", logY, setLogY)}
         <span class="row tight" role="group" aria-label="Section">
           ${MOVES.map(([sign, name, times, by]) => html`<button type="button" class="quiet" aria-label=${name} title=${name} onClick=${() => move(plot.current, times, by)}>${sign}</button>`)}
           <button type="button" class="quiet" onClick=${showAll} title="Drag in the chart to zoom in">Whole</button>

@@ -45,8 +45,8 @@ export function Estimate({ validation }) {
     ["Time", runtime ? expected(runtime) : "not known yet"],
     ["Memory", bytes(memory)],
     ["Masks", masks === null ? null : number(masks)],
-    ["Before it", position],
-    ["Would wait", reason],
+    ["Before it", position || null],
+    ["Queue", reason],
     ["May start", start && dateTime(start)],
   ];
   return html`<section class="card" aria-live="polite">

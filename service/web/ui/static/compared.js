@@ -4,7 +4,7 @@ import { leaves, plain } from "./format.js";
 import { overSeeds } from "./means.js";
 
 /** Of the client's `tables.py`: metrics that choose between models, the most trustworthy first. */
-const BY_MERIT = ["lml_heldout", "mpt_heldout", "lml", "mpt"];
+export const BY_MERIT = ["lml_heldout", "mpt_heldout", "lml", "mpt"];
 const LARGER_IS_BETTER = new Set([...BY_MERIT, "elbo", "elbo_heldout", "area"]);
 const ALIKE_ERRORS = 2;
 
@@ -51,7 +51,7 @@ export function metricsOf(rows) {
   return found.sort((a, b) => rank(a) - rank(b));
 }
 
-/** The rows whose mean is the largest, or that its error does not tell from it; none if larger is not better. */
+/** The rows whose mean is the largest, or that its error does not tell from it; none if larger is not better, or if all are alike. */
 export function bestOf(rows, { key, name }) {
   const known = rows.filter(({ means }) => (means.get(key)?.value ?? null) !== null);
   if (!LARGER_IS_BETTER.has(name) || known.length < 2) return new Set();
@@ -61,5 +61,6 @@ export function bestOf(rows, { key, name }) {
     const error = Math.hypot(meanOf(row).std_err ?? 0, meanOf(best).std_err ?? 0);
     return meanOf(best).value - meanOf(row).value <= ALIKE_ERRORS * error;
   };
-  return new Set(known.filter(isAlike));
+  const alike = known.filter(isAlike);
+  return new Set(alike.length < known.length ? alike : []);
 }

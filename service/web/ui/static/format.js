@@ -24,10 +24,17 @@ export function tick(value, isLog = false) {
   return digits === "1" ? raised : `${digits} × ${raised}`;
 }
 
+/** A value without an error: three decimals, or three digits below 1. */
+function exact(value) {
+  const size = Math.abs(value);
+  if (Number.isInteger(value) || size >= 1e6) return number(value, 6);
+  return size < 1 ? number(value, 3) : value.toFixed(3).replace("-", "−");
+}
+
 /** A value and its standard error, with as many decimals as the error deserves. */
 export function withError(value, error) {
   if (value === null || value === undefined) return DASH;
-  if (!error) return number(value, 6);
+  if (!error) return exact(value);
   const decimals = Math.min(8, Math.max(0, 1 - Math.floor(Math.log10(error))));
   return `${value.toFixed(decimals)} ± ${error.toFixed(decimals)}`.replaceAll("-", "−");
 }
@@ -52,7 +59,7 @@ export function duration(seconds) {
 /** A time to expect, with its spread. */
 export function expected({ median_s: median, low_s: low, high_s: high }) {
   const [middle, least, most] = [median, low, high].map(duration);
-  return least === most ? middle : `${middle} (${least} to ${most})`;
+  return middle === most ? middle : `${middle} (${least} to ${most})`;
 }
 
 export function ago(moment) {

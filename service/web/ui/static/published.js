@@ -38,20 +38,27 @@ function Strip({ of: { published, measured, low, high, agrees } }) {
   </svg>`;
 }
 
+/** What was measured, with a decimal more than what was published. */
+function beside({ published, measured }) {
+  if (measured === null || !Number.isFinite(measured) || Math.abs(measured) < 1e-3) return number(measured, 5);
+  const decimals = (String(published).split(".")[1] ?? "").length;
+  return measured.toFixed(Math.min(8, decimals + 1)).replace("-", "−");
+}
+
 export function Comparisons({ verdict }) {
   if (!verdict.comparisons.length) return null;
   const bounds = ({ low, high }) => `${low === null ? "" : number(low, 5)} … ${high === null ? "" : number(high, 5)}`;
   return html`<${Scroll} label="Published and measured"><table>
     <thead><tr>
-      <th scope="col">Figure</th><th scope="col" class="number">Published</th><th scope="col" class="number">Measured</th>
+      <th scope="col">Quantity</th><th scope="col" class="number">Published</th><th scope="col" class="number">Measured</th>
       <th scope="col" class="wide">Side by side</th><th scope="col" class="number wide">Agrees within</th>
     </tr></thead>
     <tbody>${verdict.comparisons.map((one) => html`<tr key=${one.what}>
       <th scope="row">${one.what}</th>
       <td class="number">${number(one.published, 5)}</td>
-      <td class=${one.agrees ? "number" : "number bad-text"}>${number(one.measured, 5)}${!one.agrees && html` <span class="small">${one.outcome}</span>`}</td>
+      <td class=${one.agrees ? "number" : "number bad-text"}>${beside(one)}${!one.agrees && html` <span class="small">${one.outcome}</span>`}</td>
       <td class="wide"><${Strip} of=${one} /></td>
-      <td class="number wide muted">${bounds(one)}<br /><span class="small">power ${number(100 * one.power, 3)} %</span></td>
+      <td class="number wide muted" title=${`power ${number(100 * one.power, 3)} %`}>${bounds(one)}</td>
     </tr>`)}</tbody>
   </table><//>`;
 }

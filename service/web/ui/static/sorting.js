@@ -2,10 +2,10 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 
-/** A header whose click sorts: `order` is "asc", "desc" or null. Numbers begin with the largest. */
-export function SortHeader({ order, onSort, number = false, wide = false, children }) {
+/** A header whose click sorts: `order` is "asc", "desc" or null. `first` is the first order; numbers begin with the largest. */
+export function SortHeader({ order, onSort, number = false, wide = false, first = number ? "desc" : "asc", children }) {
   const kind = [number && "number", wide && "wide"].filter(Boolean).join(" ");
-  const next = order === null ? (number ? "desc" : "asc") : order === "asc" ? "desc" : "asc";
+  const next = order === null ? first : order === "asc" ? "desc" : "asc";
   const sign = { asc: "▲", desc: "▼" }[order];
   const said = { asc: "ascending", desc: "descending" }[order] ?? "none";
   return html`<th scope="col" class=${kind} aria-sort=${said}>

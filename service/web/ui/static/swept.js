@@ -1,5 +1,6 @@
 // The charts of a sweep, from its table.
 
+import { BY_MERIT } from "./compared.js";
 import { plain } from "./format.js";
 
 export const SEEDS = "seeds";
@@ -19,6 +20,16 @@ function valueOf(row, field) {
 export function axesOf(table) {
   const fields = table.fields.filter((field) => table.items.some((row) => valueOf(row, field) !== null));
   return [...fields.filter((one) => one !== SEEDS), ...fields.filter((one) => one === SEEDS)];
+}
+
+/** The row with the largest value of the metric that chooses between models, `{metric, row, at}`; null if there is no choice. */
+export function bestRow(table) {
+  const metric = BY_MERIT.find((name) => table.metrics.includes(name));
+  const known = rowsOf(table).filter(({ metrics }) => (metrics[metric]?.value ?? null) !== null);
+  const fields = table.fields.filter((field) => field !== SEEDS);
+  if (known.length < 2 || !fields.length) return null;
+  const row = known.reduce((one, other) => (other.metrics[metric].value > one.metrics[metric].value ? other : one));
+  return { metric, row, at: fields.map((field) => `${field.split(".").pop()} ${plain(row.fields[field] ?? null)}`).join(", ") };
 }
 
 /**

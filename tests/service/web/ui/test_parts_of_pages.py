@@ -256,6 +256,8 @@ def test_a_sweep_over_three_fields_has_parallel_coordinates(page: Page, lab: Bro
     page.goto(lab.url(f"/sweeps/{lab.ids['wide sweep']}"))
     lines = page.locator(".parallel .line")
     expect(lines).to_have_count(12)
+    result = page.get_by_role("region", name="Result")
+    expect(result).to_contain_text(re.compile(r"Best LML.*nats.*at latent_dim \d.*training data"))
     expect(lines.first.locator("title")).to_have_text(
         "point 0: model.latent_dim 1, model.noise_precision 0.05, "
         "evaluate.masks.design independent, lml −66"
@@ -308,7 +310,7 @@ def test_other_users_do_not_see_the_admin_page(stranger: Page, lab: BrowsedLab) 
     signed_in(stranger, lab.service, key_of(lab.database, "mia", Role.MEMBER))
     stranger.goto(lab.url("/lab"))
     expect(stranger.get_by_role("heading", name="My keys")).to_be_visible()
-    for name in ("Users", "Who did what", "What the next sweep frees"):
+    for name in ("Users", "Who did what", "What the next clean-up frees"):
         expect(stranger.get_by_role("heading", name=name)).to_have_count(0)
 
 
@@ -343,10 +345,28 @@ def test_ten_thousand_rows(stranger: Page, lab: BrowsedLab) -> None:
 def test_a_run_opens_with_its_result(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url(f"/experiments/{lab.ids['succeeded 2']}"))
     result = page.get_by_role("region", name="Result")
-    expect(result.locator(".figure").first).to_contain_text("LML−62.34 nats")
+    expect(result.locator(".figure").first).to_contain_text("LML−62.340 nats")
     expect(result).to_contain_text("MPT−62.360 ± 0.090 nats")
     expect(result).to_contain_text("they agree: MPT − LML is −0.020 ± 0.090")
-    expect(page.get_by_text("The shaded area is the MPT score")).to_be_visible()
+    about = page.get_by_text("The shaded area is the MPT score")
+    expect(about).to_be_visible()
+    page.get_by_label("from 0").uncheck()
+    expect(about).to_have_count(0)
+
+
+def test_a_failed_run_opens_with_the_cause(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url(f"/experiments/{lab.ids['failed']}"))
+    blocks = page.locator("main .stack").first.locator("> *")
+    expect(blocks.nth(1).locator("strong")).to_have_text("Out of memory")
+    expect(page.get_by_text("Curves appear here")).to_have_count(0)
+
+
+def test_a_list_on_a_phone_shows_a_metric(page: Page, lab: BrowsedLab) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(lab.url("/?q=digits&order_by=name+asc"))
+    expect(page.get_by_text("lml −61.340").first).to_be_visible()
+    page.set_viewport_size({"width": 1440, "height": 844})
+    expect(page.get_by_text("lml −61.340").first).to_be_hidden()
 
 
 def test_headers_sort_a_list_and_a_table(page: Page, lab: BrowsedLab) -> None:

@@ -96,9 +96,9 @@ function Runs({ rows, paths, colours }) {
   const best = new Map(metrics.map((metric) => [metric.key, bestOf(rows, metric)]));
   return html`<section class="card flush">
     <h2>Runs</h2>
-    <p class="bar muted small">First the fields in which their specs differ. Metrics are means over seeds; the error covers all that
-      differs between seeds, or, for one seed, its masks or samples. Below is the difference from ${titleOf(rows[0].experiment)} by
-      pairs of equal seeds. Bold: the best, and those that their errors do not tell from it.</p>
+    <p class="bar muted small">On the left are the settings that differ. Values are means over seeds ± standard error (×5: five seeds).
+      Small numbers are differences from ${titleOf(rows[0].experiment)}, paired by seed. Bold is the best, and what is within two
+      standard errors of it.</p>
     <${Scroll} label="Runs"><table class="runs">
       <thead><tr>
         <${SortHeader} ...${headerOf("name")}>Run<//>
@@ -140,7 +140,7 @@ function Shown({ experiments, curves }) {
   const colours = coloursBy(rows, by);
   return html`<div class="stack">
     <div class="row spread end">
-      <h1>${experiments.length} experiments</h1>
+      <h1>Compare ${experiments.length} experiments</h1>
       ${paths.length > 0 && html`<${ColourBy} paths=${paths} value=${by} set=${setBy} />`}
     </div>
     <${Charts} experiments=${experiments} curves=${curves} colours=${colours} />

@@ -18,7 +18,7 @@ import { Texts } from "../texts.js";
 const MAX_POINTS = 1_000_000;
 
 function Standing({ experiment }) {
-  const { queue, failure, desired_state: desired, status } = experiment;
+  const { queue, desired_state: desired, status } = experiment;
   const asked = status === "running" && desired !== "run" && { pause: "pausing", cancel: "cancelling" }[desired];
   return html`<section class="card stack" aria-labelledby="standing">
     <div class="row"><h2 id="standing">Status</h2><${Status} of=${status} />${asked && html`<span class="muted">${asked}…</span>`}</div>
@@ -26,9 +26,15 @@ function Standing({ experiment }) {
     ${queue && html`<p>${queue.reason}.
       <span class="muted"> ${queue.position} before it${queue.estimated_start && `; may start ${dateTime(queue.estimated_start)}`}.</span>
     </p>`}
-    ${failure && html`<div class="notice error"><strong>${failure.kind}</strong><pre>${failure.message}</pre></div>`}
     <${Facts} experiment=${experiment} />
   </section>`;
+}
+
+const CAUSES = { error: "Failed", oom: "Out of memory", invalid: "Cannot be computed", no_gpu: "No GPU", device: "The GPU failed" };
+
+function Failure({ of: failure }) {
+  if (!failure) return null;
+  return html`<div class="notice error"><strong>${CAUSES[failure.kind] ?? failure.kind}</strong><pre>${failure.message}</pre></div>`;
 }
 
 function Facts({ experiment }) {
@@ -58,8 +64,7 @@ function Facts({ experiment }) {
 function Curves({ experiment, curves }) {
   const charts = useMemo(() => chartsOf(curves.series, curves.partial), [curves]);
   if (!charts.length) {
-    const when = experiment.terminal ? "It left no curves." : "Curves appear here as soon as there are points.";
-    return html`<div class="card empty"><p>${when}</p></div>`;
+    return experiment.terminal ? null : html`<div class="card empty"><p>Curves appear here as soon as there are points.</p></div>`;
   }
   return charts.map(({ key, about: [title, xLabel, yLabel], name, series }) => {
     const csv = `/v1/experiments/${experiment.id}/curves/${name}?format=csv&max_points=${MAX_POINTS}`;
@@ -128,6 +133,7 @@ export default function Experiment({ me, may }) {
       </div>
       <${Actions} experiment=${experiment} me=${me} may=${may} onDone=${() => { one.refresh(); curves.refresh(); }} />
     </div>
+    <${Failure} of=${experiment.failure} />
     ${experiment.note && html`<p class="wrap">${experiment.note}</p>`}
     <${Result} metrics=${experiment.metrics} />
     <div class="columns three">

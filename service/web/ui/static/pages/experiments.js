@@ -25,6 +25,12 @@ function Metric({ experiment, name }) {
   </div>`)}</td>`;
 }
 
+/** A metric below the status, for screens without room for its column. */
+function FirstMetric({ experiment, name }) {
+  const [mean] = overSeeds(experiment.metrics.filter((one) => one.name === name));
+  return mean ? html`<div class="small only-small">${name} ${withError(mean.value, mean.std_err)}</div>` : null;
+}
+
 const FIELD_CHARACTERS = 30;
 
 /** The value of a field of the spec; a dash if the spec has no such field. */
@@ -48,6 +54,7 @@ function Row({ experiment, columns, selected, onSelect }) {
     </th>
     <td>
       <${Status} of=${status} />
+      ${columns.metrics.length > 0 && html`<${FirstMetric} experiment=${experiment} name=${columns.metrics[0]} />`}
       ${status === "running" && html`<${Progress} experiment=${experiment} label=${`Progress of ${title}`} />`}
       ${queue && html`<div class="small muted">${queue.reason}</div>`}
       ${failure && html`<div class="small bad-text wrap">${failure.message.slice(0, 120)}</div>`}
@@ -77,7 +84,7 @@ function Rows({ items, columns, selected, select, order, onOrder }) {
         ${columns.fields.map((path) => html`<th key=${path} scope="col" class="wide" title=${path}>${path.split(".").pop()}</th>`)}
         ${columns.metrics.map((name) => html`<${SortHeader} key=${name} ...${headerOf(`metrics.${name}`)} number wide>${name}<//>`)}
         ${columns.owner && html`<th scope="col" class="wide">Owner</th>`}
-        <${SortHeader} ...${headerOf("created")} number wide>Created<//>
+        <${SortHeader} ...${headerOf("created")} first="desc" wide>Created<//>
       </tr></thead>
       <tbody>
         ${items.map((one) => html`<${Row} key=${one.id} experiment=${one} columns=${columns}

@@ -29,12 +29,12 @@ function Usage({ queue }) {
   const of = (count, most) => (most === null ? String(count) : `${number(count)} of ${number(most)}`);
   const facts = [
     ["Running", of(queue.running, queue.max_running)],
-    ["Not ended", of(queue.submitted, queue.max_submitted)],
+    ["Unfinished", of(queue.submitted, queue.max_submitted)],
     ...(queue.max_gpu_hours_a_day === null ? [] : [["GPU-hours in a day", of(queue.gpu_hours, queue.max_gpu_hours_a_day)]]),
-    ["Kept", queue.max_bytes === null ? bytes(queue.kept_bytes) : `${bytes(queue.kept_bytes)} of ${bytes(queue.max_bytes)}`],
+    ["Storage", queue.max_bytes === null ? bytes(queue.kept_bytes) : `${bytes(queue.kept_bytes)} of ${bytes(queue.max_bytes)}`],
     ["Share of the lab", `${number(100 * share.norm_shares, 3)} %`],
     ["Share of what was used", `${number(100 * share.effectv_usage, 3)} %`],
-    ["Used, of late", `${duration(share.raw_usage)} of a CPU slot`],
+    ["Recent use", `${duration(share.raw_usage)} of a CPU slot`],
   ];
   return html`<section class="card">
     <h2>What I use</h2>
@@ -47,7 +47,7 @@ function Workers({ workers }) {
     <h2>Workers</h2>
     ${workers.length === 0 && html`<${Empty} title="No worker was heard of within a minute"><p>What is queued waits until one comes.</p><//>`}
     ${workers.length > 0 && html`<${Scroll} label="Workers"><table>
-      <thead><tr><th scope="col">Worker</th><th scope="col">Does</th><th scope="col" class="wide">Free memory</th><th scope="col" class="wide">Up since</th></tr></thead>
+      <thead><tr><th scope="col">Worker</th><th scope="col">State</th><th scope="col" class="wide">Free memory</th><th scope="col" class="wide">Up since</th></tr></thead>
       <tbody>${workers.map((one) => html`<tr key=${one.id}>
         <th scope="row" class="wrap">${one.id}<div class="muted small">${one.gpu ?? one.queue}</div></th>
         <td>${one.busy ? html`<${Status} of="running" />` : html`<span class="muted">idle</span>`}

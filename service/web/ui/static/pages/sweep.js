@@ -9,7 +9,7 @@ import { useLive } from "../live.js";
 import { Parallel } from "../parallel.js";
 import { Confirm, Loading, Missing, Problem, Scroll, Status, Tags } from "../parts.js";
 import { SortHeader, useSorting } from "../sorting.js";
-import { SEEDS, axesOf, chartOf, rowsOf } from "../swept.js";
+import { SEEDS, axesOf, bestRow, chartOf, rowsOf } from "../swept.js";
 
 const SHOWN = 500;
 
@@ -18,6 +18,24 @@ function Pick({ id, label, values, value, set }) {
     <select id=${id} onChange=${(event) => set(event.target.value)}>
       ${values.map((one) => html`<option value=${one} selected=${one === value}>${one}</option>`)}
     </select></div>`;
+}
+
+const LABELS = { lml_heldout: "LML, held out", mpt_heldout: "MPT, held out", lml: "LML", mpt: "MPT" };
+
+/** The result of a sweep that has ended. */
+function Best({ table }) {
+  const best = bestRow(table);
+  if (best === null) return null;
+  const { value, std_err: error } = best.row.metrics[best.metric];
+  const isInSample = best.metric === "lml" && table.fields.includes("model.latent_dim");
+  return html`<section class="result" aria-label="Result">
+    <div class="figure">
+      <div class="muted small">Best ${LABELS[best.metric]}</div>
+      <div class="amount">${withError(value, error)} <span class="muted small">nats</span></div>
+      <div class="small">at ${best.at}</div>
+      ${isInSample && html`<div class="muted small">of the training data, where it rises with latent_dim</div>`}
+    </div>
+  </section>`;
 }
 
 function Against({ table }) {
@@ -151,6 +169,7 @@ export default function Sweep({ me, may }) {
       <div class="grow"><h1>${titleOf(sweep)}</h1><${Tags} of=${sweep.tags} /></div>
       <${SweepActions} sweep=${sweep} me=${me} may=${may} onDone=${refresh} />
     </div>
+    ${sweep.terminal && html`<${Best} table=${table} />`}
     <section class="card">
       <div class="row"><${Status} of=${sweep.status} /><div class="grow"><${Counts} sweep=${sweep} /></div></div>
       ${sweep.estimated_end && html`<p class="muted small">May end ${dateTime(sweep.estimated_end)}: ${sweep.estimate}.</p>`}

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { bandSeries, endsOf } from "../../../../../service/web/ui/static/bands.js";
-import { farCurves, isPositive, move, optionsOf, summaryOf } from "../../../../../service/web/ui/static/chart.js";
+import { farCurves, isFlat, isPositive, move, optionsOf, summaryOf } from "../../../../../service/web/ui/static/chart.js";
 import { bandsOf, pathOf, thumbnailOf } from "../../../../../service/web/ui/static/drawing.js";
 import { axisOf } from "../../../../../service/web/ui/static/parallel.js";
 
@@ -20,6 +20,18 @@ test("each axis is logarithmic where that is asked for it", () => {
   assert.deepEqual(distributions({ logY: true }), [1, 3]);
   assert.equal(options().scales.x.time, false);
   assert.deepEqual(options().axes.map(({ label }) => label), ["m", "nats"]);
+});
+
+test("the cursor is near a curve, and never near its band or a seed", () => {
+  const { series, cursor } = options({ series: [one("a"), one("b", { faint: true })] });
+  const distances = series.slice(1).map((_, i) => cursor.focus.dist({ series }, i + 1, 0, 30, 20));
+  assert.deepEqual(distances, [Infinity, Infinity, 10, Infinity, Infinity, Infinity]);
+});
+
+test("a curve is flat where a scale from 0 would leave it little height", () => {
+  assert.equal(isFlat([one("a", { value: [-2.4, null, -2.67] })]), true);
+  assert.equal(isFlat([one("a", { value: [-2.4, -2.67] }), one("b", { value: [-0.5, null] })]), false);
+  assert.equal(isFlat([one("a", { value: [3, 1] })]), false);
 });
 
 test("ticks of a log axis are powers of ten", () => {
@@ -42,7 +54,7 @@ test("for each curve two ends of its band, then itself; then the lines", () => {
   const plot = { data: [[1], [1.5], [0.5], [1.1]] };
   assert.equal(series[3].value(plot, 1.1, 3, 0), "1.10 ± 0.20");
   assert.equal(series[3].value(plot, null, 3, null), "");
-  assert.equal(series[3].value({ data: [[1], [null], [null], [1.1]] }, 1.1, 3, 0), "1.1");
+  assert.equal(series[3].value({ data: [[1], [null], [null], [1.1]] }, 1.1, 3, 0), "1.100");
 });
 
 test("the ninth curve has the first one's colour and another dash", () => {

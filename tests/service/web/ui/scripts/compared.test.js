@@ -39,5 +39,6 @@ test("the best are those that the errors do not tell apart", () => {
   assert.deepEqual(best("lml", [-1, null], [-1.1, null], [null, null]), [0]);
   assert.deepEqual(best("lml", [-1, null]), []);
   assert.deepEqual(best("lml", [-1, null], [null, null]), []);
+  assert.deepEqual(best("lml", [-1, 0], [-1, 0]), []);
   assert.deepEqual(best("perplexity", [1, 0], [2, 0]), []);
 });

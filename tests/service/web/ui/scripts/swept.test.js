@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { axesOf, chartOf, rowsOf } from "../../../../../service/web/ui/static/swept.js";
+import { axesOf, bestRow, chartOf, rowsOf } from "../../../../../service/web/ui/static/swept.js";
 
 const row = (fields, value, count = 1) => ({ fields, metrics: value === undefined ? {} : { lml: { value, std_err: 0.5, count } } });
 const table = (fields, items, pooled = []) => ({ fields, items, pooled, metrics: ["lml"] });
@@ -25,6 +25,18 @@ test("where seeds are swept, a curve is of means over them", () => {
   assert.equal(rowsOf(made), made.pooled);
   assert.deepEqual(axesOf(made), ["k", "seeds"]);
   assert.deepEqual(chartOf(made, "k", "lml").series, [{ label: "lml", x: [1, 2], value: [-1.5, -2.5], std_err: [0.5, 0.5], dots: false }]);
+});
+
+test("the best row is by the metric that chooses between models", () => {
+  const items = [row({ "a.k": 2 }, -2), row({ "a.k": 1 }, -1), row({ "a.k": 3 }, null), row({ "a.k": 4 })];
+  const { metric, row: best, at } = bestRow(table(["a.k"], items));
+  assert.deepEqual([metric, best, at], ["lml", items[1], "k 1"]);
+  const heldOut = items.map((one, i) => ({ ...one, metrics: { ...one.metrics, lml_heldout: { value: -i * (i - 5), std_err: null } } }));
+  assert.equal(bestRow({ ...table(["a.k"], heldOut), metrics: ["lml", "lml_heldout"] }).at, "k 3");
+  assert.equal(bestRow(table(["a.k"], items.slice(1))), null);
+  assert.equal(bestRow(table(["seeds"], items, items)), null);
+  const pooled = [row({ k: 1 }, -1.5, 2), row({ k: 2 }, -2.5, 2)];
+  assert.equal(bestRow(table(["seeds", "k"], [row({ k: 2, seeds: [0] }, 9)], pooled)).at, "k 1");
 });
 
 test("against seeds it is a dot for each, and a line at their mean", () => {
