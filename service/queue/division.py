@@ -128,4 +128,5 @@ def send_scores(
 def forget(session: Session, experiment_ids: Collection[str]) -> None:
     """Delete the claims, plans and scores of attempts that have ended."""
     for table in (DividedRun, SentBatch):
-        session.execute(delete(table).where(among(table.experiment_id, experiment_ids)))
+        forget = delete(table).where(among(table.experiment_id, experiment_ids))
+        session.execute(forget.execution_options(synchronize_session=False))

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Select, bindparam, case, delete, func, insert, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.queue import division
 from service.tables.engine import among, now
@@ -85,7 +85,7 @@ def settle(session: Session, ended: Collection[str], status: str) -> Mapping[str
     uncommitted submissions of further successors are committed (`wait_for`)."""
     mine = select(Experiment.id).where(among(Experiment.id, ended))
     session.execute(mine.order_by(Experiment.id).with_for_update())
-    session.execute(delete(Wait).where(among(Wait.experiment_id, ended)))
+    _forget(session, Wait.experiment_id, ended)
     division.forget(session, ended)  # behind the lock, so that no helper adds to them
     return release(session, ended, status)
 
@@ -99,7 +99,7 @@ def release(session: Session, ended: Collection[str], status: str) -> Mapping[st
         return _fail(session, ended, status)
     direct = select(Wait.experiment_id).where(among(Wait.after_id, ended))
     if waiting := _locked(session, direct):
-        session.execute(delete(Wait).where(among(Wait.after_id, ended)))
+        _forget(session, Wait.after_id, ended)
         _release(session, waiting)
     return {}
 
@@ -116,7 +116,7 @@ def _fail(session: Session, ended: Collection[str], status: str) -> Mapping[str,
     if not waiting:
         return {}
     before = _predecessors(session, waiting, {*ended, *waiting})
-    session.execute(delete(Wait).where(among(Wait.experiment_id, waiting)))
+    _forget(session, Wait.experiment_id, waiting)
     after = defaultdict[str, list[str]](list)
     for one, other in before.items():
         after[other].append(one)
@@ -144,6 +144,13 @@ _FAILED = update(Experiment.__table__).values(  # type: ignore[arg-type]
 )
 _FAIL = _FAILED.where(Experiment.id == bindparam("which"))
 _FAIL_ALL = _FAILED.where(among(Experiment.id, key="which"))
+
+
+def _forget(session: Session, column: InstrumentedAttribute[str], ids: Collection[str]) -> None:
+    """Delete the waits with these ids in a column. They are never objects of the session, which
+    would otherwise look for them first."""
+    forget = delete(Wait).where(among(column, ids))
+    session.execute(forget.execution_options(synchronize_session=False))
 
 
 def _locked(session: Session, which: Select[Any]) -> Sequence[str]:
@@ -179,7 +186,7 @@ def _firsts(before: Mapping[str, str]) -> Mapping[str, str]:
 
 def remove_waits(session: Session, ended: Sequence[str]) -> Sequence[str]:
     """Remove the waits of ended experiments. Return those of them that others wait for."""
-    session.execute(delete(Wait).where(among(Wait.experiment_id, ended)))
+    _forget(session, Wait.experiment_id, ended)
     waited_for = select(Wait.after_id).where(among(Wait.after_id, ended)).distinct()
     return session.scalars(waited_for.order_by(Wait.after_id)).all()
 
