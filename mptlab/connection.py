@@ -204,5 +204,5 @@ def _document(response: httpx.Response) -> Json:
     if isinstance(document, dict):
         return document
     if response.status_code == HTTPStatus.NOT_FOUND:
-        return {"detail": f"the server at {response.url} is not MPT Lab: check the URL"}
+        return {"detail": f"the server at {response.url.host} is not MPT Lab: check the URL"}
     return {"detail": f"HTTP {response.status_code}"}

@@ -1,5 +1,6 @@
 """Commands that score texts, and show their scores."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -118,8 +119,8 @@ def _is_file(given: str) -> bool:
 def lines_of(texts: list[str]) -> list[str]:
     """Return the texts, or those in the lines of a file."""
     if len(texts) > 1 or not _is_file(texts[0]):
-        if absent := [one for one in texts if one.endswith(TEXT_SUFFIXES) and not _is_file(one)]:
-            raise typer.BadParameter(f"there is no file {absent[0]}")
+        if len(texts) == 1 and texts[0].endswith(TEXT_SUFFIXES) and not re.search(r"\s", texts[0]):
+            raise typer.BadParameter(f"there is no file {texts[0]}")
         return texts
     content = Path(texts[0]).read_text(encoding="utf-8")
     lines = [line for line in content.split("\n") if line.strip()]

@@ -56,6 +56,7 @@ def test_texts_are_arguments_or_lines(tmp_path: Path) -> None:
     assert lines_of([str(file)]) == ["a b", "c\u2028d"]
     assert lines_of([str(file), "a"]) == [str(file), "a"]
     assert lines_of(["no file"]) == ["no file"]
+    assert lines_of(["it ends in a.txt"]) == ["it ends in a.txt"]
     file.write_text("\n")
     with pytest.raises(typer.BadParameter, match="has no text in it"):
         lines_of([str(file)])

@@ -40,7 +40,7 @@ COLUMNS = "the upload's columns of text are body, text; not title"
         ("numbers", {"column": "text"}, [("/data/dataset", "this upload holds numbers, not text")]),
         ("gone", {"column": "text"}, [("/data/dataset", NO_UPLOAD)]),
         ("text", {"column": "text", "second_column": "body", "n": 18}, []),
-        ("text", {"second_column": "body", "n": 19}, [("/data/n", too_few(18))]),
+        ("text", {"second_column": "body", "n": 20}, [("/data/n", too_few(18))]),
         ("text", {"column": "text", "second_column": "title"}, [("/data/second_column", COLUMNS)]),
         ("plain", {"second_column": "body"}, [("/data/second_column", UNNAMED)]),
     ],

@@ -25,7 +25,7 @@ BAD_SPECS = {
     "K = D": (
         ppca_spec(model__latent_dim=6, model__init="random"),
         "/spec/model/latent_dim",
-        "less",
+        "at most 5, fewer",
     ),
     "mask size > D": (
         ppca_spec(evaluate__masks={"schedule": "fixed", "size": 7}),
