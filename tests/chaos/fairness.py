@@ -20,17 +20,21 @@ from tests.support.shared_lab import SharedLab
 
 def main() -> int:
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    lines: list[str] = []
+    count = 0
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(store=Path(folder, "store"), database_url=None)
         prepare(settings)
         for seed in range(seeds):
             file = shutil.copy(settings.store / "mptlab.sqlite3", Path(folder, f"{seed}.sqlite3"))
             with closing(Database(f"sqlite:///{file}")) as database:
-                lines += starved(database, seed, SharedLab if seed % 2 else HelpedLab)
+                for line in starved(database, seed, SharedLab if seed % 2 else HelpedLab):
+                    print(line)
+                    count += 1
             Path(file).unlink()
-    print(*lines, f"fairness: {seeds} labs, {len(lines)} experiments starved", sep="\n")
-    return 1 if lines else 0
+            if not (seed + 1) % 100:
+                print(f"{seed + 1} labs", flush=True)
+    print(f"fairness: {seeds} labs, {count} experiments starved")
+    return 1 if count else 0
 
 
 if __name__ == "__main__":
