@@ -8,7 +8,9 @@ from typing import Any
 SEED = "seed"
 """Label over which means are computed; metrics that differ in other labels are never mixed."""
 POPULATION = "_population"
-"""Suffix of metrics whose errors cover the choice of texts, which all seeds share."""
+"""Suffix of metrics whose errors cover the choice of texts or rows, which all seeds share."""
+HELDOUT_POPULATION = "lml_heldout_population"
+"""The metric whose error covers the choice of held-out rows."""
 
 MIN_SEEDS = 3
 """Number of seeds from which their spread alone is an error. That of two has one degree of freedom:
@@ -22,8 +24,8 @@ class Mean:
     `value` is None where a seed has no value. For one seed `std_err` is the metric's own error. For
     several it is the standard deviation of the values over √count, and at least the error that the
     seeds' own errors give if they are independent: few seeds may agree by chance. It is None for
-    two seeds without errors of their own, whose difference tells too little. The choice of
-    texts is the same for all seeds, so the mean's error over the population is not smaller than
+    two seeds without errors of their own, whose difference tells too little. The choice of texts
+    or rows is the same for all seeds, so the mean's error over the population is not smaller than
     that of one seed; the spread over seeds is added to it.
     """
 
@@ -41,7 +43,8 @@ class Mean:
     @property
     def covers(self) -> str:
         """Description of the variation that the standard error covers."""
-        texts = "the choice of texts and " if self.name.endswith(POPULATION) else ""
+        chosen = "held-out rows" if self.name == HELDOUT_POPULATION else "texts"
+        texts = f"the choice of {chosen} and " if self.name.endswith(POPULATION) else ""
         if self.count == 1:
             return f"{texts}the masks or samples of this seed, not its training"
         return f"{texts}the variation between seeds: training, masks, samples"

@@ -47,7 +47,11 @@ def sweep_for_people(rows: Sequence[Json]) -> list[Json]:
 
 
 def _is_derived(name: str) -> bool:
-    return name.startswith("difference") or "half_interval" in name
+    return (
+        name.startswith("difference")
+        or "half_interval" in name
+        or name == "lml_heldout_population"  # the value of lml_heldout again
+    )
 
 
 class Best(NamedTuple):
@@ -66,14 +70,34 @@ def best_of(rows: Sequence[Json]) -> Best | None:
     if metric is None or len(known) < 2:
         return None
     best = max(known, key=lambda i: float(rows[i][metric]))
+    gaps = _gaps(rows, known, best, metric)
+    return Best(metric, best, [i for i, (gap, error) in gaps.items() if gap < 2 * error])
+
+
+def _gaps(
+    rows: Sequence[Json], known: Sequence[int], best: int, metric: str
+) -> dict[int, tuple[float, float]]:
+    """Return how far each other row is behind the best, with the standard error of the difference:
+    over the held-out rows of data that both share, where the service has compared them, otherwise
+    from the errors of both metrics."""
+    others = [i for i in known if i != best]
+    behind = [rows[i].get(BEHIND_BEST) for i in known] if metric == "lml_heldout" else []
+    if behind.count(0.0) == 1 and None not in behind:  # one best: all share their data
+        errors = {i: rows[i][f"{BEHIND_BEST} std_err"] or 0.0 for i in others}
+        return {i: (rows[i][BEHIND_BEST], errors[i]) for i in others}
     error = f"{metric} std_err"
-    spread = {i: math.hypot(rows[best].get(error) or 0.0, rows[i].get(error) or 0.0) for i in known}
-    alike = [i for i in known if i != best and rows[best][metric] - rows[i][metric] < 2 * spread[i]]
-    return Best(metric, best, alike)
+    return {
+        i: (
+            rows[best][metric] - rows[i][metric],
+            math.hypot(rows[best].get(error) or 0.0, rows[i].get(error) or 0.0),
+        )
+        for i in others
+    }
 
 
 BY_MERIT = ("lml_heldout", "mpt_heldout", "lml", "mpt")
 """Metrics that choose between models, the most trustworthy first; larger is better."""
+BEHIND_BEST = "lml_heldout_behind_best"
 
 
 def _for_people(row: Json) -> Json:

@@ -21,6 +21,9 @@ CONSTANT = 1.0
 """Kurtosis that stands for scores that cannot vary."""
 MAX_INTERVAL_DEGREES = 60
 """Degrees of freedom from which on two standard errors make a 95 % interval."""
+PARTS = 32
+"""Number of parts of held-out observations whose LML is recorded."""
+OF_ONE_PART = "the spread over the parts gives the error"
 TOO_FEW = "its standard error would rest on too few replicates: "
 
 
@@ -199,3 +202,16 @@ def lml_metrics(name: str, evidence: Evidence, labels: Labels) -> Iterator[Metri
     yield from final_metric(name, estimate, labels, evidence.not_final_reason)
     for quality, value in evidence.metrics.items():
         yield Metric(f"{name}_{quality}", value, 0.0, labels)
+
+
+def over_observations(
+    log_probs: Tensor, labels: Labels, not_final_reason: str | None
+) -> Iterator[Metric | Point]:
+    """Yield the held-out LML with its standard error over observations, from log p(x) of each
+    (N,), and the LML of PARTS parts of them. Two models that have the same held-out observations
+    are compared by the differences of their parts: most observations are hard or easy for both."""
+    population = Estimate.of(log_probs)
+    yield from final_metric("lml_heldout_population", population, labels, not_final_reason)
+    reason = not_final_reason or OF_ONE_PART
+    for i, part in enumerate(log_probs.tensor_split(min(PARTS, len(log_probs)))):
+        yield Point("lml_heldout_parts", i, part.mean().item(), None, len(part), labels, reason)

@@ -20,6 +20,7 @@ from mptcore.estimation.estimate import (
     Estimate,
     final_metric,
     lml_metrics,
+    over_observations,
     point,
 )
 from mptcore.estimation.masks import draw_independent, draw_masks, enumerate_masks
@@ -104,9 +105,13 @@ class Evaluation:
         else:
             yield from self._score_to_target(generator, self.spec.target_std_err)
 
-    def heldout_records(self, generator: torch.Generator) -> Work[None]:
+    def heldout_records(
+        self, generator: torch.Generator, log_probs: Mapping[str, Tensor] | None = None
+    ) -> Work[None]:
         """Score masks on models of held-out observations, and yield only the metrics, under their
-        own names. Without a sum of scores, the LML is the only one."""
+        own names. Without a sum of scores, the LML is the only one. `log_probs` has log p(x) of
+        each observation (N,) by model, if it is known; the error over observations follows from
+        it."""
         work = self.records(generator) if self.spec.has_sum else map(Step, self._conclusions([]))
         for step in work:
             record = step.record
@@ -114,6 +119,9 @@ class Evaluation:
                 yield step._replace(record=replace(record, name=_heldout(record.name)))
             else:
                 yield step._replace(record=None)
+        for name, values in (log_probs or {}).items():
+            reason = self.models[name].evidence().not_final_reason
+            yield from map(Step, over_observations(values, self.labels_of(name), reason))
 
     def _score_all(self, generator: torch.Generator) -> Work[None]:
         masks, models = self.spec.masks, list(self.models.values())

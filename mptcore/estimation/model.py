@@ -43,6 +43,8 @@ class Evidence:
     not_final_reason: str | None = None
     """Reason not to quote the value."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    log_probs: Tensor | None = None
+    """log p(x) of each observation (N,), where it is known."""
 
 
 class VectorModel(Model[Tensor]):

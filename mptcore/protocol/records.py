@@ -19,6 +19,7 @@ SeriesName = Literal[
     "elbo",
     "lml",
     "lml_heldout",
+    "lml_heldout_parts",
     "lml_fitting",
 ]
 SERIES: tuple[SeriesName, ...] = get_args(SeriesName)

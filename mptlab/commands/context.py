@@ -151,10 +151,11 @@ class CommandContext:
 
 
 OTHER_ROWS = (
-    "  Errors do not cover which rows are held out. Values that are close may change their order "
-    "with others: --set data.seed=1"
+    "  Errors do not cover which rows the models were fitted to. Values that are close may change "
+    "their order with others: --set data.seed=1"
 )
 
+SIZE = "model.latent_dim"
 SAME_ROWS = (
     "  The LML of the data that a model was fitted to rises with the latent dimensions. To choose, "
     "hold rows out: --set data.heldout=0.2"
@@ -170,9 +171,12 @@ def _best_line(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> str:
     told = f"* best by {best.metric}: {choice(rows[best.row])}"
     if best.alike:
         told += f"; within two standard errors: {'; '.join(choice(rows[i]) for i in best.alike)}"
+        if [*fields] == [SIZE]:
+            simplest = min(rows[i][SIZE] for i in (best.row, *best.alike))
+            told += f"\n  The smallest model as good as the best: {SIZE}={simplest}"
     if best.metric.startswith("lml_heldout"):
         told += f"\n{OTHER_ROWS}"
-    elif best.metric.startswith("lml") and "model.latent_dim" in fields:
+    elif best.metric.startswith("lml") and SIZE in fields:
         told += f"\n{SAME_ROWS}"
     return told
 

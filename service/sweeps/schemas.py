@@ -166,7 +166,9 @@ class Table(ResponseModel):
     fields: list[str]
     """Paths of the swept fields."""
     metrics: list[str]
-    """Names of all metrics of the points."""
+    """Names of all metrics of the points. `lml_heldout_behind_best` is how much larger the held-out
+    LML of the best point is, with the standard error of the difference over the held-out
+    observations. Points are compared if they have the same data, at most 1,000."""
     items: list[TableRow]
     """A row for each point, in their order."""
     pooled: list[PooledRow]

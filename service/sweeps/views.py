@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,7 @@ from service.experiments.views import failure_out
 from service.records.spreadsheets import csv_text
 from service.refusals import ApiError, invalid
 from service.sweeps.expansion import value_at
+from service.sweeps.pairing import HELDOUT, Parts, add_behind_best, data_of, mean_part
 from service.sweeps.schemas import SweepOut, SweepSummary, SweepUrls
 from service.sweeps.store import Column, SweepMetric
 from service.tables.engine import moment
@@ -96,23 +97,39 @@ Metrics = Mapping[str, Sequence[SweepMetric]]
 
 
 def table(
-    sweep: Sweep, points: Iterable[Row[Any]], metrics: Metrics, *, pooled: bool = True
+    sweep: Sweep,
+    points: Iterable[Row[Any]],
+    metrics: Metrics,
+    parts_of: Callable[[Sequence[str]], Mapping[str, Parts]],
+    *,
+    pooled: bool = True,
 ) -> Document:
-    """Return the table of a sweep, as in `Table`, with or without pooled points. Raises
-    ApiError."""
-    rows = []
+    """Return the table of a sweep, as in `Table`, with or without pooled points. `parts_of` returns
+    the `heldout_parts` of experiments. Raises ApiError."""
+    rows, data = [], []
     size = 0
     for one in points:
         row = _row(sweep, one, metrics.get(one.id, ()))
+        data.append(data_of(one.spec, sweep.fields))
         size += len(json.dumps(row["fields"]))
         if size > MAX_TABLE_BYTES:
             raise _too_large("of swept values", MAX_TABLE_BYTES)
         rows.append(row)
+    groups = _groups(rows) if pooled and SEEDS in sweep.fields else []
+    in_groups = [_pooled(rows, group, metrics) for group in groups]
+    if any(HELDOUT in row["metrics"] for row in rows):
+        parts = parts_of(_experiments(rows))
+        add_behind_best(rows, [parts.get(row["experiment_id"]) for row in rows], data)
+        of_groups = [
+            mean_part([parts.get(id) for id in _experiments([rows[i] for i in group])])
+            for group in groups
+        ]
+        add_behind_best(in_groups, of_groups, [data[group[0]] for group in groups])
     return {
         "fields": sweep.fields,
         "metrics": [*dict.fromkeys(name for row in rows for name in row["metrics"])],
         "items": rows,
-        "pooled": _pooled(rows, metrics) if pooled and SEEDS in sweep.fields else [],
+        "pooled": in_groups,
     }
 
 
@@ -153,24 +170,27 @@ def _cells(metrics: Iterable[SweepMetric]) -> dict[str, Document]:
     return cells
 
 
-def _pooled(rows: Sequence[Document], metrics: Metrics) -> list[Document]:
-    groups: dict[str, list[Document]] = defaultdict(list)
-    for row in rows:
-        groups[json.dumps(_beside_seeds(row))].append(row)
-    return [
-        {
-            "points": len(group),
-            "fields": _beside_seeds(group[0]),
-            "metrics": _cells(one for id in _experiments(group) for one in metrics.get(id, ())),
-        }
-        for group in groups.values()
-    ]
+def _groups(rows: Sequence[Document]) -> list[list[int]]:
+    """Return the indices of the points that differ only in their seeds."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        groups[json.dumps(_beside_seeds(row))].append(i)
+    return list(groups.values())
 
 
-def _experiments(rows: Sequence[Document]) -> Iterable[str]:
+def _pooled(rows: Sequence[Document], group: Sequence[int], metrics: Metrics) -> Document:
+    found = _experiments([rows[i] for i in group])
+    return {
+        "points": len(group),
+        "fields": _beside_seeds(rows[group[0]]),
+        "metrics": _cells(one for id in found for one in metrics.get(id, ())),
+    }
+
+
+def _experiments(rows: Sequence[Document]) -> list[str]:
     """Return the experiments of some points, each once: the cache may have answered several points
     with the same."""
-    return dict.fromkeys(row["experiment_id"] for row in rows)
+    return list(dict.fromkeys(row["experiment_id"] for row in rows))
 
 
 def _beside_seeds(row: Document) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The best value of a swept field: its table, its mark and its figure."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from mptlab import Client
 from mptlab.commands.context import OTHER_ROWS, SAME_ROWS, _best_line
 from mptlab.swept_plots import draw
-from mptlab.tables import Best, best_of, sweep_for_people
+from mptlab.tables import BEHIND_BEST, Best, best_of, sweep_for_people
 from tests.support.commands import mpt_here
 from tests.support.ppca_spec import ppca_spec
 
@@ -39,6 +40,24 @@ def test_what_was_held_out_decides() -> None:
     shown = sweep_for_people(found)
     assert [row["best"] for row in shown] == ["", "*", ""]
     assert list(shown[0]) == [K, "lml", "lml_heldout", "best"]
+
+
+def test_held_out_rows_that_are_shared_tell_which_are_as_good() -> None:
+    def of(*behind: tuple[float, float | None]) -> list[dict[str, Any]]:
+        return [
+            {K: k, "lml_heldout": -lack, "lml_heldout std_err": 9.0, BEHIND_BEST: lack,
+             f"{BEHIND_BEST} std_err": error} for k, (lack, error) in enumerate(behind, 2)
+        ]  # fmt: skip
+
+    found = of((0.5, 0.26), (0.0, 0.0), (0.5, 0.24), (0.5, None))
+    assert best_of(found) == ("lml_heldout", 1, [0])
+    told = _best_line(Best("lml_heldout", 1, [0]), found, [K])
+    assert f"{K}=3; within two standard errors: {K}=2\n" in told
+    assert f"The smallest model as good as the best: {K}=2\n" in told
+    assert "smallest" not in _best_line(Best("lml_heldout", 1, []), found, [K])
+    assert "smallest" not in _best_line(Best("lml_heldout", 1, [0]), found, [K, "seeds"])
+    of_other_data = [*of((0.0, 0.0)), *found]
+    assert best_of(of_other_data) == ("lml_heldout", 0, [1, 2, 3, 4])  # by their own errors
 
 
 def test_the_best_held_out_row_is_told_with_what_its_error_leaves_out() -> None:
@@ -101,6 +120,35 @@ def test_a_sweep_is_drawn_by_its_name(
     assert len(one.means()) == 2
     assert one.plot("mpt").axes[0].get_ylabel() == "MPT score, nats"
     assert "best" in one._repr_html_()
+
+
+def test_the_service_compares_the_points_on_the_rows_that_they_share(client: Client) -> None:
+    data = {"source": "ppca", "n": 150, "dim": 5, "latent_dim": 2, "noise_precision": 2.0}
+    spec = {"model": {"family": "ppca", "latent_dim": 1, "init": "maximum_likelihood"},
+            "data": data | {"heldout": 0.4}, "evaluate": {"masks": {"schedule": "all"}},
+            "seeds": [1, 2]}  # fmt: skip
+    sweep = client.sweep(spec, {K: [1, 2, 3], "seeds": [[1], [2, 3]]})
+    sweep.wait(progress=False)
+    for found in (sweep.means(), sweep.table()):
+        best = max(found, key=lambda row: float(row["lml_heldout"]))
+        errors = [row[f"{BEHIND_BEST} std_err"] for row in found]
+        for row, error in zip(found, errors, strict=True):
+            gap = best["lml_heldout"] - row["lml_heldout"]
+            assert row[BEHIND_BEST] == pytest.approx(gap, abs=1e-12)
+            if row is best:
+                assert error == 0
+            elif row[K] == 1:
+                assert 0.02 < error < row["lml_heldout_population std_err"]
+    (of_one,) = [row for row in sweep.table() if row[K] == 1 and row["point"] < 2][:1]
+    of_best = next(row for row in sweep.table() if row[BEHIND_BEST] == 0)
+
+    def parts(row: Any) -> list[float]:
+        (curve,) = client.curves(row["experiment_id"], "lml_heldout_parts")
+        return list(curve["value"])
+
+    differences = [a - b for a, b in zip(parts(of_best), parts(of_one), strict=True)]
+    expected = statistics.stdev(differences) / len(differences) ** 0.5
+    assert of_one[f"{BEHIND_BEST} std_err"] == pytest.approx(expected)
 
 
 def points(line: Any) -> Any:

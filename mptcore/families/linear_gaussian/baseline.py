@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mptcore.data.dataset import Dataset
 from mptcore.estimation.model import TractableModel
-from mptcore.families.linear_gaussian.densities import initial_density, scorable
+from mptcore.families.linear_gaussian.densities import initial_density, log_probs, scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import PpcaModel
@@ -23,6 +23,10 @@ class Baseline:
     def scored_on(self, x: Tensor, device: torch.device) -> TractableModel:
         """Return the density as a model of data (N, D)."""
         return scorable(self._density, x, device)
+
+    def log_probs(self, x: Tensor) -> Tensor:
+        """Return log p(x) of each observation (N, D): (N,), in float64 on the CPU."""
+        return log_probs(self._density, x)
 
 
 def baseline_of(spec: PpcaModel, data: Dataset, seed: int) -> Baseline:

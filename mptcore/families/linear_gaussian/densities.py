@@ -5,6 +5,7 @@ from typing import assert_never
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution, LowRankMultivariateNormal
 
 from mptcore.data.arrays import Dataset
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
@@ -15,6 +16,7 @@ from mptcore.families.linear_gaussian.missing import PartlyObserved, by_pattern
 from mptcore.families.linear_gaussian.moments import (
     data_factor,
     moment_of,
+    patterns_of,
     second_moment,
     variances,
 )
@@ -80,3 +82,19 @@ def scorable_complete(
     factor = data_factor(x, placed.mean)
     residuals = Residuals(placed.loadings, placed.noise_variance, factor).compressed()
     return LinearGaussianModel(placed, residuals, BY_RESIDUALS)
+
+
+def log_probs(density: LowRankGaussian, x: Tensor) -> Tensor:
+    """Return log p(x) of the observed values of each row of x (N, D), NaN where a value is missing:
+    (N,), in float64 on the CPU."""
+    x = x.double()
+    patterns, pattern_of = patterns_of(x)
+    order = pattern_of.argsort(stable=True)
+    found = torch.empty(len(x), dtype=torch.float64)
+    of_pattern = torch.split(order, pattern_of.bincount().tolist())
+    for seen, rows in zip(patterns, of_pattern, strict=True):
+        own = density.marginal(seen)
+        parts = own.mean, own.loadings, own.noise_variance
+        normal: Distribution = LowRankMultivariateNormal(*parts, validate_args=False)
+        found[rows] = normal.log_prob(x[rows][:, seen])
+    return found

@@ -14,6 +14,7 @@ from mptcore.families.linear_gaussian.densities import (
     BY_RESIDUALS,
     initial_density,
     iterations,
+    log_probs,
     scorable,
 )
 from mptcore.families.linear_gaussian.em import Fitted
@@ -136,9 +137,15 @@ class LinearGaussianRun:
 
     def _evaluate(self, models: SeedModels, labels: Labels, cache: ScoreCache) -> Work[None]:
         yield from self._evaluation(models, models.dataset.x, labels, cache).records(models.masks)
-        if models.dataset.heldout is not None:
-            held = self._evaluation(models, models.dataset.heldout, labels, cache)
-            yield from held.heldout_records(models.masks)
+        heldout = models.dataset.heldout
+        if heldout is not None:
+            of_rows = {
+                name: log_probs(density, heldout)
+                for name, density in models.densities.items()
+                if "epoch" not in labels
+            }
+            held = self._evaluation(models, heldout, labels, cache)
+            yield from held.heldout_records(models.masks, of_rows)
 
     def _evaluation(
         self, models: SeedModels, x: Tensor, labels: Labels, cache: ScoreCache

@@ -154,14 +154,15 @@ class GridVaeModel(TractableModel):
 
     def joint_scores(self, masks: Tensor) -> Tensor:
         whole = self.log_marginal_likelihood()
-        rest = [_mean_log_marginal(self.vae, self.x, (~mask).to(self.x)) for mask in masks]
+        rest = [_by_observation(self.vae, self.x, (~mask).to(self.x)).mean() for mask in masks]
         return whole - torch.stack(rest)
 
 
 def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
     """Return the LML over the model's grid. It is unconverged if a wider grid with twice the nodes,
     or a grid of another kind, gives another value."""
-    value = mean_log_marginal(vae, x)
+    log_probs = _by_observation(vae, x, None)
+    value = log_probs.mean().item()
     others = {
         f"twice the {vae.grid.nodes} nodes": vae.grid.doubled(),
         "a grid of another kind": vae.grid.of_another_kind(),
@@ -174,7 +175,7 @@ def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
             f"not final: {name} would move it by {shift:.3g} nats, more than {CONVERGED_WITHIN}; "
             "raise evaluate.lml.nodes"
         )
-    return Evidence(value, 0.0, reason, {"quadrature_shift": shift})
+    return Evidence(value, 0.0, reason, {"quadrature_shift": shift}, log_probs)
 
 
 def _over(vae: GridVae, grid: AnyGrid, x: Tensor) -> float:
@@ -185,15 +186,15 @@ def _over(vae: GridVae, grid: AnyGrid, x: Tensor) -> float:
 
 def mean_log_marginal(vae: GridVae, x: Tensor) -> float:
     """Return the mean over observations of log p(x)."""
-    return _mean_log_marginal(vae, x, None).item()
+    return _by_observation(vae, x, None).mean().item()
 
 
 @torch.no_grad()
-def _mean_log_marginal(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:
-    """Return the mean over observations of log p(x_R) for observed dimensions (D,) or all: float64,
-    ()."""
+def _by_observation(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:
+    """Return log p(x_R) of each observation (N,) for observed dimensions (D,) or all, in
+    float64."""
     (found,) = by_rows(lambda some: (_log_marginals(vae, some, observed),), x)
-    return found.double().mean()
+    return found.double()
 
 
 def _log_marginals(vae: GridVae, x: Tensor, observed: Tensor | None) -> Tensor:

@@ -126,4 +126,4 @@ def weight_evidence(
     error = math.hypot(error, share * doubtful_error)
     metrics = {"ess": columns.ess.median().item(), "bias_estimate": bias, "doubtful": share}
     reason = doubtful_reason(bias, error, columns.trial_doubtful.mean().item(), cure)
-    return Evidence(columns.debiased.mean().item(), error, reason, metrics)
+    return Evidence(columns.debiased.mean().item(), error, reason, metrics, columns.debiased)

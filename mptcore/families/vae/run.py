@@ -1,6 +1,6 @@
 """Run experiments on VAEs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -122,8 +122,21 @@ class VaeRun:
         yield from Evaluation(self.spec.evaluate, models, labels, cache).records(masks)
         if start.heldout is None or start.dataset.heldout is None:
             return
-        models = yield from self._models(start, start.heldout, start.dataset.heldout, "held")
-        yield from Evaluation(self.spec.evaluate, models, labels, cache).heldout_records(masks)
+        heldout = start.dataset.heldout
+        models = yield from self._models(start, start.heldout, heldout, "held")
+        log_probs = {} if "epoch" in labels else self._log_probs(models, start, heldout)
+        held = Evaluation(self.spec.evaluate, models, labels, cache)
+        yield from held.heldout_records(masks, log_probs)
+
+    def _log_probs(
+        self, models: Mapping[str, VectorModel], start: TrainingStart, heldout: Tensor
+    ) -> dict[str, Tensor]:
+        """Return log p(x) of each held-out observation by model, where it is known."""
+        own = models["model"].evidence().log_probs
+        found = {} if own is None else {"model": own}
+        if self.spec.baseline is not None:
+            found["baseline"] = self._baseline(self.spec.baseline, start).log_probs(heldout)
+        return found
 
     def _models(
         self, start: TrainingStart, x: Tensor, as_loaded: Tensor, draws: str

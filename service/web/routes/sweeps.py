@@ -1,6 +1,7 @@
 """Routes of sweeps."""
 
 import logging
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from service.refusals import ApiError
 from service.submission.requests import AddedPoints, NewSweep, SweepRetry
 from service.sweeps import store
 from service.sweeps.ends import estimated_end
+from service.sweeps.pairing import heldout_parts
 from service.sweeps.schemas import (
     Added,
     CsvForm,
@@ -133,7 +135,8 @@ def get_table(
         metrics = store.metrics(session, sweep_id)
         wanted = CsvForm.POOLED if format == TableFormat.JSON else form
         averaged = {} if wanted == CsvForm.LONG else metrics
-        made = table(sweep, points, averaged, pooled=wanted == CsvForm.POOLED)
+        parts = partial(heldout_parts, session)
+        made = table(sweep, points, averaged, parts, pooled=wanted == CsvForm.POOLED)
     if format == TableFormat.JSON:
         return plain_json(made)
     match form:

@@ -86,6 +86,9 @@ export function chartsOf(series, isPartial = true) {
   return charts(series.filter((one) => !isPast(one)).map((one) => ({ from: one, shown: drawn(one) }))).map(withArea);
 }
 
+/** Series of numbers that are read by a table and make no curve. */
+const NOT_DRAWN = new Set(["lml_heldout_parts"]);
+
 const HAS_AREA = new Set(["score", "score_by_rate"]);
 
 /** The area under a curve of scores estimates the LML. It is shaded below the first curve alone. */
@@ -143,6 +146,7 @@ function meanCurve(group) {
 function charts(found) {
   const groups = new Map();
   for (const { from, shown } of found) {
+    if (NOT_DRAWN.has(from.name)) continue;
     const about = aboutSeries(from.name, isByRate(from));
     const key = `${from.name} ${about[1]}`;
     const chart = groups.get(key) ?? { key, about, name: from.name, series: [] };

@@ -30,6 +30,9 @@ export function overSeeds(metrics) {
 
 const sum = (values) => values.reduce((total, one) => total + one, 0);
 
+/** The choice that the error of a metric with `_population` covers. */
+export const chosenOf = ({ name }) => (name === "lml_heldout_population" ? "held-out rows" : "texts");
+
 const coversTexts = ({ name }) => name.endsWith("_population");
 
 /** The mean of the values of `{name, all}` and its error: `{value, std_err}`. */
@@ -61,7 +64,7 @@ export function paired(mean, other) {
 /** What a mean and its error cover, for its tooltip. */
 export function aboutMean(mean) {
   const { value, std_err: error, count, all } = mean;
-  const texts = coversTexts(mean) ? "the choice of texts and " : "";
+  const texts = coversTexts(mean) ? `the choice of ${chosenOf(mean)} and ` : "";
   if (count === 1) return error ? `± covers ${texts}the masks or samples of this seed, not its training` : (all[0].reason ?? null);
   if (value === null) return "no mean: a seed has no value";
   if (error === null && !coversTexts(mean)) return "mean over two seeds, which tell no error";

@@ -2,7 +2,7 @@
 
 import { html } from "./vendor/preact-htm.js";
 import { labelText, withError } from "./format.js";
-import { aboutMean, overSeeds } from "./means.js";
+import { aboutMean, chosenOf, overSeeds } from "./means.js";
 
 const MAX_SEEDS = 24;
 const POPULATION = "_population";
@@ -74,6 +74,6 @@ function Cell({ metric, population, isMean }) {
   if (shown.value === null) return html`<td class="number muted" title=${title}>missing</td>`;
   const spread = metric && population?.std_err;
   return html`<td class="number" title=${title}>${withError(shown.value, shown.std_err)}
-    ${spread > 0 && html`<div class="small muted" title="the error if other texts of the same kind had been chosen">over texts ${withError(metric.value, spread).split(" ").slice(1).join(" ")}</div>`}
+    ${spread > 0 && html`<div class="small muted" title=${`the error if other ${chosenOf(population)} of the same kind had been chosen`}>over ${chosenOf(population)} ${withError(metric.value, spread).split(" ").slice(1).join(" ")}</div>`}
   </td>`;
 }

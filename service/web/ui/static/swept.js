@@ -22,14 +22,25 @@ export function axesOf(table) {
   return [...fields.filter((one) => one !== SEEDS), ...fields.filter((one) => one === SEEDS)];
 }
 
-/** The row with the largest value of the metric that chooses between models, `{metric, row, at}`; null if there is no choice. */
+/** The row with the largest value of the metric that chooses between models, `{metric, row, at, alike}`; null if there is no choice. */
 export function bestRow(table) {
   const metric = BY_MERIT.find((name) => table.metrics.includes(name));
   const known = rowsOf(table).filter(({ metrics }) => (metrics[metric]?.value ?? null) !== null);
   const fields = table.fields.filter((field) => field !== SEEDS);
   if (known.length < 2 || !fields.length) return null;
   const row = known.reduce((one, other) => (other.metrics[metric].value > one.metrics[metric].value ? other : one));
-  return { metric, row, at: fields.map((field) => `${field.split(".").pop()} ${plain(row.fields[field] ?? null)}`).join(", ") };
+  const at = (one) => fields.map((field) => `${field.split(".").pop()} ${plain(one.fields[field] ?? null)}`).join(", ");
+  return { metric, row, at: at(row), alike: alikeTo(row, known, metric).map(at) };
+}
+
+const BEHIND_BEST = "lml_heldout_behind_best";
+const ALIKE_ERRORS = 2;
+
+/** The rows that the held-out observations do not tell from the best, if all rows share them. */
+function alikeTo(best, rows, metric) {
+  const cells = rows.map(({ metrics }) => metrics[BEHIND_BEST]);
+  if (metric !== "lml_heldout" || cells.includes(undefined) || cells.filter(({ value }) => value === 0).length !== 1) return [];
+  return rows.filter((row, i) => row !== best && cells[i].value < ALIKE_ERRORS * (cells[i].std_err ?? 0));
 }
 
 /**

@@ -33,6 +33,7 @@ function Best({ table }) {
       <div class="muted small">Best ${LABELS[best.metric]}</div>
       <div class="amount">${withError(value, error)} <span class="muted small">nats</span></div>
       <div class="small">at ${best.at}</div>
+      ${best.alike.length > 0 && html`<div class="muted small">as good within two standard errors: ${best.alike.join("; ")}</div>`}
       ${isInSample && html`<div class="muted small">of the training data, where it rises with latent_dim</div>`}
     </div>
   </section>`;

@@ -14,6 +14,7 @@ test("a chart for each name, with x ascending", () => {
   assert.deepEqual([first.label, first.x, first.value], ["seed 1", [1, 2, 3], [null, 20, 30]]);
   assert.equal(second.label, "seed 2");
   assert.equal(found[1].series[0].label, "loss");
+  assert.deepEqual(curves.chartsOf([series("lml_heldout_parts", {})]), []);
 });
 
 test("differences by rate are drawn over the rate", () => {

@@ -1,0 +1,106 @@
+"""Points of a sweep are compared on the held-out observations that they share."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mptcore.estimation.estimate import PARTS
+from service.refusals import TooLarge
+from service.sweeps import pairing
+from service.sweeps.pairing import BEHIND_BEST, add_behind_best, data_of, heldout_parts, mean_part
+
+EASY = np.linspace(-1.0, 1.0, 8)
+"""How much easier than others the observations of each part are."""
+
+
+def row(value: float | None) -> dict[str, Any]:
+    cell = {"value": value, "std_err": 0.0, "count": 2}
+    return {"metrics": {"lml": cell, "lml_heldout": cell, "mpt": cell}}
+
+
+def behind(rows: list[dict[str, Any]]) -> list[Any]:
+    cells = [one["metrics"].get(BEHIND_BEST) for one in rows]
+    return [cell and (round(cell["value"], 9), cell["std_err"], cell["count"]) for cell in cells]
+
+
+def test_the_error_is_that_of_the_mean_of_the_parts_differences() -> None:
+    rows = [row(-3.0), row(-2.0), row(-2.5)]
+    noise = np.array([0.1, -0.1] * 4)
+    add_behind_best(rows, [EASY - 3, EASY - 2, EASY - 2.5 + noise], ["{}"] * 3)
+    error = float(np.std(noise, ddof=1)) / 8**0.5
+    assert behind(rows) == [
+        (1.0, pytest.approx(0, abs=1e-15), 2),
+        (0.0, 0.0, 2),
+        (0.5, pytest.approx(error), 2),
+    ]
+    assert list(rows[0]["metrics"]) == ["lml", "lml_heldout", BEHIND_BEST, "mpt"]
+
+
+@pytest.mark.parametrize("rows", [40, 500])
+def test_two_errors_contain_the_expected_difference(rows: int) -> None:
+    """N(0.3, 1.2²) is compared with the true N(0, 1) on held-out rows, 2,000 times."""
+    repeats, rng = 2000, np.random.default_rng(5)
+    expected = np.log(1.2) + (1 + 0.3**2) / (2 * 1.2**2) - 0.5
+    missed = 0
+    for _ in range(repeats):
+        x = rng.normal(size=rows)
+        true, other = -0.5 * x**2, -0.5 * ((x - 0.3) / 1.2) ** 2 - np.log(1.2)
+        of_parts = [
+            np.array([part.mean() for part in np.array_split(values, PARTS)])
+            for values in (true, other)
+        ]
+        both = [row(float(values.mean())) for values in (true, other)]
+        both[0]["metrics"]["lml_heldout"]["value"] += 10  # which one is best does not matter here
+        add_behind_best(both, of_parts, ["{}"] * 2)
+        cell = both[1]["metrics"][BEHIND_BEST]
+        missed += abs(cell["value"] - 10 - expected) > 2 * cell["std_err"]
+    assert missed / repeats == pytest.approx(0.055, abs=4 * (0.055 * 0.945 / repeats) ** 0.5)
+
+
+def test_rows_of_other_data_are_not_compared() -> None:
+    rows = [row(-3.0), row(-2.0), row(-9.0), row(-8.0), row(-1.0), row(-7.0)]
+    data = ["1", "1", "2", "2", "3", None]
+    add_behind_best(rows, [EASY] * 6, data)
+    assert [one and one[0] for one in behind(rows)] == [1.0, 0.0, 1.0, 0.0, None, None]
+
+
+def test_rows_without_a_value_or_parts_are_left_out() -> None:
+    rows = [row(None), row(-2.0), row(-3.0), row(-4.0), {"metrics": {}}]
+    add_behind_best(rows, [EASY, EASY, EASY, None, EASY], ["{}"] * 5)
+    assert [one and one[0] for one in behind(rows)] == [None, 0.0, 1.0, None, None]
+
+
+@pytest.mark.parametrize("parts", [EASY[:7], np.full(8, np.nan), EASY])
+def test_few_missing_or_other_parts_give_no_error(parts: Any) -> None:
+    rows = [row(-2.0), row(-3.0)]
+    best = EASY[:7] if len(parts) == 8 and not np.isnan(parts).any() else EASY[: len(parts)]
+    add_behind_best(rows, [best, parts], ["{}"] * 2)
+    assert behind(rows)[1] == (1.0, None, 2)
+
+
+def test_the_swept_fields_of_the_data_tell_the_rows() -> None:
+    spec = {"data": {"source": "digits", "seed": 3}, "model": {"latent_dim": 2}}
+    fields = ["data.seed", "model.latent_dim", "data_set"]
+    assert data_of(spec, fields) == '{"data.seed": 3}'
+    assert data_of(spec, fields[1:]) == "{}"
+    assert data_of({"data": {"seed": "run"}}, fields) is None
+
+
+def test_the_mean_part_needs_the_same_number_of_parts_of_all() -> None:
+    mean = mean_part([EASY, EASY + 1])
+    assert mean is not None
+    assert mean.tolist() == pytest.approx((EASY + 0.5).tolist())
+    assert mean_part([EASY, EASY[1:]]) is None
+    assert mean_part([EASY, None]) is None
+    assert mean_part([]) is None
+
+
+def test_very_many_experiments_or_points_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TooLarge
+
+    monkeypatch.setattr(pairing, "read_curves", refuse)
+    assert heldout_parts(None, ["1"]) == {}  # type: ignore[arg-type]
+    monkeypatch.setattr(pairing, "read_curves", None)
+    assert heldout_parts(None, ["1"] * 1001) == {}  # type: ignore[arg-type]
