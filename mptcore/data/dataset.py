@@ -29,6 +29,11 @@ class Dataset:
         x = self.x.double()
         return x.nanmean(0) if self.x.isnan().any() else x.mean(0)
 
+    @property
+    def scale(self) -> Tensor:  # (D,)
+        """Standard deviation of the observed values of each dimension, in float64."""
+        return (self.x.double() - self.mean).square().nanmean(0).sqrt()
+
     def held_out(self, count: int, seed: int) -> "Dataset":
         """Return the data with `count` randomly chosen observations held out."""
         if count == 0:

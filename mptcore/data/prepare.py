@@ -9,11 +9,14 @@ from mptcore.data.dataset import Dataset
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import MeasuredData
+from mptcore.specs.data.columns import columns_are
 
 
 def prepared(data: Dataset, spec: MeasuredData) -> Dataset:
     """Binarize or standardize data as the spec says. Missing values stay missing. Raises RunError
     if the values do not allow it."""
+    if spec.standardize == "columns":
+        return replace(data, x=_standardized_columns(data))
     missing = data.x.isnan()
     if missing.any():
         observed = prepared(replace(data, x=data.x[~missing]), spec).x
@@ -43,3 +46,12 @@ def _standardized(x: Tensor) -> Tensor:
     if scale == 0:
         raise RunError("invalid", "data.standardize needs values that are not all the same")
     return ((x.double() - x.double().mean()) / scale).to(x)
+
+
+def _standardized_columns(data: Dataset) -> Tensor:
+    x, scale = data.x.double(), data.scale
+    if places := (scale == 0).nonzero().flatten().tolist():
+        names = data.columns or [*map(str, range(data.dim))]
+        which = columns_are([names[c] for c in places], data.columns is not None, "constant")
+        raise RunError("invalid", f"{which}: data.standardize cannot scale them")
+    return ((x - data.mean) / scale).to(data.x)

@@ -20,7 +20,7 @@ from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
 from service.tables.visibility import readable, reader
 
 WEIGHTS = "weights.safetensors"
-"""Name of the file with the weights of a training run."""
+"""Name of the file with the weights that an experiment has trained or fitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ReferencedInputs:
     """Status of each experiment. Nothing else is read: a request may name 20,000, each with a large
     spec."""
     trained: Collection[str]
-    """Experiments that train a model, of those whose weights are used."""
+    """Experiments that train or fit a model, of those whose weights are used."""
     weights: Mapping[str, str]
     """SHA-256 of the weights, by experiment that has kept them."""
     ids: tuple[Collection[str], Collection[str], Collection[str]]
@@ -119,11 +119,12 @@ def _statuses(session: Session, owner_id: int, ids: Collection[str]) -> dict[str
 
 
 def _trained(session: Session, ids: Collection[str]) -> Collection[str]:
-    """Return those of these experiments that train a model."""
+    """Return those of these experiments that train or fit a model."""
     if not ids:
         return ()
     trains = Experiment.spec["train"].as_string().is_not(None)
-    return {*session.scalars(select(Experiment.id).where(Experiment.id.in_(ids), trains))}
+    fits = Experiment.spec["model"]["init"].as_string() == "maximum_likelihood"
+    return {*session.scalars(select(Experiment.id).where(Experiment.id.in_(ids), trains | fits))}
 
 
 def _kept(session: Session, experiment_ids: Collection[str]) -> Sequence[Artifact]:
@@ -199,11 +200,15 @@ def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Pro
 
 def _experiment_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> Iterator[Problem]:
     for part, one in _weights(spec):
-        if inputs.statuses.get(one, Status.FAILED) in FAILED or one not in inputs.trained:
+        status = inputs.statuses.get(one, Status.FAILED)
+        if status in FAILED or one not in inputs.trained:
             detail = (
-                "the id of an experiment, yours or shared with the lab, that trains a model and "
-                "did not fail"
+                "the id of an experiment, yours or shared with the lab, that trains or fits a "
+                "model and did not fail"
             )
+            yield Problem(f"/{part}/experiment", detail)
+        elif status == Status.SUCCEEDED and one not in inputs.weights:
+            detail = "this experiment has kept no weights: submit it again"
             yield Problem(f"/{part}/experiment", detail)
 
 

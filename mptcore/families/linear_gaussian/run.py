@@ -25,7 +25,7 @@ from mptcore.families.linear_gaussian.weights import keep_densities
 from mptcore.protocol.records import Labels, Log, Point, Progress, RunError, Stage
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
-from mptcore.specs import LinearGaussianExperiment, LinearGaussianSpec
+from mptcore.specs import LinearGaussianExperiment, LinearGaussianSpec, PpcaModel, UploadData
 from mptcore.specs.compute import GPU_BATCH_BYTES
 from mptcore.specs.families.linear_gaussian.experiment import MAX_ITERATIONS
 from mptcore.training.loop import train
@@ -36,6 +36,12 @@ POINTS_APART = 1.1
 NOT_CONVERGED = (
     f"EM has not converged after {MAX_ITERATIONS} iterations: the LML of the fitted model is not "
     "yet at its maximum"
+)
+MAX_SCALE_RATIO = 10.0
+"""Ratio of two columns' standard deviations from which on a warning is given."""
+SCALE_CURE = (
+    "PPCA has the same noise in all of them, so the largest decide. Set data.standardize to "
+    "columns, or use family factor_analysis"
 )
 RAISED = "linear Gaussian models are computed in float64, not float32"
 
@@ -80,9 +86,15 @@ class LinearGaussianRun:
                 trained[seed] = yield from self.models_of(seed)
             yield from self._train([*trained.values()], resumed)
         self.session.at_safe_point = True
+        fitted: dict[int, LowRankGaussian] = {}
         for seed in self.spec.seeds:
             models = trained.get(seed) or (yield from self.models_of(seed))
             yield from self._evaluate(models, {"seed": models.seed}, self.session.scores)
+            if not fitted or self.spec.data.seed == "run":  # otherwise all seeds have the same
+                fitted[seed] = models.densities["model"]
+        is_kept = self.session.work_dir is not None and not self.session.scores.helps
+        if is_kept and not trained and self.spec.model.init == "maximum_likelihood":
+            yield Step(keep_densities(fitted, self.session.work_dir))
 
     def models_of(self, seed: int) -> Work[SeedModels]:
         """Return the data and the models of a seed. They are built once if they do not depend on
@@ -90,6 +102,7 @@ class LinearGaussianRun:
         spec = self.spec
         masks = torch.Generator().manual_seed(seed)
         dataset = self._dataset
+        is_new = dataset is None
         if (
             spec.data.seed == "run"
         ):  # one generator, in the published order: the data, then the masks
@@ -98,6 +111,8 @@ class LinearGaussianRun:
             generator = torch.Generator().manual_seed(spec.data.seed)
             dataset = self._dataset = load_arrays(spec.data, spec.data.seed, generator)
         refuse_missing(dataset, spec.missing_refusal)
+        if is_new and isinstance(spec.data, UploadData):
+            yield from self._scale_warning(dataset)
         if spec.estimates_each_noise:
             refuse_constant_columns(dataset)
         for name, model in {"model": spec.model, "baseline": spec.baseline}.items():
@@ -107,6 +122,18 @@ class LinearGaussianRun:
                 labels: Labels = {"seed": seed, "model": name} if spec.baseline else {"seed": seed}
                 self._shared[name] = yield from self._initial(model, dataset, labels)
         return SeedModels(seed, dataset, dict(self._shared), masks)
+
+    def _scale_warning(self, dataset: Dataset) -> Iterator[Step]:
+        """Yield a warning if columns in different units count very differently in PPCA."""
+        if not any(isinstance(one, PpcaModel) for one in (self.spec.model, self.spec.baseline)):
+            return
+        scale, names = dataset.scale, dataset.columns or [*map(str, range(dataset.dim))]
+        least, largest = int(scale.argmin()), int(scale.argmax())
+        if scale[largest] <= MAX_SCALE_RATIO * scale[least]:
+            return
+        found = ", ".join(f"{scale[c].item():.3g} in {names[c]}" for c in (least, largest))
+        told = f"standard deviations differ much between columns: {found}. {SCALE_CURE}"
+        yield Step(Log("warning", told))
 
     def _initial(
         self, model: LinearGaussianSpec, dataset: Dataset, labels: Labels

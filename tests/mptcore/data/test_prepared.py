@@ -167,3 +167,22 @@ def test_digest_of_images_depends_on_their_pixels(torchvision: object) -> None:
     digest = hashlib.sha256((250 - PIXELS).numpy().tobytes()).hexdigest()
     place = "MPT_DATA_DIR/FashionMNIST, the pixels of its training images"
     assert inputs.used() == {place: digest}
+
+
+def test_each_column_has_mean_0_and_variance_1_over_its_observed_values() -> None:
+    x = torch.tensor([[1.0, 1e6], [3.0, torch.nan], [5.0, 3e6]], dtype=torch.float64)
+    found = prepared(Dataset(x), upload(standardize="columns")).x
+    assert found[:, 0].tolist() == pytest.approx([-(1.5**0.5), 0, 1.5**0.5])
+    assert found[[0, 2], 1].tolist() == pytest.approx([-1, 1])
+    assert found[1, 1].isnan()
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [(("a", "b"), "column b is constant: data."), (None, "column 1 is constant (counted from 0)")],
+)
+def test_a_constant_column_is_not_standardized(names: Any, told: str) -> None:
+    x = torch.tensor([[1.0, 2.0], [3.0, 2.0]])
+    with pytest.raises(RunError) as refused:
+        prepared(Dataset(x, columns=names), upload(standardize="columns"))
+    assert told in str(refused.value)

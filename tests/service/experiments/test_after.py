@@ -15,7 +15,7 @@ from service.queue.dispatch import dispatch_next
 from service.queue.lease import Claim, FailureCause
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import DesiredState, Event, Experiment, Held, Status, Wait
+from service.tables.experiments import Artifact, DesiredState, Event, Experiment, Held, Status, Wait
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next, submitted
@@ -24,6 +24,8 @@ from tests.support.ppca_spec import ppca_spec
 __all__ = ["admin", "place", "processes"]  # fixtures
 
 TRAINED = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
+FITTED = ppca_spec(model__init="maximum_likelihood", model__noise_precision=...)
+DRAWN = ppca_spec(model__init="random")
 
 
 def submit(
@@ -138,19 +140,43 @@ def test_a_run_that_is_lost_too_often_fails_its_successors(admin: TestClient) ->
     assert get(admin, last)["status"] == "failed"
 
 
-def test_an_experiment_waits_for_the_run_that_trains_its_weights(admin: TestClient) -> None:
+def keep_weights(database: Database, experiment_id: str) -> None:
+    columns = {"file": "weights.safetensors", "attempt": 1, "seq": 1, "media_type": "a/b"}
+    with database.transaction() as session:
+        session.add(Artifact(experiment_id=experiment_id, sha256="0" * 64, **columns))
+
+
+@pytest.mark.parametrize("spec", [TRAINED, FITTED], ids=["trained", "fitted"])
+def test_an_experiment_waits_for_the_run_that_makes_its_weights(
+    admin: TestClient, spec: dict[str, Any]
+) -> None:
     database = database_of(admin)
-    trained = submit(admin, spec=TRAINED)
+    trained = submit(admin, spec=spec)
     waiting = submit(admin, spec=from_weights(trained))
     assert get(admin, waiting)["after"] == [trained]
-    finish(database, claim_next(database))
+    claim = claim_next(database)
+    keep_weights(database, trained)
+    finish(database, claim)
     assert claim_next(database).experiment_id == waiting
     ready = submit(admin, trained, spec=from_weights(trained))  # which has succeeded by now
     assert claim_next(database).experiment_id == ready
 
 
+def test_a_run_without_its_weights_is_refused(admin: TestClient) -> None:
+    """An earlier version did not keep what it fitted."""
+    database = database_of(admin)
+    fitted = submit(admin, spec=FITTED)
+    finish(database, claim_next(database))
+    answer = admin.post("/v1/experiments", json={"spec": from_weights(fitted)})
+    (error,) = answer.json()["errors"]
+    assert error["pointer"] == "/spec/model/experiment"
+    assert error["detail"] == "this experiment has kept no weights: submit it again"
+    keep_weights(database, fitted)
+    submit(admin, spec=from_weights(fitted))
+
+
 def test_invalid_predecessors_are_refused(admin: TestClient) -> None:
-    ended, untrained = submit(admin), submit(admin)
+    ended, untrained = submit(admin), submit(admin, spec=DRAWN)
     admin.post(f"/v1/experiments/{ended}:cancel")
     someone = member(admin)
     theirs = submit(admin, headers=bearer(someone["key"]))
@@ -159,7 +185,7 @@ def test_invalid_predecessors_are_refused(admin: TestClient) -> None:
         (["0" * 32], ppca_spec(), "/after/0", "the id of an experiment, yours or shared"),
         ([ended], ppca_spec(), "/after/0", "this experiment is cancelled"),
         ([shared, theirs], ppca_spec(), "/after/1", "the id of an experiment, yours or"),
-        ([], from_weights(untrained), "/spec/model/experiment", "that trains a model"),
+        ([], from_weights(untrained), "/spec/model/experiment", "trains or fits a model"),
         ([], from_weights(ended), "/spec/model/experiment", "did not fail"),
         ([], from_weights(theirs), "/spec/model/experiment", "yours or shared"),
         (["a b"], ppca_spec(), "/after/0", "the id of an experiment, from"),

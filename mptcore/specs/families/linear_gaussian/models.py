@@ -32,8 +32,8 @@ class LinearGaussian(Spec):
     init: str
     """Source of the initial parameters."""
     experiment: ExperimentId | None = None
-    """Id of the finished training run whose weights are used, with `init: experiment`: those of the
-    same seed, or of its first seed if it did not have this seed."""
+    """Id of the finished experiment that trained or fitted the model, with `init: experiment`. The
+    model is that of the same seed, or of its first seed if it did not have this seed."""
 
     def problems(self, data: DataSource, pointer: str) -> list[Problem]:
         """Return the problems of this model with the data."""
@@ -62,7 +62,7 @@ class PpcaModel(LinearGaussian):
     """Source of the parameters. `random` draws W from N(0, 1), with the data's mean. `generator`
     uses the parameters that generated the data. `maximum_likelihood` is the closed form of Tipping
     & Bishop (1999), which estimates `noise_precision` if it is null. `experiment` uses the weights
-    of a training run."""
+    of an earlier experiment."""
 
     def problems(self, data: DataSource, pointer: str) -> list[Problem]:
         problems = super().problems(data, pointer)
@@ -93,7 +93,7 @@ class FactorAnalysisModel(LinearGaussian):
     """Source of the parameters. `random` draws W from N(0, 1), with the data's mean and
     `noise_precision` in every dimension. `maximum_likelihood` runs the EM algorithm until the
     likelihood no longer changes, and estimates the noise variances. `experiment` uses the weights
-    of a training run."""
+    of an earlier experiment."""
 
     def problems(self, data: DataSource, pointer: str) -> list[Problem]:
         problems = super().problems(data, pointer)

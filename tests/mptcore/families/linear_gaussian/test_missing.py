@@ -304,3 +304,31 @@ def test_prepared_values_stay_missing() -> None:
     assert torch.equal(scaled.isnan(), x.isnan())
     assert known.mean().item() == pytest.approx(0, abs=1e-6)
     assert known.std(correction=0).item() == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "more", "warned"),
+    [(11, {}, 1), (9, {}, 0), (11, {"standardize": "columns"}, 0), (11, {"standardize": True}, 1)],
+)
+def test_columns_of_very_different_scale_give_ppca_a_warning(
+    upload: Uploaded, ratio: float, more: dict[str, Any], warned: int
+) -> None:
+    x = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = (x - x.mean(0)) / x.std(0, correction=0) * torch.tensor([ratio, 1.0, 2.0])
+    x[0, 1] = torch.nan
+    model = {**PPCA, "latent_dim": 1}
+    evaluate = {"masks": {"schedule": "sizes", "sizes": [1], "per_size": 1}}
+    data = upload(x, **more)
+    for family, count in (("ppca", warned), ("factor_analysis", 0)):
+        spec = {"model": {**model, "family": family}, "data": data, "evaluate": evaluate}
+        found = [*filter(is_warning, run(spec_of({**spec, "seeds": [1, 2]})))]
+        assert len(found) == count
+
+
+def test_the_warning_names_the_columns_and_their_scales(upload: Uploaded) -> None:
+    x = torch.tensor([[1.0, 20.0, 3.0], [3.0, 60.0, 1.0], [1.0, 20.0, 3.5]])
+    evaluate = {"masks": {"schedule": "sizes", "sizes": [1], "per_size": 1}}
+    spec = {"model": {**PPCA, "latent_dim": 1}, "data": upload(x), "evaluate": evaluate}
+    (found,) = filter(is_warning, run(spec_of(spec)))
+    assert isinstance(found, Log)
+    assert "columns: 0.943 in 0, 18.9 in 1. PPCA has the same noise" in found.message

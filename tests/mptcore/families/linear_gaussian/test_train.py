@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from mptcore.data.arrays import load_arrays
 from mptcore.estimation.evaluate import Evaluation
@@ -317,6 +318,27 @@ def test_weights_are_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.Monkey
     taken["model"] = {**model, "experiment": "gone"}
     with pytest.raises(RunError, match="has no weights"):
         list(run(parse_spec(json.dumps(taken).encode())))
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"), [({}, ["5"]), ({"seed": "run"}, ["5", "6"])], ids=["shared", "run"]
+)
+def test_a_fitted_density_is_saved_once_for_each_data_set(
+    data: dict[str, Any], kept: list[str], tmp_path: Path
+) -> None:
+    value = {**BASE, "data": {**BASE["data"], **data}, "seeds": [5, 6]}
+    del value["train"]
+    drawn = parse_spec(json.dumps(value).encode())
+    value["model"] = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
+    spec = parse_spec(json.dumps(value).encode())
+    (artifact,) = (
+        one for one in resumable(spec, Session(work_dir=tmp_path)) if isinstance(one, Artifact)
+    )
+    tensors = load_file(tmp_path / artifact.file)
+    parts = ("loadings", "mean", "noise_variance")
+    assert sorted(tensors) == sorted(f"{seed}/{part}" for seed in kept for part in parts)
+    others = [*resumable(drawn, Session(work_dir=tmp_path)), *run(spec)]
+    assert not [one for one in others if isinstance(one, Artifact)]
 
 
 def test_per_dimension_noise_is_learned() -> None:
