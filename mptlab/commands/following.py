@@ -1,7 +1,8 @@
 """Wait for experiments in the terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 
 import typer
 
@@ -11,6 +12,8 @@ from mptlab.progress import followed, printable
 from mptlab.tables import with_error
 
 RUN_FAILED = 3
+MAX_LOGS = 10
+"""Maximum number of experiments whose logs are read for warnings."""
 
 
 def follow(context: CommandContext, ids: Sequence[str]) -> list[Json]:
@@ -26,6 +29,13 @@ def print_ended(ended: Sequence[Json]) -> None:
             typer.echo(f"{one['id']}  {printable(one['name'] or '')}".rstrip())
         for line in metric_lines(one):
             typer.echo(line)
+
+
+def print_warnings(context: CommandContext, ids: Iterable[str]) -> None:
+    """Print each warning in the logs of the first experiments once, on stderr."""
+    logs = (context.client.logs(one, "warning") for one in islice(ids, MAX_LOGS))
+    for told in dict.fromkeys(line["message"] for log in logs for line in log):
+        warn(told)
 
 
 def exit_unless_succeeded(ended: Sequence[Json]) -> None:

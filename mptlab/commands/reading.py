@@ -23,6 +23,7 @@ from mptlab.commands.following import (
     follow,
     metric_lines,
     print_ended,
+    print_warnings,
 )
 from mptlab.errors import Json
 from mptlab.experiments import MAX_A_PAGE
@@ -77,8 +78,10 @@ def show(context: CommandContext, experiment_id: ExperimentId) -> None:
 def watch(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     """Show progress until the experiments end, then their metrics. Exit status 3 unless all
     succeeded. Ctrl-C stops only the watching."""
-    ended = follow(context, context.ids(experiment_ids))
+    ids = context.ids(experiment_ids)
+    ended = follow(context, ids)
     context.dump(ended) if context.as_json else print_ended(ended)
+    print_warnings(context, ids)
     exit_unless_succeeded(ended)
 
 

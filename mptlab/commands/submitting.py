@@ -24,6 +24,7 @@ from mptlab.commands.following import (
     exit_unless_succeeded,
     follow,
     print_ended,
+    print_warnings,
 )
 from mptlab.commands.own_data import (
     Array,
@@ -230,6 +231,7 @@ def _queue_sweep(
     with comes_back("table", [made.id]):
         ended = made.wait(check=False)
     context.show_sweep(made)
+    print_warnings(context, dict.fromkeys(row["experiment_id"] for row in made.table()))
     exit_unless_succeeded([ended])
 
 
@@ -243,6 +245,7 @@ def _followed(context: CommandContext, made: list[Json], watch: bool) -> list[Js
     ended = follow(context, ids)
     if not context.as_json:
         print_ended(ended)
+        print_warnings(context, ids)
     return ended
 
 

@@ -55,6 +55,25 @@ def test_one_command_scores_a_table_for_several_k(
     assert (again["id"], again["columns"]) == (dataset["id"], ["a", "b", "c", "d"])
 
 
+def test_warnings_of_the_runs_are_printed_once(environment: dict[str, str], client: Client) -> None:
+    np.savetxt("units.csv", ROWS * [1, 1, 1, 500], delimiter=",", header="a,b,c,d", comments="")
+    words = ("submit", "--data", "units.csv", *FIELDS, "--watch", "--no-cache", "--latent-dim")
+    for latent_dim in ("1..2", "3"):
+        code, _, error = mpt_here(environment, *words, latent_dim)
+        assert code == 0, error
+        assert error.count("mpt: standard deviations differ much between columns: ") == 1
+        assert "in d. PPCA has the same noise" in error
+    _, _, again = mpt_here(environment, "watch", client.experiments.list(1)[0].id)
+    assert "mpt: standard deviations differ much" in again
+    scaled = ("3", "--set", "data.standardize=columns")
+    code, shown, error = mpt_here(environment, *words, *scaled)
+    assert code == 0, error
+    assert "standard deviations" not in error
+    code, _, error = mpt_here(environment, "download", shown.split()[0], "--to", "kept")
+    assert code == 0, error
+    assert Path("kept", "weights.safetensors").is_file()
+
+
 def test_columns_of_a_tsv_and_the_array_of_an_npz(
     environment: dict[str, str], client: Client
 ) -> None:
