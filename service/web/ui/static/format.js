@@ -78,8 +78,22 @@ export function bytes(count) {
   return `${number(count / 1000 ** at, 3)} ${units[at]}`;
 }
 
-/** What an experiment is called: its name, or the end of its id, which tells ids apart. */
-export const titleOf = (experiment) => experiment.name ?? `untitled ${experiment.id.slice(-6)}`;
+/** A spec in short: the family, its main size, and the source of the data, such as "ppca · K 3 · digits". */
+export function shortSpec({ model, data }) {
+  const size = model?.latent_dim === undefined ? model?.checkpoint : `K ${plain(model.latent_dim)}`;
+  const source = data?.source === "ppca" ? "drawn" : (data?.subset ?? data?.file ?? data?.source);
+  const shape = data?.n && data.dim && `${plain(data.n)} × ${plain(data.dim)}`;
+  return [model?.family, size, [source, shape].filter(Boolean).join(" ")].filter(Boolean).join(" · ");
+}
+
+/**
+ * The name of an experiment or sweep. Without a name, a title that was made for it, or else what is known
+ * of it, and the end of its id, which tells ids apart.
+ */
+export function titleOf({ id, name, title, spec, fields, family }) {
+  const known = fields ? `sweep of ${fields.map((path) => path.split(".").pop()).join(", ")}` : spec ? shortSpec(spec) : family;
+  return name ?? title ?? `${known || "untitled"} · ${id.slice(-6)}`;
+}
 
 /** Labels as text: "seed 4, model baseline". */
 export const labelText = (labels) =>

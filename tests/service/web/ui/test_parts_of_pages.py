@@ -369,6 +369,20 @@ def test_a_list_on_a_phone_shows_a_metric(page: Page, lab: BrowsedLab) -> None:
     expect(page.get_by_text("lml −61.340").first).to_be_hidden()
 
 
+def test_experiments_without_a_name_have_a_title(page: Page, lab: BrowsedLab) -> None:
+    """The spec in short; of a sweep's point the swept fields. Both are read once."""
+    made = submitted(lab.database, tags=["nameless"])
+    page.goto(lab.url("/?q=nameless"))
+    expect(page.locator("a.name.muted")).to_have_text(["ppca · K 2 · drawn 50 × 6"])
+    page.goto(lab.url(f"/experiments/{made}"))
+    expect(page.get_by_role("heading", level=1)).to_have_text(
+        f"ppca · K 2 · drawn 50 × 6 · {made[-6:]}"
+    )
+    page.goto(lab.url("/?q=by+n"))
+    points = page.locator("a.name.muted")
+    expect(points).to_have_text([f"noise by hand: n {n}" for n in (200, 100, 50)])
+
+
 def test_headers_sort_a_list_and_a_table(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url("/"))
     page.get_by_role("button", name="lml", exact=True).click()

@@ -10,6 +10,7 @@ import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery
 import { SavedViews } from "../saved.js";
 import { Selection } from "../selection.js";
 import { SortHeader } from "../sorting.js";
+import { useTitles } from "../titles.js";
 
 const PAGE = 50;
 const ASKED = ["q", "status", "family", "tag", "whose", "filter", "order_by", "cursor"];
@@ -49,7 +50,7 @@ function Row({ experiment, columns, selected, onSelect }) {
         onChange=${(event) => onSelect(experiment, event.target.checked)} />
     </td>
     <th scope="row">
-      <a class="name" href=${`/experiments/${id}`}>${title}</a>
+      <a class=${experiment.name ? "name" : "name muted"} href=${`/experiments/${id}`}>${title}</a>
       <div class="small"><${Tags} of=${experiment.tags} /></div>
     </th>
     <td>
@@ -129,6 +130,7 @@ export default function Experiments({ me, may }) {
   const fields = chosen.filter(isField);
   const path = withQuery("/v1/experiments", { ...asked, metrics, limit: PAGE, fields: fields.length ? "full" : null });
   const { data, error, refresh } = useLive(() => get(path), [path]);
+  const items = useTitles(data?.items, query.get("whose"));
   const hasFamilies = new Set(data?.items.map(({ family }) => family)).size > 1;
   const columns = { metrics, fields, family: hasFamilies, owner: (query.get("whose") ?? "mine") !== "mine" };
   const filtered = ASKED.some((name) => query.has(name));
@@ -142,8 +144,8 @@ export default function Experiments({ me, may }) {
     ${error && !error.at("/query/filter") && html`<${Problem} error=${error} />`}
     ${!data && !error && html`<${Loading} />`}
     ${data && html`<div class="card flush">
-      ${data.items.length
-        ? html`<${Rows} items=${data.items} columns=${columns} selected=${selected} select=${select}
+      ${items.length
+        ? html`<${Rows} items=${items} columns=${columns} selected=${selected} select=${select}
             order=${query.get("order_by") ?? "created desc"} onOrder=${(order) => change({ order_by: order, cursor: null })} />`
         : html`<${Nothing} filtered=${filtered} may=${may} />`}
     </div>`}

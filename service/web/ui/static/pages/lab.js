@@ -6,16 +6,18 @@ import { call, get } from "../api.js";
 import { bytes, dateTime, duration, number, titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Confirm, Empty, Problem, Scroll, Status, When } from "../parts.js";
+import { useTitles } from "../titles.js";
 import { WorkerHistory } from "../worker-history.js";
 
 function Queue({ queue }) {
+  const items = useTitles(queue.items);
   return html`<section class="card flush">
     <h2>What I have waiting</h2>
-    ${queue.items.length === 0 && html`<${Empty} title="Nothing waits" />`}
-    ${queue.items.length > 0 && html`<${Scroll} label="Queue"><table>
+    ${items.length === 0 && html`<${Empty} title="Nothing waits" />`}
+    ${items.length > 0 && html`<${Scroll} label="Queue"><table>
       <thead><tr><th scope="col">Experiment</th><th scope="col">Why it waits</th><th scope="col" class="wide">May start</th><th scope="col" class="wide">Since</th></tr></thead>
-      <tbody>${queue.items.map((one) => html`<tr key=${one.id}>
-        <th scope="row"><a class="name" href=${`/experiments/${one.id}`}>${titleOf(one)}</a></th>
+      <tbody>${items.map((one) => html`<tr key=${one.id}>
+        <th scope="row"><a class=${one.name ? "name" : "name muted"} href=${`/experiments/${one.id}`}>${titleOf(one)}</a></th>
         <td>${one.queue.reason}</td>
         <td class="wide">${one.queue.estimated_start ? dateTime(one.queue.estimated_start) : "not known"}</td>
         <td class="wide"><${When} at=${one.created_at} /></td>

@@ -4,7 +4,6 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact-htm
 import { Away, get, post } from "../api.js";
 import { Estimate, FieldErrors } from "../checking.js";
 import { SpecForm } from "../form.js";
-import { titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Loading, Problem } from "../parts.js";
 import { partsOf } from "../schema.js";
@@ -64,7 +63,7 @@ async function beginning(presets) {
   if (preset) return { spec: preset.specs[Number(query.get("part") ?? 0)] ?? preset.specs[0], name: preset.title };
   if (!query.has("from")) return { spec: EXAMPLE, name: "" };
   const experiment = await get(`/v1/experiments/${query.get("from")}`);
-  return { spec: experiment.spec, name: `${titleOf(experiment)}, again`.slice(0, 200) };
+  return { spec: experiment.spec, name: experiment.name ? `${experiment.name}, again`.slice(0, 200) : "" };
 }
 
 function PresetChoice({ presets, onChoose }) {

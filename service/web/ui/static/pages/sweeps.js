@@ -9,7 +9,7 @@ import { Counts } from "../counts.js";
 
 function Row({ sweep }) {
   return html`<tr>
-    <th scope="row"><a class="name" href=${`/sweeps/${sweep.id}`}>${titleOf(sweep)}</a>
+    <th scope="row"><a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${titleOf(sweep)}</a>
       <div class="small"><${Tags} of=${sweep.tags} /></div></th>
     <td><${Status} of=${sweep.status} /><${Counts} sweep=${sweep} /></td>
     <td class="mono wide wrap">${sweep.fields.join(", ")}</td>
