@@ -3,7 +3,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const LINE_PX = 18;
 const SWATCH_PX = 16;
-export const THUMB = { width: 180, height: 60 };
+export const THUMB = { width: 120, height: 32 };
 
 function element(name, attributes, ...children) {
   const made = document.createElementNS(SVG, name);

@@ -36,3 +36,20 @@ async function verdictOf(preset, runs) {
   const query = { experiment: runs.map((one) => one.id) };
   return get(withQuery(`/v1/presets/${preset.name}/verdict`, query));
 }
+
+/** "not run", "running", "incomplete", or the verdict. */
+export function stateOf({ runs, verdict }) {
+  const made = runs.filter(Boolean);
+  if (verdict) return verdict.verdict;
+  if (!made.length) return "not run";
+  return made.every(({ terminal }) => terminal) ? "incomplete" : "running";
+}
+
+const STATES = { agrees: "agree", differs: "differ", "not run": "not run" };
+
+/** How many standings are in each state, such as "3 agree · 1 differ · 30 not run". Rare states are named if there are any. */
+export function countsOf(standings) {
+  const counts = Object.fromEntries(Object.keys(STATES).map((state) => [state, 0]));
+  for (const state of standings.map(stateOf)) counts[state] = (counts[state] ?? 0) + 1;
+  return Object.entries(counts).map(([state, count]) => `${count} ${STATES[state] ?? state}`).join(" · ");
+}

@@ -272,7 +272,12 @@ def test_a_sweep_over_three_fields_has_parallel_coordinates(page: Page, lab: Bro
 
 def test_presets_show_the_published_values_beside_ours(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url("/paper"))
+    count = len(PRESETS)
+    expect(page.get_by_text(f"0 agree · 1 differ · {count - 1} not run")).to_be_visible()
     figure = page.get_by_role("article", name="Fig. 1, left")
+    expect(figure.locator("svg.thumb")).to_be_visible()
+    expect(figure.get_by_role("button", name="Run")).to_be_hidden()
+    figure.locator("summary").first.press("Enter")
     expect(figure.locator(".status.differs")).to_be_visible()
     expect(figure.locator(".strip")).to_have_count(10)
     expect(figure.locator(".strip .bad")).to_have_count(1)
@@ -283,7 +288,9 @@ def test_presets_show_the_published_values_beside_ours(page: Page, lab: BrowsedL
     expect(figure).to_contain_text("took less than 1 s")
     bert = page.get_by_role("article", name="GLUE MRPC").first
     expect(bert.locator(".status")).to_have_text("not run")
-    expect(bert).to_contain_text("Area −1773.45 pretrained")
+    expect(bert.get_by_text("Area −1773.45 pretrained")).to_be_hidden()
+    bert.get_by_role("heading").click()
+    expect(bert.get_by_text("Area −1773.45 pretrained")).to_be_visible()
     expect(bert).to_contain_text("needs mrpc, bert-base-uncased")
     expect(bert.locator("svg")).to_have_count(0)
     figure.get_by_text("Curves, with what was published").click()

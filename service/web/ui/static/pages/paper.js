@@ -5,7 +5,7 @@ import { get } from "../api.js";
 import { duration, titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Loading, Problem, Progress, Status } from "../parts.js";
-import { runPreset, standingsOf } from "../presets.js";
+import { countsOf, runPreset, standingsOf, stateOf } from "../presets.js";
 import { Comparisons, Curves, Thumbnail } from "../published.js";
 
 function Runs({ runs, me }) {
@@ -19,54 +19,51 @@ function Runs({ runs, me }) {
   ${made.length > 1 && html`<p><a href=${`/compare?ids=${made.map((one) => one.id).join(",")}`}>Compare them</a></p>`}`;
 }
 
-/** "not run", "running", "incomplete", or the verdict. */
-function stateOf({ runs, verdict }) {
-  const made = runs.filter(Boolean);
-  if (verdict) return verdict.verdict;
-  if (!made.length) return "not run";
-  return made.every(({ terminal }) => terminal) ? "incomplete" : "running";
-}
-
-/** What the runs of a preset read, and how long they took. */
-function Facts({ preset, runs }) {
+/** How long the runs took together; null unless all have ended. */
+function timeOf(runs) {
   const took = runs.map((one) => (one?.finished_at ? (Date.parse(one.finished_at) - Date.parse(one.started_at)) / 1000 : NaN));
   const seconds = took.reduce((total, one) => total + one, 0);
-  const facts = [preset.needs.length && `needs ${preset.needs.join(", ")}`, seconds >= 0 && `took ${duration(seconds)}`].filter(Boolean);
-  return facts.length > 0 && html`<p class="muted small">${facts.join(" · ")}</p>`;
+  return seconds >= 0 ? `took ${duration(seconds)}` : null;
 }
 
+/** A row; a click opens its comparisons, runs and curves. */
 function Preset({ preset, standing, me, may, onRun }) {
   const [refused, setRefused] = useState(null);
   const run = () => runPreset(preset).then(() => setRefused(null), setRefused).then(onRun);
   const { runs, verdict } = standing;
   const count = preset.specs.length;
-  return html`<article class=${verdict ? "card stack across" : "card stack"} aria-label=${preset.title}>
-    <div class="row spread">
-      <h3 class="grow">${preset.title}</h3>
+  const needs = preset.needs.length > 0 && `needs ${preset.needs.join(", ")}`;
+  return html`<article class="entry" aria-label=${preset.title}><details>
+    <summary>
+      <h3>${preset.title}</h3>
+      <${Thumbnail} preset=${preset} runs=${runs} />
+      <span class="muted small wrap">${[needs, timeOf(runs)].filter(Boolean).join(" · ")}</span>
       <${Status} of=${stateOf(standing)} />
+    </summary>
+    <div class="stack inset">
+      <p>${preset.statement}</p>
+      ${verdict && html`<${Comparisons} verdict=${verdict} />`}
+      ${verdict?.missing && html`<p class="muted">${verdict.missing}</p>`}
+      <${Runs} runs=${runs} me=${me} />
+      <${Curves} preset=${preset} runs=${runs} />
+      <${Problem} error=${refused} />
+      <div class="row">
+        ${may("submit") && html`<button type="button" onClick=${run}>Run${count > 1 && ` all ${count}`}</button>`}
+        <a class="button quiet" href=${`/new?preset=${preset.name}`}>Change it first</a>
+      </div>
     </div>
-    <div class="row spread"><p class="grow">${preset.statement}</p><${Thumbnail} preset=${preset} runs=${runs} /></div>
-    <${Facts} preset=${preset} runs=${runs} />
-    ${verdict && html`<${Comparisons} verdict=${verdict} />`}
-    ${verdict?.missing && html`<p class="muted">${verdict.missing}</p>`}
-    <${Runs} runs=${runs} me=${me} />
-    <${Curves} preset=${preset} runs=${runs} />
-    <${Problem} error=${refused} />
-    <div class="row">
-      ${may("submit") && html`<button type="button" onClick=${run}>Run${count > 1 && ` all ${count}`}</button>`}
-      <a class="button quiet" href=${`/new?preset=${preset.name}`}>Change it first</a>
-    </div>
-  </article>`;
+  </details></article>`;
 }
 
-/** Presets by the table or figure that they are of. */
-function grouped(presets) {
-  const groups = new Map();
-  for (const preset of presets) {
-    const of = /^(Table|Fig\.) \d+/.exec(preset.title)?.[0] ?? "Beyond the paper";
-    groups.set(of, [...(groups.get(of) ?? []), preset]);
-  }
-  return [...groups];
+/** The table or figure that a preset is of; null if it is not of the paper. */
+const publishedOf = ({ title }) => /^(Table|Fig\.) \d+/.exec(title)?.[0] ?? null;
+
+/** The presets of the paper, those of a table or figure one after the other, and the others. */
+function divided(presets) {
+  const order = [...new Set(presets.map(publishedOf))];
+  const [others, published] = [true, false].map((beyond) => presets.filter((one) => (publishedOf(one) === null) === beyond));
+  published.sort((a, b) => order.indexOf(publishedOf(a)) - order.indexOf(publishedOf(b)));
+  return [["Tables and figures", published], ["Beyond the paper", others]];
 }
 
 export default function Paper({ me, may }) {
@@ -77,15 +74,16 @@ export default function Paper({ me, may }) {
     (standings) => !standings || Object.values(standings).every(({ runs }) => runs.every((one) => one?.terminal ?? true)),
   );
   return html`<div class="stack">
-    <h1>The paper</h1>
-    <p class="muted">What Moreno-Muñoz, Recasens and Hauberg (2023) published, and what your runs of it found.</p>
+    <div>
+      <h1>The paper</h1>
+      <p class="muted">What Moreno-Muñoz, Recasens and Hauberg (2023) published, and what your runs of it found.</p>
+      ${data && html`<p><strong>${countsOf(Object.values(data))}</strong></p>`}
+    </div>
     <${Problem} error=${presets.error ?? error} />
     ${!data && !error && html`<${Loading} />`}
-    ${data && grouped(presets.data.items).map(([of, items]) => html`<section key=${of} aria-label=${of}>
-      <h2>${of}</h2>
-      <div class="halves">
-        ${items.map((one) => html`<${Preset} key=${one.name} preset=${one} standing=${data[one.name]} me=${me} may=${may} onRun=${refresh} />`)}
-      </div>
+    ${data && divided(presets.data.items).map(([title, items]) => html`<section key=${title} class="card flush" aria-label=${title}>
+      <h2>${title}</h2>
+      ${items.map((one) => html`<${Preset} key=${one.name} preset=${one} standing=${data[one.name]} me=${me} may=${may} onRun=${refresh} />`)}
     </section>`)}
   </div>`;
 }

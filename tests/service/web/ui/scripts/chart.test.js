@@ -163,11 +163,11 @@ const curve = (more = {}) => ({ x: [0, 1, 2], value: [0, null, 4], colour: 3, ..
 
 test("a small picture has the curves that are not faint, and the levels, on one scale", () => {
   const { paths, levels } = thumbnailOf([curve(), curve({ faint: true }), curve({ x: [], value: [] })], [{ y: 8 }]);
-  assert.deepEqual(paths, [{ d: "M2.00 58.00h0M178.00 30.00h0", colour: 3 }]);
-  assert.deepEqual(levels, ["M0 2.00H180"]);
+  assert.deepEqual(paths, [{ d: "M2.00 30.00h0M118.00 16.00h0", colour: 3 }]);
+  assert.deepEqual(levels, ["M0 2.00H120"]);
 });
 
 test("a flat curve is in the middle", () => {
   const { paths } = thumbnailOf([curve({ x: [1], value: [5] })], []);
-  assert.deepEqual(paths, [{ d: "M90.00 30.00h0", colour: 3 }]);
+  assert.deepEqual(paths, [{ d: "M60.00 16.00h0", colour: 3 }]);
 });
