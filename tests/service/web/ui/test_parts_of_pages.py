@@ -313,6 +313,17 @@ def test_the_lab_over_the_last_hours_and_what_admins_see(page: Page, lab: Browse
     expect(page.get_by_text("Nothing.", exact=True)).to_be_visible()
 
 
+def test_the_lab_begins_with_the_workers_and_the_runs(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url("/lab"))
+    sections = page.locator("main section h2")
+    expect(sections.filter(has_text=re.compile("^(My|Workers)"))).to_have_text(
+        ["Workers", "My running experiments", "My waiting experiments", "My usage", "My keys"]
+    )
+    run = page.get_by_role("region", name="Running").get_by_role("row", name="the run that")
+    expect(run.get_by_role("progressbar")).to_be_visible()
+    expect(run.get_by_role("link")).to_have_attribute("href", containing(lab.ids["running"]))
+
+
 def test_other_users_do_not_see_the_admin_page(stranger: Page, lab: BrowsedLab) -> None:
     signed_in(stranger, lab.service, key_of(lab.database, "mia", Role.MEMBER))
     stranger.goto(lab.url("/lab"))

@@ -1,23 +1,40 @@
-// The lab: who waits for what, the workers, what one may use, and one's keys.
+// The lab: the workers, what runs and waits, what one may use, and one's keys.
 
 import { html, useState } from "../vendor/preact-htm.js";
 import { Administration } from "../administration.js";
-import { call, get } from "../api.js";
+import { call, get, withQuery } from "../api.js";
 import { bytes, dateTime, duration, number, titleOf } from "../format.js";
 import { useLive } from "../live.js";
-import { Confirm, Empty, Problem, Scroll, Status, When } from "../parts.js";
+import { Confirm, Empty, Problem, Progress, Scroll, Status, When } from "../parts.js";
 import { useTitles } from "../titles.js";
 import { WorkerHistory } from "../worker-history.js";
+
+const Title = ({ of }) => html`<a class=${of.name ? "name" : "name muted"} href=${`/experiments/${of.id}`}>${titleOf(of)}</a>`;
+
+function Running({ experiments }) {
+  return html`<section class="card flush">
+    <h2>My running experiments</h2>
+    ${experiments.length === 0 && html`<${Empty} title="Nothing runs" />`}
+    ${experiments.length > 0 && html`<${Scroll} label="Running"><table>
+      <thead><tr><th scope="col">Experiment</th><th scope="col">Progress</th><th scope="col" class="wide">Worker</th></tr></thead>
+      <tbody>${experiments.map((one) => html`<tr key=${one.id}>
+        <th scope="row"><${Title} of=${one} /></th>
+        <td>${one.progress?.total ? html`<${Progress} experiment=${one} label=${`Progress of ${titleOf(one)}`} />` : html`<${Status} of=${one.status} />`}</td>
+        <td class="wide wrap">${one.worker}</td>
+      </tr>`)}</tbody>
+    </table><//>`}
+  </section>`;
+}
 
 function Queue({ queue }) {
   const items = useTitles(queue.items);
   return html`<section class="card flush">
-    <h2>What I have waiting</h2>
+    <h2>My waiting experiments</h2>
     ${items.length === 0 && html`<${Empty} title="Nothing waits" />`}
     ${items.length > 0 && html`<${Scroll} label="Queue"><table>
       <thead><tr><th scope="col">Experiment</th><th scope="col">Why it waits</th><th scope="col" class="wide">May start</th><th scope="col" class="wide">Since</th></tr></thead>
       <tbody>${items.map((one) => html`<tr key=${one.id}>
-        <th scope="row"><a class=${one.name ? "name" : "name muted"} href=${`/experiments/${one.id}`}>${titleOf(one)}</a></th>
+        <th scope="row"><${Title} of=${one} /></th>
         <td>${one.queue.reason}</td>
         <td class="wide">${one.queue.estimated_start ? dateTime(one.queue.estimated_start) : "not known"}</td>
         <td class="wide"><${When} at=${one.created_at} /></td>
@@ -30,8 +47,8 @@ function Usage({ queue }) {
   const { share } = queue;
   const of = (count, most) => (most === null ? String(count) : `${number(count)} of ${number(most)}`);
   const facts = [
-    ["Running", of(queue.running, queue.max_running)],
-    ["Unfinished", of(queue.submitted, queue.max_submitted)],
+    ["Running experiments", of(queue.running, queue.max_running)],
+    ["Unfinished experiments", of(queue.submitted, queue.max_submitted)],
     ...(queue.max_gpu_hours_a_day === null ? [] : [["GPU-hours in a day", of(queue.gpu_hours, queue.max_gpu_hours_a_day)]]),
     ["Storage", queue.max_bytes === null ? bytes(queue.kept_bytes) : `${bytes(queue.kept_bytes)} of ${bytes(queue.max_bytes)}`],
     ["Share of the lab", `${number(100 * share.norm_shares, 3)} %`],
@@ -39,12 +56,13 @@ function Usage({ queue }) {
     ["Recent use", `${duration(share.raw_usage)} of a CPU slot`],
   ];
   return html`<section class="card">
-    <h2>What I use</h2>
+    <h2>My usage</h2>
     <dl class="facts">${facts.map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>
   </section>`;
 }
 
-function Workers({ workers }) {
+function Workers({ workers, experiments }) {
+  const titles = new Map(experiments.map((one) => [one.id, titleOf(one)]));
   return html`<section class="card flush">
     <h2>Workers</h2>
     ${workers.length === 0 && html`<${Empty} title="No worker was heard of within a minute"><p>What is queued waits until one comes.</p><//>`}
@@ -53,7 +71,7 @@ function Workers({ workers }) {
       <tbody>${workers.map((one) => html`<tr key=${one.id}>
         <th scope="row" class="wrap">${one.id}<div class="muted small">${one.gpu ?? one.queue}</div></th>
         <td>${one.busy ? html`<${Status} of="running" />` : html`<span class="muted">idle</span>`}
-          ${one.experiment_id && html` <a href=${`/experiments/${one.experiment_id}`}>${one.experiment_id.slice(-6)}</a>`}</td>
+          ${one.experiment_id && html` <a href=${`/experiments/${one.experiment_id}`}>${titles.get(one.experiment_id) ?? one.experiment_id.slice(-6)}</a>`}</td>
         <td class="wide">${one.gpu ? `${bytes(one.gpu_memory_free)} of ${bytes(one.gpu_memory_total)} on the GPU` : bytes(one.memory_free)}</td>
         <td class="wide"><${When} at=${one.started_at} /></td>
       </tr>`)}</tbody>
@@ -93,22 +111,29 @@ function Keys({ me, may, keys, onDone }) {
   </section>`;
 }
 
+const MAX_RUNNING = 20;
+
 export default function Lab({ me, may }) {
   const read = async () => {
-    const [queue, workers, keys] = await Promise.all([
+    const [queue, running, workers, keys] = await Promise.all([
       get("/v1/queue"),
+      get(withQuery("/v1/experiments", { status: ["running", "dispatched"], limit: MAX_RUNNING })),
       get("/v1/workers"),
       get(`/v1/users/${me.name}/keys`),
     ]);
-    return { queue, workers: workers.items, keys: keys.items };
+    return { queue, running: running.items, workers: workers.items, keys: keys.items };
   };
   const { data, error, refresh } = useLive(read, []);
+  const running = useTitles(data?.running);
   return html`<div class="stack">
     <h1>The lab</h1>
     <${Problem} error=${error} />
     ${data && html`
-      <div class="halves"><${Usage} queue=${data.queue} /><${Workers} workers=${data.workers} /></div>
-      <${Queue} queue=${data.queue} />
+      <div class="halves">
+        <${Workers} workers=${data.workers} experiments=${running} />
+        <${Running} experiments=${running} />
+      </div>
+      <div class="halves"><${Queue} queue=${data.queue} /><${Usage} queue=${data.queue} /></div>
       <${WorkerHistory} />
       <${Keys} me=${me} may=${may} keys=${data.keys} onDone=${refresh} />
       ${may("admin") && html`<${Administration} />`}
