@@ -6,13 +6,23 @@ import { Copy } from "./parts.js";
 
 const FIRST = ["family", "source", "schedule", "objective"];
 
+const MAX_ITEMS = 10;
+
+/** A value in short: items with commas between, and of a long list the first three, the last and their number. */
+function short(value) {
+  if (!Array.isArray(value)) return plain(value);
+  const items = value.map(plain);
+  if (items.length <= MAX_ITEMS) return items.join(", ");
+  return `${items.slice(0, 3).join(", ")}, …, ${items.at(-1)} (${items.length} values)`;
+}
+
 /** One part of a spec in a line: what it is, then what is set of it. */
-function summary(part) {
-  if (part === null || typeof part !== "object" || Array.isArray(part)) return plain(part);
+export function summary(part) {
+  if (part === null || typeof part !== "object" || Array.isArray(part)) return short(part);
   const told = leaves(part).filter(([, value]) => value !== null && !(Array.isArray(value) && !value.length));
   const isFirst = ([path]) => FIRST.includes(path.split(".").pop());
   return [...told.filter(isFirst), ...told.filter((one) => !isFirst(one))]
-    .map(([path, value]) => (FIRST.includes(path) ? plain(value) : `${path} ${plain(value)}`))
+    .map(([path, value]) => (FIRST.includes(path) ? short(value) : `${path} ${short(value)}`))
     .join(" · ");
 }
 
