@@ -410,6 +410,16 @@ def test_experiments_without_a_name_have_a_title(page: Page, lab: BrowsedLab) ->
     expect(points).to_have_text([f"noise by hand: n {n}" for n in (200, 100, 50)])
 
 
+def test_the_help_links_to_its_documents_on_a_phone(page: Page, lab: BrowsedLab) -> None:
+    """The list of documents is below the text there."""
+    link = page.get_by_role("link", name="All documents")
+    page.goto(lab.url("/help"))
+    expect(link).to_be_hidden()
+    page.set_viewport_size({"width": 390, "height": 844})
+    link.click()
+    expect(page.get_by_role("link", name="Settings").last).to_be_in_viewport()
+
+
 def test_headers_sort_a_list_and_a_table(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url("/"))
     page.get_by_role("button", name="lml", exact=True).click()
