@@ -55,21 +55,21 @@ function Audit() {
     setAsked({ actor: form.get("actor").trim(), object_id: form.get("object").trim(), cursor: null });
   }
   return html`<section class="card flush">
-    <h2>Who did what</h2>
+    <h2>Audit log</h2>
     <form class="bar row end fields" onSubmit=${onSubmit}>
-      <div class="field"><label for="actor">Who</label><input id="actor" name="actor" maxlength="100" /></div>
-      <div class="field"><label for="object">To what, by its id</label><input id="object" name="object" maxlength="100" /></div>
+      <div class="field"><label for="actor">User</label><input id="actor" name="actor" maxlength="100" /></div>
+      <div class="field"><label for="object">Id of the object</label><input id="object" name="object" maxlength="100" /></div>
       <button>Show</button>
     </form>
     <${Problem} error=${error} />
-    ${data?.items.length === 0 && html`<${Empty} title="Nothing was done" />`}
-    ${data?.items.length > 0 && html`<${Scroll} label="Who did what"><table>
-      <thead><tr><th scope="col">When</th><th scope="col">Who</th><th scope="col">What</th><th scope="col">To what</th><th scope="col" class="wide">More</th></tr></thead>
+    ${data?.items.length === 0 && html`<${Empty} title="No entries" />`}
+    ${data?.items.length > 0 && html`<${Scroll} label="Audit log"><table>
+      <thead><tr><th scope="col">Time</th><th scope="col">User</th><th scope="col">Action</th><th scope="col" class="wide">Object</th><th scope="col" class="wide">Details</th></tr></thead>
       <tbody>${data.items.map((one) => html`<tr key=${one.id}>
         <td><${When} at=${one.at} /></td>
         <td class="wrap">${one.actor}</td>
         <td>${one.action}</td>
-        <td class="mono wrap">${one.object_id}</td>
+        <td class="mono wide wrap">${one.object_id}</td>
         <td class="wide small muted wrap">${told(one.details)}</td>
       </tr>`)}</tbody>
     </table><//>`}
@@ -93,10 +93,10 @@ function Retention() {
     ...found.purge.map((one) => sentence("Purges", one)),
   ];
   return html`<section class="card stack">
-    <div class="row spread"><h2>What the next clean-up frees</h2><button type="button" onClick=${ask}>Look</button></div>
+    <div class="row spread"><h2>Next clean-up</h2><button type="button" onClick=${ask}>Show</button></div>
     <${Problem} error=${error} />
-    ${lines === null && html`<p class="muted">What is kept for long enough goes by itself. Looking reads the size of each file.</p>`}
-    ${lines?.length === 0 && html`<p role="status">Nothing.</p>`}
+    ${lines === null && html`<p class="muted">Old data is deleted automatically. The list of what is next takes a while: it reads the size of each file.</p>`}
+    ${lines?.length === 0 && html`<p role="status">Nothing to delete.</p>`}
     ${lines?.length > 0 && html`<ul role="status">${lines.map((one) => html`<li class="wrap">${one}</li>`)}</ul>`}
   </section>`;
 }

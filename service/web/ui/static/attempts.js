@@ -32,7 +32,7 @@ function Attempt({ attempt, isLast }) {
   const took = ended && `, ${duration((Date.parse(ended) - Date.parse(started)) / 1000)}`;
   return html`<details open=${isLast}>
     <summary><strong>Attempt ${attempt.attempt}</strong> <span class="muted small wrap">${attempt.worker}, ${dateTime(started)}${took}</span></summary>
-    <div class="inset">${environment ? html`<${Environment} of=${environment} />` : html`<p class="muted">Its runner has not said what it computes with.</p>`}</div>
+    <div class="inset">${environment ? html`<${Environment} of=${environment} />` : html`<p class="muted">No environment is recorded.</p>`}</div>
   </details>`;
 }
 

@@ -32,7 +32,7 @@ export function WorkerHistory() {
     </div>
     <div class="halves">
       <${Chart} title="Use of workers" series=${charts.busy} xLabel="hours" yLabel="% of the time with a run" />
-      <${Chart} title="Free memory, of GPUs where there are" series=${charts.free} xLabel="hours" yLabel="GiB" />
+      <${Chart} title="Free memory of machines and GPUs" series=${charts.free} xLabel="hours" yLabel="GiB" />
     </div>
   </section>`;
 }

@@ -172,7 +172,7 @@ def test_experiments_are_cancelled_on_their_page_and_in_the_list(
     page.get_by_label("Select all of this page").check()
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
-    expect(page.get_by_text("No experiment is like that")).to_be_visible()
+    expect(page.get_by_text("No experiment matches")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
     expect(page.get_by_text("3 experiments brought back")).to_be_visible()
     expect(page.locator("tbody tr")).to_have_count(3)

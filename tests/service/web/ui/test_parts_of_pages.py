@@ -314,12 +314,12 @@ def test_the_lab_over_the_last_hours_and_what_admins_see(page: Page, lab: Browse
     expect(use).to_have_attribute("aria-label", re.compile("node2:gpu0: 1[23] points"))
     users = page.get_by_role("region", name="Users")
     expect(users.get_by_role("row", name="local")).to_contain_text("admin")
-    page.get_by_label("Who", exact=True).fill("mpt migrate")
-    page.get_by_role("button", name="Show").click()
-    done = page.get_by_role("region", name="Who did what").locator("tbody tr")
+    page.get_by_label("User", exact=True).fill("mpt migrate")
+    page.get_by_role("button", name="Show").first.click()
+    done = page.get_by_role("region", name="Audit log").locator("tbody tr")
     expect(done).to_have_text([containing("key.added")])
-    page.get_by_role("button", name="Look").click()
-    expect(page.get_by_text("Nothing.", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Show").last.click()
+    expect(page.get_by_text("Nothing to delete.")).to_be_visible()
 
 
 def test_the_lab_begins_with_the_workers_and_the_runs(page: Page, lab: BrowsedLab) -> None:
@@ -337,7 +337,7 @@ def test_other_users_do_not_see_the_admin_page(stranger: Page, lab: BrowsedLab) 
     signed_in(stranger, lab.service, key_of(lab.database, "mia", Role.MEMBER))
     stranger.goto(lab.url("/lab"))
     expect(stranger.get_by_role("heading", name="My keys")).to_be_visible()
-    for name in ("Users", "Who did what", "What the next clean-up frees"):
+    for name in ("Users", "Audit log", "Next clean-up"):
         expect(stranger.get_by_role("heading", name=name)).to_have_count(0)
 
 

@@ -20,11 +20,13 @@ const MAX_POINTS = 1_000_000;
 function Standing({ experiment }) {
   const { queue, desired_state: desired, status } = experiment;
   const asked = status === "running" && desired !== "run" && { pause: "pausing", cancel: "cancelling" }[desired];
+  const isAhead = queue?.position > 0 && !queue.reason.endsWith("before it");
   return html`<section class="card stack" aria-labelledby="standing">
     <div class="row"><h2 id="standing">Status</h2><${Status} of=${status} />${asked && html`<span class="muted">${asked}…</span>`}</div>
     <${Progress} experiment=${experiment} />
     ${queue && html`<p>${queue.reason}.
-      <span class="muted"> ${queue.position} before it${queue.estimated_start && `; may start ${dateTime(queue.estimated_start)}`}.</span>
+      ${isAhead && html`<span class="muted"> ${queue.position} before it.</span>`}
+      ${queue.estimated_start && html`<span class="muted"> It may start ${dateTime(queue.estimated_start)}.</span>`}
     </p>`}
     <${Facts} experiment=${experiment} />
   </section>`;

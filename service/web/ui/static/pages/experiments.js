@@ -97,7 +97,7 @@ function Rows({ items, columns, selected, select, order, onOrder }) {
 
 function Nothing({ filtered, may }) {
   if (filtered) {
-    return html`<${Empty} title="No experiment is like that">
+    return html`<${Empty} title="No experiment matches">
       <a class="button" href="/">Show all of mine</a>
     <//>`;
   }

@@ -35,7 +35,7 @@ export default function Sweeps() {
     ${!data && !error && html`<${Loading} />`}
     ${data && html`<div class="card flush">
       ${data.items.length === 0 && html`<${Empty} title="No sweeps yet">
-        <p>A sweep is a spec and what of it differs from point to point. Scripts submit them:</p>
+        <p>A sweep runs one spec with different values of some fields. Submit it from a script:</p>
         <pre>client.sweep(spec, {"model.latent_dim": range(1, 13)})</pre>
       <//>`}
       ${data.items.length > 0 && html`<${Scroll} label="Sweeps"><table>
