@@ -381,6 +381,14 @@ def test_a_run_opens_with_its_result(page: Page, lab: BrowsedLab) -> None:
     expect(about).to_have_count(0)
 
 
+def test_a_waiting_run_says_once_how_many_are_before_it(page: Page, lab: BrowsedLab) -> None:
+    page.goto(lab.url(f"/experiments/{lab.ids['queued']}"))
+    standing = page.get_by_role("region", name="Status").locator("p")
+    ahead = r"next in turn\.|\d+ before it\.|no GPU worker is registered\.( [1-9]\d* before it\.)?"
+    reason = re.compile(rf"^({ahead})( It may start .*)?$")
+    expect(standing).to_have_text(reason)
+
+
 def test_a_failed_run_opens_with_the_cause(page: Page, lab: BrowsedLab) -> None:
     page.goto(lab.url(f"/experiments/{lab.ids['failed']}"))
     blocks = page.locator("main .stack").first.locator("> *")
