@@ -23,6 +23,7 @@ from rich.text import Text
 from mptlab.api import Client
 from mptlab.errors import Json, Refused
 from mptlab.progress import printable
+from mptlab.sorting import in_order
 from mptlab.sweeps import Sweep
 from mptlab.tables import Best, best_of, for_people, sweep_for_people
 
@@ -61,11 +62,12 @@ class CommandContext:
         shown = rows if self.as_json else for_people(rows)
         self.show(shown, *dict.fromkeys(column for row in shown for column in row))
 
-    def show_sweep(self, sweep: Sweep) -> None:
-        """Print a sweep's points as JSON, or its means over seeds as a table with its best row."""
+    def show_sweep(self, sweep: Sweep, order: str | None = None) -> None:
+        """Print a sweep's points as JSON, or its means over seeds as a table with its best row, in
+        the order of a column. Raises ValueError if there is no such column."""
         if self.as_json:
-            return self.dump(sweep.table())
-        rows = sweep.means()
+            return self.dump(in_order(sweep.table(), order))
+        rows = in_order(sweep.means(), order)
         shown = sweep_for_people(rows)
         columns = dict.fromkeys(column for row in shown for column in row)
         print_table(columns, ([row.get(column) for column in columns] for row in shown))
@@ -219,6 +221,10 @@ def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
 
 _HELP = "experiment: id, beginning of an id, name, or OWNER/NAME if shared"
 ExperimentId = Annotated[str, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
+Sort = Annotated[
+    str | None,
+    typer.Option(help="column of the table: a swept field or a metric; -lml: the highest first"),
+]
 OptionalIds = Annotated[list[str] | None, typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 ExperimentIds = Annotated[list[str], typer.Argument(help=_HELP, autocompletion=ids_and_names)]
 

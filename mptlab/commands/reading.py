@@ -12,6 +12,7 @@ from mptlab.commands.context import (
     CommandContext,
     ExperimentId,
     ExperimentIds,
+    Sort,
     cell,
     ids_and_names,
     with_context,
@@ -28,6 +29,7 @@ from mptlab.commands.following import (
 from mptlab.errors import Json
 from mptlab.experiments import MAX_A_PAGE
 from mptlab.progress import printable
+from mptlab.sorting import in_order
 from mptlab.tables import comparison
 
 app = typer.Typer()
@@ -185,12 +187,13 @@ def table(
     context: CommandContext,
     sweep_id: Annotated[str, typer.Argument(help=SWEEP)],
     csv_: Annotated[Path | None, typer.Option("--csv", help="write all points to a file")] = None,
+    sort: Sort = None,
 ) -> None:
     """Show a sweep's metrics, as means over seeds, with the best row marked."""
     sweep = context.sweep(sweep_id)
     if csv_ is None:
-        return context.show_sweep(sweep)
-    rows = sweep.table()
+        return context.show_sweep(sweep, sort)
+    rows = in_order(sweep.table(), sort)
     columns = dict.fromkeys(column for row in rows for column in row)
     write_csv(csv_, {name: [row.get(name) for row in rows] for name in columns})
 

@@ -12,6 +12,7 @@ from mptlab.commands.context import (
     AsJson,
     CommandContext,
     ExperimentIds,
+    Sort,
     Url,
     cell,
     print_table,
@@ -209,18 +210,26 @@ def sweep(
     no_cache: NoCache = False,
     concurrency: Annotated[int | None, typer.Option(help="maximum concurrent runs")] = None,
     watch: Watch = False,
+    sort: Sort = None,
 ) -> None:
     """Queue an experiment for each combination of values of some fields, and print the sweep's id.
     With --watch, also print its table at the end."""
+    if sort is not None and not watch:
+        raise typer.BadParameter("--sort orders the table of --watch: give both, or see mpt table")
     grid = {path: _values(text) for path, text in map(_pair, over)}
     beside = _beside(name, tag, share, no_cache)
     if concurrency is not None:
         beside["concurrency"] = concurrency
-    _queue_sweep(context, _spec(spec, set_), grid, beside, watch)
+    _queue_sweep(context, _spec(spec, set_), grid, beside, watch, sort)
 
 
 def _queue_sweep(
-    context: CommandContext, spec: Json, grid: Json, beside: Json, watch: bool
+    context: CommandContext,
+    spec: Json,
+    grid: Json,
+    beside: Json,
+    watch: bool,
+    sort: str | None = None,
 ) -> None:
     """Queue a sweep and print its id or, if requested, wait for it and print its table."""
     made = context.client.sweep(spec, grid, **beside)
@@ -230,7 +239,7 @@ def _queue_sweep(
     typer.echo(made.id, err=True)
     with comes_back("table", [made.id]):
         ended = made.wait(check=False)
-    context.show_sweep(made)
+    context.show_sweep(made, sort)
     print_warnings(context, dict.fromkeys(row["experiment_id"] for row in made.table()))
     exit_unless_succeeded([ended])
 
