@@ -17,6 +17,7 @@ from mptcore.specs import Problem, SpecError
 from mptcore.specs.base import Seed, reject
 from mptcore.specs.parsing.json_text import pointer_token
 from mptcore.specs.parsing.long_lists import first_errors
+from mptcore.specs.parsing.problems import UNKNOWN_FIELD
 from service.refusals import invalid
 from service.schemas import RequestModel
 
@@ -250,9 +251,12 @@ def check_stored(size: int, points: int) -> None:
 
 def in_request(number: int, point: Point, problem: Problem) -> Problem:
     """Translate a problem of a point's submission to its place in the request: the value of a swept
-    field, or the base spec."""
+    field, or the base spec. An unknown field is a problem of a grid, not of each of its values."""
     if not problem.pointer.startswith("/spec"):
         return problem
+    swept = point.places.get(problem.pointer, "")
+    if swept.startswith("/grid") and problem.detail.startswith(UNKNOWN_FIELD):
+        return Problem(swept.rpartition("/")[0], problem.detail)
     detail = f"point {number} ({point.text}): {problem.detail}"
     field = problem.pointer
     while field and field not in point.places:

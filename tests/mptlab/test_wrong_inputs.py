@@ -21,6 +21,7 @@ from tests.support.vae_specs import changed
 FIXED = {"schedule": "fixed", "rate": 15}
 UPLOAD = {"source": "upload", "dataset": "clean.csv"}
 FACTORS = {"family": "factor_analysis", "latent_dim": 2, "init": "maximum_likelihood"}
+HELD = {**FACTORS, "family": "ppca"}
 TEXT = {"source": "text", "lines": ["one cat", "two dogs"], "n": 100_000}
 BERT = {"family": "masked_lm", "checkpoint": "/home/me/bert"}
 
@@ -102,6 +103,16 @@ def test_a_range_with_a_hyphen(environment: dict[str, str]) -> None:
     assert "2-5 is not a range: write 2..5" in error
 
 
+def test_a_field_without_the_part_that_has_it(environment: dict[str, str]) -> None:
+    text = json.dumps(ppca_spec(data={"source": "digits"}, model=HELD))
+    told = "unknown field; allowed here: baseline, compute, data, evaluate, model, seeds, train; "
+    told += "did you mean model.latent_dim?"
+    over = mpt_here(environment, "sweep", "-", "--over", "latent_dim=2..5", text=text)
+    assert over == (1, "", f"mpt: /grid/latent_dim: {told}\n")
+    set_ = mpt_here(environment, "submit", "-", "--set", "latent_dim=3", text=text)
+    assert set_ == (1, "", f"mpt: /spec/latent_dim: {told}\n")
+
+
 def test_a_run_that_no_worker_can_run(environment: dict[str, str], client: Client) -> None:
     text = json.dumps(ppca_spec(compute__device="cuda"))
     code, shown, error = mpt_here(environment, "submit", "-", text=text)
@@ -134,7 +145,7 @@ def test_rates_are_sorted() -> None:
 
 def test_images_that_are_not_there(tmp_path: Path, settings: Settings) -> None:
     made = settings.model_copy(update={"data_dir": tmp_path})
-    spec = validate_spec(ppca_spec(data={"source": "mnist"}, model=FACTORS | {"family": "ppca"}))
+    spec = validate_spec(ppca_spec(data={"source": "mnist"}, model=HELD))
     (problem,) = Inputs(made).problems(spec)
     assert problem.detail == (
         "there is no data set mnist; there is none at all; put its folder MNIST into "

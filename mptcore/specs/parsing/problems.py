@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from mptcore.specs.base import MAX_PROBLEMS, Problem, SpecError
 from mptcore.specs.compute import Limits
+from mptcore.specs.parsing.fields import meant_field
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
 from mptcore.specs.parsing.sentences import ONE_OF, QUOTED, one_of, sentence
 from mptcore.specs.parsing.suggestions import meant
@@ -52,6 +53,8 @@ def spec_error(
     return SpecError(problems, count)
 
 
+UNKNOWN_FIELD = "unknown field"
+"""Beginning of the detail of a problem with a field that does not exist."""
 MORE_ERRORS = "more_errors"
 """Type of an error that represents `count` further errors."""
 
@@ -78,8 +81,8 @@ def _problems(
             return [_with_meant(one, value) for one in found]
         case "extra_forbidden":
             known = sorted(holder.model_fields)
-            near = meant(str(error["loc"][-1]), known).strip()
-            detail = f"unknown field; allowed here: {', '.join(known)}"
+            near = _meant_field(error["loc"], known, value, model)
+            detail = f"{UNKNOWN_FIELD}; allowed here: {', '.join(known)}"
             return [Problem(pointer, f"{detail}; {near}" if near else detail)]
         case "union_tag_invalid" | "union_tag_not_found":
             tag = context["discriminator"].strip("'")
@@ -95,6 +98,19 @@ def _problems(
             return [Problem(pointer, f"at most {context['max_length']} items")]
         case _:
             return [Problem(pointer, sentence_of(error))]
+
+
+def _meant_field(
+    location: Sequence[str | int], known: Sequence[str], value: object, model: Any
+) -> str:
+    """Return a question with the fields that an unknown field may mean, or nothing."""
+    name = str(location[-1])
+    for experiment in models_of(ExperimentSpec):
+        if experiment.__name__ in location:
+            place = location[: location.index(experiment.__name__)]
+            spec = _at(value, _locate(place, value, model)[0])
+            return meant_field(name, known, experiment, spec)
+    return meant(name, known).strip()
 
 
 def _locate(

@@ -47,6 +47,32 @@ def test_each_problem_names_its_field(line: str) -> None:
     assert problems(spec) == case["problems"]
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("latent_dim", "model.latent_dim or data.latent_dim"),
+        ("latent_dims", "model.latent_dim or data.latent_dim"),
+        ("evaluate/latent_dim", "model.latent_dim or data.latent_dim"),
+        ("family", "model.family"),  # the baseline, which has one too, is not given
+        ("learning_rate", "train.learning_rate"),
+        ("per_size", "evaluate.masks.per_size"),
+        ("rates", "train.masks.rates"),  # not of the schedule of evaluate.masks
+        ("seed", "seeds or data.seed"),
+        ("sead", "seeds"),
+    ],
+)
+def test_an_unknown_field_may_belong_to_another_part(path: str, meant: str) -> None:
+    (told,) = problems(changed(VECTORS, path, 1))
+    assert told.startswith(f"/{path}: unknown field; allowed here: ")
+    assert told.endswith(f"; did you mean {meant}?")
+
+
+@pytest.mark.parametrize("path", ["checkpoint", "latent_dim" * 11])
+def test_a_field_of_no_part_is_not_suggested(path: str) -> None:
+    (told,) = problems(changed(VECTORS, path, 1))
+    assert told.endswith("model, seeds, train")
+
+
 TWO_RATES = {"schedule": "rates", "rates": [0.1, 0.5]}
 WEIGHTS = {"init": "experiment", "experiment": "e"}
 UPLOAD = {"source": "upload", "dataset": "abc", "n": 20}

@@ -173,7 +173,7 @@ def test_errors_outside_the_swept_fields_point_to_the_spec(admin: TestClient) ->
             "/spec/seeds",
             "not an object, so seeds.first cannot be set",
         ),
-        ({"grid": {"model.size": [1]}}, "/grid/model.size/0", "unknown field"),
+        ({"list": [{"model.size": 1}]}, "/list/0/model.size", "point 0 (model.size=1): unknown"),
         (
             {"random": {"n": 1, "fields": {"seeds": {"low": 2, "high": 1}}}},
             "/random/fields/seeds/high",
@@ -188,6 +188,16 @@ def test_invalid_sweeps_are_refused(
 ) -> None:
     found = refused(admin, spec=SPEC, **body)
     assert any(one[0] == pointer and detail in one[1] for one in found), found
+
+
+def test_an_unknown_field_of_a_grid_is_told_once(admin: TestClient) -> None:
+    """With the place of the field that was meant."""
+    top = "baseline, compute, data, evaluate, model, seeds, train"
+    told = f"unknown field; allowed here: {top}; did you mean model.latent_dim or data.latent_dim?"
+    found = refused(admin, spec=SPEC, grid={"latent_dim": [2, 3, 4]})
+    assert found == [("/grid/latent_dim", told)]
+    (values,) = refused(admin, spec=SPEC, grid={"model.latent_dim": [0]})
+    assert values[0] == "/grid/model.latent_dim/0"
 
 
 def test_references_of_points_are_checked(admin: TestClient) -> None:
