@@ -109,6 +109,7 @@ def _started(
         "MPT_STORE": str(store.absolute()),
         "MPT_UNTIL_STDIN_ENDS": "true",  # if this process is killed, its children exit
         "MPT_WITHOUT_GPUS": str(not with_gpus).lower(),
+        "MPT_LOCAL_CHECKPOINTS": "true",
     }
     if log is None and sys.stderr.isatty():
         environment.setdefault("MPT_LOG_FORM", "terminal")

@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     service that can read it refuses specs that name missing data."""
     models_dir: Path | None = None
     """Folder of checkpoints of language models, a folder for each. A service that can read it
-    refuses specs that name missing checkpoints."""
+    refuses specs that name missing checkpoints if `HF_HUB_OFFLINE` disables the hub."""
     limits: Limits = Limits()
     """Limits of the size of an experiment."""
     share: FairShare = FairShare()
@@ -166,6 +166,9 @@ class Settings(BaseSettings):
 
     without_gpus: bool = False
     """True refuses specs with `device: cuda`. `mpt serve` sets it where it has no GPU."""
+    local_checkpoints: bool = False
+    """True refuses checkpoints that are in no folder of this machine while it does not reach the
+    hub. `mpt serve` sets it, because its workers are on this machine."""
 
     warm_parent: bool = True
     """True forks runs from a process that has imported torch. It uses 300 MB and saves seconds of

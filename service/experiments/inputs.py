@@ -1,7 +1,9 @@
 """Find the files that a spec reads, and report those that are missing.
 
 If the settings name MPT_DATA_DIR and MPT_MODELS_DIR and these folders exist, the service checks
-them. Otherwise it accepts a spec without this check.
+them. Otherwise it accepts a spec without this check: workers on other machines may have the files.
+The service of `mpt serve` has all its workers on its machine, so it also knows which checkpoints
+are missing without MPT_MODELS_DIR, and whether runs reach the hub.
 """
 
 import os
@@ -13,9 +15,13 @@ from mptcore.specs.data.arrays import ImageData
 from mptcore.specs.data.source import Source
 from mptcore.specs.data.text import GLUE_HUB
 from mptcore.specs.parsing.suggestions import meant
+from service.experiments.hub_reach import hub_answers, hub_url
 from service.settings import Settings
 
 MAX_NAMED = 20
+OFFLINE = "the hub is disabled (HF_HUB_OFFLINE)"
+CURE = "put its folder into MPT_MODELS_DIR"
+LOCAL_CURE = f"{CURE}, or give mpt the path of a folder of yours, such as ./my-bert"
 
 
 class Inputs:
@@ -25,6 +31,7 @@ class Inputs:
         self.data = _folder(settings.data_dir)
         self.models = _folder(settings.models_dir)
         self._taken = settings.store / "models"
+        self._is_local = settings.local_checkpoints
         self._files: dict[Path, list[Path]] = {}
 
     def files(self, spec: ExperimentSpec) -> list[Path] | None:
@@ -52,12 +59,31 @@ class Inputs:
                 place = f"put its folder {data.class_name} into {folder} (MPT_DATA_DIR)"
                 detail += f"; {place}, or set MPT_ALLOW_DOWNLOAD=1 to download it"
             yield Problem(f"/data/{data.named_by}", detail)
-        if self.models is not None and _is_offline():
-            for part in ("model", "baseline"):
-                named = getattr(getattr(spec, part), "checkpoint", None)
-                if named and self._checkpoint(named) is None and not _in_cache(named):
-                    there = sorted(one.name for one in self.models.iterdir() if one.is_dir())
-                    yield Problem(f"/{part}/checkpoint", _not_there("checkpoint", named, there))
+        yield from self._checkpoint_problems(spec)
+
+    def _checkpoint_problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
+        for part in ("model", "baseline"):
+            named = getattr(getattr(spec, part), "checkpoint", None)
+            if not named or self._checkpoint(named) is not None or _in_cache(named):
+                continue
+            if (reason := self._without_hub()) is not None:
+                cure = LOCAL_CURE if self._is_local else CURE
+                detail = _not_there("checkpoint", named, self._known_checkpoints())
+                yield Problem(f"/{part}/checkpoint", f"{detail}; {reason}: {cure}")
+
+    def _without_hub(self) -> str | None:
+        """Return why a checkpoint of the hub cannot be used, or None if a run may load it."""
+        if _is_offline():
+            return OFFLINE if self._is_local or self.models is not None else None
+        if self._is_local and not hub_answers(url := hub_url()):
+            return f"the hub, {url}, cannot be reached from here"
+        return None
+
+    def _known_checkpoints(self) -> list[str]:
+        """Return the names of the checkpoints in MPT_MODELS_DIR and in the store."""
+        folders = (root for root in (self.models, self._taken) if root and root.is_dir())
+        found = {one.name for folder in folders for one in folder.iterdir() if one.is_dir()}
+        return sorted(name for name in found if not name.startswith("."))
 
     def _data_files(self, data: Source) -> list[Path] | None:
         path = data.local(self.data or Path())

@@ -136,6 +136,7 @@ def test_gpus_have_workers_beside_those_of_the_cpu(
     assert Started.commands[4:] == [("worker.every_gpu", "--local")] * with_gpus
     without = str(not with_gpus).lower()
     assert {one["MPT_WITHOUT_GPUS"] for one in Started.environments} == {without}
+    assert {one["MPT_LOCAL_CHECKPOINTS"] for one in Started.environments} == {"true"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from mptcore.protocol.code import core_digest
 from mptcore.specs import validate_spec
 from service.experiments import cache
 from service.experiments.cache import fingerprint
-from service.experiments.inputs import Inputs
+from service.experiments.inputs import CURE, OFFLINE, Inputs
 from service.queue import lease
 from service.queue.lease import FailureCause
 from service.settings import Settings
@@ -289,13 +289,14 @@ def test_specs_with_invisible_inputs_have_no_cache_key(
             "model",
             {"family": "masked_lm", "checkpoint": "bert-bas"},
             "/model/checkpoint",
-            "there is no checkpoint bert-bas: did you mean bert-base?; there are bert-base, tiny",
+            "there is no checkpoint bert-bas: did you mean bert-base?; there are bert-base, tiny"
+            f"; {OFFLINE}: {CURE}",
         ),
         (
             "baseline",
             {"family": "masked_lm", "checkpoint": "xyz"},
             "/baseline/checkpoint",
-            "there is no checkpoint xyz; there are bert-base, tiny",
+            f"there is no checkpoint xyz; there are bert-base, tiny; {OFFLINE}: {CURE}",
         ),
         (
             "data",
