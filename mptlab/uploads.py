@@ -18,6 +18,12 @@ SUFFIXES = (*SEPARATORS, ".npy", ".npz", ".parquet", ".txt", ".jsonl")
 """Suffixes of files that the service reads."""
 TEXT_SUFFIXES = (".txt", ".jsonl")
 HELDOUT = 0.2
+MAX_NAMED = 5
+"""Maximum number of columns with missing values that are named."""
+MISSING_USE = (
+    "have no value: PPCA and factor analysis integrate them out; VAEs, and train of any family, "
+    "refuse them"
+)
 UPLOAD_S = 600.0
 """Seconds to wait for the service to inspect an upload."""
 
@@ -69,6 +75,28 @@ def _columns(
             raise ValueError(f"{file}, line {rows.line_num} has {told}")
         if row:
             yield [row[place] for place in places]
+
+
+def missing_lines(
+    upload: Json, columns: Sequence[str] | None = None, array: str | None = None
+) -> Iterator[str]:
+    """Yield a sentence for each array of an upload that has missing values: their number, and what
+    models do with them. Only the given columns and array count."""
+    for name, counts in (upload.get("missing") or {}).items():
+        rows, dim = (upload["arrays"] or {}).get(name, (upload["n"], upload["dim"]))
+        found = {one: count for one, count in counts.items() if one in (columns or counts)}
+        if found and name == (array or name):
+            cells = rows * (dim if columns is None else len(columns))
+            within = f"array {name}: " if name else ""
+            yield f"{within}{_counted(found, cells, rows)} {MISSING_USE}"
+
+
+def _counted(missing: Mapping[str, int], cells: int, rows: int) -> str:
+    first = sorted(missing, key=lambda name: -missing[name])[:MAX_NAMED]
+    more = f", and {len(missing) - MAX_NAMED} more" if len(missing) > MAX_NAMED else ""
+    by_column = ", ".join(f"{name} {missing[name]}" for name in first)
+    total = f"{sum(missing.values())} of {cells} cells in {rows} rows"
+    return f"{total} (by column: {by_column}{more})"
 
 
 def with_uploads(spec: Any, upload: Callable[[str], Json]) -> Any:

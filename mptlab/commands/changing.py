@@ -10,7 +10,7 @@ import typer
 from mptlab import login as logins
 from mptlab.api import Client
 from mptlab.commands.context import CommandContext, ExperimentIds, OptionalIds, with_context
-from mptlab.commands.own_data import Columns, Index, names_of, uploaded
+from mptlab.commands.own_data import Columns, Index, names_of, uploaded, warn_of_missing
 from mptlab.errors import Json
 from mptlab.progress import printable
 
@@ -115,6 +115,7 @@ def upload(
 ) -> None:  # fmt: skip
     """Upload a data set, and print its id."""
     made = uploaded(context.client, file, names_of(columns), index)
+    warn_of_missing(made)
     context.tell(made, [made["id"]])
 
 

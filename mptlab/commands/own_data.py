@@ -7,8 +7,9 @@ import typer
 
 from mptlab.api import Client
 from mptlab.checkpoints import is_folder, taken
+from mptlab.commands.context import warn
 from mptlab.errors import Json, Refused
-from mptlab.uploads import SEPARATORS, SUFFIXES, TEXT_SUFFIXES
+from mptlab.uploads import SEPARATORS, SUFFIXES, TEXT_SUFFIXES, missing_lines
 
 MODELS = ("ppca", "factor_analysis")
 """Families that need no choices besides the latent dimensions."""
@@ -76,6 +77,14 @@ def uploaded(client: Client, file: Path, columns: list[str] | None, index: str |
         raise Refused({**refused.document, "detail": told}, refused.status) from None
 
 
+def warn_of_missing(
+    upload: Json, columns: list[str] | None = None, array: str | None = None
+) -> None:
+    """Print how many values of an upload are missing, if any, on stderr."""
+    for line in missing_lines(upload, columns, array):
+        warn(line)
+
+
 def data_of(
     client: Client, typed: str, columns: str | None, index: str | None, array: str | None
 ) -> Json:
@@ -85,13 +94,17 @@ def data_of(
     data: Json = {"source": source, "dataset": typed}
     file = Path(typed)
     if file.suffix in SEPARATORS and file.is_file():
-        return {**data, "dataset": uploaded(client, file, wanted, index)["id"]}
+        made = uploaded(client, file, wanted, index)
+        warn_of_missing(made)
+        return {**data, "dataset": made["id"]}
     if file.suffix in SEPARATORS and index is not None:
         raise typer.BadParameter(f"there is no file {typed}")
     if index is not None:
         raise typer.BadParameter("--index is for .csv and .tsv files: use --columns")
     if file.suffix in SUFFIXES and file.is_file():
-        data["dataset"] = client.upload(file)["id"]
+        made = client.upload(file)
+        warn_of_missing(made, wanted, array)
+        data["dataset"] = made["id"]
     elif file.exists():
         known = ", ".join(SUFFIXES[:5])
         raise typer.BadParameter(f"{typed} is not a file of numbers: give one of {known}")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mptlab import Client
+from mptlab.uploads import missing_lines
 from tests.support.commands import mpt_here
 
 ROWS = np.random.default_rng(5).normal(size=(40, 4)).round(3)
@@ -105,6 +106,45 @@ def test_a_spec_names_a_file_or_an_upload(environment: dict[str, str], client: C
         assert data_of(client, one) == first["spec"]["data"]
     code, shown, _ = mpt_here(environment, "submit", "--data", "named.npy", "--latent-dim", "1")
     assert (code, data_of(client, shown)["dataset"]) == (0, first["spec"]["data"]["dataset"])
+
+
+USE = "have no value: PPCA and factor analysis integrate them out; VAEs, and train of any family, "
+USE += "refuse them"
+
+
+def test_missing_values_are_counted(environment: dict[str, str], client: Client) -> None:
+    cells = np.where(np.arange(160).reshape(40, 4) % 9 == 1, np.nan, ROWS)
+    cells[:, 1] = ROWS[:, 1]
+    lines = (
+        f"s{i},{','.join('' if np.isnan(x) else str(x) for x in row)}"
+        for i, row in enumerate(cells)
+    )
+    Path("gaps.csv").write_text("id,a,b,c,d\n" + "\n".join(lines) + "\n")
+    code, _, error = mpt_here(environment, "upload", "gaps.csv", "--index", "id")
+    told = f"mpt: 13 of 160 cells in 40 rows (by column: c 5, a 4, d 4) {USE}\n"
+    assert (code, error) == (0, told)
+    words = ("submit", "--latent-dim", "1", "--data")
+    code, made, error = mpt_here(environment, *words, "gaps.csv", "--index", "id")
+    assert (code, error) == (0, told)
+    client.cancel(made.strip())
+    _, made, error = mpt_here(environment, *words, "gaps.csv", "--columns", "b,c")
+    assert error == f"mpt: 5 of 80 cells in 40 rows (by column: c 5) {USE}\n"
+    np.savez("gaps.npz", x=cells, y=ROWS[:, :3])
+    _, made, error = mpt_here(environment, *words, "gaps.npz", "--array", "x")
+    assert error == f"mpt: array x: 13 of 160 cells in 40 rows (by column: 2 5, 0 4, 3 4) {USE}\n"
+    assert mpt_here(environment, *words, "gaps.npz", "--array", "y")[2] == ""
+
+
+def test_the_columns_with_most_missing_values_are_named() -> None:
+    counts = {name: i for i, name in enumerate("abcdefg", 1)}
+    upload = {"n": 10, "dim": 9, "arrays": None, "missing": {"": counts}}
+    (told,) = missing_lines(upload)
+    named = "g 7, f 6, e 5, d 4, c 3, and 2 more"
+    assert told == f"28 of 90 cells in 10 rows (by column: {named}) {USE}"
+    (told,) = missing_lines(upload, ["a", "c", "z"])
+    assert told == f"4 of 30 cells in 10 rows (by column: c 3, a 1) {USE}"
+    assert list(missing_lines(upload, ["z"])) == []
+    assert list(missing_lines({**upload, "missing": None})) == []
 
 
 def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
