@@ -120,12 +120,22 @@ class CommandContext:
             return typed
         found = {one["id"]: one for one in islice(self._candidates(typed), MAX_CANDIDATES)}
         if len(found) > 1:
-            each = ", ".join(f"{one['id']} ({one['status']})" for one in found.values())
-            raise typer.BadParameter(f"{typed} matches several experiments, give an id: {each}")
+            newest = sorted(found.values(), key=lambda one: one["created_at"], reverse=True)
+            each = ", ".join(f"{one['id']} ({one['status']}, {moment(one)})" for one in newest)
+            told = f"{typed} matches several experiments, give an id; newest first: {each}"
+            raise typer.BadParameter(told)
         if not found and 0 < len(typed) <= 200:
             detail = f"you have no experiment {typed}{self._instead(typed)}"
             raise Refused({"detail": detail, "reason": "not_found"})
         return next(iter(found), typed)
+
+    def ids_named(self, typed: str, most: int) -> list[str]:
+        """Return the ids of the newest experiments of this name, the newest first, or what `id`
+        returns if there are not several."""
+        if WHOLE_ID.fullmatch(typed):
+            return [typed]
+        found = [one["id"] for one in islice(self._named(typed, most), most)]
+        return found if len(found) > 1 else [self.id(typed)]
 
     def _instead(self, typed: str) -> str:
         """Return the command for a sweep of this name, or the most similar name."""
@@ -144,12 +154,16 @@ class CommandContext:
         if PART_OF_ID.fullmatch(typed):
             between = f'id >= "{typed}" and id < "{typed}{AFTER_ALL_DIGITS}"'
             yield from self.client.experiments(filter=between, limit=MAX_CANDIDATES)
+        yield from self._named(typed, MAX_CANDIDATES)
+
+    def _named(self, typed: str, limit: int) -> Iterator[Json]:
+        """Yield the caller's experiments of this name, or shared ones of OWNER/NAME."""
         if 0 < len(typed) <= 200:
-            yield from self.client.experiments(name=typed, limit=MAX_CANDIDATES)
+            yield from self.client.experiments(name=typed, limit=limit)
         owner, slash, name = typed.partition("/")
         if slash and owner and 0 < len(name) <= 200:
             query = {"owner": owner, "name": name, "whose": "lab"}
-            yield from self.client.experiments(**query, limit=MAX_CANDIDATES)
+            yield from self.client.experiments(**query, limit=limit)
 
 
 OTHER_ROWS = (
@@ -269,6 +283,11 @@ def cell(value: Any) -> str:
         case dict():
             return " ".join(f"{key}={cell(part)}" for key, part in value.items())
     return str(value)
+
+
+def moment(one: Json) -> str:
+    """Return the time at which an experiment or a sweep was created, to the minute."""
+    return f"{one['created_at'][:16].replace('T', ' ')}"
 
 
 def warn(told: str) -> None:

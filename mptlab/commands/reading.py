@@ -15,6 +15,8 @@ from mptlab.commands.context import (
     Sort,
     cell,
     ids_and_names,
+    moment,
+    warn,
     with_context,
     write_csv,
 )
@@ -37,6 +39,8 @@ app = typer.Typer()
 SWEEP = "sweep: id, beginning of an id, or name"
 FIGURES = "scores, area, convergence, training, evolution, comparison; default: from the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
+MAX_COMPARED = 20
+"""Maximum number of experiments of one name that are compared."""
 Limit = Annotated[int, typer.Option(help="maximum number of rows", min=1)]
 
 
@@ -63,7 +67,7 @@ def list_experiments(
         filters["whose"] = "lab"
     found = context.client.experiments(limit=min(limit, MAX_A_PAGE), **filters)
     columns = ("id", "name", "status", *(["owner"] if lab else []), "created")
-    context.show([one | {"created": _moment(one)} for one in islice(found, limit)], *columns)
+    context.show([one | {"created": moment(one)} for one in islice(found, limit)], *columns)
 
 
 @app.command()
@@ -176,9 +180,18 @@ def plot(
 @app.command()
 @with_context
 def compare(context: CommandContext, experiment_ids: ExperimentIds) -> None:
-    """Show experiments side by side: the fields in which their specs differ, and their metrics."""
-    found = context.client.get_many(context.ids(experiment_ids))
-    context.show_metrics(comparison(found))
+    """Show experiments side by side: the fields in which their specs differ, and their metrics. A
+    name stands for all experiments of that name, the 20 newest if there are more."""
+    ids = [one for typed in experiment_ids for one in _compared(context, typed)]
+    context.show_metrics(comparison(context.client.get_many(dict.fromkeys(ids))))
+
+
+def _compared(context: CommandContext, typed: str) -> list[str]:
+    """Return the experiments that are typed, at most MAX_COMPARED; say if there are more."""
+    found = context.ids_named(typed, MAX_COMPARED + 1)
+    if len(found) > MAX_COMPARED:
+        warn(f"the {MAX_COMPARED} newest of several experiments with the name {typed} are compared")
+    return found[:MAX_COMPARED]
 
 
 @app.command()
@@ -203,7 +216,7 @@ def table(
 def sweeps(context: CommandContext, limit: Limit = 20) -> None:
     """Show your sweeps, newest first."""
     found = islice(context.client.sweeps(limit=min(limit, MAX_A_PAGE)), limit)
-    context.show([one | {"created": _moment(one)} for one in found],
+    context.show([one | {"created": moment(one)} for one in found],
                "id", "name", "status", "points", "created")  # fmt: skip
 
 
@@ -268,10 +281,6 @@ def _figure(value: float | None) -> str:
 
 def _of(count: int, most: int | None) -> str:
     return f"{count}" if most is None else f"{count} of {most}"
-
-
-def _moment(one: Json) -> str:
-    return f"{one['created_at'][:16].replace('T', ' ')}"
 
 
 def _log_line(one: Json) -> str:

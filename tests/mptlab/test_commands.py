@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mptlab import Client, serve
+from mptlab.commands import reading
 from mptlab.commands.context import print_table
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec
@@ -82,13 +83,52 @@ def test_an_experiment_is_found_by_part_of_its_id_or_name(
 
 
 def test_an_ambiguous_name_is_refused(environment: Environment, client: Client) -> None:
-    twins = [client.submit(WAITING, name="twin")["id"] for _ in range(2)]
-    code, _, error = mpt(environment, "cancel", "twin")
+    made = [client.submit(WAITING, name="twin") for _ in range(2)]
+    twins = [one["id"] for one in made]
+    code, _, error = mpt({**environment, "COLUMNS": "400"}, "cancel", "twin")
     assert code == 2
-    assert "matches several experiments" in error
+    told = [f"{one['id']} (queued, {one['created_at'][:16].replace('T', ' ')})" for one in made]
+    newest_first = ", ".join(reversed(told))
+    assert f"twin matches several experiments, give an id; newest first: {newest_first}" in error
     assert {client.get(one)["status"] for one in twins} == {"queued"}
     assert mpt(environment, "cancel", *twins)[0] == 0
     assert {client.get(one)["status"] for one in twins} == {"cancelled"}
+
+
+def test_all_experiments_of_a_name_are_compared(
+    environment: Environment, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [ppca_spec(compute__device="cuda", seeds=[seed]) for seed in range(3)]
+    three = [client.submit(one, name="three")["id"] for one in specs]
+    alone = client.submit(WAITING, name="alone")["id"]
+    for typed, ids in (
+        (["three"], three[::-1]),
+        (["three", "alone", three[0]], [*three[::-1], alone]),
+        ([alone, three[1]], [alone, three[1]]),
+    ):
+        assert [row["id"] for row in asked_json(environment, "compare", *typed)] == ids
+    for most, kept, told in (
+        (3, 3, ""),
+        (2, 2, "mpt: the 2 newest of several experiments with the name three are compared\n"),
+    ):
+        monkeypatch.setattr(reading, "MAX_COMPARED", most)
+        code, shown, error = mpt(environment, "compare", "three", "--json")
+        assert (code, error) == (0, told)
+        assert [row["id"] for row in json.loads(shown)] == three[::-1][:kept]
+    assert mpt(environment, "compare", "thre")[0] == 1
+    for one in (*three, alone):
+        client.cancel(one)
+
+
+def test_shared_experiments_of_a_name_are_compared(
+    environment: Environment, client: Client
+) -> None:
+    owner = client.me()["name"]
+    shared = [client.submit(WAITING, name="ours", visibility="lab")["id"] for _ in range(2)]
+    rows = asked_json(environment, "compare", f"{owner}/ours")
+    assert [row["id"] for row in rows] == shared[::-1]
+    for one in shared:
+        client.cancel(one)
 
 
 def test_curves_as_a_table_and_as_a_figure(

@@ -229,12 +229,14 @@ def test_experiments_are_searched_by_part_of_id_or_name() -> None:
 
 
 def test_ambiguous_names_list_the_matches() -> None:
-    found, _ = asked({"id": "abc1", "status": "queued"}, {"id": "abc2", "status": "failed"})
+    older = {"id": "abc1", "status": "failed", "created_at": "2026-01-02T03:04:05Z"}
+    newer = {"id": "abc2", "status": "queued", "created_at": "2026-01-02T03:05:05Z"}
+    found, _ = asked(older, newer)
     with pytest.raises(typer.BadParameter) as refused:
         found.id("abc")
-    assert (
-        str(refused.value)
-        == "abc matches several experiments, give an id: abc1 (queued), abc2 (failed)"
+    assert str(refused.value) == (
+        "abc matches several experiments, give an id; newest first: abc2 (queued, 2026-01-02 "
+        "03:05), abc1 (failed, 2026-01-02 03:04)"
     )
 
 
