@@ -14,7 +14,7 @@ from mptlab import __version__
 from mptlab.curves import Curves
 from mptlab.errors import Json
 from mptlab.reproduce import Outcome
-from mptlab.tables import with_error
+from mptlab.tables import HALF_WIDTH, with_error
 
 KINDS = {"table1": "area", "fig4": "area", "fig5-left": "evolution", "fig5-right": "scores",
          "table2": "scores"}  # fmt: skip
@@ -117,6 +117,8 @@ def _verdict(verdict: Json) -> Iterator[str]:
                  _number(one["high"]), one["outcome"], f"{one['power']:.0%}")  # fmt: skip
         yield f"| {' | '.join(cells)} |"
     yield ""
+    if any(one["half_width"] for one in verdict["comparisons"]):
+        yield f"{HALF_WIDTH}.\n"
 
 
 def _machines(outcomes: Sequence[Outcome]) -> str:

@@ -110,6 +110,9 @@ def _for_people(row: Json) -> Json:
     }
 
 
+HALF_WIDTH = "In a verdict, ± is half the width of the 95 % interval, one-sided for a bound"
+
+
 def with_error(mean: float | None, error: float | None) -> str | None:
     """Return a number with the digits that its standard error justifies: two of the error's, or six
     in all without an error."""

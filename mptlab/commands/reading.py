@@ -73,7 +73,7 @@ def list_experiments(
 @app.command()
 @with_context
 def show(context: CommandContext, experiment_id: ExperimentId) -> None:
-    """Show an experiment's status and its metrics so far."""
+    """Show an experiment's status and its metrics so far, each ± one standard error."""
     one = context.client.get(context.id(experiment_id))
     facts = (f"{what:10} {printable(cell(value))}" for what, value in _told(one).items())
     context.tell(one, chain(facts, metric_lines(one)))
@@ -180,8 +180,9 @@ def plot(
 @app.command()
 @with_context
 def compare(context: CommandContext, experiment_ids: ExperimentIds) -> None:
-    """Show experiments side by side: the fields in which their specs differ, and their metrics. A
-    name stands for all experiments of that name, the 20 newest if there are more."""
+    """Show experiments side by side: the fields in which their specs differ, and their metrics ±
+    one standard error. A name stands for all experiments of that name, the 20 newest if there are
+    more."""
     ids = [one for typed in experiment_ids for one in _compared(context, typed)]
     context.show_metrics(comparison(context.client.get_many(dict.fromkeys(ids))))
 
@@ -202,7 +203,8 @@ def table(
     csv_: Annotated[Path | None, typer.Option("--csv", help="write all points to a file")] = None,
     sort: Sort = None,
 ) -> None:
-    """Show a sweep's metrics, as means over seeds, with the best row marked."""
+    """Show a sweep's metrics, as means over seeds ± one standard error, with the best row
+    marked."""
     sweep = context.sweep(sweep_id)
     if csv_ is None:
         return context.show_sweep(sweep, sort)

@@ -8,7 +8,7 @@ import typer
 from mptlab.api import Client
 from mptlab.commands.context import print_table
 from mptlab.errors import Json
-from mptlab.tables import with_error
+from mptlab.tables import HALF_WIDTH, with_error
 
 
 def standing(client: Client, preset: Json, runs: Sequence[Json | None]) -> Json:
@@ -43,4 +43,6 @@ def print_verdict(told: Json) -> None:
         rows.append([one["what"], one["published"], measured, one["low"], one["high"],
                      one["outcome"], one["power"]])  # fmt: skip
     print_table(("what", "published", "measured", "low", "high", "outcome", "power"), rows)
+    if any(one.get("half_width") for one in told["comparisons"]):
+        typer.echo(HALF_WIDTH)
     typer.echo(told["verdict"] + (f": {told['missing']}" if told["missing"] else ""))

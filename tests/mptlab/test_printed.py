@@ -9,8 +9,10 @@ from mptlab.commands import context
 from mptlab.commands.context import cell, connected, print_table
 from mptlab.commands.following import comes_back, exit_unless_succeeded, print_ended
 from mptlab.commands.reading import _log_line, _told
+from mptlab.commands.standings import print_verdict
 from mptlab.commands.submitting import MAX_VALUES, _values
 from mptlab.progress import printable
+from mptlab.tables import HALF_WIDTH
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,19 @@ def test_how_experiments_ended_is_printed(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out.splitlines() == lines
     print_ended([one, {"id": "b", "name": None, "metrics": []}])
     assert capsys.readouterr().out.splitlines() == ["a  n\ufffd", *lines, "b"]
+
+
+@pytest.mark.parametrize(("half_width", "told"), [(0.25, [HALF_WIDTH]), (0.0, []), (None, [])])
+def test_a_verdict_says_what_its_errors_are(
+    half_width: float | None, told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = {"what": "rise", "published": 1.0, "measured": 2.5, "half_width": half_width,
+              "low": 1.0, "high": None, "outcome": "agrees", "power": 0.97}  # fmt: skip
+    print_verdict({"comparisons": [figure], "verdict": "agrees", "missing": None})
+    *_, last = shown = capsys.readouterr().out.splitlines()
+    assert last == "agrees"
+    assert [line for line in shown if "±" in line and "rise" not in line] == told
+    assert any("2.50 ± 0.25" in line for line in shown) == bool(told)
 
 
 def test_the_exit_status_reports_unsuccessful_experiments(

@@ -15,6 +15,7 @@ from mptcore.specs import parse_spec
 from mptlab import Client, Refused, report, reproduce
 from mptlab.errors import Json
 from mptlab.reproduce import Outcome
+from mptlab.tables import HALF_WIDTH
 from tests.support.commands import mpt_here
 
 DESCRIPTION = {"title": "Fig. 9", "statement": "It rises.", "specs": [{"model": {}}]}
@@ -161,13 +162,17 @@ def test_a_report_says_what_differs_and_what_ran_in_short(tmp_path: Path) -> Non
     text = (tmp_path / "report.md").read_text()
     assert "**2 agrees, 1 differs, 1 ran in short.**" in text
     assert "| rise | 1 | 2.50 ± 0.25 | 1 | – | differs | 97% |" in text
+    assert text.count(f"\n\n{HALF_WIDTH}.\n") == 3
     assert "A short form ran" in text
 
 
 def test_a_preset_without_curves_has_no_picture(tmp_path: Path) -> None:
     outcome = judged("agrees")
     outcome.curves = [{"series": []}]
+    assert outcome.verdict is not None
+    outcome.verdict["comparisons"][0]["half_width"] = 0.0
     report.write([outcome], tmp_path)
+    assert HALF_WIDTH not in (tmp_path / "report.md").read_text()
     assert not [*tmp_path.rglob("*.svg")]
 
 
