@@ -20,11 +20,20 @@ function agreement({ value, std_err: error }) {
 }
 
 /**
- * The figures of a run's own model: `[{label, unit, mean, agreement}]`, of the training data first.
- * Those of a baseline are in the table of metrics.
+ * The figures of a run's own model: `[{label, unit, mean, agreement}]`, of the training data first. Models
+ * that were trained by several objectives have figures each. Those of a baseline are in the table of metrics.
  */
 export function resultOf(metrics) {
   const own = overSeeds(metrics).filter(({ labels }) => (labels.model ?? "model") === "model");
+  const objectives = [...new Set(own.map(({ labels }) => labels.objective))];
+  if (objectives.filter(Boolean).length < 2) return figuresOf(own);
+  return objectives.flatMap((objective) => {
+    const found = figuresOf(own.filter(({ labels }) => labels.objective === objective));
+    return found.map((one) => ({ ...one, label: objective ? `${one.label}, trained by ${objective}` : one.label }));
+  });
+}
+
+function figuresOf(own) {
   const find = (name) => own.find((one) => one.name === name && one.value !== null);
   const figures = PARTS.flatMap(({ suffix, where }) => {
     const [lml, mpt, difference] = ["lml", "mpt", "difference"].map((name) => find(name + suffix));

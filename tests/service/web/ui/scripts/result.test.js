@@ -28,6 +28,18 @@ test("the figures are the model's own, then those held out", () => {
   assert.deepEqual(resultOf([metric("masks", 3)]), []);
 });
 
+test("each objective has figures of its own", () => {
+  const of = (objective, ...figures) => figures.map(([name, value, error]) => metric(name, value, error, { seed: 4, objective }));
+  const both = [...of("elbo", ["lml", null], ["mpt", -5, 0.1]), ...of("mpt", ["lml", -3], ["mpt", -3, 0.1])];
+  const found = resultOf(both).map(({ label, mean, agreement }) => [label, mean.value, agreement?.agrees]);
+  assert.deepEqual(found, [
+    ["MPT, trained by elbo", -5, undefined],
+    ["LML, trained by mpt", -3, undefined],
+    ["MPT, trained by mpt", -3, true],
+  ]);
+  assert.equal(resultOf(of("elbo", ["lml", -4]))[0].label, "LML");
+});
+
 test("rows are sorted by numbers or words, with missing values last", () => {
   const rows = [{ v: 10 }, { v: null }, { v: 9 }, { v: -1 }];
   const by = (order) => sorted(rows, ({ v }) => v, order).map(({ v }) => v);
