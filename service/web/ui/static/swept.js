@@ -22,6 +22,9 @@ export function axesOf(table) {
   return [...fields.filter((one) => one !== SEEDS), ...fields.filter((one) => one === SEEDS)];
 }
 
+/** The metric that a chart shows at first: the one that chooses between models. */
+export const chiefMetric = (table) => BY_MERIT.find((name) => table.metrics.includes(name)) ?? table.metrics[0];
+
 /** The row with the largest value of the metric that chooses between models, `{metric, row, at, alike}`; null if there is no choice. */
 export function bestRow(table) {
   const metric = BY_MERIT.find((name) => table.metrics.includes(name));

@@ -9,7 +9,7 @@ import { useLive } from "../live.js";
 import { Parallel } from "../parallel.js";
 import { Confirm, Loading, Missing, Problem, Scroll, Status, Tags } from "../parts.js";
 import { SortHeader, useSorting } from "../sorting.js";
-import { SEEDS, axesOf, bestRow, chartOf, rowsOf } from "../swept.js";
+import { SEEDS, axesOf, bestRow, chartOf, chiefMetric, rowsOf } from "../swept.js";
 
 const SHOWN = 500;
 
@@ -22,9 +22,8 @@ function Pick({ id, label, values, value, set }) {
 
 const LABELS = { lml_heldout: "LML, held out", mpt_heldout: "MPT, held out", lml: "LML", mpt: "MPT" };
 
-/** The result of a sweep that has ended. */
-function Best({ table }) {
-  const best = bestRow(table);
+/** The result of a sweep that has ended; it is bold in its table. */
+function Best({ table, best }) {
   if (best === null) return null;
   const { value, std_err: error } = best.row.metrics[best.metric];
   const isInSample = best.metric === "lml" && table.fields.includes("model.latent_dim");
@@ -43,7 +42,7 @@ function Against({ table }) {
   const fields = axesOf(table);
   const [field, setField] = useState(fields[0]);
   const [metric, setMetric] = useState(null);
-  const shown = metric ?? table.metrics[0];
+  const shown = metric ?? chiefMetric(table);
   if (!field || !shown) return null;
   const { series, lines } = chartOf(table, field, shown);
   const others = table.fields.filter((one) => one !== SEEDS);
@@ -57,9 +56,10 @@ function Against({ table }) {
     ${others.length > 2 && html`<${Parallel} rows=${rows} fields=${others} metric=${shown} />`}`;
 }
 
-function MetricCells({ metrics, names }) {
+function MetricCells({ metrics, names, bold = null }) {
+  const textOf = (name) => withError(metrics[name]?.value, metrics[name]?.std_err);
   return names.map((name) => html`<td key=${name} class="number">
-    ${withError(metrics[name]?.value, metrics[name]?.std_err)}${metrics[name]?.count > 1 && html` <span class="muted small">×${metrics[name].count}</span>`}
+    ${name === bold ? html`<strong>${textOf(name)}</strong>` : textOf(name)}${metrics[name]?.count > 1 && html` <span class="muted small">×${metrics[name].count}</span>`}
   </td>`);
 }
 
@@ -67,7 +67,7 @@ const FieldCells = ({ values, fields }) =>
   fields.map((field) => html`<td key=${field}>${field in values ? plain(values[field]) : "–"}</td>`);
 
 /** The points that differ in their seeds alone, taken together. */
-function OverSeeds({ id, table }) {
+function OverSeeds({ id, table, best }) {
   const [rows, headerOf] = useSorting(table.pooled, sortedBy);
   if (!table.pooled.length || !table.metrics.length) return null;
   const fields = table.fields.filter((one) => one !== SEEDS);
@@ -83,7 +83,7 @@ function OverSeeds({ id, table }) {
       <tbody>${rows.slice(0, SHOWN).map((row, i) => html`<tr key=${i}>
         <${FieldCells} values=${row.fields} fields=${fields} />
         <td class="number">${row.points}</td>
-        <${MetricCells} metrics=${row.metrics} names=${table.metrics} />
+        <${MetricCells} metrics=${row.metrics} names=${table.metrics} bold=${row === best?.row && best.metric} />
       </tr>`)}</tbody>
     </table><//>
   </section>`;
@@ -92,7 +92,7 @@ function OverSeeds({ id, table }) {
 /** What a row is sorted by: its number, a swept field, or a metric. */
 const sortedBy = (row, name) => row.metrics[name]?.value ?? row.fields[name] ?? row[name];
 
-function Points({ id, table }) {
+function Points({ id, table, best }) {
   const [rows, headerOf] = useSorting(table.items, sortedBy);
   const hasStatus = table.items.some(({ status }) => status !== "succeeded");
   return html`<section class="card flush">
@@ -114,7 +114,7 @@ function Points({ id, table }) {
         <th scope="row"><a href=${`/experiments/${row.experiment_id}`}>${row.point}</a></th>
         ${hasStatus && html`<td><${Status} of=${row.status} /></td>`}
         <${FieldCells} values=${row.fields} fields=${table.fields} />
-        <${MetricCells} metrics=${row.metrics} names=${table.metrics} />
+        <${MetricCells} metrics=${row.metrics} names=${table.metrics} bold=${row === best?.row && best.metric} />
       </tr>`)}</tbody>
     </table><//>
     ${table.items.length > SHOWN && html`<p class="empty">The first ${SHOWN} of ${table.items.length}; the CSV has all.</p>`}
@@ -164,19 +164,20 @@ export default function Sweep({ me, may }) {
   if (error) return html`<${Missing} error=${error} />`;
   if (!data) return html`<${Loading} />`;
   const { sweep, table } = data;
+  const best = sweep.terminal ? bestRow(table) : null;
   document.title = `${titleOf(sweep)} · MPT Lab`;
   return html`<div class="stack">
     <div class="row spread">
       <div class="grow"><h1>${titleOf(sweep)}</h1><${Tags} of=${sweep.tags} /></div>
       <${SweepActions} sweep=${sweep} me=${me} may=${may} onDone=${refresh} />
     </div>
-    ${sweep.terminal && html`<${Best} table=${table} />`}
+    <${Best} table=${table} best=${best} />
     <section class="card">
       <div class="row"><${Status} of=${sweep.status} /><div class="grow"><${Counts} sweep=${sweep} /></div></div>
       ${sweep.estimated_end && html`<p class="muted small">May end ${dateTime(sweep.estimated_end)}: ${sweep.estimate}.</p>`}
     </section>
     <${Against} table=${table} />
-    <${OverSeeds} id=${id} table=${table} />
-    <${Points} id=${id} table=${table} />
+    <${OverSeeds} id=${id} table=${table} best=${best} />
+    <${Points} id=${id} table=${table} best=${best} />
   </div>`;
 }

@@ -2,10 +2,15 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { axesOf, bestRow, chartOf, rowsOf } from "../../../../../service/web/ui/static/swept.js";
+import { axesOf, bestRow, chartOf, chiefMetric, rowsOf } from "../../../../../service/web/ui/static/swept.js";
 
 const row = (fields, value, count = 1) => ({ fields, metrics: value === undefined ? {} : { lml: { value, std_err: 0.5, count } } });
 const table = (fields, items, pooled = []) => ({ fields, items, pooled, metrics: ["lml"] });
+
+test("a chart shows the metric that chooses between models", () => {
+  assert.equal(chiefMetric({ metrics: ["lml", "mpt", "lml_heldout"] }), "lml_heldout");
+  assert.equal(chiefMetric({ metrics: ["bias", "masks"] }), "bias");
+});
 
 test("a curve for each choice of the other fields", () => {
   const items = [row({ "a.k": 2, "b.f": "x" }, -2), row({ "a.k": 1, "b.f": "x" }, -1), row({ "a.k": 1, "b.f": "y" }, -3), row({ "a.k": 3, "b.f": "y" }, null), row({ "a.k": 4, "b.f": "y" })];
