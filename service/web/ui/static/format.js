@@ -39,6 +39,14 @@ export function withError(value, error) {
   return `${value.toFixed(decimals)} ± ${error.toFixed(decimals)}`.replaceAll("-", "−");
 }
 
+/** What was measured, with a decimal more than what was published; beside a published 0 two digits. */
+export function beside({ published, measured }) {
+  if (measured === null || !Number.isFinite(measured) || Math.abs(measured) < 1e-3) return number(measured, published ? 5 : 2);
+  if (!published) return number(measured, 2);
+  const decimals = (String(published).split(".")[1] ?? "").length;
+  return measured.toFixed(Math.min(8, decimals + 1)).replace("-", "−");
+}
+
 const UNITS = [
   ["d", 86_400],
   ["h", 3600],

@@ -5,7 +5,7 @@ import { post } from "./api.js";
 import { Chart, colourOf } from "./chart.js";
 import { chartsOf, chartsOfMany, curvesOfMany } from "./curves.js";
 import { THUMB, thumbnailOf } from "./drawing.js";
-import { number } from "./format.js";
+import { beside, number } from "./format.js";
 import { useLive } from "./live.js";
 import { Loading, Problem, Scroll } from "./parts.js";
 
@@ -36,13 +36,6 @@ function Strip({ of: { published, measured, low, high, agrees } }) {
     <path class="published" d=${`M${x(published)} 1V${HEIGHT - 1}`} />
     <circle class=${agrees ? "good" : "bad"} cx=${x(measured)} cy=${HEIGHT / 2} r="4" />
   </svg>`;
-}
-
-/** What was measured, with a decimal more than what was published. */
-function beside({ published, measured }) {
-  if (measured === null || !Number.isFinite(measured) || Math.abs(measured) < 1e-3) return number(measured, 5);
-  const decimals = (String(published).split(".")[1] ?? "").length;
-  return measured.toFixed(Math.min(8, decimals + 1)).replace("-", "−");
 }
 
 export function Comparisons({ verdict }) {

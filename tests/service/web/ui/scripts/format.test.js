@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import * as format from "../../../../../service/web/ui/static/format.js";
 
-const { number, tick, withError, duration, expected, bytes, titleOf, labelText, secondsLeft, leaves, plain, ago, dateTime } = format;
+const { number, tick, withError, duration, expected, bytes, titleOf, labelText, secondsLeft, leaves, plain, ago, dateTime, beside } = format;
 
 function check(title, of, examples) {
   test(title, () => examples.forEach(([expectedText, ...given]) => assert.equal(of(...given), expectedText)));
@@ -70,4 +70,12 @@ test("times of day", (t) => {
   assert.equal(ago(before(5)), "5 s ago");
   assert.equal(ago(before(3 * 3600)), "3 h ago");
   assert.equal(dateTime(null), "–");
+});
+
+test("a measured value has a decimal more than the published one, and two digits beside a published 0", () => {
+  assert.equal(beside({ published: -60.34, measured: -60.34362 }), "−60.344");
+  assert.equal(beside({ published: 0, measured: -0.0046991 }), "−0.0047");
+  assert.equal(beside({ published: 0, measured: 0.01377 }), "0.014");
+  assert.equal(beside({ published: 0, measured: 4.2e-13 }), "4.2e−13");
+  assert.equal(beside({ published: 1, measured: null }), "–");
 });
