@@ -94,11 +94,12 @@ function Runs({ rows, paths, colours }) {
   const hasStatus = rows.some(({ experiment }) => experiment.status !== "succeeded");
   const names = shortNames(paths);
   const best = new Map(metrics.map((metric) => [metric.key, bestOf(rows, metric)]));
+  const isAnyBest = [...best.values()].some((one) => one.size > 0);
   return html`<section class="card flush">
     <h2>Runs</h2>
     <p class="bar muted small">On the left are the settings that differ. Values are means over seeds ± standard error (×5: five seeds).
-      Small numbers are differences from ${titleOf(rows[0].experiment)}, paired by seed. Bold is the best, and what is within two
-      standard errors of it.</p>
+      Small numbers are differences from ${titleOf(rows[0].experiment)}, paired by seed.${
+      isAnyBest && " Bold is the best, and what is within two standard errors of it."}</p>
     <${Scroll} label="Runs"><table class="runs">
       <thead><tr>
         <${SortHeader} ...${headerOf("name")}>Run<//>
