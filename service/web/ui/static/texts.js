@@ -149,7 +149,7 @@ function Table({ id, spec }) {
     ${!data && !error && html`<${Loading} />`}
     ${data && html`<${Scroll} label="Texts"><table>
       <thead><tr>
-        <${SortHeader} ...${headerOf("row")}>Row<//>
+        <${SortHeader} ...${headerOf("row")} number first="asc">Row<//>
         <th scope="col">Text</th>
         ${columns.numbers.map((name) => html`<${SortHeader} key=${name} ...${headerOf(name)} number>${name}<//>`)}
         ${columns.hasGroups && html`<th scope="col">Group</th>`}
