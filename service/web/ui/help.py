@@ -24,6 +24,11 @@ ADDRESSES = {
 
 _markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
 _markdown.use(anchors_plugin, max_level=6)
+_markdown.add_render_rule(
+    "table_open",
+    lambda *_: '<div class="scroll" role="group" aria-label="Table" tabindex="0"><table>',
+)
+_markdown.add_render_rule("table_close", lambda *_: "</table></div>")
 
 
 class Document(NamedTuple):

@@ -42,6 +42,7 @@ def pages(ids: dict[str, str]) -> dict[str, str]:
         "docs": "/docs",
         "help": "/help",
         "settings": "/help/settings",
+        "vaes": "/help/vaes",
     }
 
 
