@@ -38,10 +38,10 @@ function Strip({ of: { published, measured, low, high, agrees } }) {
   </svg>`;
 }
 
-export function Comparisons({ verdict }) {
+export function Comparisons({ verdict, title }) {
   if (!verdict.comparisons.length) return null;
   const bounds = ({ low, high }) => `${low === null ? "" : number(low, 5)} … ${high === null ? "" : number(high, 5)}`;
-  return html`<${Scroll} label="Published and measured"><table>
+  return html`<${Scroll} label=${`Published and measured, ${title}`}><table>
     <thead><tr>
       <th scope="col">Quantity</th><th scope="col" class="number">Published</th><th scope="col" class="number">Measured</th>
       <th scope="col" class="wide">Side by side</th><th scope="col" class="number wide">Agrees within</th>

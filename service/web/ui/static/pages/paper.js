@@ -42,7 +42,7 @@ function Preset({ preset, standing, me, may, onRun }) {
     </summary>
     <div class="stack inset">
       <p>${preset.statement}</p>
-      ${verdict && html`<${Comparisons} verdict=${verdict} />`}
+      ${verdict && html`<${Comparisons} verdict=${verdict} title=${preset.title} />`}
       ${verdict?.missing && html`<p class="muted">${verdict.missing}</p>`}
       <${Runs} runs=${runs} me=${me} />
       <${Curves} preset=${preset} runs=${runs} />
