@@ -176,6 +176,15 @@ export function levelsOf(name, metrics, label = "LML") {
   return means.map(({ labels, value }) => ({ label: [label, labelText(labels)].filter(Boolean).join(", "), y: value }));
 }
 
+/** Several levels, each in the colour of the only curve whose label it has: the LML of an objective in that of its curve. */
+export function colouredAlike(levels, series) {
+  if (levels.length < 2) return levels;
+  return levels.map((level) => {
+    const own = series.flatMap(({ label }, i) => (level.label.endsWith(`, ${label.replace(/(^|, )seed .*$/, "")}`) ? [i] : []));
+    return own.length === 1 ? { ...level, colour: own[0] } : level;
+  });
+}
+
 /** The same of many experiments, in the order of their ids: the first call is one request. */
 export function curvesOfMany(ids) {
   let readers = null;

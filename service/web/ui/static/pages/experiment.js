@@ -5,7 +5,7 @@ import { Actions } from "../actions.js";
 import { get } from "../api.js";
 import { Attempts } from "../attempts.js";
 import { Chart } from "../chart.js";
-import { chartsOf, curvesOf, levelsOf } from "../curves.js";
+import { chartsOf, colouredAlike, curvesOf, levelsOf } from "../curves.js";
 import { dateTime, duration, titleOf } from "../format.js";
 import { History } from "../history.js";
 import { useLive } from "../live.js";
@@ -73,7 +73,7 @@ function Curves({ experiment, curves }) {
     const hasSum = name === "score" && experiment.metrics.some((one) => one.name === "mpt");
     const note = hasSum && "The shaded area is the MPT score, an estimate of the LML.";
     return html`<${Chart} key=${key} title=${title} note=${note} series=${series} xLabel=${xLabel} yLabel=${yLabel}
-      lines=${levelsOf(name, experiment.metrics)}>
+      lines=${colouredAlike(levelsOf(name, experiment.metrics), series)}>
       <a class="button quiet" href=${csv} download=${`${experiment.id}-${name}.csv`}>CSV</a>
     <//>`;
   });

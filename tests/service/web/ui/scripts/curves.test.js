@@ -65,6 +65,14 @@ test("levels: zero, each model's mean LML over seeds, or none", () => {
   assert.deepEqual(curves.levelsOf("lml", [metric(null, { seed: 1 })]), []);
 });
 
+test("levels have the colour of the only curve of their objective", () => {
+  const levels = [{ label: "LML, objective elbo", y: -1 }, { label: "LML, objective mpt", y: -2 }];
+  const colours = (labels) => curves.colouredAlike(levels, labels.map((label) => ({ label }))).map(({ colour }) => colour);
+  assert.deepEqual(colours(["objective mpt, seed 4", "objective elbo, seed 4"]), [1, 0]);
+  assert.deepEqual(colours(["objective elbo, seed 4", "objective elbo, seed 5", "objective mpt, seed 4"]), [undefined, 2]);
+  assert.deepEqual(curves.colouredAlike([{ label: "LML", y: 0 }], [{ label: "seed 4" }]), [{ label: "LML", y: 0 }]);
+});
+
 function answering(...answers) {
   const asked = [];
   globalThis.fetch = async (path) => {
