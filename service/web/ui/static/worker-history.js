@@ -31,8 +31,8 @@ export function WorkerHistory() {
       </select>
     </div>
     <div class="halves">
-      <${Chart} title="Use of workers" series=${charts.busy} xLabel="hours" yLabel="% of the time with a run" />
-      <${Chart} title="Free memory of machines and GPUs" series=${charts.free} xLabel="hours" yLabel="GiB" />
+      <${Chart} title="Use of workers" toZero series=${charts.busy} xLabel="hours" yLabel="% of the time with a run" />
+      <${Chart} title="Free memory of machines and GPUs" toZero series=${charts.free} xLabel="hours" yLabel="GiB" />
     </div>
   </section>`;
 }

@@ -97,6 +97,8 @@ test("two bad runs of five do not flatten the others", () => {
   assert.deepEqual(range({ far: [false, true, false], logY: true }), [-2, 3, 10, false]);
   assert.equal(range({ far: [false, false, false] }), undefined);
   assert.equal(range(), undefined);
+  assert.deepEqual(range({ toZero: true }), [-5, 99, 0.05, true]);
+  assert.equal(range({ toZero: true, logY: true }), undefined);
 });
 
 test("a band is hidden and shown with its curve", () => {
