@@ -1,22 +1,25 @@
 // The result of a run in one sentence: its LML, its MPT score, and whether the two agree.
 
 import { html } from "./vendor/preact-htm.js";
-import { withError } from "./format.js";
+import { number, withError } from "./format.js";
 import { aboutMean, overSeeds } from "./means.js";
 
 const MAX_ERRORS = 2; // of which a difference is still called agreement
+const CLEAR_ERRORS = 3; // from which a difference is hardly chance
 const PARTS = [
   { suffix: "", where: "" },
   { suffix: "_heldout", where: ", held out" },
 ];
 const AREA = { name: "area", label: "Area under the curve", unit: "nats" };
 
-/** Whether a score agrees with the LML, by the error of their difference. */
+/** Whether a score agrees with the LML, by the error of their difference; `tone` alarms only where chance is unlikely. */
 function agreement({ value, std_err: error }) {
   if (value === null || !error) return null;
-  const agrees = Math.abs(value) <= MAX_ERRORS * error;
-  const why = `MPT − LML is ${withError(value, error)}`;
-  return { agrees, text: agrees ? `they agree: ${why}` : `they differ: ${why}` };
+  const errors = Math.abs(value) / error;
+  const agrees = errors <= MAX_ERRORS;
+  const tone = agrees ? "good-text" : errors > CLEAR_ERRORS ? "bad-text" : "";
+  const how = agrees ? "they agree" : `they differ by ${number(errors, 2)} standard errors`;
+  return { agrees, tone, text: `${how}: MPT − LML is ${withError(value, error)}` };
 }
 
 /**
@@ -55,7 +58,7 @@ export function Result({ metrics }) {
     ${figures.map(({ label, unit, mean, agreement: found }) => html`<div key=${label} class="figure">
       <div class="muted small">${label}</div>
       <div class="amount" title=${aboutMean(mean)}>${withError(mean.value, mean.std_err)} <span class="muted small">${unit}</span></div>
-      ${found && html`<div class=${found.agrees ? "small good-text" : "small bad-text"}>${found.text}</div>`}
+      ${found && html`<div class=${`small ${found.tone}`}>${found.text}</div>`}
     </div>`)}
   </section>`;
 }

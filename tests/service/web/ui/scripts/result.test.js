@@ -12,7 +12,10 @@ test("a result is the LML, the score and whether they agree", () => {
   assert.deepEqual([lml.label, lml.mean.value, lml.agreement], ["LML", -60.34, undefined]);
   assert.equal(mpt.agreement.text, "they agree: MPT − LML is 0.14 ± 0.10");
   const far = [...near.slice(0, 2), metric("difference", -0.21, 0.1)];
-  assert.equal(resultOf(far)[1].agreement.text, "they differ: MPT − LML is −0.21 ± 0.10");
+  const { agrees, tone, text } = resultOf(far)[1].agreement;
+  assert.deepEqual([agrees, tone, text], [false, "", "they differ by 2.1 standard errors: MPT − LML is −0.21 ± 0.10"]);
+  const farther = [...near.slice(0, 2), metric("difference", -0.4, 0.1)];
+  assert.equal(resultOf(farther)[1].agreement.tone, "bad-text");
 });
 
 test("the figures are the model's own, then those held out", () => {
