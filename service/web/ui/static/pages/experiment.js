@@ -91,12 +91,14 @@ function Artifacts({ experiment }) {
   </section>`;
 }
 
-function Downloads({ id, ended }) {
+function Downloads({ id, ended, hasCurves }) {
   const curves = `/v1/experiments/${id}/curves?max_points=${MAX_POINTS}`;
   const files = [
-    ["Curves, CSV", `${curves}&format=csv`, "curves.csv"],
-    ["Curves, JSON", curves, "curves.json"],
-    ["Curves, Arrow", `${curves}&format=arrow`, "curves.arrow"],
+    ...(hasCurves ? [
+      ["Curves, CSV", `${curves}&format=csv`, "curves.csv"],
+      ["Curves, JSON", curves, "curves.json"],
+      ["Curves, Arrow", `${curves}&format=arrow`, "curves.arrow"],
+    ] : []),
     ["Metrics, JSON", `/v1/experiments/${id}/metrics`, "metrics.json"],
     ...(ended ? [["All of it, zip", `/v1/experiments/${id}/bundle`, "bundle.zip"]] : []),
   ];
@@ -152,7 +154,7 @@ export default function Experiment({ me, may }) {
         <${History} id=${id} />
       </div>
       <div class="last stack">
-        <${Downloads} id=${id} ended=${experiment.terminal} />
+        <${Downloads} id=${id} ended=${experiment.terminal} hasCurves=${curves.data?.series.length > 0} />
         <${Artifacts} experiment=${experiment} />
       </div>
     </div>
