@@ -21,7 +21,7 @@ function Metric({ experiment, name }) {
   if (!means.length) return html`<td class="number muted wide">–</td>`;
   return html`<td class="number wide">${means.map((mean) => html`<div key=${mean.key} title=${aboutMean(mean)}>
     ${withError(mean.value, mean.std_err)}
-    ${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
+    ${mean.count > 1 && mean.value !== null && html` <span class="muted small">×${mean.count}</span>`}
     ${labelText(mean.labels) && html` <span class="muted small">${labelText(mean.labels)}</span>`}
   </div>`)}</td>`;
 }
