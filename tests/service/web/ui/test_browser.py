@@ -300,6 +300,8 @@ def test_pages_are_for_everyone(browser: Browser, lab: BrowsedLab) -> None:
         page.set_viewport_size(PHONE)
         page.goto(lab.url(path))
         page.locator("main h1, main h2").first.wait_for()
+        if name == "paper":
+            open_rows(page)
         page.evaluate(AXE)
         found[name] = page.evaluate(SERIOUS, ALL)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, name
@@ -308,6 +310,15 @@ def test_pages_are_for_everyone(browser: Browser, lab: BrowsedLab) -> None:
         found[f"{name}, dark"] = page.evaluate(SERIOUS, COLOURS)
     context.close()
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
+
+
+def open_rows(page: Page) -> None:
+    """Open all rows, and what can be opened in them, by the keyboard."""
+    page.locator(".entry").first.wait_for()
+    for summary in (".entry > details > summary", ".entry details details > summary"):
+        for one in page.locator(summary).all():
+            one.press("Enter")
+            expect(one.locator("..")).to_have_attribute("open", "")
 
 
 ALL, COLOURS = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa"], ["color-contrast"]
