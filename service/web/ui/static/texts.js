@@ -147,7 +147,7 @@ function Table({ id, spec }) {
     ${columns.hasGroups && html`<${GroupFilter} key=${view.group} group=${view.group} onGroup=${onGroup} />`}
     <${Problem} error=${error} />
     ${!data && !error && html`<${Loading} />`}
-    ${data && html`<${Scroll} label="Texts"><table>
+    ${data && html`<${Scroll} label="Table of texts"><table>
       <thead><tr>
         <${SortHeader} ...${headerOf("row")} number first="asc">Row<//>
         <th scope="col">Text</th>
