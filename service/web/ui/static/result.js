@@ -23,7 +23,7 @@ function agreement({ value, std_err: error }) {
 }
 
 /**
- * The figures of a run's own model: `[{label, unit, mean, agreement}]`, of the training data first. Models
+ * The figures of a run's own model: `[{label, unit, mean, agreement}]` or, without a value, `{label, reason}`, of the training data first. Models
  * that were trained by several objectives have figures each. Those of a baseline are in the table of metrics.
  */
 export function resultOf(metrics) {
@@ -43,7 +43,7 @@ function figuresOf(own) {
     const exact = lml && mpt && !lml.std_err && { value: mpt.value - lml.value, std_err: mpt.std_err };
     const gap = difference ?? exact;
     return [
-      lml && { label: `LML${where}`, unit: "nats", mean: lml },
+      lml ? { label: `LML${where}`, unit: "nats", mean: lml } : notFinal(own, `lml${suffix}`, `LML${where}`),
       mpt && { label: `MPT${where}`, unit: "nats", mean: mpt, agreement: gap ? agreement(gap) : null },
     ].filter(Boolean);
   });
@@ -51,13 +51,19 @@ function figuresOf(own) {
   return area ? [...figures, { ...AREA, mean: area }] : figures;
 }
 
+/** A figure that has no value, with the reason of its first seed that tells one. */
+function notFinal(own, name, label) {
+  const reason = own.find((one) => one.name === name)?.all.find((one) => one.reason)?.reason;
+  return reason && { label, reason };
+}
+
 export function Result({ metrics }) {
   const figures = resultOf(metrics);
   if (!figures.length) return null;
   return html`<section class="result" aria-label="Result">
-    ${figures.map(({ label, unit, mean, agreement: found }) => html`<div key=${label} class="figure">
+    ${figures.map(({ label, unit, mean, reason, agreement: found }) => html`<div key=${label} class="figure">
       <div class="muted small">${label}</div>
-      <div class="amount" title=${aboutMean(mean)}>${withError(mean.value, mean.std_err)} <span class="muted small">${unit}</span></div>
+      ${reason ? html`<div class="small reason">${reason}</div>` : html`<div class="amount" title=${aboutMean(mean)}>${withError(mean.value, mean.std_err)} <span class="muted small">${unit}</span></div>`}
       ${found && html`<div class=${`small ${found.tone}`}>${found.text}</div>`}
     </div>`)}
   </section>`;

@@ -43,6 +43,13 @@ test("each objective has figures of its own", () => {
   assert.equal(resultOf(of("elbo", ["lml", -4]))[0].label, "LML");
 });
 
+test("an LML that is not final has its reason in its place", () => {
+  const metrics = [{ ...metric("lml", null), reason: "not final: raise evaluate.lml.nodes" }, metric("mpt", -5, 0.1)];
+  const [lml, mpt] = resultOf(metrics);
+  assert.deepEqual(lml, { label: "LML", reason: "not final: raise evaluate.lml.nodes" });
+  assert.deepEqual([mpt.label, mpt.agreement], ["MPT", null]);
+});
+
 test("rows are sorted by numbers or words, with missing values last", () => {
   const rows = [{ v: 10 }, { v: null }, { v: 9 }, { v: -1 }];
   const by = (order) => sorted(rows, ({ v }) => v, order).map(({ v }) => v);
