@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,17 @@ MAX_PAIRED = 1000
 MAX_POINTS = 640_000
 """Maximum number of points of their series."""
 
-Parts = NDArray[np.float64]
+
+class Parts(NamedTuple):
+    """The held-out LML of each part of the observations, and their number in each, (P,) both."""
+
+    values: NDArray[np.float64]
+    counts: NDArray[np.float64]
 
 
 def heldout_parts(session: Session, experiment_ids: Sequence[str]) -> dict[str, Parts]:
-    """Return the held-out LML of each part of the observations (P,), the mean over seeds, by
-    experiment. Experiments without labels other than the seed have one. The answer is empty for
+    """Return the held-out LML of each part of the observations, the mean over seeds, by experiment.
+    Experiments without labels other than the seed have one. The answer is empty for
     too many experiments."""
     if len(experiment_ids) > MAX_PAIRED:
         return {}
@@ -42,19 +47,23 @@ def heldout_parts(session: Session, experiment_ids: Sequence[str]) -> dict[str, 
     found: dict[str, list[Parts]] = {}
     for curve in curves:
         if curve.labels.keys() <= {"seed"}:
-            found.setdefault(curve.experiment_id, []).append(curve.columns["value"])
+            parts = Parts(curve.columns["value"], curve.columns["n"])
+            found.setdefault(curve.experiment_id, []).append(parts)
     means = {experiment_id: mean_part(parts) for experiment_id, parts in found.items()}
     return {experiment_id: mean for experiment_id, mean in means.items() if mean is not None}
 
 
 def mean_part(parts: Sequence[Parts | None]) -> Parts | None:
-    """Return the mean over seeds or experiments of their parts (P,). None if one is unknown or has
-    another number of parts."""
+    """Return the mean over seeds or experiments of their parts. None if one is unknown or has other
+    parts."""
     known = [one for one in parts if one is not None]
-    if not known or len(known) < len(parts) or len({len(one) for one in known}) > 1:
+    if not known or len(known) < len(parts) or not all(_are_alike(known[0], one) for one in known):
         return None
-    mean: Parts = np.mean(known, axis=0)
-    return mean
+    return Parts(np.mean([one.values for one in known], axis=0), known[0].counts)
+
+
+def _are_alike(one: Parts, other: Parts) -> bool:
+    return np.array_equal(one.counts, other.counts)
 
 
 def data_of(spec: Mapping[str, Any], fields: Iterable[str]) -> str | None:
@@ -70,8 +79,8 @@ def add_behind_best(
     rows: Sequence[dict[str, Any]], parts: Sequence[Parts | None], data: Sequence[str | None]
 ) -> None:
     """Add the column BEHIND_BEST to rows of a table, beside their held-out LML. `parts` has the
-    held-out LML of parts of each row (P,), and `data` names its data. The error is that of the mean
-    of the parts' differences."""
+    held-out LML of parts of each row, and `data` names its data. The error is that of the mean of
+    the parts' differences, whose variances are as 1 / their numbers of observations."""
     groups: dict[str, list[int]] = {}
     for i, (name, values) in enumerate(zip(data, parts, strict=True)):
         cell = rows[i]["metrics"].get(HELDOUT)
@@ -95,7 +104,11 @@ def _add(row: dict[str, Any], best: dict[str, Any], own: Any, of_best: Any) -> N
 
 
 def _error(of_best: Parts, own: Parts) -> float | None:
-    if len(own) != len(of_best) or len(own) < MIN_PARTS:
+    counts = own.counts
+    if not _are_alike(own, of_best) or len(counts) < MIN_PARTS:
         return None
-    error = float(np.std(of_best - own, ddof=1)) / math.sqrt(len(own))
+    differences = of_best.values - own.values
+    mean = np.average(differences, weights=counts)
+    variance = np.sum(counts * (differences - mean) ** 2) / (len(counts) - 1)  # of an observation
+    error = math.sqrt(variance / np.sum(counts))
     return error if math.isfinite(error) else None

@@ -148,7 +148,7 @@ def test_the_service_compares_the_points_on_the_rows_that_they_share(client: Cli
 
     differences = [a - b for a, b in zip(parts(of_best), parts(of_one), strict=True)]
     expected = statistics.stdev(differences) / len(differences) ** 0.5
-    assert of_one[f"{BEHIND_BEST} std_err"] == pytest.approx(expected)
+    assert of_one[f"{BEHIND_BEST} std_err"] == pytest.approx(expected, rel=0.1)  # of 60 rows
 
 
 def points(line: Any) -> Any:

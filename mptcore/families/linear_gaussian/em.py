@@ -51,19 +51,24 @@ def iterate(
 
 def fit_missing(spec: LinearGaussianSpec, x: Tensor) -> Iterator[Fitted]:
     """Yield each tenth iteration of EM on x (N, D), NaN where a value is missing. It begins with
-    the leading eigenvectors of the covariance of x with missing values at their column's mean."""
+    the leading eigenvectors of the covariance of x with missing values at their column's mean; for
+    factor analysis, whose maximum does not depend on units, of the correlations."""
     data = _Observations.of(x.double())
     filled = data.x - data.x.sum(0) / data.counts * data.observed  # centred, 0 where missing
     variances = filled.square().sum(0) / data.counts
-    eigenvalues, eigenvectors = torch.linalg.eigh(filled.mT @ filled / len(filled))
+    is_scaled = isinstance(spec, FactorAnalysisModel)
+    scale = variances.sqrt() if is_scaled else torch.ones_like(variances)
+    scaled = filled / scale
+    eigenvalues, eigenvectors = torch.linalg.eigh(scaled.mT @ scaled / len(scaled))
     leading = slice(-spec.latent_dim, None)
     loadings = eigenvectors[:, leading] * eigenvalues[leading].clamp(min=0).sqrt()
+    loadings = scale[:, None] * loadings
     floor = MIN_SHARE * variances
     fixed = None if spec.noise_precision is None else 1 / spec.noise_precision
 
     def noise_of(each: Tensor) -> Tensor:
         """Return the noise variances of a step from the best one of each dimension."""
-        if isinstance(spec, FactorAnalysisModel):
+        if is_scaled:
             return torch.maximum(each, floor)
         shared = fixed or float((data.counts * each).sum() / data.counts.sum())
         if shared <= UNBOUNDED_SHARE * variances.max():

@@ -41,8 +41,9 @@ def maximum_likelihood(covariance: Tensor, mean: Tensor, latent_dim: int) -> Low
 
 def fit(covariance: Tensor, mean: Tensor, latent_dim: int) -> Iterator[Fitted]:
     """Yield each tenth iteration of EM from PPCA's closed form (Rubin & Thayer 1982), until it
-    converges. With G = (I + Wᵀ Ψ⁻¹ W)⁻¹ Wᵀ Ψ⁻¹: W ← C Gᵀ (I − G W + G C Gᵀ)⁻¹, Ψ ← diag(C − W G
-    C)."""
+    converges. The closed form is that of the correlations: with the covariance, the start and so
+    the maximum that is found would depend on the units of the columns. With G = (I + Wᵀ Ψ⁻¹ W)⁻¹ Wᵀ
+    Ψ⁻¹: W ← C Gᵀ (I − G W + G C Gᵀ)⁻¹, Ψ ← diag(C − W G C)."""
     floor = MIN_SHARE * covariance.diagonal()
 
     def step(density: LowRankGaussian) -> LowRankGaussian:
@@ -52,7 +53,11 @@ def fit(covariance: Tensor, mean: Tensor, latent_dim: int) -> Iterator[Fitted]:
     def mean_log_prob(density: LowRankGaussian) -> float:
         return _mean_log_prob(covariance, density.loadings, density.noise_variance)
 
-    start = ppca_maximum_likelihood(covariance, mean, latent_dim)
+    scale = covariance.diagonal().sqrt()
+    correlation = covariance / (scale[:, None] * scale)
+    alike = ppca_maximum_likelihood(correlation, mean, latent_dim)
+    noise = scale.square() * alike.noise_variance
+    start = LowRankGaussian(scale[:, None] * alike.loadings, mean, noise)
     return iterate(start, step, mean_log_prob)
 
 

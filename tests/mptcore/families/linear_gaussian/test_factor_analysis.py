@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 from sklearn.decomposition import FactorAnalysis
+from torch import Tensor
 
 from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian import em
+from mptcore.families.linear_gaussian.em import fit_missing
 from mptcore.families.linear_gaussian.factor_analysis import (
+    fit,
     maximum_likelihood,
     refuse_constant_columns,
 )
@@ -22,7 +25,7 @@ from mptcore.protocol.orders import Assignment
 from mptcore.protocol.records import Progress, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.runner import SpecRunner
-from mptcore.specs import LinearGaussianExperiment, SpecError
+from mptcore.specs import FactorAnalysisModel, LinearGaussianExperiment, SpecError
 from mptcore.specs.families.linear_gaussian.experiment import MAX_FIT_POINTS, MAX_ITERATIONS
 from tests.support.runs import metric, points, spec_of, value_of
 
@@ -148,3 +151,26 @@ def test_the_runner_writes_the_progress_of_a_fit() -> None:
     stages = [one.get("stage") for one in lines if one["record"] == "progress"]
     first = {"name": "fitting", "done": 10, "total": MAX_ITERATIONS, "unit": "iterations"}
     assert stages[0] == first
+
+
+@pytest.mark.parametrize("latent_dim", [1, 2, 3])
+@pytest.mark.parametrize("gaps", [False, True])
+def test_the_fit_does_not_depend_on_the_units_of_a_column(latent_dim: int, gaps: bool) -> None:
+    """From the covariance's leading directions EM ended 0.5 nats below the maximum."""
+    generator = torch.Generator().manual_seed(3)
+    factors = torch.randn(240, 3, generator=generator, dtype=torch.float64)
+    mixed = factors @ torch.randn(3, 7, generator=generator, dtype=torch.float64)
+    x = mixed + 0.6 * torch.randn(240, 7, generator=generator, dtype=torch.float64)
+    units = torch.tensor([1.0, 1, 1, 1000, 1, 1, 0.01], dtype=torch.float64)
+    spec = FactorAnalysisModel(
+        family="factor_analysis", latent_dim=latent_dim, init="maximum_likelihood"
+    )
+
+    def lml(x: Tensor) -> float:
+        if gaps:
+            *_, last = fit_missing(spec, x)
+        else:
+            *_, last = fit(second_moment(x, x.mean(0)), x.mean(0), latent_dim)
+        return last.lml
+
+    assert lml(x * units) == pytest.approx(lml(x) - units.log().sum().item(), abs=1e-6)
