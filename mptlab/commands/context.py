@@ -77,7 +77,13 @@ class CommandContext:
     def sweep(self, typed: str) -> Sweep:
         """Return the caller's sweep with this id, this beginning of an id or this name. Raises
         BadParameter if several match."""
-        return self.client.get_sweep(next(iter(self._sweeps(typed)), typed))
+        found = self._sweeps(typed)
+        if not found and not WHOLE_ID.fullmatch(typed):
+            names = [one["name"] for one in self._newest_sweeps() if one["name"]]
+            near = next(iter(get_close_matches(typed, names, n=1)), None)
+            detail = f"you have no sweep {typed}" + (f": did you mean {near}?" if near else "")
+            raise Refused({"detail": detail, "reason": "not_found"})
+        return self.client.get_sweep(next(iter(found), typed))
 
     def sweep_or_none(self, typed: str) -> Sweep | None:
         """Return the caller's sweep, or None if there is none. Raises BadParameter."""
@@ -90,15 +96,17 @@ class CommandContext:
             return None
 
     def _sweeps(self, typed: str) -> list[str]:
-        sweeps = islice(self.client.sweeps(limit=MAX_SWEEPS), MAX_SWEEPS)
         found = [
             one["id"]
-            for one in sweeps
+            for one in self._newest_sweeps()
             if typed and (one["name"] == typed or one["id"].startswith(typed))
         ]
         if len(found) > 1:
             raise typer.BadParameter(f"{typed} matches several sweeps: {', '.join(found)}")
         return found
+
+    def _newest_sweeps(self) -> Iterator[Json]:
+        return islice(self.client.sweeps(limit=MAX_SWEEPS), MAX_SWEEPS)
 
     def tell(self, value: Any, lines: Iterable[str]) -> None:
         """Print a value as JSON, or these lines."""
@@ -140,7 +148,7 @@ class CommandContext:
     def _instead(self, typed: str) -> str:
         """Return the command for a sweep of this name, or the most similar name."""
         if self._sweeps(typed):
-            return f": it is a sweep, see mpt table {typed}"
+            return f": it is a sweep, see mpt table {typed}; for the ids of its runs add --csv -"
         near = self._nearest(typed)
         return f": did you mean {near}?" if near else ""
 

@@ -53,7 +53,12 @@ def texts(
 def score(
     context: CommandContext,
     model: Annotated[
-        str, typer.Option(help="your folder, a folder in MPT_MODELS_DIR, or an id of the hub")
+        str,
+        typer.Option(
+            "--model",
+            "--checkpoint",
+            help="your folder, a folder in MPT_MODELS_DIR, or an id of the hub",
+        ),
     ],
     texts: Annotated[
         list[str] | None, typer.Argument(help="texts, or one file with a text in each line")

@@ -151,6 +151,15 @@ def test_the_service_compares_the_points_on_the_rows_that_they_share(client: Cli
     assert of_one[f"{BEHIND_BEST} std_err"] == pytest.approx(expected, rel=0.1)  # of 60 rows
 
 
+def test_a_wrong_name_of_a_sweep_has_the_nearest(environment: dict[str, str], sweep: str) -> None:
+    code, _, error = mpt_here(environment, "table", "chose K")
+    assert code == 1
+    assert "you have no sweep chose K: did you mean choose K?" in error
+    code, _, error = mpt_here(environment, "download", "choose K")
+    assert code == 1
+    assert "it is a sweep, see mpt table choose K; for the ids of its runs add --csv -" in error
+
+
 def points(line: Any) -> Any:
     return line.get_xydata().tolist()
 

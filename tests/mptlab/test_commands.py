@@ -165,7 +165,7 @@ def test_curves_as_a_table_and_as_a_figure(
         (("list", "--url", "lab:1"), "lab:1 is not a URL: start it with http:// or https://"),
         (("presets", "run", "tabel1"), "there is no preset tabel1: did you mean table1?"),
         (("download", "a run", "weights"), "weights does not exist: the experiment has no files"),
-        (("table", "a"), "you have no sweep of this id"),
+        (("table", "a"), "you have no sweep a"),
     ],
 )
 @pytest.mark.usefixtures("run")

@@ -91,7 +91,8 @@ def get_texts(
         known = {one.file: one for one in results.artifacts(session, experiment_id)}
         ended = is_terminal(experiment.status)
     if FILE not in known:
-        detail = "the experiment has no scores of texts" + ("" if ended else " yet")
+        cure = ": mpt score scores each text" if ended else " yet"
+        detail = f"the experiment has no scores of texts{cure}"
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", detail)
     found = page(whole_file(settings, known[FILE]), known[FILE].sha256, wanted)
     return _csv(found) if form == TextForm.CSV else _json(found)

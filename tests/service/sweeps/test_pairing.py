@@ -18,7 +18,7 @@ from service.sweeps.pairing import (
 )
 
 EASY = np.linspace(-1.0, 1.0, 8)
-"""How much easier than others the observations of each part are."""
+"""Differences of the parts from the mean, common to all models."""
 
 
 def parts_of(values: Any, counts: Any = None) -> Parts:

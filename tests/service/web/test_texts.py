@@ -124,9 +124,13 @@ def test_wrong_parameters_are_named(
 
 
 def test_an_experiment_without_texts_is_404(api: TestClient, database: Database) -> None:
-    answer = api.get(f"/v1/experiments/{submitted(database)}/texts")
+    experiment_id = submitted(database)
+    answer = api.get(f"/v1/experiments/{experiment_id}/texts")
     assert answer.status_code == 404
     assert answer.json()["detail"] == "the experiment has no scores of texts yet"
+    api.post(f"/v1/experiments/{experiment_id}:cancel")
+    told = api.get(f"/v1/experiments/{experiment_id}/texts").json()["detail"]
+    assert told == "the experiment has no scores of texts: mpt score scores each text"
 
 
 def test_too_many_rows_refer_to_the_artifact(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
