@@ -12,6 +12,7 @@ from service.tables.experiments import Experiment, Queue, Status
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.datasets.test_datasets import upload_spec
 from tests.service.experiments.test_deletion import TRAINED, becomes, started_from, submit
+from tests.support.attempts import keep_weights
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy
 
@@ -56,6 +57,7 @@ def test_weights_of_shared_experiments_can_be_used(
     if kind == "experiments":
         one = submit(admin, TRAINED, ann)
         becomes(admin, one, Status.SUCCEEDED)
+        keep_weights(database_of(admin), one)
     else:
         name, content = ("a.txt", b"text\n") if spec is text_spec else ("a.npy", npy(GOOD))
         one = admin.post(f"/v1/datasets?name={name}", content=content, headers=ann).json()["id"]

@@ -15,10 +15,10 @@ from service.queue.dispatch import dispatch_next
 from service.queue.lease import Claim, FailureCause
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Artifact, DesiredState, Event, Experiment, Held, Status, Wait
+from service.tables.experiments import DesiredState, Event, Experiment, Held, Status, Wait
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
-from tests.support.attempts import claim_next, submitted
+from tests.support.attempts import claim_next, keep_weights, submitted
 from tests.support.ppca_spec import ppca_spec
 
 __all__ = ["admin", "place", "processes"]  # fixtures
@@ -138,12 +138,6 @@ def test_a_run_that_is_lost_too_often_fails_its_successors(admin: TestClient) ->
     with database.transaction() as session:
         lease.mark_lost(session, claim, max_lost=1)
     assert get(admin, last)["status"] == "failed"
-
-
-def keep_weights(database: Database, experiment_id: str) -> None:
-    columns = {"file": "weights.safetensors", "attempt": 1, "seq": 1, "media_type": "a/b"}
-    with database.transaction() as session:
-        session.add(Artifact(experiment_id=experiment_id, sha256="0" * 64, **columns))
 
 
 @pytest.mark.parametrize("spec", [TRAINED, FITTED], ids=["trained", "fitted"])

@@ -18,6 +18,7 @@ from service.tables.experiments import Experiment, Status
 from service.tables.users import ApiKey
 from service.web.errors import cannot_write
 from service.web.main import create_app
+from tests.support.attempts import keep_weights
 from tests.support.ppca_spec import ppca_spec
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
@@ -105,6 +106,7 @@ def test_weights_of_a_failed_experiment_are_refused(
     assert answer.status_code == 422
     assert [error["pointer"] for error in answer.json()["errors"]] == ["/spec/model/experiment"]
     becomes(database, trained, Status.SUCCEEDED)
+    keep_weights(database, trained)
     submitted(api, spec)
 
 

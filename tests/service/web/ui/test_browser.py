@@ -34,7 +34,8 @@ def test_a_link_signs_in_once_and_opens_the_requested_page(stranger: Page, lab: 
     stranger.wait_for_url(lab.url("/sweeps"))
     stranger.goto(lab.url("/lab"))
     stranger.get_by_role("button", name="Sign out").click()
-    stranger.wait_for_url(re.compile(r"/sign-in(\?|$)"))  # with `next` where a poll saw it first
+    at_sign_in = re.compile(r"/sign-in(\?|$)")  # with `next` where a poll saw it first
+    expect(stranger).to_have_url(at_sign_in)
     stranger.goto(path)
     expect(stranger.get_by_role("alert")).to_contain_text("used before")
 
