@@ -37,7 +37,7 @@ serve: setup ## the service on this machine: API and workers, SQLite
 	$(BIN)/mpt serve
 
 test: setup ## all tests
-	$(BIN)/pytest -n 4 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal
 
 lint: setup ## ruff and mypy --strict
 	$(BIN)/ruff check .
