@@ -30,6 +30,15 @@ class Dataset:
         return x.nanmean(0) if self.x.isnan().any() else x.mean(0)
 
     @property
+    def constant(self) -> list[str]:
+        """Names or indices of the columns whose observed values are all the same."""
+        missing = self.x.isnan()
+        one = self.x.gather(0, missing.byte().argmin(0, keepdim=True))  # an observed value, (1, D)
+        places = ((self.x == one) | missing).all(0).nonzero().flatten().tolist()
+        names = self.columns or [*map(str, range(self.dim))]
+        return [names[c] for c in places]
+
+    @property
     def scale(self) -> Tensor:  # (D,)
         """Standard deviation of the observed values of each dimension, in float64."""
         return (self.x.double() - self.mean).square().nanmean(0).sqrt()

@@ -49,9 +49,7 @@ def _standardized(x: Tensor) -> Tensor:
 
 
 def _standardized_columns(data: Dataset) -> Tensor:
-    x, scale = data.x.double(), data.scale
-    if places := (scale == 0).nonzero().flatten().tolist():
-        names = data.columns or [*map(str, range(data.dim))]
-        which = columns_are([names[c] for c in places], data.columns is not None, "constant")
+    if constant := data.constant:  # a rounded scale of 0.1, 0.1, 0.1 is not 0
+        which = columns_are(constant, data.columns is not None, "constant")
         raise RunError("invalid", f"{which}: data.standardize cannot scale them")
-    return ((x - data.mean) / scale).to(data.x)
+    return ((data.x.double() - data.mean) / data.scale).to(data.x)

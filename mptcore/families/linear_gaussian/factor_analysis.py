@@ -64,13 +64,8 @@ def fit(covariance: Tensor, mean: Tensor, latent_dim: int) -> Iterator[Fitted]:
 def refuse_constant_columns(data: Dataset) -> None:
     """Raise RunError if a column has one value only, so that its noise variance has no maximum.
     Missing values do not count."""
-    missing = data.x.isnan()
-    one = data.x.gather(0, missing.byte().argmin(0, keepdim=True))  # an observed value, (1, D)
-    places = ((data.x == one) | missing).all(0).nonzero().flatten().tolist()
-    if places:
-        names = data.columns or [*map(str, range(data.dim))]
-        detail = constant_columns([names[c] for c in places], data.columns is not None)
-        raise RunError("invalid", detail)
+    if constant := data.constant:
+        raise RunError("invalid", constant_columns(constant, data.columns is not None))
 
 
 def _em_step(covariance: Tensor, loadings: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
