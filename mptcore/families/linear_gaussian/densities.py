@@ -5,13 +5,12 @@ from typing import assert_never
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, LowRankMultivariateNormal
 
 from mptcore.data.arrays import Dataset
 from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.em import Fitted, fit_missing
 from mptcore.families.linear_gaussian.factor_analysis import factor_analysis, fit
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.missing import PartlyObserved, by_pattern
 from mptcore.families.linear_gaussian.moments import (
     data_factor,
@@ -93,8 +92,20 @@ def log_probs(density: LowRankGaussian, x: Tensor) -> Tensor:
     found = torch.empty(len(x), dtype=torch.float64)
     of_pattern = torch.split(order, pattern_of.bincount().tolist())
     for seen, rows in zip(patterns, of_pattern, strict=True):
-        own = density.marginal(seen)
-        parts = own.mean, own.loadings, own.noise_variance
-        normal: Distribution = LowRankMultivariateNormal(*parts, validate_args=False)
-        found[rows] = normal.log_prob(x[rows][:, seen])
+        found[rows] = _complete_log_probs(density.marginal(seen), x[rows][:, seen])
+    return found
+
+
+def _complete_log_probs(density: LowRankGaussian, x: Tensor) -> Tensor:
+    """Return log p(x) of each row of complete x (N, D). The squares are those of the residuals of
+    E[z | x] and of E[z | x] itself: Woodbury's difference of two large numbers, as
+    torch.distributions takes it, is 0.006 nats off at a noise precision of 1e12."""
+    noise = density.noise_variance.sqrt()
+    loadings, centred = density.loadings / noise[:, None], (x - density.mean) / noise
+    precision = torch.eye(loadings.shape[1], dtype=x.dtype) + loadings.mT @ loadings
+    factor = torch.linalg.cholesky(precision)
+    z = torch.cholesky_solve(loadings.mT @ centred.mT, factor).mT  # (N, K)
+    squares = (centred - z @ loadings.mT).square().sum(1) + z.square().sum(1)
+    log_det = 2 * (factor.diagonal().log().sum() + noise.log().sum())
+    found: Tensor = -0.5 * (squares + log_det + density.dim * LOG_2PI)
     return found

@@ -7,7 +7,8 @@ import torch
 
 from mptcore.data.arrays import load_arrays
 from mptcore.estimation.estimate import PARTS
-from mptcore.families.linear_gaussian.densities import initial_density, log_probs
+from mptcore.families.linear_gaussian.densities import initial_density, log_probs, scorable
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.protocol.records import Metric, Progress
 from mptcore.run import run
 from mptcore.specs import LinearGaussianExperiment
@@ -117,6 +118,16 @@ def test_log_probs_of_rows_with_missing_values_are_those_of_the_dense_marginals(
         density.marginal(~row.isnan()).log_prob(row[~row.isnan()][None]).item() for row in x
     ]
     assert log_probs(density, x).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_log_probs_keep_their_digits_where_the_noise_is_small() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.full((30,), 1e-12, dtype=torch.float64)
+    loadings, z = (torch.randn(n, 4, generator=generator).double() for n in (30, 200))
+    density = LowRankGaussian(loadings, torch.zeros_like(noise), noise)
+    x = z @ loadings.mT + 1e-6 * torch.randn(200, 30, generator=generator).double()
+    expected = scorable(density, x, torch.device("cpu")).log_marginal_likelihood()
+    assert log_probs(density, x).mean().item() == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("model", [PPCA, LINEAR_VAE, VAE], ids=lambda m: m["family"])
