@@ -70,29 +70,20 @@ def best_of(rows: Sequence[Json]) -> Best | None:
     if metric is None or len(known) < 2:
         return None
     best = max(known, key=lambda i: float(rows[i][metric]))
-    gaps = _gaps(rows, known, best, metric)
-    return Best(metric, best, [i for i, (gap, error) in gaps.items() if gap < 2 * error])
+    others = (i for i in known if i != best)
+    return Best(metric, best, [i for i in others if _is_as_good(rows[i], rows[best], metric)])
 
 
-def _gaps(
-    rows: Sequence[Json], known: Sequence[int], best: int, metric: str
-) -> dict[int, tuple[float, float]]:
-    """Return how far each other row is behind the best, with the standard error of the difference:
-    over the held-out rows of data that both share, where the service has compared them, otherwise
-    from the errors of both metrics."""
-    others = [i for i in known if i != best]
-    behind = [rows[i].get(BEHIND_BEST) for i in known] if metric == "lml_heldout" else []
-    if behind.count(0.0) == 1 and None not in behind:  # one best: all share their data
-        errors = {i: rows[i][f"{BEHIND_BEST} std_err"] or 0.0 for i in others}
-        return {i: (rows[i][BEHIND_BEST], errors[i]) for i in others}
-    error = f"{metric} std_err"
-    return {
-        i: (
-            rows[best][metric] - rows[i][metric],
-            math.hypot(rows[best].get(error) or 0.0, rows[i].get(error) or 0.0),
-        )
-        for i in others
-    }
+def _is_as_good(row: Json, best: Json, metric: str) -> bool:
+    """Return whether a row is behind the best by at most two standard errors of the difference:
+    over held-out rows that both share, where the service has compared these two, otherwise from the
+    errors of both."""
+    gap, error = best[metric] - row[metric], f"{metric} std_err"
+    if metric == "lml_heldout" and row.get(BEHIND_BEST) == gap:
+        spread = row[f"{BEHIND_BEST} std_err"] or 0.0
+    else:
+        spread = math.hypot(best.get(error) or 0.0, row.get(error) or 0.0)
+    return bool(gap <= 2 * spread)
 
 
 BY_MERIT = ("lml_heldout", "mpt_heldout", "lml", "mpt")

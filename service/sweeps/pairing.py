@@ -34,8 +34,8 @@ class Parts(NamedTuple):
 
 def heldout_parts(session: Session, experiment_ids: Sequence[str]) -> dict[str, Parts]:
     """Return the held-out LML of each part of the observations, the mean over seeds, by experiment.
-    Experiments without labels other than the seed have one. The answer is empty for
-    too many experiments."""
+    Experiments without labels other than the seed have one. The answer is empty for too many
+    experiments."""
     if len(experiment_ids) > MAX_PAIRED:
         return {}
     try:

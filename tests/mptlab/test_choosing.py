@@ -56,8 +56,11 @@ def test_held_out_rows_that_are_shared_tell_which_are_as_good() -> None:
     assert f"The smallest model as good as the best: {K}=2\n" in told
     assert "smallest" not in _best_line(Best("lml_heldout", 1, []), found, [K])
     assert "smallest" not in _best_line(Best("lml_heldout", 1, [0]), found, [K, "seeds"])
-    of_other_data = [*of((0.0, 0.0)), *found]
-    assert best_of(of_other_data) == ("lml_heldout", 0, [1, 2, 3, 4])  # by their own errors
+    (other,) = of((0.0, 0.0))
+    of_other_data = [{**other, "lml_heldout": 0.25}, *found]  # compared by their own errors
+    assert best_of(of_other_data) == ("lml_heldout", 0, [1, 2, 3, 4])
+    ties = of((0.0, 0.0), (0.5, 0.24), (0.0, 0.0), (0.5, 0.26))
+    assert best_of(ties) == ("lml_heldout", 0, [2, 3])
 
 
 def test_the_best_held_out_row_is_told_with_what_its_error_leaves_out() -> None:

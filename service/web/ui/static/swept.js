@@ -39,11 +39,15 @@ export function bestRow(table) {
 const BEHIND_BEST = "lml_heldout_behind_best";
 const ALIKE_ERRORS = 2;
 
-/** The rows that the held-out observations do not tell from the best, if all rows share them. */
+/** The rows that the held-out observations do not tell from the best, of those that share them. */
 function alikeTo(best, rows, metric) {
-  const cells = rows.map(({ metrics }) => metrics[BEHIND_BEST]);
-  if (metric !== "lml_heldout" || cells.includes(undefined) || cells.filter(({ value }) => value === 0).length !== 1) return [];
-  return rows.filter((row, i) => row !== best && cells[i].value < ALIKE_ERRORS * (cells[i].std_err ?? 0));
+  if (metric !== "lml_heldout") return [];
+  const isAlike = ({ metrics }) => {
+    const behind = metrics[BEHIND_BEST];
+    const gap = best.metrics[metric].value - metrics[metric].value;
+    return behind?.value === gap && gap <= ALIKE_ERRORS * (behind.std_err ?? 0);
+  };
+  return rows.filter((row) => row !== best && isAlike(row));
 }
 
 /**
