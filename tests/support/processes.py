@@ -98,9 +98,11 @@ class Lab:
                 process.resume()
                 process.terminate()
         _, alive = psutil.wait_procs(family, timeout=120)
+        names = {process.pid: name for name, process in self.processes.items()}
+        told = [f"{names.get(left.pid, 'a child')} {left}" for left in alive]
         for left in alive:
             left.kill()
-        assert not alive, f"did not stop: {alive}"
+        assert not alive, f"did not stop: {told}; its log ends: {self.log.read_text()[-4000:]}"
 
 
 @contextmanager
