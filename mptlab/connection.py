@@ -162,8 +162,8 @@ class Connection:
         def tell(cause: str) -> None:
             elsewhere = served_url() if self._key_source == STORE else None
             if elsewhere is not None and httpx.URL(elsewhere).port != httpx.URL(self.url).port:
-                told = f"{self.url} does not answer: this store is served at {elsewhere}"
-                raise Refused({"detail": f"{told}; leave out MPT_URL and --url"})
+                cure = f"this store is served at {elsewhere}; leave out MPT_URL and --url"
+                raise NoAnswer(self.url, cause, cure)
             with self._telling:
                 if not self._missing:
                     self._on_outage(f"{self.url} does not answer ({cause}): retrying")

@@ -35,12 +35,14 @@ class Refused(Exception):
         return self.status in AWAY
 
 
+START = "`mpt serve` starts a service on this machine; MPT_URL or `mpt login` names another"
+
+
 class NoAnswer(ConnectionError):
     """Error if nothing answers at the URL; the message gives the URL, the cause and what to do."""
 
-    def __init__(self, url: str, cause: object):
-        super().__init__(f"{url} does not answer ({cause}): `mpt serve` starts a service on this "
-                         "machine; MPT_URL or `mpt login` names another")  # fmt: skip
+    def __init__(self, url: str, cause: object, cure: str = START):
+        super().__init__(f"{url} does not answer ({cause}): {cure}")
         self.url = url
 
 

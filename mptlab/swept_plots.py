@@ -10,14 +10,15 @@ from matplotlib.ticker import MaxNLocator
 
 from mptlab.errors import Json
 from mptlab.plots import BAND, STYLE, Plot
-from mptlab.tables import BY_MERIT, best_of
+from mptlab.tables import BEHIND_BEST, BY_MERIT, SIZE, best_of, smallest_as_good
 
+HELDOUT = "lml_heldout"
 NAMES = {
     "lml": "log marginal likelihood, nats",
     "lml_heldout": "held-out log marginal likelihood, nats",
     "mpt": "MPT score, nats",
     "mpt_heldout": "held-out MPT score, nats",
-    "model.latent_dim": "latent dimensions K",
+    SIZE: "latent dimensions K",
 }
 """Titles of axes."""
 
@@ -26,7 +27,8 @@ def draw(
     rows: Sequence[Json], fields: Sequence[str], y: str | None, x: str | None, title: str = ""
 ) -> Plot:
     """Return the figure of a sweep's means over seeds: a line for each choice of the fields other
-    than `x`, with bars of two standard errors. Raises ValueError with the known names."""
+    than `x`, with bars of two standard errors: of the difference from the best for the held-out
+    LML, whose points share their observations. Raises ValueError with the known names."""
     swept = [name for name in fields if name in rows[0]] if rows else []
     metrics = [name[: -len(" count")] for row in rows for name in row if name.endswith(" count")]
     x = _known("swept field", x or next(iter(swept), None), swept)
@@ -41,9 +43,14 @@ def draw(
         for row in rows:
             label = ", ".join(f"{name.split('.')[-1]} {_text(row[name])}" for name in others)
             lines.setdefault(label, []).append(row)
+        paired = y == HELDOUT and any(row.get(f"{BEHIND_BEST} std_err") for row in rows)
         for label, found in lines.items():
-            _line(axes, found, x, y, label)
-        _mark_best(axes, rows, x, y)
+            _line(axes, found, x, y, BEHIND_BEST if paired else y, label)
+        _mark_best(axes, rows, swept, x, y)
+        if paired:
+            axes.plot(
+                [], [], " ", label="bars: two standard errors of\nthe difference from the best"
+            )
         if all(isinstance(row[x], int) for row in rows):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(axes.get_legend_handles_labels()[0]) > 1:
@@ -59,21 +66,29 @@ def _known(what: str, name: str | None, known: Sequence[str]) -> str:
     return name
 
 
-def _line(axes: Axes, rows: Sequence[Json], x: str, y: str, label: str) -> None:
+def _line(axes: Axes, rows: Sequence[Json], x: str, y: str, of_error: str, label: str) -> None:
+    """Draw `y` against `x`, with the error of the column `of_error`."""
     known = [row for row in rows if row.get(y) is not None]
     if all(isinstance(row[x], int | float) for row in known):
         known.sort(key=lambda row: float(row[x]))
-    errors = [BAND * (row.get(f"{y} std_err") or 0.0) for row in known]
+    errors = [BAND * (row.get(f"{of_error} std_err") or 0.0) for row in known]
     axes.errorbar([_place(row[x]) for row in known], [row[y] for row in known], errors,
                   marker=".", linewidth=1, capsize=2, label=label or None)  # fmt: skip
 
 
-def _mark_best(axes: Axes, rows: Sequence[Json], x: str, y: str) -> None:
+def _mark_best(axes: Axes, rows: Sequence[Json], fields: Sequence[str], x: str, y: str) -> None:
+    """Mark the best point and, of models that differ by their size alone, the smallest that is as
+    good."""
     best = best_of(rows)
-    if best is not None and best.metric == y:
-        row = rows[best.row]
-        axes.plot([_place(row[x])], [row[y]], "o", markersize=9, color="black",
-                  fillstyle="none", label="best")  # fmt: skip
+    if best is None or best.metric != y:
+        return
+    marked = {"best": rows[best.row]}
+    smallest = smallest_as_good(best, rows, fields)
+    if smallest is not None and smallest is not rows[best.row]:
+        marked["smallest as good"] = smallest
+    for (label, row), marker in zip(marked.items(), "os", strict=False):
+        axes.plot([_place(row[x])], [row[y]], marker, markersize=9, color="black",
+                  fillstyle="none", label=label)  # fmt: skip
 
 
 def _place(value: Any) -> Any:

@@ -74,6 +74,14 @@ def best_of(rows: Sequence[Json]) -> Best | None:
     return Best(metric, best, [i for i in others if _is_as_good(rows[i], rows[best], metric)])
 
 
+def smallest_as_good(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> Json | None:
+    """Return the row with the fewest latent dimensions of those that are as good as the best. None
+    if other fields were swept too, or if the best is the only one."""
+    if [*fields] != [SIZE] or not best.alike:
+        return None
+    return min((rows[i] for i in (best.row, *best.alike)), key=lambda row: int(row[SIZE]))
+
+
 def _is_as_good(row: Json, best: Json, metric: str) -> bool:
     """Return whether a row is behind the best by at most two standard errors of the difference:
     over held-out rows that both share, where the service has compared these two, otherwise from the
@@ -88,6 +96,7 @@ def _is_as_good(row: Json, best: Json, metric: str) -> bool:
 
 BY_MERIT = ("lml_heldout", "mpt_heldout", "lml", "mpt")
 """Metrics that choose between models, the most trustworthy first; larger is better."""
+SIZE = "model.latent_dim"
 BEHIND_BEST = "lml_heldout_behind_best"
 
 

@@ -116,6 +116,19 @@ def text_spec(data: Json, checkpoint: str) -> Json:
     return {"model": {"family": "masked_lm", "checkpoint": checkpoint}, "data": data}
 
 
+def spec_of_fitted(data: Json, fitted: Json) -> Json:
+    """Return the spec that scores data with the model that an experiment has fitted, as that
+    experiment did."""
+    spec = fitted["spec"]
+    model = {name: value for name, value in spec["model"].items() if name != "noise_precision"}
+    scaled = {name: spec["data"].get(name) for name in ("binarize", "standardize")}
+    return {
+        "model": {**model, "init": "experiment", "experiment": fitted["id"]},
+        "data": {**{name: value for name, value in scaled.items() if value}, **data},
+        "evaluate": spec["evaluate"],
+    }
+
+
 def spec_for(data: Json, family: str, latent_dim: int) -> Json:
     """Return the spec that fits a model to some data and scores it. A part is held out, so that
     models with more latent dimensions can lose."""

@@ -4,10 +4,10 @@ from typing import assert_never
 
 import torch
 
-from mptcore.data.dataset import Dataset
+from mptcore.data.dataset import Dataset, Scaling
 from mptcore.data.digits import digits
 from mptcore.data.images import images
-from mptcore.data.prepare import prepared
+from mptcore.data.prepare import binarized, scaling_of, standardized
 from mptcore.data.simulated import simulate_ppca
 from mptcore.data.tables import uploaded
 from mptcore.specs.data.arrays import (
@@ -23,13 +23,22 @@ from mptcore.specs.data.arrays import (
 __all__ = ["Dataset", "load_arrays"]
 
 
-def load_arrays(spec: DataSource, seed: int, generator: torch.Generator) -> Dataset:
+def load_arrays(
+    spec: DataSource, seed: int, generator: torch.Generator, scaling: Scaling | None = None
+) -> Dataset:
     """Load the data of a spec. Simulated data are drawn from the generator; held-out observations
-    are chosen by the seed. Raises RunError if the data cannot be loaded."""
+    are chosen by the seed. Standardized data get the given scaling, if any, instead of their own.
+    Raises RunError if the data cannot be loaded."""
     dataset = _load(spec, generator)
-    if isinstance(spec, MeasuredData):
-        dataset = prepared(dataset, spec)
-    return dataset.held_out(spec.heldout_n, seed)
+    if not isinstance(spec, MeasuredData):
+        return dataset.held_out(spec.heldout_n, seed)
+    if spec.binarize is not None:
+        dataset = binarized(dataset, spec)
+    dataset = dataset.held_out(spec.heldout_n, seed)
+    if spec.standardize:
+        own = scaling or scaling_of(dataset, spec.standardize == "columns")
+        dataset = standardized(dataset, own)
+    return dataset
 
 
 def _load(spec: DataSource, generator: torch.Generator) -> Dataset:

@@ -2,12 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mptcore.protocol.records import RunError
 from mptcore.specs.data.columns import columns_are, missing_values
+
+
+class Scaling(NamedTuple):
+    """Shift and scale of standardized data, whose values are (x - center) / scale."""
+
+    center: Tensor  # (D,), or (1,) for all dimensions alike, in float64
+    scale: Tensor  # likewise
 
 
 @dataclass(frozen=True)
@@ -18,6 +26,10 @@ class Dataset:
     heldout: Tensor | None = None  # (H, D)
     columns: Sequence[str] | None = None
     """Names of the dimensions of a table."""
+    heldout_rows: Tensor | None = None  # (H,)
+    """Places of the held-out observations among all, from 0."""
+    scaling: Scaling | None = None
+    """Shift and scale that were applied."""
 
     @property
     def dim(self) -> int:
@@ -49,7 +61,7 @@ class Dataset:
             return self
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed))
         aside, kept = order[:count].sort().values, order[count:].sort().values
-        return replace(self, x=self.x[kept], heldout=self.x[aside])
+        return replace(self, x=self.x[kept], heldout=self.x[aside], heldout_rows=aside)
 
 
 def refuse_missing(data: Dataset, refusal: str | None) -> None:

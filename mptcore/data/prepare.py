@@ -5,27 +5,51 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mptcore.data.dataset import Dataset
+from mptcore.data.dataset import Dataset, Scaling
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import MeasuredData
 from mptcore.specs.data.columns import columns_are
 
 
-def prepared(data: Dataset, spec: MeasuredData) -> Dataset:
-    """Binarize or standardize data as the spec says. Missing values stay missing. Raises RunError
-    if the values do not allow it."""
-    if spec.standardize == "columns":
-        return replace(data, x=_standardized_columns(data))
+def binarized(data: Dataset, spec: MeasuredData) -> Dataset:
+    """Binarize data as the spec says. Missing values stay missing. Raises RunError if values are
+    outside of the source's range."""
     missing = data.x.isnan()
-    if missing.any():
-        observed = prepared(replace(data, x=data.x[~missing]), spec).x
-        return replace(data, x=data.x.masked_scatter(~missing, observed))
-    if spec.binarize is not None:
+    if not missing.any():
         return replace(data, x=_binary(data.x, spec))
-    if spec.standardize:
-        return replace(data, x=_standardized(data.x))
-    return data
+    observed = _binary(data.x[~missing], spec)
+    return replace(data, x=data.x.masked_scatter(~missing, observed))
+
+
+def standardized(data: Dataset, scaling: Scaling) -> Dataset:
+    """Shift and scale data, held-out observations too. Raises RunError for another number of
+    dimensions."""
+    known = scaling.scale.numel()
+    if known not in (1, data.dim):
+        detail = f"the model was fitted to standardized data of {known} dimensions, not {data.dim}"
+        raise RunError("invalid", detail)
+    x, heldout = (
+        None if part is None else ((part.double() - scaling.center) / scaling.scale).to(part)
+        for part in (data.x, data.heldout)
+    )
+    assert x is not None
+    return replace(data, x=x, heldout=heldout, scaling=scaling)
+
+
+def scaling_of(data: Dataset, by_column: bool) -> Scaling:
+    """Return the mean and standard deviation of the observations that are not held out, of each
+    column or of all values. Raises RunError if the values to scale are all the same."""
+    if by_column:
+        if constant := data.constant:  # a rounded scale of 0.1, 0.1, 0.1 is not 0
+            which = columns_are(constant, data.columns is not None, "constant")
+            raise RunError("invalid", f"{which}: data.standardize cannot scale them")
+        return Scaling(data.mean, data.scale)
+    observed = data.x[~data.x.isnan()].double()
+    scale = observed.std(correction=0)
+    if scale == 0:
+        raise RunError("invalid", "data.standardize needs values that are not all the same")
+    return Scaling(observed.mean()[None], scale[None])
 
 
 def _binary(x: Tensor, spec: MeasuredData) -> Tensor:
@@ -39,17 +63,3 @@ def _binary(x: Tensor, spec: MeasuredData) -> Tensor:
         return (share > 0.5).to(x)
     generator = generator_for(spec.seed, "binarize")
     return (torch.rand(x.shape, generator=generator) < share).to(x)
-
-
-def _standardized(x: Tensor) -> Tensor:
-    scale = x.double().std(correction=0).item()
-    if scale == 0:
-        raise RunError("invalid", "data.standardize needs values that are not all the same")
-    return ((x.double() - x.double().mean()) / scale).to(x)
-
-
-def _standardized_columns(data: Dataset) -> Tensor:
-    if constant := data.constant:  # a rounded scale of 0.1, 0.1, 0.1 is not 0
-        which = columns_are(constant, data.columns is not None, "constant")
-        raise RunError("invalid", f"{which}: data.standardize cannot scale them")
-    return ((data.x.double() - data.mean) / data.scale).to(data.x)

@@ -25,7 +25,7 @@ from mptlab.errors import Json, Refused
 from mptlab.progress import printable
 from mptlab.sorting import in_order
 from mptlab.sweeps import Sweep
-from mptlab.tables import Best, best_of, for_people, sweep_for_people
+from mptlab.tables import SIZE, Best, best_of, for_people, smallest_as_good, sweep_for_people
 
 PLAIN_WIDTH = 1000
 """Width that folds no line, used when a program reads the output."""
@@ -33,6 +33,8 @@ PLAIN_WIDTH = 1000
 WHOLE_ID = re.compile(r"[0-9a-f]{32}")
 PART_OF_ID = re.compile(r"[0-9a-f]+")
 AFTER_ALL_DIGITS = "g"  # of hexadecimal numbers
+SHORT_ID, WHOLE_LENGTH = 12, 32
+"""Minimum and maximum number of digits of an id in a table."""
 MAX_CANDIDATES = 5
 MAX_SWEEPS = 200
 SUGGESTED = 50
@@ -69,6 +71,8 @@ class CommandContext:
             return self.dump(in_order(sweep.table(), order))
         rows = in_order(sweep.means(), order)
         shown = sweep_for_people(rows)
+        for row, one in zip(shown, short_ids(rows), strict=True):
+            row.update(one)
         columns = dict.fromkeys(column for row in shown for column in row)
         print_table(columns, ([row.get(column) for column in columns] for row in shown))
         if best := best_of(rows):
@@ -148,7 +152,7 @@ class CommandContext:
     def _instead(self, typed: str) -> str:
         """Return the command for a sweep of this name, or the most similar name."""
         if self._sweeps(typed):
-            return f": it is a sweep, see mpt table {typed}; for the ids of its runs add --csv -"
+            return f": it is a sweep, mpt table {typed} --csv - has the ids of its runs"
         near = self._nearest(typed)
         return f": did you mean {near}?" if near else ""
 
@@ -179,30 +183,46 @@ OTHER_ROWS = (
     "their order with others: --set data.seed=1"
 )
 
-SIZE = "model.latent_dim"
 SAME_ROWS = (
     "  The LML of the data that a model was fitted to rises with the latent dimensions. To choose, "
     "hold rows out: --set data.heldout=0.2"
 )
 
 
+def choice(row: Json, fields: Iterable[str]) -> str:
+    """Return the values of the swept fields in a row of a sweep's table."""
+    return ", ".join(f"{name}={cell(row[name])}" for name in fields if name in row)
+
+
 def _best_line(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> str:
     """Return the best choice of the swept fields, and those that are as good within the error."""
-
-    def choice(row: Json) -> str:
-        return ", ".join(f"{name}={cell(row[name])}" for name in fields if name in row)
-
-    told = f"* best by {best.metric}: {choice(rows[best.row])}"
+    told = f"* best by {best.metric}: {choice(rows[best.row], fields)}"
     if best.alike:
-        told += f"; within two standard errors: {'; '.join(choice(rows[i]) for i in best.alike)}"
-        if [*fields] == [SIZE]:
-            simplest = min(rows[i][SIZE] for i in (best.row, *best.alike))
-            told += f"\n  The smallest model as good as the best: {SIZE}={simplest}"
+        alike = [rows[i] for i in best.alike]
+        if len(fields) == 1:
+            told += (
+                f"; within two standard errors: {', '.join(cell(row[fields[0]]) for row in alike)}"
+            )
+        else:
+            told += (
+                f"; within two standard errors: {'; '.join(choice(row, fields) for row in alike)}"
+            )
+    if smallest := smallest_as_good(best, rows, fields):
+        told += f"\n  The smallest model as good as the best: {choice(smallest, fields)}"
     if best.metric.startswith("lml_heldout"):
         told += f"\n{OTHER_ROWS}"
     elif best.metric.startswith("lml") and SIZE in fields:
         told += f"\n{SAME_ROWS}"
     return told
+
+
+def short_ids(rows: Sequence[Json]) -> list[Json]:
+    """Return the beginning of the id of each row's experiment, as long as it needs to be to tell
+    the rows apart. Empty for means over several experiments."""
+    ids = {row["experiment_id"] for row in rows if "experiment_id" in row}
+    lengths = range(SHORT_ID, WHOLE_LENGTH)
+    length = next((n for n in lengths if len({one[:n] for one in ids}) == len(ids)), WHOLE_LENGTH)
+    return [{"id": row["experiment_id"][:length]} if "experiment_id" in row else {} for row in rows]
 
 
 def with_context(function: Callable[..., None]) -> Callable[..., None]:

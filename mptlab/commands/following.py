@@ -1,6 +1,6 @@
 """Wait for experiments in the terminal."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
@@ -12,6 +12,8 @@ from mptlab.progress import followed, printable
 from mptlab.tables import with_error
 
 RUN_FAILED = 3
+MAX_NAMED = 5
+"""Maximum number of experiments whose ids are printed when the waiting ends."""
 MAX_LOGS = 10
 """Maximum number of experiments whose logs are read for warnings."""
 
@@ -31,11 +33,17 @@ def print_ended(ended: Sequence[Json]) -> None:
             typer.echo(line)
 
 
-def print_warnings(context: CommandContext, ids: Iterable[str]) -> None:
-    """Print each warning in the logs of the first experiments once, on stderr."""
-    logs = (context.client.logs(one, "warning") for one in islice(ids, MAX_LOGS))
-    for told in dict.fromkeys(line["message"] for log in logs for line in log):
-        warn(told)
+def print_warnings(context: CommandContext, names: Mapping[str, str]) -> None:
+    """Print each warning in the logs of the first experiments once, on stderr, with the names of
+    the experiments that have it if others do not. `names` has them by id."""
+    read = [*islice(names, MAX_LOGS)]
+    found: dict[str, dict[str, None]] = {}
+    for one in read:
+        for line in context.client.logs(one, "warning"):
+            found.setdefault(line["message"], {})[names[one]] = None
+    for told, having in found.items():
+        listed = f" ({'; '.join(having)})" if len(having) < len(read) else ""
+        warn(f"{told}{listed}")
 
 
 def exit_unless_succeeded(ended: Sequence[Json]) -> None:
@@ -53,6 +61,9 @@ def comes_back(command: str, ids: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        if len(ids) > MAX_NAMED:
+            warn(f"the {len(ids)} runs continue; mpt list shows them")
+            raise
         names = " ".join(ids)
         told = f"the run continues; to watch it again: mpt {command} {names}"
         warn(told if command != "watch" else f"{told}; to cancel it: mpt cancel {names}")

@@ -7,7 +7,7 @@ import typer
 
 from mptlab.api import Client
 from mptlab.checkpoints import is_folder, taken
-from mptlab.commands.context import warn
+from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, Refused
 from mptlab.uploads import SEPARATORS, SUFFIXES, TEXT_SUFFIXES, missing_lines
 
@@ -27,7 +27,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         "--checkpoint",
-        help=f"{' or '.join(MODELS)}; for texts a checkpoint: a folder or a name",
+        help=f"{' or '.join(MODELS)}, or an experiment that fitted a model: its name or id; for "
+        "texts a checkpoint: a folder or a name",
     ),
 ]
 LatentDim = Annotated[
@@ -42,11 +43,16 @@ Index = Annotated[str | None, typer.Option(help="column to leave out, such as an
 Array = Annotated[str | None, typer.Option(help="array of an .npz file, by its name")]
 
 
-def check_family(family: str) -> None:
-    """Raises BadParameter for a model whose spec needs more choices."""
-    if family not in MODELS:
-        told = f"{family}: choose {' or '.join(MODELS)}; other models need a spec file"
-        raise typer.BadParameter(f"{told} (docs/spec.md)")
+def fitted_by(context: CommandContext, typed: str) -> Json:
+    """Return the experiment of this name or id, whose model scores other data. Raises
+    BadParameter."""
+    try:
+        return context.client.get(context.id(typed))
+    except Refused as refused:
+        if refused.reason != "not_found":
+            raise
+        told = f"{refused}; or give {' or '.join(MODELS)}: other models need a spec file"
+        raise typer.BadParameter(f"{told} (docs/spec.md)") from None
 
 
 def is_text(typed: str) -> bool:

@@ -87,7 +87,7 @@ def watch(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     ids = context.ids(experiment_ids)
     ended = follow(context, ids)
     context.dump(ended) if context.as_json else print_ended(ended)
-    print_warnings(context, ids)
+    print_warnings(context, {one["id"]: one["name"] or one["id"] for one in ended})
     exit_unless_succeeded(ended)
 
 

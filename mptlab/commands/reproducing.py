@@ -41,8 +41,7 @@ def reproduce(
     with _service(url) as client:
         made = presets.submitted(client, presets.chosen(client, names or ()), quick)
         typer.echo(_announced(client, made), err=True)
-        ids = [one for outcome in made for one in outcome.ids]
-        with comes_back("watch", ids), followed() as show:
+        with comes_back("reproduce", [*(names or ())]), followed() as show:
             presets.finish(client, made, show)
     page = report.write(made, folder)
     if as_json:

@@ -15,6 +15,7 @@ from mptlab.commands.context import (
     Sort,
     Url,
     cell,
+    choice,
     print_table,
     warn,
     with_context,
@@ -28,21 +29,22 @@ from mptlab.commands.following import (
     print_warnings,
 )
 from mptlab.commands.own_data import (
+    MODELS,
     Array,
     Columns,
     Data,
     Index,
     LatentDim,
     Model,
-    check_family,
     checkpoint_of,
     data_of,
+    fitted_by,
     is_text,
 )
 from mptlab.commands.standings import print_verdict, standing
 from mptlab.errors import Json
 from mptlab.specs import changed, parse_spec, parse_value, quick
-from mptlab.uploads import spec_for, text_spec
+from mptlab.uploads import spec_for, spec_of_fitted, text_spec
 
 MAX_VALUES = 10_000
 
@@ -86,7 +88,9 @@ def submit(
 ) -> None:
     """Queue an experiment, and print its id.
 
-    Score your own numbers without a spec: mpt submit --data mine.csv --latent-dim 2..10"""
+    Score your own numbers without a spec: mpt submit --data mine.csv --latent-dim 2..10
+
+    Score other rows with a model that was fitted: mpt submit --data new.csv --model mine"""
     beside = _beside(name, tag, share, no_cache)
     if (spec is None) == (data is None):
         raise typer.BadParameter("give a spec file, or your numbers: --data mine.csv")
@@ -98,10 +102,16 @@ def submit(
         if is_text(data):
             checkpoint = checkpoint_of(model)
             sent = text_spec(data_of(context.client, data, columns, index, array), checkpoint)
-        else:
-            values = _latent_dims(model, latent_dim)
+        elif model in MODELS:
+            values = _latent_dims(latent_dim)
             part = data_of(context.client, data, columns, index, array)
             sent = spec_for(part, model, values[0])
+        else:
+            fitted = fitted_by(context, model)
+            if latent_dim is not None:
+                raise typer.BadParameter(f"--latent-dim is that of {model}: leave it out")
+            part = data_of(context.client, data, columns, index, array)
+            sent = spec_of_fitted(part, fitted)
         sent = changed(sent, _changes(set_))
         beside = {"name": Path(data).stem, **beside}
     if quick_:
@@ -240,7 +250,7 @@ def _queue_sweep(
     with comes_back("table", [made.id]):
         ended = made.wait(check=False)
     context.show_sweep(made, sort)
-    print_warnings(context, dict.fromkeys(row["experiment_id"] for row in made.table()))
+    print_warnings(context, {row["experiment_id"]: choice(row, grid) for row in made.table()})
     exit_unless_succeeded([ended])
 
 
@@ -254,7 +264,7 @@ def _followed(context: CommandContext, made: list[Json], watch: bool) -> list[Js
     ended = follow(context, ids)
     if not context.as_json:
         print_ended(ended)
-        print_warnings(context, ids)
+        print_warnings(context, {one["id"]: one["name"] or one["id"] for one in ended})
     return ended
 
 
@@ -296,8 +306,7 @@ def _changes(typed: list[str] | None) -> Json:
     return {path: parse_value(value) for path, value in map(_pair, typed or [])}
 
 
-def _latent_dims(family: str, typed: str | None) -> list[Any]:
-    check_family(family)
+def _latent_dims(typed: str | None) -> list[Any]:
     if typed is None:
         raise typer.BadParameter("give --latent-dim: a number, or several: --latent-dim 2..10")
     return _values(typed)

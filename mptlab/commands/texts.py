@@ -1,6 +1,8 @@
 """Commands that score texts, and show their scores."""
 
 import re
+from collections.abc import Iterator
+from math import hypot
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +17,14 @@ from mptlab.commands.context import (
 )
 from mptlab.commands.own_data import checkpoint_of
 from mptlab.errors import Json
+from mptlab.tables import with_error
 from mptlab.texts import Texts, single_mutations
 from mptlab.uploads import TEXT_SUFFIXES
 
 app = typer.Typer()
 
 Csv = Annotated[Path | None, typer.Option("--csv", help="write all rows to a file")]
+ERROR = "_std_err"
 HIDDEN = ("words", "characters")
 """Columns that are left out of a printed table. --csv and --json have them."""
 
@@ -71,7 +75,11 @@ def score(
         ),
     ] = None,
     target_std_err: Annotated[
-        float | None, typer.Option(help="standard error of each cumulative score, in nats")
+        float | None,
+        typer.Option(
+            help="standard error of each cumulative score, in nats, such as 1; half of it takes "
+            "four times as long"
+        ),
     ] = None,
     group_size: Annotated[
         int | None, typer.Option(help="texts of a group: 2 compares each pair")
@@ -101,12 +109,14 @@ def score(
         wild_type = sequence_of(wild_type)
     elif not texts:
         raise typer.BadParameter("give texts, a file of texts, or --wild-type")
+    scores = score or ["pll" if wild_type is None else "masked_marginal"]
+    if "cumulative" in scores and target_std_err is None:
+        raise typer.BadParameter("cumulative needs --target-std-err, in nats, such as 1")
     lines = lines_of(texts) if texts else single_mutations(wild_type or "")
     given = {"target_std_err": target_std_err, "group_size": group_size, "wild_type": wild_type,
              "target": "decision" if decide else None,
              "window_overlap": window_overlap}  # fmt: skip
     options: Json = {name: value for name, value in given.items() if value is not None}
-    scores = score or ["pll" if wild_type is None else "masked_marginal"]
     found = context.client.score(lines, checkpoint_of(model), scores, **options)
     if csv_ is not None:
         write_csv(csv_, found.by_column())
@@ -156,4 +166,32 @@ def _show(context: CommandContext, found: Texts) -> None:
         for name in found.columns
         if name not in HIDDEN and any(row[name] is not None for row in found)
     ]
-    print_table(columns, ([row[name] for name in columns] for row in found))
+    rows = [
+        {
+            name: with_error(row[name], row[f"{name}{ERROR}"]) if f"{name}{ERROR}" in row else value
+            for name, value in row.items()
+        }
+        for row in found
+    ]
+    columns = [name for name in columns if not name.endswith(ERROR)]
+    print_table(columns, ([row[name] for name in columns] for row in rows))
+    for told in _highest(found):
+        typer.echo(told)
+
+
+def _highest(found: Texts) -> Iterator[str]:
+    """Yield the text with the highest score that has errors, and those that its errors do not tell
+    from it. Texts of groups are compared within their groups only."""
+    for name in found.columns:
+        error = f"{name}{ERROR}"
+        known = [row for row in found if row[name] is not None and row.get(error) is not None]
+        if error not in found.columns or len(known) < 2 or "group" in found.columns:
+            continue
+        best = max(known, key=lambda row: float(row[name]))
+        alike = [
+            str(row["row"])
+            for row in known
+            if row is not best and best[name] - row[name] <= 2 * hypot(best[error], row[error])
+        ]
+        told = f"* highest {name}: row {best['row']}"
+        yield f"{told}; within two standard errors: {', '.join(alike)}" if alike else told

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -23,6 +23,16 @@ WEIGHTS = "weights.safetensors"
 """Name of the file with the weights that an experiment has trained or fitted."""
 
 
+class Trained(NamedTuple):
+    """Facts on the model that an experiment trains or fits, from its spec."""
+
+    latent_dim: int | None
+    dim: int | None
+    """Dimensions of its data. None for a source that has a fixed number."""
+    is_standardized: bool
+    """True if its data are standardized."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReferencedInputs:
     """The uploads and experiments that specs refer to and their owner may read, by id."""
@@ -31,8 +41,8 @@ class ReferencedInputs:
     statuses: Mapping[str, str]
     """Status of each experiment. Nothing else is read: a request may name 20,000, each with a large
     spec."""
-    trained: Collection[str]
-    """Experiments that train or fit a model, of those whose weights are used."""
+    trained: Mapping[str, Trained]
+    """The models of those experiments whose weights are used and that train or fit one."""
     weights: Mapping[str, str]
     """SHA-256 of the weights, by experiment that has kept them."""
     ids: tuple[Collection[str], Collection[str], Collection[str]]
@@ -118,13 +128,28 @@ def _statuses(session: Session, owner_id: int, ids: Collection[str]) -> dict[str
     return {one.id: one.status for one in session.execute(query, reader(owner_id))}
 
 
-def _trained(session: Session, ids: Collection[str]) -> Collection[str]:
+def _trained(session: Session, ids: Collection[str]) -> Mapping[str, Trained]:
     """Return those of these experiments that train or fit a model."""
     if not ids:
-        return ()
-    trains = Experiment.spec["train"].as_string().is_not(None)
-    fits = Experiment.spec["model"]["init"].as_string() == "maximum_likelihood"
-    return {*session.scalars(select(Experiment.id).where(Experiment.id.in_(ids), trains | fits))}
+        return {}
+    spec = Experiment.spec
+    model, data = spec["model"], spec["data"]
+    trains = spec["train"].as_string().is_not(None)
+    fits = model["init"].as_string() == "maximum_likelihood"
+    facts = (
+        model["latent_dim"].as_integer(),
+        data["dim"].as_integer(),
+        data["standardize"].as_string(),
+    )
+    query = select(Experiment.id, *facts).where(Experiment.id.in_(ids), trains | fits)
+    return {
+        one: Trained(latent_dim, dim, scaling in STANDARDIZED)
+        for one, latent_dim, dim, scaling in session.execute(query)
+    }
+
+
+STANDARDIZED = ("true", "1", "columns")
+"""Values of `data.standardize` in PostgreSQL and SQLite."""
 
 
 def _kept(session: Session, experiment_ids: Collection[str]) -> Sequence[Artifact]:
@@ -210,6 +235,24 @@ def _experiment_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> Iter
         elif status == Status.SUCCEEDED and one not in inputs.weights:
             detail = "this experiment has kept no weights: submit it again"
             yield Problem(f"/{part}/experiment", detail)
+        else:
+            yield from _unlike(inputs.trained[one], part, spec)
+
+
+def _unlike(trained: Trained, part: str, spec: ExperimentSpec) -> Iterator[Problem]:
+    """Yield the problems of a part of a spec whose model or data are unlike those of its weights.
+    The run finds the others, in the files."""
+    latent_dim = getattr(getattr(spec, part), "latent_dim", None)
+    if None not in (latent_dim, trained.latent_dim) and latent_dim != trained.latent_dim:
+        detail = f"the experiment's model has {trained.latent_dim}, not {latent_dim}"
+        yield Problem(f"/{part}/latent_dim", detail)
+    dim = getattr(spec.data, "dim", None)
+    if None not in (dim, trained.dim) and dim != trained.dim:
+        detail = f"the model in /{part}/experiment has {trained.dim} dimensions; these data {dim}"
+        yield Problem("/data", detail)
+    if trained.is_standardized and not getattr(spec.data, "standardize", False):
+        detail = f"true or columns: the data of /{part}/experiment are standardized, and the run "
+        yield Problem("/data/standardize", f"{detail}applies their shift and scale to these")
 
 
 def input_files(

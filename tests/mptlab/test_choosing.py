@@ -1,6 +1,7 @@
 """The best value of a swept field: its table, its mark and its figure."""
 
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from mptlab import Client
-from mptlab.commands.context import OTHER_ROWS, SAME_ROWS, _best_line
+from mptlab.commands.context import OTHER_ROWS, SAME_ROWS, _best_line, short_ids
 from mptlab.swept_plots import draw
 from mptlab.tables import BEHIND_BEST, Best, best_of, sweep_for_people
 from tests.support.commands import mpt_here
@@ -52,10 +53,13 @@ def test_held_out_rows_that_are_shared_tell_which_are_as_good() -> None:
     found = of((0.5, 0.26), (0.0, 0.0), (0.5, 0.24), (0.5, None))
     assert best_of(found) == ("lml_heldout", 1, [0])
     told = _best_line(Best("lml_heldout", 1, [0]), found, [K])
-    assert f"{K}=3; within two standard errors: {K}=2\n" in told
+    assert f"{K}=3; within two standard errors: 2\n" in told
     assert f"The smallest model as good as the best: {K}=2\n" in told
     assert "smallest" not in _best_line(Best("lml_heldout", 1, []), found, [K])
-    assert "smallest" not in _best_line(Best("lml_heldout", 1, [0]), found, [K, "seeds"])
+    both = _best_line(Best("lml_heldout", 1, [0, 2]), [row | {"init": "a"} for row in found],
+                      [K, "init"])  # fmt: skip
+    assert f"{K}=3, init=a; within two standard errors: {K}=2, init=a; {K}=4, init=a\n" in both
+    assert "smallest" not in both
     (other,) = of((0.0, 0.0))
     of_other_data = [{**other, "lml_heldout": 0.25}, *found]  # compared by their own errors
     assert best_of(of_other_data) == ("lml_heldout", 0, [1, 2, 3, 4])
@@ -160,7 +164,31 @@ def test_a_wrong_name_of_a_sweep_has_the_nearest(environment: dict[str, str], sw
     assert "you have no sweep chose K: did you mean choose K?" in error
     code, _, error = mpt_here(environment, "download", "choose K")
     assert code == 1
-    assert "it is a sweep, see mpt table choose K; for the ids of its runs add --csv -" in error
+    assert "it is a sweep, mpt table choose K --csv - has the ids of its runs" in error
+
+
+def test_a_table_has_the_ids_of_its_runs(environment: dict[str, str], client: Client) -> None:
+    sweep = client.sweep(ppca_spec(model__init="random"), {K: [1, 2]}, name="with ids")
+    sweep.wait(progress=False)
+    code, shown, error = mpt_here(environment, "table", "with ids")
+    assert code == 0, error
+    ids = [line.split()[-1] for line in shown.splitlines() if re.match(r" \d", line)]
+    whole = [row["experiment_id"] for row in sweep.table()]
+    assert len(ids) == len(whole)
+    for short, one in zip(ids, whole, strict=True):
+        _, found, _ = mpt_here(environment, "show", short, "--json")
+        assert json.loads(found)["id"] == one
+
+
+def test_ids_in_a_table_are_as_long_as_they_need_to_be() -> None:
+    def ids(*last: str) -> list[str]:
+        rows = [{"experiment_id": f"{'0' * 14}{end}".ljust(32, "e")} for end in last]
+        return [one["id"] for one in short_ids(rows)]
+
+    assert ids("a") == ["0" * 12]
+    assert ids("a1", "a2", "b2") == [f"{'0' * 14}{end}" for end in ("a1", "a2", "b2")]
+    assert ids("a", "a") == ["0" * 12] * 2
+    assert short_ids([{K: 1}]) == [{}]
 
 
 def points(line: Any) -> Any:
@@ -181,3 +209,23 @@ def test_lines_bars_and_the_best_point_of_a_figure() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["best", "init a", "init b"]
     assert (axes.get_xlabel(), axes.get_title()) == ("latent dimensions K", "title")
     assert all(tick == int(tick) for tick in axes.get_xticks())
+
+
+def test_bars_of_the_held_out_lml_are_those_of_the_differences() -> None:
+    found = [
+        {K: k, "lml_heldout": value, "lml_heldout std_err": 9.0, "lml_heldout count": 1,
+         BEHIND_BEST: -1.0 - value, f"{BEHIND_BEST} std_err": error}
+        for k, value, error in ((1, -3.0, 0.5), (2, -1.25, 0.25), (3, -1.0, 0.0))
+    ]  # fmt: skip
+    (axes,) = draw(found, [K], None, None).axes
+    (segments,) = axes.containers[0].lines[2]  # type: ignore[attr-defined]
+    heights = [[end[1] for end in bar] for bar in segments.get_segments()]
+    assert heights == [[-4.0, -2.0], [-1.75, -0.75], [-1.0, -1.0]]
+    marked = {line.get_label(): points(line) for line in axes.lines}
+    assert marked["best"] == [[3, -1.0]]
+    assert marked["smallest as good"] == [[2, -1.25]]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert any("difference from the best" in text.get_text() for text in legend.get_texts())
+    (axes,) = draw([row | {"init": "a"} for row in found], [K, "init"], None, None).axes
+    assert "smallest as good" not in {line.get_label() for line in axes.lines}

@@ -75,6 +75,29 @@ def test_warnings_of_the_runs_are_printed_once(environment: dict[str, str], clie
     assert Path("kept", "weights.safetensors").is_file()
 
 
+def test_a_fitted_model_scores_other_rows(environment: dict[str, str], client: Client) -> None:
+    np.savetxt("old.csv", ROWS, delimiter=",", header="a,b,c,d", comments="")
+    np.savetxt("new.csv", ROWS[:9] + 1, delimiter=",", header="a,b,c,d", comments="")
+    fit = ("--data", "old.csv", "--latent-dim", "2", "--set", "data.standardize=columns")
+    code, _, error = mpt_here(environment, "submit", *fit, *FIELDS, "--name", "fitted", "--watch")
+    assert code == 0, error
+    words = ("submit", "--data", "new.csv", "--model", "fitted")
+    code, shown, error = mpt_here(environment, *words, "--watch", "--json")
+    assert code == 0, error
+    spec = json.loads(shown)["spec"]
+    fitted = client.experiments.list(2)[1]
+    assert spec["model"]["experiment"] == fitted.id
+    assert (spec["model"]["latent_dim"], spec["data"]["standardize"]) == (2, "columns")
+    assert spec["data"]["heldout"] is None
+    assert spec["evaluate"] == fitted.spec["evaluate"]
+    code, _, error = mpt_here(environment, *words, "--latent-dim", "2")
+    assert code == 2
+    assert "--latent-dim is that of fitted: leave it out" in error
+    code, _, error = mpt_here(environment, *words[:3], "--model", "fited")
+    assert code == 2
+    assert "you have no experiment fited: did you mean fitted?" in " ".join(error.split())
+
+
 def test_columns_of_a_tsv_and_the_array_of_an_npz(
     environment: dict[str, str], client: Client
 ) -> None:
@@ -166,7 +189,7 @@ def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
     [
         ([], "give a spec file, or your numbers: --data mine.csv"),
         (["--data", "own.csv"], "give --latent-dim: a number, or several: --latent-dim 2..10"),
-        (["--data", "own.csv", "--model", "vae"], "choose ppca or factor_analysis"),
+        (["--data", "own.csv", "--model", "vae"], "vae; or give ppca or factor_analysis"),
         (["--data", "a.xlsx", "--latent-dim", "2"], "is not a file of numbers: give one of .csv"),
         (["--data", "a.npy", "--latent-dim", "2", "--index", "a"], "use --columns"),
     ],

@@ -7,7 +7,7 @@ import typer
 
 from mptlab.commands import context
 from mptlab.commands.context import cell, connected, print_table
-from mptlab.commands.following import comes_back, exit_unless_succeeded, print_ended
+from mptlab.commands.following import comes_back, exit_unless_succeeded, print_ended, print_warnings
 from mptlab.commands.reading import _log_line, _told
 from mptlab.commands.standings import print_verdict
 from mptlab.commands.submitting import MAX_VALUES, _values
@@ -87,6 +87,31 @@ def test_an_interrupted_wait_prints_how_to_resume_it(
         raise KeyboardInterrupt
     told = f"mpt: the run continues; to watch it again: mpt {command} a b{end}\n"
     assert capsys.readouterr() == ("", told)
+
+
+def test_an_interrupted_wait_for_many_prints_no_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), comes_back("watch", [*"abcdef"]):
+        raise KeyboardInterrupt
+    assert capsys.readouterr() == ("", "mpt: the 6 runs continue; mpt list shows them\n")
+
+
+class _Logs:
+    """A client whose experiments have these warnings."""
+
+    def __init__(self, **of_experiments: list[str]):
+        self.of_experiments = of_experiments
+
+    def logs(self, one: str, _: str) -> list[dict[str, str]]:
+        return [{"message": told} for told in self.of_experiments[one]]
+
+
+def test_a_warning_of_some_experiments_has_their_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client: Any = _Logs(a=["all", "two"], b=["all"], c=["all", "two", "two"])
+    names = {"a": "K=1", "b": "K=2", "c": "K=3"}
+    print_warnings(context.CommandContext(client, as_json=False), names)
+    assert capsys.readouterr().err == "mpt: all\nmpt: two (K=1; K=3)\n"
 
 
 def test_an_outage_is_printed_at_once(

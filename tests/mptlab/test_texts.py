@@ -10,7 +10,8 @@ import typer
 
 from mptlab import Client, api
 from mptlab import texts as module
-from mptlab.commands.texts import lines_of, sequence_of
+from mptlab.commands.context import CommandContext
+from mptlab.commands.texts import _highest, _show, lines_of, sequence_of
 from mptlab.texts import AMINO_ACIDS, Texts, score_spec, single_mutations
 from tests.support import tiny_lm
 from tests.support.answers import Answers
@@ -78,6 +79,36 @@ def test_the_texts_of_a_run_are_shown_best_first(
         rows = list(csv.DictReader(file))
     assert [row["text"] for row in rows] == LINES
     assert [float(row["pll"]) for row in rows] == [row["pll"] for row in run]
+
+
+def scored(*scores: tuple[float | None, float | None], **more: Any) -> Texts:
+    rows = [
+        {"row": i, "text": "a", "cumulative": value, "cumulative_std_err": error, **more}
+        for i, (value, error) in enumerate(scores)
+    ]
+    return Texts(rows, [*rows[0]])
+
+
+def test_texts_that_errors_do_not_tell_from_the_best_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = scored((-9.0, 0.3), (-8.125, 0.4), (-7.0, 0.3), (-7.8, 0.3), (None, None))
+    assert [*_highest(found)] == ["* highest cumulative: row 2; within two standard errors: 3"]
+    assert [*_highest(scored((-1.0, 0.1), (-2.0, 0.1)))] == ["* highest cumulative: row 0"]
+    assert [*_highest(scored((-1.0, 0.1)))] == []
+    assert [*_highest(scored((-1.0, 0.1), (-2.0, 0.1), group=1))] == []
+    client: Any = None
+    _show(CommandContext(client, as_json=False), found)
+    shown = capsys.readouterr().out
+    assert "-8.12 ± 0.40" in shown
+    assert "std err" not in shown
+    assert shown.endswith("within two standard errors: 3\n")
+
+
+def test_a_cumulative_score_without_a_target_is_refused(environment: Environment) -> None:
+    code, _, error = mpt(environment, "score", "a", "--model", "any", "--score", "cumulative")
+    assert code == 2
+    assert "cumulative needs --target-std-err, in nats, such as 1" in error
 
 
 def page(rows: range, after: int | None) -> Any:

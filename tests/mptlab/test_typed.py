@@ -224,7 +224,7 @@ def test_experiments_are_searched_by_part_of_id_or_name() -> None:
         nothing.id("x" * 200)
     assert len(client.calls) == 3  # also for a sweep, and a similar name
     swept, _ = asked(sweeps=[{"id": "f" * 32, "name": "mine"}])
-    with pytest.raises(Refused, match="you have no experiment mine: it is a sweep, see mpt table"):
+    with pytest.raises(Refused, match="you have no experiment mine: it is a sweep, mpt table mine"):
         swept.id("mine")
 
 

@@ -1,6 +1,6 @@
 """Run experiments on PPCA and factor analysis."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mptcore.data.arrays import Dataset, load_arrays
 from mptcore.data.dataset import refuse_missing
+from mptcore.data.kept import kept_of, kept_scaling
 from mptcore.estimation.evaluate import Evaluation, labelled
 from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.densities import (
@@ -21,8 +22,8 @@ from mptcore.families.linear_gaussian.em import Fitted
 from mptcore.families.linear_gaussian.factor_analysis import refuse_constant_columns
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTrainer
-from mptcore.families.linear_gaussian.weights import keep_densities
-from mptcore.protocol.records import Labels, Log, Point, Progress, RunError, Stage
+from mptcore.families.linear_gaussian.weights import FAMILY, keep_densities
+from mptcore.protocol.records import Artifact, Labels, Log, Point, Progress, RunError, Stage
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.specs import LinearGaussianExperiment, LinearGaussianSpec, PpcaModel, UploadData
@@ -94,7 +95,7 @@ class LinearGaussianRun:
                 fitted[seed] = models.densities["model"]
         is_kept = self.session.work_dir is not None and not self.session.scores.helps
         if is_kept and not trained and self.spec.model.init == "maximum_likelihood":
-            yield Step(keep_densities(fitted, self.session.work_dir))
+            yield Step(self._kept(fitted, models.dataset))
 
     def models_of(self, seed: int) -> Work[SeedModels]:
         """Return the data and the models of a seed. They are built once if they do not depend on
@@ -106,10 +107,10 @@ class LinearGaussianRun:
         if (
             spec.data.seed == "run"
         ):  # one generator, in the published order: the data, then the masks
-            dataset = load_arrays(spec.data, seed, masks)
+            dataset = self._load(seed, masks)
         elif dataset is None:
             generator = torch.Generator().manual_seed(spec.data.seed)
-            dataset = self._dataset = load_arrays(spec.data, spec.data.seed, generator)
+            dataset = self._dataset = self._load(spec.data.seed, generator)
         refuse_missing(dataset, spec.missing_refusal)
         if is_new and isinstance(spec.data, UploadData):
             yield from self._scale_warning(dataset)
@@ -122,6 +123,14 @@ class LinearGaussianRun:
                 labels: Labels = {"seed": seed, "model": name} if spec.baseline else {"seed": seed}
                 self._shared[name] = yield from self._initial(model, dataset, labels)
         return SeedModels(seed, dataset, dict(self._shared), masks)
+
+    def _load(self, seed: int, generator: torch.Generator) -> Dataset:
+        """Load the data. If a model was fitted to standardized data, they get the same shift and
+        scale. Raises RunError."""
+        models = (self.spec.model, self.spec.baseline)
+        experiments = [None if model is None else model.experiment for model in models]
+        scaling = kept_scaling(FAMILY, experiments, self.spec.data)
+        return load_arrays(self.spec.data, seed, generator, scaling)
 
     def _scale_warning(self, dataset: Dataset) -> Iterator[Step]:
         """Yield a warning if columns in different units count very differently in PPCA."""
@@ -210,7 +219,11 @@ class LinearGaussianRun:
         for models, density in zip(of_seeds, trainer.densities(), strict=True):
             models.densities["model"] = _on_cpu(density)
         densities = {models.seed: models.densities["model"] for models in of_seeds}
-        yield Step(keep_densities(densities, self.session.work_dir))
+        yield Step(self._kept(densities, of_seeds[0].dataset))
+
+    def _kept(self, densities: Mapping[int, LowRankGaussian], data: Dataset) -> Artifact | Log:
+        """Save the densities of all seeds. Standardized data and uploads are those of all seeds."""
+        return keep_densities(densities, self.session.work_dir, kept_of(data, self.spec.data))
 
 
 def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:

@@ -14,14 +14,18 @@ FAMILY = "linear_gaussian"
 PARTS = ("loadings", "mean", "noise_variance")
 
 
-def keep_densities(densities: Mapping[int, LowRankGaussian], folder: Path | None) -> Artifact | Log:
-    """Write the density of each seed under `folder`, if there is one."""
+def keep_densities(
+    densities: Mapping[int, LowRankGaussian], folder: Path | None, data: Mapping[str, Tensor]
+) -> Artifact | Log:
+    """Write the density of each seed and tensors of the data under `folder`, if there is one."""
     tensors: dict[str, Tensor] = {
         f"{seed}/{part}": getattr(density, part).double()
         for seed, density in densities.items()
         for part in PARTS
     }
-    return keep_weights(FAMILY, tensors, {"seeds": ",".join(map(str, densities))}, folder)
+    return keep_weights(
+        FAMILY, {**tensors, **data}, {"seeds": ",".join(map(str, densities))}, folder
+    )
 
 
 def kept_density(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:

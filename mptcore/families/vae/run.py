@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mptcore.data.arrays import load_arrays
 from mptcore.data.dataset import Dataset, refuse_missing
+from mptcore.data.kept import kept_of, kept_scaling
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.families.linear_gaussian.baseline import Baseline, baseline_of
@@ -73,7 +74,8 @@ class VaeRun:
             seed = self.spec.data.seed
         if seed not in self._data:
             generator = torch.Generator().manual_seed(seed)
-            dataset = load_arrays(self.spec.data, seed, generator)
+            scaling = kept_scaling(FAMILY, [self.spec.model.experiment], self.spec.data)
+            dataset = load_arrays(self.spec.data, seed, generator, scaling)
             refuse_missing(dataset, self.spec.missing_refusal)
             if isinstance(self.spec.model.likelihood, Bernoulli):
                 _check_binary(dataset)
@@ -164,6 +166,7 @@ class VaeRun:
             for start in starts
             for name, value in start.vae.state_dict().items()
         }
+        tensors |= kept_of(starts[0].dataset, self.spec.data)
         return keep_weights(FAMILY, tensors, weights_header(self.spec), self.session.work_dir)
 
 

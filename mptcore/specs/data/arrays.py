@@ -91,8 +91,9 @@ class MeasuredData(Data):
     """Conversion of values to 0 and 1: `threshold` gives 1 above half of the source's largest
     value; `stochastic` gives 1 with probability value / largest value, drawn once by `seed`."""
     standardize: bool | Literal["columns"] = False
-    """True shifts and scales all values alike, to mean 0 and variance 1 over all of them. `columns`
-    does so for each column, so that columns in different units count alike."""
+    """True shifts and scales all values alike, to mean 0 and variance 1 over all that are not held
+    out. `columns` does so for each column, so that columns in different units count alike. With
+    `init: experiment` the shift and scale are those of that experiment's data."""
     seed: Seed = 0
     """Seed of the held-out set, of stochastic values, and of a subset of images."""
 

@@ -97,7 +97,14 @@ def _problems(
         case "too_long":
             return [Problem(pointer, f"at most {context['max_length']} items")]
         case _:
-            return [Problem(pointer, sentence_of(error))]
+            return [Problem(pointer, f"{sentence_of(error)}{_or_null(error, holder)}")]
+
+
+def _or_null(error: Any, holder: type[BaseModel]) -> str:
+    """Return advice where null leaves out what 0, false or an empty text was given for."""
+    field = holder.model_fields.get(str(error["loc"][-1])) if error["loc"] else None
+    is_nullable = field is not None and type(None) in get_args(field.annotation)
+    return "; null for none" if is_nullable and error["input"] in (0, "") else ""
 
 
 def _meant_field(

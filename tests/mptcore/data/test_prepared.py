@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mptcore.data import images as images_module
 from mptcore.data.arrays import load_arrays
-from mptcore.data.dataset import Dataset
+from mptcore.data.dataset import Dataset, Scaling
 from mptcore.data.images import images
-from mptcore.data.prepare import prepared
+from mptcore.data.prepare import binarized, scaling_of, standardized
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.runtime.rng import generator_for
@@ -25,25 +25,20 @@ def upload(**options: Any) -> UploadData:
     return UploadData(source="upload", dataset="abc", n=3, dim=2, **options)
 
 
-def test_data_are_unchanged_by_default() -> None:
-    data = Dataset(X, heldout=X)
-    assert prepared(data, upload()) is data
-
-
 def test_a_threshold_is_above_the_middle_of_the_range() -> None:
-    found = prepared(Dataset(X), upload(binarize="threshold"))
+    found = binarized(Dataset(X), upload(binarize="threshold"))
     assert found.x.tolist() == [[0, 0], [0, 1], [1, 1]]
     assert found.x.dtype == X.dtype
     digits = DigitsData(source="digits", binarize="threshold")
-    assert prepared(Dataset(torch.tensor([[7.9, 8.0, 8.1]])), digits).x.tolist() == [[0, 0, 1]]
+    assert binarized(Dataset(torch.tensor([[7.9, 8.0, 8.1]])), digits).x.tolist() == [[0, 0, 1]]
 
 
 def test_a_stochastic_binarization_has_the_value_s_share_as_its_probability() -> None:
     x = torch.tensor([0.0, 4.0, 16.0]).expand(20_000, 3)
     spec = DigitsData(source="digits", binarize="stochastic", seed=5)
-    found = prepared(Dataset(x), spec).x
+    found = binarized(Dataset(x), spec).x
     assert found.mean(0).tolist() == pytest.approx([0, 0.25, 1], abs=0.02)
-    assert torch.equal(found, prepared(Dataset(x), spec).x)
+    assert torch.equal(found, binarized(Dataset(x), spec).x)
     uniform = torch.rand(x.shape, generator=generator_for(5, "binarize"))
     assert torch.equal(found, (uniform < x / 16).to(x))
 
@@ -53,7 +48,7 @@ def test_values_outside_the_range_are_not_binarized(value: float) -> None:
     x = X.clone()
     x[0, 0] = value
     with pytest.raises(RunError) as error:
-        prepared(Dataset(x), upload(binarize="threshold"))
+        binarized(Dataset(x), upload(binarize="threshold"))
     least, largest = x.min().item(), x.max().item()
     told = f"data.binarize needs values from 0 to 1; these are from {least:.4g} to {largest:.4g}"
     assert str(error.value) == told
@@ -62,11 +57,32 @@ def test_values_outside_the_range_are_not_binarized(value: float) -> None:
 
 def test_all_values_are_standardized_alike() -> None:
     x = torch.tensor([[1.0, 3.0], [5.0, 7.0]])
-    found = prepared(Dataset(x), upload(standardize=True)).x
+    data = Dataset(x)
+    found = standardized(data, scaling_of(data, by_column=False)).x
     assert found.dtype == x.dtype
     assert found.tolist() == [pytest.approx(row) for row in ((x - 4) / 5**0.5).tolist()]
     with pytest.raises(RunError, match=r"standardize needs values that are not all the same$"):
-        prepared(Dataset(torch.ones(3, 2)), upload(standardize=True))
+        scaling_of(Dataset(torch.ones(3, 2)), by_column=False)
+
+
+@pytest.mark.parametrize("by_column", [True, False])
+def test_held_out_observations_are_scaled_by_the_others(by_column: bool) -> None:
+    x = torch.tensor([[1.0, 10.0], [3.0, 30.0], [500.0, 7.0]], dtype=torch.float64)
+    data = Dataset(x[:2], heldout=x[2:])
+    scaling = scaling_of(data, by_column)
+    found = standardized(data, scaling)
+    kept = x[:2].mean(0) if by_column else x[:2].mean()
+    scale = x[:2].std(0, correction=0) if by_column else x[:2].std(correction=0)
+    assert found.heldout is not None
+    assert torch.allclose(found.heldout, (x[2:] - kept) / scale)
+    assert torch.allclose(found.x, (x[:2] - kept) / scale)
+    assert found.scaling is scaling
+
+
+def test_a_scaling_of_other_dimensions_is_refused() -> None:
+    scaling = Scaling(torch.zeros(3), torch.ones(3))
+    with pytest.raises(RunError, match=r"standardized data of 3 dimensions, not 2$"):
+        standardized(Dataset(X), scaling)
 
 
 def simulated(noise: Any, precision: float) -> Dataset:
@@ -171,7 +187,8 @@ def test_digest_of_images_depends_on_their_pixels(torchvision: object) -> None:
 
 def test_each_column_has_mean_0_and_variance_1_over_its_observed_values() -> None:
     x = torch.tensor([[1.0, 1e6], [3.0, torch.nan], [5.0, 3e6]], dtype=torch.float64)
-    found = prepared(Dataset(x), upload(standardize="columns")).x
+    data = Dataset(x)
+    found = standardized(data, scaling_of(data, by_column=True)).x
     assert found[:, 0].tolist() == pytest.approx([-(1.5**0.5), 0, 1.5**0.5])
     assert found[[0, 2], 1].tolist() == pytest.approx([-1, 1])
     assert found[1, 1].isnan()
@@ -185,5 +202,5 @@ def test_a_constant_column_is_not_standardized(names: Any, told: str) -> None:
     x = torch.tensor([[1.0, 0.1], [3.0, 0.1], [2.0, 0.1]], dtype=torch.float64)
     assert Dataset(x).scale[1] != 0  # its mean is rounded
     with pytest.raises(RunError) as refused:
-        prepared(Dataset(x, columns=names), upload(standardize="columns"))
+        scaling_of(Dataset(x, columns=names), by_column=True)
     assert told in str(refused.value)

@@ -365,7 +365,7 @@ def test_the_names_of_an_upload_are_read_once_for_all_points(database: Database)
     with database.snapshot() as session:
         uploads = Uploads(session, 1)
         uploads._found["x"] = upload
-        inputs = ReferencedInputs({"x": upload}, {}, (), {}, ((), (), ()))
+        inputs = ReferencedInputs({"x": upload}, {}, {}, {}, ((), (), ()))
         Counted.uses = 0
         for _ in range(100):
             assert uploads.completed({"data": data})["data"]["dim"] == 2
@@ -379,7 +379,7 @@ def test_a_column_of_text_is_found_among_many_without_a_search(database: Databas
     model = {"family": "masked_lm", "checkpoint": "any"}
     data = {"source": "text", "dataset": "x", "column": "column 999"}
     spec = validate_spec({"model": model, "data": data})
-    inputs = ReferencedInputs({"x": Dataset(n=3, columns=names)}, {}, (), {}, ((), (), ()))
+    inputs = ReferencedInputs({"x": Dataset(n=3, columns=names)}, {}, {}, {}, ((), (), ()))
     Counted.uses = 0
     for _ in range(100):
         assert reference_problems(inputs, spec) == []

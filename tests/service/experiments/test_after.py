@@ -169,6 +169,34 @@ def test_a_run_without_its_weights_is_refused(admin: TestClient) -> None:
     submit(admin, spec=from_weights(fitted))
 
 
+@pytest.mark.parametrize("standardize", [True, "columns", False])
+def test_models_and_data_unlike_those_of_the_weights_are_refused(
+    admin: TestClient, standardize: bool | str
+) -> None:
+    """So an experiment that waits for its weights need not run to fail."""
+    digits = {"source": "digits", "standardize": standardize}
+    fitted = {"model": {"family": "ppca", "latent_dim": 5, "init": "maximum_likelihood"}}
+    scaled = submit(admin, spec={**fitted, "data": digits})
+    model = {"family": "ppca", "latent_dim": 5, "init": "experiment", "experiment": scaled}
+    bare = {"model": model, "data": {"source": "digits"}}
+    small = from_weights(submit(admin, spec=FITTED))
+    latent_dim, dim = small["model"]["latent_dim"], small["data"]["dim"]
+    unlike = {
+        "/spec/model/latent_dim": {**small, "model": {**small["model"], "latent_dim": 1}},
+        "/spec/data": {**small, "data": {**small["data"], "dim": dim + 1}},
+        **({"/spec/data/standardize": bare} if standardize else {}),
+    }
+    for pointer, spec in unlike.items():
+        answer = admin.post("/v1/experiments:validate", json={"spec": spec})
+        assert [one["pointer"] for one in answer.json()["errors"]] == [pointer]
+    (error,) = admin.post(
+        "/v1/experiments", json={"spec": unlike["/spec/model/latent_dim"]}
+    ).json()["errors"]
+    assert error["detail"] == f"the experiment's model has {latent_dim}, not 1"
+    submit(admin, spec=small)
+    submit(admin, spec={"model": model, "data": digits})
+
+
 def test_invalid_predecessors_are_refused(admin: TestClient) -> None:
     ended, untrained = submit(admin), submit(admin, spec=DRAWN)
     admin.post(f"/v1/experiments/{ended}:cancel")

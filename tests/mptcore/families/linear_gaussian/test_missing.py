@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from mptcore.data.dataset import Dataset, refuse_missing
-from mptcore.data.prepare import prepared
+from mptcore.data.prepare import binarized, scaling_of, standardized
 from mptcore.families.linear_gaussian import em
 from mptcore.families.linear_gaussian.densities import iterations, scorable
 from mptcore.families.linear_gaussian.factor_analysis import (
@@ -297,9 +297,9 @@ def test_columns_that_are_held_out_or_constant_are_refused(upload: Uploaded) -> 
 def test_prepared_values_stay_missing() -> None:
     x = torch.tensor([[0.0, 1.0], [torch.nan, 0.2], [0.9, torch.nan]])
     upload = UploadData(source="upload", dataset="a", n=3, dim=2)
-    binary = prepared(Dataset(x), upload.model_copy(update={"binarize": "threshold"})).x
+    binary = binarized(Dataset(x), upload.model_copy(update={"binarize": "threshold"})).x
     assert binary.nan_to_num(7).tolist() == [[0, 1], [7, 0], [1, 7]]
-    scaled = prepared(Dataset(x), upload.model_copy(update={"standardize": True})).x
+    scaled = standardized(Dataset(x), scaling_of(Dataset(x), by_column=False)).x
     known = scaled[~x.isnan()]
     assert torch.equal(scaled.isnan(), x.isnan())
     assert known.mean().item() == pytest.approx(0, abs=1e-6)

@@ -209,8 +209,10 @@ def test_weights_and_pictures_are_saved_and_weights_reused(
         ("trained_by", "lml", r"was trained by elbo, mpt, not by lml.*model\.trained_by"),
     ]
     for name, value, reason in others:
+        other = spec_of({**DEEP, "model": {**model, name: value}, "data": binary})
+        assert isinstance(other, VaeExperiment)
         with pytest.raises(RunError, match=reason):
-            ran({**DEEP, "model": {**model, name: value}, "data": binary})
+            build_vae(other, x, 7, "mpt")
     ppca = {"family": "ppca", "latent_dim": 4, "init": "experiment", "experiment": "earlier"}
     with pytest.raises(RunError, match="another family, vae"):
         ran({"model": ppca, "data": {"source": "digits"}})
