@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, Text, cast, func, select
@@ -38,7 +39,8 @@ def runs_of_presets(
 ) -> Mapping[str, list[Experiment | None]]:
     """Return, for each preset, the experiment that ran each of its specs: the caller's newest one
     that has or may yet have a result, else the caller's newest, else the newest succeeded one of
-    other users that the caller may read. Raises TooLarge if the texts of the experiments with a
+    other users that the caller may read. One with the tag of another preset with an equal spec is
+    the last choice. Raises TooLarge if the texts of the experiments with a
     preset's tag have more than `max_length` characters."""
     specs = [spec for preset in PRESETS.values() for spec in preset.specs]
     cache_keys = CacheKeys(ReferencedInputs.of(session, user.id, specs), Inputs(settings))
@@ -52,8 +54,9 @@ def runs_of_presets(
     same = _same(session, user, {key for key in keys if key is not None})
     key_of_next = iter(keys)
 
-    def rank(one: Experiment) -> tuple[bool, bool, str]:
-        return one.owner_id == user.id, one.status not in WITHOUT_RESULT, one.id
+    def rank(one: Experiment, wanted: Collection[str]) -> tuple[bool, bool, bool, str]:
+        of_another = any(tag.startswith("preset:") for tag in {*one.tags} - {*wanted})
+        return one.owner_id == user.id, one.status not in WITHOUT_RESULT, not of_another, one.id
 
     def newest(preset: str, index: int, spec: ExperimentSpec) -> Experiment | None:
         digest, wanted = _digest(spec), set(tags_of(preset, index))
@@ -61,7 +64,7 @@ def runs_of_presets(
             one for one in tagged if computed.get(one.id) == digest and wanted <= set(one.tags)
         ]
         found += same.get(next(key_of_next), ())
-        return max(found, key=rank, default=None)
+        return max(found, key=partial(rank, wanted=wanted), default=None)
 
     return {
         name: [newest(name, i, spec) for i, spec in enumerate(preset.specs)]

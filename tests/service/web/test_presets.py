@@ -106,6 +106,19 @@ def test_runs_of_presets_are_found_for_any_kind_of_submission(api: TestClient) -
     assert runs_of(api, "table1")[1] == untagged
 
 
+def test_a_run_of_another_preset_with_an_equal_spec_is_the_last_choice(api: TestClient) -> None:
+    """A run of Table 1 had the name of a figure."""
+    spec = api.get("/v1/presets/table1").json()["specs"][0]
+    assert api.get("/v1/presets/fig4-left").json()["specs"] == [spec]
+    figure = submit(api, spec, "preset:fig4-left", "part:1")
+    assert runs_of(api, "table1")[0] == figure
+    table = submit(api, spec, "preset:table1", "part:1")
+    newest = submit(api, spec, "preset:fig4-left", "part:1")
+    assert (runs_of(api, "table1")[0], runs_of(api, "fig4-left")[0]) == (table, newest)
+    untagged = submit(api, spec)
+    assert runs_of(api, "table1")[0] == untagged
+
+
 @pytest.mark.parametrize("status", ["failed", "cancelled", "paused"])
 def test_a_newer_run_without_a_result_hides_no_other(
     api: TestClient, database: Database, status: str
