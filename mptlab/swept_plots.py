@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mptlab.errors import Json
 from mptlab.plots import BAND, STYLE, Plot
-from mptlab.tables import BEHIND_BEST, BY_MERIT, SIZE, best_of, smallest_as_good
+from mptlab.tables import BEHIND_BEST, BY_MERIT, SIZE, best_of, choosing, smallest_as_good
 
 HELDOUT = "lml_heldout"
 NAMES = {
@@ -38,7 +38,8 @@ def draw(
         figure = Plot(figsize=(5.5, 3.4), layout="constrained")
         axes = figure.add_subplot()
         axes.set(title=title, xlabel=NAMES.get(x, x), ylabel=NAMES.get(y, y))
-        others = [name for name in swept if name != x]
+        distinct = choosing(rows, [x, *(name for name in swept if name != x)])
+        others = [name for name in distinct if name != x]
         lines: dict[str, list[Json]] = {}
         for row in rows:
             label = ", ".join(f"{name.split('.')[-1]} {_text(row[name])}" for name in others)
@@ -46,7 +47,7 @@ def draw(
         paired = y == HELDOUT and any(row.get(f"{BEHIND_BEST} std_err") for row in rows)
         for label, found in lines.items():
             _line(axes, found, x, y, BEHIND_BEST if paired else y, label)
-        _mark_best(axes, rows, swept, x, y)
+        _mark_best(axes, rows, [x, *others], x, y)
         if paired:
             axes.plot(
                 [], [], " ", label="bars: two standard errors of\nthe difference from the best"

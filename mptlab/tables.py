@@ -1,5 +1,6 @@
 """Tables that show what several experiments share and where they differ."""
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -72,6 +73,22 @@ def best_of(rows: Sequence[Json]) -> Best | None:
     best = max(known, key=lambda i: float(rows[i][metric]))
     others = (i for i in known if i != best)
     return Best(metric, best, [i for i in others if _is_as_good(rows[i], rows[best], metric)])
+
+
+def choosing(rows: Sequence[Json], fields: Iterable[str]) -> list[str]:
+    """Return the swept fields that tell rows apart: none that has one value only, and the first of
+    those that change together."""
+    kept: dict[str, list[str]] = {}
+    for field in fields:
+        values = [json.dumps(row.get(field)) for row in rows]
+        if len({*values}) > 1 and not any(_are_tied(values, other) for other in kept.values()):
+            kept[field] = values
+    return [*kept]
+
+
+def _are_tied(one: Sequence[str], other: Sequence[str]) -> bool:
+    pairs = len({*zip(one, other, strict=True)})
+    return pairs == len({*one}) == len({*other})
 
 
 def smallest_as_good(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> Json | None:

@@ -25,7 +25,15 @@ from mptlab.errors import Json, Refused
 from mptlab.progress import printable
 from mptlab.sorting import in_order
 from mptlab.sweeps import Sweep
-from mptlab.tables import SIZE, Best, best_of, for_people, smallest_as_good, sweep_for_people
+from mptlab.tables import (
+    SIZE,
+    Best,
+    best_of,
+    choosing,
+    for_people,
+    smallest_as_good,
+    sweep_for_people,
+)
 
 PLAIN_WIDTH = 1000
 """Width that folds no line, used when a program reads the output."""
@@ -76,7 +84,8 @@ class CommandContext:
         columns = dict.fromkeys(column for row in shown for column in row)
         print_table(columns, ([row.get(column) for column in columns] for row in shown))
         if best := best_of(rows):
-            typer.echo(_best_line(best, rows, sweep.get()["fields"]))
+            fields = sweep.get()["fields"]
+            typer.echo(_best_line(best, rows, choosing(rows, fields) or fields))
 
     def sweep(self, typed: str) -> Sweep:
         """Return the caller's sweep with this id, this beginning of an id or this name. Raises

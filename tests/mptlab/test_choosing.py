@@ -11,7 +11,7 @@ import pytest
 from mptlab import Client
 from mptlab.commands.context import OTHER_ROWS, SAME_ROWS, _best_line, short_ids
 from mptlab.swept_plots import draw
-from mptlab.tables import BEHIND_BEST, Best, best_of, sweep_for_people
+from mptlab.tables import BEHIND_BEST, Best, best_of, choosing, sweep_for_people
 from tests.support.commands import mpt_here
 from tests.support.ppca_spec import ppca_spec
 
@@ -211,6 +211,22 @@ def test_lines_bars_and_the_best_point_of_a_figure() -> None:
     assert all(tick == int(tick) for tick in axes.get_xticks())
 
 
+def test_fields_that_do_not_tell_rows_apart_are_not_named() -> None:
+    found = [
+        {K: k, "train.epochs": 10 * k, "data.n": 5, "lml": -float(k), "lml std_err": None,
+         "lml count": 1} for k in (1, 2, 3)
+    ]  # fmt: skip
+    fields = [K, "train.epochs", "data.n"]
+    assert choosing(found, fields) == [K]
+    assert choosing(found, fields[1:]) == ["train.epochs"]
+    crossed = [*found, {**found[0], "train.epochs": 20}]
+    assert choosing(crossed, fields) == fields[:2]
+    (axes,) = draw(found, fields, None, None).axes
+    assert len(axes.containers) == 1
+    (axes,) = draw(crossed, fields, None, None).axes
+    assert len(axes.containers) == 3
+
+
 def test_bars_of_the_held_out_lml_are_those_of_the_differences() -> None:
     found = [
         {K: k, "lml_heldout": value, "lml_heldout std_err": 9.0, "lml_heldout count": 1,
@@ -227,5 +243,6 @@ def test_bars_of_the_held_out_lml_are_those_of_the_differences() -> None:
     legend = axes.get_legend()
     assert legend is not None
     assert any("difference from the best" in text.get_text() for text in legend.get_texts())
-    (axes,) = draw([row | {"init": "a"} for row in found], [K, "init"], None, None).axes
+    two = [row | {"init": init} for row in found for init in "ab"]
+    (axes,) = draw(two, [K, "init"], None, None).axes
     assert "smallest as good" not in {line.get_label() for line in axes.lines}

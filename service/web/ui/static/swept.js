@@ -9,6 +9,18 @@ const MAX_LINES = 8;
 /** The rows that a chart shows: where seeds are swept, points that differ in them alone are one row. */
 export const rowsOf = (table) => (table.fields.includes(SEEDS) ? table.pooled : table.items);
 
+/** The fields that tell rows apart: none that has one value only, and the first of those that change together. */
+function choosing(rows, fields) {
+  const kept = [];
+  for (const field of fields) {
+    const values = rows.map((row) => JSON.stringify(row.fields[field] ?? null));
+    const isTied = (other) => new Set(values.map((one, i) => `${one} ${other[i]}`)).size === count && new Set(other).size === count;
+    const count = new Set(values).size;
+    if (count > 1 && !kept.some((one) => isTied(one.values))) kept.push({ field, values });
+  }
+  return kept.map(({ field }) => field);
+}
+
 /** The value of a field on an axis; of the seeds of a point, its only one; null where it is no number. */
 function valueOf(row, field) {
   const value = row.fields[field];
@@ -29,8 +41,10 @@ export const chiefMetric = (table) => BY_MERIT.find((name) => table.metrics.incl
 export function bestRow(table) {
   const metric = BY_MERIT.find((name) => table.metrics.includes(name));
   const known = rowsOf(table).filter(({ metrics }) => (metrics[metric]?.value ?? null) !== null);
-  const fields = table.fields.filter((field) => field !== SEEDS);
-  if (known.length < 2 || !fields.length) return null;
+  const swept = table.fields.filter((field) => field !== SEEDS);
+  if (known.length < 2 || !swept.length) return null;
+  const varying = choosing(known, swept);
+  const fields = varying.length ? varying : swept;
   const row = known.reduce((one, other) => (other.metrics[metric].value > one.metrics[metric].value ? other : one));
   const at = (one) => fields.map((field) => `${field.split(".").pop()} ${plain(one.fields[field] ?? null)}`).join(", ");
   return { metric, row, at: at(row), alike: alikeTo(row, known, metric).map(at) };
@@ -56,7 +70,8 @@ function alikeTo(best, rows, metric) {
  */
 export function chartOf(table, field, metric) {
   const isBySeed = field === SEEDS;
-  const others = table.fields.filter((one) => one !== field && one !== SEEDS);
+  const swept = [field, ...table.fields].filter((one, i, all) => one !== SEEDS && all.indexOf(one) === i);
+  const others = choosing(table.items, swept).filter((one) => one !== field);
   const labelOf = (row) => others.map((name) => `${name.split(".").pop()} ${plain(row.fields[name] ?? null)}`).join(", ");
   const hasMetric = (row) => (row.metrics[metric]?.value ?? null) !== null;
   const groups = new Map();

@@ -24,6 +24,19 @@ test("a curve for each choice of the other fields", () => {
   assert.deepEqual(lines, []);
 });
 
+test("fields with one value, and fields that change with the axis, separate no curves and are not told", () => {
+  const items = [1, 2, 3].map((k) => row({ "a.k": k, "b.epochs": 10 * k, "c.n": 5 }, -k));
+  const made = table(["a.k", "b.epochs", "c.n"], items);
+  assert.deepEqual(chartOf(made, "a.k", "lml").series.map(({ label, x }) => [label, x]), [["lml", [1, 2, 3]]]);
+  assert.deepEqual(chartOf(made, "b.epochs", "lml").series.map(({ x }) => x), [[10, 20, 30]]);
+  assert.equal(bestRow(made).at, "k 1");
+  const crossed = table(["a.k", "b.epochs"], [...items, row({ "a.k": 1, "b.epochs": 20 }, -9)]);
+  assert.equal(chartOf(crossed, "a.k", "lml").series.length, 3);
+  assert.equal(bestRow(crossed).at, "k 1, epochs 10");
+  const one = table(["c.n"], items);
+  assert.equal(bestRow(one).at, "n 5");
+});
+
 test("where seeds are swept, a curve is of means over them", () => {
   const items = [1, 2].flatMap((k) => [0, 1].map((seed) => row({ k, seeds: [seed] }, -k - seed)));
   const made = table(["seeds", "k"], items, [row({ k: 1 }, -1.5, 2), row({ k: 2 }, -2.5, 2)]);
