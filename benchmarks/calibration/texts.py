@@ -19,6 +19,11 @@ from mptcore.runtime.session import ScoreCache
 TEXTS = 1000
 SHORTEST, LONGEST = 8, 10
 TARGETS = (2.0, 0.5)
+NOISY_TEXTS = 5000
+NOISE = math.sqrt(8) / SHORTEST
+"""Standard deviation of the scores that are only noise: for 8 tokens a replicate has 1."""
+NEEDED = (2, 8, 16, 48)
+"""Numbers of replicates that reach the targets for noise, where at least 8 are averaged."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,24 @@ class ToyModel:
 
     def scores_and_next(self, masks: MaskedBatch) -> Tensor:
         return self.toy.scores(masks)[0]
+
+    def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
+        yield torch.arange(len(masks))
+
+
+@dataclass(frozen=True)
+class NoiseModel:
+    """Normal noise as a model: the score of each mask is drawn anew, with mean 0."""
+
+    generator: torch.Generator
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def scores_and_next(self, masks: MaskedBatch) -> Tensor:
+        drawn = torch.randn(2, len(masks), generator=self.generator, dtype=torch.float64)
+        return NOISE * drawn
 
     def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
         yield torch.arange(len(masks))
@@ -53,8 +76,11 @@ def truth(toy: Toy) -> Tensor:
 
 def measured(toy: Toy, target: float, seed: int) -> CumulativeScores:
     """Return the scores of all texts of a toy."""
-    model = cast(MaskedLm, ToyModel(toy))
-    found = CumulativeScores(model, toy.masker, ScoreCache(), target, 100_000)
+    return _measured(ToyModel(toy), toy, target, seed)
+
+
+def _measured(model: ToyModel | NoiseModel, toy: Toy, target: float, seed: int) -> CumulativeScores:
+    found = CumulativeScores(cast(MaskedLm, model), toy.masker, ScoreCache(), target, 100_000)
     for _ in found.run(found.plan(), torch.Generator().manual_seed(seed)):
         pass
     return found
@@ -89,6 +115,15 @@ def calibration(texts: int, target: float) -> tuple[Calibration, CumulativeScore
     return Calibration(name, (found.value - truths) / found.std_err), found, truths
 
 
+def noise_calibration(texts: int, needed: int) -> tuple[Calibration, CumulativeScores]:
+    """Return z over texts of equal length whose scores are noise, for the target that `needed`
+    replicates reach."""
+    toy = Toy.of(texts, SHORTEST, SHORTEST)
+    model = NoiseModel(torch.Generator().manual_seed(needed))
+    found = _measured(model, toy, needed**-0.5, texts)
+    return Calibration(f"noise, {needed} replicates needed", found.value / found.std_err), found
+
+
 def main() -> None:
     header = "| score of a text | mean z | sd z | over target | masks a text | decided | wrong |"
     print(f"{header}\n|---|---|---|---|---|---|---|")
@@ -106,6 +141,12 @@ def main() -> None:
             str(pairs.wrong),
         ]
         print(f"| {' | '.join(cells)} |")
+    for needed in NEEDED:
+        one, found = noise_calibration(NOISY_TEXTS, needed)
+        over = (found.std_err > found.target).double().mean()
+        mean, sd = f"{one.mean:+.2f} ± {one.mean_error:.2f}", f"{one.sd:.2f} ± {one.sd_error:.2f}"
+        masks = f"{found.masks.double().mean():.0f}"
+        print(f"| {one.what} | {mean} | {sd} | {over:.1%} | {masks} | | |")
 
 
 if __name__ == "__main__":
