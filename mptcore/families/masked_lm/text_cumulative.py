@@ -57,7 +57,7 @@ class Replicates:
 
     @property
     def std_err(self) -> Tensor:
-        return (self.variance * self.spread).sqrt()
+        return (self.variance * self.spread * widening(self.count)).sqrt()
 
     def add(self, values: Tensor, counts: Tensor, weight: Tensor) -> None:
         """Add a round: counts[i] replicates of text i with the weight λ (N,), text by text."""
@@ -77,9 +77,10 @@ class Replicates:
     def planned(self, target: float, most: int) -> Tensor:
         """Return how many replicates of each text are still to be drawn, (N,)."""
         least = (2 * PILOT - self.count).clamp(min=1)
-        counts = self._wanted(target**2)
-        moves = (MIN_KURTOSIS - 1) * (1 / self.count - 1 / (self.count + counts))
-        counts = torch.maximum(self._wanted(target**2 / (1 + SAFETY * moves.sqrt())), least)
+        last = self.count + torch.maximum(self._wanted(target**2), least)
+        moves = (MIN_KURTOSIS - 1) * (1 / self.count - 1 / last)
+        growth = widening(last) * (1 + SAFETY * moves.sqrt())
+        counts = torch.maximum(self._wanted(target**2 / growth), least)
         return torch.where(self.left > 0, counts.clamp(max=(most - self.count).clamp(min=1)), 0)
 
     def _wanted(self, target: float | Tensor) -> Tensor:
@@ -190,6 +191,14 @@ class CumulativeScores:
             rates = (strata + 1 - within) / STRATA  # above 0, at most 1
             sizes = (rates * corpus.sizes[sequences]).ceil().long()
             yield self.masker.of_sizes(sequences, sizes, generator), part
+
+
+def widening(count: Tensor) -> Tensor:
+    """Return the factor of a squared error whose variance is from `count` replicates, at least
+    2 · PILOT: the variance of Student's t, ν / (ν − 2) with ν = 2 (count − 1) / (MIN_KURTOSIS − 1).
+    A text whose variance is too small by chance stops early, so few replicates also mean a
+    variance that is more often too small than too large."""
+    return (count - 1) / (count - MIN_KURTOSIS)
 
 
 def all_masks(size: int) -> tuple[Tensor, Tensor]:
