@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.records.curves import read_curves
 from service.refusals import TooLarge
 from service.sweeps.expansion import value_at
+from service.tables.experiments import Block, Series
 
 HELDOUT = "lml_heldout"
 BEHIND_BEST = "lml_heldout_behind_best"
@@ -23,6 +25,8 @@ MAX_PAIRED = 1000
 """Maximum number of experiments that are compared. Nobody chooses among more by their errors."""
 MAX_POINTS = 640_000
 """Maximum number of points of their series."""
+MAX_BLOCKS = 20_000
+"""Maximum number of blocks of their series. The time grows with them more than with the points."""
 
 
 class Parts(NamedTuple):
@@ -35,8 +39,8 @@ class Parts(NamedTuple):
 def heldout_parts(session: Session, experiment_ids: Sequence[str]) -> dict[str, Parts]:
     """Return the held-out LML of each part of the observations, the mean over seeds, by experiment.
     Experiments without labels other than the seed have one. The answer is empty for too many
-    experiments."""
-    if len(experiment_ids) > MAX_PAIRED:
+    experiments, blocks or points."""
+    if len(experiment_ids) > MAX_PAIRED or _blocks(session, experiment_ids) > MAX_BLOCKS:
         return {}
     try:
         curves = read_curves(
@@ -51,6 +55,13 @@ def heldout_parts(session: Session, experiment_ids: Sequence[str]) -> dict[str, 
             found.setdefault(curve.experiment_id, []).append(parts)
     means = {experiment_id: mean_part(parts) for experiment_id, parts in found.items()}
     return {experiment_id: mean for experiment_id, mean in means.items() if mean is not None}
+
+
+def _blocks(session: Session, experiment_ids: Sequence[str]) -> int:
+    """Return the number of blocks of their series, without reading them."""
+    count = select(func.count()).select_from(Series).join(Block, Block.series_id == Series.id)
+    is_own = Series.experiment_id.in_(experiment_ids), Series.name == SERIES
+    return session.scalar(count.where(*is_own)) or 0
 
 
 def mean_part(parts: Sequence[Parts | None]) -> Parts | None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mptcore.estimation.estimate import PARTS
-from service.refusals import TooLarge
+from service.queue import lease
+from service.records.recording import Batch, record
 from service.sweeps import pairing
 from service.sweeps.pairing import (
     BEHIND_BEST,
@@ -16,6 +17,9 @@ from service.sweeps.pairing import (
     heldout_parts,
     mean_part,
 )
+from service.tables.engine import Database
+from service.tables.experiments import Status
+from tests.support.attempts import claimed
 
 EASY = np.linspace(-1.0, 1.0, 8)
 """Differences of the parts from the mean, common to all models."""
@@ -126,11 +130,34 @@ def test_the_mean_part_needs_the_same_parts_of_all() -> None:
     assert mean_part([]) is None
 
 
-def test_very_many_experiments_or_points_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise TooLarge
+def recorded(database: Database, **labels: Any) -> str:
+    """An ended experiment with the held-out LML of three parts, of seed 4."""
+    claim, batch = claimed(database), Batch()
+    for x in range(3):
+        batch.add({"seq": x + 1, "record": "point", "series": "lml_heldout_parts",
+                   "labels": {"seed": 4, **labels}, "x": x, "value": -x, "std_err": None, "n": 5,
+                   "reason": "one part"})  # fmt: skip
+    with database.transaction() as session:
+        record(session, claim, batch, 60)
+        lease.finish(session, claim, Status.SUCCEEDED)
+    return claim.experiment_id
 
-    monkeypatch.setattr(pairing, "read_curves", refuse)
-    assert heldout_parts(None, ["1"]) == {}  # type: ignore[arg-type]
-    monkeypatch.setattr(pairing, "read_curves", None)
-    assert heldout_parts(None, ["1"] * 1001) == {}  # type: ignore[arg-type]
+
+def test_only_series_of_the_own_model_are_parts(either: Database) -> None:
+    own, baseline = recorded(either), recorded(either, model="baseline")
+    with either.snapshot() as session:
+        (found,) = heldout_parts(session, [own, baseline]).items()
+    assert (found[0], found[1].values.tolist()) == (own, [0, -1, -2])
+
+
+@pytest.mark.parametrize(
+    ("limit", "few"), [("MAX_PAIRED", 1), ("MAX_POINTS", 5), ("MAX_BLOCKS", 1)]
+)
+def test_very_many_experiments_points_or_blocks_are_not_read(
+    either: Database, monkeypatch: pytest.MonkeyPatch, limit: str, few: int
+) -> None:
+    both = [recorded(either) for _ in range(2)]
+    for most, number in ((6, 2), (few, 0)):
+        monkeypatch.setattr(pairing, limit, most)
+        with either.snapshot() as session:
+            assert len(heldout_parts(session, both)) == number
