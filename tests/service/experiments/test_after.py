@@ -201,7 +201,7 @@ def test_invalid_predecessors_are_refused(admin: TestClient) -> None:
     ended, untrained = submit(admin), submit(admin, spec=DRAWN)
     admin.post(f"/v1/experiments/{ended}:cancel")
     someone = member(admin)
-    theirs = submit(admin, headers=bearer(someone["key"]))
+    theirs = submit(admin, headers=bearer(someone["key"]), spec=TRAINED)
     shared = submit(admin, headers=bearer(someone["key"]), visibility="lab")
     for after, spec, pointer, detail in (
         (["0" * 32], ppca_spec(), "/after/0", "the id of an experiment, yours or shared"),
