@@ -88,13 +88,14 @@ class LinearGaussianRun:
             yield from self._train([*trained.values()], resumed)
         self.session.at_safe_point = True
         fitted: dict[int, LowRankGaussian] = {}
+        has_folder = self.session.work_dir is not None and not self.session.scores.helps
+        is_kept = has_folder and not trained and self.spec.model.init == "maximum_likelihood"
         for seed in self.spec.seeds:
             models = trained.get(seed) or (yield from self.models_of(seed))
             yield from self._evaluate(models, {"seed": models.seed}, self.session.scores)
-            if not fitted or self.spec.data.seed == "run":  # otherwise all seeds have the same
+            if is_kept and (not fitted or self.spec.data.seed == "run"):  # else all have the same
                 fitted[seed] = models.densities["model"]
-        is_kept = self.session.work_dir is not None and not self.session.scores.helps
-        if is_kept and not trained and self.spec.model.init == "maximum_likelihood":
+        if is_kept:
             yield Step(self._kept(fitted, models.dataset))
 
     def models_of(self, seed: int) -> Work[SeedModels]:

@@ -50,6 +50,18 @@ def refused(value: dict[str, Any], memory_bytes: int) -> str:
     return problem.pointer
 
 
+def test_fitted_parameters_are_kept_of_each_data_set() -> None:
+    def more(init: str, seed: int | str) -> int:
+        """Bytes that ten more seeds take, beside their scores."""
+        one = vectors(1)
+        one["model"] = {**one["model"], "init": init}
+        one["data"] = {**one["data"], "seed": seed}
+        return taken({**one, "seeds": [*range(12)]}) - taken(one) - 10 * 6 * 32
+
+    assert more("maximum_likelihood", "run") == 10 * 3 * 8 * 6 * (2 + 2)
+    assert more("maximum_likelihood", 1) == more("random", "run") == 0
+
+
 def test_scores_are_kept_of_each_seed_and_model() -> None:
     assert taken(vectors(1001)) - taken(vectors(1)) == 2 * 6 * 1000 * 32
     assert taken(vectors(1001, baseline=True)) - taken(vectors(1, baseline=True)) == 24_000 * 32

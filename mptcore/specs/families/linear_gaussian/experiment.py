@@ -110,7 +110,15 @@ class LinearGaussianExperiment(VectorExperiment):
         starts = len(self.seeds) * self._train_bytes_per_start() if self.train else 0
         tables = dim * latent_dim * (2 * latent_dim + 3 * min(dim, MAX_RANK))
         numbers = 4 * n * dim + 2 * dim**2 + tables
-        return 8 * numbers + starts + self._score_bytes() + self._together_bytes()
+        scores = self._score_bytes() + self._together_bytes()
+        return 8 * numbers + starts + self._kept_bytes() + scores
+
+    def _kept_bytes(self) -> int:
+        """Return the memory of fitted parameters, which are kept to the end and then saved."""
+        is_fitted = self.train is None and self.model.init == "maximum_likelihood"
+        if not is_fitted or self.data.seed != "run":
+            return 0
+        return 3 * 8 * len(self.seeds) * self.data.dim * (self.model.latent_dim + 2)
 
     def _score_bytes(self) -> int:
         """Return the memory of all scores. With a target it is unknown, since few masks may reach
