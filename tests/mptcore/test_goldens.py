@@ -129,7 +129,8 @@ SPECS: dict[str, dict[str, Any]] = {
     },
     "ppca maximum": {
         "model": {**PPCA, "init": "maximum_likelihood", "noise_precision": None},
-        "baseline": {**FACTOR_ANALYSIS, "init": "maximum_likelihood", "noise_precision": None},
+        "baseline": {**FACTOR_ANALYSIS, "latent_dim": 1, "init": "maximum_likelihood",
+                     "noise_precision": None},
         "data": {**SIMULATED, "heldout": 0.2},
         "evaluate": {"masks": {"schedule": "all", "per_size": 4, "design": "balanced"}},
     },

@@ -1,5 +1,6 @@
-"""Iterate EM until it converges, and use it to fit data with missing values."""
+"""Fit a density by EM and L-BFGS-B, also to data with missing values."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -8,12 +9,15 @@ from torch import Tensor
 
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.moments import patterns_of
+from mptcore.families.linear_gaussian.quasi_newton import Slope, climb
 from mptcore.protocol.records import RunError
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec
 from mptcore.specs.families.linear_gaussian.experiment import MAX_ITERATIONS
 
+EM_ITERATIONS = 100
+"""Iterations of EM before L-BFGS-B. EM is fast where the noise is small, where L-BFGS-B creeps."""
 STANDSTILL = 1e-9
-"""EM stops when ten steps raise the mean log likelihood by less than this, in nats."""
+"""A fit ends when ten iterations raise the mean log likelihood by less than this, in nats."""
 MIN_SHARE = 1e-6
 """Minimum noise variance as a share of the dimension's variance (Heywood cases)."""
 UNBOUNDED_SHARE = 1e-12
@@ -31,47 +35,64 @@ class Fitted(NamedTuple):
     converged: bool
 
 
+class Likelihood(NamedTuple):
+    """Functions of a density that a fit needs."""
+
+    step: Callable[[LowRankGaussian], LowRankGaussian]
+    """A step of EM."""
+    mean_log_prob: Callable[[LowRankGaussian], float]
+    slope: Callable[[LowRankGaussian], Slope]
+
+
 def iterate(
-    density: LowRankGaussian,
-    step: Callable[[LowRankGaussian], LowRankGaussian],
-    mean_log_prob: Callable[[LowRankGaussian], float],
+    density: LowRankGaussian, likelihood: Likelihood, least_noise: Tensor, noises: int
 ) -> Iterator[Fitted]:
-    """Yield each tenth iteration of `step`, until the mean log density converges."""
-    best = -torch.inf
-    for iteration in range(1, MAX_ITERATIONS + 1):
-        density = step(density)
+    """Yield states on the way to a maximum of the likelihood, the last one converged or after
+    MAX_ITERATIONS: each tenth iteration of EM, and if 100 are not enough, those of `climb`, which
+    has the other arguments. Iterations are counted in tens."""
+    best, iteration = -torch.inf, 0
+    for iteration in range(1, min(EM_ITERATIONS, MAX_ITERATIONS) + 1):
+        density = likelihood.step(density)
         if iteration % 10 == 0:
-            reached = mean_log_prob(density)
+            reached = likelihood.mean_log_prob(density)
             converged = reached < best + STANDSTILL
             yield Fitted(iteration, reached, density, converged)
             if converged:
                 return
             best = reached
+    for climbed in climb(density, likelihood.slope, least_noise, noises):
+        if iteration >= MAX_ITERATIONS:
+            return
+        iteration += 10 * math.ceil(climbed.iterations / 10)  # the same on all machines
+        converged = climbed.lml < best + STANDSTILL
+        yield Fitted(iteration, climbed.lml, climbed.density, converged)
+        if converged:
+            return
+        best = climbed.lml
 
 
 def fit_missing(spec: LinearGaussianSpec, x: Tensor) -> Iterator[Fitted]:
-    """Yield each tenth iteration of EM on x (N, D), NaN where a value is missing. It begins with
-    the leading eigenvectors of the covariance of x with missing values at their column's mean; for
-    factor analysis, whose maximum does not depend on units, of the correlations."""
+    """Yield states of the fit to x (N, D), NaN where a value is missing. It begins with PPCA's
+    closed form for x with missing values at their column's mean, or for the complete observations,
+    if that has a higher likelihood. For factor analysis, whose maximum does not depend on units,
+    the closed form is that of the correlations."""
     data = _Observations.of(x.double())
-    filled = data.x - data.x.sum(0) / data.counts * data.observed  # centred, 0 where missing
-    variances = filled.square().sum(0) / data.counts
+    mean = data.x.sum(0) / data.counts
+    centred = data.x - mean * data.observed  # 0 where missing
+    variances = centred.square().sum(0) / data.counts
     is_scaled = isinstance(spec, FactorAnalysisModel)
     scale = variances.sqrt() if is_scaled else torch.ones_like(variances)
-    scaled = filled / scale
-    eigenvalues, eigenvectors = torch.linalg.eigh(scaled.mT @ scaled / len(scaled))
-    leading = slice(-spec.latent_dim, None)
-    loadings = eigenvectors[:, leading] * eigenvalues[leading].clamp(min=0).sqrt()
-    loadings = scale[:, None] * loadings
-    floor = MIN_SHARE * variances
+    least = MIN_SHARE * variances
+    if not is_scaled:
+        least = torch.full_like(variances, UNBOUNDED_SHARE * float(variances.max()))
     fixed = None if spec.noise_precision is None else 1 / spec.noise_precision
 
     def noise_of(each: Tensor) -> Tensor:
         """Return the noise variances of a step from the best one of each dimension."""
         if is_scaled:
-            return torch.maximum(each, floor)
+            return torch.maximum(each, least)
         shared = fixed or float((data.counts * each).sum() / data.counts.sum())
-        if shared <= UNBOUNDED_SHARE * variances.max():
+        if shared <= least[0]:
             raise RunError(
                 "invalid",
                 f"{spec.latent_dim} latent dimensions fit all observed values exactly, so the "
@@ -79,8 +100,27 @@ def fit_missing(spec: LinearGaussianSpec, x: Tensor) -> Iterator[Fitted]:
             )
         return torch.full_like(each, shared)
 
-    start = LowRankGaussian(loadings, data.x.sum(0) / data.counts, noise_of(variances))
-    return iterate(start, lambda d: data.em_step(d, noise_of), data.mean_log_prob)
+    def start(rows: Tensor) -> LowRankGaussian:
+        """Return the closed form for centred rows (n, D)."""
+        shift = rows.mean(0)
+        scaled = (rows - shift) / scale
+        eigenvalues, eigenvectors = torch.linalg.eigh(scaled.mT @ scaled / len(scaled))
+        leading, rest = eigenvalues[-spec.latent_dim :], eigenvalues[: -spec.latent_dim].mean()
+        if fixed is None:  # a fixed noise would leave loadings at 0, where EM cannot move them
+            leading = leading - rest
+        loadings = eigenvectors[:, -spec.latent_dim :] * leading.clamp(min=0).sqrt()
+        noise = noise_of(scale.square() * rest.clamp(min=0))
+        return LowRankGaussian(scale[:, None] * loadings, mean + shift, noise)
+
+    starts, complete = [start(centred)], data.observed.all(1)
+    if complete.sum() > 2 * len(mean):
+        starts.append(start(centred[complete]))
+    best = max(starts, key=data.mean_log_prob)
+    likelihood = Likelihood(lambda d: data.em_step(d, noise_of), data.mean_log_prob, data.slope)
+    noises = len(mean) if is_scaled else int(fixed is None)
+    for fitted in iterate(best, likelihood, least, noises):
+        noise_of(fitted.density.noise_variance)  # it may have gone to 0
+        yield fitted
 
 
 class _Posterior(NamedTuple):
@@ -91,6 +131,16 @@ class _Posterior(NamedTuple):
     mean: Tensor  # (n, K)
     covariance: Tensor  # (n, K, K)
     log_det: Tensor  # of A_O = I + W_Oᵀ Ψ_O⁻¹ W_O, (n,)
+
+
+class _Sums(NamedTuple):
+    """Sums over observations, with the posterior moments of (z, 1)."""
+
+    moments: Tensor  # of E[(z, 1) (z, 1)ᵀ] over those that have x_j, (D, K + 1, K + 1)
+    cross: Tensor  # of (x_j − mu_j) E[(z, 1)], (D, K + 1)
+    squares: Tensor  # of (x_j − mu_j)², (D,)
+    latent: Tensor  # mean over all of E[(z, 1) (z, 1)ᵀ], (K + 1, K + 1)
+    log_prob: float
 
 
 class _Observations(NamedTuple):
@@ -119,11 +169,48 @@ class _Observations(NamedTuple):
         have x_j, given E[z] and E[z zᵀ]; a and R are the moments of z over all observations. The
         same density with z ~ N(0, I) has mu + W a and W R^½. Without a and R, EM creeps where the
         noise is small: at precision 1e6 it is 0.05 nats short after 20,000 steps, not 30."""
+        sums = self._sums(density)
+        moments, cross, latent = sums.moments, sums.cross, sums.latent
+        coefficients = torch.cholesky_solve(cross[..., None], torch.linalg.cholesky(moments))[
+            ..., 0
+        ]
+        noise = (sums.squares - (coefficients * cross).sum(1)) / self.counts
+        loadings, shift = coefficients[:, :-1], latent[:-1, -1]
+        root = torch.linalg.cholesky(latent[:-1, :-1] - shift[:, None] * shift)
+        mean = density.mean + coefficients[:, -1] + loadings @ shift
+        return LowRankGaussian(loadings @ root, mean, noise_of(noise))
+
+    def mean_log_prob(self, density: LowRankGaussian) -> float:
+        """Return the mean over observations of log p(x_O)."""
+        total = sum(self._log_prob(density, part) for part in self._posteriors(density))
+        return total / len(self.x)
+
+    def slope(self, density: LowRankGaussian) -> Slope:
+        """Return the mean of log p(x_O) and its gradient, which is the expected one of log p(x_O,
+        z) over the posterior of z."""
+        loadings, noise, sums = density.loadings, density.noise_variance, self._sums(density)
+        through = (sums.moments[:, :, :-1] @ loadings[..., None])[..., 0]  # W_j E[z zᵀ], (D, K + 1)
+        left = (sums.cross - through) / noise[:, None]
+        squares = sums.squares - 2 * (loadings * sums.cross[:, :-1]).sum(1)
+        squares = squares + (loadings * through[:, :-1]).sum(1)
+        log_noise = 0.5 * (squares / noise - self.counts)
+        parts = (left[:, :-1], left[:, -1], log_noise)
+        return Slope(sums.log_prob / len(self.x), *(part / len(self.x) for part in parts))
+
+    def _log_prob(self, density: LowRankGaussian, part: _Posterior) -> float:
+        """Return the sum of log p(x_O) over some observations."""
+        observed, noise = self.observed[part.rows], density.noise_variance
+        left = part.centred - observed * (part.mean @ density.loadings.mT)
+        squares = (left.square() / noise).sum(1) + part.mean.square().sum(1)
+        return -0.5 * float((squares + part.log_det + observed @ (LOG_2PI + noise.log())).sum())
+
+    def _sums(self, density: LowRankGaussian) -> "_Sums":
         dim, wide = density.dim, density.loadings.shape[1] + 1
         moments = self.x.new_zeros(dim, wide, wide)
         cross = self.x.new_zeros(dim, wide)
         squares = self.x.new_zeros(dim)
         latent = self.x.new_zeros(wide, wide)
+        log_prob = 0.0
         for part in self._posteriors(density):
             z = torch.cat([part.mean, torch.ones_like(part.mean[:, :1])], 1)
             second = z[:, :, None] * z[:, None, :]
@@ -132,24 +219,8 @@ class _Observations(NamedTuple):
             cross += part.centred.mT @ z
             latent += second.sum(0) / len(self.x)
             squares += part.centred.square().sum(0)
-        coefficients = torch.cholesky_solve(cross[..., None], torch.linalg.cholesky(moments))[
-            ..., 0
-        ]
-        noise = (squares - (coefficients * cross).sum(1)) / self.counts
-        loadings, shift = coefficients[:, :-1], latent[:-1, -1]
-        root = torch.linalg.cholesky(latent[:-1, :-1] - shift[:, None] * shift)
-        mean = density.mean + coefficients[:, -1] + loadings @ shift
-        return LowRankGaussian(loadings @ root, mean, noise_of(noise))
-
-    def mean_log_prob(self, density: LowRankGaussian) -> float:
-        """Return the mean over observations of log p(x_O)."""
-        total = 0.0
-        log_noise = self.observed @ (LOG_2PI + density.noise_variance.log())
-        for part in self._posteriors(density):
-            left = part.centred - self.observed[part.rows] * (part.mean @ density.loadings.mT)
-            squares = (left.square() / density.noise_variance).sum(1) + part.mean.square().sum(1)
-            total -= 0.5 * float((squares + part.log_det + log_noise[part.rows]).sum())
-        return total / len(self.x)
+            log_prob += self._log_prob(density, part)
+        return _Sums(moments, cross, squares, latent, log_prob)
 
     def _posteriors(self, density: LowRankGaussian) -> Iterator[_Posterior]:
         """Yield the posteriors of z, some observations at a time."""

@@ -1,16 +1,17 @@
 """Factor analysis: PPCA with a noise variance for each dimension."""
 
 from collections.abc import Iterator
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
 
 from mptcore.data.arrays import Dataset
-from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted, iterate
+from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted, Likelihood, iterate
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood as ppca_maximum_likelihood
+from mptcore.families.linear_gaussian.quasi_newton import Slope
 from mptcore.families.linear_gaussian.starts import random_start
 from mptcore.families.linear_gaussian.weights import kept_density
 from mptcore.protocol.records import RunError
@@ -40,17 +41,27 @@ def maximum_likelihood(covariance: Tensor, mean: Tensor, latent_dim: int) -> Low
 
 
 def fit(covariance: Tensor, mean: Tensor, latent_dim: int) -> Iterator[Fitted]:
-    """Yield each tenth iteration of EM from PPCA's closed form (Rubin & Thayer 1982), until it
-    converges. The closed form is that of the correlations: with the covariance, the start and so
-    the maximum that is found would depend on the units of the columns. With G = (I + Wᵀ Ψ⁻¹ W)⁻¹ Wᵀ
-    Ψ⁻¹: W ← C Gᵀ (I − G W + G C Gᵀ)⁻¹, Ψ ← diag(C − W G C)."""
-    floor = MIN_SHARE * covariance.diagonal()
+    """Yield states on the way from PPCA's closed form to a maximum of the likelihood: EM (Rubin &
+    Thayer 1982), then L-BFGS-B. The closed form is that of the correlations: with the covariance,
+    the start and so the maximum that is found would depend on the units of the columns."""
+    least = MIN_SHARE * covariance.diagonal()
 
     def step(density: LowRankGaussian) -> LowRankGaussian:
-        loadings, noise = _em_step(covariance, density.loadings, density.noise_variance)
-        return LowRankGaussian(loadings, mean, torch.maximum(noise, floor))
+        expected = _Expected.of(covariance, density)
+        second = torch.linalg.cholesky(expected.second)
+        loadings = torch.cholesky_solve(expected.cross.mT, second).mT
+        noise = covariance.diagonal() - (loadings * expected.cross).sum(1)
+        return LowRankGaussian(loadings, mean, torch.maximum(noise, least))
 
-    def mean_log_prob(density: LowRankGaussian) -> float:
+    def slope(density: LowRankGaussian) -> Slope:
+        expected = _Expected.of(covariance, density)
+        loadings, noise = density.loadings, density.noise_variance
+        through = loadings @ expected.second
+        squares = covariance.diagonal() + (loadings * (through - 2 * expected.cross)).sum(1)
+        found = (expected.cross - through) / noise[:, None]
+        return Slope(log_prob(density), found, torch.zeros_like(mean), 0.5 * (squares / noise - 1))
+
+    def log_prob(density: LowRankGaussian) -> float:
         return _mean_log_prob(covariance, density.loadings, density.noise_variance)
 
     scale = covariance.diagonal().sqrt()
@@ -58,7 +69,7 @@ def fit(covariance: Tensor, mean: Tensor, latent_dim: int) -> Iterator[Fitted]:
     alike = ppca_maximum_likelihood(correlation, mean, latent_dim)
     noise = scale.square() * alike.noise_variance
     start = LowRankGaussian(scale[:, None] * alike.loadings, mean, noise)
-    return iterate(start, step, mean_log_prob)
+    return iterate(start, Likelihood(step, log_prob, slope), least, len(mean))
 
 
 def refuse_constant_columns(data: Dataset) -> None:
@@ -68,15 +79,21 @@ def refuse_constant_columns(data: Dataset) -> None:
         raise RunError("invalid", constant_columns(constant, data.columns is not None))
 
 
-def _em_step(covariance: Tensor, loadings: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    precise = loadings / noise[:, None]
-    eye = torch.eye(loadings.shape[1], dtype=loadings.dtype)
-    factor = torch.linalg.cholesky(eye + loadings.mT @ precise)
-    gain = torch.cholesky_solve(precise.mT, factor)  # G, (K, D)
-    cross = covariance @ gain.mT  # (D, K)
-    second = eye - gain @ loadings + gain @ cross  # E[z zᵀ], (K, K)
-    updated = torch.cholesky_solve(cross.mT, torch.linalg.cholesky(second)).mT
-    return updated, covariance.diagonal() - (updated * cross).sum(1)
+class _Expected(NamedTuple):
+    """Means over data with covariance C. E[z | x] is G (x − mu), G = (I + Wᵀ Ψ⁻¹ W)⁻¹ Wᵀ Ψ⁻¹."""
+
+    cross: Tensor  # of (x − mu) E[z]ᵀ, C Gᵀ, (D, K)
+    second: Tensor  # of E[z zᵀ], I − G W + G C Gᵀ, (K, K)
+
+    @classmethod
+    def of(cls, covariance: Tensor, density: LowRankGaussian) -> "_Expected":
+        loadings = density.loadings
+        precise = loadings / density.noise_variance[:, None]
+        eye = torch.eye(loadings.shape[1], dtype=loadings.dtype)
+        factor = torch.linalg.cholesky(eye + loadings.mT @ precise)
+        gain = torch.cholesky_solve(precise.mT, factor)
+        cross = covariance @ gain.mT
+        return cls(cross, eye - gain @ loadings + gain @ cross)
 
 
 def _mean_log_prob(covariance: Tensor, loadings: Tensor, noise: Tensor) -> float:

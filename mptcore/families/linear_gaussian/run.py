@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 POINTS_APART = 1.1
 """Minimum ratio of the iterations of two points."""
 NOT_CONVERGED = (
-    f"EM has not converged after {MAX_ITERATIONS} iterations: the LML of the fitted model is not "
+    f"the fit has not converged after {MAX_ITERATIONS} iterations: the LML of the model is not "
     "yet at its maximum"
 )
 MAX_SCALE_RATIO = 10.0
@@ -148,8 +148,8 @@ class LinearGaussianRun:
     def _initial(
         self, model: LinearGaussianSpec, dataset: Dataset, labels: Labels
     ) -> Work[LowRankGaussian]:
-        """Return the untrained density of a model. EM yields its iterations and their LML, fewer of
-        the later ones."""
+        """Return the untrained density of a model. A fit yields its iterations and their LML, fewer
+        of the later ones."""
         seed = int(labels["seed"])
         fit = iterations(model, dataset)
         if fit is None:

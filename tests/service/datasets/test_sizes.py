@@ -288,7 +288,7 @@ def test_missing_values_are_shown_and_refused_by_name_where_they_are_not_used(
     train = {"epochs": 2}
     assert refusal(train=train) == (
         "columns a, b are incomplete, with values that are empty or NaN: train needs every value, "
-        "so leave train out; init maximum_likelihood fits the observed values by EM"
+        "so leave train out; init maximum_likelihood fits the observed values"
     )
     assert str(refusal(train=train, data={**data, "columns": ["c", "b"]})).startswith(
         "column b is incomplete"

@@ -22,8 +22,8 @@ MAX_RANK = 128
 """Maximum rank of a moment that is treated as a moment of low rank."""
 MIN_WORK = 20_000
 """Minimum number of multiplications that a mask counts for. Drawing a mask takes time too."""
-MAX_ITERATIONS = 20_000
-"""Maximum number of EM iterations of a fit."""
+MAX_ITERATIONS = 5_000
+"""Maximum number of iterations of a fit."""
 MAX_FIT_POINTS = 100
 """Maximum number of points that a fit records."""
 BYTES_PER_SCORE = 32
@@ -68,7 +68,7 @@ class LinearGaussianExperiment(VectorExperiment):
     def missing_refusal(self) -> str | None:
         if self.train is None:
             return None
-        cure = "leave train out; init maximum_likelihood fits the observed values by EM"
+        cure = "leave train out; init maximum_likelihood fits the observed values"
         return f"train needs every value, so {cure}"
 
     @property
@@ -86,8 +86,8 @@ class LinearGaussianExperiment(VectorExperiment):
         return sum(isinstance(model, FactorAnalysisModel) for model in fitted)
 
     def point_count(self) -> PointCount:
-        """Return the maximum number of points. Every fit to an upload may be by EM, because values
-        may be missing."""
+        """Return the maximum number of points. Every fit to an upload may be iterative, because
+        values may be missing."""
         count, fits = super().point_count(), self._fits
         if isinstance(self.data, UploadData):
             models = (self.model, self.baseline)

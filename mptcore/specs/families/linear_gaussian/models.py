@@ -91,7 +91,7 @@ class FactorAnalysisModel(LinearGaussian):
     """Family of the model."""
     init: Literal["random", "maximum_likelihood", "experiment"] = "random"
     """Source of the parameters. `random` draws W from N(0, 1), with the data's mean and
-    `noise_precision` in every dimension. `maximum_likelihood` runs the EM algorithm until the
+    `noise_precision` in every dimension. `maximum_likelihood` runs EM and L-BFGS-B until the
     likelihood no longer changes, and estimates the noise variances. `experiment` uses the weights
     of an earlier experiment."""
 

@@ -131,6 +131,7 @@ def test_later_iterations_have_fewer_points(
 ) -> None:
     monkeypatch.setattr(em, "STANDSTILL", -torch.inf)  # so that it never converges
     monkeypatch.setattr(em, "MAX_ITERATIONS", 1000)
+    monkeypatch.setattr(em, "EM_ITERATIONS", 1000)
     spec, found = fitted(seeds=[3, 4], data={**DATA, "seed": "run"}, baseline=STARTED)
     lml = [one for one in points(found, "lml_fitting") if one.labels["seed"] == 3]
     assert lml[-1].x == 1000
