@@ -8,17 +8,20 @@ from mptlab.errors import Json
 
 BESIDE = ("point", "points", "experiment_id", "status")
 """Columns of a sweep's table that are neither swept fields nor metrics."""
+ERROR = " std_err"
 MAX_NAMED = 20
 
 
 def in_order(rows: Sequence[Json], column: str | None) -> list[Json]:
-    """Return the rows of a sweep's table in the order of a swept field or a metric; with a minus
-    before its name, the highest value first. Rows without a value are last. Raises ValueError."""
+    """Return the rows of a sweep's table in the order of a swept field, a metric, or the error of a
+    metric (`mpt std_err`); with a minus before its name, the highest value first. Rows without a
+    value are last. Raises ValueError."""
     if column is None or not rows:
         return [*rows]
     name = column.removeprefix("-")
     known = _columns(rows)
-    if name not in known:
+    is_error = name.removesuffix(ERROR) in known and any(name in row for row in rows)
+    if name not in known and not is_error:
         raise ValueError(_unknown(name, known))
     with_value = [row for row in rows if row.get(name) is not None]
     without = [row for row in rows if row.get(name) is None]

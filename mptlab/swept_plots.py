@@ -10,7 +10,16 @@ from matplotlib.ticker import MaxNLocator
 
 from mptlab.errors import Json
 from mptlab.plots import BAND, STYLE, Plot
-from mptlab.tables import BEHIND_BEST, BY_MERIT, SIZE, best_of, choosing, smallest_as_good
+from mptlab.sorting import ERROR
+from mptlab.tables import (
+    BEHIND_BEST,
+    BY_MERIT,
+    SIZE,
+    best_of,
+    choosing,
+    deciding,
+    smallest_as_good,
+)
 
 HELDOUT = "lml_heldout"
 NAMES = {
@@ -32,12 +41,16 @@ def draw(
     swept = [name for name in fields if name in rows[0]] if rows else []
     metrics = [name[: -len(" count")] for row in rows for name in row if name.endswith(" count")]
     x = _known("swept field", x or next(iter(swept), None), swept)
-    best = next((name for name in (*BY_MERIT, *metrics) if name in metrics), None)
-    y = _known("metric", y or best, list(dict.fromkeys(metrics)))
+    by_merit = BY_MERIT if not rows or deciding(rows) else ("mpt_heldout", "mpt", *BY_MERIT)
+    best = next((name for name in (*by_merit, *metrics) if name in metrics), None)
+    metric = _known("metric", (y or best or "").removesuffix(ERROR), list(dict.fromkeys(metrics)))
+    y = f"{metric}{ERROR}" if y is not None and y.endswith(ERROR) else metric
     with mpl.rc_context(STYLE):
         figure = Plot(figsize=(5.5, 3.4), layout="constrained")
         axes = figure.add_subplot()
-        axes.set(title=title, xlabel=NAMES.get(x, x), ylabel=NAMES.get(y, y))
+        axes.set(title=title, xlabel=NAMES.get(x, x), ylabel=_title(y))
+        if y != metric and all(_is_positive(row[x]) and _is_positive(row.get(y)) for row in rows):
+            axes.set(xscale="log", yscale="log")
         distinct = choosing(rows, [x, *(name for name in swept if name != x)])
         others = [name for name in distinct if name != x]
         lines: dict[str, list[Json]] = {}
@@ -52,11 +65,21 @@ def draw(
             axes.plot(
                 [], [], " ", label="bars: two standard errors of\nthe difference from the best"
             )
-        if all(isinstance(row[x], int) for row in rows):
+        if axes.get_xscale() == "linear" and all(isinstance(row[x], int) for row in rows):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(axes.get_legend_handles_labels()[0]) > 1:
             axes.legend(fontsize="small")
     return figure
+
+
+def _title(metric: str) -> str:
+    name = metric.removesuffix(ERROR)
+    title = NAMES.get(name, name)
+    return title if name == metric else f"standard error of the {title}"
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 0
 
 
 def _known(what: str, name: str | None, known: Sequence[str]) -> str:

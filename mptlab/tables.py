@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mptlab.errors import Json
 from mptlab.means import over_seeds
+from mptlab.sorting import BESIDE
 from mptlab.specs import flat
 
 MISSING = object()
@@ -33,15 +34,19 @@ def for_people(rows: Sequence[Json]) -> list[Json]:
     return [_for_people(row) for row in rows]
 
 
-def sweep_for_people(rows: Sequence[Json]) -> list[Json]:
-    """Return a sweep's table as `for_people` does, without derived columns and columns that are the
-    same in all rows, and with a mark at the best row."""
+def sweep_for_people(rows: Sequence[Json], kept: str | None = None) -> list[Json]:
+    """Return a sweep's table as `for_people` does, without derived columns other than `kept` and
+    columns that are the same in all rows, and with a mark at the best row."""
     best = best_of(rows)
     hidden = {"point", "points"}
     if all(row.get("status") in (None, "succeeded") for row in rows):
         hidden.add("status")
     return [
-        {name: value for name, value in row.items() if not (name in hidden or _is_derived(name))}
+        {
+            name: value
+            for name, value in row.items()
+            if name == kept or not (name in hidden or _is_derived(name))
+        }
         | ({"best": "*" if i == best.row else ""} if best else {})
         for i, row in enumerate(for_people(rows))
     ]
@@ -65,7 +70,10 @@ class Best(NamedTuple):
 
 
 def best_of(rows: Sequence[Json]) -> Best | None:
-    """Return the best row by the held-out LML or, without one, by the best known measure."""
+    """Return the best row by the held-out LML or, without one, by the best known measure. None if
+    the rows differ in nothing but their measurement."""
+    if rows and not deciding(rows):
+        return None
     metric = next((name for name in BY_MERIT if any(name in row for row in rows)), None)
     known = [i for i, row in enumerate(rows) if row.get(metric or "") is not None]
     if metric is None or len(known) < 2:
@@ -73,6 +81,14 @@ def best_of(rows: Sequence[Json]) -> Best | None:
     best = max(known, key=lambda i: float(rows[i][metric]))
     others = (i for i in known if i != best)
     return Best(metric, best, [i for i in others if _is_as_good(rows[i], rows[best], metric)])
+
+
+def deciding(rows: Sequence[Json]) -> list[str]:
+    """Return the swept fields that choose the model, its data or its training."""
+    metrics = {name for row in rows for name in row if f"{name} std_err" in row}
+    beside = {f"{name} {what}" for name in metrics for what in ("std_err", "count")}
+    fields = (name for name in rows[0] if name not in {*BESIDE, *metrics, *beside})
+    return [name for name in fields if name.split(".")[0] not in MEASURING]
 
 
 def choosing(rows: Sequence[Json], fields: Iterable[str]) -> list[str]:
@@ -93,8 +109,8 @@ def _are_tied(one: Sequence[str], other: Sequence[str]) -> bool:
 
 def smallest_as_good(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> Json | None:
     """Return the row with the fewest latent dimensions of those that are as good as the best. None
-    if other fields were swept too, or if the best is the only one."""
-    if [*fields] != [SIZE] or not best.alike:
+    if other fields than the family were swept too, or if the best is the only one."""
+    if SIZE not in fields or not {*fields} <= {SIZE, "model.family"} or not best.alike:
         return None
     return min((rows[i] for i in (best.row, *best.alike)), key=lambda row: int(row[SIZE]))
 
@@ -108,11 +124,15 @@ def _is_as_good(row: Json, best: Json, metric: str) -> bool:
         spread = row[f"{BEHIND_BEST} std_err"] or 0.0
     else:
         spread = math.hypot(best.get(error) or 0.0, row.get(error) or 0.0)
-    return bool(gap <= 2 * spread)
+    return bool(gap <= max(2 * spread, TIE))
 
 
+MEASURING = ("evaluate", "compute", "seeds")
+"""Parts of a spec that change the measurement, and nothing that is measured."""
 BY_MERIT = ("lml_heldout", "mpt_heldout", "lml", "mpt")
 """Metrics that choose between models, the most trustworthy first; larger is better."""
+TIE = 1e-6
+"""Difference in nats up to which rows are equal."""
 SIZE = "model.latent_dim"
 BEHIND_BEST = "lml_heldout_behind_best"
 
@@ -127,6 +147,7 @@ def _for_people(row: Json) -> Json:
     }
 
 
+MAX_DECIMALS = 8
 HALF_WIDTH = "In a verdict, ± is half the width of the 95 % interval, one-sided for a bound"
 
 
@@ -138,6 +159,8 @@ def with_error(mean: float | None, error: float | None) -> str | None:
     if not error:
         return f"{mean:.6g}"
     decimals = max(0, 1 - math.floor(math.log10(error)))  # two digits of the error
+    if decimals > MAX_DECIMALS:
+        return f"{mean:.2g} ± {error:.2g}" if abs(mean) < 1 else f"{mean:.{MAX_DECIMALS}f}"
     return f"{mean:.{decimals}f} ± {error:.{decimals}f}"
 
 

@@ -30,6 +30,7 @@ from mptlab.tables import (
     Best,
     best_of,
     choosing,
+    deciding,
     for_people,
     smallest_as_good,
     sweep_for_people,
@@ -78,13 +79,13 @@ class CommandContext:
         if self.as_json:
             return self.dump(in_order(sweep.table(), order))
         rows = in_order(sweep.means(), order)
-        shown = sweep_for_people(rows)
+        shown = sweep_for_people(rows, (order or "").removeprefix("-"))
         for row, one in zip(shown, short_ids(rows), strict=True):
             row.update(one)
         columns = dict.fromkeys(column for row in shown for column in row)
         print_table(columns, ([row.get(column) for column in columns] for row in shown))
         if best := best_of(rows):
-            fields = sweep.get()["fields"]
+            fields = [one for one in sweep.get()["fields"] if one in deciding(rows)]
             typer.echo(_best_line(best, rows, choosing(rows, fields) or fields))
 
     def sweep(self, typed: str) -> Sweep:
@@ -205,17 +206,14 @@ def choice(row: Json, fields: Iterable[str]) -> str:
 
 def _best_line(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> str:
     """Return the best choice of the swept fields, and those that are as good within the error."""
-    told = f"* best by {best.metric}: {choice(rows[best.row], fields)}"
-    if best.alike:
-        alike = [rows[i] for i in best.alike]
-        if len(fields) == 1:
-            told += (
-                f"; within two standard errors: {', '.join(cell(row[fields[0]]) for row in alike)}"
-            )
-        else:
-            told += (
-                f"; within two standard errors: {'; '.join(choice(row, fields) for row in alike)}"
-            )
+    chosen = choice(rows[best.row], fields)
+    told = f"* best by {best.metric}: {chosen}"
+    alike = dict.fromkeys(choice(rows[i], fields) for i in best.alike)
+    alike.pop(chosen, None)
+    if alike:
+        same = f"{fields[0]}=" if len(fields) == 1 else ""
+        listed = (", " if same else "; ").join(one.removeprefix(same) for one in alike)
+        told += f"; within two standard errors: {listed}"
     if smallest := smallest_as_good(best, rows, fields):
         told += f"\n  The smallest model as good as the best: {choice(smallest, fields)}"
     if best.metric.startswith("lml_heldout"):

@@ -27,8 +27,8 @@ Model = Annotated[
     typer.Option(
         "--model",
         "--checkpoint",
-        help=f"{' or '.join(MODELS)}, or an experiment that fitted a model: its name or id; for "
-        "texts a checkpoint: a folder or a name",
+        help=f"{' or '.join(MODELS)}, both ({','.join(MODELS)}), or an experiment that "
+        "fitted a model: its name or id; for texts a checkpoint: a folder or a name",
     ),
 ]
 LatentDim = Annotated[
@@ -99,6 +99,8 @@ def data_of(
     source = "text" if is_text(typed) else "upload"
     data: Json = {"source": source, "dataset": typed}
     file = Path(typed)
+    if file.suffix in SUFFIXES and not file.exists():
+        warn(f"there is no file {typed}: it is taken as the name of an upload")
     if file.suffix in SEPARATORS and file.is_file():
         made = uploaded(client, file, wanted, index)
         warn_of_missing(made)

@@ -159,7 +159,10 @@ def plot(
     ],
     file: Annotated[Path, typer.Argument(help="output file: .pdf, .svg or .png")],
     kind: Kind = None,
-    y: Annotated[str | None, typer.Option(help="of a sweep: metric, such as lml")] = None,
+    y: Annotated[
+        str | None,
+        typer.Option(help='of a sweep: metric, such as lml, or its error, such as "mpt std_err"'),
+    ] = None,
     x: Annotated[str | None, typer.Option(help="of a sweep: swept field on the x axis")] = None,
 ) -> None:
     """Draw an experiment's curves as one of the paper's figures, or a metric of a sweep against a

@@ -27,6 +27,12 @@ def standing(client: Client, preset: Json, runs: Sequence[Json | None]) -> Json:
     return {"name": preset["name"], "title": title, "needs": needs, "took": took, "status": status}
 
 
+def newest_runs(client: Client, preset: str) -> tuple[str, ...]:
+    """Return the ids of a preset's newest runs, as many as there are."""
+    found = (one["runs"] for one in client.preset_runs() if one["name"] == preset)
+    return tuple(run["id"] for run in next(found, []) if run is not None)
+
+
 def _seconds(run: Json) -> float:
     started, finished = (
         datetime.fromisoformat(run[f"{part}_at"]) for part in ("started", "finished")

@@ -11,7 +11,7 @@ import typer
 from mptlab.commands.context import (
     AsJson,
     CommandContext,
-    ExperimentIds,
+    OptionalIds,
     Sort,
     Url,
     cell,
@@ -41,7 +41,7 @@ from mptlab.commands.own_data import (
     fitted_by,
     is_text,
 )
-from mptlab.commands.standings import print_verdict, standing
+from mptlab.commands.standings import newest_runs, print_verdict, standing
 from mptlab.errors import Json
 from mptlab.specs import changed, parse_spec, parse_value, quick
 from mptlab.uploads import spec_for, spec_of_fitted, text_spec
@@ -94,7 +94,7 @@ def submit(
     beside = _beside(name, tag, share, no_cache)
     if (spec is None) == (data is None):
         raise typer.BadParameter("give a spec file, or your numbers: --data mine.csv")
-    values: list[Any] = []
+    grid: dict[str, list[Any]] = {}
     if spec is not None:
         sent = _spec(spec, set_)
     else:
@@ -102,10 +102,12 @@ def submit(
         if is_text(data):
             checkpoint = checkpoint_of(model)
             sent = text_spec(data_of(context.client, data, columns, index, array), checkpoint)
-        elif model in MODELS:
-            values = _latent_dims(latent_dim)
+        elif {*(families := model.split(","))} <= {*MODELS}:
+            grid = {"model.latent_dim": _latent_dims(latent_dim)}
+            if len(families) > 1:
+                grid["model.family"] = families
             part = data_of(context.client, data, columns, index, array)
-            sent = spec_for(part, model, values[0])
+            sent = spec_for(part, families[0], grid["model.latent_dim"][0])
         else:
             fitted = fitted_by(context, model)
             if latent_dim is not None:
@@ -117,8 +119,8 @@ def submit(
     if quick_:
         _tell_whole(context, sent)
         sent, watch = quick(sent), True
-    if len(values) > 1:
-        return _queue_sweep(context, sent, {"model.latent_dim": values}, beside, watch)
+    if any(len(values) > 1 for values in grid.values()):
+        return _queue_sweep(context, sent, grid, beside, watch)
     made = context.client.submit(sent, **beside)
     _warn_if_stuck(made)
     (seen,) = _followed(context, [made], watch)
@@ -187,6 +189,7 @@ def run_preset(
         exit_unless_succeeded(seen)
         if not context.as_json:
             print_verdict(context.client.verdict(preset, seen))
+            warn(f"to draw a run: mpt plot {seen[0]['id']} {preset}.pdf")
 
 
 @app.command()
@@ -194,11 +197,12 @@ def run_preset(
 def verdict(
     context: CommandContext,
     preset: Annotated[str, typer.Argument(help="its name")],
-    experiments: ExperimentIds,
+    experiments: OptionalIds = None,
 ) -> None:
-    """Compare experiments that ran a preset's specs, in order, with the published values. Exit
-    status 3 unless they agree."""
-    told = context.client.verdict(preset, context.ids(experiments))
+    """Compare experiments that ran a preset's specs, in order, or its newest runs, with the
+    published values. Exit status 3 unless they agree."""
+    ids = tuple(context.ids(experiments or ())) or newest_runs(context.client, preset)
+    told = context.client.verdict(preset, ids)
     context.dump(told) if context.as_json else print_verdict(told)
     if told["verdict"] != "agrees":
         raise typer.Exit(RUN_FAILED)

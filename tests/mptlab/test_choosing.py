@@ -10,8 +10,17 @@ import pytest
 
 from mptlab import Client
 from mptlab.commands.context import OTHER_ROWS, SAME_ROWS, _best_line, short_ids
+from mptlab.sorting import in_order
 from mptlab.swept_plots import draw
-from mptlab.tables import BEHIND_BEST, Best, best_of, choosing, sweep_for_people
+from mptlab.tables import (
+    BEHIND_BEST,
+    Best,
+    best_of,
+    choosing,
+    deciding,
+    sweep_for_people,
+    with_error,
+)
 from tests.support.commands import mpt_here
 from tests.support.ppca_spec import ppca_spec
 
@@ -56,6 +65,9 @@ def test_held_out_rows_that_are_shared_tell_which_are_as_good() -> None:
     assert f"{K}=3; within two standard errors: 2\n" in told
     assert f"The smallest model as good as the best: {K}=2\n" in told
     assert "smallest" not in _best_line(Best("lml_heldout", 1, []), found, [K])
+    families = [row | {"model.family": "ppca"} for row in found]
+    of_families = _best_line(Best("lml_heldout", 1, [0]), families, [K, "model.family"])
+    assert f"as good as the best: {K}=2, model.family=ppca\n" in of_families
     both = _best_line(Best("lml_heldout", 1, [0, 2]), [row | {"init": "a"} for row in found],
                       [K, "init"])  # fmt: skip
     assert f"{K}=3, init=a; within two standard errors: {K}=2, init=a; {K}=4, init=a\n" in both
@@ -225,6 +237,63 @@ def test_fields_that_do_not_tell_rows_apart_are_not_named() -> None:
     assert len(axes.containers) == 1
     (axes,) = draw(crossed, fields, None, None).axes
     assert len(axes.containers) == 3
+
+
+PER_SIZE = "evaluate.masks.per_size"
+
+
+def measured(*latent_dims: int) -> list[dict[str, Any]]:
+    return [
+        {PER_SIZE: masks, **({K: k} if len(latent_dims) > 1 else {}), "lml": -float(k),
+         "lml std_err": 0.0, "lml count": 1, "mpt": -float(k), "mpt std_err": 1 / masks,
+         "mpt count": 1} for masks in (4, 16) for k in latent_dims
+    ]  # fmt: skip
+
+
+def test_nothing_is_best_where_only_the_measurement_differs() -> None:
+    found = measured(1)
+    assert deciding(found) == []
+    assert best_of(found) is None
+    assert "best" not in sweep_for_people(found)[0]
+    (axes,) = draw(found, [PER_SIZE], None, None).axes
+    assert axes.get_ylabel() == "MPT score, nats"
+    both = measured(1, 2)
+    assert deciding(both) == [K]
+    best = best_of(both)
+    assert best is not None
+    assert _best_line(best, both, deciding(both)).startswith(f"* best by lml: {K}=1\n")
+    (axes,) = draw(both, [K, PER_SIZE], None, None).axes
+    assert axes.get_ylabel() == "log marginal likelihood, nats"
+
+
+def test_the_error_of_a_metric_is_drawn_and_sorted() -> None:
+    found = measured(1)
+    (axes,) = draw(found, [PER_SIZE], "mpt std_err", None).axes
+    assert points(axes.containers[0].lines[0]) == [[4, 0.25], [16, 1 / 16]]  # type: ignore[attr-defined]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert axes.get_ylabel() == "standard error of the MPT score, nats"
+    (axes,) = draw(found, [PER_SIZE], "lml std_err", None).axes
+    assert axes.get_yscale() == "linear"  # it is 0
+    with pytest.raises(ValueError, match="no metric other"):
+        draw(found, [PER_SIZE], "other std_err", None)
+    assert [row[PER_SIZE] for row in in_order(found, "mpt std_err")] == [16, 4]
+    assert [row[PER_SIZE] for row in in_order(found, "-mpt std_err")] == [4, 16]
+    with pytest.raises(ValueError, match="there is no column other std_err"):
+        in_order(found, "other std_err")
+
+
+def test_a_table_shows_the_column_that_it_is_sorted_by() -> None:
+    found = [{**row, "difference": 0.5, "difference std_err": 0.1} for row in measured(1)]
+    assert "difference" not in sweep_for_people(found)[0]
+    assert sweep_for_people(found, "difference")[0]["difference"] == "0.50 ± 0.10"
+
+
+def test_rows_that_differ_by_rounding_are_equal() -> None:
+    found = rows(-3.0, -1.0, -1.0 - 1e-7)
+    assert best_of(found) == ("lml", 1, [2])
+    assert with_error(4.2e-10, 5.8e-11) == "4.2e-10 ± 5.8e-11"
+    assert with_error(-27.5, 5.8e-11) == "-27.50000000"
+    assert with_error(-27.5, 1e-7) == "-27.50000000 ± 0.00000010"
 
 
 def test_bars_of_the_held_out_lml_are_those_of_the_differences() -> None:

@@ -75,6 +75,29 @@ def test_warnings_of_the_runs_are_printed_once(environment: dict[str, str], clie
     assert Path("kept", "weights.safetensors").is_file()
 
 
+def test_two_families_are_compared_on_the_same_rows(
+    environment: dict[str, str], client: Client
+) -> None:
+    np.savetxt("two.csv", ROWS * 2, delimiter=",", header="a,b,c,d", comments="")
+    words = ("submit", "--data", "two.csv", "--latent-dim", "1", *FIELDS)
+    code, shown, error = mpt_here(
+        environment, *words, "--model", "ppca,factor_analysis", "--watch", "--json"
+    )
+    assert code == 0, error
+    rows = json.loads(shown)
+    assert [row["model.family"] for row in rows] == ["ppca", "factor_analysis"]
+    assert {row["lml_heldout_behind_best"] for row in rows} >= {0.0}
+    code, _, error = mpt_here(environment, *words, "--model", "ppca,vae")
+    assert code == 2
+    assert "ppca,vae" in error
+
+
+def test_a_file_that_is_not_there_is_told(environment: dict[str, str]) -> None:
+    code, _, error = mpt_here(environment, "submit", "--data", "nope.csv", "--latent-dim", "1")
+    assert code == 1
+    assert "there is no file nope.csv: it is taken as the name of an upload" in error
+
+
 def test_a_fitted_model_scores_other_rows(environment: dict[str, str], client: Client) -> None:
     np.savetxt("old.csv", ROWS, delimiter=",", header="a,b,c,d", comments="")
     np.savetxt("new.csv", ROWS[:9] + 1, delimiter=",", header="a,b,c,d", comments="")

@@ -45,7 +45,7 @@ def test_an_unknown_column_is_refused_with_the_known_ones() -> None:
     table = rows((1, -1.0))
     with pytest.raises(ValueError, match=r"^there is no column lm: did you mean lml\? there are "):
         in_order(table, "lm")
-    for name in ("point", "status", "lml std_err", "lml count", "zzz"):
+    for name in ("point", "status", "lml count", "mpt std_err", "zzz"):
         told = f"^there is no column {name}.* there are {K}, lml$"
         with pytest.raises(ValueError, match=told):
             in_order(table, f"-{name}")

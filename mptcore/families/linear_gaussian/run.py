@@ -41,8 +41,8 @@ NOT_CONVERGED = (
 MAX_SCALE_RATIO = 10.0
 """Ratio of two columns' standard deviations from which on a warning is given."""
 SCALE_CURE = (
-    "PPCA has the same noise in all of them, so the largest decide. Set data.standardize to "
-    "columns, or use family factor_analysis"
+    "PPCA has the same noise in all of them, so the largest decide. Set data.standardize=columns, "
+    "or use model.family=factor_analysis"
 )
 RAISED = "linear Gaussian models are computed in float64, not float32"
 

@@ -4,6 +4,8 @@ import { BY_MERIT } from "./compared.js";
 import { plain } from "./format.js";
 
 export const SEEDS = "seeds";
+/** Parts of a spec that change the measurement, and nothing that is measured. */
+const MEASURING = ["evaluate", "compute", SEEDS];
 const MAX_LINES = 8;
 
 /** The rows that a chart shows: where seeds are swept, points that differ in them alone are one row. */
@@ -35,23 +37,30 @@ export function axesOf(table) {
 }
 
 /** The metric that a chart shows at first: the one that chooses between models. */
-export const chiefMetric = (table) => BY_MERIT.find((name) => table.metrics.includes(name)) ?? table.metrics[0];
+export function chiefMetric(table) {
+  const isMeasurement = table.fields?.every((field) => MEASURING.includes(field.split(".")[0]));
+  const names = isMeasurement ? ["mpt_heldout", "mpt", ...BY_MERIT] : BY_MERIT;
+  return names.find((name) => table.metrics.includes(name)) ?? table.metrics[0];
+}
 
 /** The row with the largest value of the metric that chooses between models, `{metric, row, at, alike}`; null if there is no choice. */
 export function bestRow(table) {
   const metric = BY_MERIT.find((name) => table.metrics.includes(name));
   const known = rowsOf(table).filter(({ metrics }) => (metrics[metric]?.value ?? null) !== null);
-  const swept = table.fields.filter((field) => field !== SEEDS);
+  const swept = table.fields.filter((field) => !MEASURING.includes(field.split(".")[0]));
   if (known.length < 2 || !swept.length) return null;
   const varying = choosing(known, swept);
   const fields = varying.length ? varying : swept;
   const row = known.reduce((one, other) => (other.metrics[metric].value > one.metrics[metric].value ? other : one));
   const at = (one) => fields.map((field) => `${field.split(".").pop()} ${plain(one.fields[field] ?? null)}`).join(", ");
-  return { metric, row, at: at(row), alike: alikeTo(row, known, metric).map(at) };
+  const alike = new Set(alikeTo(row, known, metric).map(at));
+  alike.delete(at(row));
+  return { metric, row, at: at(row), alike: [...alike] };
 }
 
 const BEHIND_BEST = "lml_heldout_behind_best";
 const ALIKE_ERRORS = 2;
+const TIE = 1e-6;
 
 /** The rows that the held-out observations do not tell from the best, of those that share them. */
 function alikeTo(best, rows, metric) {
@@ -59,7 +68,7 @@ function alikeTo(best, rows, metric) {
   const isAlike = ({ metrics }) => {
     const behind = metrics[BEHIND_BEST];
     const gap = best.metrics[metric].value - metrics[metric].value;
-    return behind?.value === gap && gap <= ALIKE_ERRORS * (behind.std_err ?? 0);
+    return behind?.value === gap && gap <= Math.max(TIE, ALIKE_ERRORS * (behind.std_err ?? 0));
   };
   return rows.filter((row) => row !== best && isAlike(row));
 }

@@ -37,6 +37,15 @@ test("fields with one value, and fields that change with the axis, separate no c
   assert.equal(bestRow(one).at, "n 5");
 });
 
+test("nothing is best where only the measurement differs", () => {
+  const items = [4, 16].flatMap((masks) => [1, 2].map((k) => row({ "evaluate.masks.per_size": masks, "a.k": k }, -k)));
+  const made = { ...table(["evaluate.masks.per_size"], items), metrics: ["lml", "mpt"] };
+  assert.equal(bestRow(made), null);
+  assert.equal(chiefMetric(made), "mpt");
+  assert.equal(bestRow({ ...made, fields: ["evaluate.masks.per_size", "a.k"] }).at, "k 1");
+  assert.equal(chiefMetric({ ...made, fields: ["evaluate.masks.per_size", "a.k"] }), "lml");
+});
+
 test("where seeds are swept, a curve is of means over them", () => {
   const items = [1, 2].flatMap((k) => [0, 1].map((seed) => row({ k, seeds: [seed] }, -k - seed)));
   const made = table(["seeds", "k"], items, [row({ k: 1 }, -1.5, 2), row({ k: 2 }, -2.5, 2)]);
