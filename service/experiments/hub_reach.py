@@ -2,7 +2,7 @@
 
 import os
 from concurrent.futures import Future
-from threading import Lock, Thread
+from threading import Condition, Thread
 
 import httpx
 from cachetools import TTLCache, cached
@@ -18,9 +18,9 @@ def hub_url() -> str:
     return os.environ.get("HF_ENDPOINT") or HUB
 
 
-@cached(TTLCache(1, KNOWN_FOR_S), lock=Lock())
+@cached(TTLCache(1, KNOWN_FOR_S), condition=Condition())
 def hub_answers(url: str) -> bool:
-    """Return whether the hub gives any answer in time."""
+    """Return whether the hub gives any answer in time. Concurrent calls wait for one request."""
     answered: Future[bool] = Future()
     Thread(target=lambda: answered.set_result(_answers(url)), daemon=True).start()
     try:

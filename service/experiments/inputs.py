@@ -7,6 +7,7 @@ are missing without MPT_MODELS_DIR, and whether runs reach the hub.
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -76,7 +77,8 @@ class Inputs:
         if _is_offline():
             return OFFLINE if self._is_local or self.models is not None else None
         if self._is_local and not hub_answers(url := hub_url()):
-            return f"the hub, {url}, cannot be reached from here"
+            shown = re.sub(r"//[^/@]*@", "//", url)  # a mirror's may have a password
+            return f"the hub, {shown}, cannot be reached from here"
         return None
 
     def _known_checkpoints(self) -> list[str]:

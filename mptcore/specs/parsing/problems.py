@@ -45,7 +45,7 @@ def spec_error(
         if error["type"] == MORE_ERRORS:
             count += error["ctx"]["count"]
         elif count < MAX_PROBLEMS:
-            found = _problems(error, value, model, sentence_of)
+            found = _problems(error, value, model, sentence_of, count < MAX_MEANT)
             problems += found
             count += len(found)
         else:
@@ -55,6 +55,9 @@ def spec_error(
 
 UNKNOWN_FIELD = "unknown field"
 """Beginning of the detail of a problem with a field that does not exist."""
+MAX_MEANT = 10
+"""Maximum number of problems up to which unknown fields get suggestions. Each one is searched
+for in all fields."""
 MORE_ERRORS = "more_errors"
 """Type of an error that represents `count` further errors."""
 
@@ -71,7 +74,7 @@ def _without_consequences(errors: Sequence[Any]) -> Sequence[Any]:
 
 
 def _problems(
-    error: Any, value: object, model: Any, sentence_of: Callable[[Any], str]
+    error: Any, value: object, model: Any, sentence_of: Callable[[Any], str], has_meant: bool
 ) -> list[Problem]:
     context = error.get("ctx", {})
     pointer, holder, members = _locate(error["loc"], value, model)
@@ -81,7 +84,7 @@ def _problems(
             return [_with_meant(one, value) for one in found]
         case "extra_forbidden":
             known = sorted(holder.model_fields)
-            near = _meant_field(error["loc"], known, value, model)
+            near = _meant_field(error["loc"], known, value, model) if has_meant else ""
             detail = f"{UNKNOWN_FIELD}; allowed here: {', '.join(known)}"
             return [Problem(pointer, f"{detail}; {near}" if near else detail)]
         case "union_tag_invalid" | "union_tag_not_found":

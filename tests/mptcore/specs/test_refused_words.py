@@ -67,6 +67,13 @@ def test_an_unknown_field_may_belong_to_another_part(path: str, meant: str) -> N
     assert told.endswith(f"; did you mean {meant}?")
 
 
+def test_the_first_unknown_fields_get_suggestions() -> None:
+    """A hundred took 33 ms of the processor."""
+    found = problems({**VECTORS, **{f"latent_dims{i}": 1 for i in range(15)}})
+    assert len(found) == 15
+    assert ["did you mean" in told for told in found] == [True] * 10 + [False] * 5
+
+
 @pytest.mark.parametrize("path", ["checkpoint", "latent_dim" * 11])
 def test_a_field_of_no_part_is_not_suggested(path: str) -> None:
     (told,) = problems(changed(VECTORS, path, 1))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from service.settings import Settings
 from service.web.main import create_app
 from tests.service.accounts.test_users import bearer
 from tests.support.lm_specs import BASE
+from tests.support.processes import wait_until
 
 SPEC = {**BASE, "model": {"family": "masked_lm", "checkpoint": "my-ber"}}
 
@@ -108,6 +110,33 @@ def test_a_hub_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(hub_reach, "_answers", lambda url: waits.wait())
     assert not hub_answers("http://silent")
     waits.set()
+
+
+def test_concurrent_misses_ask_the_hub_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    goes = threading.Event()
+
+    def answers(url: str) -> bool:
+        asked.append(url)
+        return goes.wait(30)
+
+    monkeypatch.setattr(hub_reach, "_answers", answers)
+    monkeypatch.setattr(hub_reach, "ANSWER_S", 30)
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(hub_answers, "http://once") for _ in range(8)]
+        wait_until(lambda: bool(asked), what="a request")
+        goes.set()
+        assert all(one.result() for one in found)
+    assert asked == ["http://once"]
+
+
+def test_the_password_of_a_mirror_is_not_told(
+    settings: Settings, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.experiments.inputs.hub_answers", lambda _: False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://me:secret@mirror:80/x")
+    (told,) = details(settings.model_copy(update={"local_checkpoints": True}))
+    assert "the hub, http://mirror:80/x, cannot be reached" in told
 
 
 def test_the_url_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
