@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import case, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
@@ -19,6 +19,9 @@ from service.tables.datasets import Dataset, forget_contents
 from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
 from service.tables.visibility import readable, reader
 
+MAX_READ_BYTES = 20_000
+"""Maximum size of a spec whose model is compared before the run. Each fact parses the whole spec,
+and one with many bytes has lists of texts or columns."""
 WEIGHTS = "weights.safetensors"
 """Name of the file with the weights that an experiment has trained or fitted."""
 
@@ -27,8 +30,9 @@ class Trained(NamedTuple):
     """Facts on the model that an experiment trains or fits, from its spec."""
 
     latent_dim: int | None
+    """None for a model without, and where the spec is too large to be read."""
     dim: int | None
-    """Dimensions of its data. None for a source that has a fixed number."""
+    """Dimensions of its data, likewise."""
     is_standardized: bool
     """True if its data are standardized."""
 
@@ -141,7 +145,8 @@ def _trained(session: Session, ids: Collection[str]) -> Mapping[str, Trained]:
         data["dim"].as_integer(),
         data["standardize"].as_string(),
     )
-    query = select(Experiment.id, *facts).where(Experiment.id.in_(ids), trains | fits)
+    read = (case((Experiment.spec_bytes <= MAX_READ_BYTES, fact)) for fact in facts)
+    query = select(Experiment.id, *read).where(Experiment.id.in_(ids), trains | fits)
     return {
         one: Trained(latent_dim, dim, scaling in STANDARDIZED)
         for one, latent_dim, dim, scaling in session.execute(query)

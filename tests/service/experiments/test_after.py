@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, select
 
-from service.experiments.references import ReferencedInputs
+from service.experiments.references import MAX_READ_BYTES, ReferencedInputs
 from service.experiments.schemas import Submission
 from service.queue import lease, states
 from service.queue.dispatch import dispatch_next
@@ -195,6 +195,8 @@ def test_models_and_data_unlike_those_of_the_weights_are_refused(
     assert error["detail"] == f"the experiment's model has {latent_dim}, not 1"
     submit(admin, spec=small)
     submit(admin, spec={"model": model, "data": digits})
+    stored.change(database_of(admin), small["model"]["experiment"], spec_bytes=MAX_READ_BYTES + 1)
+    submit(admin, spec=unlike["/spec/model/latent_dim"])  # which its run will find
 
 
 def test_invalid_predecessors_are_refused(admin: TestClient) -> None:
