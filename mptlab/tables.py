@@ -94,17 +94,14 @@ def deciding(rows: Sequence[Json]) -> list[str]:
 def choosing(rows: Sequence[Json], fields: Iterable[str]) -> list[str]:
     """Return the swept fields that tell rows apart: none that has one value only, and the first of
     those that change together."""
-    kept: dict[str, list[str]] = {}
+    groups: dict[tuple[int, ...], str] = {}
     for field in fields:
-        values = [json.dumps(row.get(field)) for row in rows]
-        if len({*values}) > 1 and not any(_are_tied(values, other) for other in kept.values()):
-            kept[field] = values
-    return [*kept]
-
-
-def _are_tied(one: Sequence[str], other: Sequence[str]) -> bool:
-    pairs = len({*zip(one, other, strict=True)})
-    return pairs == len({*one}) == len({*other})
+        known: dict[str, int] = {}
+        values = (json.dumps(row.get(field)) for row in rows)
+        group = tuple(known.setdefault(value, len(known)) for value in values)
+        if len(known) > 1:
+            groups.setdefault(group, field)  # fields with equal groups change together
+    return [*groups.values()]
 
 
 def smallest_as_good(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> Json | None:

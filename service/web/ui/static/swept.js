@@ -13,14 +13,18 @@ export const rowsOf = (table) => (table.fields.includes(SEEDS) ? table.pooled : 
 
 /** The fields that tell rows apart: none that has one value only, and the first of those that change together. */
 function choosing(rows, fields) {
-  const kept = [];
+  const groups = new Map();
   for (const field of fields) {
-    const values = rows.map((row) => JSON.stringify(row.fields[field] ?? null));
-    const isTied = (other) => new Set(values.map((one, i) => `${one} ${other[i]}`)).size === count && new Set(other).size === count;
-    const count = new Set(values).size;
-    if (count > 1 && !kept.some((one) => isTied(one.values))) kept.push({ field, values });
+    const known = new Map();
+    const group = rows.map((row) => {
+      const value = JSON.stringify(row.fields[field] ?? null);
+      if (!known.has(value)) known.set(value, known.size);
+      return known.get(value);
+    });
+    const key = group.join();
+    if (known.size > 1 && !groups.has(key)) groups.set(key, field); // fields with equal groups change together
   }
-  return kept.map(({ field }) => field);
+  return [...groups.values()];
 }
 
 /** The value of a field on an axis; of the seeds of a point, its only one; null where it is no number. */
