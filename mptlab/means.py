@@ -9,8 +9,8 @@ SEED = "seed"
 """Label over which means are computed; metrics that differ in other labels are never mixed."""
 POPULATION = "_population"
 """Suffix of metrics whose errors cover the choice of texts or rows, which all seeds share."""
-HELDOUT_POPULATION = "lml_heldout_population"
-"""The metric whose error covers the choice of held-out rows."""
+OF_ROWS = {"lml_heldout_population": "held-out rows", "lml_population": "rows"}
+"""Choices that the errors of these metrics cover; those of others cover the choice of texts."""
 
 MIN_SEEDS = 3
 """Number of seeds from which their spread alone is an error. That of two has one degree of freedom:
@@ -43,7 +43,7 @@ class Mean:
     @property
     def covers(self) -> str:
         """Description of the variation that the standard error covers."""
-        chosen = "held-out rows" if self.name == HELDOUT_POPULATION else "texts"
+        chosen = OF_ROWS.get(self.name, "texts")
         texts = f"the choice of {chosen} and " if self.name.endswith(POPULATION) else ""
         if self.count == 1:
             return f"{texts}the masks or samples of this seed, not its training"

@@ -204,6 +204,11 @@ def lml_metrics(name: str, evidence: Evidence, labels: Labels) -> Iterator[Metri
         yield Metric(f"{name}_{quality}", value, 0.0, labels)
 
 
+def over_rows(log_probs: Tensor, labels: Labels) -> Metric:
+    """Return the LML with its standard error over observations, from log p(x) of each (N,)."""
+    return metric("lml_population", Estimate.of(log_probs), labels)
+
+
 def over_observations(
     log_probs: Tensor, labels: Labels, not_final_reason: str | None
 ) -> Iterator[Metric | Point]:

@@ -42,6 +42,7 @@ def test_a_mean_states_which_variation_its_error_covers() -> None:
     assert covers("lml", 1, 2) == "the variation between seeds: training, masks, samples"
     assert covers("pll_population", 1).startswith("the choice of texts and the masks")
     assert covers("pll_population", 1, 2).startswith("the choice of texts and the variation")
+    assert covers("lml_population", 1).startswith("the choice of rows and")
     assert covers("lml_heldout_population", 1).startswith("the choice of held-out rows and")
 
 

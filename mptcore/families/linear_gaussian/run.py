@@ -9,6 +9,7 @@ from torch import Tensor
 from mptcore.data.arrays import Dataset, load_arrays
 from mptcore.data.dataset import refuse_missing
 from mptcore.data.kept import kept_of, kept_scaling
+from mptcore.estimation.estimate import over_rows
 from mptcore.estimation.evaluate import Evaluation, labelled
 from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.densities import (
@@ -174,6 +175,10 @@ class LinearGaussianRun:
 
     def _evaluate(self, models: SeedModels, labels: Labels, cache: ScoreCache) -> Work[None]:
         yield from self._evaluation(models, models.dataset.x, labels, cache).records(models.masks)
+        if self.spec.model.init == "experiment" and self.spec.train is None:  # of other data
+            density = models.densities["model"]
+            of_model: Labels = {**labels, "model": "model"} if self.spec.baseline else labels
+            yield Step(over_rows(log_probs(density, models.dataset.x), of_model))
         heldout = models.dataset.heldout
         if heldout is not None:
             of_rows = {

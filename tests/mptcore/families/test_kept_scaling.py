@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mptcore.protocol.records import Record, RunError
+from mptcore.protocol.records import Metric, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.session import Session
 from tests.support.runs import metric, spec_of, value_of
@@ -76,7 +76,15 @@ def test_the_held_out_rows_score_as_in_the_run_that_held_them_out(
     assert tensors["data/scale"].tolist() == pytest.approx(scale.tolist())
     model = {**PPCA, "init": "experiment", "experiment": "first"}
     again = {"model": model, "data": upload(store, "new", x[rows], standardize=by)}
-    found = value_of(metric(list(run(spec_of(evaluated(again)))), "lml", seed=0))
+    scored = list(run(spec_of(evaluated(again))))
+    found = value_of(metric(scored, "lml", seed=0))
+    own, of_rows = (
+        metric(one, name, seed=0)
+        for one, name in ((first, "lml_heldout_population"), (scored, "lml_population"))
+    )
+    assert of_rows.value == pytest.approx(own.value, rel=1e-12)
+    assert of_rows.std_err == pytest.approx(own.std_err, rel=1e-9)
+    assert not any(isinstance(one, Metric) and one.name == "lml_population" for one in first)
     assert found == pytest.approx(value_of(metric(first, "lml_heldout", seed=0)), rel=1e-12)
     again["data"] = {**again["data"], "standardize": False}
     with pytest.raises(RunError, match="experiment first has a model of standardized data: set"):

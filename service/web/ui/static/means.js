@@ -31,7 +31,9 @@ export function overSeeds(metrics) {
 const sum = (values) => values.reduce((total, one) => total + one, 0);
 
 /** The choice that the error of a metric with `_population` covers. */
-export const chosenOf = ({ name }) => (name === "lml_heldout_population" ? "held-out rows" : "texts");
+export const chosenOf = ({ name }) => OF_ROWS[name] ?? "texts";
+
+const OF_ROWS = { lml_heldout_population: "held-out rows", lml_population: "rows" };
 
 const coversTexts = ({ name }) => name.endsWith("_population");
 
