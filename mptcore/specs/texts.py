@@ -44,8 +44,10 @@ class TextScores(Spec):
     per_token: bool = False
     """True also gives each token's characters and its `pll`, `pll_word_l2r` and `conditional`."""
     target_std_err: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Target standard error of the cumulative score of each text, in nats. `cumulative` needs it.
-    """
+    """Target standard error of the cumulative score of each text, in nats, or as a fraction of the
+    score if `relative`. `cumulative` needs it."""
+    relative: bool = False
+    """True takes `target_std_err` as a fraction of each score, such as 0.01."""
     max_masks: Annotated[int, Field(ge=MIN_TEXT_MASKS, le=10_000_000)] = 10_000
     """Maximum number of masks for the cumulative score of one text, pilot included."""
     group_size: Annotated[int, Field(ge=2, le=10_000)] | None = None
@@ -88,6 +90,9 @@ class TextScores(Spec):
         if ("cumulative" in self.scores) != (self.target_std_err is not None):
             detail = "the target error of the cumulative scores: `cumulative` needs it"
             problems.append(Problem("/evaluate/texts/target_std_err", f"{detail}, others do not"))
+        if self.relative and (self.target_std_err is None or self.target_std_err >= 1):
+            detail = "only with a target_std_err below 1, a fraction of each score"
+            problems.append(Problem("/evaluate/texts/relative", detail))
         if ("conditional" in self.scores) != (self.prefix_column is not None):
             detail = "the column with the beginnings: `conditional` needs it, others do not"
             problems.append(Problem("/evaluate/texts/prefix_column", detail))

@@ -81,6 +81,9 @@ def score(
             "four times as long"
         ),
     ] = None,
+    relative: Annotated[
+        bool, typer.Option(help="--target-std-err is a fraction of each score, such as 0.01")
+    ] = False,
     group_size: Annotated[
         int | None, typer.Option(help="texts of a group: 2 compares each pair")
     ] = None,
@@ -113,7 +116,8 @@ def score(
     if "cumulative" in scores and target_std_err is None:
         raise typer.BadParameter("cumulative needs --target-std-err, in nats, such as 1")
     lines = lines_of(texts) if texts else single_mutations(wild_type or "")
-    given = {"target_std_err": target_std_err, "group_size": group_size, "wild_type": wild_type,
+    given = {"target_std_err": target_std_err, "relative": relative or None,
+             "group_size": group_size, "wild_type": wild_type,
              "target": "decision" if decide else None,
              "window_overlap": window_overlap}  # fmt: skip
     options: Json = {name: value for name, value in given.items() if value is not None}

@@ -74,8 +74,9 @@ class Replicates:
         self.left = self.left - weight
         self.spread = self.spread + weight.square() / drawn
 
-    def planned(self, target: float, most: int) -> Tensor:
-        """Return how many replicates of each text are still to be drawn, (N,)."""
+    def planned(self, target: float | Tensor, most: int) -> Tensor:
+        """Return how many replicates of each text are still to be drawn, (N,). The target is that
+        of each text if it is (N,)."""
         least = (2 * PILOT - self.count).clamp(min=1)
         last = self.count + torch.maximum(self._wanted(target**2), least)
         moves = (MIN_KURTOSIS - 1) * (1 / self.count - 1 / last)
@@ -98,6 +99,8 @@ class CumulativeScores:
     target: float
     max_masks: int
     """Maximum number of masks of a text."""
+    is_relative: bool = False
+    """True if the target is a fraction of each score."""
     value: Tensor = field(init=False)  # (N,)
     std_err: Tensor = field(init=False)  # (N,)
     masks: Tensor = field(init=False)  # (N,)
@@ -122,6 +125,12 @@ class CumulativeScores:
         if len(chosen):
             yield from self._sample(chosen, plan, generator)
         plan.masks = int(self.masks.sum())
+
+    def target_of(self, scores: Tensor) -> Tensor:
+        """Return the target of each text with a score, (N,)."""
+        return (
+            self.target * scores.abs() if self.is_relative else torch.full_like(scores, self.target)
+        )
 
     def _enumerate(self, chosen: Tensor, size: int) -> Work[None]:
         """Score all masks of the chosen texts, which have `size` tokens."""
@@ -155,7 +164,8 @@ class CumulativeScores:
         found.add(values, counts, torch.zeros_like(found.value))
         most, enumerated = self.max_masks // STRATA, int(self.masks.sum())
         for share in SHARES:
-            wanted = yield from self.cache.plan(partial(found.planned, self.target, most))
+            target = self.target_of(found.average)
+            wanted = yield from self.cache.plan(partial(found.planned, target, most))
             plan.masks = enumerated + STRATA * int((found.count + wanted).sum())
             counts = (share * wanted).ceil().long()
             values = yield from self._draw(chosen, counts, generator)

@@ -10,7 +10,7 @@ from torch import Tensor
 from mptcore.families.masked_lm.corpus import counted_from, repeated
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, ScoredBatch, score_batches
-from mptcore.families.masked_lm.text_cumulative import CumulativeScores
+from mptcore.families.masked_lm.text_cumulative import STRATA, CumulativeScores
 from mptcore.families.masked_lm.text_decisions import Decisions
 from mptcore.families.masked_lm.text_rows import Texts
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
@@ -84,14 +84,18 @@ class TextScoring:
 
     def _cumulative(self) -> CumulativeScores:
         target = self.spec.target_std_err or 1.0
-        return CumulativeScores(self.model, self.masker, self.cache, target, self.spec.max_masks)
+        most, relative = self.spec.max_masks, self.spec.relative
+        return CumulativeScores(self.model, self.masker, self.cache, target, most, relative)
 
     def _target_records(self, found: CumulativeScores) -> Iterator[Step]:
-        over = int((found.std_err > found.target).sum())
+        is_over = found.std_err > found.target_of(found.value)
+        over = int(is_over.sum())
         yield Step(Metric("masks", int(found.masks.sum()), 0.0, self.labels))
         yield Step(Metric("texts_over_target", over, 0.0, self.labels))
         if over:
-            detail = "a larger standard error than the target; raise max_masks to reduce it"
+            has_most = bool((is_over & (found.masks > found.max_masks - STRATA)).any())
+            cure = "raise max_masks" if has_most else "their scores vary more than at first"
+            detail = f"a larger standard error than the target: {cure}"
             yield Step(Log("warning", f"{over} of {len(found.masks)} texts have {detail}"))
 
     def _singles(self) -> Tensor:

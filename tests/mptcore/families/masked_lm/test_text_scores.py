@@ -17,10 +17,11 @@ from tokenizers.processors import TemplateProcessing
 
 from benchmarks.calibration.texts import TARGETS, calibration, decisions, noise_calibration
 from mptcore.families.masked_lm import text_table
-from mptcore.protocol.records import Artifact, Progress, Record, RunError
+from mptcore.families.masked_lm.text_cumulative import CumulativeScores
+from mptcore.protocol.records import Artifact, Log, Progress, Record, RunError
 from mptcore.run import resumable
 from mptcore.runtime.checkpoint import Snapshot, files, first_whole
-from mptcore.runtime.session import Session
+from mptcore.runtime.session import ScoreCache, Session
 from mptcore.specs import SpecError
 from tests.support import tiny_lm
 from tests.support.lm_specs import FRESH, TRAIN
@@ -181,6 +182,36 @@ def test_texts_spend_masks_only_up_to_the_maximum(tmp_path: Path) -> None:
     assert row["cumulative_std_err"] > 1e-3
     assert value_of(metric(found, "texts_over_target")) == 1
     assert [one.done for one in found if isinstance(one, Progress)][-1] == 200
+
+
+def test_a_relative_target_is_a_fraction_of_each_score(tmp_path: Path) -> None:
+    texts = ["the cats sat on unlikely mats", "the cats sat on unlikely mats " * 3]
+    fractions = {"target_std_err": 0.002, "relative": True, "max_masks": 100_000}
+    spec = of(texts, scores=["cumulative"], **fractions)
+    short, long = (row for row in scored(spec, tmp_path)[0])
+    for row in (short, long):
+        share = -row["cumulative_std_err"] / row["cumulative"]
+        assert 0.001 < share <= 0.002
+    assert long["cumulative_std_err"] > 1.5 * short["cumulative_std_err"]
+    model: Any = None
+    found = CumulativeScores(model, model, ScoreCache(), 0.02, 1, True)
+    assert found.target_of(torch.tensor([-3.0, 5.0])).tolist() == pytest.approx([0.06, 0.1])
+    found = CumulativeScores(model, model, ScoreCache(), 0.02, 1)
+    assert found.target_of(torch.tensor([-3.0, 5.0])).tolist() == pytest.approx([0.02] * 2)
+
+
+@pytest.mark.parametrize(
+    ("target", "most", "cure"), [(1e-3, 200, "raise max_masks"), (1e6, 200, None)]
+)
+def test_texts_above_the_target_are_warned_of(
+    target: float, most: int, cure: str | None, tmp_path: Path
+) -> None:
+    text = "the cats sat on unlikely mats"
+    spec = of([text], scores=["cumulative"], target_std_err=target, max_masks=most)
+    _, found = scored(spec, tmp_path)
+    told = [one.message for one in found if isinstance(one, Log) and one.level == "warning"]
+    detail = "1 of 1 texts have a larger standard error than the target: "
+    assert told == ([f"{detail}{cure}"] if cure else [])
 
 
 def stopped(value: dict[str, Any], folder: Path, steps: int) -> bool:
@@ -369,6 +400,11 @@ def test_chosen_texts_keep_their_rows_and_groups(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no target": (of(["a"], scores=["cumulative"]), "/evaluate/texts/target_std_err"),
+    "relative without a target": (of(["a"], relative=True), "/evaluate/texts/relative"),
+    "relative in nats": (
+        of(["a"], scores=["cumulative"], target_std_err=1.0, relative=True),
+        "/evaluate/texts/relative",
+    ),
     "no cumulative": (of(["a"], target_std_err=1.0), "/evaluate/texts/target_std_err"),
     "twice": (of(["a"], scores=["pll", "pll"]), "/evaluate/texts/scores"),
     "tokens": (of(["a"], scores=["unmasked"], per_token=True), "/evaluate/texts/per_token"),
