@@ -117,6 +117,10 @@ class Client(Administration):
         """Yield your uploads, newest first."""
         return self._pages("/v1/datasets", filters)
 
+    def dataset(self, dataset_id: str) -> Json:
+        """Return an upload: its name, columns and sizes. Raises Refused."""
+        return self._call("GET", f"/v1/datasets/{quote(dataset_id, safe='')}")
+
     def validate(self, spec: Spec) -> Json:
         """Return the resolved spec, its estimated run time and memory, its position in the queue if
         it were submitted, and whether it was computed before. Raises Refused."""

@@ -66,7 +66,9 @@ def _columns(
     names: list[str] = next(rows, [])
     kept = [name for name in columns or names if name != index]
     if unknown := [one for one in (*kept, index) if one is not None and one not in names]:
-        raise ValueError(f"{file} has no column {unknown[0]}; it has {', '.join(names)}")
+        told = f"{file} has no column {unknown[0]}; it has {', '.join(names)}"
+        is_other = len(names) == 1 and ";" in names[0]
+        raise ValueError(f"{told}: write commas in place of semicolons" if is_other else told)
     places = [names.index(name) for name in kept]
     yield kept
     for row in rows:

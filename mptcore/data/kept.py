@@ -1,7 +1,8 @@
-"""Facts on the data in a weights file: their shift and scale, and which observations of an upload
-were held out."""
+"""Facts on the data in a weights file: their columns, their shift and scale, and which observations
+of an upload were held out."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -12,6 +13,9 @@ from mptcore.specs.data.arrays import DataSource, MeasuredData, UploadData
 
 CENTER, SCALE, HELDOUT_ROWS = "data/center", "data/scale", "data/heldout_rows"
 """Names of the tensors: float64 (D,) or (1,), and int64 (H,), counted from 0."""
+COLUMNS = "columns"
+MAX_NAMED = 20
+"""Maximum number of columns that are named."""
 
 
 def kept_of(data: Dataset, spec: DataSource) -> Mapping[str, Tensor]:
@@ -22,6 +26,27 @@ def kept_of(data: Dataset, spec: DataSource) -> Mapping[str, Tensor]:
     if data.heldout_rows is not None and isinstance(spec, UploadData):
         found[HELDOUT_ROWS] = data.heldout_rows
     return found
+
+
+def header_of(data: Dataset) -> Mapping[str, str]:
+    """Return the part of a weights file's header with the names of the columns, if they have
+    any."""
+    return {} if data.columns is None else {COLUMNS: json.dumps([*data.columns])}
+
+
+def refuse_other_columns(
+    family: str, experiments: Iterable[str | None], columns: Sequence[str] | None
+) -> None:
+    """Raises RunError if a model was fitted to columns of other names, or in another order, than
+    these. Columns without names are not compared."""
+    for experiment in experiments:
+        known = None if experiment is None else load_weights(family, experiment)[1].get(COLUMNS)
+        if known is None or columns is None or json.loads(known) == [*columns]:
+            continue
+        fitted = ", ".join(json.loads(known)[:MAX_NAMED])
+        detail = f"has a model of other columns, or of another order: give data.columns {fitted}"
+        more = " …" if len(json.loads(known)) > MAX_NAMED else ""
+        raise RunError("invalid", f"experiment {experiment} {detail}{more}")
 
 
 def kept_scaling(

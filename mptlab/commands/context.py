@@ -84,6 +84,8 @@ class CommandContext:
             row.update(one)
         columns = dict.fromkeys(column for row in shown for column in row)
         print_table(columns, ([row.get(column) for column in columns] for row in shown))
+        if any(row.get("mpt") is not None and row["mpt std_err"] is None for row in rows):
+            warn(WITHOUT_ERROR)
         if best := best_of(rows):
             fields = [one for one in sweep.get()["fields"] if one in deciding(rows)]
             typer.echo(_best_line(best, rows, choosing(rows, fields) or fields))
@@ -188,6 +190,7 @@ class CommandContext:
             yield from self.client.experiments(**query, limit=limit)
 
 
+WITHOUT_ERROR = "a score without ± has no error: that needs 12 masks of each size, or three seeds"
 OTHER_ROWS = (
     "  Errors do not cover which rows the models were fitted to. Values that are close may change "
     "their order with others: --set data.seed=1"

@@ -1,12 +1,12 @@
 """Wait for experiments in the terminal."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
 import typer
 
-from mptlab.commands.context import CommandContext, warn
+from mptlab.commands.context import WITHOUT_ERROR, CommandContext, warn
 from mptlab.errors import Json, NotSucceeded
 from mptlab.progress import followed, printable
 from mptlab.tables import with_error
@@ -24,6 +24,16 @@ def follow(context: CommandContext, ids: Sequence[str]) -> list[Json]:
         return [context.client.wait(one, on_change=show) for one in ids]
 
 
+def lacks_error(metrics: Iterable[Json]) -> bool:
+    """Return whether a score has a value and no error."""
+    return any(
+        metric["name"].split("_")[0] in ("mpt", "biased")
+        and metric["value"] is not None
+        and metric["std_err"] is None
+        for metric in metrics
+    )
+
+
 def print_ended(ended: Sequence[Json]) -> None:
     """Print the metrics of experiments; if there are several, under their ids."""
     for one in ended:
@@ -31,6 +41,8 @@ def print_ended(ended: Sequence[Json]) -> None:
             typer.echo(f"{one['id']}  {printable(one['name'] or '')}".rstrip())
         for line in metric_lines(one):
             typer.echo(line)
+    if any(lacks_error(one["metrics"]) for one in ended):
+        warn(WITHOUT_ERROR)
 
 
 def print_warnings(context: CommandContext, names: Mapping[str, str]) -> None:

@@ -9,6 +9,8 @@ from mptlab.api import Client
 from mptlab.checkpoints import is_folder, taken
 from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, Refused
+from mptlab.sweeps import Sweep
+from mptlab.tables import best_of, deciding, smallest_as_good
 from mptlab.uploads import SEPARATORS, SUFFIXES, TEXT_SUFFIXES, missing_lines
 
 MODELS = ("ppca", "factor_analysis")
@@ -51,8 +53,37 @@ def fitted_by(context: CommandContext, typed: str) -> Json:
     except Refused as refused:
         if refused.reason != "not_found":
             raise
+        if (sweep := context.sweep_or_none(typed)) is not None:
+            told = f"{typed} is a sweep: give the id of one of its runs"
+            raise typer.BadParameter(f"{told}{_best_runs(sweep)}") from None
         told = f"{refused}; or give {' or '.join(MODELS)}: other models need a spec file"
         raise typer.BadParameter(f"{told} (docs/spec.md)") from None
+
+
+def columns_of(client: Client, fitted: Json) -> str | None:
+    """Return the names of the columns that an experiment's model was fitted to, separated by
+    commas: other files may have them in another order. None if they have no names."""
+    data = fitted["spec"]["data"]
+    names = data.get("columns")
+    if names is None and data.get("dataset") and data.get("array") is None:
+        try:
+            names = client.dataset(data["dataset"])["columns"]
+        except Refused:  # another member's
+            return None
+    return ",".join(names) if names and not any("," in name for name in names) else None
+
+
+def _best_runs(sweep: Sweep) -> str:
+    """Return the ids of a sweep's best run and of the smallest model as good."""
+    rows = sweep.table()
+    best = best_of(rows)
+    if best is None:
+        return ""
+    told = f", such as the best, {rows[best.row]['experiment_id']}"
+    smallest = smallest_as_good(best, rows, deciding(rows))
+    if smallest is None or smallest is rows[best.row]:
+        return told
+    return f"{told}, or the smallest as good, {smallest['experiment_id']}"
 
 
 def is_text(typed: str) -> bool:

@@ -27,10 +27,10 @@ def standing(client: Client, preset: Json, runs: Sequence[Json | None]) -> Json:
     return {"name": preset["name"], "title": title, "needs": needs, "took": took, "status": status}
 
 
-def newest_runs(client: Client, preset: str) -> tuple[str, ...]:
+def newest_runs(client: Client, preset: str) -> list[str]:
     """Return the ids of a preset's newest runs, as many as there are."""
     found = (one["runs"] for one in client.preset_runs() if one["name"] == preset)
-    return tuple(run["id"] for run in next(found, []) if run is not None)
+    return [run["id"] for run in next(found, []) if run is not None]
 
 
 def _seconds(run: Json) -> float:
@@ -48,7 +48,9 @@ def print_verdict(told: Json) -> None:
         measured = with_error(one["measured"], error)
         rows.append([one["what"], one["published"], measured, one["low"], one["high"],
                      one["outcome"], one["power"]])  # fmt: skip
-    print_table(("what", "published", "measured", "low", "high", "outcome", "power"), rows)
+    headers = ("what", "published", "measured", "agrees from", "to", "outcome", "power")
+    print_table(headers, rows)
     if any(one.get("half_width") for one in told["comparisons"]):
         typer.echo(HALF_WIDTH)
+    typer.echo("Power is the probability to find agreement where it is true")
     typer.echo(told["verdict"] + (f": {told['missing']}" if told["missing"] else ""))

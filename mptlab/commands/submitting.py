@@ -37,6 +37,7 @@ from mptlab.commands.own_data import (
     LatentDim,
     Model,
     checkpoint_of,
+    columns_of,
     data_of,
     fitted_by,
     is_text,
@@ -112,7 +113,8 @@ def submit(
             fitted = fitted_by(context, model)
             if latent_dim is not None:
                 raise typer.BadParameter(f"--latent-dim is that of {model}: leave it out")
-            part = data_of(context.client, data, columns, index, array)
+            names = columns or columns_of(context.client, fitted)
+            part = data_of(context.client, data, names, index, array)
             sent = spec_of_fitted(part, fitted)
         sent = changed(sent, _changes(set_))
         beside = {"name": Path(data).stem, **beside}
@@ -189,7 +191,7 @@ def run_preset(
         exit_unless_succeeded(seen)
         if not context.as_json:
             print_verdict(context.client.verdict(preset, seen))
-            warn(f"to draw a run: mpt plot {seen[0]['id']} {preset}.pdf")
+            warn(f"for its figures: mpt reproduce {preset}, which uses these runs")
 
 
 @app.command()
@@ -201,7 +203,7 @@ def verdict(
 ) -> None:
     """Compare experiments that ran a preset's specs, in order, or its newest runs, with the
     published values. Exit status 3 unless they agree."""
-    ids = tuple(context.ids(experiments or ())) or newest_runs(context.client, preset)
+    ids = context.ids(experiments or ()) or newest_runs(context.client, preset)
     told = context.client.verdict(preset, ids)
     context.dump(told) if context.as_json else print_verdict(told)
     if told["verdict"] != "agrees":
@@ -230,7 +232,7 @@ def sweep(
     With --watch, also print its table at the end."""
     if sort is not None and not watch:
         raise typer.BadParameter("--sort orders the table of --watch: give both, or see mpt table")
-    grid = {path: _values(text) for path, text in map(_pair, over)}
+    grid = {path: _swept(path, text) for path, text in map(_pair, over)}
     beside = _beside(name, tag, share, no_cache)
     if concurrency is not None:
         beside["concurrency"] = concurrency
@@ -321,6 +323,13 @@ def _pair(text: str) -> tuple[str, str]:
     if not (path and equals):
         raise typer.BadParameter(f"{text} is not FIELD=VALUE: write data.n=500")
     return path, value
+
+
+def _swept(path: str, text: str) -> list[Any]:
+    """Return the values of a swept field; of `seeds`, 1,2 means two points of one seed each."""
+    values = _values(text)
+    is_seeds = path == "seeds" and all(isinstance(one, int) for one in values)
+    return [[one] for one in values] if is_seeds else values
 
 
 def _values(text: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import combinations
 from math import hypot
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,8 @@ app = typer.Typer()
 
 Csv = Annotated[Path | None, typer.Option("--csv", help="write all rows to a file")]
 ERROR = "_std_err"
+MAX_PAIRED = 20
+"""Maximum number of texts whose pairs are compared."""
 HIDDEN = ("words", "characters")
 """Columns that are left out of a printed table. --csv and --json have them."""
 
@@ -125,7 +128,7 @@ def score(
     if csv_ is not None:
         write_csv(csv_, found.by_column())
     else:
-        _show(context, found)
+        _show(context, found, target_std_err, relative)
 
 
 def _is_file(given: str) -> bool:
@@ -161,7 +164,9 @@ def sequence_of(given: str) -> str:
     return found
 
 
-def _show(context: CommandContext, found: Texts) -> None:
+def _show(
+    context: CommandContext, found: Texts, target: float | None = None, relative: bool = False
+) -> None:
     if context.as_json:
         context.dump(found)
         return
@@ -179,23 +184,36 @@ def _show(context: CommandContext, found: Texts) -> None:
     ]
     columns = [name for name in columns if not name.endswith(ERROR)]
     print_table(columns, ([row[name] for name in columns] for row in rows))
-    for told in _highest(found):
+    for told in (*_compared(found), *_over_target(found, target, relative)):
         typer.echo(told)
 
 
-def _highest(found: Texts) -> Iterator[str]:
-    """Yield the text with the highest score that has errors, and those that its errors do not tell
-    from it. Texts of groups are compared within their groups only."""
+def _compared(found: Texts) -> Iterator[str]:
+    """Yield the text with the highest score that has errors, and the pairs of texts that their
+    errors do not tell apart. Texts of groups are compared within their groups only."""
     for name in found.columns:
         error = f"{name}{ERROR}"
         known = [row for row in found if row[name] is not None and row.get(error) is not None]
         if error not in found.columns or len(known) < 2 or "group" in found.columns:
             continue
         best = max(known, key=lambda row: float(row[name]))
+        yield f"* highest {name}: row {best['row']}"
         alike = [
-            str(row["row"])
-            for row in known
-            if row is not best and best[name] - row[name] <= 2 * hypot(best[error], row[error])
+            f"{one['row']}~{other['row']}"
+            for one, other in combinations(known[:MAX_PAIRED], 2)
+            if abs(one[name] - other[name]) <= 2 * hypot(one[error], other[error])
         ]
-        told = f"* highest {name}: row {best['row']}"
-        yield f"{told}; within two standard errors: {', '.join(alike)}" if alike else told
+        if alike and len(known) <= MAX_PAIRED:
+            yield f"  not told apart by two standard errors of the difference: {', '.join(alike)}"
+
+
+def _over_target(found: Texts, target: float | None, relative: bool) -> Iterator[str]:
+    """Yield how many texts have a larger error than the target of the cumulative score."""
+    if target is None:
+        return
+    known = [row for row in found if row.get(f"cumulative{ERROR}") is not None]
+    limits = (target * abs(row["cumulative"]) if relative else target for row in known)
+    over = sum(row[f"cumulative{ERROR}"] > limit for row, limit in zip(known, limits, strict=True))
+    if over:
+        told = "their scores vary more than the first ones showed, or max_masks was reached"
+        yield f"  {over} of {len(known)} texts have a larger error than the target: {told}"

@@ -95,6 +95,7 @@ def test_a_bundle_is_written(client: Client, answers: Answers, tmp_path: Path) -
         (lambda c: c.get("../me?x=1"), "experiments/..%2Fme%3Fx%3D1"),
         (lambda c: c.curves("a", "b/c"), "experiments/a/curves/b%2Fc?max_points=100000"),
         (lambda c: c.artifact("a", "b/c"), "experiments/a/artifacts/b%2Fc"),
+        (lambda c: c.dataset("a/b"), "datasets/a%2Fb"),
         (lambda c: c.preset("a/b"), "presets/a%2Fb"),
         (lambda c: c.verdict("a/b", ["c"]), "presets/a%2Fb/verdict?experiment=c"),
         (lambda c: c.get_sweep("a/b"), "sweeps/a%2Fb"),

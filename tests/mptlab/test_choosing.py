@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from mptlab import Client
-from mptlab.commands.context import OTHER_ROWS, SAME_ROWS, _best_line, short_ids
+from mptlab.commands.context import (
+    OTHER_ROWS,
+    SAME_ROWS,
+    WITHOUT_ERROR,
+    _best_line,
+    short_ids,
+)
 from mptlab.sorting import in_order
 from mptlab.swept_plots import draw
 from mptlab.tables import (
@@ -117,7 +123,7 @@ def test_a_followed_sweep_ends_with_means_and_the_best_row(
     assert (first + second).count("*") == 1
     assert last.startswith(f"* best by lml: {K}=")
     assert note in SAME_ROWS
-    assert mpt_here(environment, "table", "choose K") == (0, sweep, "")
+    assert mpt_here(environment, "table", "choose K") == (0, sweep, f"mpt: {WITHOUT_ERROR}\n")
 
 
 def test_a_sweep_is_drawn_by_its_name(

@@ -285,12 +285,17 @@ def test_the_exit_status_of_a_verdict(
     monkeypatch.setattr(Client, "verdict", lambda *_: found)
     assert mpt(environment, "verdict", "table1", "0" * 32)[0] == code
     assert mpt(environment, "verdict", "table1", "0" * 32, "--json")[0] == code
-    monkeypatch.setattr(Client, "verdict", lambda _, *given: of_runs.setdefault(given, found))
-    of_runs: dict[Any, Any] = {}
+    of_runs: list[Any] = []
+
+    def noted(_: Client, *given: Any) -> dict[str, Any]:
+        of_runs.append(given)
+        return found
+
+    monkeypatch.setattr(Client, "verdict", noted)
     runs = [{"name": "table1", "runs": [{"id": "a"}, None, {"id": "b"}]}]
     monkeypatch.setattr(Client, "preset_runs", lambda _: runs)
     assert mpt(environment, "verdict", "table1")[0] == code
-    assert [*of_runs] == [("table1", ("a", "b"))]
+    assert of_runs == [("table1", ["a", "b"])]
 
 
 def test_a_sweep_is_followed_to_its_table(environment: Environment, tmp_path: Path) -> None:

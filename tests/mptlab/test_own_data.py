@@ -92,6 +92,13 @@ def test_two_families_are_compared_on_the_same_rows(
     assert "ppca,vae" in error
 
 
+def test_a_file_with_semicolons_is_told(environment: dict[str, str]) -> None:
+    Path("semi.csv").write_text("id;a;b\n1;2;3\n")
+    code, _, error = mpt_here(environment, "upload", "semi.csv", "--index", "id")
+    assert code == 1
+    assert "it has id;a;b: write commas in place of semicolons" in error
+
+
 def test_a_file_that_is_not_there_is_told(environment: dict[str, str]) -> None:
     code, _, error = mpt_here(environment, "submit", "--data", "nope.csv", "--latent-dim", "1")
     assert code == 1
@@ -113,12 +120,34 @@ def test_a_fitted_model_scores_other_rows(environment: dict[str, str], client: C
     assert (spec["model"]["latent_dim"], spec["data"]["standardize"]) == (2, "columns")
     assert spec["data"]["heldout"] is None
     assert spec["evaluate"] == fitted.spec["evaluate"]
+    assert client.dataset(spec["data"]["dataset"])["columns"] == [*"abcd"]
+    moved = np.column_stack([ROWS[:9, 3], ROWS[:9, 0] * 5, ROWS[:9, 2], ROWS[:9, 1], ROWS[:9, 0]])
+    np.savetxt("moved.csv", moved + 1, delimiter=",", header="d,other,c,b,a", comments="")
+    code, again, error = mpt_here(
+        environment, "submit", "--data", "moved.csv", "--model", "fitted", "--watch", "--json"
+    )
+    assert code == 0, error
+    of = [{one["name"]: one["value"] for one in json.loads(text)["metrics"]}
+          for text in (shown, again)]  # fmt: skip
+    assert of[0]["lml"] == pytest.approx(of[1]["lml"], rel=1e-12)
     code, _, error = mpt_here(environment, *words, "--latent-dim", "2")
     assert code == 2
     assert "--latent-dim is that of fitted: leave it out" in error
     code, _, error = mpt_here(environment, *words[:3], "--model", "fited")
     assert code == 2
     assert "you have no experiment fited: did you mean fitted?" in " ".join(error.split())
+
+
+def test_a_sweep_as_a_model_names_its_best_runs(environment: dict[str, str]) -> None:
+    np.savetxt("swept.csv", ROWS * 3, delimiter=",", header="a,b,c,d", comments="")
+    fit = ("submit", "--data", "swept.csv", "--latent-dim", "1..2", *FIELDS, "--watch")
+    code, _, error = mpt_here(environment, *fit, "--name", "two sizes")
+    assert code == 0, error
+    code, _, error = mpt_here(environment, "submit", "--data", "swept.csv", "--model", "two sizes")
+    assert code == 2
+    shown = "".join(one for one in error if one.isalnum() or one in " ,:")
+    told = " ".join(shown.split())
+    assert "two sizes is a sweep: give the id of one of its runs, such as the best, 01" in told
 
 
 def test_columns_of_a_tsv_and_the_array_of_an_npz(

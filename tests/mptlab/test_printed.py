@@ -10,7 +10,7 @@ from mptlab.commands.context import cell, connected, print_table
 from mptlab.commands.following import comes_back, exit_unless_succeeded, print_ended, print_warnings
 from mptlab.commands.reading import _log_line, _told
 from mptlab.commands.standings import print_verdict
-from mptlab.commands.submitting import MAX_VALUES, _values
+from mptlab.commands.submitting import MAX_VALUES, _swept, _values
 from mptlab.progress import printable
 from mptlab.tables import HALF_WIDTH
 
@@ -114,6 +114,18 @@ def test_a_warning_of_some_experiments_has_their_names(
     assert capsys.readouterr().err == "mpt: all\nmpt: two (K=1; K=3)\n"
 
 
+def test_a_score_without_an_error_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    def ended(name: str, value: float | None, error: float | None) -> dict[str, Any]:
+        metric = {"name": name, "value": value, "std_err": error, "labels": {}, "reason": "few"}
+        return {"id": "a", "name": None, "metrics": [metric]}
+
+    for one in (ended("mpt", -1.0, 0.1), ended("mpt", None, None), ended("kl", 1.0, None)):
+        print_ended([one])
+    assert capsys.readouterr().err == ""
+    print_ended([ended("mpt_heldout", -1.0, None)])
+    assert capsys.readouterr().err == f"mpt: {context.WITHOUT_ERROR}\n"
+
+
 def test_an_outage_is_printed_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,3 +200,9 @@ def test_the_available_fields_of_an_experiment_are_printed() -> None:
 def test_a_line_of_a_log() -> None:
     line = {"at": "2026-01-31T12:34:56.789Z", "level": "info", "message": "a\x1bb"}
     assert _log_line(line) == "2026-01-31 12:34:56 info    a\ufffdb"
+
+
+def test_numbers_of_swept_seeds_are_points_of_one_seed() -> None:
+    assert _swept("seeds", "1..3") == [[1], [2], [3]]
+    assert _swept("seeds", "[1],[2,3]") == [[1], [2, 3]]
+    assert _swept("model.latent_dim", "1,2") == [1, 2]

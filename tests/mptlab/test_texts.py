@@ -11,7 +11,7 @@ import typer
 from mptlab import Client, api
 from mptlab import texts as module
 from mptlab.commands.context import CommandContext
-from mptlab.commands.texts import _highest, _show, lines_of, sequence_of
+from mptlab.commands.texts import _compared, _over_target, _show, lines_of, sequence_of
 from mptlab.texts import AMINO_ACIDS, Texts, score_spec, single_mutations
 from tests.support import tiny_lm
 from tests.support.answers import Answers
@@ -93,16 +93,24 @@ def test_texts_that_errors_do_not_tell_from_the_best_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = scored((-9.0, 0.3), (-8.125, 0.4), (-7.0, 0.3), (-7.8, 0.3), (None, None))
-    assert [*_highest(found)] == ["* highest cumulative: row 2; within two standard errors: 3"]
-    assert [*_highest(scored((-1.0, 0.1), (-2.0, 0.1)))] == ["* highest cumulative: row 0"]
-    assert [*_highest(scored((-1.0, 0.1)))] == []
-    assert [*_highest(scored((-1.0, 0.1), (-2.0, 0.1), group=1))] == []
+    pairs = "  not told apart by two standard errors of the difference: 0~1, 1~3, 2~3"
+    assert [*_compared(found)] == ["* highest cumulative: row 2", pairs]
+    assert [*_compared(scored((-1.0, 0.1), (-2.0, 0.1)))] == ["* highest cumulative: row 0"]
+    assert [*_compared(scored((-1.0, 0.1)))] == []
+    assert [*_compared(scored((-1.0, 0.1), (-2.0, 0.1), group=1))] == []
+    assert [*_compared(scored(*[(-1.0, 0.1)] * 21))] == ["* highest cumulative: row 0"]
+    assert [*_over_target(found, None, False)] == []
+    assert [*_over_target(found, 0.4, False)] == []
+    (over,) = _over_target(found, 0.35, False)
+    assert over.startswith("  1 of 4 texts have a larger error than the target: ")
+    (over,) = _over_target(found, 0.04, True)
+    assert over.startswith("  2 of 4 texts")
     client: Any = None
     _show(CommandContext(client, as_json=False), found)
     shown = capsys.readouterr().out
     assert "-8.12 ± 0.40" in shown
     assert "std err" not in shown
-    assert shown.endswith("within two standard errors: 3\n")
+    assert shown.endswith(f"{pairs}\n")
 
 
 def test_a_cumulative_score_without_a_target_is_refused(environment: Environment) -> None:

@@ -317,8 +317,10 @@ def test_a_verdict_is_a_table_and_a_line(typed: Typed) -> None:
     client = Recording(verdict=verdict)
     code, shown, _ = typed(client, "verdict", "table1", ID, ID)
     assert client.calls == [("verdict", "table1", [ID, ID])]
-    header, _, values, told = (line.split() for line in shown.splitlines() if line.strip())
-    assert header == ["what", "published", "measured", "low", "high", "outcome", "power"]
+    header, _, values, power, told = (line.split() for line in shown.splitlines() if line.strip())
+    columns = "what published measured agrees from to outcome power"
+    assert header == columns.split()
+    assert power == "Power is the probability to find agreement where it is true".split()
     assert values == ["LML", "1", "2", "0.5", "1.5", "cannot", "tell", "0.5"]
     assert (code, told) == (3, ["incomplete:", "a", "curve"])
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mptcore.data.arrays import Dataset, load_arrays
 from mptcore.data.dataset import refuse_missing
-from mptcore.data.kept import kept_of, kept_scaling
+from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
 from mptcore.estimation.estimate import over_rows
 from mptcore.estimation.evaluate import Evaluation, labelled
 from mptcore.estimation.model import TractableModel
@@ -132,7 +132,9 @@ class LinearGaussianRun:
         models = (self.spec.model, self.spec.baseline)
         experiments = [None if model is None else model.experiment for model in models]
         scaling = kept_scaling(FAMILY, experiments, self.spec.data)
-        return load_arrays(self.spec.data, seed, generator, scaling)
+        dataset = load_arrays(self.spec.data, seed, generator, scaling)
+        refuse_other_columns(FAMILY, experiments, dataset.columns)
+        return dataset
 
     def _scale_warning(self, dataset: Dataset) -> Iterator[Step]:
         """Yield a warning if columns in different units count very differently in PPCA."""
@@ -229,7 +231,8 @@ class LinearGaussianRun:
 
     def _kept(self, densities: Mapping[int, LowRankGaussian], data: Dataset) -> Artifact | Log:
         """Save the densities of all seeds. Standardized data and uploads are those of all seeds."""
-        return keep_densities(densities, self.session.work_dir, kept_of(data, self.spec.data))
+        facts = kept_of(data, self.spec.data), header_of(data)
+        return keep_densities(densities, self.session.work_dir, *facts)
 
 
 def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:

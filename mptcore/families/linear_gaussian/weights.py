@@ -15,17 +15,20 @@ PARTS = ("loadings", "mean", "noise_variance")
 
 
 def keep_densities(
-    densities: Mapping[int, LowRankGaussian], folder: Path | None, data: Mapping[str, Tensor]
+    densities: Mapping[int, LowRankGaussian],
+    folder: Path | None,
+    data: Mapping[str, Tensor],
+    header: Mapping[str, str],
 ) -> Artifact | Log:
-    """Write the density of each seed and tensors of the data under `folder`, if there is one."""
+    """Write the density of each seed, and tensors and a header of the data, under `folder`, if
+    there is one."""
     tensors: dict[str, Tensor] = {
         f"{seed}/{part}": getattr(density, part).double()
         for seed, density in densities.items()
         for part in PARTS
     }
-    return keep_weights(
-        FAMILY, {**tensors, **data}, {"seeds": ",".join(map(str, densities))}, folder
-    )
+    seeds = {"seeds": ",".join(map(str, densities))}
+    return keep_weights(FAMILY, {**tensors, **data}, {**seeds, **header}, folder)
 
 
 def kept_density(spec: LinearGaussian, dim: int, seed: int) -> LowRankGaussian:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mptcore.data.arrays import load_arrays
 from mptcore.data.dataset import Dataset, refuse_missing
-from mptcore.data.kept import kept_of, kept_scaling
+from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.families.linear_gaussian.baseline import Baseline, baseline_of
@@ -76,6 +76,7 @@ class VaeRun:
             generator = torch.Generator().manual_seed(seed)
             scaling = kept_scaling(FAMILY, [self.spec.model.experiment], self.spec.data)
             dataset = load_arrays(self.spec.data, seed, generator, scaling)
+            refuse_other_columns(FAMILY, [self.spec.model.experiment], dataset.columns)
             refuse_missing(dataset, self.spec.missing_refusal)
             if isinstance(self.spec.model.likelihood, Bernoulli):
                 _check_binary(dataset)
@@ -167,7 +168,8 @@ class VaeRun:
             for name, value in start.vae.state_dict().items()
         }
         tensors |= kept_of(starts[0].dataset, self.spec.data)
-        return keep_weights(FAMILY, tensors, weights_header(self.spec), self.session.work_dir)
+        header = {**weights_header(self.spec), **header_of(starts[0].dataset)}
+        return keep_weights(FAMILY, tensors, header, self.session.work_dir)
 
 
 def _check_binary(dataset: Dataset) -> None:

@@ -106,6 +106,34 @@ def test_parts_of_the_data_have_the_kl_divergence_that_a_vae_gave_the_whole(stor
         list(run(spec_of(refused)))
 
 
+@pytest.mark.parametrize("fitted", [*FITS])
+def test_columns_of_other_names_or_in_another_order_are_refused(fitted: str, store: Path) -> None:
+    """A model scored permuted columns in silence."""
+
+    def table(name: str, letters: str, **more: Any) -> dict[str, Any]:
+        folder = store / "datasets" / name
+        folder.mkdir(parents=True)
+        lines = [",".join(letters), *(",".join(map(str, row)) for row in sample().tolist())]
+        (folder / "data.csv").write_text("\n".join(lines) + "\n")
+        return {"source": "upload", "dataset": name, "n": ROWS, "dim": DIM, **more}
+
+    fit(store, {**FITS[fitted], "data": table("all", "abcde")})
+    model = {**(VAE if fitted == "vae" else PPCA), "init": "experiment", "experiment": "first"}
+    spec = {**evaluated(FITS[fitted]), "model": model}
+    spec.pop("train", None)
+    told = (
+        "first has a model of other columns, or of another order: give data.columns a, b, c, d, e"
+    )
+    for name in ("abced", "abcdf"):
+        with pytest.raises(RunError, match=f"{told}$"):
+            list(run(spec_of({**spec, "data": table(name, name)})))
+    chosen = table("moved", "edcba", columns=[*"abcde"])
+    assert metric(list(run(spec_of({**spec, "data": chosen}))), "mpt", seed=0)
+    assert metric(
+        list(run(spec_of({**spec, "data": upload(store, "bare", sample())}))), "mpt", seed=0
+    )
+
+
 def test_data_that_are_not_standardized_keep_nothing_but_the_rows_of_an_upload(
     store: Path,
 ) -> None:

@@ -158,11 +158,11 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, LowRankGa
     inputs.locate(None)
     noise = torch.linspace(1, 2, DIM, dtype=torch.float64)
     densities = {s: LowRankGaussian(normal(DIM, K, seed=s), normal(DIM), noise * s) for s in (7, 8)}
-    artifact = keep_densities(densities, tmp_path / "artifacts" / "first", {})
+    artifact = keep_densities(densities, tmp_path / "artifacts" / "first", {}, {})
     assert isinstance(artifact, Artifact)
     assert artifact.file == "weights.safetensors"
     alike = LowRankGaussian(normal(DIM, K), normal(DIM), torch.ones(DIM, dtype=torch.float64))
-    keep_densities({1: alike}, tmp_path / "artifacts" / "alike", {})
+    keep_densities({1: alike}, tmp_path / "artifacts" / "alike", {}, {})
     return densities
 
 
@@ -197,7 +197,7 @@ def test_a_density_of_another_shape_or_noise_is_refused(kept: object) -> None:
 
 
 def test_without_a_folder_nothing_is_saved() -> None:
-    found = keep_densities({}, None, {})
+    found = keep_densities({}, None, {}, {})
     assert found == Log("info", "the weights are not kept: no work directory was given")
 
 
