@@ -99,6 +99,19 @@ def test_nearly_constant_columns_are_fitted() -> None:
     assert logs[0] == pytest.approx(logs[1], abs=1e-4)
 
 
+def test_equal_columns_are_fitted_to_the_maximum_of_their_values() -> None:
+    """Their noise variances are small, where the log density from the covariance had errors of 1e-5
+    nats, at which a fit ended 0.002 nats too low."""
+    generator = torch.Generator().manual_seed(144)
+    x = torch.randn(15, 6, generator=generator, dtype=torch.float64)
+    x[:, 1] = x[:, 0]
+    *_, last = fit(second_moment(x, x.mean(0)), x.mean(0), 4)
+    spec = FactorAnalysisModel(family="factor_analysis", latent_dim=4, init="maximum_likelihood")
+    *_, by_rows = fit_missing(spec, x)
+    assert last.lml == pytest.approx(by_rows.lml, abs=1e-6)
+    assert last.lml == pytest.approx(last.density.log_prob(x).mean().item(), abs=1e-8)
+
+
 DATA = {"source": "ppca", "n": 60, "dim": 6, "latent_dim": 2, "noise_precision": 2.0}
 MASKS = {"masks": {"schedule": "all", "per_size": 2}}
 
