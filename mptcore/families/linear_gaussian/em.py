@@ -1,7 +1,7 @@
 """Fit a density by EM and L-BFGS-B, also to data with missing values."""
 
-import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -60,10 +60,9 @@ def iterate(
             if converged:
                 return
             best = reached
-    for climbed in climb(density, likelihood.slope, least_noise, noises):
-        if iteration >= MAX_ITERATIONS:
-            return
-        iteration += 10 * math.ceil(climbed.iterations / 10)  # the same on all machines
+    left = MAX_ITERATIONS - iteration
+    for climbed in climb(density, likelihood.slope, least_noise, noises, left):
+        iteration += climbed.iterations
         converged = climbed.lml < best + STANDSTILL
         yield Fitted(iteration, climbed.lml, climbed.density, converged)
         if converged:
@@ -114,7 +113,8 @@ def fit_missing(spec: LinearGaussianSpec, x: Tensor) -> Iterator[Fitted]:
 
     starts, complete = [start(centred)], data.observed.all(1)
     if complete.sum() > 2 * len(mean):
-        starts.append(start(centred[complete]))
+        with suppress(RunError):  # the other rows may have the variance that these lack
+            starts.append(start(centred[complete]))
     best = max(starts, key=data.mean_log_prob)
     likelihood = Likelihood(lambda d: data.em_step(d, noise_of), data.mean_log_prob, data.slope)
     noises = len(mean) if is_scaled else int(fixed is None)

@@ -1,6 +1,7 @@
 """Maximize a likelihood by L-BFGS-B, where EM creeps: noise variances that go to 0 or that hardly
 matter."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ from torch import Tensor
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 
 CHUNK = 200
-"""Iterations between two states. Each begins with an empty memory of curvature."""
+"""Iterations before the first state. Each later chunk is twice as long, because it begins with an
+empty memory of curvature: in a narrow valley, chunks of 200 creep."""
 MEMORY = 20
 """Pairs of vectors that approximate the curvature."""
 
@@ -30,7 +32,7 @@ class Slope(NamedTuple):
 class Climbed(NamedTuple):
     """State after some iterations."""
 
-    iterations: int
+    iterations: int  # of the last chunk, in tens: so they are the same on all machines
     lml: float
     density: LowRankGaussian
 
@@ -40,9 +42,11 @@ def climb(
     slope_of: Callable[[LowRankGaussian], Slope],
     least_noise: Tensor,  # (D,)
     noises: int,
+    iterations: int,
 ) -> Iterator[Climbed]:
-    """Yield states on the way up from `start`, without end. `noises` is the number of free noise
-    variances: D, 1 if all dimensions share one, or 0. They stay above `least_noise`."""
+    """Yield states on the way up from `start`, of so many iterations in all (a multiple of ten).
+    `noises` is the number of free noise variances: D, 1 if all dimensions share one, or 0. They
+    stay above `least_noise`."""
     dim, latent_dim = start.loadings.shape
     scale = (start.loadings.square().sum(1) + start.noise_variance).sqrt()
     log_noise = start.noise_variance.log()
@@ -64,13 +68,17 @@ def climb(
         parts = (slope.loadings * scale[:, None]).flatten(), slope.mean * scale, noise
         return -slope.lml, -torch.cat(parts).numpy()
 
-    options = {"maxiter": CHUNK, "maxfun": 4 * CHUNK, "maxcor": MEMORY, "ftol": 1e-13,
-               "gtol": 1e-8}  # fmt: skip
     moved = torch.cat([(start.loadings / scale[:, None]).flatten(),
                        start.loadings.new_zeros(dim + noises)]).numpy()  # fmt: skip
-    while True:
+    chunk = CHUNK
+    while iterations > 0:
+        most = min(chunk, iterations)
+        options = {"maxiter": most, "maxfun": 4 * most, "maxcor": MEMORY, "ftol": 1e-13,
+                   "gtol": 1e-8}  # fmt: skip
         found: Any = minimize(
             negative, moved, jac=True, method="L-BFGS-B", bounds=bounds, options=options
         )
         moved = found.x
-        yield Climbed(int(found.nit), -float(found.fun), density_of(moved))
+        taken = 10 * max(1, math.ceil(found.nit / 10))
+        iterations, chunk = iterations - taken, 2 * chunk
+        yield Climbed(taken, -float(found.fun), density_of(moved))

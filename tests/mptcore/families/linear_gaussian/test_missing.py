@@ -26,7 +26,7 @@ from mptcore.families.linear_gaussian.run import NOT_CONVERGED
 from mptcore.protocol.records import Log, Record, RunError
 from mptcore.run import run
 from mptcore.specs import FactorAnalysisModel, PpcaModel, UploadData
-from mptcore.specs.families.linear_gaussian.experiment import MAX_FIT_POINTS
+from mptcore.specs.families.linear_gaussian.experiment import MAX_FIT_POINTS, MAX_ITERATIONS
 from tests.support.contract import masks_of
 from tests.support.runs import metric, points, spec_of, std_err_of, value_of
 
@@ -193,6 +193,26 @@ def test_factor_analysis_with_too_many_dimensions_converges(latent_dim: int, gap
     assert loadings.grad[free].abs().max() < 1e-4
     assert log_noise.grad[free].abs().max() < 1e-4
     assert (log_noise.grad[~free] < 1e-6).all()
+
+
+def test_a_fit_ends_after_the_maximum_number_of_iterations() -> None:
+    """Chunks of L-BFGS-B took it to 5100 of 5000 iterations."""
+    x = sample(40, 0.5, 12)
+    *_, last = found = [
+        *em.fit_missing(FactorAnalysisModel(**{**FACTOR_ANALYSIS, "latent_dim": 11}), x)
+    ]
+    assert not last.converged
+    assert last.iteration == MAX_ITERATIONS
+    assert all(b.lml > a.lml for a, b in itertools.pairwise(found))
+
+
+def test_columns_that_vary_only_in_rows_with_missing_values_are_fitted() -> None:
+    """Without them the complete rows have no maximum."""
+    x = sample(60, 0)
+    x[:40, 0] = 1
+    x[40:, 1] = torch.nan
+    *_, last = em.fit_missing(PpcaModel(**{**PPCA, "latent_dim": 4}), x)
+    assert last.lml == pytest.approx(observed_log_prob(last.density, x), abs=1e-7)
 
 
 @pytest.mark.parametrize("spec", [MODELS[0], MODELS[2]], ids=["ppca", "factor analysis"])
