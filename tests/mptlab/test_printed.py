@@ -116,7 +116,8 @@ def test_a_warning_of_some_experiments_has_their_names(
 
 def test_a_score_without_an_error_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     def ended(name: str, value: float | None, error: float | None) -> dict[str, Any]:
-        metric = {"name": name, "value": value, "std_err": error, "labels": {}, "reason": "few"}
+        labels: dict[str, Any] = {}
+        metric = {"name": name, "value": value, "std_err": error, "labels": labels, "reason": "few"}
         return {"id": "a", "name": None, "metrics": [metric]}
 
     for one in (ended("mpt", -1.0, 0.1), ended("mpt", None, None), ended("kl", 1.0, None)):
