@@ -41,7 +41,8 @@ def draw(
     swept = [name for name in fields if name in rows[0]] if rows else []
     metrics = [name[: -len(" count")] for row in rows for name in row if name.endswith(" count")]
     x = _known("swept field", x or next(iter(swept), None), swept)
-    by_merit = BY_MERIT if not rows or deciding(rows) else ("mpt_heldout", "mpt", *BY_MERIT)
+    is_measurement = any(name != "seeds" for name in swept) and not deciding(rows)
+    by_merit = ("mpt_heldout", "mpt", *BY_MERIT) if is_measurement else BY_MERIT
     best = next((name for name in (*by_merit, *metrics) if name in metrics), None)
     metric = _known("metric", (y or best or "").removesuffix(ERROR), list(dict.fromkeys(metrics)))
     y = f"{metric}{ERROR}" if y is not None and y.endswith(ERROR) else metric

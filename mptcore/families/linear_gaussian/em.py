@@ -18,6 +18,9 @@ EM_ITERATIONS = 100
 """Iterations of EM before L-BFGS-B. EM is fast where the noise is small, where L-BFGS-B creeps."""
 STANDSTILL = 1e-9
 """A fit ends when ten iterations raise the mean log likelihood by less than this, in nats."""
+MAX_STEEPNESS = 1e-3
+"""Largest derivative at a maximum. A line search may fail far from one, where the likelihood is
+unbounded or the noise is tiny."""
 MIN_SHARE = 1e-6
 """Minimum noise variance as a share of the dimension's variance (Heywood cases)."""
 UNBOUNDED_SHARE = 1e-12
@@ -63,7 +66,7 @@ def iterate(
     left = MAX_ITERATIONS - iteration
     for climbed in climb(density, likelihood.slope, least_noise, noises, left):
         iteration += climbed.iterations
-        converged = climbed.lml < best + STANDSTILL
+        converged = climbed.lml < best + STANDSTILL and climbed.steepness < MAX_STEEPNESS
         yield Fitted(iteration, climbed.lml, climbed.density, converged)
         if converged:
             return

@@ -35,6 +35,9 @@ class Climbed(NamedTuple):
     iterations: int  # of the last chunk, in tens: so they are the same on all machines
     lml: float
     density: LowRankGaussian
+    steepness: float
+    """Largest derivative by a parameter that is free to move, in nats. The loadings and the mean
+    are measured in standard deviations, the noise variances by their logarithms."""
 
 
 def climb(
@@ -81,4 +84,7 @@ def climb(
         moved = found.x
         taken = 10 * max(1, math.ceil(found.nit / 10))
         iterations, chunk = iterations - taken, 2 * chunk
-        yield Climbed(taken, -float(found.fun), density_of(moved))
+        held = np.zeros(len(moved), dtype=bool)
+        held[len(moved) - noises :] = moved[len(moved) - noises :] <= np.array(lowest)
+        free = np.where(held, np.minimum(found.jac, 0), found.jac)  # a held one may only rise
+        yield Climbed(taken, -float(found.fun), density_of(moved), float(np.abs(free).max()))

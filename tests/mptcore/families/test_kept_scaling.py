@@ -128,9 +128,9 @@ def test_columns_of_other_names_or_in_another_order_are_refused(fitted: str, sto
         with pytest.raises(RunError, match=f"{told}$"):
             list(run(spec_of({**spec, "data": table(name, name)})))
     chosen = table("moved", "edcba", columns=[*"abcde"])
-    assert metric(list(run(spec_of({**spec, "data": chosen}))), "mpt", seed=0)
+    assert metric(list(run(spec_of({**spec, "data": chosen}))), "lml", seed=0)
     assert metric(
-        list(run(spec_of({**spec, "data": upload(store, "bare", sample())}))), "mpt", seed=0
+        list(run(spec_of({**spec, "data": upload(store, "bare", sample())}))), "lml", seed=0
     )
 
 

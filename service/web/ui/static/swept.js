@@ -42,7 +42,8 @@ export function axesOf(table) {
 
 /** The metric that a chart shows at first: the one that chooses between models. */
 export function chiefMetric(table) {
-  const isMeasurement = table.fields?.every((field) => MEASURING.includes(field.split(".")[0]));
+  const fields = (table.fields ?? []).filter((field) => field !== SEEDS);
+  const isMeasurement = fields.length > 0 && fields.every((field) => MEASURING.includes(field.split(".")[0]));
   const names = isMeasurement ? ["mpt_heldout", "mpt", ...BY_MERIT] : BY_MERIT;
   return names.find((name) => table.metrics.includes(name)) ?? table.metrics[0];
 }

@@ -22,6 +22,7 @@ from mptcore.families.linear_gaussian.factor_analysis import (
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood as closed_form
+from mptcore.families.linear_gaussian.quasi_newton import Slope
 from mptcore.families.linear_gaussian.run import NOT_CONVERGED
 from mptcore.protocol.records import Log, Record, RunError
 from mptcore.run import run
@@ -131,6 +132,21 @@ def test_em_rises_to_a_maximum(spec: PpcaModel | FactorAnalysisModel) -> None:
     ]
     gradients = torch.autograd.grad(torch.stack(logs).mean(), free)
     assert max(gradient.abs().max().item() for gradient in gradients) < 1e-4
+
+
+@pytest.mark.parametrize("gradient", [1.0, 0.0])
+def test_a_standstill_on_a_slope_is_not_converged(
+    gradient: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line search that failed far from the maximum counted as converged."""
+    monkeypatch.setattr(em, "EM_ITERATIONS", 10)
+    monkeypatch.setattr(em, "MAX_ITERATIONS", 50)
+    density = density_of()
+    slope = Slope(-1.0, gradient * density.loadings.sign(), 0 * density.mean, 0 * density.mean)
+    flat = em.Likelihood(lambda d: d, lambda _: -1.0, lambda _: slope)
+    *_, last = em.iterate(density, flat, 1e-9 * density.noise_variance, DIM)
+    assert last.converged == (gradient == 0)
+    assert last.iteration == (20 if gradient == 0 else 50)
 
 
 def with_gaps_and_units() -> Tensor:

@@ -44,6 +44,7 @@ test("nothing is best where only the measurement differs", () => {
   assert.equal(chiefMetric(made), "mpt");
   assert.equal(bestRow({ ...made, fields: ["evaluate.masks.per_size", "a.k"] }).at, "k 1");
   assert.equal(chiefMetric({ ...made, fields: ["evaluate.masks.per_size", "a.k"] }), "lml");
+  assert.equal(chiefMetric({ ...made, fields: ["seeds"] }), "lml");
 });
 
 test("where seeds are swept, a curve is of means over them", () => {
