@@ -1,6 +1,8 @@
 """Submit experiments, wait for them, and read their results."""
 
+import csv
 import hashlib
+import io
 import math
 import os
 import time
@@ -20,7 +22,7 @@ from mptlab.errors import Json, Refused
 from mptlab.events import follow
 from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.places import store
-from mptlab.specs import is_file, names_of_parts, read_spec
+from mptlab.specs import is_file, names_of_parts, parse_value, read_spec
 from mptlab.sweeps import Sweep, points_of
 from mptlab.texts import Texts, score_spec
 from mptlab.uploads import send_file, with_uploads
@@ -30,6 +32,8 @@ __all__ = ["Client", "Refused", "store"]
 MAX_AT_ONCE = 1000
 """Maximum number of experiments in one request for curves."""
 
+ROWS = "rows.csv"
+"""File with the score of each row."""
 MAX_TEXTS = 10_000
 """Maximum number of rows in one request for texts."""
 
@@ -278,7 +282,7 @@ class Client(Administration):
         """Return the scores of each text of an experiment, all or at most `limit` rows. `query` is
         order (a column; with a minus before it, highest first), columns, group. Raises Refused."""
         query = {name: value for name, value in query.items() if value is not None}
-        found, offset = Texts(), 0
+        found, offset = Texts(experiment_id=id_of(experiment_id)), 0
         while offset is not None and len(found) != limit:
             size = MAX_TEXTS if limit is None else min(MAX_TEXTS, limit - len(found))
             paged = {**query, "offset": offset, "limit": size}
@@ -294,13 +298,20 @@ class Client(Administration):
         scores: Sequence[str] = ("pll",),
         *,
         compute: Json | None = None,
+        name: str | None = None,
         **options: Any,
     ) -> Texts:
         """Score texts by a masked language model: the name of its checkpoint, or the `model` of a
-        spec. `options` are the other fields of `evaluate.texts`. Waits until the texts are scored.
-        Raises Refused, NotSucceeded."""
+        spec. `name` is that of the experiment. `options` are the other fields of `evaluate.texts`.
+        Waits until the texts are scored. Raises Refused, NotSucceeded."""
         spec = score_spec(texts, model, self.upload, compute, scores=list(scores), **options)
-        return self.experiments.create(spec, wait=True).texts()
+        return self.experiments.create(spec, wait=True, name=name).texts()
+
+    def rows(self, experiment_id: Id) -> list[Json]:
+        """Return the row, seed, number of values and log-likelihood of each row that was scored
+        with the model of another experiment. Raises Refused if none was."""
+        lines = csv.DictReader(io.StringIO(self.artifact(experiment_id, ROWS).decode()))
+        return [{name: parse_value(value) for name, value in line.items()} for line in lines]
 
     def artifacts(self, experiment_id: Id) -> list[Json]:
         """List the files of an experiment: weights, pictures."""

@@ -110,6 +110,10 @@ class Experiment:
         wanted = {"order": order, "columns": columns, "group": group}
         return self._client.texts(self.id, limit=limit, **wanted)
 
+    def rows(self) -> list[Json]:
+        """Return the log-likelihood of each row (see `Client.rows`)."""
+        return self._client.rows(self.id)
+
     def artifacts(self) -> list[Json]:
         """List its files: weights, pictures."""
         return self._client.artifacts(self.id)

@@ -18,12 +18,15 @@ AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 
 
 class Texts(list[Json]):
-    """Rows of a table of texts, each with its `row`, `text`, counts and scores. `columns` has the
-    names of the columns in order."""
+    """Rows of an experiment's table of texts, each with its `row`, `text`, counts and scores.
+    `columns` has the names of the columns in order."""
 
-    def __init__(self, rows: Iterable[Json] = (), columns: Sequence[str] = ()):
+    def __init__(
+        self, rows: Iterable[Json] = (), columns: Sequence[str] = (), experiment_id: str = ""
+    ):
         super().__init__(rows)
         self.columns = list(columns)
+        self.experiment_id = experiment_id
 
     def by_column(self) -> Json:
         """Return the table as columns by name."""

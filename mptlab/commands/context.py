@@ -165,6 +165,8 @@ class CommandContext:
         """Return the command for a sweep of this name, or the most similar name."""
         if self._sweeps(typed):
             return f": it is a sweep, mpt table {typed} --csv - has the ids of its runs"
+        if any(one["name"] == typed for one in self.client.presets()):
+            return f": it is a preset, mpt reproduce {typed} runs it and draws its figures"
         near = self._nearest(typed)
         return f": did you mean {near}?" if near else ""
 

@@ -8,12 +8,15 @@ import typer
 
 from mptlab.commands.context import WITHOUT_ERROR, CommandContext, warn
 from mptlab.errors import Json, NotSucceeded
+from mptlab.meanings import meaning
 from mptlab.progress import followed, printable
 from mptlab.tables import with_error
 
 RUN_FAILED = 3
 MAX_NAMED = 5
 """Maximum number of experiments whose ids are printed when the waiting ends."""
+NUMBER = 20
+"""Characters of a number with its error."""
 MAX_LOGS = 10
 """Maximum number of experiments whose logs are read for warnings."""
 
@@ -83,10 +86,12 @@ def comes_back(command: str, ids: Sequence[str]) -> Iterator[None]:
 
 
 def metric_lines(experiment: Json) -> Iterator[str]:
-    """Yield a line for each metric."""
-    metrics = experiment["metrics"]
+    """Yield a line for each metric, with its meaning where its name stands for the first time."""
+    metrics, seen = experiment["metrics"], set()
     width = max([16, *(len(metric["name"]) for metric in metrics)])
     for metric in metrics:
         labels = " ".join(f"{key}={value}" for key, value in metric["labels"].items())
         number = with_error(metric["value"], metric["std_err"]) or metric["reason"]
-        yield f"{metric['name']:{width}} {labels:12} {number}"
+        told = "" if metric["name"] in seen else meaning(metric["name"], experiment["spec"])
+        seen.add(metric["name"])
+        yield f"{metric['name']:{width}} {labels:12} {number:{NUMBER}}  {told}".rstrip()

@@ -96,6 +96,7 @@ def submit(
     if (spec is None) == (data is None):
         raise typer.BadParameter("give a spec file, or your numbers: --data mine.csv")
     grid: dict[str, list[Any]] = {}
+    fitted = None
     if spec is not None:
         sent = _spec(spec, set_)
     else:
@@ -128,6 +129,8 @@ def submit(
     (seen,) = _followed(context, [made], watch)
     if context.as_json:
         context.dump(seen)
+    elif fitted is not None and fitted["spec"]["model"]["family"] in MODELS:
+        warn(f"the log-likelihood of each row: mpt rows {seen['id']}")
     if watch:
         exit_unless_succeeded([seen])
 

@@ -1,4 +1,4 @@
-"""Commands that score texts, and show their scores."""
+"""Commands that score texts, and show the scores of texts and of rows."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from mptlab.commands.context import (
     write_csv,
 )
 from mptlab.commands.own_data import checkpoint_of
-from mptlab.errors import Json
+from mptlab.errors import Json, Refused
 from mptlab.tables import with_error
 from mptlab.texts import Texts, single_mutations
 from mptlab.uploads import TEXT_SUFFIXES
@@ -26,6 +26,7 @@ app = typer.Typer()
 
 Csv = Annotated[Path | None, typer.Option("--csv", help="write all rows to a file")]
 ERROR = "_std_err"
+DECIDED = "whether the best text of its group is better than each other one at 95 %"
 MAX_PAIRED = 20
 """Maximum number of texts whose pairs are compared."""
 HIDDEN = ("words", "characters")
@@ -53,6 +54,31 @@ def texts(
         scored = (one.spec.get("evaluate") or {}).get("texts") or {"scores": ["row"]}
         order = f"-{scored['scores'][0]}"
     _show(context, one.texts(order=order, limit=top, group=group))
+
+
+@app.command()
+@with_context
+def rows(
+    context: CommandContext,
+    experiment_id: ExperimentId,
+    top: Annotated[int, typer.Option(help="number of rows to print", min=1)] = 20,
+    csv_: Csv = None,
+) -> None:
+    """Show the log-likelihood of each row, the least likely first, of a run that scored data with
+    the model of another: mpt submit --data new.csv --model mine. Rows count from 0."""
+    try:
+        found = context.client.rows(context.id(experiment_id))
+    except Refused as refused:
+        if refused.reason != "not_found" or "file" not in str(refused):
+            raise
+        told = f"to score rows: mpt submit --data FILE --model {experiment_id}"
+        raise typer.BadParameter(f"{experiment_id} has no scores of rows; {told}") from None
+    if csv_ is not None:
+        columns = found[0] if found else {}
+        write_csv(csv_, {name: [row[name] for row in found] for name in columns})
+        return
+    found.sort(key=lambda row: float(row["log_likelihood"]))
+    context.show(found[:top], *(found[0] if found else ()))
 
 
 @app.command()
@@ -124,10 +150,12 @@ def score(
              "target": "decision" if decide else None,
              "window_overlap": window_overlap}  # fmt: skip
     options: Json = {name: value for name, value in given.items() if value is not None}
-    found = context.client.score(lines, checkpoint_of(model), scores, **options)
+    name = Path(texts[0]).stem if texts and len(texts) == 1 and _is_file(texts[0]) else None
+    found = context.client.score(lines, checkpoint_of(model), scores, name=name, **options)
+    typer.echo(found.experiment_id, err=True)
     if csv_ is not None:
         write_csv(csv_, found.by_column())
-    else:
+    if str(csv_) != "-":
         _show(context, found, target_std_err, relative)
 
 
@@ -184,6 +212,8 @@ def _show(
     ]
     columns = [name for name in columns if not name.endswith(ERROR)]
     print_table(columns, ([row[name] for name in columns] for row in rows))
+    if "decided" in columns:
+        typer.echo(f"decided: {DECIDED}")
     for told in (*_compared(found), *_over_target(found, target, relative)):
         typer.echo(told)
 

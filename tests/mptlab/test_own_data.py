@@ -130,6 +130,20 @@ def test_a_fitted_model_scores_other_rows(environment: dict[str, str], client: C
     of = [{one["name"]: one["value"] for one in json.loads(text)["metrics"]}
           for text in (shown, again)]  # fmt: skip
     assert of[0]["lml"] == pytest.approx(of[1]["lml"], rel=1e-12)
+    scored = json.loads(shown)
+    code, rows, error = mpt_here(environment, "rows", scored["id"], "--json", "--top", "3")
+    assert code == 0, error
+    least = client.rows(scored["id"])
+    assert sum(one["log_likelihood"] for one in least) / 9 == pytest.approx(of[0]["lml"], rel=1e-12)
+    least.sort(key=lambda one: float(one["log_likelihood"]))
+    assert json.loads(rows) == least[:3]
+    code, text, _ = mpt_here(environment, "rows", scored["id"], "--csv", "-")
+    assert [line.split(",")[0] for line in text.splitlines()] == ["row", *map(str, range(9))]
+    code, _, error = mpt_here(environment, "rows", "fitted")
+    assert code == 2
+    assert "fitted has no scores of rows; to score rows: mpt submit" in " ".join(error.split())
+    code, _, error = mpt_here(environment, *words)
+    assert f"mpt: the log-likelihood of each row: mpt rows {scored['id']}" in error
     code, _, error = mpt_here(environment, *words, "--latent-dim", "2")
     assert code == 2
     assert "--latent-dim is that of fitted: leave it out" in error

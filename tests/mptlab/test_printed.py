@@ -38,17 +38,19 @@ def test_control_characters_are_not_sent_to_a_terminal() -> None:
     assert printable("a\x1b[31mb\u202e\n") == "a\ufffd[31mb\ufffd\ufffd"
 
 
+SPEC = {"data": {"source": "digits"}}
 METRIC = {"name": "mpt", "labels": {"seed": 4, "model": "a"}, "value": -1.5, "std_err": 0.01234,
           "reason": None}  # fmt: skip
 
 
 def test_how_experiments_ended_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     missing = {**METRIC, "labels": {}, "value": None, "std_err": None, "reason": "why"}
-    one = {"id": "a", "name": "n\x1b", "metrics": [METRIC, missing]}
-    lines = [f"{'mpt':16} seed=4 model=a -1.500 ± 0.012", f"{'mpt':16} {'':12} why"]
+    one = {"id": "a", "name": "n\x1b", "metrics": [METRIC, missing], "spec": SPEC}
+    told = "sum of the masked scores: estimates lml"
+    lines = [f"{'mpt':16} seed=4 model=a -1.500 ± 0.012        {told}", f"{'mpt':16} {'':12} why"]
     print_ended([one])
     assert capsys.readouterr().out.splitlines() == lines
-    print_ended([one, {"id": "b", "name": None, "metrics": []}])
+    print_ended([one, {"id": "b", "name": None, "metrics": [], "spec": SPEC}])
     assert capsys.readouterr().out.splitlines() == ["a  n\ufffd", *lines, "b"]
 
 
@@ -118,7 +120,7 @@ def test_a_score_without_an_error_is_explained(capsys: pytest.CaptureFixture[str
     def ended(name: str, value: float | None, error: float | None) -> dict[str, Any]:
         labels: dict[str, Any] = {}
         metric = {"name": name, "value": value, "std_err": error, "labels": labels, "reason": "few"}
-        return {"id": "a", "name": None, "metrics": [metric]}
+        return {"id": "a", "name": None, "metrics": [metric], "spec": SPEC}
 
     for one in (ended("mpt", -1.0, 0.1), ended("mpt", None, None), ended("kl", 1.0, None)):
         print_ended([one])

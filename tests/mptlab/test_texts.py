@@ -41,6 +41,8 @@ def run(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> A
     )
     code, output, error = mpt(environment, *arguments)
     assert code == 0, error
+    code, shown, _ = mpt(environment, "show", error.split()[-1], "--json")
+    assert json.loads(shown)["name"] == "lines"
     return json.loads(output)
 
 
@@ -111,6 +113,10 @@ def test_texts_that_errors_do_not_tell_from_the_best_are_named(
     assert "-8.12 ± 0.40" in shown
     assert "std err" not in shown
     assert shown.endswith(f"{pairs}\n")
+    assert "decided:" not in shown
+    decided = [{"row": 0, "group": "0", "decided": False}]
+    _show(CommandContext(client, as_json=False), Texts(decided, [*decided[0]]))
+    assert "decided: whether the best text of its group" in capsys.readouterr().out
 
 
 def test_a_cumulative_score_without_a_target_is_refused(environment: Environment) -> None:

@@ -201,7 +201,9 @@ def test_options_that_do_not_go_together_are_refused(words: list[str], told: str
 
 def asked(*experiments: dict[str, Any], sweeps: Any = ()) -> tuple[CommandContext, Recording]:
     client: Any = Recording(
-        experiments=lambda **_: iter(experiments), sweeps=lambda **_: iter(sweeps)
+        experiments=lambda **_: iter(experiments),
+        sweeps=lambda **_: iter(sweeps),
+        presets=[{"name": "table1"}],
     )
     return CommandContext(client, False), client
 
@@ -222,10 +224,12 @@ def test_experiments_are_searched_by_part_of_id_or_name() -> None:
     assert client.calls == []
     with pytest.raises(Refused, match=f"you have no experiment {'x' * 200}"):
         nothing.id("x" * 200)
-    assert len(client.calls) == 3  # also for a sweep, and a similar name
+    assert len(client.calls) == 4  # also for a sweep, a preset, and a similar name
     swept, _ = asked(sweeps=[{"id": "f" * 32, "name": "mine"}])
     with pytest.raises(Refused, match="you have no experiment mine: it is a sweep, mpt table mine"):
         swept.id("mine")
+    with pytest.raises(Refused, match="no experiment table1: it is a preset, mpt reproduce table1"):
+        nothing.id("table1")
 
 
 def test_ambiguous_names_list_the_matches() -> None:

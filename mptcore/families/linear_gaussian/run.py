@@ -22,6 +22,7 @@ from mptcore.families.linear_gaussian.densities import (
 from mptcore.families.linear_gaussian.em import Fitted
 from mptcore.families.linear_gaussian.factor_analysis import refuse_constant_columns
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.rows import keep_rows
 from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTrainer
 from mptcore.families.linear_gaussian.weights import FAMILY, keep_densities
 from mptcore.protocol.records import Artifact, Labels, Log, Point, Progress, RunError, Stage
@@ -94,10 +95,12 @@ class LinearGaussianRun:
         for seed in self.spec.seeds:
             models = trained.get(seed) or (yield from self.models_of(seed))
             yield from self._evaluate(models, {"seed": models.seed}, self.session.scores)
-            if is_kept and (not fitted or self.spec.data.seed == "run"):  # else all have the same
-                fitted[seed] = models.densities["model"]
+            if self.spec.scores_rows or (is_kept and (not fitted or self.spec.data.seed == "run")):
+                fitted[seed] = models.densities["model"]  # else all have the same
         if is_kept:
             yield Step(self._kept(fitted, models.dataset))
+        if has_folder and self.spec.scores_rows:
+            yield Step(keep_rows(fitted, models.dataset, self.session.work_dir))
 
     def models_of(self, seed: int) -> Work[SeedModels]:
         """Return the data and the models of a seed. They are built once if they do not depend on
@@ -177,7 +180,7 @@ class LinearGaussianRun:
 
     def _evaluate(self, models: SeedModels, labels: Labels, cache: ScoreCache) -> Work[None]:
         yield from self._evaluation(models, models.dataset.x, labels, cache).records(models.masks)
-        if self.spec.model.init == "experiment" and self.spec.train is None:  # of other data
+        if self.spec.scores_rows:
             density = models.densities["model"]
             of_model: Labels = {**labels, "model": "model"} if self.spec.baseline else labels
             yield Step(over_rows(log_probs(density, models.dataset.x), of_model))

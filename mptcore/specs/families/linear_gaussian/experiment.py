@@ -26,6 +26,8 @@ MAX_ITERATIONS = 5_000
 """Maximum number of iterations of a fit."""
 MAX_FIT_POINTS = 100
 """Maximum number of points that a fit records."""
+BYTES_PER_ROW = 40
+"""Approximate bytes of a line in the table of rows."""
 BYTES_PER_SCORE = 32
 """Bytes that the score of a mask takes. Scores are kept to the end, and copied when the run is
 saved."""
@@ -84,6 +86,15 @@ class LinearGaussianExperiment(VectorExperiment):
         models = (self.model, self.baseline)
         fitted = (m for m in models if m and m.init == "maximum_likelihood")
         return sum(isinstance(model, FactorAnalysisModel) for model in fitted)
+
+    @property
+    def scores_rows(self) -> bool:
+        """True if each row of the data is scored: by a model that was fitted or trained before."""
+        return self.train is None and self.model.init == "experiment"
+
+    def artifact_bytes(self) -> int:
+        """Estimate the bytes of the table of rows."""
+        return BYTES_PER_ROW * self.data.n * len(self.seeds) if self.scores_rows else 0
 
     def point_count(self) -> PointCount:
         """Return the maximum number of points. Every fit to an upload may be iterative, because

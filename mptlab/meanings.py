@@ -1,0 +1,63 @@
+"""Short meanings of metrics, printed beside their values."""
+
+from mptlab.errors import Json
+from mptlab.means import OF_ROWS, POPULATION
+
+OF = {
+    "lml": "log marginal likelihood of a row, in nats",
+    "mpt": "sum of the masked scores: estimates lml",
+    "difference": "mpt minus lml",
+    "bias": "biased_score minus lml",
+    "biased_score": "D times the score of the one mask size",
+    "joint_score": "log p of the masked values given the others",
+    "score_sum": "sum of the scores of the listed sizes",
+    "score_difference": "model minus baseline, on the same masks",
+    "masks": "masks that were scored",
+    "target_reached": "1: target_std_err was reached",
+    "elbo": "lower bound on lml, by the encoder",
+    "kl": "divergence of the encoder from the prior",
+    "active_units": "latent dimensions that the encoder uses",
+    "area": "masked scores, integrated over rates, of a text: nats",
+    "area_width": "part of the rates from 0 to 1 that area covers",
+    "cumulative": "masked scores, summed over all mask sizes, of a text: nats",
+    "pll": "sum of log p(token given all others) of a text: nats",
+    "pll_word_l2r": "pll with the later tokens of a word masked too",
+    "unmasked": "sum of log p(token) with nothing masked: nats",
+    "conditional": "pll of the tokens after the given beginning",
+    "any_order_spread": "spread of a text's log-likelihood over orders; 0 if coherent",
+    "any_order_spread_per_token": "any_order_spread, for each token",
+    "bits_per_token": "minus the metric in `of`, in bits for each token",
+    "perplexity": "2 to the power of bits_per_token",
+    "sequences_left_out": "texts without a token to mask",
+    "sequences_cut": "texts that were truncated",
+    "texts_scored": "texts with a score",
+    "texts_left_out": "texts without a score: `mpt texts` shows why",
+    "texts_over_target": "texts whose error is above target_std_err",
+    "groups_scored": "groups with at least two scored texts",
+    "groups_left_out": "groups with fewer scored texts",
+    "groups_decided": "groups whose best text is the best at 95 %",
+    "accuracy": "share of groups whose first text has the highest score",
+    "spearman": "rank correlation of the first score with the label",
+}
+"""Meanings by the name of a metric."""
+FORMS = {
+    "_half_interval": "half the width of the 95 % interval of {of}",
+    POPULATION: "{of}, with the error over the choice of {rows}",
+    "_not_final": "{of}, which is not final yet",
+    "_bias_estimate": "estimate of the bias that is left in {of}",
+    "_doubtful": "share of the importance weights of {of} that are in doubt",
+    "_heldout": "{of} of the held-out rows",
+}
+"""Meanings by the end of a metric's name; `of` is its beginning."""
+
+
+def meaning(name: str, spec: Json) -> str:
+    """Return what a metric of an experiment with this spec is, in a few words. Empty if it is not
+    known."""
+    told = OF.get(name, "")
+    for suffix, form in FORMS.items():
+        if name.endswith(suffix):
+            told = form.format(of=name.removesuffix(suffix), rows=OF_ROWS.get(name, "texts"))
+            break
+    is_scaled = name in ("lml", "lml_heldout") and spec["data"].get("standardize")
+    return f"{told}; of standardized values" if is_scaled else told

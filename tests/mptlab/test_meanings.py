@@ -1,0 +1,43 @@
+"""Meanings of metrics, as the commands print them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mptlab.meanings import meaning
+
+ROWS = {"data": {"source": "upload"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("lml", "log marginal likelihood of a row, in nats"),
+        ("mpt_heldout", "mpt of the held-out rows"),
+        ("lml_population", "lml, with the error over the choice of rows"),
+        ("area_population", "area, with the error over the choice of texts"),
+        ("mpt_not_final", "mpt, which is not final yet"),
+        ("lml_heldout_population_half_interval",
+         "half the width of the 95 % interval of lml_heldout_population"),
+        ("other", ""),
+    ],
+)  # fmt: skip
+def test_a_metric_has_a_meaning(name: str, told: str) -> None:
+    assert meaning(name, ROWS) == told
+
+
+def test_an_lml_of_standardized_values_says_so() -> None:
+    scaled = {"data": {"source": "upload", "standardize": "columns"}}
+    assert meaning("lml_heldout", scaled) == "lml of the held-out rows; of standardized values"
+    assert "standardized" not in meaning("difference", scaled)
+
+
+@pytest.mark.parametrize("page", ["spec.md", "language-models.md"])
+def test_the_metrics_of_the_docs_have_meanings(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    (table,) = re.findall(r"\n\| metric \|[^\n]*\n\|---\|---\|\n((?:\|.*\n)+)", text)
+    cells = (row.split("|")[1] for row in table.splitlines())
+    names = [name for one in cells for name in re.findall("`(.+?)`", one)]
+    assert len(names) > 8
+    assert [name for name in names if not meaning(name, ROWS)] == []
