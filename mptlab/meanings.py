@@ -17,7 +17,7 @@ OF = {
     "elbo": "lower bound on lml, by the encoder",
     "kl": "divergence of the encoder from the prior",
     "active_units": "latent dimensions that the encoder uses",
-    "area": "masked scores, integrated over rates, of a text: nats",
+    "area": "masked scores, integrated over rates, for {dimensions} tokens: nats",
     "area_width": "part of the rates from 0 to 1 that area covers",
     "cumulative": "masked scores, summed over all mask sizes, of a text: nats",
     "pll": "sum of log p(token given all others) of a text: nats",
@@ -54,7 +54,7 @@ FORMS = {
 def meaning(name: str, spec: Json) -> str:
     """Return what a metric of an experiment with this spec is, in a few words. Empty if it is not
     known."""
-    told = OF.get(name, "")
+    told = OF.get(name, "").format(dimensions=spec.get("evaluate", {}).get("dimensions"))
     for suffix, form in FORMS.items():
         if name.endswith(suffix):
             told = form.format(of=name.removesuffix(suffix), rows=OF_ROWS.get(name, "texts"))

@@ -86,13 +86,16 @@ class CommandContext:
         print_table(columns, ([row.get(column) for column in columns] for row in shown))
         if any(row.get("mpt") is not None and row["mpt std_err"] is None for row in rows):
             warn(WITHOUT_ERROR)
+        document = sweep.get()
         if best := best_of(rows):
-            fields = [one for one in sweep.get()["fields"] if one in deciding(rows)]
+            fields = [one for one in document["fields"] if one in deciding(rows)]
             typer.echo(_best_line(best, rows, choosing(rows, fields) or fields))
+        if (document["spec"].get("data") or {}).get("standardize"):
+            typer.echo(STANDARDIZED)
 
     def sweep(self, typed: str) -> Sweep:
-        """Return the caller's sweep with this id, this beginning of an id or this name. Raises
-        BadParameter if several match."""
+        """Return the caller's sweep with this id, this beginning of an id or this name, the newest
+        of several with this name."""
         found = self._sweeps(typed)
         if not found and not WHOLE_ID.fullmatch(typed):
             names = [one["name"] for one in self._newest_sweeps() if one["name"]]
@@ -102,7 +105,7 @@ class CommandContext:
         return self.client.get_sweep(next(iter(found), typed))
 
     def sweep_or_none(self, typed: str) -> Sweep | None:
-        """Return the caller's sweep, or None if there is none. Raises BadParameter."""
+        """Return the caller's sweep, or None if there is none."""
         found = [typed] if WHOLE_ID.fullmatch(typed) else self._sweeps(typed)
         try:
             return self.client.get_sweep(found[0]) if found else None
@@ -113,13 +116,13 @@ class CommandContext:
 
     def _sweeps(self, typed: str) -> list[str]:
         found = [
-            one["id"]
+            one
             for one in self._newest_sweeps()
             if typed and (one["name"] == typed or one["id"].startswith(typed))
         ]
         if len(found) > 1:
-            raise typer.BadParameter(f"{typed} matches several sweeps: {', '.join(found)}")
-        return found
+            warn_of_several(typed, "sweeps", found)
+        return [one["id"] for one in found[:1]]
 
     def _newest_sweeps(self) -> Iterator[Json]:
         return islice(self.client.sweeps(limit=MAX_SWEEPS), MAX_SWEEPS)
@@ -137,15 +140,19 @@ class CommandContext:
     def ids(self, typed: Iterable[str]) -> list[str]:
         return [self.id(one) for one in typed]
 
-    def id(self, typed: str) -> str:
+    def id(self, typed: str, newest: bool = False) -> str:
         """Return the id of the caller's experiment with this id, this beginning of an id or this
-        name, or of a shared one by OWNER/NAME. Raises BadParameter if several match."""
+        name, or of a shared one by OWNER/NAME. If several match, return the newest one and say so,
+        or raise BadParameter unless `newest`."""
         if WHOLE_ID.fullmatch(typed):
             return typed
         found = {one["id"]: one for one in islice(self._candidates(typed), MAX_CANDIDATES)}
         if len(found) > 1:
-            newest = sorted(found.values(), key=lambda one: one["created_at"], reverse=True)
-            each = ", ".join(f"{one['id']} ({one['status']}, {moment(one)})" for one in newest)
+            ordered = sorted(found.values(), key=lambda one: one["created_at"], reverse=True)
+            if newest:
+                warn_of_several(typed, "experiments", ordered)
+                return str(ordered[0]["id"])
+            each = ", ".join(f"{one['id']} ({one['status']}, {moment(one)})" for one in ordered)
             told = f"{typed} matches several experiments, give an id; newest first: {each}"
             raise typer.BadParameter(told)
         if not found and 0 < len(typed) <= 200:
@@ -193,6 +200,7 @@ class CommandContext:
 
 
 WITHOUT_ERROR = "a score without ± has no error: that needs 12 masks of each size, or three seeds"
+STANDARDIZED = "  All results are of standardized values."
 OTHER_ROWS = (
     "  Errors do not cover which rows the models were fitted to. Values that are close may change "
     "their order with others: --set data.seed=1"
@@ -328,6 +336,12 @@ def cell(value: Any) -> str:
 def moment(one: Json) -> str:
     """Return the time at which an experiment or a sweep was created, to the minute."""
     return f"{one['created_at'][:16].replace('T', ' ')}"
+
+
+def warn_of_several(typed: str, what: str, found: Sequence[Json]) -> None:
+    """Print that the newest of several experiments or sweeps is used, and which others match."""
+    used, *others = (f"{one['id']} ({moment(one)})" for one in found)
+    warn(f"{typed} matches several {what}: the newest is used, {used}, not {', '.join(others)}")
 
 
 def warn(told: str) -> None:

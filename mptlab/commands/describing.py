@@ -71,7 +71,7 @@ def bundle(
     file: Annotated[Path | None, typer.Argument(help="default: NAME.zip or ID.zip")] = None,
 ) -> None:
     """Write a zip file with all data of an ended experiment, and how to compute it again."""
-    found = context.client.get(context.id(experiment_id))
+    found = context.client.get(context.id(experiment_id, newest=True))
     name = (found["name"] or found["id"]).replace("/", "-")
     written = context.client.bundle(found, file or Path(f"{name}.zip"))
     context.tell(str(written), [str(written)])
@@ -90,7 +90,7 @@ def open_page(
     page = "/"
     if typed is not None:
         sweep = context.sweep_or_none(typed)
-        page = f"/sweeps/{sweep.id}" if sweep else f"/experiments/{context.id(typed)}"
+        page = f"/sweeps/{sweep.id}" if sweep else f"/experiments/{context.id(typed, newest=True)}"
     sign_in, _, code = context.client.sign_in_url().partition("#")
     link = f"{sign_in}?next={quote(page)}#{code}"
     is_open = not context.as_json and webbrowser.open(link)

@@ -74,7 +74,7 @@ def list_experiments(
 @with_context
 def show(context: CommandContext, experiment_id: ExperimentId) -> None:
     """Show an experiment's status and its metrics so far, each ± one standard error."""
-    one = context.client.get(context.id(experiment_id))
+    one = context.client.get(context.id(experiment_id, newest=True))
     facts = (f"{what:10} {printable(cell(value))}" for what, value in _told(one).items())
     context.tell(one, chain(facts, metric_lines(one)))
 
@@ -106,7 +106,7 @@ def curves(
     output: Annotated[Path | None, typer.Option(help="write JSON to a file")] = None,
 ) -> None:
     """Print an experiment's curves as JSON, or write them as a table or a figure."""
-    one = context.client.experiments.get(context.id(experiment_id))
+    one = context.client.experiments.get(context.id(experiment_id, newest=True))
     found = one.curves(series)
     if csv_ is not None:
         write_csv(csv_, found.columns())
@@ -131,7 +131,7 @@ def logs(
     ] = False,
 ) -> None:
     """Print an experiment's log."""
-    found = context.id(experiment_id)
+    found = context.id(experiment_id, newest=True)
     with comes_back("logs -f", [found]):
         for one in (
             _followed(context, found, level) if follow else context.client.logs(found, level)
@@ -176,7 +176,7 @@ def plot(
     elif y or x:
         raise typer.BadParameter(f"--y and --x are for sweeps, and {typed} is not one")
     else:
-        context.client.experiments.get(context.id(typed)).plot(kind, file)
+        context.client.experiments.get(context.id(typed, newest=True)).plot(kind, file)
     typer.echo(str(file))
 
 
@@ -234,7 +234,7 @@ def download(
     to: Annotated[Path, typer.Option(help="output folder")] = Path(),
 ) -> None:
     """Write an experiment's files: weights, pictures."""
-    written = context.client.download(context.id(experiment_id), to, *names or [])
+    written = context.client.download(context.id(experiment_id, newest=True), to, *names or [])
     context.tell(files := [str(one) for one in written], files or ["it has no files"])
 
 

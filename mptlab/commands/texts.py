@@ -26,6 +26,7 @@ app = typer.Typer()
 
 Csv = Annotated[Path | None, typer.Option("--csv", help="write all rows to a file")]
 ERROR = "_std_err"
+P_VALUE = "share of the rows of the model that are at least as unlikely"
 DECIDED = "whether the best text of its group is better than each other one at 95 %"
 MAX_PAIRED = 20
 """Maximum number of texts whose pairs are compared."""
@@ -46,7 +47,7 @@ def texts(
     csv_: Csv = None,
 ) -> None:
     """Show the scores of each text of an experiment."""
-    one = context.client.experiments.get(context.id(experiment_id))
+    one = context.client.experiments.get(context.id(experiment_id, newest=True))
     if csv_ is not None:
         write_csv(csv_, one.texts(order=order or "row", group=group).by_column())
         return
@@ -64,10 +65,10 @@ def rows(
     top: Annotated[int, typer.Option(help="number of rows to print", min=1)] = 20,
     csv_: Csv = None,
 ) -> None:
-    """Show the log-likelihood of each row, the least likely first, of a run that scored data with
+    """Show the log-likelihood of each row, the least usual first, of a run that scored data with
     the model of another: mpt submit --data new.csv --model mine. Rows count from 0."""
     try:
-        found = context.client.rows(context.id(experiment_id))
+        found = context.client.rows(context.id(experiment_id, newest=True))
     except Refused as refused:
         if refused.reason != "not_found" or "file" not in str(refused):
             raise
@@ -77,8 +78,11 @@ def rows(
         columns = found[0] if found else {}
         write_csv(csv_, {name: [row[name] for row in found] for name in columns})
         return
-    found.sort(key=lambda row: float(row["log_likelihood"]))
+    found.sort(key=lambda row: (row["p_value"], float(row["log_likelihood"])))
     context.show(found[:top], *(found[0] if found else ()))
+    if not context.as_json:
+        rare = 1 / len(found)
+        typer.echo(f"p value: {P_VALUE}; of {len(found)} usual rows one is below {rare:.2g}")
 
 
 @app.command()

@@ -8,6 +8,7 @@ import pytest
 from mptlab.meanings import meaning
 
 ROWS = {"data": {"source": "upload"}}
+TEXTS = {"data": {"source": "text"}, "evaluate": {"dimensions": 20}}
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,10 @@ ROWS = {"data": {"source": "upload"}}
 )  # fmt: skip
 def test_a_metric_has_a_meaning(name: str, told: str) -> None:
     assert meaning(name, ROWS) == told
+
+
+def test_an_area_is_for_a_number_of_tokens() -> None:
+    assert meaning("area", TEXTS) == "masked scores, integrated over rates, for 20 tokens: nats"
 
 
 def test_an_lml_of_standardized_values_says_so() -> None:

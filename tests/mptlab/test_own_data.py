@@ -135,8 +135,10 @@ def test_a_fitted_model_scores_other_rows(environment: dict[str, str], client: C
     assert code == 0, error
     least = client.rows(scored["id"])
     assert sum(one["log_likelihood"] for one in least) / 9 == pytest.approx(of[0]["lml"], rel=1e-12)
-    least.sort(key=lambda one: float(one["log_likelihood"]))
+    least.sort(key=lambda one: float(one["p_value"]))
     assert json.loads(rows) == least[:3]
+    code, shown, _ = mpt_here(environment, "rows", scored["id"])
+    assert "of 9 usual rows one is below 0.11" in shown
     code, text, _ = mpt_here(environment, "rows", scored["id"], "--csv", "-")
     assert [line.split(",")[0] for line in text.splitlines()] == ["row", *map(str, range(9))]
     code, _, error = mpt_here(environment, "rows", "fitted")

@@ -244,6 +244,21 @@ def test_ambiguous_names_list_the_matches() -> None:
     )
 
 
+def test_commands_that_read_take_the_newest_of_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    older = {"id": "f" * 32, "name": "k", "status": "failed", "created_at": "2026-01-02T03:04:05Z"}
+    newer = {**older, "id": "e" * 32, "created_at": "2026-01-02T03:05:05Z"}
+    found, client = asked(older, newer, sweeps=[newer, older])
+    assert found.id("k", newest=True) == newer["id"]
+    told = f"{newer['id']} (2026-01-02 03:05), not {older['id']} (2026-01-02 03:04)"
+    assert capsys.readouterr().err == (
+        f"mpt: k matches several experiments: the newest is used, {told}\n"
+    )
+    client.answers["get_sweep"] = lambda one: one
+    used: Any = found.sweep("k")
+    assert used == newer["id"]
+    assert capsys.readouterr().err == f"mpt: k matches several sweeps: the newest is used, {told}\n"
+
+
 def submitted(**beside: Any) -> tuple[Any, ...]:
     return ("submit", {"data": {"n": 5}}, beside) if beside else ("submit", {"data": {"n": 5}})
 

@@ -17,24 +17,29 @@ from mptcore.runtime.durable import write_durably
 
 FILE = "rows.csv"
 MEDIA_TYPE = "text/csv"
-COLUMNS = ("row", "seed", "values", "log_likelihood")
+COLUMNS = ("row", "seed", "values", "log_likelihood", "p_value")
 
 
 def keep_rows(
     densities: Mapping[int, LowRankGaussian], data: Dataset, folder: Path | None
 ) -> Artifact | Log:
     """Write a line for each seed and row of the data under `folder`, if there is one: the row from
-    0, its number of observed values, and their log-likelihood in nats."""
+    0, its number of observed values, their log-likelihood in nats, and the probability that a row
+    of the model is as unlikely. The distance from the mean that the likelihood measures has a
+    chi-squared distribution."""
     if folder is None:
         return Log("info", "the scores of rows are not kept: no work directory was given")
     x, places = _in_order(data)
-    observed = (~x.isnan()).sum(1).tolist()
+    observed = (~x.isnan()).sum(1)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for seed, density in densities.items():
-        scores = log_probs(density, x).tolist()
-        writer.writerows(zip(places, [seed] * len(x), observed, scores, strict=True))
+        scores = log_probs(density, x)
+        of_mean = log_probs(density, torch.where(x.isnan(), torch.nan, density.mean))
+        p_values = torch.special.gammaincc(observed / 2, (of_mean - scores).clamp(min=0))
+        each = observed.tolist(), scores.tolist(), p_values.tolist()
+        writer.writerows(zip(places, [seed] * len(x), *each, strict=True))
     content = text.getvalue().encode()
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / FILE, content)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.stats import chi2
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
@@ -80,7 +81,12 @@ def test_each_row_has_its_density_by_the_model_of_each_seed(store: Path) -> None
     ]
     for seed in (4, 5):
         own = [float(row["log_likelihood"]) for row in found if row["seed"] == str(seed)]
-        assert own == pytest.approx(log_probs(density(store, seed), x[:9] + 1).tolist(), rel=1e-10)
+        model = density(store, seed)
+        assert own == pytest.approx(log_probs(model, x[:9] + 1).tolist(), rel=1e-10)
+        shift = x[:9] + 1 - model.loc
+        squares = (shift @ model.precision_matrix * shift).sum(1)
+        p_values = [float(row["p_value"]) for row in found if row["seed"] == str(seed)]
+        assert p_values == pytest.approx(chi2.sf(squares.numpy(), 4).tolist(), rel=1e-9)
     assert {row["values"] for row in found} == {"4"}
 
 
@@ -93,6 +99,9 @@ def test_missing_values_are_integrated_out(store: Path) -> None:
     found, whole = table(store), density(store, 0)
     seen = torch.tensor([0, 1, 3])
     part = MultivariateNormal(whole.loc[seen], whole.covariance_matrix[seen][:, seen])
+    shift = x[1, seen] - part.loc
+    squares = (shift @ part.precision_matrix * shift).sum()
+    assert float(found[1]["p_value"]) == pytest.approx(chi2.sf(squares.item(), 3))
     assert [row["values"] for row in found] == ["4", "3", "4"]
     assert float(found[1]["log_likelihood"]) == pytest.approx(log_probs(part, x[1, seen]).item())
 
