@@ -21,6 +21,8 @@ CHUNK_BYTES = 2**28
 MIN_MASKS, MASKS_TIMES_DIM = 2, 64
 """Minimum number of masks of a size that are checked, and their number times D for small
 D."""
+SAFELY = 1e8
+"""Multiple of the smallest number from which a sum of shares has all its digits."""
 EVERY_SIZE = 16
 """Maximum number of observed dimensions at which each size is checked. Beyond it the sizes are
 checked at steps of √2 in the number of observed dimensions."""
@@ -70,21 +72,40 @@ def scores_over(
 def _conditionals(
     nodes: Nodes, decoder: Decoder, likelihood: Likelihood, x: Tensor, mask: Tensor
 ) -> Tensor:
-    """Return log p(x_j | x_R) for each masked j, (N, M)."""
+    """Return log p(x_j | x_R) for each masked j, (N, M). A part of the nodes is left out for
+    observations whose posterior has no share there. So log p(x_j | z), which may be far below the
+    smallest number there, is seldom needed."""
     columns, observed = mask.nonzero().flatten(), (~mask).to(x)
     at_once = max(1, CHUNK_BYTES // (4 * max(x.shape) * x.element_size()))
-    rest = torch.full_like(x[:, 0], -torch.inf)  # log p(x_R)
-    joint = torch.full_like(x[:, columns], -torch.inf)  # log p(x_R, x_j)
-    for z, log_weights in zip(
-        torch.split(nodes.z, at_once), torch.split(nodes.log_weights, at_once), strict=True
-    ):
+    parts = [
+        *zip(torch.split(nodes.z, at_once), torch.split(nodes.log_weights, at_once), strict=True)
+    ]
+
+    def joint(z: Tensor, log_weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of some nodes, (G, D), and log p(x_R, z_g), (N, G)."""
         outputs = decoder(z)
-        each = likelihood.node_log_probs(x, outputs, observed) + log_weights  # (N, G)
-        part = each.logsumexp(-1)
-        mixed = likelihood.mixed_log_probs(x[:, columns], outputs[:, columns], each - part[:, None])
-        rest = torch.logaddexp(rest, part)
-        joint = torch.logaddexp(joint, part[:, None] + mixed)
-    return joint - rest[:, None]
+        return outputs, likelihood.node_log_probs(x, outputs, observed) + log_weights
+
+    of_parts = torch.stack([joint(*part, x)[1].logsumexp(-1) for part in parts])  # (parts, N)
+    rest = of_parts.logsumexp(0)  # log p(x_R)
+    tiny = torch.finfo(x.dtype).tiny
+    mixed = torch.zeros_like(x[:, columns])
+    for part, own in zip(parts, of_parts, strict=True):
+        rows = (own - rest > math.log(tiny)).nonzero().flatten()
+        if len(rows) == 0:
+            continue
+        outputs, each = joint(*part, x[rows])
+        share = (each - rest[rows, None]).exp()
+        mixed[rows] += likelihood.mixed_probs(x[rows][:, columns], outputs[:, columns], share)
+    found = mixed.log()
+    for row in (mixed < tiny * SAFELY).any(1).nonzero().flatten().tolist():
+        one = x[row : row + 1]
+        logs = []
+        for part in parts:
+            outputs, each = joint(*part, one)
+            logs.append(likelihood.mixed_log_probs(one[:, columns], outputs[:, columns], each))
+        found[row] = torch.stack(logs).logsumexp(0)[0] - rest[row]
+    return found
 
 
 def _masks(size: int, dim: int) -> Tensor:

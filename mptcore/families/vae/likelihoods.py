@@ -37,6 +37,11 @@ class Likelihood(ABC):
         products. R is given as 0 and 1, (D,) or (N, D), or is all dimensions."""
 
     @abstractmethod
+    def mixed_probs(self, x: Tensor, outputs: Tensor, share: Tensor) -> Tensor:
+        """Return Σ_g share_ng p(x_nj | z_g) (N, M) for observations (N, M), outputs (G, M) and
+        shares (N, G). It is 0 if it is too small for its floating-point type."""
+
+    @abstractmethod
     def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
         """Return log Σ_g share_ng p(x_nj | z_g) (N, M) for observations (N, M), outputs (G, M) and
         shares (N, G)."""
@@ -72,11 +77,13 @@ class BernoulliLikelihood(Likelihood):
             return x @ outputs.mT - rest.sum(-1)
         return (x * observed) @ outputs.mT - observed @ rest.mT
 
-    def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
-        share = log_share.exp()
+    def mixed_probs(self, x: Tensor, outputs: Tensor, share: Tensor) -> Tensor:
         # Both products, since 1 − p loses its digits where p is near 1.
         one, zero = share @ outputs.sigmoid(), share @ (-outputs).sigmoid()
-        mixed = torch.where(x > 0.5, one, zero)  # (N, M)
+        return torch.where(x > 0.5, one, zero)
+
+    def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
+        mixed = self.mixed_probs(x, outputs, log_share.exp())  # (N, M)
         tiny = torch.finfo(x.dtype).tiny
         logs = mixed.clamp(min=tiny).log()
         lost = (mixed < tiny).nonzero()  # (lost, 2)
@@ -128,6 +135,9 @@ class GaussianLikelihood(Likelihood):
         squares = (x.square() * weight).sum(-1, keepdim=True) + weight @ outputs.square().mT
         constant = self.constant * weight.sum(-1, keepdim=True)
         return constant - self.precision * (0.5 * squares - cross)
+
+    def mixed_probs(self, x: Tensor, outputs: Tensor, share: Tensor) -> Tensor:
+        return self.mixed_log_probs(x, outputs, share.log()).exp()
 
     def mixed_log_probs(self, x: Tensor, outputs: Tensor, log_share: Tensor) -> Tensor:
         width = max(1, CHUNK // log_share.numel())

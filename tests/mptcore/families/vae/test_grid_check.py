@@ -1,17 +1,21 @@
 """Scores over a grid are compared with those over other grids, size by size."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from benchmarks.calibration.grids import DIM, final_gaps, grid_and_truth
 from mptcore.estimation.quality import shift_reason
-from mptcore.families.vae.grid import nodes_of
+from mptcore.families.vae.grid import Nodes, nodes_of
 from mptcore.families.vae.grid_check import checked_sizes, scores_over
 from mptcore.families.vae.grid_vae import grid_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
-from mptcore.specs.families.vae.models import AnyGrid
+from mptcore.families.vae.networks import Decoder
+from mptcore.specs.families.vae.models import AnyGrid, UniformGrid
 from tests.mptcore.families.vae.test_grid import GRIDS, binary, linear_vae
 
 
@@ -49,6 +53,45 @@ def test_nodes_in_parts_give_the_scores_of_the_model(
     expected = vae.scored_on(x, 0, grid_evidence(vae, x)).scores(masks)
     found = scores_over(nodes_of(grid, 2), vae.decoder, outputs, x, masks)
     assert torch.allclose(found, expected, atol=1e-12)
+
+
+def confident(flip: bool) -> tuple[Nodes, Decoder, Tensor, Tensor]:
+    """Observations of a decoder that is sure at nearly all nodes; with `flip`, a pixel of one is as
+    good as impossible. Return the nodes, the decoder, the observations and a mask."""
+    generator = torch.Generator().manual_seed(5)
+    weights = 4000 * torch.randn(2, 12, generator=generator, dtype=torch.float64)
+    z = torch.randn(20, 2, generator=generator, dtype=torch.float64)
+    x = (z @ weights > 0).double()
+    if flip:
+        x[3, 0] = 1 - x[3, 0]
+    nodes = nodes_of(UniformGrid(method="uniform_grid", nodes=30, extent=5.0), 2)
+    decoder: Any = lambda z: z @ weights  # noqa: E731
+    return nodes, decoder, x, torch.arange(12) < 5
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_confident_decoder_is_checked_fast_and_exactly(
+    flip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Far from the posterior p(x_j | z) is below the smallest number. It is computed by logarithms,
+    one pair of observation and pixel at a time, only where it counts."""
+    monkeypatch.setattr("mptcore.families.vae.grid_check.CHUNK_BYTES", 4 * 20 * 8 * 50)
+    nodes, decoder, x, mask = confident(flip)
+    slow = []
+    whole = BernoulliLikelihood.mixed_log_probs
+
+    def seen(self: BernoulliLikelihood, x: Tensor, *others: Tensor) -> Tensor:
+        slow.append(len(x))
+        return whole(self, x, *others)
+
+    monkeypatch.setattr(BernoulliLikelihood, "mixed_log_probs", seen)
+    found = scores_over(nodes, decoder, BernoulliLikelihood(), x, mask[None])
+    each = F.logsigmoid((2 * x[:, None] - 1) * decoder(nodes.z))  # (N, G, D)
+    rest = each[..., ~mask].sum(-1) + nodes.log_weights
+    joint = (rest[..., None] + each[..., mask]).logsumexp(1)
+    expected = (joint - rest.logsumexp(1)[:, None]).mean()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert set(slow) == ({1} if flip else set())
 
 
 def test_few_observed_dimensions_are_checked_one_by_one_and_many_by_steps() -> None:
