@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks import language, latent, minicons, tractable
+from benchmarks import diffusion, language, latent, minicons, tractable
 from benchmarks.table import Row, SkippedError, markdown
 
 BENCHMARKS = {
@@ -12,6 +12,7 @@ BENCHMARKS = {
     **latent.BENCHMARKS,
     **language.BENCHMARKS,
     **minicons.BENCHMARKS,
+    **diffusion.BENCHMARKS,
 }
 
 
