@@ -271,6 +271,22 @@ def test_another_kind_of_model_and_remote_code_are_refused(models: Path) -> None
         assert "cannot be used" in message or "supported types are" in message
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"model_type": "mdlm", "auto_map": {"AutoConfig": "own.Config"}}, "contains custom code"),
+        ({"model_type": "llada"}, "has model type `llada` but Transformers does not recognize"),
+    ],
+)
+def test_a_diffusion_model_with_another_network_is_refused_with_its_reason(
+    models: Path, config: dict[str, Any], reason: str
+) -> None:
+    """Models with the step as an input have a type of their own, with or without code."""
+    shutil.copytree(models / "tiny", models / "diffusion")
+    (models / "diffusion" / "config.json").write_text(json.dumps(config))
+    assert reason in refused(with_model(checkpoint="diffusion"))
+
+
 def test_a_tokenizer_without_a_mask_token_is_refused(models: Path) -> None:
     shutil.copytree(models / "tiny", models / "unmasked")
     bare = transformers.PreTrainedTokenizerFast(
