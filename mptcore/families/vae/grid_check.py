@@ -18,6 +18,8 @@ from mptcore.specs.families.vae.models import AnyGrid
 
 CHUNK_BYTES = 2**28
 """Memory for observations × nodes, and for nodes × dimensions."""
+MAX_OBSERVATIONS = 256
+"""Maximum number of observations of a check, evenly spaced in the data."""
 MIN_MASKS, MASKS_TIMES_DIM = 2, 64
 """Minimum number of masks of a size that are checked, and their number times D for small
 D."""
@@ -42,7 +44,9 @@ def score_shift(
     grid: AnyGrid, decoder: Decoder, likelihood: Likelihood, x: Tensor, size: int, latent_dim: int
 ) -> float:
     """Return how far other grids move the score of a mask of this size, in nats: the mean of the
-    absolute shift over a few masks, for the grid that moves it most."""
+    absolute shift over a few masks, for the grid that moves it most. Of many observations some are
+    used: the check would otherwise cost several times as much as the scores."""
+    x = x[torch.linspace(0, len(x) - 1, min(len(x), MAX_OBSERVATIONS)).round().long()]
     masks = _masks(size, x.shape[1]).to(x.device)
 
     def scores(one: AnyGrid) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from benchmarks.calibration.grids import DIM, final_gaps, grid_and_truth
 from mptcore.estimation.quality import shift_reason
 from mptcore.families.vae.grid import Nodes, nodes_of
-from mptcore.families.vae.grid_check import checked_sizes, scores_over
+from mptcore.families.vae.grid_check import checked_sizes, score_shift, scores_over
 from mptcore.families.vae.grid_vae import grid_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import Decoder
@@ -92,6 +92,14 @@ def test_a_confident_decoder_is_checked_fast_and_exactly(
     expected = (joint - rest.logsumexp(1)[:, None]).mean()
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
     assert set(slow) == ({1} if flip else set())
+
+
+def test_of_many_observations_some_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mptcore.families.vae.grid_check.MAX_OBSERVATIONS", 3)
+    grid = UniformGrid(method="uniform_grid", nodes=4, extent=3.0)
+    vae, x = linear_vae(8, 2, grid, BernoulliLikelihood(), 1.0), binary(9, 8)
+    model = grid, vae.decoder, vae.likelihood
+    assert score_shift(*model, x, 5, 2) == score_shift(*model, x[[0, 4, 8]], 5, 2) > 0
 
 
 def test_few_observed_dimensions_are_checked_one_by_one_and_many_by_steps() -> None:
