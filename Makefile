@@ -7,7 +7,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt $(CURDIR)/constraints-cuda.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo reproduce serve test lint docs notebooks bench bench-gpu calibration chaos fuzz mutants
+.PHONY: help setup demo reproduce serve test slow lint docs notebooks bench bench-gpu calibration chaos fuzz mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -36,8 +36,11 @@ reproduce: setup ## all tables and figures of the paper, and a report on what ag
 serve: setup ## the service on this machine: API and workers, SQLite
 	$(BIN)/mpt serve
 
-test: setup ## all tests
+test: setup ## the tests, some ten minutes on two cores
 	$(BIN)/pytest -n 3 --dist worksteal
+
+slow: setup ## the tests that take long: kills at random, outages, real checkpoints, notebooks
+	$(BIN)/pytest -n 3 --dist worksteal -m slow
 
 lint: setup ## ruff and mypy --strict
 	$(BIN)/ruff check .
@@ -52,7 +55,7 @@ notebooks: setup ## what the notebooks of docs/ show, half a minute
 
 chaos: setup ## processes killed and servers restarted at random, for most of an hour
 	MPT_CHAOS_SQLITE_RUNS=2000 MPT_CHAOS_POSTGRESQL_RUNS=300 \
-		$(BIN)/pytest -q tests/chaos/test_queue_machine.py --timeout 3600
+		$(BIN)/pytest -q tests/chaos/test_queue_machine.py -m slow --timeout 3600
 	$(BIN)/pytest -q -m containers tests/deployment/test_containers.py
 	$(BIN)/pytest -q -m mounts tests/chaos/test_disks.py
 	$(BIN)/python -m tests.chaos.fairness

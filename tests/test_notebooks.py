@@ -23,6 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 @pytest.mark.usefixtures("folder")
 def test_a_notebook_is_stored_with_its_output(file: Path) -> None:

@@ -86,6 +86,7 @@ def expected() -> list[tuple[dict[str, Any], list[Record]]]:
     return [(spec, undisturbed_records(spec)) for spec in (FIXED, TARGET)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["settings", "lab"])
 def test_kills_of_helpers_and_runs_change_no_record(

@@ -31,6 +31,7 @@ def run(machine: type[QueueMachine], runs: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_on_sqlite(prepared_store: Path, tmp_path: Path) -> None:
     class OnSqlite(QueueMachine):
         @staticmethod
@@ -42,6 +43,7 @@ def test_on_sqlite(prepared_store: Path, tmp_path: Path) -> None:
     run(OnSqlite, RUNS["sqlite"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_on_postgresql(postgresql: PostgreSQL) -> None:
     class OnPostgresql(QueueMachine):

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from service.settings import Settings
 from tests.chaos.plan import SHORT
 from tests.chaos.storm import Storm, summary
 from tests.support.servers import PostgreSQL, Redis
 
 
+@pytest.mark.slow
 def test_short_storm(lab: Settings, postgresql: PostgreSQL, redis: Redis, tmp_path: Path) -> None:
     storm = Storm(lab, postgresql, redis, SHORT)
     counts, zeros = storm.run()

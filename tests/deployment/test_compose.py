@@ -162,6 +162,7 @@ def compose(postgresql: PostgreSQL, tmp_path: Path) -> Iterator[Compose]:
     made.stop()
 
 
+@pytest.mark.slow
 def test_every_command_of_the_file(compose: Compose, postgresql: PostgreSQL) -> None:
     compose.start("redis")
     wait_until(lambda: compose.is_healthy("redis"))

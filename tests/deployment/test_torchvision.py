@@ -7,6 +7,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 OWN_CODE = """
 from torchvision import datasets, transforms
@@ -23,6 +25,7 @@ def pip(python: Path, *arguments: str) -> None:
     subprocess.run([*command, *arguments], check=True)
 
 
+@pytest.mark.slow
 def test_own_code_imports_transformers(tmp_path: Path) -> None:
     source = tmp_path / "source"
     leave_out = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")

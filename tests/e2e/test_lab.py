@@ -66,6 +66,7 @@ def test_a_stopped_node_hands_back_its_run(lab: Settings) -> None:
         assert (ended["status"], ended["attempt"]) == ("succeeded", 2)
 
 
+@pytest.mark.slow
 def test_broker_outage(lab: Settings, redis: Redis) -> None:
     """Submitting and reading need no broker; dispatches made during the outage are not lost."""
     with lab_processes(lab) as running, running.client() as client:
@@ -79,6 +80,7 @@ def test_broker_outage(lab: Settings, redis: Redis) -> None:
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_broker_loses_messages_and_stops_answering(lab: Settings, redis: Redis) -> None:
     with lab_processes(lab) as running, running.client() as client:
         wait_until(lambda: bool(client.workers()), what="a worker")
@@ -95,6 +97,7 @@ def test_broker_loses_messages_and_stops_answering(lab: Settings, redis: Redis) 
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
 
 
+@pytest.mark.slow
 def test_database_outage_during_a_run(lab: Settings, postgresql: PostgreSQL) -> None:
     """The run continues, its records wait, and nothing is reaped when the database is back."""
     with lab_processes(lab) as running, running.client() as client:
@@ -130,6 +133,7 @@ def test_killed(lab: Settings, victim: str) -> None:
         assert series["x"] == list(range(1, 61))
 
 
+@pytest.mark.slow
 def test_a_node_frozen_past_its_lease_writes_nothing(lab: Settings) -> None:
     with lab_processes(lab, workers=2) as running, running.client() as client:
         submitted = client.submit(MEDIUM, cache=False)["id"]
@@ -168,6 +172,7 @@ def test_duplicate_notifications_start_each_run_once(lab: Settings) -> None:
         assert [client.get(i)["attempt"] for i in ids] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_node_that_receives_no_messages_restarts(lab: Settings) -> None:
     """A dispatch whose notification was lost, while the only node is idle."""
     with lab_processes(lab, MPT_DISPATCH_TIMEOUT_S="6") as running, running.client() as client:

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from service.settings import Settings
 from tests.fuzz.campaign import run, target
 
 
+@pytest.mark.slow
 def test_bad_requests_cause_no_server_error(settings: Settings, tmp_path: Path) -> None:
     with target(settings, tmp_path / "log") as aim:
         outcome = run(aim, 700, seed=1)

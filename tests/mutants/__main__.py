@@ -33,7 +33,8 @@ only_mutate = {modules}
 also_copy = {beside}
 do_not_mutate_patterns = ['\\blog\\.(debug|info|warning|error|exception)\\(', '^\\s*assert ']
 pytest_add_cli_args_test_selection = {tests}
-pytest_add_cli_args = ["-p", "no:cacheprovider", "-p", "tests.mutants.plugin"]
+pytest_add_cli_args = ["-p", "no:cacheprovider", "-p", "tests.mutants.plugin", "-m",
+                       "not containers and not mounts"]
 process_isolation = "forkserver"
 use_setproctitle = false
 track_dependencies = false

@@ -138,6 +138,7 @@ def suspend_runs(lab: Lab) -> None:
                     run.suspend()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mpt")
 def test_all_is_lost_and_restored(there: Settings, elsewhere: Settings, tmp_path: Path) -> None:
     """The run continues from its checkpoint with the records of an undisturbed run; keys, uploads

@@ -40,6 +40,7 @@ def test_a_second_user_starts_within_the_length_of_a_run(either: Database) -> No
     assert len([owner for _, owner, _ in lab.starts if owner == flooder]) >= 20
 
 
+@pytest.mark.slow
 def test_use_is_proportional_to_shares(database: Database) -> None:
     """1 : 2 : 4 over ten half-lives, within 5 %."""
     half_life_s = 3000.0
@@ -53,6 +54,7 @@ def test_use_is_proportional_to_shares(database: Database) -> None:
         assert used[user] / sum(used.values()) == pytest.approx(of / 7, rel=0.05)
 
 
+@pytest.mark.slow
 def test_shares_of_short_runs_lag_by_one_advance_and_no_more(database: Database) -> None:
     """A run under way is charged `advance_s` at once, however short it is. So the usage of two
     users with 2 and 1 shares deviates from this ratio by one advance at most, and the ratio

@@ -53,6 +53,7 @@ ALL_BUT_ONE = 1.0
 nats less with none to see (−12.4 at 100 %): how that program rounded is not known."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_pretrained_against_random(name: str) -> None:
     """Fig. 5 (right) on molecules: a pretrained model's curve falls, most of it at the end; a
@@ -75,6 +76,7 @@ def test_pretrained_against_random(name: str) -> None:
     assert value_of(area(found, model="model")) > value_of(area(found, model="baseline"))
 
 
+@pytest.mark.slow
 def test_a_random_bert_has_a_flat_curve_and_the_published_area() -> None:
     """Table 2's random rows are −5245 to −5362: −log 30,522 for each of 512 tokens, and a little
     more for predictions that are not quite uniform."""
@@ -93,6 +95,7 @@ def test_a_random_bert_has_a_flat_curve_and_the_published_area() -> None:
     assert max(level) - min(level) < 0.5
 
 
+@pytest.mark.slow
 def test_a_small_bert_learns_sentences() -> None:
     """The flat curve becomes the long-tailed one, its area rising at every snapshot: a minute's
     form of benchmarks/reports/small-bert-rotten-tomatoes.md."""

@@ -21,7 +21,11 @@ from tests.mptcore.families.vae.test_grid import GRIDS, binary, linear_vae
 
 @pytest.mark.parametrize(
     ("nodes", "noise_precision", "scale", "least_off"),
-    [(40, 100.0, 1.0, 0.2), (20, 1000.0, 1.0, 20.0), (120, 100.0, 0.2, 1.0)],
+    [
+        (40, 100.0, 1.0, 0.2),
+        (20, 1000.0, 1.0, 20.0),
+        pytest.param(120, 100.0, 0.2, 1.0, marks=pytest.mark.slow),
+    ],
 )
 def test_final_scores_are_correct(
     nodes: int, noise_precision: float, scale: float, least_off: float

@@ -47,6 +47,7 @@ def metric(found: list[Record], name: str, **labels: Any) -> Metric:
     return one
 
 
+@pytest.mark.slow
 def test_fig3_linear_in_short() -> None:
     """MPT and the ELBO from the same starts end at a similar LML, close to that of maximizing the
     LML itself. The ELBO is below the LML at every epoch."""
@@ -85,6 +86,7 @@ def test_all_sizes_of_a_linear_vae_sum_to_its_lml() -> None:
     assert abs(value_of(gap)) < 4 * gap.std_err
 
 
+@pytest.mark.slow
 def test_fig3_vae_in_short() -> None:
     """MPT training raises the LML of held-out images, past that of a PPCA of as many latent
     dimensions and the same noise."""

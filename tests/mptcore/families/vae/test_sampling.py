@@ -198,6 +198,7 @@ def test_the_error_of_the_evidence_is_calibrated() -> None:
     assert 0.85 < z.std() < 1.15
 
 
+@pytest.mark.slow
 def test_annealing_brackets_the_lml() -> None:
     """Forward from below, backward from above (Grosse et al. 2015), both within their errors; that
     of the backward chains, which share their start, is the spread over observations."""
