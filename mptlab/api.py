@@ -22,7 +22,7 @@ from mptlab.errors import Json, Refused
 from mptlab.events import follow
 from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.places import store
-from mptlab.specs import is_file, names_of_parts, parse_value, read_spec
+from mptlab.specs import is_file, names_of_parts, read_spec
 from mptlab.sweeps import Sweep, points_of
 from mptlab.texts import Texts, score_spec
 from mptlab.uploads import send_file, with_uploads
@@ -311,7 +311,8 @@ class Client(Administration):
         """Return the row, seed, number of values and log-likelihood of each row that was scored
         with the model of another experiment. Raises Refused if none was."""
         lines = csv.DictReader(io.StringIO(self.artifact(experiment_id, ROWS).decode()))
-        return [{name: parse_value(value) for name, value in line.items()} for line in lines]
+        numbers = {"log_likelihood": float, "p_value": float}
+        return [{name: numbers.get(name, int)(text) for name, text in one.items()} for one in lines]
 
     def artifacts(self, experiment_id: Id) -> list[Json]:
         """List the files of an experiment: weights, pictures."""

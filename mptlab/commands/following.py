@@ -91,7 +91,7 @@ def metric_lines(experiment: Json) -> Iterator[str]:
     width = max([16, *(len(metric["name"]) for metric in metrics)])
     for metric in metrics:
         labels = " ".join(f"{key}={value}" for key, value in metric["labels"].items())
-        number = with_error(metric["value"], metric["std_err"]) or metric["reason"]
+        number = with_error(metric["value"], metric["std_err"]) or metric["reason"] or "-"
         told = "" if metric["name"] in seen else meaning(metric["name"], experiment["spec"])
         seen.add(metric["name"])
         yield f"{metric['name']:{width}} {labels:12} {number:{NUMBER}}  {told}".rstrip()

@@ -78,7 +78,7 @@ def rows(
         columns = found[0] if found else {}
         write_csv(csv_, {name: [row[name] for row in found] for name in columns})
         return
-    found.sort(key=lambda row: (row["p_value"], float(row["log_likelihood"])))
+    found.sort(key=lambda row: (row["p_value"], row["log_likelihood"]))
     context.show(found[:top], *(found[0] if found else ()))
     if not context.as_json:
         rare = 1 / len(found)

@@ -37,7 +37,7 @@ SCENARIO = {"release": "--slow", "mark_lost": "--die", "finish": "", "reap": ""}
 """Options of the stub runner for steps that need them."""
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def quick(request: pytest.FixtureRequest) -> Settings:
     """A store on either database, with very short leases."""
     found: Settings = request.getfixturevalue("settings" if request.param == "sqlite" else "lab")

@@ -153,6 +153,7 @@ def proxy(settings: Settings, tmp_path: Path) -> Iterator[tuple[str, ssl.SSLCont
             lab.stop()
 
 
+@pytest.mark.slow
 def test_the_proxy_speaks_tls(
     proxy: tuple[str, ssl.SSLContext], settings: Settings, tmp_path: Path
 ) -> None:

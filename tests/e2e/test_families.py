@@ -35,6 +35,7 @@ def upload(client: Client, path: Path, content: str) -> dict[str, Any]:
     return made
 
 
+@pytest.mark.slow
 def test_trained_on_an_upload_and_scored(client: Client, tmp_path: Path) -> None:
     rows = "\n".join(json.dumps({"text": line, "stars": 3}) for line in tiny_lm.lines(40))
     made = upload(client, tmp_path / "reviews.jsonl", rows)

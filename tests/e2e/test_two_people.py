@@ -3,6 +3,8 @@
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from mptlab import Client, Refused
 from service.accounts.users import ensure_key
 from service.settings import Settings
@@ -14,6 +16,7 @@ RUN = ppca_spec(data__dim=60, evaluate__masks__per_size=1000)
 FLOOD = 40
 
 
+@pytest.mark.slow
 def test_a_user_with_few_experiments_is_not_starved(lab: Settings, tmp_path: Path) -> None:
     second_key = tmp_path / "key"
     database = Database(lab.url)

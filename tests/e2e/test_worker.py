@@ -107,6 +107,7 @@ def test_a_stopped_worker_hands_back_its_run(database: Database, settings: Setti
         assert (experiment.status, experiment.lost) == ("queued", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_serve_ends_all_its_child_processes(
     tmp_path_factory: pytest.TempPathFactory, number: signal.Signals

@@ -42,6 +42,7 @@ def run(
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_registered_family_passes_the_contract(tree: Path) -> None:
     done = run(tree, "-m", "pytest", "-q", "test_markov.py", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -54,6 +54,7 @@ def test_the_log_as_a_command(client: Client, environment: dict[str, str]) -> No
         assert mpt(environment, "logs", run.id, *options.split())[1] == ""
 
 
+@pytest.mark.slow
 def test_a_stream_continues_after_the_server_was_killed(
     killable: Killable, database: Database
 ) -> None:

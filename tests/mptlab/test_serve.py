@@ -27,6 +27,7 @@ from tests.support.processes import MPT, wait_until
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_only_the_outcome_of_runs(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     port = serve.free_port()

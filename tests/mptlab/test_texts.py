@@ -192,6 +192,7 @@ def test_a_wild_type_is_a_sequence_or_a_file(tmp_path: Path) -> None:
             sequence_of(str(file))
 
 
+@pytest.mark.slow
 def test_all_mutations_of_a_wild_type_are_scored(environment: Environment, tmp_path: Path) -> None:
     """Letters that are words of the tokenizer, by one command."""
     tiny_lm.network("esm", [*AMINO_ACIDS]).save_pretrained(tmp_path / "letters")

@@ -98,6 +98,7 @@ def guarded(tmp_path: Path) -> Iterator[Redis]:
     server.stop()
 
 
+@pytest.mark.slow
 def test_processes_read_secrets_and_log_none(lab: Settings, guarded: Redis, tmp_path: Path) -> None:
     """A lab whose broker wants a password, and goes away and comes back."""
     files = {"database_url": lab.url, "database_password": "of-the-database",

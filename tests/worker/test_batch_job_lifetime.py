@@ -59,6 +59,7 @@ def events(running: Lab, text: str) -> int:
     return running.log.read_text().count(text)
 
 
+@pytest.mark.slow
 def test_a_run_is_handed_back_before_the_end(running: Lab, client: Client) -> None:
     """Another worker continues it from there, and no loss is counted."""
     submitted = client.submit(LONG)["id"]

@@ -214,6 +214,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["forked", "spawned"])
 def test_a_runner_dies_with_its_supervisor(start: str) -> None:
     supervisor = subprocess.Popen([sys.executable, "-c", PROGRAM, start], stdout=subprocess.PIPE)

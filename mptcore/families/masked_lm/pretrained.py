@@ -89,6 +89,9 @@ class PretrainedSource:
         if config.model_type not in MASKED_LMS:
             known = ", ".join(MASKED_LMS)
             raise self._refusal(f"is a {config.model_type}; supported types are {known}")
+        if getattr(config, "auto_map", None):
+            detail = "has code of its own (auto_map in config.json), which is never run"
+            raise self._refusal(f"{detail}; without it the model would be another one")
         return config
 
     def pretrained(self, config: Config) -> Network:

@@ -120,6 +120,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert run_python(code, folder).stdout.split() == ["0"]
 
 
+@pytest.mark.slow
 def test_code_compiled_before_another_module_of_kernels_changed_is_not_used(folder: Path) -> None:
     """A kernel contains the loops that it imports."""
     assert run_python(USE, folder).stdout.split() == ["1"]

@@ -77,6 +77,7 @@ def table(file: Path) -> list[dict[str, str]]:
     return [*csv.DictReader(file.open())]
 
 
+@pytest.mark.slow
 def test_the_command_of_the_readme_reproduces_the_records(
     api: TestClient, database: Database, settings: Settings, tmp_path: Path
 ) -> None:

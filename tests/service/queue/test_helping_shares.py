@@ -1,6 +1,8 @@
 """Fair share with helpers, in a lab of made-up slots and a fake clock."""
 
-from service.fair_share import FairShare
+import FairShare
+
+from service.fair_share import pytest
 from service.tables.engine import Database
 from tests.support.helped_lab import HelpedLab
 
@@ -28,6 +30,7 @@ def test_a_newcomer_takes_the_place_of_a_helper_at_once(either: Database) -> Non
     assert len(lab.helps) == CPUS - 1
 
 
+@pytest.mark.slow
 def test_the_owner_of_a_helped_run_is_charged_for_the_helpers(either: Database) -> None:
     """Afterwards the others are first until they have had as much."""
     lab = helped_lab(either)

@@ -122,7 +122,7 @@ class LinearGaussianExperiment(VectorExperiment):
         tables = dim * latent_dim * (2 * latent_dim + 3 * min(dim, MAX_RANK))
         numbers = 4 * n * dim + 2 * dim**2 + tables
         scores = self._score_bytes() + self._together_bytes()
-        return 8 * numbers + starts + self._kept_bytes() + scores
+        return 8 * numbers + starts + self._kept_bytes() + scores + 4 * self.artifact_bytes()
 
     def _kept_bytes(self) -> int:
         """Return the memory of fitted parameters, which are kept to the end and then saved."""

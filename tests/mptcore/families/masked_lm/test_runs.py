@@ -275,6 +275,7 @@ def test_another_kind_of_model_and_remote_code_are_refused(models: Path) -> None
     ("config", "reason"),
     [
         ({"model_type": "mdlm", "auto_map": {"AutoConfig": "own.Config"}}, "contains custom code"),
+        ({"model_type": "bert", "auto_map": {"AutoModel": "own.Model"}}, "has code of its own"),
         ({"model_type": "llada"}, "has model type `llada` but Transformers does not recognize"),
     ],
 )

@@ -201,6 +201,7 @@ def test_exhaustive_masks_have_the_error_of_the_draws() -> None:
     assert 0.5 < stdev(z) < 1.5
 
 
+@pytest.mark.slow
 def test_narrow_dimensions_are_selected_by_other_draws() -> None:
     """Otherwise terms that the averaged draws hit too rarely are left out, and the rest is 0.011 ±
     0.002 nats too high."""

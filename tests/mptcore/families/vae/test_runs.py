@@ -78,6 +78,7 @@ def test_fig3_linear_in_short() -> None:
         assert (final is not None) == (abs(shift or 0) <= 0.05)
 
 
+@pytest.mark.slow
 def test_all_sizes_of_a_linear_vae_sum_to_its_lml() -> None:
     masks = {"schedule": "all", "per_size": 12}
     found = ran({**LINEAR, "evaluate": {"masks": masks}})

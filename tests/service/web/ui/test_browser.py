@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from service.accounts import accounts
@@ -287,6 +288,7 @@ def test_a_page_recovers_after_an_outage(page: Page, lab: BrowsedLab) -> None:
     expect(page.get_by_text("The service does not answer")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_pages_are_for_everyone(browser: Browser, lab: BrowsedLab) -> None:
     """axe-core finds nothing that is serious in either colour scheme, and no page is wider than a
     phone. Dark pages are shown on a wide screen."""
