@@ -1,8 +1,8 @@
 """Fair share with helpers, in a lab of made-up slots and a fake clock."""
 
-import FairShare
+import pytest
 
-from service.fair_share import pytest
+from service.fair_share import FairShare
 from service.tables.engine import Database
 from tests.support.helped_lab import HelpedLab
 
