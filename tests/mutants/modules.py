@@ -59,13 +59,16 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/worker/test_presence.py",
         "tests/worker/test_reaper.py",
     ),
-    "service/queue/lease.py": LEASE,
+    "service/queue/lease.py": (*LEASE, f"{EXPERIMENTS}/test_kept_bytes.py"),
     "service/records/recording.py": (
         "tests/service/records/test_recording.py",
         "tests/service/queue/test_queue.py",
     ),
     "service/queue/dispatch.py": DISPATCH,
-    "service/experiments/store.py": ("tests/service/experiments/test_store.py",),
+    "service/experiments/store.py": tuple(
+        f"{EXPERIMENTS}/test_{name}.py"
+        for name in ("store", "many_experiments", "deletion", "kept_bytes")
+    ),
     "service/submission/submit.py": SUBMISSIONS,
     "service/submission/preparation.py": SUBMISSIONS,
     "service/submission/requests.py": SUBMISSIONS,

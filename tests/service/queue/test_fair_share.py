@@ -292,9 +292,13 @@ def test_a_priority_above_100_needs_permission(api: TestClient, database: Databa
     body = {"spec": ppca_spec(), "priority": 101}
     refused = api.post("/v1/experiments", json=body)
     assert (refused.status_code, refused.json()["reason"]) == (403, "may_not_jump")
+    made = f"/v1/experiments/{api.post('/v1/experiments', json={'spec': ppca_spec()}).json()['id']}"
+    changed = api.patch(made, json={"priority": 101})
+    assert (changed.status_code, changed.json()["reason"]) == (403, "may_not_jump")
     with database.transaction() as session:
         session.execute(update(User).values(may_jump=True))
     assert api.post("/v1/experiments", json=body).status_code == 202
+    assert api.patch(made, json={"priority": 101}).status_code == 200
 
 
 def test_submissions_beyond_the_limit_get_409(api: TestClient, database: Database) -> None:
