@@ -52,7 +52,7 @@ def test_a_request_for_many_fails_as_a_whole(
         answer = stranger.post(URL, json={"ids": [ids[1], ids[0], "0"]})
         assert answer.status_code == 404
         assert [one["pointer"] for one in answer.json()["errors"]] == ["/ids/1", "/ids/2"]
-        assert answer.json()["detail"] == f"you have no experiment of this id: {ids[1]}, 0"
+        assert answer.json()["detail"] == f"you have no experiment of this id: {ids[0]}, 0"
 
 
 def _bearer(settings: Settings) -> dict[str, str]:
