@@ -39,7 +39,7 @@ serve: setup ## the service on this machine: API and workers, SQLite
 test: setup ## the tests, some ten minutes on two cores
 	$(BIN)/pytest -n 3 --dist worksteal
 
-slow: setup ## the tests that take long: kills at random, outages, real checkpoints, notebooks; six minutes
+slow: setup ## the tests that take long: kills at random, outages, real checkpoints, notebooks; five minutes
 	$(BIN)/pytest -n 3 --dist worksteal -m slow
 
 lint: setup ## ruff and mypy --strict

@@ -308,8 +308,8 @@ class Client(Administration):
         return self.experiments.create(spec, wait=True, name=name).texts()
 
     def rows(self, experiment_id: Id) -> list[Json]:
-        """Return the row, seed, number of values and log-likelihood of each row that was scored
-        with the model of another experiment. Raises Refused if none was."""
+        """Return the row, seed, number of values, log-likelihood and p-value of each row that was
+        scored with the model of another experiment. Raises Refused if none was."""
         lines = csv.DictReader(io.StringIO(self.artifact(experiment_id, ROWS).decode()))
         numbers = {"log_likelihood": float, "p_value": float}
         return [{name: numbers.get(name, int)(text) for name, text in one.items()} for one in lines]

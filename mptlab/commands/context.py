@@ -95,7 +95,7 @@ class CommandContext:
 
     def sweep(self, typed: str) -> Sweep:
         """Return the caller's sweep with this id, this beginning of an id or this name, the newest
-        of several with this name."""
+        of several with this name. Raises BadParameter for the beginning of several ids."""
         found = self._sweeps(typed)
         if not found and not WHOLE_ID.fullmatch(typed):
             names = [one["name"] for one in self._newest_sweeps() if one["name"]]
@@ -105,7 +105,7 @@ class CommandContext:
         return self.client.get_sweep(next(iter(found), typed))
 
     def sweep_or_none(self, typed: str) -> Sweep | None:
-        """Return the caller's sweep, or None if there is none."""
+        """Return the caller's sweep as `sweep` does, or None if there is none."""
         found = [typed] if WHOLE_ID.fullmatch(typed) else self._sweeps(typed)
         try:
             return self.client.get_sweep(found[0]) if found else None
@@ -120,6 +120,9 @@ class CommandContext:
             for one in self._newest_sweeps()
             if typed and (one["name"] == typed or one["id"].startswith(typed))
         ]
+        if any(one["name"] != typed for one in found) and len(found) > 1:
+            each = ", ".join(one["id"] for one in found)
+            raise typer.BadParameter(f"{typed} is the beginning of several ids: {each}")
         if len(found) > 1:
             warn_of_several(typed, "sweeps", found)
         return [one["id"] for one in found[:1]]
@@ -142,14 +145,14 @@ class CommandContext:
 
     def id(self, typed: str, newest: bool = False) -> str:
         """Return the id of the caller's experiment with this id, this beginning of an id or this
-        name, or of a shared one by OWNER/NAME. If several match, return the newest one and say so,
-        or raise BadParameter unless `newest`."""
+        name, or of a shared one by OWNER/NAME. Raises BadParameter if several match, unless
+        they have this name and `newest` is true: then return the newest, and say so."""
         if WHOLE_ID.fullmatch(typed):
             return typed
         found = {one["id"]: one for one in islice(self._candidates(typed), MAX_CANDIDATES)}
         if len(found) > 1:
             ordered = sorted(found.values(), key=lambda one: one["created_at"], reverse=True)
-            if newest:
+            if newest and not any(one["id"].startswith(typed) for one in ordered):
                 warn_of_several(typed, "experiments", ordered)
                 return str(ordered[0]["id"])
             each = ", ".join(f"{one['id']} ({one['status']}, {moment(one)})" for one in ordered)

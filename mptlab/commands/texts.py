@@ -29,7 +29,7 @@ ERROR = "_std_err"
 P_VALUE = "share of the rows of the model that are at least as unlikely"
 DECIDED = "whether the best text of its group is better than each other one at 95 %"
 MAX_PAIRED = 20
-"""Maximum number of texts whose pairs are compared."""
+"""Maximum number of texts whose pairs are compared, and that are printed beside a file."""
 HIDDEN = ("words", "characters")
 """Columns that are left out of a printed table. --csv and --json have them."""
 
@@ -159,7 +159,7 @@ def score(
     typer.echo(found.experiment_id, err=True)
     if csv_ is not None:
         write_csv(csv_, found.by_column())
-    if str(csv_) != "-":
+    if csv_ is None or (str(csv_) != "-" and len(found) <= MAX_PAIRED):
         _show(context, found, target_std_err, relative)
 
 

@@ -33,6 +33,7 @@ CALLS: list[tuple[Callable[[Experiment], Any], tuple[str, tuple[Any, ...], dict[
     ),
     (lambda one: one.logs("warning"), ("logs", ("ab", "warning"), {})),
     (lambda one: one.artifacts(), ("artifacts", ("ab",), {})),
+    (lambda one: one.rows(), ("rows", ("ab",), {})),
     (lambda one: one.download("x", "a", "b"), ("download", ("ab", "x", "a", "b"), {})),
     (lambda one: one.bundle("x.zip"), ("bundle", ("ab", "x.zip"), {})),
     (lambda one: one.cancel(), ("cancel", ("ab",), {})),

@@ -15,6 +15,7 @@ from mptlab.cli import app
 from mptlab.commands import context
 from mptlab.commands.context import MAX_CANDIDATES, CommandContext, with_context
 from mptlab.errors import Refused
+from mptlab.texts import Texts
 
 ID = "0123456789abcdef0123456789abcdef"
 FULL: dict[str, Any] = {
@@ -253,10 +254,30 @@ def test_commands_that_read_take_the_newest_of_a_name(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == (
         f"mpt: k matches several experiments: the newest is used, {told}\n"
     )
+    twice = [{**newer, "id": "e" * 31 + last} for last in "12"]
+    begun, _ = asked(*twice, sweeps=twice)
+    with pytest.raises(typer.BadParameter, match="matches several experiments"):
+        begun.id("e", newest=True)
+    with pytest.raises(typer.BadParameter, match="beginning of several ids"):
+        begun.sweep("e")
     client.answers["get_sweep"] = lambda one: one
     used: Any = found.sweep("k")
     assert used == newer["id"]
     assert capsys.readouterr().err == f"mpt: k matches several sweeps: the newest is used, {told}\n"
+
+
+@pytest.mark.parametrize(("count", "is_shown"), [(20, True), (21, False)])
+def test_few_scores_are_printed_beside_their_file(
+    typed: Typed, tmp_path: Path, count: int, is_shown: bool
+) -> None:
+    rows = [{"row": i, "pll": -1.5} for i in range(count)]
+    client = Recording(score=Texts(rows, ["row", "pll"], ID))
+    code, shown, error = typed(
+        client, "score", "a", "--model", "m", "--csv", str(tmp_path / "s.csv")
+    )
+    assert (code, error) == (0, f"{ID}\n")
+    assert ("pll" in shown) == is_shown
+    assert len((tmp_path / "s.csv").read_text().splitlines()) == count + 1
 
 
 def submitted(**beside: Any) -> tuple[Any, ...]:

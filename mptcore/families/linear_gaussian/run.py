@@ -95,11 +95,11 @@ class LinearGaussianRun:
         for seed in self.spec.seeds:
             models = trained.get(seed) or (yield from self.models_of(seed))
             yield from self._evaluate(models, {"seed": models.seed}, self.session.scores)
-            if self.spec.scores_rows or (is_kept and (not fitted or self.spec.data.seed == "run")):
+            if self.spec.keeps_rows or (is_kept and (not fitted or self.spec.data.seed == "run")):
                 fitted[seed] = models.densities["model"]  # else all have the same
         if is_kept:
             yield Step(self._kept(fitted, models.dataset))
-        if has_folder and self.spec.scores_rows:
+        if has_folder and self.spec.keeps_rows:
             yield Step(keep_rows(fitted, models.dataset, self.session.work_dir))
 
     def models_of(self, seed: int) -> Work[SeedModels]:

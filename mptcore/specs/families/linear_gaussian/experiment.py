@@ -92,9 +92,15 @@ class LinearGaussianExperiment(VectorExperiment):
         """True if each row of the data is scored: by a model that was fitted or trained before."""
         return self.train is None and self.model.init == "experiment"
 
+    @property
+    def keeps_rows(self) -> bool:
+        """True if the scores of rows are kept as a table: those of an upload, which all seeds
+        share."""
+        return self.scores_rows and isinstance(self.data, UploadData)
+
     def artifact_bytes(self) -> int:
         """Estimate the bytes of the table of rows."""
-        return BYTES_PER_ROW * self.data.n * len(self.seeds) if self.scores_rows else 0
+        return BYTES_PER_ROW * self.data.n * len(self.seeds) if self.keeps_rows else 0
 
     def point_count(self) -> PointCount:
         """Return the maximum number of points. Every fit to an upload may be iterative, because

@@ -106,6 +106,15 @@ def test_missing_values_are_integrated_out(store: Path) -> None:
     assert float(found[1]["log_likelihood"]) == pytest.approx(log_probs(part, x[1, seen]).item())
 
 
+def test_simulated_data_have_no_table(store: Path) -> None:
+    """With the seed of the run, each seed has other data."""
+    model = {**PPCA, "init": "maximum_likelihood"}
+    artifacts(store, "first", {"model": model, "data": upload(store, "all", sample(30))})
+    data = {"source": "ppca", "n": 9, "dim": 4, "latent_dim": 2, "noise_precision": 1.0}
+    again = {"model": AGAIN, "data": {**data, "seed": "run"}, "seeds": [1, 2]}
+    assert artifacts(store, "again", again) == []
+
+
 def test_the_estimated_bytes_hold_the_table(store: Path) -> None:
     model = {**PPCA, "init": "maximum_likelihood"}
     artifacts(store, "first", {"model": model, "data": upload(store, "all", sample(30))})
