@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import delete, event, insert, select, text
+from uuid6 import uuid7
 
 from service.queue import holds, lease, states
 from service.queue.dispatch import dispatch_next
@@ -186,7 +187,7 @@ def successors(database: Database, count: int, predecessors: int) -> tuple[str, 
     with database.transaction() as session:
         first = session.get_one(Experiment, others[0])
         same = {name: getattr(first, name) for name in columns}
-        ids = [f"{others[-1][:28]}{i:04}" for i in range(count)]
+        ids = [uuid7().hex for _ in range(count)]
         rows = [{**same, "id": one, "held": Held.AFTER} for one in ids]
         session.execute(insert(Experiment), rows)
         waits = [{"experiment_id": one, "after_id": other} for one in ids for other in others]
