@@ -58,15 +58,18 @@ class Toy:
             yield Step(masks=len(masks))
             yield ScoredBatch(masks, given, self.scores(masks))
 
-    def scores(self, masks: MaskedBatch) -> Tensor:
-        """Return the scores in the shape of a model: (1, 2, B)."""
+    def log_probs(self, masks: MaskedBatch) -> Tensor:
+        """Return log p of each masked token, (M,)."""
         of = torch.repeat_interleave(torch.arange(len(masks)), masks.counts)  # (M,)
         code = torch.zeros(len(masks), dtype=torch.long).index_add_(0, of, 2**masks.places)
         starts = self.corpus.offsets[masks.sequences]
         tokens = self.corpus.ids[starts[of] + masks.places]
-        log_probs = self.table[tokens, masks.places, code[of]]  # (M,)
-        scores = torch.zeros(len(masks), dtype=torch.float64).index_add_(0, of, log_probs)
-        scores /= masks.counts
+        return self.table[tokens, masks.places, code[of]]
+
+    def scores(self, masks: MaskedBatch) -> Tensor:
+        """Return the scores in the shape of a model: (1, 2, B)."""
+        log_probs = self.log_probs(masks)
+        scores = torch.segment_reduce(log_probs, "mean", lengths=masks.counts)
         following = log_probs[masks.counts.cumsum(0) - masks.counts]
         return torch.stack([scores, following])[None]
 

@@ -13,6 +13,7 @@ from benchmarks.calibration.any_order import Calibration, Toy
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
+from mptcore.families.masked_lm.text_fit import SIZE_POWER
 from mptcore.families.masked_lm.text_groups import Member, ranked
 from mptcore.runtime.session import ScoreCache
 
@@ -20,10 +21,8 @@ TEXTS = 1000
 SHORTEST, LONGEST = 8, 10
 TARGETS = (2.0, 0.5)
 NOISY_TEXTS = 5000
-NOISE = math.sqrt(8) / SHORTEST
-"""Standard deviation of the scores that are only noise: for 8 tokens a replicate has 1."""
-NEEDED = (2, 8, 16, 48)
-"""Numbers of replicates that reach the targets for noise, where at least 8 are averaged."""
+NEEDED = (8, 32, 64, 200)
+"""Numbers of masks that reach the targets for noise, where at least 32 are drawn."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class ToyModel:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def scores_and_next(self, masks: MaskedBatch) -> Tensor:
-        return self.toy.scores(masks)[0]
+    def token_scores(self, masks: MaskedBatch) -> Tensor:
+        return self.toy.log_probs(masks)[None]
 
     def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
         yield torch.arange(len(masks))
@@ -45,7 +44,7 @@ class ToyModel:
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """Normal noise as a model: the score of each mask is drawn anew, with mean 0."""
+    """Normal noise as a model: log p of each token is drawn anew for each mask, with mean 0."""
 
     generator: torch.Generator
 
@@ -53,9 +52,8 @@ class NoiseModel:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def scores_and_next(self, masks: MaskedBatch) -> Tensor:
-        drawn = torch.randn(2, len(masks), generator=self.generator, dtype=torch.float64)
-        return NOISE * drawn
+    def token_scores(self, masks: MaskedBatch) -> Tensor:
+        return torch.randn(1, len(masks.places), generator=self.generator, dtype=torch.float64)
 
     def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
         yield torch.arange(len(masks))
@@ -117,11 +115,14 @@ def calibration(texts: int, target: float) -> tuple[Calibration, CumulativeScore
 
 def noise_calibration(texts: int, needed: int) -> tuple[Calibration, CumulativeScores]:
     """Return z over texts of equal length whose scores are noise, for the target that `needed`
-    replicates reach."""
+    masks reach, if nothing of the noise is predicted."""
     toy = Toy.of(texts, SHORTEST, SHORTEST)
     model = NoiseModel(torch.Generator().manual_seed(needed))
-    found = _measured(model, toy, needed**-0.5, texts)
-    return Calibration(f"noise, {needed} replicates needed", found.value / found.std_err), found
+    shares = torch.arange(SHORTEST + 1, dtype=torch.float64) / SHORTEST
+    chances = (shares**SIZE_POWER).diff()
+    variance = (1 / (chances * torch.arange(1, SHORTEST + 1))).sum().item()
+    found = _measured(model, toy, math.sqrt(variance / needed), texts)
+    return Calibration(f"noise, {needed} masks needed", found.value / found.std_err), found
 
 
 def main() -> None:

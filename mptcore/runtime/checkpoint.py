@@ -23,7 +23,7 @@ from mptcore.runtime.session import MaskPlan, ScoreCache, Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
 KEPT = 2
-FORMAT = "4"
+FORMAT = "5"
 """Format version of a checkpoint file. A run that finds another version starts again from its first
 record."""
 
@@ -99,8 +99,8 @@ def _of(session: Session) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     header: dict[str, str] = {}
     if session.scores.values:
-        tensors["scores"] = torch.cat(session.scores.values, dim=2).contiguous()
-        header["batches"] = json.dumps([values.shape[2] for values in session.scores.values])
+        tensors["scores"] = torch.cat([values.flatten() for values in session.scores.values])
+        header["shapes"] = json.dumps([values.shape for values in session.scores.values])
     if session.training is not None:
         state = session.training()
         header["training"] = json.dumps([state.epoch, state.seq, state.masks])
@@ -126,8 +126,8 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
     if header.get("format") != FORMAT or not _is_of(header["spec"], spec):
         return None
     scores = ScoreCache()
-    if "batches" in header:
-        scores = ScoreCache.of(tensors["scores"], json.loads(header["batches"]))
+    if "shapes" in header:
+        scores = ScoreCache.of(tensors["scores"], json.loads(header["shapes"]))
     training = None
     if "training" in header:
         epoch, seq, masks = json.loads(header["training"])

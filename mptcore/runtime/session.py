@@ -5,6 +5,7 @@ from the saved epoch, and masks that were scored before are not scored again. So
 those of an uninterrupted run, at whatever moment it was stopped."""
 
 import itertools
+import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,16 +64,17 @@ class TrainingState:
 class ScoreCache:
     """Scores in the order of their computation. A resumed run starts with the saved ones."""
 
-    values: list[Tensor] = field(default_factory=list)  # (models, 1 to 4, B) each
+    values: list[Tensor] = field(default_factory=list)  # (models, rows, B) each
     division: Division | None = None
     """Division of the work among processes. None: this process computes all scores."""
     _next: int = 0
     _plans: int = 0
 
     @classmethod
-    def of(cls, values: Tensor, lengths: list[int]) -> "ScoreCache":
-        """Build the cache from the scores of all batches and the length of each."""
-        return cls(list(torch.split(values, lengths, dim=2)))
+    def of(cls, values: Tensor, shapes: list[Shape]) -> "ScoreCache":
+        """Build the cache from the scores of all batches, one after another, and their shapes."""
+        parts = torch.split(values, [math.prod(shape) for shape in shapes])
+        return cls([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
 
     @property
     def helps(self) -> bool:
@@ -92,7 +94,7 @@ class ScoreCache:
         rest = iter(batches)
         if not self.helps:
             for batch in rest:
-                if not self._holds_next(shape(batch)[2]):
+                if not self._holds_next(shape(batch)):
                     del self.values[self._next :]
                     rest = itertools.chain([batch], rest)
                     break
@@ -117,8 +119,8 @@ class ScoreCache:
             return helped(batches, self._next, compute, shape, self.division)
         return coordinated(batches, self._next, compute, shape, self.division)
 
-    def _holds_next(self, masks: int) -> bool:
-        return self._next < len(self.values) and self.values[self._next].shape[2] == masks
+    def _holds_next(self, shape: Shape) -> bool:
+        return self._next < len(self.values) and self.values[self._next].shape == shape
 
     def plan(self, compute: Callable[[], Tensor]) -> Work[Tensor]:
         """Return a plan that depends on scores. A helper uses the plan of the run that it helps."""

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from mptcore.specs.base import Problem, Spec
 
-MIN_TEXT_MASKS = 128
+MIN_TEXT_MASKS = 32
 """Minimum number of masks for the cumulative score of one text: the pilot, and as many more."""
 
 TextScore = Literal[

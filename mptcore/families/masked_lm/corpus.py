@@ -66,6 +66,11 @@ class Corpus:
         return found - repeated(self.offsets[:-1], self.sizes)
 
     @cached_property
+    def index_of(self) -> Tensor:
+        """Index of each token among the maskable tokens, (T,); of others that of the one before."""
+        return self.maskable.long().cumsum(0) - 1
+
+    @cached_property
     def first_free(self) -> Tensor:
         """Index in `free` at which each sequence begins, (N,)."""
         return self.sizes.cumsum(0) - self.sizes

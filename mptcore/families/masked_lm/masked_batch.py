@@ -55,10 +55,20 @@ class MaskedBatch:
         """Number of tokens of each sequence whose logits are computed, (B,)."""
         return self.counts
 
+    @property
+    def tokens(self) -> Tensor:
+        """Index of each masked token among all maskable tokens of the corpus, (M,)."""
+        starts = repeated(self.corpus.offsets[self.sequences], self.counts)
+        return self.corpus.index_of[starts + self.places]
+
+    def entries_of(self, chosen: Tensor) -> Tensor:
+        """Return the indices of the masked tokens of the masks with the given indices (b,)."""
+        counts = self.counts[chosen]
+        return counted_from((self.counts.cumsum(0) - self.counts)[chosen], counts)
+
     def __getitem__(self, chosen: Tensor) -> "MaskedBatch":
         """Return the masks with the given indices (b,)."""
-        counts = self.counts[chosen]
-        of_chosen = counted_from((self.counts.cumsum(0) - self.counts)[chosen], counts)
+        counts, of_chosen = self.counts[chosen], self.entries_of(chosen)
         places = self.places.index_select(0, of_chosen)
         seen = self.seen
         if isinstance(seen, Tensor):
@@ -92,8 +102,7 @@ class VariantBatch(MaskedBatch):
 
     def __getitem__(self, chosen: Tensor) -> "VariantBatch":
         """Return the variants with the given indices (b,)."""
-        counts = self.counts[chosen]
-        of_chosen = counted_from((self.counts.cumsum(0) - self.counts)[chosen], counts)
+        counts, of_chosen = self.counts[chosen], self.entries_of(chosen)
         return replace(
             self,
             sequences=self.sequences[chosen],

@@ -70,14 +70,34 @@ class MaskedLm(Model[MaskedBatch]):
         none: (2, B). Of variants, return the scores of their own tokens and of those of the
         sequence. The tensor is on the device, which may still be computing it."""
         values = torch.zeros(2, len(masks), dtype=torch.float64, device=self.device)
+        return self._filled(values, masks, self._score, lambda chosen: chosen)
+
+    def token_scores(self, masks: MaskedBatch) -> Tensor:
+        """Return log p of each masked token in nats, sequence by sequence, as float32 (1, M). The
+        tensor is on the device, which may still be computing it."""
+        values = torch.zeros(1, len(masks.places), device=self.device)
+        return self._filled(values, masks, self._score_tokens, masks.entries_of)
+
+    def _filled(
+        self,
+        values: Tensor,
+        masks: MaskedBatch,
+        compute: Callable[[MaskedBatch], Tensor],
+        columns: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Compute the masks part by part, and set the columns of their values."""
         parts: list[Tensor] = []
         found: list[Tensor] = []
         for chosen in self.parts(masks, as_fits=True):
-            parts.append(chosen)
-            found.append(in_halves(self._score, masks[chosen], self.take_fewer))
+            parts.append(columns(chosen))
+            found.append(in_halves(compute, masks[chosen], self.take_fewer))
         if not parts:
             return values
         return values.index_copy(1, sent(torch.cat(parts), self.device), torch.cat(found, 1))
+
+    @torch.inference_mode()
+    def _score_tokens(self, masks: MaskedBatch) -> Tensor:  # (1, M)
+        return self.log_probs(masks)[None]
 
     @torch.inference_mode()
     def _score(self, masks: MaskedBatch) -> Tensor:  # (2, B)
@@ -200,8 +220,8 @@ def _gpu_share(device: torch.device) -> int | None:
 
 @dataclass
 class ScoredBatch(Generic[GivenT]):
-    """Masked sequences with the scores by each model and log p of the first masked token of each:
-    (models, 2, B). `given` is what the caller needs with them."""
+    """Masked sequences with their scores by each model, as `scores_and_next` or `token_scores`
+    gives them: (models, 2, B) or (models, 1, M). `given` is what the caller needs with them."""
 
     masks: MaskedBatch
     given: GivenT
@@ -213,6 +233,7 @@ class Part(Generic[GivenT]):
     """Sequences of a batch that are computed together."""
 
     batch: ScoredBatch[GivenT]
+    of_tokens: bool
     chosen: Tensor | None  # (b,), indices of the sequences; None: all
     empty: int
     """Number of sequences without a masked token, which are counted before this part."""
@@ -225,11 +246,22 @@ class Part(Generic[GivenT]):
     def masks(self) -> MaskedBatch:
         return self.batch.masks if self.chosen is None else self.batch.masks[self.chosen]
 
-    def set_scores(self, values: Tensor) -> None:  # (models, 2, b)
+    @property
+    def shape(self) -> Shape:
+        """Shape of the scores."""
+        models, rows, columns = self.batch.values.shape
+        if self.chosen is None:
+            return models, rows, columns
+        tokens = self.batch.masks.counts[self.chosen]
+        return models, rows, int(tokens.sum()) if self.of_tokens else len(tokens)
+
+    def set_scores(self, values: Tensor) -> None:
+        values = values.double()
         if self.chosen is None:
             self.batch.values = values
-        else:
-            self.batch.values[:, :, self.chosen] = values
+            return
+        of = self.batch.masks.entries_of(self.chosen) if self.of_tokens else self.chosen
+        self.batch.values[:, :, of] = values
 
 
 def score_batches(
@@ -237,23 +269,29 @@ def score_batches(
     batches: Iterable[tuple[MaskedBatch, GivenT]],
     cache: ScoreCache,
     meanwhile: Callable[[], None] = lambda: None,
+    of_tokens: bool = False,
 ) -> Iterator[Step | ScoredBatch[GivenT]]:
-    """Score batches in order. Yields a step for each part that the first model computes together,
-    and each batch once all its parts are scored. On a GPU a batch is one part: all results are
-    fetched at once, and `meanwhile` is called while it computes."""
+    """Score batches in order, or each of their masked tokens. Yields a step for each part that the
+    first model computes together, and each batch once all its parts are scored. On a GPU a batch is
+    one part: all results are fetched at once, and `meanwhile` is called while it computes."""
     in_order = list(models.values())
+
+    def score(model: MaskedLm, masks: MaskedBatch) -> Tensor:
+        return model.token_scores(masks) if of_tokens else model.scores_and_next(masks)
 
     def scored(part: Part[GivenT]) -> Tensor:
         masks = part.masks
-        found = torch.stack([model.scores_and_next(masks) for model in in_order])
+        found = torch.stack([score(model, masks) for model in in_order])
         meanwhile()
         return found.cpu()
 
-    def shape(part: Part[GivenT]) -> Shape:
-        return len(in_order), 2, len(part)
+    def parts_of(masks: MaskedBatch, given: GivenT) -> Iterator[Part[GivenT]]:
+        rows, columns = (1, len(masks.places)) if of_tokens else (2, len(masks))
+        values = torch.zeros(len(in_order), rows, columns, dtype=torch.float64)
+        return _parts(in_order[0], ScoredBatch(masks, given, values), of_tokens)
 
-    parts = (part for one in batches for part in _parts(in_order[0], len(in_order), *one))
-    for found in cache.in_order(parts, scored, shape):
+    parts = (part for one in batches for part in parts_of(*one))
+    for found in cache.in_order(parts, scored, lambda part: part.shape):
         if found is None:
             yield Step()
             continue
@@ -266,18 +304,16 @@ def score_batches(
             yield part.batch
 
 
-def _parts(
-    model: MaskedLm, models: int, masks: MaskedBatch, given: GivenT
-) -> Iterator[Part[GivenT]]:
-    batch = ScoredBatch(masks, given, torch.zeros(models, 2, len(masks), dtype=torch.float64))
+def _parts(model: MaskedLm, batch: ScoredBatch[GivenT], of_tokens: bool) -> Iterator[Part[GivenT]]:
+    masks = batch.masks
     empty = int((masks.counts == 0).sum())
     if model.device.type == "cuda" or empty == len(masks):
-        yield Part(batch, None, 0, is_last=True)
+        yield Part(batch, of_tokens, None, 0, is_last=True)
         return
     left = len(masks) - empty
     for chosen in model.parts(masks):
         left -= len(chosen)
-        yield Part(batch, chosen, empty, is_last=not left)
+        yield Part(batch, of_tokens, chosen, empty, is_last=not left)
         empty = 0
 
 

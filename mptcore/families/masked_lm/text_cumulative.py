@@ -2,91 +2,24 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from mptcore.estimation.estimate import MIN_KURTOSIS
 from mptcore.families.masked_lm.corpus import repeated
-from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
+from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.model import MaskedLm, score_batches
+from mptcore.families.masked_lm.text_fit import ScoredMasks, TokenFit, cross_fitted, sizes_at
+from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds, Values, pilot_weights
 from mptcore.runtime.session import MaskPlan, ScoreCache, Step, Work
+from mptcore.specs.texts import MIN_TEXT_MASKS
 
-STRATA = 8
-"""Masks of a replicate: one from each eighth of the sizes from 1 to D."""
-PILOT = 8
-"""Replicates of the pilot, and the minimum number of later ones."""
 ENUMERATED = 7
-"""Maximum number of tokens of a text whose masks are all scored. The pilot and the minimum after it
-would draw as many masks or more."""
-SHARES = (0.5, 1.0)
-"""Fraction of the replicates still planned that each round draws."""
-SAFETY = 2.0
-"""Number of standard deviations by which a variance may still grow before the target is missed."""
-MIN_LEFT = 1 / 8
-"""Smallest share of the target variance that is left for the last round."""
-
-
-@dataclass
-class Replicates:
-    """Estimates of N texts from rounds of replicates.
-
-    A replicate is the mean of D · score over one mask of each stratum, so its expectation is the
-    cumulative score. As in StratifiedSample, the weight of a round is fixed before it is drawn, and
-    that of the pilot is 0: the estimate is unbiased, although the scores choose the plan.
-    """
-
-    count: Tensor  # (N,), replicates so far, with those of the pilot
-    average: Tensor  # (N,), their mean
-    squares: Tensor  # (N,), sum of their squared deviations from it
-    value: Tensor  # (N,), Σ_k λ_k · mean of round k
-    left: Tensor  # (N,), the part of λ that is not assigned yet
-    spread: Tensor  # (N,), Σ_k λ_k² / n_k
-
-    @classmethod
-    def none(cls, texts: int) -> "Replicates":
-        zero = torch.zeros(texts, dtype=torch.float64)
-        return cls(zero.long(), zero, zero, zero, zero + 1, zero)
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of a replicate, (N,)."""
-        return self.squares / (self.count - 1).clamp(min=1)
-
-    @property
-    def std_err(self) -> Tensor:
-        return (self.variance * self.spread * widening(self.count)).sqrt()
-
-    def add(self, values: Tensor, counts: Tensor, weight: Tensor) -> None:
-        """Add a round: counts[i] replicates of text i with the weight λ (N,), text by text."""
-        texts = repeated(torch.arange(len(counts)), counts)
-        drawn = counts.clamp(min=1)
-        mean = torch.zeros_like(self.value).index_add_(0, texts, values) / drawn
-        within = torch.zeros_like(mean).index_add_(0, texts, (values - mean[texts]).square())
-        whole = (self.count + counts).clamp(min=1)
-        apart = torch.where(counts > 0, mean - self.average, 0)
-        self.squares = self.squares + within + apart.square() * self.count * counts / whole
-        self.average = self.average + apart * counts / whole
-        self.count = self.count + counts
-        self.value = self.value + weight * mean
-        self.left = self.left - weight
-        self.spread = self.spread + weight.square() / drawn
-
-    def planned(self, target: float | Tensor, most: int) -> Tensor:
-        """Return how many replicates of each text are still to be drawn, (N,). The target is that
-        of each text if it is (N,)."""
-        least = (2 * PILOT - self.count).clamp(min=1)
-        last = self.count + torch.maximum(self._wanted(target**2), least)
-        moves = (MIN_KURTOSIS - 1) * (1 / self.count - 1 / last)
-        growth = widening(last) * (1 + SAFETY * moves.sqrt())
-        counts = torch.maximum(self._wanted(target**2 / growth), least)
-        return torch.where(self.left > 0, counts.clamp(max=(most - self.count).clamp(min=1)), 0)
-
-    def _wanted(self, target: float | Tensor) -> Tensor:
-        rest = (target - self.variance * self.spread).clamp(min=MIN_LEFT * target)
-        return (self.left.square() * self.variance / rest).clamp(max=1e12).ceil().long()
+"""Maximum number of tokens of a text whose masks are all scored."""
+GROUP = 2048
+"""Number of texts that are scored together; limits the memory for fits."""
 
 
 @dataclass
@@ -110,7 +43,7 @@ class CumulativeScores:
         sizes = self.masker.corpus.sizes
         exact = int((2 ** sizes[sizes <= ENUMERATED] - 1).sum())
         sampled = int((sizes > ENUMERATED).sum())
-        return MaskPlan(exact + sampled * self.max_masks, exact + sampled * 2 * PILOT * STRATA)
+        return MaskPlan(exact + sampled * self.max_masks, exact + sampled * MIN_TEXT_MASKS)
 
     def run(self, plan: MaskPlan, generator: torch.Generator) -> Work[None]:
         """Score all masks of short texts, and rounds of masks of the others."""
@@ -158,57 +91,82 @@ class CumulativeScores:
         return self.masker.hidden(sequences, counts.repeat(len(chosen)), places)
 
     def _sample(self, chosen: Tensor, plan: MaskPlan, generator: torch.Generator) -> Work[None]:
-        found = Replicates.none(len(chosen))
-        counts = torch.full_like(chosen, PILOT)
-        values = yield from self._draw(chosen, counts, generator)
-        found.add(values, counts, torch.zeros_like(found.value))
-        most, enumerated = self.max_masks // STRATA, int(self.masks.sum())
-        for share in SHARES:
+        """Score the chosen texts, group by group."""
+        before = plan.masks - len(chosen) * MIN_TEXT_MASKS
+        most = self.max_masks // STRATA * STRATA
+        for start in range(0, len(chosen), GROUP):
+            group = chosen[start : start + GROUP]
+            corpus = self.masker.corpus.subset(group)
+            draws = Draws(self.model, replace(self.masker, corpus=corpus), self.cache, generator)
+            folds = []
+            for _ in range(FOLDS):
+                folds.append((yield from draws.fold()))
+            values, others = cross_fitted(folds)
+            weights = pilot_weights(others, self.target_of(others.mean(2)))
+            found = Rounds.of_pilot(values, weights)
             target = self.target_of(found.average)
-            wanted = yield from self.cache.plan(partial(found.planned, target, most))
-            plan.masks = enumerated + STRATA * int((found.count + wanted).sum())
-            counts = (share * wanted).ceil().long()
-            values = yield from self._draw(chosen, counts, generator)
-            found.add(values, counts, found.left * (counts / wanted.clamp(min=1)))
-        self.value[chosen], self.std_err[chosen] = found.value, found.std_err
-        self.masks[chosen] = STRATA * found.count
+            sums = torch.stack([fold.sums() for fold in folds]).sum(0)
+            while True:
+                counts, wanted = yield from self.cache.plan(partial(found.planned, target, most))
+                to_come = MIN_TEXT_MASKS * (len(chosen) - start - len(group))
+                plan.masks = before + int((found.count + wanted).sum()) + to_come
+                if not bool(counts.any()):
+                    break
+                fit, drawn = TokenFit.of(sums, corpus), Values.none(found.average)
+                for scored in draws.scored(counts):
+                    if isinstance(scored, Step):
+                        yield scored
+                        continue
+                    drawn.add(scored.masks.sequences, fit.values(scored))
+                    sums += scored.sums()
+                found.add(drawn, wanted)
+            self.value[group], self.std_err[group] = found.value, found.std_err
+            self.masks[group] = found.count
+            before += int(found.count.sum())
 
-    def _draw(self, chosen: Tensor, counts: Tensor, generator: torch.Generator) -> Work[Tensor]:
-        """Return counts[i] replicates of each chosen text, text by text: (Σ counts,)."""
-        plan = repeated(chosen, counts)
-        found = [torch.zeros(0, dtype=torch.float64)]
-        batches = self._batches(plan, generator)
-        for scored in score_batches({"model": self.model}, batches, self.cache):
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws masks on the texts of a corpus, and scores them."""
+
+    model: MaskedLm
+    masker: Masker
+    cache: ScoreCache
+    generator: torch.Generator
+
+    def fold(self) -> Work[ScoredMasks]:
+        """Return a replicate of each text."""
+        masks, log_probs = [], []
+        for scored in self.scored(torch.full_like(self.masker.corpus.sizes, STRATA)):
             if isinstance(scored, Step):
                 yield scored
             else:
-                means = scored.values[0, 0].view(-1, STRATA).mean(1)
-                found.append(means * self.masker.corpus.sizes[scored.given])
-        return torch.cat(found)
+                masks.append(scored.masks)
+                log_probs.append(scored.log_probs)
+        return ScoredMasks(joined(masks), torch.cat(log_probs))
 
-    def _batches(
-        self, plan: Tensor, generator: torch.Generator
-    ) -> Iterator[tuple[MaskedBatch, Tensor]]:
-        """Yield the masks of the replicates of a plan of sequences (R,), in parts of about
+    def scored(self, counts: Tensor) -> Iterator[Step | ScoredMasks]:
+        """Yield counts[i] masks of each text, in replicates, text by text, in parts of about
         CHUNK_TOKENS."""
+        batches = ((masks, None) for masks in self._masks(counts))
+        for scored in score_batches({"model": self.model}, batches, self.cache, of_tokens=True):
+            if isinstance(scored, Step):
+                yield scored
+            else:
+                yield ScoredMasks(scored.masks, scored.values[0, 0])
+
+    def _masks(self, counts: Tensor) -> Iterator[MaskedBatch]:
         corpus = self.masker.corpus
+        plan = repeated(torch.arange(len(corpus)), counts // STRATA)
         begins = (corpus.lengths[plan] * STRATA).cumsum(0) // CHUNK_TOKENS
         parts = torch.unique_consecutive(begins, return_counts=True)[1].tolist()
         for part in torch.split(plan, parts):
             sequences = part.repeat_interleave(STRATA)
             strata = torch.arange(STRATA).repeat(len(part))
-            within = torch.rand(len(sequences), generator=generator, dtype=torch.float64)
-            rates = (strata + 1 - within) / STRATA  # above 0, at most 1
-            sizes = (rates * corpus.sizes[sequences]).ceil().long()
-            yield self.masker.of_sizes(sequences, sizes, generator), part
-
-
-def widening(count: Tensor) -> Tensor:
-    """Return the factor of a squared error whose variance is from `count` replicates, at least
-    2 · PILOT: the variance of Student's t, ν / (ν − 2) with ν = 2 (count − 1) / (MIN_KURTOSIS − 1).
-    A text whose variance is too small by chance stops early, so few replicates also mean a
-    variance that is more often too small than too large."""
-    return (count - 1) / (count - MIN_KURTOSIS)
+            within = torch.rand(len(sequences), generator=self.generator, dtype=torch.float64)
+            quantiles = (strata + 1 - within) / STRATA  # above 0, at most 1
+            sizes = sizes_at(quantiles, corpus.sizes[sequences])
+            yield self.masker.of_sizes(sequences, sizes, self.generator)
 
 
 def all_masks(size: int) -> tuple[Tensor, Tensor]:

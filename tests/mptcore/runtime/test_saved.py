@@ -24,7 +24,7 @@ def saved(folder: Path, **changes: Any) -> tuple[Path, Session]:
     """A session by hand, and the file that it was saved to."""
     tensors = {"a": torch.arange(3.0), "b/c": torch.ones(2, 2)}
     training = TrainingState(7, 40, 90, (MaskPlan(50, 20), MaskPlan(60, 60)), tensors)
-    scores = ScoreCache.of(torch.arange(12.0).view(1, 2, 6), [4, 2])
+    scores = ScoreCache.of(torch.arange(13.0), [(1, 2, 4), (1, 1, 5)])
     own: dict[str, Any] = {"training": lambda: training, "scores": scores, "device": "cpu"}
     session = Session(seq=45, masks=110, **(own | changes))
     return folder / Snapshot.of(session, SPEC).save(folder).file, session

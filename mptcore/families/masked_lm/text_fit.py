@@ -1,0 +1,132 @@
+"""Predict the log-probabilities of tokens from the mask size, which reduces the variance of the
+cumulative score of a text (a control variate)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.families.masked_lm.corpus import Corpus, repeated
+from mptcore.families.masked_lm.masked_batch import MaskedBatch
+
+SIZE_POWER = 0.75
+"""The chance of a mask of at most m of D tokens is (m/D)^SIZE_POWER. The mean over a few tokens
+varies more than that over many, so small masks are drawn more often than with the power 1."""
+OF_TEXT, OF_LEVEL, OF_SLOPE = 0.01, 0.25, 0.5
+"""Prior precisions of the coefficients of a text, and of a token's own level and slope, for log p
+in nats with a residual variance of 1."""
+OF_TOKENS = torch.diag(torch.tensor([OF_LEVEL, OF_SLOPE], dtype=torch.float64))
+MOMENTS = [[0, 1, 2, 5], [1, 2, 3, 6], [2, 3, 4, 7]]
+"""Places of the normal equations of a parabola among the sums of a token: the powers 0 to 4 of the
+size, and log p times the powers 0 to 2."""
+SUMS = 8
+
+
+@dataclass(frozen=True)
+class ScoredMasks:
+    """B masks of the N texts of a corpus, with log p of each masked token, text by text, (M,)."""
+
+    masks: MaskedBatch
+    log_probs: Tensor
+
+    @property
+    def shares(self) -> Tensor:
+        """Size of each mask as a fraction of its text's, (B,): m/D."""
+        return self.masks.counts / self.masks.sizes
+
+    @property
+    def centred(self) -> Tensor:
+        """The same minus ½, for each masked token, (M,): τ."""
+        return repeated(self.shares - 0.5, self.masks.counts)
+
+    @property
+    def weights(self) -> Tensor:
+        """Chance of a size if all were equally likely, divided by its chance here, (B,)."""
+        sizes = self.masks.sizes
+        chances = self.shares**SIZE_POWER - (self.shares - 1 / sizes).clamp(min=0) ** SIZE_POWER
+        return 1 / (sizes * chances)
+
+    def sums(self) -> Tensor:
+        """Return what a fit needs of these masks, (ΣD, SUMS): weighted sums over each token's
+        masks. The weights are those of an estimate, scaled to have a mean of about 1."""
+        powers = self.centred[:, None] ** torch.arange(5)
+        values = torch.cat([powers, powers[:, :3] * self.log_probs[:, None]], 1)
+        mean_share = SIZE_POWER / (1 + SIZE_POWER)
+        weights = repeated(mean_share * self.weights / self.shares, self.masks.counts)
+        found = torch.zeros(len(self.masks.corpus.free), SUMS, dtype=torch.float64)
+        return found.index_add_(0, self.masks.tokens, weights[:, None] * values)
+
+
+@dataclass(frozen=True)
+class TokenFit:
+    """Predicts log p of a masked token from the size of the mask.
+
+    For token j of a text it is β₀ + a_j + (β₁ + b_j) τ + β₂ τ², τ = m/D − ½: a parabola of the
+    text, and a level and a slope of each token. The coefficients are a ridge regression on masks of
+    the text itself.
+    """
+
+    corpus: Corpus
+    coefficients: Tensor  # (ΣD, 3)
+
+    @classmethod
+    def of(cls, sums: Tensor, corpus: Corpus) -> "TokenFit":
+        """Fit to the sums of scored masks, (ΣD, SUMS). The tokens of a text are coupled only by β:
+        its equations are solved after the tokens' own were eliminated."""
+        equations = sums[:, MOMENTS]  # (ΣD, 3, 4), with the right side
+        own = equations[:, :2]
+        solved, _ = torch.linalg.solve_ex(own[..., :2] + OF_TOKENS, own)  # (ΣD, 2, 4)
+        rest = _by_text(equations - own[..., :3].mT @ solved, corpus)  # (N, 3, 4)
+        prior = OF_TEXT * torch.eye(3, dtype=torch.float64)
+        beta, _ = torch.linalg.solve_ex(rest[..., :3] + prior, rest[..., 3])  # (N, 3)
+        found = beta.repeat_interleave(corpus.sizes, dim=0)
+        own_terms = solved[..., 3] - (solved[..., :3] @ found[..., None])[..., 0]
+        found[:, :2] += own_terms
+        return cls(corpus, found)
+
+    def values(self, scored: ScoredMasks) -> Tensor:
+        """Return an estimate of the cumulative score of its text from each mask, (B,): the score of
+        what the fit does not predict, plus the exact cumulative score of the prediction. It is
+        unbiased if the fit does not depend on the mask."""
+        masks = scored.masks
+        powers = scored.centred[:, None] ** torch.arange(3)
+        residuals = scored.log_probs - (powers * self.coefficients[masks.tokens]).sum(1)
+        sums = torch.segment_reduce(residuals, "sum", lengths=masks.counts)
+        return scored.weights * sums / scored.shares + self._exact()[masks.sequences]
+
+    def _exact(self) -> Tensor:
+        """Return the cumulative score of the prediction of each text, (N,): the sum over tokens of
+        its mean over sizes. The mean of τ is 1/2D and that of τ² is 1/12 + 1/6D²."""
+        sizes = self.corpus.sizes.double()
+        means = torch.stack([torch.ones_like(sizes), 1 / (2 * sizes), 1 / 12 + 1 / (6 * sizes**2)])
+        return (_by_text(self.coefficients, self.corpus) * means.T).sum(1)
+
+
+def sizes_at(quantiles: Tensor, sizes: Tensor) -> Tensor:
+    """Return the mask sizes at quantiles, above 0 and at most 1, for texts of these numbers of
+    tokens, (B,)."""
+    found = (quantiles ** (1 / SIZE_POWER) * sizes).ceil().long()
+    return torch.minimum(found.clamp(min=1), sizes)
+
+
+def cross_fitted(folds: list[ScoredMasks]) -> tuple[Tensor, Tensor]:
+    """Return the values of the masks of F folds, where each has n masks of each text, text by text:
+    (F, N, n). Those of a fold are by a fit to the others. Also return for each fold the values of
+    the others, (F, N, (F − 1) · n), by fits that do not depend on it."""
+    corpus = folds[0].masks.corpus
+    sums = [fold.sums() for fold in folds]
+    whole = torch.stack(sums).sum(0)
+    found: dict[tuple[int, int], Tensor] = {}  # [i, j]: of fold j, by a fit without i and j
+    for i in range(len(folds)):
+        for j in range(i + 1):
+            fit = TokenFit.of(whole - sums[i] - (sums[j] if i != j else 0), corpus)
+            found[i, j] = fit.values(folds[j]).view(len(corpus), -1)
+            found[j, i] = fit.values(folds[i]).view(len(corpus), -1)
+    each = range(len(folds))
+    others = [torch.cat([found[i, j] for j in each if j != i], 1) for i in each]
+    return torch.stack([found[i, i] for i in each]), torch.stack(others)
+
+
+def _by_text(of_tokens: Tensor, corpus: Corpus) -> Tensor:
+    """Return the sums over the tokens of each text, (ΣD, …) to (N, …)."""
+    return torch.segment_reduce(of_tokens, "sum", lengths=corpus.sizes)

@@ -1,0 +1,138 @@
+"""Plan and average the masks of texts whose scores are estimated, round by round."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mptcore.estimation.estimate import MIN_KURTOSIS
+from mptcore.specs.texts import MIN_TEXT_MASKS
+
+STRATA = 4
+"""Masks of a replicate: their sizes are drawn from as many equally likely parts of the sizes."""
+FOLDS = 4
+"""Replicates of the pilot. Each is predicted from the others."""
+LEAST = MIN_TEXT_MASKS - FOLDS * STRATA
+"""Minimum number of masks after the pilot."""
+LAST = 1 / 2
+"""A round is the last one if it adds at most this fraction to the masks so far."""
+SAFETY = 0.5
+"""Number of standard deviations by which a variance may still grow before the target is missed."""
+MIN_LEFT = 1 / 8
+"""Smallest share of the target variance that is left for the next rounds."""
+
+
+@dataclass
+class Rounds:
+    """Estimates of N texts from rounds of masks, each with an estimate of the score (its value).
+
+    The weight of a round is fixed before it is drawn, and so is the fit that its values need: the
+    estimate is unbiased, although the scores choose the plan. The first round is the pilot. Each of
+    its folds has a fit and a weight that come from the other folds.
+    """
+
+    count: Tensor  # (N,), masks so far
+    average: Tensor  # (N,), the mean of their values
+    squares: Tensor  # (N,), sum of their squared deviations from it
+    value: Tensor  # (N,), Σ_k λ_k · mean of round k
+    left: Tensor  # (N,), the part of λ that is not assigned yet
+    spread: Tensor  # (N,), Σ_k λ_k² / n_k
+
+    @classmethod
+    def of_pilot(cls, values: Tensor, weights: Tensor) -> "Rounds":
+        """Begin with the values of a pilot, (F, N, n), and the weight of each fold, (F, N)."""
+        folds, texts, masks = values.shape
+        every = values.transpose(0, 1).flatten(1)  # (N, F·n)
+        average = every.mean(1)
+        return cls(
+            torch.full((texts,), folds * masks),
+            average,
+            (every - average[:, None]).square().sum(1),
+            (weights * values.mean(2)).sum(0),
+            1 - weights.sum(0),
+            weights.square().sum(0) / masks,
+        )
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of a value, (N,)."""
+        return self.squares / (self.count - 1)
+
+    @property
+    def std_err(self) -> Tensor:
+        return (self.variance * self.spread * widening(self.count)).sqrt()
+
+    def add(self, values: "Values", wanted: Tensor) -> None:
+        """Add a round, as a part of the masks that were wanted (N,)."""
+        counts, drawn = values.count, values.count.clamp(min=1)
+        apart = values.sums / drawn  # from the average before
+        whole = self.count + counts
+        self.squares += values.squares - values.sums.square() / drawn
+        self.squares += apart.square() * self.count * counts / whole
+        weight = self.left * counts / wanted.clamp(min=1)
+        self.value += weight * (self.average + apart)
+        self.left -= weight
+        self.spread += weight.square() / drawn
+        self.average = self.average + apart * counts / whole
+        self.count = whole
+
+    def planned(self, target: Tensor, most: int) -> Tensor:
+        """Return how many masks of each text the next round draws, and how many are wanted in all
+        until its target (N,) is reached: (2, N). Both are 0 at the end. A round at most doubles the
+        masks of a text: later ones have a better fit."""
+        least = (MIN_TEXT_MASKS - self.count).clamp(min=STRATA)
+        last = self.count + torch.maximum(self._wanted(target.square()), least)
+        moves = (MIN_KURTOSIS - 1) * (1 / self.count - 1 / last)
+        growth = widening(last) * (1 + SAFETY * moves.sqrt())
+        wanted = torch.maximum(self._wanted(target.square() / growth), least)
+        wanted = torch.minimum(wanted, (most - self.count).clamp(min=STRATA))
+        wanted = torch.where(self.left > 0, _replicates(wanted), 0)
+        part = torch.minimum(_replicates(wanted / 2), self.count)
+        return torch.stack([torch.where(wanted <= LAST * self.count, wanted, part), wanted])
+
+    def _wanted(self, target: Tensor) -> Tensor:
+        rest = torch.maximum(target - self.variance * self.spread, MIN_LEFT * target)
+        found = self.left.square() * self.variance / rest
+        return found.nan_to_num(0).clamp(max=1e12).ceil().long()
+
+
+@dataclass
+class Values:
+    """Sums over the values of a round, as deviations from the average before it."""
+
+    average: Tensor  # (N,)
+    count: Tensor  # (N,)
+    sums: Tensor  # (N,)
+    squares: Tensor  # (N,)
+
+    @classmethod
+    def none(cls, average: Tensor) -> "Values":
+        zero = torch.zeros_like(average)
+        return cls(average, zero.long(), zero, zero.clone())
+
+    def add(self, texts: Tensor, values: Tensor) -> None:
+        """Add values (B,) of these texts."""
+        apart = values - self.average[texts]
+        self.count.index_add_(0, texts, torch.ones_like(texts))
+        self.sums.index_add_(0, texts, apart)
+        self.squares.index_add_(0, texts, apart.square())
+
+
+def _replicates(masks: Tensor) -> Tensor:
+    """Round numbers of masks up to whole replicates."""
+    return (masks / STRATA).ceil().long() * STRATA
+
+
+def pilot_weights(others: Tensor, target: Tensor) -> Tensor:
+    """Return the weight of each fold of a pilot, (F, N), from values that do not depend on it,
+    (F, N, n): its share of the masks that are wanted according to them."""
+    wanted = (others.var(2) / target.square()).nan_to_num(0).clamp(min=MIN_TEXT_MASKS, max=1e12)
+    return STRATA / wanted
+
+
+def widening(count: Tensor) -> Tensor:
+    """Return the factor of a squared error whose variance is from `count` masks: the variance of
+    Student's t, ν / (ν − 2) with ν = 2 (count − 1) / (MIN_KURTOSIS − 1). A text whose variance is
+    too small by chance stops early, so few masks also mean a variance that is more often too small
+    than too large."""
+    return (count - 1) / (count - MIN_KURTOSIS)
