@@ -38,6 +38,9 @@ class ToyModel:
     def token_scores(self, masks: MaskedBatch) -> Tensor:
         return self.toy.log_probs(masks)[None]
 
+    def scores_and_next(self, masks: MaskedBatch) -> Tensor:
+        return self.toy.scores(masks)[0]
+
     def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
         yield torch.arange(len(masks))
 
@@ -54,6 +57,10 @@ class NoiseModel:
 
     def token_scores(self, masks: MaskedBatch) -> Tensor:
         return torch.randn(1, len(masks.places), generator=self.generator, dtype=torch.float64)
+
+    def scores_and_next(self, masks: MaskedBatch) -> Tensor:
+        means = torch.segment_reduce(self.token_scores(masks)[0], "mean", lengths=masks.counts)
+        return means.expand(2, -1)
 
     def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
         yield torch.arange(len(masks))

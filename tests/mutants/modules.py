@@ -204,6 +204,13 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/mptcore/families/masked_lm/test_errors.py",
         "tests/mptcore/families/masked_lm/test_estimates.py",
     ),
+    **{
+        f"mptcore/families/masked_lm/text_{name}.py": (
+            "tests/mptcore/families/masked_lm/test_text_fit.py",
+            "tests/mptcore/families/masked_lm/test_text_scores.py",
+        )
+        for name in ("fit", "rounds", "cumulative")
+    },
     "mptcore/families/masked_lm/trainer.py": (
         "tests/mptcore/families/masked_lm/test_trainer.py",
         "tests/mptcore/families/masked_lm/test_advance.py",

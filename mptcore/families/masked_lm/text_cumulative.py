@@ -12,14 +12,18 @@ from mptcore.families.masked_lm.corpus import repeated
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.model import MaskedLm, score_batches
 from mptcore.families.masked_lm.text_fit import ScoredMasks, TokenFit, cross_fitted, sizes_at
-from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds, Values, pilot_weights
+from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds, Values
 from mptcore.runtime.session import MaskPlan, ScoreCache, Step, Work
 from mptcore.specs.texts import MIN_TEXT_MASKS
 
 ENUMERATED = 7
 """Maximum number of tokens of a text whose masks are all scored."""
-GROUP = 2048
-"""Number of texts that are scored together; limits the memory for fits."""
+FITTED = 64
+"""Number of masks of a text after which its fit stays as it is: it hardly gains by more, and log p
+of all their tokens would take much memory."""
+GROUP_TOKENS = 2**16
+"""Approximate number of tokens of the texts that are scored together; a fit needs about 1 KiB for
+each."""
 
 
 @dataclass
@@ -94,31 +98,36 @@ class CumulativeScores:
         """Score the chosen texts, group by group."""
         before = plan.masks - len(chosen) * MIN_TEXT_MASKS
         most = self.max_masks // STRATA * STRATA
-        for start in range(0, len(chosen), GROUP):
-            group = chosen[start : start + GROUP]
+        groups = self.masker.corpus.sizes[chosen].cumsum(0) // GROUP_TOKENS
+        to_come = len(chosen)
+        for group in torch.split(
+            chosen, torch.unique_consecutive(groups, return_counts=True)[1].tolist()
+        ):
+            to_come -= len(group)
             corpus = self.masker.corpus.subset(group)
             draws = Draws(self.model, replace(self.masker, corpus=corpus), self.cache, generator)
             folds = []
             for _ in range(FOLDS):
                 folds.append((yield from draws.fold()))
-            values, others = cross_fitted(folds)
-            weights = pilot_weights(others, self.target_of(others.mean(2)))
-            found = Rounds.of_pilot(values, weights)
+            found = Rounds.of_pilot(cross_fitted(folds))
             target = self.target_of(found.average)
             sums = torch.stack([fold.sums() for fold in folds]).sum(0)
             while True:
                 counts, wanted = yield from self.cache.plan(partial(found.planned, target, most))
-                to_come = MIN_TEXT_MASKS * (len(chosen) - start - len(group))
-                plan.masks = before + int((found.count + wanted).sum()) + to_come
+                plan.masks = before + int((found.count + wanted).sum()) + to_come * MIN_TEXT_MASKS
                 if not bool(counts.any()):
                     break
                 fit, drawn = TokenFit.of(sums, corpus), Values.none(found.average)
-                for scored in draws.scored(counts):
-                    if isinstance(scored, Step):
-                        yield scored
-                        continue
-                    drawn.add(scored.masks.sequences, fit.values(scored))
-                    sums += scored.sums()
+                is_fitted = found.count >= FITTED
+                for of_tokens in (True, False):
+                    some = torch.where(is_fitted == of_tokens, 0, counts)
+                    for scored in draws.scored(some, of_tokens):
+                        if isinstance(scored, Step):
+                            yield scored
+                            continue
+                        drawn.add(scored.masks.sequences, fit.values(scored))
+                        if of_tokens:
+                            sums += scored.sums()
                 found.add(drawn, wanted)
             self.value[group], self.std_err[group] = found.value, found.std_err
             self.masks[group] = found.count
@@ -137,23 +146,26 @@ class Draws:
     def fold(self) -> Work[ScoredMasks]:
         """Return a replicate of each text."""
         masks, log_probs = [], []
-        for scored in self.scored(torch.full_like(self.masker.corpus.sizes, STRATA)):
+        for scored in self.scored(torch.full_like(self.masker.corpus.sizes, STRATA), True):
             if isinstance(scored, Step):
                 yield scored
-            else:
+            elif scored.log_probs is not None:
                 masks.append(scored.masks)
                 log_probs.append(scored.log_probs)
-        return ScoredMasks(joined(masks), torch.cat(log_probs))
+        return ScoredMasks.of_tokens(joined(masks), torch.cat(log_probs))
 
-    def scored(self, counts: Tensor) -> Iterator[Step | ScoredMasks]:
+    def scored(self, counts: Tensor, of_tokens: bool) -> Iterator[Step | ScoredMasks]:
         """Yield counts[i] masks of each text, in replicates, text by text, in parts of about
-        CHUNK_TOKENS."""
+        CHUNK_TOKENS; with log p of each token, or only their sum."""
         batches = ((masks, None) for masks in self._masks(counts))
-        for scored in score_batches({"model": self.model}, batches, self.cache, of_tokens=True):
+        models = {"model": self.model}
+        for scored in score_batches(models, batches, self.cache, of_tokens=of_tokens):
             if isinstance(scored, Step):
                 yield scored
+            elif of_tokens:
+                yield ScoredMasks.of_tokens(scored.masks, scored.values[0, 0])
             else:
-                yield ScoredMasks(scored.masks, scored.values[0, 0])
+                yield ScoredMasks(scored.masks, scored.values[0, 0] * scored.masks.counts)
 
     def _masks(self, counts: Tensor) -> Iterator[MaskedBatch]:
         corpus = self.masker.corpus

@@ -2,6 +2,7 @@
 cumulative score of a text (a control variate)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,17 +25,25 @@ SUMS = 8
 
 @dataclass(frozen=True)
 class ScoredMasks:
-    """B masks of the N texts of a corpus, with log p of each masked token, text by text, (M,)."""
+    """B masks of the N texts of a corpus, text by text, with the sum of log p over the tokens of
+    each. A fit also needs log p of each token."""
 
     masks: MaskedBatch
-    log_probs: Tensor
+    totals: Tensor  # (B,)
+    log_probs: Tensor | None = None  # (M,)
+
+    @classmethod
+    def of_tokens(cls, masks: MaskedBatch, log_probs: Tensor) -> "ScoredMasks":
+        """Build them from log p of each masked token, (M,)."""
+        totals = torch.segment_reduce(log_probs, "sum", lengths=masks.counts)
+        return cls(masks, totals, log_probs)
 
     @property
     def shares(self) -> Tensor:
         """Size of each mask as a fraction of its text's, (B,): m/D."""
-        return self.masks.counts / self.masks.sizes
+        return self.masks.counts.double() / self.masks.sizes
 
-    @property
+    @cached_property
     def centred(self) -> Tensor:
         """The same minus ½, for each masked token, (M,): τ."""
         return repeated(self.shares - 0.5, self.masks.counts)
@@ -42,19 +51,22 @@ class ScoredMasks:
     @property
     def weights(self) -> Tensor:
         """Chance of a size if all were equally likely, divided by its chance here, (B,)."""
-        sizes = self.masks.sizes
+        sizes = self.masks.sizes.double()
         chances = self.shares**SIZE_POWER - (self.shares - 1 / sizes).clamp(min=0) ** SIZE_POWER
         return 1 / (sizes * chances)
 
     def sums(self) -> Tensor:
         """Return what a fit needs of these masks, (ΣD, SUMS): weighted sums over each token's
         masks. The weights are those of an estimate, scaled to have a mean of about 1."""
-        powers = self.centred[:, None] ** torch.arange(5)
-        values = torch.cat([powers, powers[:, :3] * self.log_probs[:, None]], 1)
+        assert self.log_probs is not None
         mean_share = SIZE_POWER / (1 + SIZE_POWER)
         weights = repeated(mean_share * self.weights / self.shares, self.masks.counts)
+        powers = [weights]
+        for _ in range(4):
+            powers.append(powers[-1] * self.centred)
+        values = torch.stack([*powers, *(one * self.log_probs for one in powers[:3])], 1)
         found = torch.zeros(len(self.masks.corpus.free), SUMS, dtype=torch.float64)
-        return found.index_add_(0, self.masks.tokens, weights[:, None] * values)
+        return found.index_add_(0, self.masks.tokens, values)
 
 
 @dataclass(frozen=True)
@@ -88,11 +100,11 @@ class TokenFit:
         """Return an estimate of the cumulative score of its text from each mask, (B,): the score of
         what the fit does not predict, plus the exact cumulative score of the prediction. It is
         unbiased if the fit does not depend on the mask."""
-        masks = scored.masks
-        powers = scored.centred[:, None] ** torch.arange(3)
-        residuals = scored.log_probs - (powers * self.coefficients[masks.tokens]).sum(1)
-        sums = torch.segment_reduce(residuals, "sum", lengths=masks.counts)
-        return scored.weights * sums / scored.shares + self._exact()[masks.sequences]
+        masks, tau = scored.masks, scored.centred
+        level, slope, curve = self.coefficients[masks.tokens].T
+        predicted = level + tau * (slope + tau * curve)
+        rest = scored.totals - torch.segment_reduce(predicted, "sum", lengths=masks.counts)
+        return scored.weights * rest / scored.shares + self._exact()[masks.sequences]
 
     def _exact(self) -> Tensor:
         """Return the cumulative score of the prediction of each text, (N,): the sum over tokens of
@@ -109,22 +121,14 @@ def sizes_at(quantiles: Tensor, sizes: Tensor) -> Tensor:
     return torch.minimum(found.clamp(min=1), sizes)
 
 
-def cross_fitted(folds: list[ScoredMasks]) -> tuple[Tensor, Tensor]:
+def cross_fitted(folds: list[ScoredMasks]) -> Tensor:
     """Return the values of the masks of F folds, where each has n masks of each text, text by text:
-    (F, N, n). Those of a fold are by a fit to the others. Also return for each fold the values of
-    the others, (F, N, (F − 1) · n), by fits that do not depend on it."""
-    corpus = folds[0].masks.corpus
-    sums = [fold.sums() for fold in folds]
-    whole = torch.stack(sums).sum(0)
-    found: dict[tuple[int, int], Tensor] = {}  # [i, j]: of fold j, by a fit without i and j
-    for i in range(len(folds)):
-        for j in range(i + 1):
-            fit = TokenFit.of(whole - sums[i] - (sums[j] if i != j else 0), corpus)
-            found[i, j] = fit.values(folds[j]).view(len(corpus), -1)
-            found[j, i] = fit.values(folds[i]).view(len(corpus), -1)
-    each = range(len(folds))
-    others = [torch.cat([found[i, j] for j in each if j != i], 1) for i in each]
-    return torch.stack([found[i, i] for i in each]), torch.stack(others)
+    (N, F · n). Those of a fold are by a fit to the others."""
+    corpus, each = folds[0].masks.corpus, range(len(folds))
+    sums = torch.stack([fold.sums() for fold in folds])
+    fits = [TokenFit.of(sums[[k for k in each if k != i]].sum(0), corpus) for i in each]
+    values = [fit.values(fold) for fit, fold in zip(fits, folds, strict=True)]
+    return torch.cat([one.view(len(corpus), -1) for one in values], 1)
 
 
 def _by_text(of_tokens: Tensor, corpus: Corpus) -> Tensor:

@@ -11,12 +11,10 @@ from mptcore.specs.texts import MIN_TEXT_MASKS
 STRATA = 4
 """Masks of a replicate: their sizes are drawn from as many equally likely parts of the sizes."""
 FOLDS = 4
-"""Replicates of the pilot. Each is predicted from the others."""
-LEAST = MIN_TEXT_MASKS - FOLDS * STRATA
-"""Minimum number of masks after the pilot."""
+"""Replicates of the pilot."""
 LAST = 1 / 2
 """A round is the last one if it adds at most this fraction to the masks so far."""
-SAFETY = 0.5
+SAFETY = 1.0
 """Number of standard deviations by which a variance may still grow before the target is missed."""
 MIN_LEFT = 1 / 8
 """Smallest share of the target variance that is left for the next rounds."""
@@ -27,8 +25,8 @@ class Rounds:
     """Estimates of N texts from rounds of masks, each with an estimate of the score (its value).
 
     The weight of a round is fixed before it is drawn, and so is the fit that its values need: the
-    estimate is unbiased, although the scores choose the plan. The first round is the pilot. Each of
-    its folds has a fit and a weight that come from the other folds.
+    estimate is unbiased, although the scores choose the plan. The pilot is the first round. Its
+    weight is 0: any other would have to be chosen before anything is known of the text.
     """
 
     count: Tensor  # (N,), masks so far
@@ -39,19 +37,13 @@ class Rounds:
     spread: Tensor  # (N,), Σ_k λ_k² / n_k
 
     @classmethod
-    def of_pilot(cls, values: Tensor, weights: Tensor) -> "Rounds":
-        """Begin with the values of a pilot, (F, N, n), and the weight of each fold, (F, N)."""
-        folds, texts, masks = values.shape
-        every = values.transpose(0, 1).flatten(1)  # (N, F·n)
-        average = every.mean(1)
-        return cls(
-            torch.full((texts,), folds * masks),
-            average,
-            (every - average[:, None]).square().sum(1),
-            (weights * values.mean(2)).sum(0),
-            1 - weights.sum(0),
-            weights.square().sum(0) / masks,
-        )
+    def of_pilot(cls, values: Tensor) -> "Rounds":
+        """Begin with the values of a pilot, (N, n)."""
+        texts, masks = values.shape
+        zero = torch.zeros(texts, dtype=torch.float64)
+        average = values.mean(1)
+        squares = (values - average[:, None]).square().sum(1)
+        return cls(torch.full((texts,), masks), average, squares, zero, zero + 1, zero.clone())
 
     @property
     def variance(self) -> Tensor:
@@ -69,7 +61,7 @@ class Rounds:
         whole = self.count + counts
         self.squares += values.squares - values.sums.square() / drawn
         self.squares += apart.square() * self.count * counts / whole
-        weight = self.left * counts / wanted.clamp(min=1)
+        weight = self.left * (counts / wanted.clamp(min=1))  # the last one is exactly what is left
         self.value += weight * (self.average + apart)
         self.left -= weight
         self.spread += weight.square() / drawn
@@ -121,13 +113,6 @@ class Values:
 def _replicates(masks: Tensor) -> Tensor:
     """Round numbers of masks up to whole replicates."""
     return (masks / STRATA).ceil().long() * STRATA
-
-
-def pilot_weights(others: Tensor, target: Tensor) -> Tensor:
-    """Return the weight of each fold of a pilot, (F, N), from values that do not depend on it,
-    (F, N, n): its share of the masks that are wanted according to them."""
-    wanted = (others.var(2) / target.square()).nan_to_num(0).clamp(min=MIN_TEXT_MASKS, max=1e12)
-    return STRATA / wanted
 
 
 def widening(count: Tensor) -> Tensor:

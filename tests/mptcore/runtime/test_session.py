@@ -18,7 +18,7 @@ def in_order(cache: ScoreCache, sizes: list[int]) -> list[list[float]]:
 
 def test_scores_of_batches_of_another_size_are_computed_again() -> None:
     """They were cut for a machine with other memory; what came before them stays."""
-    cache = ScoreCache([*torch.arange(8.0).expand(2, 1, 8).split([3, 3, 2], dim=2)])
+    cache = ScoreCache([*torch.split(torch.arange(8.0).expand(2, 1, 8), [3, 3, 2], dim=2)])
     assert in_order(cache, [3, 4, 2]) == [[0, 1, 2], [9] * 4, [9] * 2]
     assert [values.shape[2] for values in cache.values] == [3, 4, 2]
 
@@ -107,7 +107,7 @@ def test_a_plan_is_stored_with_its_step() -> None:
 
 def test_saved_scores_are_returned_in_their_order() -> None:
     """Rounds that end before the saved scores do leave the rest to the next round."""
-    cache = ScoreCache([*torch.arange(20.0).view(2, 1, 10).split([2, 3, 5], dim=2)])
+    cache = ScoreCache([*torch.split(torch.arange(20.0).view(2, 1, 10), [2, 3, 5], dim=2)])
     assert in_order(cache, [2]) == [[0, 1]]
     assert in_order(cache, [3]) == [[2, 3, 4]]
     assert in_order(cache, [5, 1]) == [[5, 6, 7, 8, 9], [9]]
