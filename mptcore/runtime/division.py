@@ -21,7 +21,7 @@ from torch import Tensor
 
 BatchT = TypeVar("BatchT")
 Shape = tuple[int, int, int]
-"""Shape of the scores of a batch: models, rows, masks."""
+"""Shape of the scores of a batch: models, rows, and masks or masked tokens."""
 Scored = tuple[BatchT, Tensor]
 """A batch and its scores."""
 

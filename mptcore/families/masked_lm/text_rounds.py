@@ -78,8 +78,8 @@ class Rounds:
         growth = widening(last) * (1 + SAFETY * moves.sqrt())
         wanted = torch.maximum(self._wanted(target.square() / growth), least)
         wanted = torch.minimum(wanted, (most - self.count).clamp(min=STRATA))
-        wanted = torch.where(self.left > 0, _replicates(wanted), 0)
-        part = torch.minimum(_replicates(wanted / 2), self.count)
+        wanted = torch.where(self.left > 0, -(-wanted // STRATA) * STRATA, 0)
+        part = torch.minimum(-(-wanted // (2 * STRATA)) * STRATA, self.count)
         return torch.stack([torch.where(wanted <= LAST * self.count, wanted, part), wanted])
 
     def _wanted(self, target: Tensor) -> Tensor:
@@ -108,11 +108,6 @@ class Values:
         self.count.index_add_(0, texts, torch.ones_like(texts))
         self.sums.index_add_(0, texts, apart)
         self.squares.index_add_(0, texts, apart.square())
-
-
-def _replicates(masks: Tensor) -> Tensor:
-    """Round numbers of masks up to whole replicates."""
-    return (masks / STRATA).ceil().long() * STRATA
 
 
 def widening(count: Tensor) -> Tensor:
