@@ -15,9 +15,14 @@ from mptcore.families.masked_lm import model as lm
 from mptcore.families.masked_lm import packing
 from mptcore.families.masked_lm.corpus import Corpus, repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker, joined
-from mptcore.families.masked_lm.model import MaskedLm, score_sequences
+from mptcore.families.masked_lm.model import (
+    MaskedLm,
+    ScoredBatch,
+    score_batches,
+    score_sequences,
+)
 from mptcore.families.masked_lm.pretrained import MASKED_LMS, preload
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.session import ScoreCache, Step
 from tests.support import tiny_lm
 from tests.support.runs import result_of
 from tests.support.texts import CPU, corpus_of, corpus_of_pairs, sequence
@@ -63,6 +68,35 @@ def test_scores_are_those_of_plain_transformers(
     expected = [plain(untouched, draws, row) for row in range(12)]
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
     assert len({round(x, 3) for x in expected}) > 6  # they do differ
+
+
+@pytest.mark.parametrize("memory", [10_000, 2**30])
+def test_log_probabilities_of_tokens_add_up_to_the_scores(memory: int) -> None:
+    """They are in the order of the masks, however these are cut, with some masks that are empty;
+    saved ones are not computed again."""
+    masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
+    sizes = torch.arange(12) % 4
+    draws = masker.of_sizes(torch.arange(12), sizes, torch.Generator().manual_seed(1))
+    model = MaskedLm(tiny_lm.network("bert", scale=3.0), CPU, torch.float32, memory)
+    assert (len(list(model.parts(draws))) == 1) == (memory == 2**30)
+    cache = ScoreCache()
+    found = of_tokens(model, draws, cache)
+    assert torch.equal(found, model.token_scores(draws).double())
+    sums = torch.segment_reduce(found[0], "sum", lengths=draws.counts)
+    expected = scores({"model": model}, draws)[0, 0]
+    assert sums.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert len(set(found[0].tolist())) > 6
+    with pytest.MonkeyPatch.context() as none:
+        none.delattr(MaskedLm, "token_scores")
+        assert torch.equal(of_tokens(model, draws, ScoreCache(cache.values)), found)
+
+
+def of_tokens(model: MaskedLm, masks: MaskedBatch, cache: ScoreCache) -> torch.Tensor:
+    """Log p of each masked token of one batch, (1, M)."""
+    steps = list(score_batches({"model": model}, [(masks, None)], cache, of_tokens=True))
+    assert sum(step.masks for step in steps if isinstance(step, Step)) == len(masks)
+    (found,) = (step.values for step in steps if isinstance(step, ScoredBatch))
+    return found[0]
 
 
 @pytest.mark.parametrize("tokens", [10**6, 100, 1])
