@@ -1,6 +1,7 @@
 """The control variate of the cumulative score of a text, and the plan of its masks."""
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.calibration.any_order import Toy
+from mptcore.families.masked_lm import text_cumulative
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
@@ -25,7 +27,7 @@ from mptcore.families.masked_lm.text_fit import (
     cross_fitted,
     sizes_at,
 )
-from mptcore.families.masked_lm.text_rounds import STRATA, Rounds, Values
+from mptcore.families.masked_lm.text_rounds import STRATA, Rounds, Values, widening
 from mptcore.runtime.session import ScoreCache
 
 SHORTEST, LONGEST = 3, 6
@@ -157,6 +159,30 @@ def test_the_weights_of_all_rounds_add_up_to_one() -> None:
         assert found.std_err.item() <= target * 1.05
 
 
+def test_a_plan_allows_for_a_variance_that_was_too_small() -> None:
+    """100 masks of this variance have the target; the variance of 16 may be too small by a standard
+    deviation, √(3 (1/16 − 1/116)), and Student's t is wider."""
+    found, _ = pilot([-1.0, 1.0, -1.0, 1.0], 1.0)
+    assert found.variance.item() == pytest.approx(16 / 15)
+    asked = torch.tensor([math.sqrt(16 / 15 / 100)], dtype=torch.float64)
+    wanted = 100 * (115 / 112) * (1 + math.sqrt(3 * (1 / 16 - 1 / 116)))
+    assert found.planned(asked, 10**6).flatten().tolist() == [16, 4 * math.ceil(wanted / 4)]
+    assert found.planned(10 * asked, 10**6).flatten().tolist() == [8, 16]
+    assert widening(torch.tensor([32])).item() == pytest.approx(31 / 28)
+
+
+def test_the_last_round_adds_at_most_half() -> None:
+    found, asked = pilot([0.0, 0.0, 0.0, 0.0], 1.0)
+    counts = []
+    while int(found.planned(asked, 10**6)[0]):
+        drawn, wanted = found.planned(asked, 10**6)
+        round_ = Values.none(found.average)
+        round_.add(torch.zeros(int(drawn), dtype=torch.long), torch.zeros(int(drawn)).double())
+        found.add(round_, wanted)
+        counts.append((int(drawn), int(wanted)))
+    assert counts == [(8, 16), (8, 8)]
+
+
 def test_moments_of_rounds_equal_those_of_all_their_values() -> None:
     generator = torch.Generator().manual_seed(5)
     first, second = (torch.randn(n, generator=generator, dtype=torch.float64) for n in (4, 12))
@@ -204,24 +230,32 @@ class Predictable:
         found[(of == self.broken) & (masks.places == 2)] = -math.inf
         return found[None]
 
+    def scores_and_next(self, masks: MaskedBatch) -> Tensor:
+        log_probs = self.token_scores(masks)[0]
+        return torch.segment_reduce(log_probs, "mean", lengths=masks.counts).expand(2, -1)
+
     def parts(self, masks: MaskedBatch) -> Iterator[Tensor]:
         yield torch.arange(len(masks))
 
 
-def scored(model: Predictable, texts: int, target: float) -> CumulativeScores:
-    ids = torch.zeros(22 * texts, dtype=torch.int32)
-    maskable = torch.tensor([False, *[True] * 20, False] * texts)
-    corpus = Corpus(ids, ids, maskable, 22 * torch.arange(texts + 1))
-    masker = Masker(corpus, 1, 2)
-    found = CumulativeScores(cast(MaskedLm, model), masker, ScoreCache(), target, 100_000)
-    for _ in found.run(found.plan(), torch.Generator().manual_seed(0)):
-        pass
+def scored(model: Predictable, sizes: list[int], target: float) -> CumulativeScores:
+    found = prepared(model, sizes, target)
+    deque(found.run(found.plan(), torch.Generator().manual_seed(0)), 0)
     return found
+
+
+def prepared(model: Predictable, sizes: list[int], target: float) -> CumulativeScores:
+    """The scores of texts of these numbers of tokens, not yet measured."""
+    maskable = [free for size in sizes for free in (False, *[True] * size, False)]
+    ids = torch.zeros(len(maskable), dtype=torch.int32)
+    offsets = torch.tensor([0, *(size + 2 for size in sizes)]).cumsum(0)
+    masker = Masker(Corpus(ids, ids, torch.tensor(maskable), offsets), 1, 2)
+    return CumulativeScores(cast(MaskedLm, model), masker, ScoreCache(), target, 100_000)
 
 
 def test_what_is_predicted_needs_no_masks() -> None:
     """By the plain mean over masks, whose standard deviation is 18 nats, 1,300 would be needed."""
-    found = scored(Predictable(torch.Generator().manual_seed(1)), 20, 0.5)
+    found = scored(Predictable(torch.Generator().manual_seed(1)), [20] * 20, 0.5)
     assert found.masks.double().mean() < 40
     first = torch.arange(20) * 20
     levels = torch.stack([(1 + (first + i) % 4) for i in range(20)]).sum(0)
@@ -232,10 +266,32 @@ def test_what_is_predicted_needs_no_masks() -> None:
 
 
 def test_an_infinite_log_probability_concerns_only_its_text() -> None:
-    texts = 3
+    texts = [20] * 3
     whole = scored(Predictable(torch.Generator().manual_seed(1)), texts, 5.0)
     found = scored(Predictable(torch.Generator().manual_seed(1), broken=1), texts, 5.0)
     assert not math.isfinite(found.value[1])
     for i in (0, 2):
         assert found.value[i].item() == whole.value[i].item()
         assert found.std_err[i].item() == whole.std_err[i].item()
+
+
+def test_a_text_of_seven_tokens_is_exact() -> None:
+    found = scored(Predictable(torch.Generator().manual_seed(1)), [7, 8, 7], 5.0)
+    assert found.masks.tolist() == [127, 32, 127]
+    assert (found.std_err == 0).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("tokens", [1, 2**16])
+def test_the_plan_counts_the_masks_of_all_groups(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first text is enumerated; the others are in one group or in three."""
+    monkeypatch.setattr(text_cumulative, "GROUP_TOKENS", tokens)
+    found = prepared(Predictable(torch.Generator().manual_seed(1)), [3, 20, 21, 22], 5.0)
+    plan = found.plan()
+    assert (plan.masks, plan.most) == (7 + 3 * 32, 7 + 3 * 100_000)
+    steps = 0
+    for step in found.run(plan, torch.Generator().manual_seed(0)):
+        assert plan.masks == 7 + 3 * 32
+        steps += step.masks
+    assert steps == plan.masks == int(found.masks.sum())
