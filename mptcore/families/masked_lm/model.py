@@ -271,9 +271,10 @@ def score_batches(
     meanwhile: Callable[[], None] = lambda: None,
     of_tokens: bool = False,
 ) -> Iterator[Step | ScoredBatch[GivenT]]:
-    """Score batches in order, or each of their masked tokens. Yields a step for each part that the
-    first model computes together, and each batch once all its parts are scored. On a GPU a batch is
-    one part: all results are fetched at once, and `meanwhile` is called while it computes."""
+    """Score batches in order; with `of_tokens` score each masked token. Yields a step for each part
+    that the first model computes together, and each batch once all its parts are scored. On a GPU a
+    batch is one part: all results are fetched at once, and `meanwhile` is called while it
+    computes."""
     in_order = list(models.values())
 
     def score(model: MaskedLm, masks: MaskedBatch) -> Tensor:

@@ -13,10 +13,10 @@ from mptcore.families.masked_lm.masked_batch import MaskedBatch
 SIZE_POWER = 0.75
 """The chance of a mask of at most m of D tokens is (m/D)^SIZE_POWER. The mean over a few tokens
 varies more than that over many, so small masks are drawn more often than with the power 1."""
-OF_TEXT, OF_LEVEL, OF_SLOPE = 0.01, 0.25, 0.5
+TEXT_PRECISION, LEVEL_PRECISION, SLOPE_PRECISION = 0.01, 0.25, 0.5
 """Prior precisions of the coefficients of a text, and of a token's own level and slope, for log p
 in nats with a residual variance of 1."""
-OF_TOKENS = torch.diag(torch.tensor([OF_LEVEL, OF_SLOPE], dtype=torch.float64))
+TOKEN_PRECISIONS = torch.diag(torch.tensor([LEVEL_PRECISION, SLOPE_PRECISION], dtype=torch.float64))
 MOMENTS = [[0, 1, 2, 5], [1, 2, 3, 6], [2, 3, 4, 7]]
 """Places of the normal equations of a parabola among the sums of a token: the powers 0 to 4 of the
 size, and log p times the powers 0 to 2."""
@@ -87,9 +87,9 @@ class TokenFit:
         its equations are solved after the tokens' own were eliminated."""
         equations = sums[:, MOMENTS]  # (ΣD, 3, 4), with the right side
         own = equations[:, :2]
-        solved, _ = torch.linalg.solve_ex(own[..., :2] + OF_TOKENS, own)  # (ΣD, 2, 4)
+        solved, _ = torch.linalg.solve_ex(own[..., :2] + TOKEN_PRECISIONS, own)  # (ΣD, 2, 4)
         rest = _by_text(equations - own[..., :3].mT @ solved, corpus)  # (N, 3, 4)
-        prior = OF_TEXT * torch.eye(3, dtype=torch.float64)
+        prior = TEXT_PRECISION * torch.eye(3, dtype=torch.float64)
         beta, _ = torch.linalg.solve_ex(rest[..., :3] + prior, rest[..., 3])  # (N, 3)
         found = beta.repeat_interleave(corpus.sizes, dim=0)
         own_terms = solved[..., 3] - (solved[..., :3] @ found[..., None])[..., 0]

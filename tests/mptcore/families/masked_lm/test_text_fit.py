@@ -18,9 +18,9 @@ from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.families.masked_lm.text_fit import (
-    OF_LEVEL,
-    OF_SLOPE,
-    OF_TEXT,
+    LEVEL_PRECISION,
+    SLOPE_PRECISION,
+    TEXT_PRECISION,
     SIZE_POWER,
     ScoredMasks,
     TokenFit,
@@ -100,7 +100,7 @@ def dense(scored: ScoredMasks, text: int) -> np.ndarray:
                 weights.append(SIZE_POWER / (1 + SIZE_POWER) / (size * chance) / share)
         begin += count
     matrix, weight = np.array(rows), np.array(weights)[:, None]
-    prior = np.diag([OF_TEXT] * 3 + [OF_LEVEL, OF_SLOPE] * size)
+    prior = np.diag([TEXT_PRECISION] * 3 + [LEVEL_PRECISION, SLOPE_PRECISION] * size)
     equations = matrix.T @ (weight * matrix) + prior
     found = np.linalg.solve(equations, matrix.T @ (weight[:, 0] * np.array(targets)))
     own = found[3:].reshape(size, 2)
