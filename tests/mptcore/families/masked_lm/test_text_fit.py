@@ -19,9 +19,9 @@ from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.families.masked_lm.text_fit import (
     LEVEL_PRECISION,
+    SIZE_POWER,
     SLOPE_PRECISION,
     TEXT_PRECISION,
-    SIZE_POWER,
     ScoredMasks,
     TokenFit,
     cross_fitted,
