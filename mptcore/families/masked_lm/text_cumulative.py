@@ -99,10 +99,9 @@ class CumulativeScores:
         before = plan.masks - len(chosen) * MIN_TEXT_MASKS
         most = self.max_masks // STRATA * STRATA
         groups = self.masker.corpus.sizes[chosen].cumsum(0) // GROUP_TOKENS
+        parts = torch.unique_consecutive(groups, return_counts=True)[1].tolist()
         to_come = len(chosen)
-        for group in torch.split(
-            chosen, torch.unique_consecutive(groups, return_counts=True)[1].tolist()
-        ):
+        for group in torch.split(chosen, parts):
             to_come -= len(group)
             corpus = self.masker.corpus.subset(group)
             draws = Draws(self.model, replace(self.masker, corpus=corpus), self.cache, generator)
@@ -117,17 +116,7 @@ class CumulativeScores:
                 plan.masks = before + int((found.count + wanted).sum()) + to_come * MIN_TEXT_MASKS
                 if not bool(counts.any()):
                     break
-                fit, drawn = TokenFit.of(sums, corpus), Values.none(found.average)
-                is_fitted = found.count >= FITTED
-                for of_tokens in (True, False):
-                    some = torch.where(is_fitted == of_tokens, 0, counts)
-                    for scored in draws.scored(some, of_tokens):
-                        if isinstance(scored, Step):
-                            yield scored
-                            continue
-                        drawn.add(scored.masks.sequences, fit.values(scored))
-                        if of_tokens:
-                            sums += scored.sums()
+                drawn = yield from draws.values(counts, found, sums)
                 found.add(drawn, wanted)
             self.value[group], self.std_err[group] = found.value, found.std_err
             self.masks[group] = found.count
@@ -153,6 +142,22 @@ class Draws:
                 masks.append(scored.masks)
                 log_probs.append(scored.log_probs)
         return ScoredMasks.of_tokens(joined(masks), torch.cat(log_probs))
+
+    def values(self, counts: Tensor, found: Rounds, sums: Tensor) -> Work[Values]:
+        """Return the values of counts[i] masks of each text by a fit to `sums`, and add the masks
+        of texts with fewer than FITTED so far to the sums."""
+        fit, drawn = TokenFit.of(sums, self.masker.corpus), Values.none(found.average)
+        is_fitted = found.count >= FITTED
+        for of_tokens in (True, False):
+            some = torch.where(is_fitted == of_tokens, 0, counts)
+            for scored in self.scored(some, of_tokens):
+                if isinstance(scored, Step):
+                    yield scored
+                    continue
+                drawn.add(scored.masks.sequences, fit.values(scored))
+                if of_tokens:
+                    sums += scored.sums()
+        return drawn
 
     def scored(self, counts: Tensor, of_tokens: bool) -> Iterator[Step | ScoredMasks]:
         """Yield counts[i] masks of each text, in replicates, text by text, in parts of about
