@@ -9,11 +9,12 @@ from typing import Any
 
 from mptcore.presets import judges
 from mptcore.presets.language import language_presets
+from mptcore.presets.mask_designs import MASK_DESIGNS
 from mptcore.presets.model_choice import MODEL_CHOICE
 from mptcore.presets.preset import Preset
 from mptcore.presets.questions import own_presets
 from mptcore.presets.results import Comparison, Curve, Results, Verdict
-from mptcore.presets.training_rates import TRAINING_RATES
+from mptcore.presets.training_rates import TRAINING_RATES, TRAINING_RATES_VAE
 from mptcore.specs import LinearGaussianExperiment, VaeExperiment
 
 __all__ = ["PRESETS", "Comparison", "Curve", "Preset", "Results", "Verdict"]
@@ -277,7 +278,9 @@ _LIST = [
     ),
     *language_presets(),
     *own_presets(),
+    MASK_DESIGNS,
     MODEL_CHOICE,
     TRAINING_RATES,
+    TRAINING_RATES_VAE,
 ]
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _LIST}

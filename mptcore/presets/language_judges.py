@@ -74,9 +74,16 @@ def learned_curve(published: Published, results: Sequence[Results]) -> Iterator[
 def uniform_leads(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
     """Test that the area with uniform sizes exceeds that with a fixed rate over training seeds, in
     pairs of runs with the same start, text and scoring masks."""
-    areas = [result.metric("area", seed=seed) for result, seed in _pairs(results)]
-    leads = [u - f for u, f in zip(areas[::2], areas[1::2], strict=True)]
+    leads = [uniform - fixed for uniform, fixed in _of_pairs("area", results)]
     yield beyond("area by uniform sizes − by 15 %", published, "lead", leads)
+
+
+def uniform_is_calmer(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """Test that the likelihoods of a text in different orders are closer with uniform sizes, in
+    pairs of runs with the same start, text and orders."""
+    pairs = _of_pairs("any_order_spread_per_token", results)
+    calmer = [fixed - uniform for uniform, fixed in pairs]
+    yield beyond("nats a token between orders, 15 % − uniform sizes", published, "calm", calmer)
 
 
 def orders_differ(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
@@ -97,9 +104,11 @@ def pairs_are_told_apart(published: Published, results: Sequence[Results]) -> It
     yield _tested("share of pairs whose first text is the better", published, "accuracy", accuracy)
 
 
-def _pairs(results: Sequence[Results]) -> Iterator[tuple[Results, int]]:
-    """Yield each result with its training seed, two for each seed."""
-    yield from zip(results, (seed for seed in SEEDS for _ in range(2)), strict=True)
+def _of_pairs(metric: str, results: Sequence[Results]) -> Iterator[tuple[float, float]]:
+    """Yield a metric of the two runs of each training seed: with uniform sizes and with 15 %."""
+    pairs = zip(results[::2], results[1::2], strict=True)
+    for seed, (uniform, fixed) in zip(SEEDS, pairs, strict=True):
+        yield uniform.metric(metric, seed=seed), fixed.metric(metric, seed=seed)
 
 
 def _combined(curve: Curve, weights: Mapping[float, float]) -> tuple[float, float]:

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import stdev
 from typing import Any
 
 from mptcore.presets.judges import SEEDS, mean_over_seeds
 from mptcore.presets.preset import Preset
-from mptcore.presets.results import Comparison, Results, equivalent, exceeds
+from mptcore.presets.results import Comparison, Results, exceeds
 from mptcore.specs import LinearGaussianExperiment, MaskedLmExperiment
 
 Published = Mapping[str, tuple[float, ...]]
@@ -23,7 +22,6 @@ EXPECTED = {
     50: (100.0, 60.0, 50.0),
 }
 """Measured sizes of the bias in nats: at 15 %, and at these two rates."""
-DESIGN_SEEDS = tuple(range(100))
 MOLECULES = ("rxnfp-bert", "rxnmapper-albert")
 BETWEEN = (0.35, 0.75)
 RATES = [round(0.05 * i, 2) for i in range(1, 20)] + [0.99]
@@ -62,16 +60,6 @@ def own_presets() -> Iterator[Preset]:
         },
         unbiased_rate_of_texts,
     )
-    yield Preset(
-        "mask-designs",
-        "Which design of masks has the smallest error? PPCA, D = 20, K = 2, P = 16",
-        "With equally many masks, independent ones have the error of balanced ones, within a "
-        "factor of 1.5. Nested ones, whose sizes share a permutation, have an error more than 1.5 "
-        "times as large. Standard deviations over 100 seeds of the masks.",
-        tuple(map(_with_design, ("independent", "balanced", "nested"))),
-        {"equal": (0.0,), "factor": (1.5,), "expected_factor": (2.5,)},
-        designs,
-    )
 
 
 def _ppca(
@@ -93,12 +81,6 @@ def _at_each_twentieth(latent_dim: int) -> LinearGaussianExperiment:
     data = {"n": 500, "dim": DIM, "seed": "run"}
     masks = {"schedule": "sizes", "sizes": list(range(5, DIM + 1, 5)), "per_size": 10}
     return _ppca(latent_dim, data, SEEDS, masks=masks, bias=True)
-
-
-def _with_design(design: str) -> LinearGaussianExperiment:
-    data = {"n": 200, "dim": 20, "seed": 1991}
-    masks = {"schedule": "all", "per_size": 16, "design": design}
-    return _ppca(2, data, DESIGN_SEEDS, masks=masks)
 
 
 def _all_rates(checkpoint: str) -> MaskedLmExperiment:
@@ -160,32 +142,3 @@ def _mean_score(result: Results) -> tuple[float, float]:
     scale = 512 * result.metric("area_width", seed=SEEDS[0])
     area, error = result.metric("area", seed=SEEDS[0]), result.std_err("area", seed=SEEDS[0])
     return area / scale, error / scale
-
-
-def designs(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
-    """Test the ratio of standard deviations over seeds on the log scale. The log of a standard
-    deviation of n normal values has a standard error of 1 / √(2 (n − 1))."""
-    (factor,), (expected,) = published["factor"], published["expected_factor"]
-    logs = [math.log(stdev(_differences(result))) for result in results]
-    independent, balanced, nested = logs
-    error = math.sqrt(2) / math.sqrt(2 * (len(DESIGN_SEEDS) - 1))
-    yield equivalent(
-        "log of the error of balanced masks / independent ones",
-        published["equal"][0],
-        math.log(factor),
-        balanced - independent,
-        error,
-        math.inf,
-    )
-    yield exceeds(
-        "log of the error of nested masks / independent ones",
-        math.log(factor),
-        math.log(expected),
-        nested - independent,
-        error,
-        math.inf,
-    )
-
-
-def _differences(result: Results) -> list[float]:
-    return [result.metric("difference", seed=seed) for seed in DESIGN_SEEDS]

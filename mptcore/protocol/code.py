@@ -13,15 +13,20 @@ PACKAGES = (
     *("mptlab-server", *LIBRARIES),
     *("torchvision", "tokenizers", "safetensors", "datasets", "pyarrow", "pydantic"),
 )
+UNUSED = "presets"
+"""Folder of mptcore on which no result depends: lists of specs, and judgements of results."""
 CORE_DIGITS = 16
 
 
 @cache
 def core_digest() -> str:
-    """Return a digest of the installed sources of mptcore and of the versions of LIBRARIES."""
+    """Return a digest of the installed sources that compute results, and of the versions of
+    LIBRARIES."""
     digest = hashlib.sha256()
     folder = Path(__file__).parents[1]
     for path in sorted(folder.rglob("*.py")):
+        if folder / UNUSED in path.parents:
+            continue
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     for name in LIBRARIES:
         digest.update(f"{name} {package_versions()[name]}\n".encode())

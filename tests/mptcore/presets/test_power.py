@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from mptcore.presets import PRESETS, Results, judges, student
+from mptcore.presets import PRESETS, Results, judges, mask_designs, student
 from mptcore.presets.model_choice import CANDIDATES, DATA_SEEDS
-from mptcore.presets.questions import DESIGN_SEEDS
-from mptcore.presets.training_rates import STARTS
+from mptcore.presets.training_rates import STARTS, VAE_STARTS
 from mptcore.specs.families.masked_lm import PAPER_RATES
 from tests.mptcore.presets import test_presets as quick
 
@@ -148,14 +147,23 @@ def unbiased_rate_of_texts() -> Iterator[list[Row]]:
         yield [*points, *metrics("area", [area], 9.7), {**width, "value": 0.975, "std_err": 0.0}]
 
 
-def mask_designs() -> Iterator[list[Row]]:
-    """Differences whose standard deviations are those of the recorded run."""
-    for spread in (1.0, 0.85, 2.44):
-        yield [
-            {"record": "metric", "name": "difference", "labels": {"seed": seed}, "std_err": None}
-            | {"value": spread * (1 if seed % 2 else -1)}
-            for seed in DESIGN_SEEDS
-        ]
+def designs() -> Iterator[list[Row]]:
+    """Values whose standard deviations, relative to independent masks, are those of a run."""
+    recorded = {
+        "D = 50": (1.0, 0.76, 0.86, 2.8),
+        "D = 200": (1.0, 0.77, 0.60, 3.3),
+        "D = 784": (1.0, 1.0, 0.90, 9.0),
+        "linear VAE": (1.0, 1.0, 3.0),
+        "rxnfp-bert": (1.0, 1.0),
+    }
+    for name, spreads in recorded.items():
+        metric = "area" if name == "rxnfp-bert" else "difference"
+        for spread in spreads:
+            yield [
+                {"record": "metric", "name": metric, "labels": {"seed": seed}, "std_err": None}
+                | {"value": spread * (1 if seed % 2 else -1)}
+                for seed in mask_designs.SEEDS[name]
+            ]
 
 
 def model_choice() -> Iterator[list[Row]]:
@@ -184,6 +192,21 @@ def training_rates() -> Iterator[list[Row]]:
         ]
 
 
+def training_rates_vae() -> Iterator[list[Row]]:
+    for level, spread in ((-18.2, 0.05), (-18.6, 0.15), (-18.5, 0.15)):
+        yield [
+            {"record": "metric", "name": "lml_heldout", "labels": {"seed": seed}, "std_err": 0.01}
+            | {"value": level + spread * ((seed % 5) - 2) / 2}
+            for seed in VAE_STARTS
+        ]
+
+
+def coherent_training() -> Iterator[list[Row]]:
+    for i, spread in enumerate((0.05, 0.1, 0.06, 0.09, 0.05, 0.12, 0.045, 0.08, 0.06, 0.11)):
+        (row,) = metrics("any_order_spread_per_token", [spread], 0.01)
+        yield [{**row, "labels": {"seed": SEEDS[i // 2]}}]
+
+
 def swapped_atoms() -> Iterator[list[Row]]:
     yield metrics("accuracy", [0.983], 0.0264) + metrics("groups_scored", [60.0])
 
@@ -198,11 +221,13 @@ RECORDED = {
     "swapped-atoms": swapped_atoms,
     "uniform-against-fixed": uniform_against_fixed,
     "coherence": coherence,
+    "coherent-training": coherent_training,
     "unbiased-rate": unbiased_rate,
     "unbiased-rate-molecules": unbiased_rate_of_texts,
-    "mask-designs": mask_designs,
+    "mask-designs": designs,
     "model-choice": model_choice,
     "training-rates": training_rates,
+    "training-rates-vae": training_rates_vae,
     **dict.fromkeys(quick.PAPER_LANGUAGE, bert_on_glue),
 }
 

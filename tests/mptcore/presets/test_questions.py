@@ -8,6 +8,7 @@ import pytest
 
 from mptcore.presets import PRESETS, Results
 from mptcore.presets.model_choice import CANDIDATES, DATA_SEEDS, _bic, _chosen
+from mptcore.specs import MaskedLmExperiment
 from tests.mptcore.presets import test_power as recorded
 
 Row = dict[str, Any]
@@ -44,8 +45,10 @@ def shifted(spec: int, x: float, by: float) -> Callable[[Row, int], Row]:
         "unbiased-rate-molecules",
         "mask-designs",
         "coherence",
+        "coherent-training",
         "model-choice",
         "training-rates",
+        "training-rates-vae",
     ],
 )
 def test_the_recorded_results_agree(name: str) -> None:
@@ -91,22 +94,65 @@ def test_the_mean_score_is_the_area_over_its_width() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "factor", "expected"),
-    [(1, 2.4, "differs"), (1, 0.5, "differs"), (2, 0.5, "differs"), (1, 1.5, "cannot tell")],
+    [
+        (1, 2.2, "differs"),  # balanced
+        (5, 1.2, "cannot tell"),
+        (5, 2.0, "differs"),
+        (6, 2.0, "differs"),  # adaptive
+        (10, 2.0, "differs"),
+        (3, 0.4, "differs"),  # nested
+        (12, 0.78, "cannot tell"),  # the VAE's independent masks
+        (14, 0.4, "differs"),
+        (16, 1.8, "differs"),  # a language model's adaptive masks
+    ],
 )
 def test_designs_are_judged_by_their_spread(spec: int, factor: float, expected: str) -> None:
     def scaled(row: Row, of: int) -> Row:
         return {**row, "value": factor * row["value"]} if of == spec else row
 
-    assert verdict("mask-designs", recorded.mask_designs(), scaled) == expected
+    assert verdict("mask-designs", recorded.designs(), scaled) == expected
 
 
 def test_the_error_of_a_log_of_a_standard_deviation() -> None:
-    """The half width of the first figure is that of the difference of two such logs of 100
+    """The half width of a figure is that of the difference of two such logs of 200 or 80
     values."""
-    results = [Results.of_records(rows) for rows in recorded.mask_designs()]
-    equal, worse = PRESETS["mask-designs"].verdict(results).comparisons
-    assert equal.half_width == pytest.approx(1.959964 * math.sqrt(2 / (2 * 99)))
-    assert worse.half_width == pytest.approx(1.644854 * math.sqrt(2 / (2 * 99)))
+    results = [Results.of_records(rows) for rows in recorded.designs()]
+    comparisons = PRESETS["mask-designs"].verdict(results).comparisons
+    widths = [one.half_width for one in comparisons]
+    assert widths[0] == pytest.approx(1.644854 * math.sqrt(2 / (2 * 199)))
+    assert widths[-1] == pytest.approx(1.644854 * math.sqrt(2 / (2 * 79)))
+
+
+def test_designs_have_equally_many_masks() -> None:
+    for spec in PRESETS["mask-designs"].specs:
+        if isinstance(spec, MaskedLmExperiment):
+            masks, size = spec.evaluate.masks, spec.data.n
+            assert size is not None
+            assert len(masks.rates) * masks.per_size * size == 1000
+            assert spec.evaluate.target_std_err is None or spec.evaluate.max_masks == 1000
+        else:
+            assert spec.evaluate.count(spec.data.dim) == {
+                50: 800, 200: 3200, 784: 12544, 64: 256
+            }[spec.data.dim]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("of", "by", "expected"),
+    [(0, -1.0, "differs"), (0, -0.28, "cannot tell"), (1, 1.0, "differs"), (2, 0.7, "differs")],
+)
+def test_a_third_must_lead_in_the_training_of_a_vae(of: int, by: float, expected: str) -> None:
+    def moved(row: Row, spec: int) -> Row:
+        return {**row, "value": row["value"] + by} if spec == of else row
+
+    assert verdict("training-rates-vae", recorded.training_rates_vae(), moved) == expected
+
+
+@pytest.mark.parametrize(("by", "expected"), [(0.045, "cannot tell"), (0.15, "differs")])
+def test_training_with_all_sizes_must_make_orders_agree(by: float, expected: str) -> None:
+    def moved(row: Row, spec: int) -> Row:
+        return {**row, "value": row["value"] + by} if spec % 2 == 0 else row
+
+    assert verdict("coherent-training", recorded.coherent_training(), moved) == expected
 
 
 def chosen(metric: str, kind: str, latent_dim: int, seeds: range) -> Callable[[Row, int], Row]:

@@ -45,8 +45,8 @@ def test_other_library_versions_change_the_core_digest(monkeypatch: pytest.Monke
 def test_the_core_is_the_digest_of_its_sources_and_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("b.py", "a/c.py", "protocol/code.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("b.py", "a/c.py", "protocol/code.py", "presets/a/b.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"source of {name}")
     (tmp_path / "notes.txt").write_text("no source")
     monkeypatch.setattr(code, "__file__", str(tmp_path / "protocol/code.py"))
