@@ -6,29 +6,39 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 from markdown_it import MarkdownIt
 
 from mptlab import __version__
-from mptlab.curves import Curves
+from mptlab.curves import needed
 from mptlab.errors import Json
 from mptlab.reproduce import Outcome
 from mptlab.tables import HALF_WIDTH, with_error
 
-KINDS = {"table1": "area", "fig4": "area", "fig5-left": "evolution", "fig5-right": "scores",
-         "table2": "scores"}  # fmt: skip
-"""Kind of figure, by the beginning of a preset's name. By default it is chosen from the series."""
-MAX_PICTURES = 3
+MORE = {
+    "fig3-linear": "docs/vaes.md, “The paper's Fig. 3”",
+    "fig3-vae": "docs/vaes.md, “The paper's Fig. 3”",
+    "small-bert": "docs/language-models.md, “Results so far”",
+    "uniform-against-fixed": "docs/language-models.md, “Results so far”",
+    "coheren": "docs/language-models.md, “Results so far”",
+    "unbiased-rate": "docs/estimators.md, “One fixed rate”",
+    "mask-designs": "docs/estimators.md, “One fixed rate”",
+    "model-choice": "docs/estimators.md, “Choosing a model”",
+    "training-rates": "docs/estimators.md, “Choosing a model”",
+}
+"""Page that discusses a result, by the beginning of a preset's name."""
 ORDER = ("agrees", "cannot tell", "differs", "incomplete", "ran in short", "did not run")
 RULE = """\
 Each verdict is computed from numbers. A figure *agrees* if its whole 95 % interval is between the
 two bounds, which come from the published figure and a stated margin; it *differs* if the interval
 is completely outside; otherwise the verdict is *cannot tell*. A preset agrees if all its figures
 agree, and differs if one of them does. Each figure is tested at 95 % by itself, without a
-correction for the number of figures: a figure that is a margin or more away is found to agree in at
-most 5 % of cases. The power is the probability to find agreement where it is true. Figures without
-a sampling error have an interval of width 0 and power 1.
+correction for the number of figures: a preset agrees only if all of them do, so that a preset of
+which one figure is a margin or more away is found to agree in at most 5 % of cases. The power is
+the probability to find agreement where it is true. Figures without a sampling error have an
+interval of width 0 and power 1.
 """
 STYLE = """\
 body { max-width: 46rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a; background: #fff;
@@ -37,14 +47,16 @@ h1, h2 { line-height: 1.25; text-wrap: balance } h2 { margin-top: 3rem }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums;
         display: block; overflow-x: auto }
 th, td { padding: .25rem .7rem .25rem 0; text-align: left; border-bottom: 1px solid #ddd }
-img { max-width: 100% } code { font-size: .9em } p > img { margin-right: 1rem }
+img { max-width: 100% } code { font-size: .9em }
+.agrees { color: #00674b } .differs { color: #a33f00 } .cannot-tell, .incomplete { color: #6f5700 }
+.did-not-run, .ran-in-short { color: #666 }
 """
 
 
 def write(outcomes: Sequence[Outcome], folder: Path) -> Path:
     """Write report.md, report.html and the pictures. Return the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {made.name: _pictures(made, folder) for made in outcomes}
+    pictures = {made.name: _picture(made, folder) for made in outcomes}
     text = "\n".join(_lines(outcomes, pictures))
     (folder / "report.md").write_text(text, encoding="utf-8")
     page = folder / "report.html"
@@ -58,19 +70,21 @@ def counted(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(f"{counts[one]} {one}" for one in ORDER if counts[one])
 
 
-def _pictures(made: Outcome, folder: Path) -> list[str]:
-    """Draw the curves of the first experiments, and return the names of the files."""
-    kind = next((kind for name, kind in KINDS.items() if made.name.startswith(name)), None)
-    names = []
-    curves = [one for one in made.curves if one["series"]]  # scores of texts are no curves
-    for part, one in enumerate(curves[:MAX_PICTURES], 1):
-        name = f"{made.name}-{part}.svg"
-        Curves(one["series"]).plot(kind, folder / name)
-        names.append(name)
-    return names
+def _picture(made: Outcome, folder: Path) -> str | None:
+    """Draw a preset's curves or figures, and return the name of the file."""
+    needed("matplotlib", "plots")
+    from mptlab import plots, report_plots
+
+    comparisons = made.verdict["comparisons"] if made.verdict else []
+    figure = report_plots.picture(made.preset, made.curves, comparisons)
+    if figure is None:
+        return None
+    name = f"{made.name}.svg"
+    plots.save(figure, folder / name)
+    return name
 
 
-def _lines(outcomes: Sequence[Outcome], pictures: dict[str, list[str]]) -> Iterator[str]:
+def _lines(outcomes: Sequence[Outcome], pictures: dict[str, str | None]) -> Iterator[str]:
     today = f"{datetime.now(UTC):%-d %B %Y}"
     yield "# On Masked Pre-training and the Marginal Likelihood, reproduced\n"
     yield (
@@ -81,26 +95,51 @@ def _lines(outcomes: Sequence[Outcome], pictures: dict[str, list[str]]) -> Itera
     yield f"**{counted(outcomes)}.**\n"
     yield f"Made by `mpt reproduce` of MPT Lab {__version__} on {today}. {_machines(outcomes)}\n"
     yield RULE
-    yield "| preset | what | verdict | time |\n|---|---|---|---|"
-    for made in outcomes:
-        yield f"| {made.name} | {made.preset['title']} | {made.status} | {_time(made.seconds)} |"
-    for made in outcomes:
-        yield from _section(made, pictures[made.name])
+    parts = {
+        "The paper": [made for made in outcomes if _is_published(made)],
+        "Questions that the paper leaves open": [
+            made for made in outcomes if not _is_published(made)
+        ],
+    }
+    for title, part in parts.items():
+        if part:
+            yield f"**{title}**\n"
+            yield "| preset | what | verdict | time |\n|---|---|---|---|"
+            for made in part:
+                what = f"[{made.preset['title']}](#{_slug(made.preset['title'])})"
+                yield f"| {made.name} | {what} | {made.status} | {_time(made.seconds)} |"
+            yield ""
+    for part in parts.values():
+        for made in part:
+            yield from _section(made, pictures[made.name])
 
 
-def _section(made: Outcome, pictures: Sequence[str]) -> Iterator[str]:
+def _is_published(made: Outcome) -> bool:
+    return made.name.startswith(("table", "fig"))
+
+
+def _slug(title: str) -> str:
+    """Return the anchor of a heading, as GitHub makes it."""
+    kept = (one for one in title.lower() if one.isalnum() or one in " -_")
+    return "".join(kept).replace(" ", "-")
+
+
+def _section(made: Outcome, picture: str | None) -> Iterator[str]:
     yield f"\n## {made.preset['title']}\n"
-    yield f"*Published:* {made.preset['statement']}\n"
+    yield f"*{'Published' if _is_published(made) else 'Claim'}:* {made.preset['statement']}\n"
     if made.failure is not None:
         yield f"**Did not run:** {made.failure}\n"
         return
     yield f"**{made.status.capitalize()}.** The experiments took {_time(made.seconds)}.\n"
     if made.is_short:
         yield "A short form ran, to show that the preset works here. It has no verdict.\n"
+    more = next((page for name, page in MORE.items() if made.name.startswith(name)), None)
+    if more is not None:
+        yield f"What it means: {more}.\n"
     if made.verdict is not None:
         yield from _verdict(made.verdict)
-    for part, name in enumerate(pictures, 1):
-        yield f"![{made.preset['title']}, experiment {part}]({name})\n"
+    if picture is not None:
+        yield f"![{made.preset['title']}]({picture})\n"
     ids = ", ".join(f"`{one}`" for one in dict.fromkeys(made.ids))
     yield f"All data of an experiment, and the commands that repeat it, are in its bundle: {ids}.\n"
 
@@ -153,6 +192,12 @@ def _page(text: str, folder: Path) -> str:
         if token.type == "image":
             content = (folder / str(token.attrs["src"])).read_bytes()
             token.attrs["src"] = f"data:image/svg+xml;base64,{base64.b64encode(content).decode()}"
+        if token.type == "text" and token.content in ORDER:
+            slug = token.content.replace(" ", "-")
+            token.type, token.content = "html_inline", f'<b class="{slug}">{token.content}</b>'
+    for opening, inline in pairwise(tokens):
+        if opening.type == "heading_open":
+            opening.attrs["id"] = _slug(inline.content)
     title = escape(tokens[1].content)
     body = markdown.renderer.render(tokens, markdown.options, {})
     return (

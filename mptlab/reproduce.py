@@ -36,6 +36,7 @@ SHORT: Mapping[str, Mapping[str, Any]] = {
 }
 """Changes of a spec that make a short form of it, by the family of its model. Other families are
 fast, and run whole."""
+SHORT_SEEDS = 2
 SHORT_TRAINING = {"train.steps": 20, "train.warmup_steps": 2, "train.evaluate_every": 20}
 """Further changes of a masked language model that is trained."""
 USELESS = ("failed", "cancelled", "paused")
@@ -105,7 +106,7 @@ def _submitted(client: Client, preset: Json, runs: Sequence[Json | None], quick:
     if len(usable) == len(preset["specs"]):
         made.ids = [one["id"] for one in usable]
         return made
-    specs = [_short(spec) for spec in preset["specs"]] if quick else preset["specs"]
+    specs = _shortened(preset["specs"]) if quick else preset["specs"]
     made.is_short = specs != preset["specs"]
     tags = [] if made.is_short else [f"preset:{made.name}"]
     name = f"{made.name}, short" if made.is_short else made.name
@@ -120,10 +121,25 @@ def _submitted(client: Client, preset: Json, runs: Sequence[Json | None], quick:
     return made
 
 
+def _shortened(specs: Sequence[Json]) -> Sequence[Json]:
+    """Return the short forms of a preset's specs. If one is shorter, no verdict is possible, and
+    the others get few seeds."""
+    short = [_short(spec) for spec in specs]
+    if short == specs:
+        return specs
+    return [{**one, "seeds": one["seeds"][:SHORT_SEEDS]} for one in short]
+
+
 def _short(spec: Json) -> Json:
     if (spec.get("evaluate") or {}).get("texts"):
         return spec  # few texts, of which groups stay whole
     changes = dict(SHORT.get(spec["model"]["family"], {}))
+    if spec.get("baseline") is None:
+        changes.pop("baseline.latent_dim", None)
+    if spec["evaluate"].get("lml") is None:
+        changes.pop("evaluate.lml.nodes", None)
+    if spec["data"]["source"] == "digits":
+        changes.pop("data.n", None)  # these data have one size
     if spec["model"]["family"] == "masked_lm" and spec.get("train"):
         changes |= {**SHORT_TRAINING, "data.n": 200}
     return changed(spec, changes)

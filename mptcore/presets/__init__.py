@@ -57,6 +57,9 @@ def _training(masks: dict[str, Any], epochs: int, curve_at: Sequence[int] = ()) 
     return {"objective": "mpt", "epochs": epochs, "masks": masks, "curve_at": list(curve_at)}
 
 
+_IMAGES = {"mnist": "MNIST", "fashion_mnist": "Fashion MNIST"}
+
+
 def _fig3(
     name: str, source: str, model: dict[str, Any], trainings: Sequence[dict[str, Any]], **spec: Any
 ) -> Preset:
@@ -68,7 +71,8 @@ def _fig3(
     common = {"model": model, "data": data, "compute": compute, **spec}
     specs = tuple(VaeExperiment.model_validate({**common, "train": one}) for one in trainings)
     row = "upper" if model["family"] == "linear_vae" else "lower"
-    title = f"Fig. 3, {row} row: {model['family']} on {source}"
+    kind, images = model["family"].replace("_", " ").replace("vae", "VAE"), _IMAGES[source]
+    title = f"Fig. 3, {row} row: a {kind} of {images}"
     return Preset(name, title, statement, specs, published, judge)
 
 

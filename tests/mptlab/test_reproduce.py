@@ -44,11 +44,11 @@ def test_without_a_service_one_runs_until_the_report_is_written(tmp_path: Path) 
     assert page == f"report: {folder / 'report.html'}"
     text = (folder / "report.md").read_text()
     assert "| area − LML | 0 | " in text
-    assert "(fig4-left-1.svg)" in text
-    assert (folder / "fig4-left-1.svg").read_text().lstrip().startswith("<?xml")
+    assert "(fig4-left.svg)" in text
+    assert (folder / "fig4-left.svg").read_text().lstrip().startswith("<?xml")
     html = (folder / "report.html").read_text()
     (picture,) = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)"', html)
-    assert base64.b64decode(picture) == (folder / "fig4-left-1.svg").read_bytes()
+    assert base64.b64decode(picture) == (folder / "fig4-left.svg").read_bytes()
 
 
 def test_results_that_exist_are_used(
@@ -92,17 +92,18 @@ def test_runs_that_may_never_end_are_not_waited_for(status: str, used: str) -> N
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if not name.endswith("-blocks")])
 def test_a_short_form_is_a_spec_that_is_small(name: str) -> None:
-    for spec in PRESETS[name].specs:
-        whole = spec.model_dump(mode="json")
-        short = reproduce._short(copy.deepcopy(whole))
-        parse_spec(json.dumps(short).encode())
-        family = whole["model"]["family"]
-        is_whole = family not in reproduce.SHORT or name == "swapped-atoms"
-        assert (short == whole) == is_whole
+    specs = [spec.model_dump(mode="json") for spec in PRESETS[name].specs]
+    short = reproduce._shortened(copy.deepcopy(specs))
+    families = {spec["model"]["family"] for spec in specs}
+    is_whole = not families & set(reproduce.SHORT) or name == "swapped-atoms"
+    assert (short == specs) == is_whole
+    for one in short:
+        parse_spec(json.dumps(one).encode())
         if not is_whole:
-            assert short["data"]["n"] <= 200
-            assert (short["train"] or {}).get("epochs", 0) <= 20
-            assert (short["train"] or {}).get("steps", 0) <= 20
+            assert one["data"]["n"] <= 200 or one["data"]["source"] == "digits"
+            assert (one["train"] or {}).get("epochs", 0) <= 20
+            assert (one["train"] or {}).get("steps", 0) <= 20
+            assert len(one["seeds"]) <= 2
 
 
 def test_an_unknown_preset_is_refused(environment: dict[str, str]) -> None:
@@ -166,14 +167,36 @@ def test_a_report_says_what_differs_and_what_ran_in_short(tmp_path: Path) -> Non
     assert "A short form ran" in text
 
 
-def test_a_preset_without_curves_has_no_picture(tmp_path: Path) -> None:
+def test_a_preset_without_curves_and_figures_has_no_picture(tmp_path: Path) -> None:
     outcome = judged("agrees")
     outcome.curves = [{"series": []}]
     assert outcome.verdict is not None
     outcome.verdict["comparisons"][0]["half_width"] = 0.0
     report.write([outcome], tmp_path)
     assert HALF_WIDTH not in (tmp_path / "report.md").read_text()
-    assert not [*tmp_path.rglob("*.svg")]
+    assert [path.name for path in tmp_path.rglob("*.svg")] == ["x-agrees.svg"]
+    outcome.verdict["comparisons"] = []
+    (tmp_path / "empty").mkdir()
+    report.write([outcome], tmp_path / "empty")
+    assert not [*(tmp_path / "empty").rglob("*.svg")]
+
+
+def test_the_paper_comes_before_claims_of_our_own(tmp_path: Path) -> None:
+    own, published = judged("agrees"), judged("differs")
+    own.preset |= {"title": "Which rate? 15 %", "name": "unbiased-rate"}
+    published.preset["name"] = "fig3-vae-mnist"
+    report.write([own, published], tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert text.index("**The paper**") < text.index("**Questions that the paper leaves open**")
+    assert text.index("## Fig. 9") < text.index("## Which rate? 15 %")
+    assert "*Published:* It rises." in text
+    assert "*Claim:* It rises." in text
+    assert "What it means: docs/vaes.md" in text
+    html = (tmp_path / "report.html").read_text()
+    for link in re.findall(r'href="#([^"]+)"', html):
+        assert f'<h2 id="{link}">' in html
+    assert '<a href="#which-rate-15-">' in html
+    assert '<td><b class="differs">differs</b></td>' in html
 
 
 def attempt(began: str, ended: str | None) -> Json:
