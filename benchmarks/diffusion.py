@@ -63,7 +63,7 @@ def _train(folder: Path) -> None:
     value = PRESETS["uniform-against-fixed"].specs[0].model_dump(mode="json")
     value["data"] |= {"n": TRAINED_ON, "seed": 0, "heldout": None}
     value["train"]["steps"] = STEPS
-    value["evaluate"]["masks"] = {"rates": [0.5]}
+    value["evaluate"] = {"masks": {"rates": [0.5]}}
     deque(resumable(MaskedLmExperiment.model_validate(value), Session(work_dir=folder)), 0)
 
 

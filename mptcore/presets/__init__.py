@@ -81,8 +81,10 @@ def _at_rate(rate: float) -> dict[str, Any]:
     return {"schedule": "fixed", "rate": rate, "per_size": 1}
 
 
-def _fig3_linear(name: str, source: str) -> Preset:
-    objectives = {"objective": ["mpt", "elbo"], "masks": _at_rate(0.15)}
+def _fig3_linear(name: str, source: str, grid: dict[str, float], **evaluate_every: int) -> Preset:
+    """Return the linear VAE. Posteriors of Fashion MNIST are as far as 9 from zero, where the LML
+    needs a larger grid and is therefore computed less often."""
+    objectives = {"objective": ["mpt", "elbo"], "masks": _at_rate(0.15), **evaluate_every}
     return _fig3(
         name,
         source,
@@ -91,7 +93,7 @@ def _fig3_linear(name: str, source: str) -> Preset:
         data={"n": 2000, "binarize": "threshold"},
         evaluate={
             "masks": {"schedule": "sizes", "sizes": _SIZES, "per_size": 3},
-            "lml": {"method": "uniform_grid", "nodes": 150, "extent": 6.0},
+            "lml": {"method": "uniform_grid", **grid},
         },
         seeds=list(judges.SEEDS),
         statement="Trained with MPT and with the ELBO from the same starts, both reach a similar "
@@ -228,8 +230,10 @@ _LIST = [
         {"margin": (1.5,), "least_short": (0.027,), "expected_short": (0.4,), **_FIG2_MAXIMUM},
         judges.fig2_slower,
     ),
-    _fig3_linear("fig3-linear-mnist", "mnist"),
-    _fig3_linear("fig3-linear-fmnist", "fashion_mnist"),
+    _fig3_linear("fig3-linear-mnist", "mnist", {"nodes": 150, "extent": 6.0}),
+    _fig3_linear(
+        "fig3-linear-fmnist", "fashion_mnist", {"nodes": 225, "extent": 9.0}, evaluate_every=20
+    ),
     _fig3_vae("fig3-vae-mnist", "mnist"),
     _fig3_vae("fig3-vae-fmnist", "fashion_mnist"),
     Preset(
