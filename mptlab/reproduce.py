@@ -1,5 +1,6 @@
 """Run the presets of a service, and collect what a report on them needs."""
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -95,29 +96,42 @@ def chosen(client: Client, names: Sequence[str]) -> list[Json]:
 
 def submitted(client: Client, presets: Iterable[Json], quick: bool) -> list[Outcome]:
     """Queue the experiments of presets. Experiments of the same specs that are computed, waiting or
-    running are used instead. With `quick`, slow ones are queued in a short form."""
+    running are used instead, also those of another preset. With `quick`, slow ones are queued in a
+    short form."""
     runs = {one["name"]: one["runs"] for one in client.preset_runs()}
-    return [_submitted(client, preset, runs[preset["name"]], quick) for preset in presets]
+    queued: dict[str, str] = {}
+    return [_submitted(client, one, runs[one["name"]], quick, queued) for one in presets]
 
 
-def _submitted(client: Client, preset: Json, runs: Sequence[Json | None], quick: bool) -> Outcome:
+def _submitted(
+    client: Client, preset: Json, runs: Sequence[Json | None], quick: bool, queued: dict[str, str]
+) -> Outcome:
+    """Queue what is missing of a preset. `queued` has the ids of specs that were queued before, and
+    gets these."""
     made = Outcome(preset)
-    usable = [one for one in runs if one and one["status"] not in USELESS]
-    if len(usable) == len(preset["specs"]):
-        made.ids = [one["id"] for one in usable]
-        return made
-    specs = _shortened(preset["specs"]) if quick else preset["specs"]
-    made.is_short = specs != preset["specs"]
+    usable = [one["id"] if one and one["status"] not in USELESS else None for one in runs]
+    specs = preset["specs"]
+    if quick and not all(usable):
+        specs = _shortened(specs)
+        made.is_short = specs != preset["specs"]
+    if made.is_short:
+        usable = [None] * len(specs)
     tags = [] if made.is_short else [f"preset:{made.name}"]
-    name = f"{made.name}, short" if made.is_short else made.name
+    names = names_of_parts(f"{made.name}, short" if made.is_short else made.name, len(specs))
+    texts = [json.dumps(spec, sort_keys=True) for spec in specs]
+    found = [one or queued.get(text) for one, text in zip(usable, texts, strict=True)]
+    new = [
+        {"spec": spec, "name": name, "tags": tags}
+        for spec, name, one in zip(specs, names, found, strict=True)
+        if one is None
+    ]
     try:
-        names = names_of_parts(name, len(specs))
-        made.ids = client.batch(
-            {"spec": one, "name": part, "tags": tags}
-            for one, part in zip(specs, names, strict=True)
-        )
+        answers = iter(client.batch(new) if new else ())
     except Refused as refused:
         made.failure = "; ".join(one["detail"] for one in refused.errors[:3]) or str(refused)
+        return made
+    made.ids = [one or next(answers) for one in found]
+    queued |= dict(zip(texts, made.ids, strict=True))
     return made
 
 

@@ -68,26 +68,70 @@ def test_results_that_exist_are_used(
 
 
 class Batches:
-    """Replaces a service with a run of a preset in some status."""
+    """Replaces a service with runs of presets in some status. New experiments are numbered."""
 
-    def __init__(self, status: str) -> None:
-        self._status = status
+    def __init__(self, **runs: Sequence[tuple[str, str] | None]) -> None:
+        self._runs = runs
+        self.names: list[str] = []
 
     def preset_runs(self) -> list[Json]:
-        return [{"name": "a", "runs": [{"id": "old", "status": self._status}]}]
+        return [
+            {"name": name, "runs": [one and {"id": one[0], "status": one[1]} for one in runs]}
+            for name, runs in self._runs.items()
+        ]
 
     def batch(self, submissions: Iterable[Json]) -> list[str]:
-        return ["new" for _ in submissions]
+        before = len(self.names)
+        self.names += [one["name"] for one in submissions]
+        return [f"new {i}" for i in range(before, len(self.names))]
+
+
+def ppca(seed: int) -> Json:
+    return {
+        "model": {"family": "ppca"},
+        "data": {"source": "ppca"},
+        "evaluate": {},
+        "seeds": [seed],
+    }
 
 
 @pytest.mark.parametrize(
     ("status", "used"),
-    [("succeeded", "old"), ("running", "old"), ("paused", "new"), ("failed", "new")],
+    [("succeeded", "old"), ("running", "old"), ("paused", "new 0"), ("failed", "new 0")],
 )
 def test_runs_that_may_never_end_are_not_waited_for(status: str, used: str) -> None:
-    preset = {"name": "a", "specs": [{"model": {"family": "ppca"}}]}
-    (made,) = reproduce.submitted(cast(Client, Batches(status)), [preset], quick=False)
+    preset = {"name": "a", "specs": [ppca(1)]}
+    service = Batches(a=[("old", status)])
+    (made,) = reproduce.submitted(cast(Client, service), [preset], quick=False)
     assert made.ids == [used]
+
+
+def test_only_what_is_missing_is_queued() -> None:
+    preset = {"name": "a", "specs": [ppca(1), ppca(2), ppca(3)]}
+    service = Batches(a=[("first", "succeeded"), None, ("third", "queued")])
+    (made,) = reproduce.submitted(cast(Client, service), [preset], quick=False)
+    assert made.ids == ["first", "new 0", "third"]
+    assert service.names == ["a 2/3"]
+
+
+def test_presets_with_the_same_specs_share_their_experiments() -> None:
+    presets = [{"name": name, "specs": [ppca(1), ppca(2)]} for name in ("a", "b")]
+    service = Batches(a=[None, None], b=[None, None])
+    made = reproduce.submitted(cast(Client, service), presets, quick=False)
+    assert [one.ids for one in made] == [["new 0", "new 1"]] * 2
+    assert service.names == ["a 1/2", "a 2/2"]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_short_form_uses_no_long_runs(quick: bool) -> None:
+    """Nor does a whole preset use the short form of another one."""
+    vae = {**ppca(1), "model": {"family": "masked_lm"}}
+    presets = [{"name": name, "specs": [vae, ppca(2)]} for name in ("a", "b")]
+    service = Batches(a=[("old", "succeeded"), None], b=[("one", "succeeded"), ("two", "queued")])
+    first, second = reproduce.submitted(cast(Client, service), presets, quick)
+    assert first.ids == (["new 0", "new 1"] if quick else ["old", "new 0"])
+    assert first.is_short == quick
+    assert (second.ids, second.is_short) == (["one", "two"], False)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if not name.endswith("-blocks")])
