@@ -13,7 +13,7 @@ from mptcore.families.vae.networks import Decoder, Encoder
 from mptcore.families.vae.vae import Vae
 from mptcore.runtime.out_of_memory import by_rows
 from mptcore.runtime.session import Step, Work
-from mptcore.specs.families.vae.models import AnyGrid
+from mptcore.specs.families.vae.models import AnyGrid, UniformGrid
 
 CHUNK_BYTES = 2**28
 """Memory for observations × nodes, and for nodes × dimensions."""
@@ -173,7 +173,7 @@ def grid_evidence(vae: GridVae, x: Tensor) -> Evidence:
     if not all(abs(one) <= CONVERGED_WITHIN for one in shifts.values()):
         reason = (
             f"not final: {name} would move it by {shift:.3g} nats, more than {CONVERGED_WITHIN}; "
-            "raise evaluate.lml.nodes"
+            f"raise evaluate.lml.nodes{' and extent' if isinstance(vae.grid, UniformGrid) else ''}"
         )
     return Evidence(value, 0.0, reason, {"quadrature_shift": shift}, log_probs)
 

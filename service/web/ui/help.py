@@ -16,7 +16,8 @@ from mdit_py_plugins.anchors import anchors_plugin
 DOCUMENTS = Path(__file__).parent / "documents"
 README = DOCUMENTS / "README.md"
 
-_files = [*DOCUMENTS.glob("*.md"), *DOCUMENTS.glob("docs/*.md"), *DOCUMENTS.glob("docs/*/*.ipynb")]
+_PATTERNS = ("*.md", "docs/*.md", "docs/*/*.md", "docs/*/*.ipynb")
+_files = [file for pattern in _PATTERNS for file in DOCUMENTS.glob(pattern)]
 ADDRESSES = {
     file: "/help" if file == README else f"/help/{file.stem.lower()}" for file in sorted(_files)
 }
@@ -91,7 +92,9 @@ def _as_data(file: Path, source: str) -> str:
     """Return a picture as a data URL."""
     if source.startswith("data:"):
         return source
-    return f"data:image/png;base64,{base64.b64encode(_place(file, source).read_bytes()).decode()}"
+    picture = _place(file, source)
+    kind = "svg+xml" if picture.suffix == ".svg" else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(picture.read_bytes()).decode()}"
 
 
 def _text(file: Path) -> str:

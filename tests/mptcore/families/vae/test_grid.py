@@ -105,6 +105,7 @@ def test_a_grid_that_is_too_coarse_has_not_converged() -> None:
     found = grid_evidence(model, x)
     assert found.not_final_reason is not None
     assert "twice the 6 nodes" in found.not_final_reason
+    assert found.not_final_reason.endswith("; raise evaluate.lml.nodes")
     assert abs(found.value - truth) > 0.05
     final = grid_evidence(fine, x)
     assert (final.std_err, final.not_final_reason) == (0, None)
@@ -158,6 +159,7 @@ def test_a_grid_that_is_too_narrow_has_not_converged() -> None:
     wide = UniformGrid(method="uniform_grid", nodes=400, extent=8.0)
     final = grid_evidence(GridVae(None, model.decoder, model.likelihood, 1, wide), x)
     assert found.not_final_reason is not None
+    assert found.not_final_reason.endswith("; raise evaluate.lml.nodes and extent")
     assert final.not_final_reason is None
     assert abs(found.value - final.value) > 0.05
 

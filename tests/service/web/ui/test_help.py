@@ -40,9 +40,8 @@ def test_a_help_page_loads_only_the_style_and_has_valid_links(
     assert "default-src 'none'; script-src 'self';" in answer.headers["content-security-policy"]
     assert not re.search(r"<script|<style|\sstyle=", answer.text)
     loaded = re.findall(r'<link[^>]* href="([^"]*)"|\ssrc="([^"]{,40})', answer.text)
-    assert all(
-        one.startswith(("/static/", "data:image/png;base64,")) for one in map("".join, loaded)
-    )
+    local = ("/static/", "data:image/png;base64,", "data:image/svg+xml;base64,")
+    assert all(one.startswith(local) for one in map("".join, loaded))
     for target, anchor in re.findall(r'<a [^>]*?href="(?!https?:)([^"#]*)#?([^"]*)"', answer.text):
         found = api.get(target or address)
         assert found.status_code == 200, target
@@ -60,8 +59,14 @@ def test_tables_code_and_headings_are_rendered(api: TestClient) -> None:
 
 
 def test_links_without_a_page_are_text(api: TestClient) -> None:
-    assert "(../benchmarks/reports)" in (ROOT / "docs/vaes.md").read_text()
-    assert "<span>benchmarks/reports</span>" in api.get("/help/vaes").text
+    assert "(../benchmarks/reports/gpu-h100.md)" in (ROOT / "docs/speed.md").read_text()
+    assert "<span>report</span>" in api.get("/help/speed").text
+
+
+def test_the_report_has_its_pictures(api: TestClient) -> None:
+    page = api.get("/help/report").text
+    assert page.count('<img src="data:image/svg+xml;base64,') > 10
+    assert "<h1" in page
 
 
 def test_an_unknown_document(api: TestClient) -> None:

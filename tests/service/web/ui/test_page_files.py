@@ -82,7 +82,7 @@ def test_the_distribution_has_every_file() -> None:
     packed = {
         Path(one) for pattern in patterns for one in glob(f"{folder}/{pattern}", recursive=True)
     }
-    pictures = DOCUMENTS.glob("docs/*/*.png")
+    pictures = [*DOCUMENTS.glob("docs/*/*.png"), *DOCUMENTS.glob("docs/*/*.svg")]
     assert {*FILES.values(), *(folder / "templates").iterdir(), *ADDRESSES, *pictures} <= packed
 
 

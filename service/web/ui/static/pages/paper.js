@@ -76,7 +76,8 @@ export default function Paper({ me, may }) {
   return html`<div class="stack">
     <div>
       <h1>The paper</h1>
-      <p class="muted">What Moreno-Muñoz, Recasens and Hauberg (2023) published, and what your runs of it found.</p>
+      <p class="muted">What Moreno-Muñoz, Recasens and Hauberg (2023) published, and what your runs of it found.
+        <a href="/help/report">A report of all of them</a> comes with this version.</p>
       ${data && html`<p><strong>${countsOf(Object.values(data))}</strong></p>`}
     </div>
     <${Problem} error=${presets.error ?? error} />
