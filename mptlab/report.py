@@ -24,7 +24,7 @@ MORE = {
     "uniform-against-fixed": "docs/language-models.md, “Results so far”",
     "coheren": "docs/language-models.md, “Results so far”",
     "unbiased-rate": "docs/estimators.md, “One fixed rate”",
-    "mask-designs": "docs/estimators.md, “One fixed rate”",
+    "mask-designs": "docs/estimators.md, “Which masks”",
     "model-choice": "docs/estimators.md, “Choosing a model”",
     "training-rates": "docs/estimators.md, “Choosing a model”",
 }

@@ -28,7 +28,6 @@ SHORT = {"per_size": "P", "latent_dim": "K"}
 """Names of fields in titles."""
 LINES = {"fig1-right": ("bias", "published bias"), "fig2": ("maximum_lml", "maximum of the LML")}
 """Published figure that is drawn as a line, and its name, by the beginning of a preset's name."""
-Values = Sequence[float | None]
 
 
 def picture(preset: Json, curves: Sequence[Json], comparisons: Sequence[Json]) -> Figure | None:

@@ -13,7 +13,7 @@ PACKAGES = (
     *("mptlab-server", *LIBRARIES),
     *("torchvision", "tokenizers", "safetensors", "datasets", "pyarrow", "pydantic"),
 )
-UNUSED = "presets"
+EXCLUDED = "presets"
 """Folder of mptcore on which no result depends: lists of specs, and judgements of results."""
 CORE_DIGITS = 16
 
@@ -25,7 +25,7 @@ def core_digest() -> str:
     digest = hashlib.sha256()
     folder = Path(__file__).parents[1]
     for path in sorted(folder.rglob("*.py")):
-        if folder / UNUSED in path.parents:
+        if folder / EXCLUDED in path.parents:
             continue
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
     for name in LIBRARIES:
