@@ -47,7 +47,7 @@ h1, h2 { line-height: 1.25; text-wrap: balance } h2 { margin-top: 3rem }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums;
         display: block; overflow-x: auto }
 th, td { padding: .25rem .7rem .25rem 0; text-align: left; border-bottom: 1px solid #ddd }
-img { max-width: 100% } code { font-size: .9em }
+td + td + td, th + th + th { white-space: nowrap } img { max-width: 100% } code { font-size: .9em }
 .agrees { color: #00674b } .differs { color: #a33f00 } .cannot-tell, .incomplete { color: #6f5700 }
 .did-not-run, .ran-in-short { color: #666 }
 """
@@ -137,18 +137,18 @@ def _section(made: Outcome, picture: str | None) -> Iterator[str]:
     if more is not None:
         yield f"What it means: {more}.\n"
     if made.verdict is not None:
-        yield from _verdict(made.verdict)
+        yield from _verdict(made.verdict, "published" if _is_published(made) else "claimed")
     if picture is not None:
         yield f"![{made.preset['title']}]({picture})\n"
     ids = ", ".join(f"`{one}`" for one in dict.fromkeys(made.ids))
     yield f"All data of an experiment, and the commands that repeat it, are in its bundle: {ids}.\n"
 
 
-def _verdict(verdict: Json) -> Iterator[str]:
+def _verdict(verdict: Json, stated: str) -> Iterator[str]:
     if verdict["missing"]:
         yield f"Incomplete: {verdict['missing']}.\n"
     if verdict["comparisons"]:
-        yield "| | published | measured | agrees from | to | outcome | power |"
+        yield f"| | {stated} | measured | agrees from | to | outcome | power |"
         yield "|---|---|---|---|---|---|---|"
     for one in verdict["comparisons"]:
         measured = with_error(one["measured"], one["half_width"]) or "–"
@@ -171,7 +171,14 @@ def _machines(outcomes: Sequence[Outcome]) -> str:
     ]
     devices = dict.fromkeys(one["gpu"] or one["cpu"] for one in found)
     torch = dict.fromkeys(f"torch {one['packages']['torch']}" for one in found)
-    return f"Experiments ran on {', '.join([*devices, *torch])}." if found else ""
+    if not found:
+        return ""
+    ended = {one["id"]: one for made in outcomes for one in made.ended}
+    seconds = Outcome({}, ended=[*ended.values()]).seconds
+    return (
+        f"Experiments ran on {', '.join([*devices, *torch])}; they took {_time(seconds)}, if those "
+        "that ran at the same time are added."
+    )
 
 
 def _number(value: float | None) -> str:

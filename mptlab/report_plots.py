@@ -72,7 +72,7 @@ def _what_differs(specs: Sequence[Json], place: int) -> str:
     flat = [dict(_leaves(spec)) for spec in specs]
     own = flat[place]
     names = [name for name in own if any(own[name] != other.get(name) for other in flat)]
-    fields = ((name.rpartition(".")[2], own[name]) for name in names)
+    fields = dict.fromkeys((name.rpartition(".")[2], own[name]) for name in names)
     return ", ".join(
         f"{SHORT[name]} = {value}" if name in SHORT else f"{name.replace('_', ' ')} {value}"
         for name, value in fields

@@ -86,7 +86,8 @@ def test_the_score_of_a_fixed_size_is_drawn_beside_the_lml() -> None:
 
 
 def test_panels_say_in_what_they_differ() -> None:
-    specs = [{"evaluate": {"masks": {"per_size": p, "schedule": "all"}}, "seeds": [p]}
+    specs = [{"evaluate": {"masks": {"per_size": p, "schedule": "all"}}, "seeds": [p],
+              "data": {"per_size": p}}
              for p in (1, 10)]  # fmt: skip
     curves = [[series("score", [-1.0, -2.0], [1.0, 2.0], seed=4)]] * 2
     assert [axes.get_title() for axes in panels("table1", *curves, specs=specs)] == [

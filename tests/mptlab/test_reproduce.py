@@ -64,7 +64,9 @@ def test_results_that_exist_are_used(
     assert (told["status"], told["experiments"]) == ("agrees", [first.id])
     assert told["seconds"] > 0
     assert len(client.experiments.list(None)) == before
-    assert f"`{first.id}`" in (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert f"`{first.id}`" in text
+    assert f"they took {report._time(told['seconds'])}, if" in text
 
 
 class Batches:
@@ -235,6 +237,7 @@ def test_the_paper_comes_before_claims_of_our_own(tmp_path: Path) -> None:
     assert text.index("## Fig. 9") < text.index("## Which rate? 15 %")
     assert "*Published:* It rises." in text
     assert "*Claim:* It rises." in text
+    assert text.index("| | published |") < text.index("| | claimed |")
     assert "What it means: docs/vaes.md" in text
     html = (tmp_path / "report.html").read_text()
     for link in re.findall(r'href="#([^"]+)"', html):
