@@ -12,6 +12,7 @@ from service.datasets import child_environment
 from service.experiments.inputs import Inputs
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
 from worker.children import Spawned, WarmParent
 from worker.children import environment as runner_environment
 
@@ -44,7 +45,10 @@ def test_a_run_that_may_download_gets_the_hub_variables_too() -> None:
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    """The environment of a process. It is empty until the process executes its program."""
+    file = Path(f"/proc/{pid}/environ")
+    wait_until(lambda: bool(file.read_bytes()), what=f"process {pid}")
+    lines = file.read_bytes().decode().split("\0")
     return dict(line.split("=", 1) for line in lines if line)
 
 
