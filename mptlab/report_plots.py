@@ -138,8 +138,9 @@ def _by_epoch(axes: Axes, series: Sequence[Json]) -> None:
         if seeds[0]["name"] != NOISY:
             x, mean = _mean(seeds)
             shown += [value for epoch, value in zip(x, mean, strict=True) if epoch > EARLY * x[-1]]
-    low, high = min(shown), max(shown)
-    axes.set_ylim(low - 0.1 * (high - low), high + 0.25 * (high - low))
+    if shown:
+        low, high = min(shown), max(shown)
+        axes.set_ylim(low - 0.1 * (high - low), high + 0.25 * (high - low))
     axes.set(xlabel="epoch", ylabel="nats an observation")
 
 

@@ -78,6 +78,11 @@ def test_the_axis_leaves_out_the_beginning_and_covers_every_panel() -> None:
         assert high == pytest.approx(32.5)
 
 
+def test_a_training_without_a_finite_lml_is_drawn_without_it() -> None:
+    (axes,) = panels("fig3-linear-mnist", [series("loss", [1.0, 2.0]), series("lml", [None, None])])
+    assert line(axes, "LML") == []
+
+
 def test_the_score_of_a_fixed_size_is_drawn_beside_the_lml() -> None:
     (axes,) = panels(
         "fig2-center", [series("lml", [1.0, 2.0, 2.5]), series("mpt", [3.0, 4.0, 4.5])]
