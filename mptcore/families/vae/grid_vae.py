@@ -8,8 +8,11 @@ from torch import Tensor
 from mptcore.estimation.model import Evidence, TractableModel, VectorModel
 from mptcore.families.vae.grid import nodes_of
 from mptcore.families.vae.grid_check import checked_sizes, score_shift
+from mptcore.families.vae.importance import WeightSummary, weight_evidence
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder
+from mptcore.families.vae.proposal import Fit
+from mptcore.families.vae.sampler import Sampler
 from mptcore.families.vae.vae import Vae
 from mptcore.runtime.out_of_memory import by_rows
 from mptcore.runtime.session import Step, Work
@@ -19,6 +22,8 @@ CHUNK_BYTES = 2**28
 """Memory for observations × nodes, and for nodes × dimensions."""
 CONVERGED_WITHIN = 0.05
 """Maximum change of a converged result in nats when the number of nodes is doubled."""
+STEPS = 50
+"""Maximum number of Gauss–Newton steps to the mode of a posterior."""
 
 
 class GridVae(Vae):
@@ -71,7 +76,18 @@ class GridVae(Vae):
         return grid_evidence(self, x)
 
     def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:
-        return Evidence(mean_log_marginal(self, x))
+        """Return the LML by importance sampling, which costs less than a grid fine enough and its
+        check. log p(x | z) is concave in z, so each posterior has one mode."""
+        parts = self.parts(x, samples)
+        summaries = [self._sampled(part, samples, generator) for part in parts]
+        return weight_evidence(summaries, cure="raise train.lml_samples")
+
+    @torch.no_grad()
+    def _sampled(self, x: Tensor, samples: int, generator: torch.Generator) -> WeightSummary:
+        fit = Fit(self.decoder, self.likelihood, x, torch.ones_like(x), alike=True)
+        proposal = fit.proposal(x.new_zeros(len(x), self.latent_dim), STEPS)
+        sampler = Sampler(fit, self.rows(1), generator)
+        return sampler.summary(proposal, samples)
 
     @torch.no_grad()
     def reconstruction(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:

@@ -91,7 +91,8 @@ class VaeTrain(EpochSchedule):
     """True gives every observation of a step its own masks (with the conditionals `importance`).
     False uses the same masks for all."""
     lml_samples: Annotated[int, Field(ge=2, le=1_000_000)] = 64
-    """Draws of iwae for the recorded `lml`, if the model has no grid."""
+    """Draws of z for each observation in the recorded `lml`, which is always importance
+    sampling."""
 
     def problems(self, data: DataSource) -> list[Problem]:
         problems = super().problems(data)

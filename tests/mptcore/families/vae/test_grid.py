@@ -149,6 +149,25 @@ def test_a_grid_that_agrees_with_its_double_may_be_wrong(
     assert "of another kind" in found.not_final_reason
 
 
+@pytest.mark.parametrize("likelihood", [BernoulliLikelihood(), GaussianLikelihood(4.0)])
+def test_the_lml_of_a_training_curve_does_not_depend_on_the_grid(likelihood: Likelihood) -> None:
+    """It agrees with a dense grid where the model's own grid is far off."""
+    coarse = GaussHermite(method="gauss_hermite", nodes=6)
+    model = linear_vae(200, 1, coarse, likelihood, 1.0)
+    x = binary(40, 200)
+    dense = UniformGrid(method="uniform_grid", nodes=2000, extent=12.0)
+    truth = mean_log_marginal(GridVae(None, model.decoder, likelihood, 1, dense), x)
+    assert abs(mean_log_marginal(model, x) - truth) > 0.05
+    runs = [model.quick_lml(x, 64, torch.Generator().manual_seed(seed)) for seed in range(100)]
+    assert all(run.not_final_reason is None for run in runs)
+    z = torch.tensor([(run.value - truth) / run.std_err for run in runs])
+    assert abs(z.mean()) < 4 / 10
+    assert 0.7 < z.std() < 1.3  # its own error is 0.07
+    too_few = model.quick_lml(x, 2, torch.Generator().manual_seed(1))
+    assert too_few.not_final_reason is not None
+    assert too_few.not_final_reason.endswith("raise train.lml_samples")
+
+
 def test_a_grid_that_is_too_narrow_has_not_converged() -> None:
     """Check any fineness against PPCA, for observations far from the mean."""
     narrow = UniformGrid(method="uniform_grid", nodes=200, extent=3.0)
