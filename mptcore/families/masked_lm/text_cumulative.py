@@ -1,7 +1,7 @@
 """The cumulative score of each text, with its own error and number of masks."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, M
 from mptcore.families.masked_lm.model import MaskedLm, score_batches
 from mptcore.families.masked_lm.text_fit import ScoredMasks, TokenFit, cross_fitted, sizes_at
 from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds, Values
+from mptcore.families.masked_lm.text_shared import Shared, owners_of
 from mptcore.runtime.session import MaskPlan, ScoreCache, Step, Work
 from mptcore.specs.texts import MIN_TEXT_MASKS
 
@@ -38,8 +39,13 @@ class CumulativeScores:
     """Maximum number of masks of a text."""
     is_relative: bool = False
     """True if the target is a fraction of each score."""
+    groups: Sequence[Sequence[int]] = ()
+    """Texts that are compared with the first one of their group."""
     value: Tensor = field(init=False)  # (N,)
     std_err: Tensor = field(init=False)  # (N,)
+    apart: dict[int, float] = field(init=False)
+    """Standard error of the difference to the first text of its group, for each text that shares
+    its masks; 0 for that text."""
     masks: Tensor = field(init=False)  # (N,)
 
     def plan(self) -> MaskPlan:
@@ -53,6 +59,7 @@ class CumulativeScores:
         """Score all masks of short texts, and rounds of masks of the others."""
         sizes = self.masker.corpus.sizes
         self.value, self.std_err = (torch.zeros(len(sizes), dtype=torch.float64) for _ in "ab")
+        self.apart = {}
         self.masks = torch.zeros_like(sizes)
         for size in range(1, ENUMERATED + 1):
             chosen = (sizes == size).nonzero().flatten()
@@ -95,32 +102,50 @@ class CumulativeScores:
         return self.masker.hidden(sequences, counts.repeat(len(chosen)), places)
 
     def _sample(self, chosen: Tensor, plan: MaskPlan, generator: torch.Generator) -> Work[None]:
-        """Score the chosen texts, group by group."""
+        """Score the chosen texts, part by part. A text is in the part of the text whose masks it
+        shares, after it."""
         before = plan.masks - len(chosen) * MIN_TEXT_MASKS
         most = self.max_masks // STRATA * STRATA
-        groups = self.masker.corpus.sizes[chosen].cumsum(0) // GROUP_TOKENS
-        parts = torch.unique_consecutive(groups, return_counts=True)[1].tolist()
+        owners = owners_of(self.groups, self.masker.corpus.sizes)
+        chosen = chosen[owners[chosen].argsort(stable=True)]
+        places = torch.empty_like(owners)
+        places[chosen] = torch.arange(len(chosen))
+        ends = self.masker.corpus.sizes[chosen].cumsum(0)[places[owners[chosen]]]
+        parts = torch.unique_consecutive(ends // GROUP_TOKENS, return_counts=True)[1].tolist()
         to_come = len(chosen)
-        for group in torch.split(chosen, parts):
-            to_come -= len(group)
-            corpus = self.masker.corpus.subset(group)
-            draws = Draws(self.model, replace(self.masker, corpus=corpus), self.cache, generator)
+        for part in torch.split(chosen, parts):
+            to_come -= len(part)
+            corpus = self.masker.corpus.subset(part)
+            shared = Shared(places[owners[part]] - places[part[0]])
+            masker = replace(self.masker, corpus=corpus)
+            draws = Draws(self.model, masker, self.cache, generator, shared)
             folds = []
             for _ in range(FOLDS):
                 folds.append((yield from draws.fold()))
-            found = Rounds.of_pilot(cross_fitted(folds))
+            found = Rounds.of_pilot(shared.with_differences(cross_fitted(folds)))
             target = self.target_of(found.average)
+            target[len(part) :] = math.inf  # differences have none
             sums = torch.stack([fold.sums() for fold in folds]).sum(0)
+            planned = partial(shared.planned, found, target, most)
             while True:
-                counts, wanted = yield from self.cache.plan(partial(found.planned, target, most))
-                plan.masks = before + int((found.count + wanted).sum()) + to_come * MIN_TEXT_MASKS
+                counts, wanted = yield from self.cache.plan(planned)
+                masks = (found.count + wanted)[: len(part)]
+                plan.masks = before + int(masks.sum()) + to_come * MIN_TEXT_MASKS
                 if not bool(counts.any()):
                     break
-                drawn = yield from draws.values(counts, found, sums)
+                drawn = yield from draws.values(counts[: len(part)], found, sums)
                 found.add(drawn, wanted)
-            self.value[group], self.std_err[group] = found.value, found.std_err
-            self.masks[group] = found.count
-            before += int(found.count.sum())
+            self._keep(part, shared, found)
+            before += int(self.masks[part].sum())
+
+    def _keep(self, part: Tensor, shared: "Shared", found: Rounds) -> None:
+        """Keep the results of the texts of a part, and of their differences."""
+        texts = slice(len(part))
+        self.value[part], self.std_err[part] = found.value[texts], found.std_err[texts]
+        self.masks[part] = found.count[texts]
+        self.apart |= dict.fromkeys(part[shared.owners[shared.members]].tolist(), 0.0)
+        errors = found.std_err[len(part) :].tolist()
+        self.apart |= zip(part[shared.members].tolist(), errors, strict=True)
 
 
 @dataclass(frozen=True)
@@ -131,6 +156,7 @@ class Draws:
     masker: Masker
     cache: ScoreCache
     generator: torch.Generator
+    shared: Shared
 
     def fold(self) -> Work[ScoredMasks]:
         """Return a replicate of each text."""
@@ -147,14 +173,16 @@ class Draws:
         """Return the values of counts[i] masks of each text by a fit to `sums`, and add the masks
         of texts with fewer than FITTED so far to the sums."""
         fit, drawn = TokenFit.of(sums, self.masker.corpus), Values.none(found.average)
-        is_fitted = found.count >= FITTED
+        is_fitted = found.count[: len(counts)] >= FITTED
         for of_tokens in (True, False):
             some = torch.where(is_fitted == of_tokens, 0, counts)
             for scored in self.scored(some, of_tokens):
                 if isinstance(scored, Step):
                     yield scored
                     continue
-                drawn.add(scored.masks.sequences, fit.values(scored))
+                sequences, values = scored.masks.sequences, fit.values(scored)
+                drawn.add(sequences, values)
+                drawn.add(*self.shared.differences(sequences, values))
                 if of_tokens:
                     sums += scored.sums()
         return drawn
@@ -173,9 +201,10 @@ class Draws:
                 yield ScoredMasks(scored.masks, scored.values[0, 0] * scored.masks.counts)
 
     def _masks(self, counts: Tensor) -> Iterator[MaskedBatch]:
-        corpus = self.masker.corpus
-        plan = repeated(torch.arange(len(corpus)), counts // STRATA)
-        begins = (corpus.lengths[plan] * STRATA).cumsum(0) // CHUNK_TOKENS
+        corpus, owners = self.masker.corpus, self.shared.owners
+        texts = torch.bincount(owners, minlength=len(owners))  # that have each text's masks
+        plan = repeated(torch.arange(len(corpus)), torch.where(texts > 0, counts // STRATA, 0))
+        begins = (corpus.lengths[plan] * texts[plan] * STRATA).cumsum(0) // CHUNK_TOKENS
         parts = torch.unique_consecutive(begins, return_counts=True)[1].tolist()
         for part in torch.split(plan, parts):
             sequences = part.repeat_interleave(STRATA)
@@ -183,7 +212,7 @@ class Draws:
             within = torch.rand(len(sequences), generator=self.generator, dtype=torch.float64)
             quantiles = (strata + 1 - within) / STRATA  # above 0, at most 1
             sizes = sizes_at(quantiles, corpus.sizes[sequences])
-            yield self.masker.of_sizes(sequences, sizes, self.generator)
+            yield self.shared.masks(self.masker.of_sizes(sequences, sizes, self.generator))
 
 
 def all_masks(size: int) -> tuple[Tensor, Tensor]:

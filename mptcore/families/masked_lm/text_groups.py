@@ -52,6 +52,9 @@ class Member(NamedTuple):
     std_err: float
     sampled: Sampled | None = None
     """Scores of the sample that the score was estimated from, if it was."""
+    apart: float | None = None
+    """Standard error of the difference to the first text of the group, if both have the same masks;
+    0 for that text."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ def _apart(one: Member, other: Member) -> tuple[float, float]:
     beyond which it is decided."""
     if one.sampled is not None and other.sampled is not None:
         return one.sampled.lead_over(other.sampled)
+    if one.apart is not None and other.apart is not None:
+        return one.apart + other.apart, Z_95  # exact if one is the first, else a bound
     return math.hypot(one.std_err, other.std_err), Z_95
 
 

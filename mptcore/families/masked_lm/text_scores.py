@@ -75,7 +75,7 @@ class TextScoring:
                 case "cumulative":
                     yield from cumulative.run(plan, generator)
                     found = (cumulative.value, cumulative.std_err, cumulative.masks)
-                    self._columns[score] = ScoreColumn(*found)
+                    self._columns[score] = ScoreColumn(*found, apart=cumulative.apart)
         if "cumulative" in self.spec.scores:
             yield from self._target_records(cumulative)
         return self._table()
@@ -86,7 +86,9 @@ class TextScoring:
     def _cumulative(self) -> CumulativeScores:
         target = self.spec.target_std_err or 1.0
         most, relative = self.spec.max_masks, self.spec.relative
-        return CumulativeScores(self.model, self.masker, self.cache, target, most, relative)
+        compares = self.spec.scores[0] == "cumulative"
+        given = target, most, relative, self.texts.groups if compares else ()
+        return CumulativeScores(self.model, self.masker, self.cache, *given)
 
     def _target_records(self, found: CumulativeScores) -> Iterator[Step]:
         is_over = found.std_err > found.target_of(found.value)

@@ -48,6 +48,9 @@ class ScoreColumn:
     """Samples that scores were estimated from, by sequence."""
     tokens: Tensor | None = None
     """Number of tokens that the score sums, (N,), if these are not all tokens of the text."""
+    apart: Mapping[int, float] = field(default_factory=dict)
+    """Standard errors of differences to the first text of the group, by sequence, where both have
+    the same masks."""
 
     @property
     def errors(self) -> Tensor:
@@ -84,12 +87,13 @@ class TextTable:
         groups: dict[str, list[Member]] = {}
         value, std_err = self.first.value.tolist(), self.first.errors.tolist()
         for i, row in enumerate(self.texts.rows):
-            if self._has_groups and row.group is not None:
-                sequence = self._sequence_of.get(i)
-                own = None if sequence is None else _finite(value[sequence])
-                error = 0.0 if sequence is None else std_err[sequence]
-                sampled = None if sequence is None else self.first.sampled.get(sequence)
-                groups.setdefault(str(row.group), []).append(Member(i, own, error, sampled))
+            if not self._has_groups or row.group is None:
+                continue
+            member = Member(i, None, 0.0)
+            if (one := self._sequence_of.get(i)) is not None:
+                of_first = self.first.sampled.get(one), self.first.apart.get(one)
+                member = Member(i, _finite(value[one]), std_err[one], *of_first)
+            groups.setdefault(str(row.group), []).append(member)
         return groups
 
     def metrics(self) -> Iterator[Record]:
