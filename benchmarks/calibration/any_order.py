@@ -62,8 +62,8 @@ class Toy:
         """Return log p of each masked token, (M,)."""
         of = torch.repeat_interleave(torch.arange(len(masks)), masks.counts)  # (M,)
         code = torch.zeros(len(masks), dtype=torch.long).index_add_(0, of, 2**masks.places)
-        starts = self.corpus.offsets[masks.sequences]
-        tokens = self.corpus.ids[starts[of] + masks.places]
+        starts = masks.corpus.offsets[masks.sequences]
+        tokens = masks.corpus.ids[starts[of] + masks.places]
         return self.table[tokens, masks.places, code[of]]
 
     def scores(self, masks: MaskedBatch) -> Tensor:

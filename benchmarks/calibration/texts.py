@@ -2,8 +2,8 @@
 and the decisions between pairs of texts."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -21,6 +21,8 @@ TEXTS = 1000
 SHORTEST, LONGEST = 8, 10
 TARGETS = (2.0, 0.5)
 NOISY_TEXTS = 5000
+ALIKE = 0.3
+"""Part of the log-probabilities of a text that is its own, in pairs that are compared."""
 NEEDED = (8, 32, 64, 200)
 """Numbers of masks that reach the targets for noise, where at least 32 are drawn."""
 
@@ -79,13 +81,22 @@ def truth(toy: Toy) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-def measured(toy: Toy, target: float, seed: int) -> CumulativeScores:
+def measured(
+    toy: Toy, target: float, seed: int, groups: Sequence[Sequence[int]] = ()
+) -> CumulativeScores:
     """Return the scores of all texts of a toy."""
-    return _measured(ToyModel(toy), toy, target, seed)
+    return _measured(ToyModel(toy), toy, target, seed, groups)
 
 
-def _measured(model: ToyModel | NoiseModel, toy: Toy, target: float, seed: int) -> CumulativeScores:
-    found = CumulativeScores(cast(MaskedLm, model), toy.masker, ScoreCache(), target, 100_000)
+def _measured(
+    model: ToyModel | NoiseModel,
+    toy: Toy,
+    target: float,
+    seed: int,
+    groups: Sequence[Sequence[int]] = (),
+) -> CumulativeScores:
+    given = cast(MaskedLm, model), toy.masker, ScoreCache(), target, 100_000
+    found = CumulativeScores(*given, groups=groups)
     for _ in found.run(found.plan(), torch.Generator().manual_seed(seed)):
         pass
     return found
@@ -103,9 +114,10 @@ class Decisions:
 def decisions(found: CumulativeScores, truths: Tensor) -> Decisions:
     """Compare the decided pairs with the truth."""
     value, std_err = found.value.tolist(), found.std_err.tolist()
+    texts = [Member(i, value[i], std_err[i], None, found.apart.get(i)) for i in range(len(value))]
     decided = wrong = 0
     for i in range(0, len(value) - 1, 2):
-        first, second = ranked([Member(j, value[j], std_err[j]) for j in (i, i + 1)])
+        first, second = ranked(texts[i : i + 2])
         decided += bool(first.decided)
         is_better = second.rank == 1
         wrong += bool(first.decided) and is_better != bool(truths[i + 1] > truths[i])
@@ -118,6 +130,32 @@ def calibration(texts: int, target: float) -> tuple[Calibration, CumulativeScore
     truths, found = truth(toy), measured(toy, target, texts)
     name = f"cumulative, target {target}"
     return Calibration(name, (found.value - truths) / found.std_err), found, truths
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of texts with the same masks."""
+
+    toy: Toy
+    found: CumulativeScores
+    differences: Tensor
+    """Differences minus the true ones, in standard errors, (pairs,)."""
+    narrower: float
+    """Mean square of the errors of differences, divided by that of independent scores."""
+
+
+def pairs_calibration(pairs: int, target: float) -> Pairs:
+    """Score pairs of texts of equal length, whose log-probabilities are mostly the same."""
+    toy = Toy.of(2 * pairs, LONGEST, LONGEST)
+    toy = replace(toy, table=toy.table[4] + ALIKE * toy.table)
+    truths, groups = truth(toy), [(i, i + 1) for i in range(0, 2 * pairs, 2)]
+    found = measured(toy, target, pairs, groups)
+    errors = torch.tensor([found.apart[second] for _, second in groups]).double()
+    apart = (found.value - truths).view(-1, 2).diff()[:, 0]
+    differ = errors > 0  # a pair of the same token has the same scores
+    independent = found.std_err.square().view(-1, 2).sum(1)[differ].mean()
+    narrower = float(errors[differ].square().mean() / independent)
+    return Pairs(toy, found, apart[differ] / errors[differ], narrower)
 
 
 def noise_calibration(texts: int, needed: int) -> tuple[Calibration, CumulativeScores]:
@@ -149,6 +187,15 @@ def main() -> None:
             str(pairs.wrong),
         ]
         print(f"| {' | '.join(cells)} |")
+    for target in TARGETS:
+        given = pairs_calibration(TEXTS, target)
+        one = Calibration(f"difference, target {target}", given.differences)
+        mean, sd = f"{one.mean:+.2f} ± {one.mean_error:.2f}", f"{one.sd:.2f} ± {one.sd_error:.2f}"
+        pairs = decisions(given.found, truth(given.toy))
+        masks = f"{given.found.masks.double().mean():.0f}"
+        what = f"{one.what}, {given.narrower:.2f} of its variance"
+        ends = f"{pairs.decided} of {pairs.pairs} | {pairs.wrong} |"
+        print(f"| {what} | {mean} | {sd} | | {masks} | {ends}")
     for needed in NEEDED:
         one, found = noise_calibration(NOISY_TEXTS, needed)
         over = (found.std_err > found.target).double().mean()

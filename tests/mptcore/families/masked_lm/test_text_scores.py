@@ -226,8 +226,9 @@ def stopped(value: dict[str, Any], folder: Path, steps: int) -> bool:
 
 
 def test_a_resumed_run_writes_the_same_table(tmp_path: Path) -> None:
+    pair = ["the cats sat on unlikely mats", "the mats sat on unlikely cats"]  # the same masks
     value = of(
-        [*LINES, "the cats sat on unlikely mats"] * 8,
+        [*LINES, *pair] * 8,
         scores=["cumulative", *ALL],
         target_std_err=0.4,
         per_token=True,
