@@ -177,18 +177,21 @@ def expected_s(client: Client, outcomes: Iterable[Outcome]) -> tuple[float, floa
     return low, high, unknown
 
 
-def finish(client: Client, outcomes: Iterable[Outcome], show: Callable[[Json], object]) -> None:
+def finish(client: Client, outcomes: Sequence[Outcome], show: Callable[[Json], object]) -> None:
     """Wait for the experiments, and read their results and verdicts. After a failure the preset's
-    other experiments are cancelled. Experiments that need the same checkpoint are cancelled too,
-    because each may need a minute to find that it cannot be loaded."""
+    other experiments are cancelled, but for those that a later preset uses. Experiments that need
+    the same checkpoint are cancelled too, because each may need a minute to find that it cannot be
+    loaded."""
     missing: dict[str, str] = {}
-    for made in outcomes:
+    for place, made in enumerate(outcomes, 1):
+        needed = {one for later in outcomes[place:] for one in later.ids}
         checkpoint = made.preset["specs"][0]["model"].get("checkpoint")
         made.failure = made.failure or missing.get(checkpoint)
         for one in made.ids:
             if made.failure is not None:
-                with suppress(Refused):  # it may have ended
-                    client.cancel(one)
+                if one not in needed:
+                    with suppress(Refused):  # it may have ended
+                        client.cancel(one)
                 continue
             made.ended.append(client.wait(one, on_change=show))
             made.failure = _failure(made.ended[-1])

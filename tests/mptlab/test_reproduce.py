@@ -190,6 +190,18 @@ def test_after_a_missing_checkpoint_others_that_need_it_are_cancelled() -> None:
     assert {made.status for made in outcomes} == {"did not run"}
 
 
+def test_a_failure_does_not_cancel_what_a_later_preset_uses() -> None:
+    specs: list[Json] = [{"model": {}}] * 3
+    outcomes = [
+        Outcome({"name": "a", "specs": specs}, ids=["1", "2", "3"]),
+        Outcome({"name": "b", "specs": specs[:1]}, ids=["3"]),
+    ]
+    service = Service()
+    reproduce.finish(cast(Client, service), outcomes, lambda _: None)
+    assert service.waited == ["1", "3"]
+    assert service.cancelled == ["2"]
+
+
 def judged(verdict: str) -> Outcome:
     """A preset with a verdict."""
     figure = {"what": "rise", "published": 1.0, "measured": 2.5, "half_width": 0.25, "low": 1.0,
