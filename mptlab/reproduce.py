@@ -154,7 +154,13 @@ def _short(spec: Json) -> Json:
         changes.pop("evaluate.lml.nodes", None)
     if spec["data"]["source"] == "digits":
         changes.pop("data.n", None)  # these data have one size
-    if spec["model"]["family"] == "masked_lm" and spec.get("train"):
+    if spec["model"]["family"] != "masked_lm":
+        return changed(spec, changes)
+    if spec["evaluate"].get("orders"):
+        changes["evaluate.sequences"] = 8
+    if spec["evaluate"].get("target_std_err"):
+        changes["evaluate.max_masks"] = 100
+    if spec.get("train"):
         changes |= {**SHORT_TRAINING, "data.n": 200}
     return changed(spec, changes)
 

@@ -150,6 +150,11 @@ def test_a_short_form_is_a_spec_that_is_small(name: str) -> None:
             assert (one["train"] or {}).get("epochs", 0) <= 20
             assert (one["train"] or {}).get("steps", 0) <= 20
             assert len(one["seeds"]) <= 2
+            is_text = one["model"]["family"] == "masked_lm"
+            if is_text and one["evaluate"]["orders"]:
+                assert one["evaluate"]["sequences"] <= 8
+            if is_text and one["evaluate"]["target_std_err"]:
+                assert one["evaluate"]["max_masks"] <= 100
 
 
 def test_an_unknown_preset_is_refused(environment: dict[str, str]) -> None:
