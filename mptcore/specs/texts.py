@@ -22,6 +22,8 @@ OF_MUTATIONS = ("masked_marginal", "wild_type_marginal")
 """Scores of changes of a wild type. The others are scores of texts."""
 Column = Annotated[str, Field(min_length=1, max_length=200)]
 
+DECIDING: tuple[tuple[TextScore, ...], ...] = (("pll",), ("cumulative",))
+"""Scores that decide between texts."""
 ROW_BYTES = 400
 """Approximate bytes of a text's row of results, without the text and its tokens."""
 TOKEN_BYTES = 100
@@ -60,9 +62,10 @@ class TextScores(Spec):
     first score with it."""
 
     target: Literal["scores", "decision"] = "scores"
-    """`decision` is for groups and `pll`: of each group only as many tokens are scored as it takes
-    to tell its best text in about 95 % of cases. Scores and differences then have standard errors.
-    """
+    """`decision` is for groups, and `pll` or `cumulative`: of each group only as many tokens are
+    scored, or masks drawn, as it takes to tell its best text in about 95 % of cases. Scores and
+    differences then have standard errors. `cumulative` gives a group up when the standard error of
+    a difference is `target_std_err`."""
     prefix_column: Column | None = None
     """Column of a .jsonl or .parquet file with the beginning of each text that `conditional` takes
     as given, or with its number of characters. `conditional` needs it."""
@@ -113,10 +116,12 @@ class TextScores(Spec):
             detail = "only pll, pll_word_l2r and conditional have scores of tokens: list one"
             problems.append(Problem("/evaluate/texts/per_token", detail))
         has_groups = self.group_size is not None or self.group_column is not None
-        if self.target == "decision" and not (has_groups and self.scores == ("pll",)):
-            detail = "a decision is between the texts of groups, by pll alone: set group_size or"
+        if self.target == "decision" and not (has_groups and self.scores in DECIDING):
+            detail = (
+                "a decision is between the texts of groups: set group_size or group_column, and"
+            )
             problems.append(
-                Problem("/evaluate/texts/target", f"{detail} group_column, and scores to pll")
+                Problem("/evaluate/texts/target", f"{detail} scores to pll or to cumulative alone")
             )
         if self.group_size is not None and self.group_column is not None:
             detail = "groups are of consecutive texts or of equal values: give one of the two"

@@ -122,7 +122,10 @@ def score(
     ] = None,
     decide: Annotated[
         bool,
-        typer.Option(help="score only as many tokens as it takes to tell the best of each group"),
+        typer.Option(
+            help="score only as many tokens, or masks for the score cumulative, as it takes to "
+            "tell the best of each group"
+        ),
     ] = False,
     wild_type: Annotated[
         str | None,

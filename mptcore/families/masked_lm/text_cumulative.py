@@ -13,7 +13,7 @@ from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, M
 from mptcore.families.masked_lm.model import MaskedLm, score_batches
 from mptcore.families.masked_lm.text_fit import ScoredMasks, TokenFit, cross_fitted, sizes_at
 from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds, Values
-from mptcore.families.masked_lm.text_shared import Shared, owners_of
+from mptcore.families.masked_lm.text_shared import Shared, homes_of, owners_of
 from mptcore.runtime.session import MaskPlan, ScoreCache, Step, Work
 from mptcore.specs.texts import MIN_TEXT_MASKS
 
@@ -41,6 +41,9 @@ class CumulativeScores:
     """True if the target is a fraction of each score."""
     groups: Sequence[Sequence[int]] = ()
     """Texts that are compared with the first one of their group."""
+    decides: bool = False
+    """True if masks of a group are only drawn until its best text is told from the second, or the
+    error of their difference is the target."""
     value: Tensor = field(init=False)  # (N,)
     std_err: Tensor = field(init=False)  # (N,)
     apart: dict[int, float] = field(init=False)
@@ -106,27 +109,30 @@ class CumulativeScores:
         shares, after it."""
         before = plan.masks - len(chosen) * MIN_TEXT_MASKS
         most = self.max_masks // STRATA * STRATA
-        owners = owners_of(self.groups, self.masker.corpus.sizes)
+        sizes = self.masker.corpus.sizes
+        owners = owners_of(self.groups, sizes, GROUP_TOKENS)
+        sampled = torch.where(sizes > ENUMERATED, sizes, 0)
+        homes = homes_of(self.groups, sampled, GROUP_TOKENS, owners)
         chosen = chosen[owners[chosen].argsort(stable=True)]
+        chosen = chosen[homes[chosen].argsort(stable=True)]
         places = torch.empty_like(owners)
         places[chosen] = torch.arange(len(chosen))
-        ends = self.masker.corpus.sizes[chosen].cumsum(0)[places[owners[chosen]]]
+        ends = sizes[chosen].cumsum(0)[places[homes[chosen]]]
         parts = torch.unique_consecutive(ends // GROUP_TOKENS, return_counts=True)[1].tolist()
         to_come = len(chosen)
         for part in torch.split(chosen, parts):
             to_come -= len(part)
             corpus = self.masker.corpus.subset(part)
-            shared = Shared(places[owners[part]] - places[part[0]])
+            shared = Shared(*(places[of[part]] - places[part[0]] for of in (owners, homes)))
             masker = replace(self.masker, corpus=corpus)
             draws = Draws(self.model, masker, self.cache, generator, shared)
             folds = []
             for _ in range(FOLDS):
                 folds.append((yield from draws.fold()))
             found = Rounds.of_pilot(shared.with_differences(cross_fitted(folds)))
-            target = self.target_of(found.average)
-            target[len(part) :] = math.inf  # differences have none
+            floor = self.target_of(found.average[: len(part)])
             sums = torch.stack([fold.sums() for fold in folds]).sum(0)
-            planned = partial(shared.planned, found, target, most)
+            planned = partial(shared.planned, found, floor, most, self.decides)
             while True:
                 counts, wanted = yield from self.cache.plan(planned)
                 masks = (found.count + wanted)[: len(part)]

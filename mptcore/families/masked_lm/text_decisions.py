@@ -11,14 +11,12 @@ from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.text_groups import Member, Sampled, is_decided
-from mptcore.families.masked_lm.text_spread import UNKNOWN, Numbers, Spread
 
 NEAR = 1
 """Tokens this near to a difference are all scored: the effect of a difference is mostly there, and
 a sample would miss it."""
-LEAST, FIRST, MANY = 6, 2, 10
-"""Smallest sample of the tokens that the texts of a group share; the same if at least MANY groups
-tell how much such samples vary."""
+LEAST = 4
+"""Smallest sample of the tokens that the texts of a group share."""
 GROWTH = 8
 """A sample that decides nothing grows by one for each so many of its tokens."""
 
@@ -45,24 +43,20 @@ class Group:
         own = [token for tokens in self.own for token in tokens] if first == 0 else []
         return own + [token for tokens in self.shared for token in tokens[first:last]]
 
-    def values(self, scores: np.ndarray, drawn: int) -> list[Numbers]:
-        """Return the scores of the first `drawn` shared tokens, for each text."""
-        return [scores[shared[:drawn]] for shared in self.shared]
-
-    def members(self, scores: np.ndarray, drawn: int, alone: Spread, apart: Spread) -> list[Member]:
+    def members(self, scores: np.ndarray, drawn: int) -> list[Member]:
         """Return the texts with their scores, estimated from the first `drawn` shared tokens."""
         found = []
-        sampled = self.values(scores, drawn)
-        for text, own, values in zip(self.texts, self.own, sampled, strict=True):
+        for text, own, shared in zip(self.texts, self.own, self.shared, strict=True):
+            values = scores[shared[:drawn]]
             exact = float(scores[list(own)].sum())
             if drawn == self.count:
                 value = exact + float(values.sum())
                 found.append(Member(text, value if math.isfinite(value) else None, 0.0))
                 continue
-            sample = Sampled(values, self.count, alone, apart)
+            sampled = Sampled(values, self.count)
             value = exact + self.count * float(values.mean())
             finite = value if math.isfinite(value) else None
-            found.append(Member(text, finite, sample.std_err(), sample))
+            found.append(Member(text, finite, sampled.std_err(), sampled))
         return found
 
 
@@ -97,37 +91,16 @@ class Decisions:
     def _found(self) -> np.ndarray:
         return self.scores.numpy()
 
-    @cached_property
-    def _first(self) -> int:
-        """Size of the first samples."""
-        return FIRST if sum(group.count > FIRST for group in self.groups) >= MANY else LEAST
-
-    @cached_property
-    def _spreads(self) -> tuple[Spread, Spread]:
-        """Spreads of the scores of a text, and of their differences to those of another text, by
-        the first samples of all groups."""
-        if self._first == LEAST:
-            return UNKNOWN, UNKNOWN
-        sampled = [one.values(self._found, FIRST) for one in self.groups if one.count > FIRST]
-        apart = [values - first for first, *rest in sampled for values in rest]
-        return Spread.of([values for one in sampled for values in one]), Spread.of(apart)
-
     def planned(self) -> Tensor:
         """Return the size of each group's next sample, (G,): unchanged where it is decided."""
         sizes = self.drawn.tolist()
         for i in (~self.is_decided).nonzero().flatten().tolist():
             group, drawn = self.groups[i], sizes[i]
             if drawn == 0:
-                sizes[i] = min(self._first, group.count)
-            elif drawn < group.count and not self._is_decided(group, drawn):
+                sizes[i] = min(LEAST, group.count)
+            elif drawn < group.count and not is_decided(group.members(self._found, drawn)):
                 sizes[i] = min(group.count, drawn + math.ceil(drawn / GROWTH))
         return torch.tensor(sizes, dtype=torch.long)
-
-    def _is_decided(self, group: Group, drawn: int) -> bool:
-        alone, apart = self._spreads
-        if apart == UNKNOWN and drawn < LEAST:
-            return False
-        return is_decided(group.members(self._found, drawn, alone, apart))
 
     def chosen(self, sizes: Tensor) -> Tensor:
         """Mark the tokens that samples of these sizes need and that are not scored yet, (ΣD,)."""
@@ -157,7 +130,7 @@ class Decisions:
         """Return each sequence with its score."""
         found = [Member(text, None, 0.0) for text in range(len(self.corpus))]
         for group, drawn in zip(self.groups, self.drawn.tolist(), strict=True):
-            for member in group.members(self._found, drawn, *self._spreads):
+            for member in group.members(self._found, drawn):
                 found[member.row] = member
         for text in self.alone:
             begin = int(self.corpus.first_free[text])

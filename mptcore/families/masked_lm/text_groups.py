@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from mptcore.families.masked_lm.text_spread import UNKNOWN, Numbers, Spread
 from mptcore.protocol.records import Labels, Metric, Record
+
+Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 Z_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
@@ -23,25 +24,20 @@ class Sampled:
     values: Numbers  # (n,)
     count: int
     """Number of shared tokens."""
-    alone: Spread = UNKNOWN
-    """Spread of the scores of one text over its tokens."""
-    apart: Spread = UNKNOWN
-    """Spread of the differences between two texts."""
 
-    def std_err(self) -> float:
-        """Return the standard error of the sum over all shared tokens."""
-        return self._error_of_sum(self.alone.variance_of(self.values)[0])
+    def std_err(self, other: "Sampled | None" = None) -> float:
+        """Return the standard error of the sum over all shared tokens, or of its difference to that
+        of another text, whose sample has the same tokens."""
+        values = self.values if other is None else self.values - other.values
+        drawn = len(values)
+        left = 1 - drawn / self.count
+        return self.count * float(values.std(ddof=1)) * math.sqrt(left / drawn)
 
-    def lead_over(self, other: "Sampled") -> tuple[float, float]:
-        """Return the standard error of the difference to another text, whose sample has the same
-        tokens, and the number of standard errors beyond which it is decided: the 99.5 % quantile
-        of Student's t, since a sample that grows is looked at again and again."""
-        variance, freedom = self.apart.variance_of(self.values - other.values)
-        return self._error_of_sum(variance), float(stdtrit(freedom, 0.995))
-
-    def _error_of_sum(self, variance: float) -> float:
-        drawn = len(self.values)
-        return self.count * math.sqrt(variance * (1 - drawn / self.count) / drawn)
+    @property
+    def reach(self) -> float:
+        """Number of standard errors beyond which a difference is decided: the 99.5 % quantile of
+        Student's t, since a sample that grows is looked at again and again."""
+        return float(stdtrit(len(self.values) - 1, 0.995))
 
 
 class Member(NamedTuple):
@@ -84,7 +80,7 @@ def ranked(members: Sequence[Member]) -> Iterator[Place]:
         yield Place(
             one.row,
             0.0 if own else _value(one) - _value(first),
-            0.0 if own else _apart(one, first)[0],
+            0.0 if own else _apart_std_err(one, first),
             1 + len(rising) - bisect_right(rising, _value(one)),
             decided,
         )
@@ -104,14 +100,13 @@ def _value(member: Member) -> float:
     return member.value
 
 
-def _apart(one: Member, other: Member) -> tuple[float, float]:
-    """Return the standard error of the difference of two scores, and the number of standard errors
-    beyond which it is decided."""
+def _apart_std_err(one: Member, other: Member) -> float:
+    """Return the standard error of the difference of two scores."""
     if one.sampled is not None and other.sampled is not None:
-        return one.sampled.lead_over(other.sampled)
+        return one.sampled.std_err(other.sampled)
     if one.apart is not None and other.apart is not None:
-        return one.apart + other.apart, Z_95  # exact if one is the first, else a bound
-    return math.hypot(one.std_err, other.std_err), Z_95
+        return one.apart + other.apart  # exact if one is the first, else a bound
+    return math.hypot(one.std_err, other.std_err)
 
 
 def is_decided(members: Sequence[Member]) -> bool:
@@ -119,8 +114,9 @@ def is_decided(members: Sequence[Member]) -> bool:
     if any(one.value is None for one in members):
         return False
     best = max(members, key=_value)
+    reach = Z_95 if best.sampled is None else best.sampled.reach
     return all(
-        _value(best) - _value(other) > math.prod(_apart(best, other))
+        _value(best) - _value(other) > reach * _apart_std_err(best, other)
         for other in members
         if other is not best
     )

@@ -53,7 +53,7 @@ class TextScoring:
     def records(self, generator: torch.Generator) -> Work[TextTable]:
         """Score the texts, and return their table."""
         cumulative = self._cumulative()
-        if self.spec.target == "decision":
+        if self.spec.target == "decision" and "pll" in self.spec.scores:
             most = self.total_masks()
             plan = MaskPlan(most, most)
             yield Step(plan=plan)
@@ -77,7 +77,9 @@ class TextScoring:
                     found = (cumulative.value, cumulative.std_err, cumulative.masks)
                     self._columns[score] = ScoreColumn(*found, apart=cumulative.apart)
         if "cumulative" in self.spec.scores:
-            yield from self._target_records(cumulative)
+            yield Step(Metric("masks", int(cumulative.masks.sum()), 0.0, self.labels))
+            if self.spec.target == "scores":
+                yield from self._target_records(cumulative)
         return self._table()
 
     def _table(self) -> TextTable:
@@ -87,13 +89,13 @@ class TextScoring:
         target = self.spec.target_std_err or 1.0
         most, relative = self.spec.max_masks, self.spec.relative
         compares = self.spec.scores[0] == "cumulative"
-        given = target, most, relative, self.texts.groups if compares else ()
+        groups, decides = self.texts.groups if compares else (), self.spec.target == "decision"
+        given = target, most, relative, groups, decides
         return CumulativeScores(self.model, self.masker, self.cache, *given)
 
     def _target_records(self, found: CumulativeScores) -> Iterator[Step]:
         is_over = found.std_err > found.target_of(found.value)
         over = int(is_over.sum())
-        yield Step(Metric("masks", int(found.masks.sum()), 0.0, self.labels))
         yield Step(Metric("texts_over_target", over, 0.0, self.labels))
         if over:
             has_most = bool((is_over & (found.masks > found.max_masks - STRATA)).any())

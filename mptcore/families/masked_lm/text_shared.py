@@ -4,6 +4,7 @@ A text with as many tokens as the first text of its group has the same masks. Th
 then vary together, and the error of their difference is far smaller than those of the scores.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,15 +16,33 @@ from mptcore.families.masked_lm.corpus import counted_from, repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
 from mptcore.families.masked_lm.text_rounds import Rounds
 
+REACH, DOUBT = 3.0, 0.5
+"""A decision gets masks for a standard error of 1/REACH of the difference of the two best texts,
+taken to be smaller by DOUBT of its standard errors so far."""
 
-def owners_of(groups: Sequence[Sequence[int]], sizes: Tensor) -> Tensor:
+
+def owners_of(groups: Sequence[Sequence[int]], sizes: Tensor, most: int) -> Tensor:
     """Return whose masks each text with sizes[i] tokens has, (N,): its own, or those of the first
-    text of its group."""
+    text of its group. Texts with the same masks have at most `most` tokens in all, because they are
+    scored together."""
     owners = torch.arange(len(sizes))
     for first, *others in groups:
         rest = torch.tensor(others)
-        owners[rest[sizes[rest] == sizes[first]]] = first
+        alike = rest[sizes[rest] == sizes[first]]
+        owners[alike[: max(0, most // int(sizes[first]) - 1)]] = first
     return owners
+
+
+def homes_of(groups: Sequence[Sequence[int]], sizes: Tensor, most: int, owners: Tensor) -> Tensor:
+    """Return the text after which each text is scored, (N,): the first of its group, if all texts
+    of the group have sizes above 0 and at most `most` tokens in all, else the owner of its
+    masks."""
+    homes = owners.clone()
+    for group in groups:
+        of_group = sizes[torch.tensor(group)]
+        if of_group.min() > 0 and of_group.sum() <= most:
+            homes[torch.tensor(group)] = group[0]
+    return homes
 
 
 @dataclass(frozen=True)
@@ -32,6 +51,7 @@ class Shared:
     and one for the difference of each such text to the owner of its masks."""
 
     owners: Tensor  # (n,), a text without shared masks is its own
+    homes: Tensor  # (n,), the first text of the group, or the owner
 
     @cached_property
     def members(self) -> Tensor:
@@ -49,13 +69,61 @@ class Shared:
         """Return values of the texts' masks (n, B) with their differences: (n + k, B)."""
         return torch.cat([values, values[self.members] - values[self.owners[self.members]]])
 
-    def planned(self, estimates: Rounds, target: Tensor, most: int) -> Tensor:
-        """Return the plan of the next round (2, n + k). Texts with the same masks have the largest
-        of their plans."""
-        planned = estimates.planned(target, most)
+    def planned(self, estimates: Rounds, target: Tensor, most: int, decides: bool) -> Tensor:
+        """Return the plan of the next round (2, n + k) for target errors of the texts (n,), or of
+        the differences in a decision. A group is decided by a last round that suffices for the
+        lead of its best text. Until one that at most doubles its masks does, the plan is that for
+        the target, so that the weights of these rounds remain small."""
+        if not decides:
+            none = torch.full((len(self.members),), math.inf, dtype=target.dtype)
+            return self._alike(estimates.planned(torch.cat([target, none]), most))
+        plan = self._alike(estimates.planned(self._of_differences(target), most))
+        by_lead = torch.maximum(self._leads(estimates) / REACH, target)
+        last = self._alike(estimates.planned(self._of_differences(by_lead), most))[1]
+        suffices = (last <= estimates.count) & (last < plan[1])
+        return torch.where(suffices, last, plan)
+
+    def _alike(self, planned: Tensor) -> Tensor:
+        """Return the largest of the plans (2, n + k) of texts with the same masks, for all of
+        them."""
         owners = torch.cat([self.owners, self.owners[self.members]]).expand_as(planned)
         found = torch.zeros_like(planned).scatter_reduce(1, owners, planned, "amax")
         return found.gather(1, owners)
+
+    def _of_differences(self, target: Tensor) -> Tensor:
+        """Return target errors of the entries (n + k,), so that differences of the texts of a group
+        have those of its first text (n,)."""
+        count = len(self.owners)
+        texts = torch.bincount(self.homes, minlength=count)[self.homes]
+        of_group = target[self.homes]
+        has_own = torch.bincount(self.homes, self._has_own.double(), minlength=count) > 0
+        of_texts = torch.where(has_own[self.homes], of_group / math.sqrt(2), math.inf)
+        # the error of a difference between two texts other than the first is at most the sum
+        of_members = (of_group / torch.where(texts == 2, 1, 2))[self.members]
+        return torch.cat([torch.where(texts == 1, target, of_texts), of_members])
+
+    @cached_property
+    def _has_own(self) -> Tensor:
+        """Mark the texts whose masks no other text has, (n,)."""
+        return torch.bincount(self.owners, minlength=len(self.owners))[self.owners] == 1
+
+    def _leads(self, estimates: Rounds) -> Tensor:
+        """Return how far the best text of each group leads, at least, by its first text, (n,). The
+        others are 0."""
+        averages = estimates.average[: len(self.owners)]
+        by_value = averages.argsort(descending=True, stable=True)
+        order = by_value[self.homes[by_value].argsort(stable=True)]
+        homes, counts = torch.unique_consecutive(self.homes[order], return_counts=True)
+        places = (counts.cumsum(0) - counts)[counts > 1]
+        best, second = order[places], order[places + 1]
+        squares = estimates.variance / estimates.count
+        apart = torch.where(self.entries > 0, squares[self.entries], 0).sqrt()
+        shared = ~(self._has_own[best] | self._has_own[second])
+        independent = (squares[best] + squares[second]).sqrt()
+        errors = torch.where(shared, apart[best] + apart[second], independent)
+        leads = torch.zeros_like(averages)
+        leads[homes[counts > 1]] = averages[best] - averages[second] - DOUBT * errors
+        return leads
 
     def masks(self, owned: MaskedBatch) -> MaskedBatch:
         """Return masks of owners, text by text, with the same masks of the members of each after

@@ -103,7 +103,8 @@ class TextTable:
         left_out = len(self.texts.rows) - count
         yield Metric("texts_scored", count, 0.0, self.labels)
         yield Metric("texts_left_out", left_out, 0.0, self.labels)
-        of_all = self.spec.target == "scores"  # a sample that stops at a lead is not unbiased
+        # a sample that stops at a lead is not unbiased
+        of_all = self.spec.target == "scores" or "cumulative" in self.columns
         for score, column in self.columns.items() if of_all else ():
             noise = Noise(column.errors.square(), math.inf)
             values = column.value

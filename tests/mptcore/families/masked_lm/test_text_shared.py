@@ -23,17 +23,33 @@ from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
 from mptcore.families.masked_lm.text_groups import Member, is_decided, ranked
-from mptcore.families.masked_lm.text_shared import Shared, owners_of
+from mptcore.families.masked_lm.text_rounds import Rounds
+from mptcore.families.masked_lm.text_shared import Shared, homes_of, owners_of
+from mptcore.protocol.records import Metric
 from mptcore.runtime.session import ScoreCache
 from tests.mptcore.families.masked_lm.test_text_scores import models, of, scored
+from tests.support.runs import metric, value_of
 
 __all__ = ["models"]  # the fixture
 
 
 def test_texts_of_one_length_have_the_masks_of_the_first() -> None:
     sizes = torch.tensor([9, 8, 9, 9, 8, 8])
-    assert owners_of([[0, 1, 3], [2, 4]], sizes).tolist() == [0, 1, 2, 0, 4, 5]
-    assert owners_of([], sizes).tolist() == [*range(6)]
+    groups = [[0, 1, 3], [2, 4]]
+    assert owners_of(groups, sizes, 100).tolist() == [0, 1, 2, 0, 4, 5]
+    assert owners_of([], sizes, 100).tolist() == [*range(6)]
+    # two texts of nine tokens have 18
+    for most, expected in ((17, [0, 1, 2, 3]), (18, [0, 1, 0, 3]), (27, [0, 1, 0, 0])):
+        assert owners_of([[0, 2, 3]], sizes, most)[:4].tolist() == expected
+
+
+def test_a_group_is_scored_together_unless_it_is_too_large() -> None:
+    sizes = torch.tensor([9, 8, 9, 9, 8, 0])
+    groups = [[0, 1, 3], [2, 4], [5]]
+    owners = torch.tensor([0, 1, 2, 0, 4, 5])
+    assert homes_of(groups, sizes, 26, owners).tolist() == [0, 0, 2, 0, 2, 5]
+    assert homes_of(groups, sizes, 25, owners).tolist() == [0, 1, 2, 0, 2, 5]
+    assert homes_of([[2, 5]], sizes, 100, owners).tolist() == [0, 1, 2, 0, 4, 5]
 
 
 def test_shared_masks_hide_the_same_tokens() -> None:
@@ -42,7 +58,7 @@ def test_shared_masks_hide_the_same_tokens() -> None:
     maskable = torch.tensor([True] * 3 + [True] * 4 + [False] * 2 + [True] * 3)
     ids = torch.zeros(12, dtype=torch.int32)
     corpus = Corpus(ids, ids, maskable, torch.tensor([0, 3, 7, 12]))
-    shared = Shared(torch.tensor([0, 1, 0]))
+    shared = Shared(torch.tensor([0, 1, 0]), torch.tensor([0, 0, 0]))
     owned = Masker(corpus, 1, 2).hidden(
         torch.tensor([0, 0, 1]), torch.tensor([2, 1, 3]), torch.tensor([0, 2, 1, 0, 1, 3])
     )
@@ -94,7 +110,7 @@ def test_the_last_texts_of_a_group_are_compared_with_its_first() -> None:
         assert 0 < found.apart[i] <= (found.std_err[i] + found.std_err[long[0]]) * 1.001
 
 
-@pytest.mark.parametrize("tokens", [1, 40, 2**16])
+@pytest.mark.parametrize("tokens", [18, 40, 2**16])
 def test_texts_with_the_same_masks_are_scored_together(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +155,96 @@ def test_parts_of_many_masks_share_them_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.apart == {0: 0.0, 1: 0.0}
 
 
+def shared_of(groups: list[list[int]], sizes: list[int]) -> Shared:
+    of = torch.tensor(sizes)
+    owners = owners_of(groups, of, 1000)
+    return Shared(owners, homes_of(groups, of, 1000, owners))
+
+
+def test_target_errors_of_differences_by_hand() -> None:
+    """The last text of the first has no group. Errors of texts with masks of their own add up as
+    squares, those of two texts that are compared with a third at most as they are."""
+    inf, part = math.inf, 2 / math.sqrt(2)
+
+    def targets(groups: list[list[int]], sizes: list[int]) -> list[float]:
+        target = torch.full((len(sizes),), 2.0, dtype=torch.float64)
+        return cast(list[float], shared_of(groups, sizes)._of_differences(target).tolist())
+
+    assert targets([[0, 1]], [9, 9, 9]) == [inf, inf, 2, 2]
+    assert targets([[0, 1, 2]], [9, 9, 9]) == [inf] * 3 + [1, 1]
+    assert targets([[0, 1]], [9, 8]) == pytest.approx([part, part])
+    assert targets([[0, 1, 2]], [9, 8, 9]) == pytest.approx([part, part, part, 1])
+
+
+def rounds(averages: list[float], std_errs: list[float]) -> Rounds:
+    """Estimates from 16 masks, whose means have these standard errors."""
+    values = torch.tensor(averages).double()
+    squares = torch.tensor(std_errs).double().square() * 16 * 15
+    zero = torch.zeros_like(values)
+    return Rounds(torch.full((len(values),), 16), values, squares, zero, zero + 1, zero)
+
+
+def test_leads_by_hand() -> None:
+    """Half a standard error is taken off; the error is that of the difference."""
+    pair = shared_of([[0, 1]], [9, 9])
+    assert pair._leads(rounds([-5, -13, -8], [9, 9, 2])).tolist() == [7.0, 0.0]
+    assert pair._leads(rounds([-13, -5, 8], [9, 9, 2])).tolist() == [7.0, 0.0]
+    assert pair._leads(rounds([-5, -5, 0], [9, 9, 2])).tolist() == [-1.0, 0.0]
+    # the two best are not the first
+    three = shared_of([[0, 1, 2]], [9, 9, 9])
+    assert three._leads(rounds([-20, -4, -12, 16, 8], [9, 9, 9, 1, 3])).tolist() == [6, 0, 0]
+    alone = shared_of([[1, 2]], [9, 9, 8])
+    found = alone._leads(rounds([-1, -4, -12], [9, 3, 4]))
+    assert found.tolist() == pytest.approx([0, 5.5, 0])
+
+
+def test_a_group_is_decided_by_a_last_round_that_suffices() -> None:
+    """A lead of 21 takes an error of 7: the least number of masks. A lead of 3 takes more than
+    the masks so far, and gets the plan for the target. Groups have a plan each."""
+    shared = shared_of([[0, 1], [2, 3]], [9] * 4)
+    given = rounds([-5, -27, -5, -9, -22, -4], [9, 9, 9, 9, 2, 2])
+    target = torch.full((4,), 0.1, dtype=torch.float64)
+    counts, wanted = shared.planned(given, target, 100_000, True)
+    assert counts.tolist() == [16] * 6
+    assert [wanted[i] for i in (0, 1, 4)] == [16] * 3
+    assert len({int(wanted[i]) for i in (2, 3, 5)}) == 1
+    assert wanted[2] > 1000
+    # without decisions a target is for the scores, whose errors are larger
+    counts, wanted = shared.planned(given, target, 100_000, False)
+    assert (wanted == wanted[0]).all()
+    assert wanted[0] > 10_000
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_decisions_take_few_masks_and_are_seldom_wrong(count: int) -> None:
+    """Against all masks, for groups of texts that are mostly alike."""
+    toy, target = Toy.of(600, 9, 9), 0.05
+    toy = replace(toy, table=toy.table[4] + 0.3 * toy.table)
+    groups = [[*range(i, i + count)] for i in range(0, 600, count)]
+    given = cast(MaskedLm, ToyModel(toy)), toy.masker, ScoreCache(), target, 100_000
+    found, truths = CumulativeScores(*given, groups=groups, decides=True), truth(toy)
+    deque(found.run(found.plan(), torch.Generator().manual_seed(0)), 0)
+    clear: list[bool] = []
+    right = []
+    for group in groups:
+        texts = [
+            Member(i, float(found.value[i]), float(found.std_err[i]), None, found.apart.get(i))
+            for i in group
+        ]
+        best, second = truths[group].sort(descending=True).values[:2]
+        decided = is_decided(texts)
+        if best - second > 4 * target:
+            clear.append(decided)
+        if decided:
+            values = [one.value or 0.0 for one in texts]
+            right.append(values.index(max(values)) == int(truths[group].argmax()))
+    assert len(clear) > 20
+    assert sum(clear) > 0.85 * len(clear)
+    assert sum(right) >= 0.95 * len(right)
+    everywhere = measured(toy, target, 0, groups)
+    assert found.masks.sum() < 0.9 * everywhere.masks.sum()
+
+
 def test_errors_of_places_by_hand() -> None:
     first, second = Member(0, 5.0, 3.0, None, 0.0), Member(1, 4.0, 4.0, None, 0.5)
     third, other = Member(2, 1.0, 1.0, None, 0.25), Member(3, 0.0, 4.0)
@@ -161,6 +267,14 @@ def test_a_run_compares_texts_by_the_same_masks(tmp_path: Path) -> None:
     assert rows[0]["cumulative_masks"] == rows[1]["cumulative_masks"]
     apart = rows[1]["cumulative"] - rows[0]["cumulative"]
     assert rows[1]["difference"] == pytest.approx(apart)
-    given["evaluate"]["texts"]["scores"] = ["pll", "cumulative"]
+    texts = given["evaluate"]["texts"]
+    decided = {**texts, "scores": ["cumulative"], "target_std_err": 0.01, "target": "decision"}
+    few, found = scored({**given, "evaluate": {"texts": decided}}, tmp_path / "decided")
+    assert 32 <= few[0]["cumulative_masks"] == few[1]["cumulative_masks"] < 10_000
+    assert few[0]["decided"]
+    assert metric(found, "masks").value == 2 * few[0]["cumulative_masks"]
+    assert value_of(metric(found, "cumulative")) < 0  # its mean is unbiased
+    assert not [one for one in found if isinstance(one, Metric) and one.name == "texts_over_target"]
+    texts["scores"] = ["pll", "cumulative"]
     by_pll, _ = scored(given, tmp_path / "alone")
     assert by_pll[1]["difference_std_err"] == 0.0
