@@ -208,8 +208,9 @@ NARROWER: dict[str, tuple[str, ...]] = {
         f"mptcore/families/masked_lm/text_{name}.py": (
             "tests/mptcore/families/masked_lm/test_text_fit.py",
             "tests/mptcore/families/masked_lm/test_text_scores.py",
+            "tests/mptcore/families/masked_lm/test_text_shared.py",
         )
-        for name in ("fit", "rounds", "cumulative")
+        for name in ("fit", "rounds", "cumulative", "shared")
     },
     "mptcore/families/masked_lm/trainer.py": (
         "tests/mptcore/families/masked_lm/test_trainer.py",

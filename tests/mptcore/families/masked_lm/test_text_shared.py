@@ -196,6 +196,10 @@ def test_leads_by_hand() -> None:
     alone = shared_of([[1, 2]], [9, 9, 8])
     found = alone._leads(rounds([-1, -4, -12], [9, 3, 4]))
     assert found.tolist() == pytest.approx([0, 5.5, 0])
+    # one of the two best has masks of its own, the other those of the first
+    mixed = shared_of([[0, 1, 2]], [9, 8, 9])
+    found = mixed._leads(rounds([-30, -4, -12, -18], [1, 3, 4, 1]))
+    assert found.tolist() == pytest.approx([5.5, 0, 0])
 
 
 def test_a_group_is_decided_by_a_last_round_that_suffices() -> None:
