@@ -163,7 +163,7 @@ def score(
     if csv_ is not None:
         write_csv(csv_, found.by_column())
     if csv_ is None or (str(csv_) != "-" and len(found) <= MAX_PAIRED):
-        _show(context, found, target_std_err, relative)
+        _show(context, found, None if decide else target_std_err, relative)
 
 
 def _is_file(given: str) -> bool:
