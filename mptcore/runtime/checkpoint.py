@@ -23,7 +23,7 @@ from mptcore.runtime.session import MaskPlan, ScoreCache, Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
 KEPT = 2
-FORMAT = "5"
+FORMAT = "6"
 """Format version of a checkpoint file. A run that finds another version starts again from its first
 record."""
 

@@ -144,7 +144,7 @@ class CumulativeScores:
             self._keep(part, shared, found)
             before += int(self.masks[part].sum())
 
-    def _keep(self, part: Tensor, shared: "Shared", found: Rounds) -> None:
+    def _keep(self, part: Tensor, shared: Shared, found: Rounds) -> None:
         """Keep the results of the texts of a part, and of their differences."""
         texts = slice(len(part))
         self.value[part], self.std_err[part] = found.value[texts], found.std_err[texts]
