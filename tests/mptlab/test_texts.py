@@ -53,22 +53,6 @@ def test_the_lines_of_a_file_are_scored(run: Any) -> None:
     assert {row["rank"] for row in run[:2]} == {1, 2}
 
 
-def test_a_decision_has_no_target_that_scores_could_miss(
-    environment: Environment, tmp_path: Path
-) -> None:
-    tiny_lm.checkpoint(tmp_path / "own")
-    pair = ["the cat sat on a mat on a mat", "the mat sat on a mat on a cat"]
-    options = ("--score", "cumulative", "--target-std-err", "0.001", "--group-size", "2")
-    given = (*pair, "--model", str(tmp_path / "own"), *options, "--decide")
-    code, output, error = mpt(environment, "score", *given)
-    assert code == 0, error
-    assert "decided: whether" in output
-    assert "larger error than the target" not in output
-    refused = mpt(environment, "score", *given, "--score", "pll")
-    assert refused[0] == 1
-    assert "scores to pll or to cumulative alone" in refused[2]
-
-
 def test_texts_are_arguments_or_lines(tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     file.write_text("a b\n \nc\u2028d\n")
@@ -233,3 +217,19 @@ def test_all_mutations_of_a_wild_type_are_scored(environment: Environment, tmp_p
     code, _, error = mpt(environment, "score", *model)
     assert code == 2
     assert "--wild-type" in error
+
+
+def test_a_decision_has_no_target_that_scores_could_miss(
+    environment: Environment, tmp_path: Path
+) -> None:
+    tiny_lm.checkpoint(tmp_path / "own")
+    pair = ["the cat sat on a mat on a mat", "the mat sat on a mat on a cat"]
+    options = ("--score", "cumulative", "--target-std-err", "0.001", "--group-size", "2")
+    given = (*pair, "--model", str(tmp_path / "own"), *options, "--decide")
+    code, output, error = mpt(environment, "score", *given)
+    assert code == 0, error
+    assert "decided: whether" in output
+    assert "larger error than the target" not in output
+    refused = mpt(environment, "score", *given, "--score", "pll")
+    assert refused[0] == 1
+    assert "scores to pll or to cumulative alone" in refused[2]

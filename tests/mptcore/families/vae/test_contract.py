@@ -42,6 +42,7 @@ class TestGridVae(TractableContract):
         "epochs": 2,
         "objective": ["mpt", "elbo", "lml"],
         "masks": FEW_STEP_MASKS,
+        "lml_samples": 4,
     }
 
     def model(self, device: torch.device, memory_bytes: int | None = None) -> VectorModel:

@@ -118,7 +118,8 @@ RESUMED = {
     "grid": {
         **LINEAR,
         "data": {**LINEAR["data"], "heldout": 0.5},
-        "train": {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 300, "curve_at": [2]},
+        "train": {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 300, "curve_at": [2],
+                  "lml_samples": 4},
         "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 3}},
         "seeds": [1, 2],
     },
