@@ -92,6 +92,7 @@ SPECS: dict[str, dict[str, Any]] = {
             "objective": ["mpt", "elbo"],
             "epochs": 2,
             "masks": {"schedule": "fixed", "rate": 0.15, "per_size": 1},
+            "lml_samples": 8,
         },
         "evaluate": {"masks": SIZES, "lml": GRID},
         "seeds": [4, 44],
@@ -180,6 +181,7 @@ SPECS: dict[str, dict[str, Any]] = {
             "batch_size": 400,
             "curve_at": [1],
             "masks": {"schedule": "uniform", "per_size": 1},
+            "lml_samples": 8,
         },
         "evaluate": {
             "masks": {"schedule": "fixed", "size": 20, "per_size": 3},

@@ -37,7 +37,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "conditionals": {"method": "uniform_grid", "nodes": 8},
         },
         "data": {**DIGITS, "binarize": "threshold"},
-        "train": {**LATENT, "objective": ["mpt", "elbo", "lml"]},
+        "train": {**LATENT, "objective": ["mpt", "elbo", "lml"], "lml_samples": 3},
         "evaluate": {"masks": {"schedule": "fixed", "rate": 0.3, "per_size": 2}},
     },
     "vae": {
