@@ -152,7 +152,7 @@ def pairs_calibration(pairs: int, target: float) -> Pairs:
     found = measured(toy, target, pairs, groups)
     errors = torch.tensor([found.apart[second] for _, second in groups]).double()
     apart = (found.value - truths).view(-1, 2).diff()[:, 0]
-    differ = errors > 0  # a pair of the same token has the same scores
+    differ = truths.view(-1, 2).diff()[:, 0] != 0  # a pair of the same token has the same scores
     independent = found.std_err.square().view(-1, 2).sum(1)[differ].mean()
     narrower = float(errors[differ].square().mean() / independent)
     return Pairs(toy, found, apart[differ] / errors[differ], narrower)

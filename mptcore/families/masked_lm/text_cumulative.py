@@ -150,7 +150,7 @@ class CumulativeScores:
         self.value[part], self.std_err[part] = found.value[texts], found.std_err[texts]
         self.masks[part] = found.count[texts]
         self.apart |= dict.fromkeys(part[shared.owners[shared.members]].tolist(), 0.0)
-        errors = found.std_err[len(part) :].tolist()
+        errors = shared.cautious(found).std_err[len(part) :].tolist()
         self.apart |= zip(part[shared.members].tolist(), errors, strict=True)
 
 

@@ -19,6 +19,9 @@ from mptcore.families.masked_lm.text_rounds import Rounds
 REACH, DOUBT = 3.0, 0.5
 """A decision gets masks for a standard error of 1/REACH of the difference of the two best texts,
 taken to be smaller by DOUBT of its standard errors so far."""
+LEAST_VARIANCE = 1 / 16
+"""Smallest variance of a difference, as a fraction of that of independent masks. Two texts may
+differ in few contexts only, and the masks so far may have none of them."""
 
 
 def owners_of(groups: Sequence[Sequence[int]], sizes: Tensor, most: int) -> Tensor:
@@ -69,11 +72,19 @@ class Shared:
         """Return values of the texts' masks (n, B) with their differences: (n + k, B)."""
         return torch.cat([values, values[self.members] - values[self.owners[self.members]]])
 
+    def cautious(self, estimates: Rounds) -> Rounds:
+        """Return estimates in which no variance of a difference is below the least one."""
+        own, differences = estimates.squares.tensor_split([len(self.owners)])
+        independent = own[self.members] + own[self.owners[self.members]]
+        differences = torch.maximum(differences, LEAST_VARIANCE * independent)
+        return replace(estimates, squares=torch.cat([own, differences]))
+
     def planned(self, estimates: Rounds, target: Tensor, most: int, decides: bool) -> Tensor:
         """Return the plan of the next round (2, n + k) for target errors of the texts (n,), or of
         the differences in a decision. A group is decided by a last round that suffices for the
         lead of its best text. Until one that at most doubles its masks does, the plan is that for
         the target, so that the weights of these rounds remain small."""
+        estimates = self.cautious(estimates)
         if not decides:
             none = torch.full((len(self.members),), math.inf, dtype=target.dtype)
             return self._alike(estimates.planned(torch.cat([target, none]), most))
