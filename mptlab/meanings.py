@@ -37,6 +37,7 @@ OF = {
     "groups_left_out": "groups with fewer scored texts",
     "groups_decided": "groups whose best text is the best at 95 %",
     "accuracy": "share of groups whose first text has the highest score",
+    "accuracy_by_category": "the same in each category",
     "spearman": "rank correlation of the first score with the label",
 }
 """Meanings by the name of a metric."""

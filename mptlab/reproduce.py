@@ -38,6 +38,8 @@ SHORT: Mapping[str, Mapping[str, Any]] = {
 """Changes of a spec that make a short form of it, by the family of its model. Other families are
 fast, and run whole."""
 SHORT_SEEDS = 2
+SHORT_TEXTS = 20
+"""Number of texts of a file that are scored one by one; the two of a row stay together."""
 SHORT_TRAINING = {"train.steps": 20, "train.warmup_steps": 2, "train.evaluate_every": 20}
 """Further changes of a masked language model that is trained."""
 USELESS = ("failed", "cancelled", "paused")
@@ -146,7 +148,7 @@ def _shortened(specs: Sequence[Json]) -> Sequence[Json]:
 
 def _short(spec: Json) -> Json:
     if (spec.get("evaluate") or {}).get("texts"):
-        return spec  # few texts, of which groups stay whole
+        return changed(spec, {"data.n": SHORT_TEXTS}) if spec["data"].get("file") else spec
     changes = dict(SHORT.get(spec["model"]["family"], {}))
     if spec.get("baseline") is None:
         changes.pop("baseline.latent_dim", None)

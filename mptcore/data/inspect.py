@@ -58,9 +58,11 @@ def _look(path: Path, max_cells: int) -> Inspection:
 def _kinds(path: Path) -> tuple[list[str], list[str]]:
     """Return the columns with text, and those with fractions."""
     import pyarrow as arrow
+    from pyarrow import parquet
 
     with suppress(arrow.ArrowException, OSError):
-        return texts.text_columns(path), texts.columns_of(path, "is_floating")
+        schema = parquet.read_schema(path)
+        return texts.columns_of(schema, *texts.TEXT_TYPES), texts.columns_of(schema, "is_floating")
     return [], []  # the reader of numbers reports the error
 
 

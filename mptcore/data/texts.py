@@ -11,14 +11,16 @@ from mptcore.data.tables import Inspection, UnreadableError, stored_file, told_o
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
-from mptcore.specs.data.text import GLUE_HUB, TEXT_FORMATS
+from mptcore.specs.data.text import GLUE_HUB, UPLOAD_FORMATS
 
 NO_TEXT = ("label", "idx")
 """Columns of GLUE that hold no text. The other one or two do."""
+TEXT_TYPES = ("is_string", "is_large_string", "is_string_view")
+"""Names of the tests of pyarrow.types for columns of text."""
 LINES = "lines"
 """Name of the column for the lines of a .txt file."""
 
-NO_COLUMNS = "a .txt file has no columns: use .jsonl or .parquet"
+NO_COLUMNS = "a .txt file has no columns: use .jsonl, .csv or .parquet"
 
 Rows = Sequence[tuple[str, ...]]
 """Single texts, or pairs of texts."""
@@ -51,7 +53,7 @@ def columns(spec: TextSource, names: Sequence[str]) -> list[tuple[Any, ...]]:
     try:
         if path.suffix == ".txt":
             raise UnreadableError(NO_COLUMNS)
-        rows = _json_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path)
+        rows = _json_rows(path) if path.suffix == ".jsonl" else _arrow_rows(path)
     except UnreadableError as error:
         raise RunError("invalid", f"{what} cannot be used: {error}") from error
     known = {name for row in rows for name in row}
@@ -90,18 +92,20 @@ def inspect(path: Path) -> Inspection:
 
 
 def read(path: Path) -> Table:
-    """Read a .jsonl or .parquet file, or a .txt file, whose lines form the column LINES. Raises
-    UnreadableError."""
+    """Read a .jsonl, .csv or .parquet file, or a .txt file, whose lines form the column LINES.
+    Raises UnreadableError."""
     match path.suffix:
         case ".txt":
             return Table((LINES,), [(line,) for line in _lines(path)])
         case ".jsonl":
             rows = _json_rows(path)
             names = dict.fromkeys(n for row in rows for n, x in row.items() if isinstance(x, str))
-        case ".parquet":
-            rows, names = _parquet(path)
+        case ".csv" | ".parquet":
+            found = _arrow(path, of_text=True)
+            names = dict.fromkeys(found.column_names)
+            rows = found.to_pylist()
         case suffix:
-            raise UnreadableError(f"text is in .txt, .jsonl or .parquet files, not {suffix}")
+            raise UnreadableError(f"text is in .txt, .jsonl, .csv or .parquet files, not {suffix}")
     if not names:
         raise UnreadableError("none of its columns holds text")
     kept = [tuple(x if isinstance(x := row.get(n), str) else None for n in names) for row in rows]
@@ -130,41 +134,37 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _parquet(path: Path) -> tuple[list[dict[str, Any]], dict[str, None]]:
+def _arrow_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a .csv or .parquet file. Raises UnreadableError."""
+    rows: list[dict[str, Any]] = _arrow(path).to_pylist()
+    return rows
+
+
+def _arrow(path: Path, *, of_text: bool = False) -> Any:
+    """Read a .csv or .parquet file as an Arrow table, with all columns or those of text. A column
+    of a .csv file is one of numbers if all its cells are. Raises UnreadableError."""
     import pyarrow as arrow
+    from pyarrow import csv, parquet
 
     try:
-        names = dict.fromkeys(text_columns(path))
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UnreadableError(f"not a readable .parquet file: {told_of(path, error)}") from error
-    return _parquet_rows(path, list(names)), names
+        if path.suffix == ".parquet":
+            names = columns_of(parquet.read_schema(path), *TEXT_TYPES) if of_text else None
+            return parquet.read_table(path, columns=names)
+        found = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
+        if not_text := columns_of(found.schema, "is_binary"):
+            raise UnreadableError(f"column {not_text[0]} is not UTF-8 text")
+        return found.select(columns_of(found.schema, *TEXT_TYPES)) if of_text else found
+    except (arrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
+        detail = f"not a readable {path.suffix} file: {told_of(path, error)}"
+        raise UnreadableError(detail) from error
 
 
-def _parquet_rows(path: Path, names: list[str] | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a .parquet file, with some or all columns."""
+def columns_of(schema: Any, *kinds: str) -> list[str]:
+    """Return the columns of an Arrow schema that have one of the given types."""
     import pyarrow as arrow
-    from pyarrow import parquet
-
-    try:
-        rows: list[dict[str, Any]] = parquet.read_table(path, columns=names).to_pylist()
-        return rows
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UnreadableError(f"not a readable .parquet file: {told_of(path, error)}") from error
-
-
-def text_columns(path: Path) -> list[str]:
-    """Return the columns of a .parquet file that hold text. Raises ArrowException."""
-    return columns_of(path, "is_string", "is_large_string", "is_string_view")
-
-
-def columns_of(path: Path, *kinds: str) -> list[str]:
-    """Return the columns of a .parquet file with one of the given Arrow types. Raises
-    ArrowException."""
-    import pyarrow as arrow
-    from pyarrow import parquet
 
     tests = [getattr(arrow.types, kind) for kind in kinds]
-    return [one.name for one in parquet.read_schema(path) if any(test(one.type) for test in tests)]
+    return [one.name for one in schema if any(test(one.type) for test in tests)]
 
 
 def _file_of(spec: PlainText) -> tuple[Path, str]:
@@ -173,7 +173,7 @@ def _file_of(spec: PlainText) -> tuple[Path, str]:
     if spec.file is None:
         what = f"the upload {spec.dataset}"
         try:
-            return stored_file(str(spec.dataset), TEXT_FORMATS), what
+            return stored_file(str(spec.dataset), UPLOAD_FORMATS), what
         except UnreadableError as error:
             raise RunError("invalid", f"{what} cannot be used: {error}") from error
     folder = os.environ.get("MPT_DATA_DIR")

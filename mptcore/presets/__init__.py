@@ -14,6 +14,7 @@ from mptcore.presets.model_choice import MODEL_CHOICE
 from mptcore.presets.preset import Preset
 from mptcore.presets.questions import own_presets
 from mptcore.presets.results import Comparison, Curve, Results, Verdict
+from mptcore.presets.text_benchmarks import BLIMP, PROTEIN_GYM
 from mptcore.presets.training_rates import TRAINING_RATES, TRAINING_RATES_VAE
 from mptcore.specs import LinearGaussianExperiment, VaeExperiment
 
@@ -278,6 +279,8 @@ _LIST = [
         judges.fig5_area,
     ),
     *language_presets(),
+    BLIMP,
+    PROTEIN_GYM,
     *own_presets(),
     MASK_DESIGNS,
     MODEL_CHOICE,

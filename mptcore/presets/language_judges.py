@@ -4,7 +4,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from mptcore.presets.judges import SEEDS, beyond
-from mptcore.presets.results import Comparison, Curve, Results, equivalent, exceeds
+from mptcore.presets.results import (
+    Comparison,
+    Curve,
+    Results,
+    equivalent,
+    exceeds,
+    within,
+)
 from mptcore.specs.families.masked_lm import PAPER_RATES
 
 Published = Mapping[str, tuple[float, ...]]
@@ -102,6 +109,23 @@ def pairs_are_told_apart(published: Published, results: Sequence[Results]) -> It
     share, pairs = (result.metric(name, seed=SEEDS[0]) for name in ("accuracy", "groups_scored"))
     accuracy = (share * pairs + 2) / (pairs + 4), result.std_err("accuracy", seed=SEEDS[0])
     yield _tested("share of pairs whose first text is the better", published, "accuracy", accuracy)
+
+
+def blimp(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """Compare the accuracy over all pairs of sentences. Both figures are of the same pairs, without
+    sampling error; the margin is for tokenizers and rounding."""
+    (result,), (accuracy,), (margin,) = results, published["accuracy"], published["margin"]
+    measured = result.metric("accuracy", seed=SEEDS[0])
+    yield within("share of pairs whose good sentence is the better", accuracy, measured, margin)
+
+
+def mutations(published: Published, results: Sequence[Results]) -> Iterator[Comparison]:
+    """Compare the rank correlation of the mutations of each assay, without sampling error."""
+    (margin,) = published["margin"]
+    assays = [name for name in published if name != "margin"]
+    for assay, result in zip(assays, results, strict=True):
+        measured = result.metric("spearman", seed=SEEDS[0])
+        yield within(f"rank correlation, {assay}", published[assay][0], measured, margin)
 
 
 def _of_pairs(metric: str, results: Sequence[Results]) -> Iterator[tuple[float, float]]:

@@ -25,7 +25,7 @@ SeriesName = Literal[
 SERIES: tuple[SeriesName, ...] = get_args(SeriesName)
 """Names of series."""
 
-LabelName = Literal["seed", "model", "objective", "epoch", "step", "of", "rate"]
+LabelName = Literal["seed", "model", "objective", "epoch", "step", "of", "rate", "category"]
 LABELS: tuple[LabelName, ...] = get_args(LabelName)
 """Names of labels. Labels distinguish series or metrics that have the same name."""
 

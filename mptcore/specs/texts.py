@@ -56,10 +56,14 @@ class TextScores(Spec):
     """Number of consecutive texts that form a group, such as 2 for minimal pairs. The first text of
     a group is its reference."""
     group_column: Column | None = None
-    """Column of a .jsonl or .parquet file whose equal values form a group."""
+    """Column of the file whose equal values form a group."""
+    category_column: Column | None = None
+    """Column of the file with the category of each group, such as the grammatical phenomenon of a
+    minimal pair, with at most 200 different values. A group has the category of its first text. The
+    run gives the accuracy in each category."""
     label_column: Column | None = None
-    """Column of numbers in a .jsonl or .parquet file. The run gives the rank correlation of the
-    first score with it."""
+    """Column of numbers in the file. The run gives the rank correlation of the first score with
+    it."""
 
     target: Literal["scores", "decision"] = "scores"
     """`decision` is for groups, and `pll` or `cumulative`: of each group only as many tokens are
@@ -67,8 +71,8 @@ class TextScores(Spec):
     differences then have standard errors. `cumulative` gives a group up when the standard error of
     a difference is `target_std_err`."""
     prefix_column: Column | None = None
-    """Column of a .jsonl or .parquet file with the beginning of each text that `conditional` takes
-    as given, or with its number of characters. `conditional` needs it."""
+    """Column of the file with the beginning of each text that `conditional` takes as given, or with
+    its number of characters. `conditional` needs it."""
     window_overlap: Annotated[int, Field(ge=0, le=100_000)] | None = None
     """Number of tokens that neighbouring windows of a text share, such as 128, at most half of a
     window. A text with more
@@ -82,7 +86,7 @@ class TextScores(Spec):
     @property
     def columns(self) -> dict[str, str]:
         """Columns that are read in addition to the text, by the field that names them."""
-        names = ("group_column", "label_column", "prefix_column")
+        names = ("group_column", "category_column", "label_column", "prefix_column")
         return {name: column for name in names if (column := getattr(self, name)) is not None}
 
     def problems(self) -> list[Problem]:
@@ -123,6 +127,9 @@ class TextScores(Spec):
             problems.append(
                 Problem("/evaluate/texts/target", f"{detail} scores to pll or to cumulative alone")
             )
+        if self.category_column is not None and not has_groups:
+            detail = "categories are of groups: set group_size or group_column, or leave it null"
+            problems.append(Problem("/evaluate/texts/category_column", detail))
         if self.group_size is not None and self.group_column is not None:
             detail = "groups are of consecutive texts or of equal values: give one of the two"
             problems.append(Problem("/evaluate/texts/group_column", detail))

@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -123,20 +123,34 @@ def is_decided(members: Sequence[Member]) -> bool:
 
 
 def accuracy(groups: Sequence[Sequence[Member]], labels: Labels) -> Iterator[Record]:
-    """Yield the share of groups whose first text has the highest score. A tie is an error. The
-    standard error is that of Agresti and Coull (1998), which is never 0."""
+    """Yield the share of groups whose first text has the highest score, and the number of decided
+    groups."""
     whole = [one for one in groups if _reason(one) is None]
     yield Metric("groups_scored", len(whole), 0.0, labels)
     yield Metric("groups_left_out", len(groups) - len(whole), 0.0, labels)
-    if not whole:
-        yield Metric("accuracy", None, None, labels, "no group has two texts with scores")
-        return
-    right = sum(all(_value(one[0]) > _value(other) for other in one[1:]) for one in whole)
-    chance = (right + 2) / (len(whole) + 4)
-    std_err = math.sqrt(chance * (1 - chance) / (len(whole) + 4))
-    yield Metric("accuracy", right / len(whole), std_err, labels)
-    decided = sum(map(is_decided, whole))
-    yield Metric("groups_decided", decided, 0.0, labels)
+    yield _share_right("accuracy", whole, labels)
+    if whole:
+        yield Metric("groups_decided", sum(map(is_decided, whole)), 0.0, labels)
+
+
+def accuracy_by_category(
+    groups: Mapping[str, Sequence[Sequence[Member]]], labels: Labels
+) -> Iterator[Record]:
+    """Yield the share of each category's groups whose first text has the highest score."""
+    for category, of_category in sorted(groups.items()):
+        whole = [one for one in of_category if _reason(one) is None]
+        yield _share_right("accuracy_by_category", whole, {**labels, "category": category})
+
+
+def _share_right(name: str, groups: Sequence[Sequence[Member]], labels: Labels) -> Metric:
+    """Return the share of groups whose first text has the highest score. A tie is an error. The
+    standard error is that of Agresti and Coull (1998), which is never 0."""
+    if not groups:
+        return Metric(name, None, None, labels, "no group has two texts with scores")
+    right = sum(all(_value(one[0]) > _value(other) for other in one[1:]) for one in groups)
+    chance = (right + 2) / (len(groups) + 4)
+    std_err = math.sqrt(chance * (1 - chance) / (len(groups) + 4))
+    return Metric(name, right / len(groups), std_err, labels)
 
 
 def rank_correlation(

@@ -27,7 +27,8 @@ from mptcore.protocol.records import RunError
 from mptcore.specs import TextScores, TextSource
 
 MAX_GROUP = 200
-"""Maximum number of characters of the name of a group."""
+"""Maximum number of characters of the name of a group or category."""
+MAX_CATEGORIES = 200
 NO_TOKENS = "it has no token that can be masked"
 NO_PREFIX = "its prefix is neither its beginning nor a number of its characters"
 NOTHING_AFTER = "no token begins after its prefix"
@@ -40,6 +41,7 @@ class TextRow:
     row: int
     parts: tuple[str, ...]
     group: Any = None
+    category: str | None = None
     label: float | None = None
     reason: str | None = None
     """Reason why the text has no scores."""
@@ -148,11 +150,16 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
 
 
 def rows_of(spec: TextSource, scores: TextScores) -> list[TextRow]:
-    """Return the texts that a source chooses, with their groups and labels. Raises RunError."""
+    """Return the texts that a source chooses, with their groups, categories and labels. Raises
+    RunError."""
     all_texts = texts(spec)
     named = tuple(scores.columns.values())
     beside = columns(spec, named) if named else [()] * len(all_texts)
-    return [_row(i, all_texts[i], beside[i], scores) for i in chosen(spec, len(all_texts))]
+    rows = [_row(i, all_texts[i], beside[i], scores) for i in chosen(spec, len(all_texts))]
+    if (count := len({row.category for row in rows} - {None})) > MAX_CATEGORIES:
+        detail = f"column {scores.category_column} has {count} different values, at most"
+        raise RunError("invalid", f"{detail} {MAX_CATEGORIES} are allowed as categories")
+    return rows
 
 
 def _words(found: list[TokenizedText]) -> Tensor:
@@ -168,18 +175,21 @@ def _words(found: list[TokenizedText]) -> Tensor:
 
 
 def _row(row: int, parts: tuple[str, ...], beside: tuple[Any, ...], scores: TextScores) -> TextRow:
-    """Return a text with its group and its label."""
+    """Return a text with its group, category and label."""
     values = iter(beside)
     group = next(values) if scores.group_column else None
     if group is not None and len(str(group)) > MAX_GROUP:
         group = None
     if scores.group_size is not None:
         group = row // scores.group_size
+    category = next(values) if scores.category_column else None
+    if category is not None:
+        category = str(category)[:MAX_GROUP]
     label, reason = _number(next(values)) if scores.label_column else (None, None)
     given: int | None = 0
     if scores.prefix_column:
         given = _length_of(next(values), parts[0])
-    return TextRow(row, parts, group, label, label_reason=reason, given=given)
+    return TextRow(row, parts, group, category, label, label_reason=reason, given=given)
 
 
 def _length_of(prefix: Any, text: str) -> int | None:

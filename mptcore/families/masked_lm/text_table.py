@@ -19,6 +19,7 @@ from mptcore.families.masked_lm.text_groups import (
     Member,
     Sampled,
     accuracy,
+    accuracy_by_category,
     rank_correlation,
     ranked,
 )
@@ -116,9 +117,18 @@ class TextTable:
             yield from report.per_token("model", per_token(values, noise, own, count), score)
         if self._has_groups:
             yield from accuracy([*self._groups.values()], self.labels)
+            yield from accuracy_by_category(self._of_categories(), self.labels)
         if self.spec.label_column is not None and of_all:
             labels = [self.texts.rows[i].label for i in self.texts.scored]
             yield rank_correlation(self.first.value.tolist(), labels, self.labels)
+
+    def _of_categories(self) -> dict[str, list[list[Member]]]:
+        """Return the groups of each category, without those whose first text has none."""
+        found: dict[str, list[list[Member]]] = {}
+        for members in self._groups.values():
+            if (category := self.texts.rows[members[0].row].category) is not None:
+                found.setdefault(category, []).append(members)
+        return found
 
     def keep(self, folder: Path | None) -> Record:
         """Write the table into a folder, if there is one."""
@@ -145,6 +155,8 @@ class TextTable:
             reasons = [row.reason, row.label_reason]
             if self._has_groups:
                 found["group"] = None if row.group is None else str(row.group)
+            if self.spec.category_column is not None:
+                found["category"] = row.category
             if self.spec.label_column is not None:
                 found["label"] = row.label
             found |= self._scores(self._sequence_of.get(i), sum(map(len, row.parts)))

@@ -15,8 +15,10 @@ MAX_LINE_CHARACTERS = 200_000
 USUAL_CHARACTERS = 200
 """Number of characters of a text whose length is not known yet."""
 
-TEXT_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$"
-TEXT_FORMATS = ("txt", "jsonl", "parquet")
+TEXT_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|csv|parquet)$"
+TEXT_FORMATS = ("txt", "jsonl", "csv", "parquet")
+UPLOAD_FORMATS = ("txt", "jsonl", "parquet")
+"""Formats of uploads that hold text. A .csv file that is uploaded holds numbers."""
 GLUE_HUB = "nyu-mll/glue"
 
 _PAIRED = ("train", "validation", "test")
@@ -126,7 +128,8 @@ class GlueText(Text):
 
 class PlainText(Text):
     """Texts from exactly one of a file, an upload, and lines in the spec. Files are .txt, with one
-    text in each line, or .jsonl or .parquet, with the texts in `column`."""
+    text in each line, or .jsonl, .csv or .parquet, with the texts in `column`. An upload is not
+    .csv."""
 
     named_by: ClassVar[str] = "file"
     noun: ClassVar[str] = "text"
@@ -146,7 +149,7 @@ class PlainText(Text):
     dataset: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,64}$")] | None = None
     """Id of an upload. A submission may give its file name, which the id replaces."""
     column: Annotated[str, Field(min_length=1, max_length=200)] = "text"
-    """Column of a .jsonl or .parquet file that has the texts."""
+    """Column of a .jsonl, .csv or .parquet file that has the texts."""
     second_column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """Column with a second text of each row, which follows the first one as a text of its own, such
     as the bad sentence of a minimal pair. Rows that lack one of the two are left out."""
@@ -164,7 +167,7 @@ class PlainText(Text):
 
     def problems(self) -> list[Problem]:
         if self.second_column is not None and not self.has_columns:
-            detail = "columns are in .jsonl and .parquet files and uploads: leave it out"
+            detail = "columns are in .jsonl, .csv and .parquet files and uploads: leave it out"
             return [Problem("/data/second_column", detail)]
         if self.second_column == self.column:
             return [

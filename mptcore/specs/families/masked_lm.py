@@ -393,6 +393,6 @@ def text_problems(spec: MaskedLmExperiment) -> list[Problem]:
     }
     problems = [Problem(pointer, detail) for pointer, (given, detail) in refused.items() if given]
     if texts.columns and not data.has_columns:
-        detail = "columns are in .jsonl and .parquet files and uploads, of the source text"
+        detail = "columns are in .jsonl, .csv and .parquet files and uploads, of the source text"
         problems.append(Problem(f"/evaluate/texts/{next(iter(texts.columns))}", detail))
     return problems

@@ -13,8 +13,8 @@ LETTERS = "letters, digits"
 PATTERNS = {
     r"^[A-Za-z0-9-]{1,64}$": "the id of an experiment, from the answer to its submission",
     r"^[a-z0-9-]{1,64}$": "the id of an upload, from the answer to the upload",
-    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|parquet)$": "a file's name that ends with "
-    f".txt, .jsonl or .parquet: {LETTERS}, _, . and -, and no folder",
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\.(txt|jsonl|csv|parquet)$": "a file's name that ends with "
+    f".txt, .jsonl, .csv or .parquet: {LETTERS}, _, . and -, and no folder",
     r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$": f"a name of up to 100 {LETTERS}, _, . and -",
     r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$": "a checkpoint's name, "
     f"as bert-base-uncased or owner/name: {LETTERS}, _, . and -; a folder of this machine is "

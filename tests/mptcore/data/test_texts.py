@@ -116,6 +116,15 @@ def test_a_second_column_gives_texts_of_their_own(folder: Path) -> None:
         assert [one.pointer for one in wrong.problems()] == ["/data/second_column"]
 
 
+def test_a_csv_file_has_columns_of_text_and_of_numbers(folder: Path) -> None:
+    table = 'mutant,score,note\n"A2G, twice",0.5,\nK1A,-2,"a ""b""\nc"\n,3,d\n'
+    (folder / "text" / "a.csv").write_text(table)
+    spec = plain(file="a.csv", column="mutant")
+    assert spec.has_columns
+    assert texts(spec) == [("A2G, twice",), ("K1A",)]
+    assert columns(spec, ["score", "note"]) == [(0.5, ""), (-2.0, 'a "b"\nc')]
+
+
 def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:
     told = refused(plain(dataset="gone"))
     assert told.startswith("the upload gone cannot be used: the store has no file of it")
@@ -133,14 +142,19 @@ def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:
         ("a.jsonl", b'{"text": "a"}\n[1]\n', "line 2 is not a JSON object"),
         ("a.jsonl", b'{"text": "a"}\n{"text"\n', "line 2 is not JSON: "),
         ("a.parquet", b"PAR1;", "not a readable .parquet file: "),
-        ("a.csv", b"text\none\n", "text is in .txt, .jsonl or .parquet files, not .csv"),
+        ("a.csv", b"text\n1\n", "none of its columns holds text"),
+        ("a.csv", b"text\none\ntwo,2\n", "not a readable .csv file: "),
+        ("a.csv", b"text,n\n\xff,2\n", "column text is not UTF-8 text"),
+        ("a.csv", b"text,text\na,b\n", "not a readable .csv file: "),
+        ("a.csv", b"", "not a readable .csv file: "),
+        ("a.tsv", b"text\none\n", "text is in .txt, .jsonl, .csv or .parquet files, not .tsv"),
     ],
 )
 def test_a_file_without_text_is_refused(folder: Path, name: str, content: bytes, told: str) -> None:
     (folder / "text" / name).write_bytes(content)
     spec = PlainText.model_construct(source="text", file=name, column="text", lines=None)
     assert refused(spec).startswith(f"the text {name} cannot be used: {told}")
-    if name != "a.csv":
+    if name not in ("a.csv", "a.tsv"):  # an upload of these holds numbers
         (problem,) = look(folder / "text" / name).problems
         assert problem.startswith(told)
 

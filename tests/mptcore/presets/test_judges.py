@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mptcore.presets import judges, language_judges
+from mptcore.presets import PRESETS, judges, language_judges
 from mptcore.presets.results import Judge, Results, judged
 from mptcore.specs.families.masked_lm import PAPER_RATES
 
@@ -250,3 +250,30 @@ def test_table2(which: int, sign: int) -> None:
     assert of(margin - 1.01 * reach) == "agrees"
     assert of(margin - 0.99 * reach) == of(margin + 0.99 * reach) == "cannot tell"
     assert of(margin + 1.01 * reach) == "differs"
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_blimp(sign: int) -> None:
+    """The accuracy may differ from the published one by a point of per cent."""
+
+    def of(off: float) -> str:
+        rows = [*metrics("accuracy", [0.865 + sign * off] * 5)]
+        return PRESETS["blimp"].verdict([Results.of_records(rows)]).verdict
+
+    assert of(0.0099) == "agrees"
+    assert of(0.0101) == "differs"
+
+
+@pytest.mark.parametrize("which", range(5))
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_proteingym(which: int, sign: int) -> None:
+    """Each rank correlation may differ by 0.01 from that of its own assay."""
+
+    def of(off: float) -> str:
+        found = [0.557, 0.514, 0.496, 0.349, 0.248]
+        found[which] += sign * off
+        rows = [[*metrics("spearman", [value] * 5)] for value in found]
+        return PRESETS["proteingym"].verdict([*map(Results.of_records, rows)]).verdict
+
+    assert of(0.0099) == "agrees"
+    assert of(0.0101) == "differs"

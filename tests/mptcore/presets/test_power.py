@@ -10,6 +10,7 @@ import pytest
 
 from mptcore.presets import PRESETS, Results, judges, mask_designs, student
 from mptcore.presets.model_choice import CANDIDATES, DATA_SEEDS
+from mptcore.presets.text_benchmarks import ASSAYS
 from mptcore.presets.training_rates import STARTS, VAE_STARTS
 from mptcore.specs.families.masked_lm import PAPER_RATES
 from tests.mptcore.presets import test_presets as quick
@@ -211,13 +212,23 @@ def swapped_atoms() -> Iterator[list[Row]]:
     yield metrics("accuracy", [0.983], 0.0264) + metrics("groups_scored", [60.0])
 
 
+def blimp() -> Iterator[list[Row]]:
+    yield metrics("accuracy", [0.865])
+
+
+def proteingym() -> Iterator[list[Row]]:
+    yield from (metrics("spearman", [found]) for _, found in ASSAYS.values())
+
+
 RECORDED = {
+    "blimp": blimp,
     "fig3-linear-mnist": fig3_linear,
     "fig3-linear-fmnist": fig3_linear,
     "fig3-vae-mnist": fig3_vae,
     "fig3-vae-fmnist": fig3_vae,
     "fig5-left": fig5_left,
     "small-bert-rotten-tomatoes": small_bert,
+    "proteingym": proteingym,
     "swapped-atoms": swapped_atoms,
     "uniform-against-fixed": uniform_against_fixed,
     "coherence": coherence,

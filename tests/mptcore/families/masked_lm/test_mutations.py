@@ -236,16 +236,20 @@ def test_a_wild_type_longer_than_the_model_is_refused(tmp_path: Path) -> None:
         scored(of(["M1A"], wild_type="M" * 60), tmp_path)
 
 
-def test_labels_and_groups_of_mutations(tmp_path: Path) -> None:
-    """A scan with measurements gives their rank correlation."""
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_labels_and_groups_of_mutations(tmp_path: Path, suffix: str) -> None:
+    """A scan with measurements gives their rank correlation. The preset on ProteinGym reads .csv
+    files with these columns."""
     labels = {"M1A": 0.5, "K2E": 0.1, "T3A": 0.9, "A4G:K8R": 0.3, "Q9H": 0.4}
     (tmp_path / "text").mkdir()
     lines = [
         json.dumps({"mutant": name, "DMS_score": label, "of": "x"})
         for name, label in labels.items()
     ]
-    (tmp_path / "text" / "scan.jsonl").write_text("\n".join(lines))
-    data = {"file": "scan.jsonl", "column": "mutant"}
+    if suffix == "csv":
+        lines = ["mutant,DMS_score,of", *(f"{name},{label},x" for name, label in labels.items())]
+    (tmp_path / "text" / f"scan.{suffix}").write_text("\n".join(lines))
+    data = {"file": f"scan.{suffix}", "column": "mutant"}
     options = {"label_column": "DMS_score", "group_column": "of"}
     rows, records = scored(of(data, **options), tmp_path / "out")
     assert [row["label"] for row in rows] == [*labels.values()]

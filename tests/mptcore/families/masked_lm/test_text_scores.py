@@ -18,6 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from benchmarks.calibration.texts import TARGETS, calibration, decisions, noise_calibration
 from mptcore.families.masked_lm import text_table
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
+from mptcore.presets import PRESETS
 from mptcore.protocol.records import Artifact, Log, Progress, Record, RunError
 from mptcore.run import resumable
 from mptcore.runtime.checkpoint import Snapshot, files, first_whole
@@ -320,6 +321,42 @@ def test_groups_and_labels_come_from_columns(tmp_path: Path) -> None:
     assert -1 <= value_of(metric(found, "spearman")) <= 1
 
 
+def test_the_blimp_preset_gives_the_accuracy_of_each_paradigm(tmp_path: Path) -> None:
+    """On four pairs in the format of BLiMP, because its files are not here."""
+    good, bad = ["the cat sat", "a cat", "cats sat", "the mat"], ["cat the sat", "cat a"]
+    pairs = zip(good, [*bad, "sat cats sat", "mat the"], ["x", "y", "x", "y"], strict=True)
+    lines = [{"sentence_good": g, "sentence_bad": b, "UID": u, "pairID": "0"} for g, b, u in pairs]
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "blimp.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    value = PRESETS["blimp"].specs[0].model_dump(mode="json")
+    value["model"]["checkpoint"] = "pieces"
+    rows, found = scored(value, tmp_path)
+    assert [row["text"] for row in rows[:3]] == ["the cat sat", "cat the sat", "a cat"]
+    assert [row["category"] for row in rows] == ["x", "x", "y", "y", "x", "x", "y", "y"]
+    right = [a["pll"] > b["pll"] for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    assert len({*right}) == 2, "a case of each outcome"
+    assert value_of(metric(found, "accuracy")) == sum(right) / 4
+    for category, own in (("x", right[::2]), ("y", right[1::2])):
+        one = metric(found, "accuracy_by_category", category=category)
+        assert value_of(one) == sum(own) / 2
+        chance = (sum(own) + 2) / 6
+        assert std_err_of(one) == pytest.approx(math.sqrt(chance * (1 - chance) / 6))
+
+
+def test_too_many_categories_are_refused(tmp_path: Path) -> None:
+    """The first text of a group has its category; a group without one is in none."""
+    (tmp_path / "text").mkdir()
+    table = [{"text": one, "of": i if i else None} for i in range(201) for one in ("a cat", "a")]
+    (tmp_path / "text" / "t.jsonl").write_text("\n".join(map(json.dumps, table)))
+    value = of({"file": "t.jsonl"}, group_size=2, category_column="of")
+    _, found = scored(value, tmp_path)
+    assert sum(getattr(one, "name", None) == "accuracy_by_category" for one in found) == 200
+    table[0]["of"] = "one more"
+    (tmp_path / "text" / "t.jsonl").write_text("\n".join(map(json.dumps, table)))
+    with pytest.raises(RunError, match="column of has 201 different values, at most 200"):
+        scored(value, tmp_path)
+
+
 def test_a_group_with_a_long_name_is_none(tmp_path: Path) -> None:
     table = [{"text": "the cat", "pair": "x" * 201}, {"text": "the mat", "pair": "x" * 200}]
     (tmp_path / "text").mkdir()
@@ -421,6 +458,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two groups": (
         of({"file": "a.jsonl"}, group_size=2, group_column="x"),
         "/evaluate/texts/group_column",
+    ),
+    "categories without groups": (
+        of({"file": "a.jsonl"}, category_column="x"),
+        "/evaluate/texts/category_column",
     ),
     "columns of lines": (of(["a"], label_column="x"), "/evaluate/texts/label_column"),
     "columns of .txt": (of({"file": "a.txt"}, group_column="x"), "/evaluate/texts/group_column"),
