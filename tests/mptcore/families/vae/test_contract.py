@@ -24,12 +24,12 @@ from tests.support.runs import spec_of
 DIM = 6
 DIGITS: dict[str, Any] = {
     "data": {"source": "digits", "binarize": "threshold"},
-    "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 20, 50], "per_size": 2}},
+    "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 2}},
     "compute": {"threads": 1, "device": "cpu", "precision": "float32"},
 }
 FEW_STEP_MASKS = {"schedule": "fixed", "rate": 0.33, "per_size": 2}
 
-FEW = {"source": "ppca", "n": 40, "dim": 64, "latent_dim": 2, "noise_precision": 2.0}
+FEW = {"source": "ppca", "n": 20, "dim": 64, "latent_dim": 2, "noise_precision": 2.0}
 
 
 def binary(device: torch.device) -> Tensor:
@@ -68,7 +68,7 @@ class SampledContract(ModelContract):
     train: ClassVar[SpecPart] = {
         "objective": ["mpt"],
         "epochs": 2,
-        "batch_size": 20,
+        "batch_size": 10,
         "lml_samples": 3,
         "masks": FEW_STEP_MASKS,
     }

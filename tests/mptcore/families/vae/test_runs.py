@@ -145,7 +145,7 @@ RESUMED = {
 def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Path) -> None:
     spec = spec_of(RESUMED[name])
     whole = records(spec, tmp_path / "whole")
-    for i, stop_after in enumerate(range(1, len(whole), max(1, len(whole) // 3))):
+    for i, stop_after in enumerate(range(1, len(whole), max(1, len(whole) // 2))):
         folder = tmp_path / str(i)
         first = records(spec, folder, stop_after)
         assert len(first) < len(whole)
