@@ -69,7 +69,8 @@ class TextScores(Spec):
     """`decision` is for groups, and `pll` or `cumulative`: of each group only as many tokens are
     scored, or masks drawn, as it takes to tell its best text in about 95 % of cases. Scores and
     differences then have standard errors. `cumulative` gives a group up when the standard error of
-    a difference is `target_std_err`."""
+    the difference of its best two texts is `target_std_err`; a few percent of groups remain
+    undecided with a larger error, because their lead shrank in the last round."""
     prefix_column: Column | None = None
     """Column of the file with the beginning of each text that `conditional` takes as given, or with
     its number of characters. `conditional` needs it."""

@@ -42,8 +42,8 @@ class CumulativeScores:
     groups: Sequence[Sequence[int]] = ()
     """Texts that are compared with the first one of their group."""
     decides: bool = False
-    """True if masks of a group are only drawn until its best text is told from the second, or the
-    error of their difference is the target."""
+    """True if masks of a group are only drawn until its best text is told from each other one, or
+    the error of the difference of its best two is the target."""
     value: Tensor = field(init=False)  # (N,)
     std_err: Tensor = field(init=False)  # (N,)
     apart: dict[int, float] = field(init=False)
@@ -112,12 +112,13 @@ class CumulativeScores:
         sizes = self.masker.corpus.sizes
         owners = owners_of(self.groups, sizes, GROUP_TOKENS)
         sampled = torch.where(sizes > ENUMERATED, sizes, 0)
-        homes = homes_of(self.groups, sampled, GROUP_TOKENS, owners)
+        homes = homes_of(self.groups, sampled, GROUP_TOKENS)
+        after = torch.where(homes == torch.arange(len(homes)), owners, homes)
         chosen = chosen[owners[chosen].argsort(stable=True)]
-        chosen = chosen[homes[chosen].argsort(stable=True)]
+        chosen = chosen[after[chosen].argsort(stable=True)]
         places = torch.empty_like(owners)
         places[chosen] = torch.arange(len(chosen))
-        ends = sizes[chosen].cumsum(0)[places[homes[chosen]]]
+        ends = sizes[chosen].cumsum(0)[places[after[chosen]]]
         parts = torch.unique_consecutive(ends // GROUP_TOKENS, return_counts=True)[1].tolist()
         to_come = len(chosen)
         for part in torch.split(chosen, parts):

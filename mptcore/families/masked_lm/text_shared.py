@@ -16,12 +16,13 @@ from mptcore.families.masked_lm.corpus import counted_from, repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch
 from mptcore.families.masked_lm.text_rounds import Rounds
 
-REACH, DOUBT = 3.0, 0.5
-"""A decision gets masks for a standard error of 1/REACH of the difference of the two best texts,
-taken to be smaller by DOUBT of its standard errors so far."""
-LEAST_VARIANCE = 1 / 16
-"""Smallest variance of a difference, as a fraction of that of independent masks. Two texts may
-differ in few contexts only, and the masks so far may have none of them."""
+REACH, DOUBT = 4.0, 0.5
+"""A decision gets masks for a standard error of 1/REACH of the difference of each text to the best
+of its group, taken to be smaller by DOUBT of its standard errors so far."""
+UNSEEN, LEAST_VARIANCE = 16, 1 / 16
+"""Smallest variance of a difference after n masks, as a fraction of that of independent masks:
+UNSEEN / n, at most 1 and at least LEAST_VARIANCE. Two texts may differ in few contexts only, and
+few masks may have none of them."""
 
 
 def owners_of(groups: Sequence[Sequence[int]], sizes: Tensor, most: int) -> Tensor:
@@ -36,11 +37,11 @@ def owners_of(groups: Sequence[Sequence[int]], sizes: Tensor, most: int) -> Tens
     return owners
 
 
-def homes_of(groups: Sequence[Sequence[int]], sizes: Tensor, most: int, owners: Tensor) -> Tensor:
-    """Return the text after which each text is scored, (N,): the first of its group, if all texts
-    of the group have sizes above 0 and at most `most` tokens in all, else the owner of its
-    masks."""
-    homes = owners.clone()
+def homes_of(groups: Sequence[Sequence[int]], sizes: Tensor, most: int) -> Tensor:
+    """Return the text after which each text is scored and with which it is compared, (N,): the
+    first of its group, if all texts of the group have sizes above 0 and at most `most` tokens in
+    all, else itself."""
+    homes = torch.arange(len(sizes))
     for group in groups:
         of_group = sizes[torch.tensor(group)]
         if of_group.min() > 0 and of_group.sum() <= most:
@@ -54,7 +55,7 @@ class Shared:
     and one for the difference of each such text to the owner of its masks."""
 
     owners: Tensor  # (n,), a text without shared masks is its own
-    homes: Tensor  # (n,), the first text of the group, or the owner
+    homes: Tensor  # (n,), the first text of the group; itself if it is not compared
 
     @cached_property
     def members(self) -> Tensor:
@@ -73,26 +74,39 @@ class Shared:
         return torch.cat([values, values[self.members] - values[self.owners[self.members]]])
 
     def cautious(self, estimates: Rounds) -> Rounds:
-        """Return estimates in which no variance of a difference is below the least one."""
+        """Return estimates in which no variance of a difference is below the least one, but for
+        equal texts."""
         own, differences = estimates.squares.tensor_split([len(self.owners)])
         independent = own[self.members] + own[self.owners[self.members]]
-        differences = torch.maximum(differences, LEAST_VARIANCE * independent)
-        return replace(estimates, squares=torch.cat([own, differences]))
+        least = (UNSEEN / estimates.count[len(self.owners) :]).clamp(LEAST_VARIANCE, 1)
+        least = torch.where(differences > 0, least, 0) * independent
+        squares = torch.cat([own, torch.maximum(differences, least)])
+        return replace(estimates, squares=squares)
 
     def planned(self, estimates: Rounds, target: Tensor, most: int, decides: bool) -> Tensor:
         """Return the plan of the next round (2, n + k) for target errors of the texts (n,), or of
-        the differences in a decision. A group is decided by a last round that suffices for the
-        lead of its best text. Until one that at most doubles its masks does, the plan is that for
-        the target, so that the weights of these rounds remain small."""
+        their differences to the best text of the group in a decision. A group is decided by a last
+        round that suffices for the lead of its best text. Until one that at most doubles its masks
+        does, the plan for the two best texts is that for the target, so that the weights of these
+        rounds remain small."""
         estimates = self.cautious(estimates)
         if not decides:
             none = torch.full((len(self.members),), math.inf, dtype=target.dtype)
             return self._alike(estimates.planned(torch.cat([target, none]), most))
-        plan = self._alike(estimates.planned(self._of_differences(target), most))
-        by_lead = torch.maximum(self._leads(estimates) / REACH, target)
-        last = self._alike(estimates.planned(self._of_differences(by_lead), most))[1]
-        suffices = (last <= estimates.count) & (last < plan[1])
-        return torch.where(suffices, last, plan)
+        best, second = self._best_two(estimates)
+        leads = torch.maximum(self._leads(estimates, best) / REACH, target)
+        texts = torch.arange(len(best))
+        first = torch.where(texts == second, target, leads)
+        plan, last = (
+            self._alike(estimates.planned(self._of_entries(one, best), most))
+            for one in (first, leads)
+        )
+        has_more = torch.zeros_like(best).scatter_reduce(
+            0, self.homes, (last[1] > estimates.count)[: len(best)].long(), "amax"
+        )
+        owners = torch.cat([self.owners, self.owners[self.members]])
+        suffices = (has_more[self.homes[owners]] == 0) & (last[1] < plan[1])
+        return torch.where(suffices, last[1], plan)
 
     def _alike(self, planned: Tensor) -> Tensor:
         """Return the largest of the plans (2, n + k) of texts with the same masks, for all of
@@ -101,40 +115,48 @@ class Shared:
         found = torch.zeros_like(planned).scatter_reduce(1, owners, planned, "amax")
         return found.gather(1, owners)
 
-    def _of_differences(self, target: Tensor) -> Tensor:
-        """Return target errors of the entries (n + k,), so that differences of the texts of a group
-        have those of its first text (n,)."""
-        count = len(self.owners)
-        texts = torch.bincount(self.homes, minlength=count)[self.homes]
-        of_group = target[self.homes]
-        has_own = torch.bincount(self.homes, self._has_own.double(), minlength=count) > 0
-        of_texts = torch.where(has_own[self.homes], of_group / math.sqrt(2), math.inf)
-        # the error of a difference between two texts other than the first is at most the sum
-        of_members = (of_group / torch.where(texts == 2, 1, 2))[self.members]
-        return torch.cat([torch.where(texts == 1, target, of_texts), of_members])
-
-    @cached_property
-    def _has_own(self) -> Tensor:
-        """Mark the texts whose masks no other text has, (n,)."""
-        return torch.bincount(self.owners, minlength=len(self.owners))[self.owners] == 1
-
-    def _leads(self, estimates: Rounds) -> Tensor:
-        """Return how far the best text of each group leads, at least, by its first text, (n,). The
-        others are 0."""
-        averages = estimates.average[: len(self.owners)]
-        by_value = averages.argsort(descending=True, stable=True)
+    def _best_two(self, estimates: Rounds) -> tuple[Tensor, Tensor]:
+        """Return the best and the second text of each text's group so far, both (n,); the text
+        itself if it is not compared."""
+        by_value = estimates.average[: len(self.owners)].argsort(descending=True, stable=True)
         order = by_value[self.homes[by_value].argsort(stable=True)]
         homes, counts = torch.unique_consecutive(self.homes[order], return_counts=True)
-        places = (counts.cumsum(0) - counts)[counts > 1]
-        best, second = order[places], order[places + 1]
+        places = counts.cumsum(0) - counts
+        best, second = torch.zeros_like(order), torch.zeros_like(order)
+        best[homes] = order[places]
+        second[homes] = order[places + (counts > 1)]
+        return best[self.homes], second[self.homes]
+
+    def _leads(self, estimates: Rounds, best: Tensor) -> Tensor:
+        """Return by how much, at least, each text (n,) is behind the best of its group."""
+        averages = estimates.average[: len(best)]
         squares = estimates.variance / estimates.count
         apart = torch.where(self.entries > 0, squares[self.entries], 0).sqrt()
-        shared = ~(self._has_own[best] | self._has_own[second])
-        independent = (squares[best] + squares[second]).sqrt()
-        errors = torch.where(shared, apart[best] + apart[second], independent)
-        leads = torch.zeros_like(averages)
-        leads[homes[counts > 1]] = averages[best] - averages[second] - DOUBT * errors
-        return leads
+        independent = (squares[: len(best)] + squares[best]).sqrt()
+        errors = torch.where(self._share_masks(best), apart + apart[best], independent)
+        return averages[best] - averages - DOUBT * errors
+
+    def _of_entries(self, targets: Tensor, best: Tensor) -> Tensor:
+        """Return target errors of the entries (n + k,), so that the differences of the texts to the
+        best of their group have these target errors (n,). A text that is not compared has its own
+        target."""
+        texts, count = torch.arange(len(best)), len(best) + len(self.members)
+        shared, is_best = self._share_masks(best), texts == best
+        # the error of a difference between two members is at most the sum of theirs to the owner
+        members = (self.entries > 0).long() + (self.entries[best] > 0).long()
+        parts = torch.where(shared, targets / members.clamp(min=1), targets / math.sqrt(2))
+        alone = torch.bincount(self.homes, minlength=len(best))[self.homes] == 1
+        parts = torch.where(alone, targets, torch.where(is_best, math.inf, parts))
+        found = torch.full((count + 1,), math.inf, dtype=targets.dtype)
+        for one in (texts, best):
+            entries = torch.where(self.entries[one] > 0, self.entries[one], count)
+            places = torch.where(shared & ~alone, entries, one)
+            found = found.scatter_reduce(0, places, parts, "amin")
+        return found[:count]
+
+    def _share_masks(self, best: Tensor) -> Tensor:
+        """Mark the texts that have the masks of the best text of their group, (n,)."""
+        return self.owners == self.owners[best]
 
     def masks(self, owned: MaskedBatch) -> MaskedBatch:
         """Return masks of owners, text by text, with the same masks of the members of each after
