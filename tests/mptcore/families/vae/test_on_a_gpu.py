@@ -111,11 +111,11 @@ def test_a_fit_of_tails_is_the_same_in_few_launches() -> None:
 @pytest.mark.parametrize(
     ("conditionals", "objective", "launches"),
     [
-        (IMPORTANCE, ["mpt"], 3246),
-        (RECURSIVE, ["mpt"], 698),
-        (GRID, ["mpt"], 398),
-        (RECURSIVE, ["elbo"], 348),
-        (RECURSIVE, ["mpt", "elbo"], 1043),
+        (IMPORTANCE, ["mpt"], 3276),
+        (RECURSIVE, ["mpt"], 728),
+        (GRID, ["mpt"], 408),
+        (RECURSIVE, ["elbo"], 363),
+        (RECURSIVE, ["mpt", "elbo"], 1088),
     ],
 )
 def test_a_training_step_of_five_seeds(
