@@ -292,8 +292,8 @@ def vectors_on_both(sizes: Sizes) -> Iterator[Line]:
 
 def vae_masks(sizes: Sizes) -> Iterator[Line]:
     """The time of a mask of a VAE whose latent variables are sampled."""
-    conditionals = (
-        {"method": "importance"},
+    conditionals: tuple[dict[str, Any], ...] = (
+        {"method": "importance"} | ({} if sizes.is_timed else {"draws": 4, "steps": 1}),
         {"method": "recursive", "draws": 4, "rounds": 3},
     )
     for one in conditionals:
@@ -322,7 +322,7 @@ def workers_together(sizes: Sizes) -> Iterator[Line]:
     spec["evaluate"]["masks"]["per_size"] = 40 if sizes.is_timed else 1
     spec["compute"] = {"device": sizes.device, "threads": 1}
     alone = 0.0
-    for count in (1, 2, 4) if sizes.is_timed else (1, 2):
+    for count in (1, 2, 4) if sizes.is_timed else (2,):
         runners = [Runner(Spawned) for _ in range(count)]
         while not all(runner.ready for runner in runners):
             for runner in runners:
