@@ -18,6 +18,9 @@ from mptlab.retries import is_busy, retry_s, send_again
 from mptlab.specs import to_json
 
 log = logging.getLogger(__name__)
+IDLE_S = 2.0
+"""Seconds after which an idle connection is not used again. The service closes it after five, and a
+request that meets this end is lost; not all may be repeated."""
 
 
 class Connection:
@@ -40,7 +43,10 @@ class Connection:
     ):
         self.url, key, self._key_source = place_of(url, key)
         headers = {"Authorization": f"Bearer {key}"}
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout_s)
+        limits = httpx.Limits(max_connections=100, keepalive_expiry=IDLE_S)
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=timeout_s, limits=limits
+        )
         self._on_outage = on_outage
         self._for_s = for_s
         self._waiting: set[object] = set()  # threads may change it without a lock

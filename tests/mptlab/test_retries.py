@@ -12,8 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
+import uvicorn
 
-from mptlab import Client, NoAnswer, Refused, serve
+from mptlab import Client, NoAnswer, Refused, connection, serve
 from service.queue import states
 from service.tables.engine import Database
 from service.tables.experiments import DesiredState
@@ -49,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_POST = do_GET
+    do_POST = do_PATCH = do_GET
 
     def log_message(self, *_: object) -> None:
         pass
@@ -67,6 +68,38 @@ def answers(request: pytest.FixtureRequest) -> Iterator[Answers]:
 
 def busy(count: int, **more: object) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("answers", [{"busy": count, **more}], indirect=True)
+
+
+class _Kept(_Handler):
+    """Keeps its connections, and counts them."""
+
+    protocol_version = "HTTP/1.1"
+    count = 0
+
+    def setup(self) -> None:
+        _Kept.count += 1
+        super().setup()
+
+
+@pytest.mark.parametrize(("idle_s", "connections"), [(0.02, 2), (20.0, 1)])
+def test_a_connection_that_the_service_may_end_is_not_used(
+    idle_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that met this end was lost, if it could not be repeated."""
+    assert connection.IDLE_S < uvicorn.Config("service").timeout_keep_alive
+    monkeypatch.setattr(connection, "IDLE_S", idle_s)
+    monkeypatch.setattr(_Kept, "count", 0)
+    with Answers(0) as server:
+        server.RequestHandlerClass = _Kept
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        with Client(server.url, "key") as client:
+            for _ in range(2):
+                client.change("a", priority=1)
+                time.sleep(0.2)
+        server.shutdown()
+        thread.join()
+    assert _Kept.count == connections
 
 
 @busy(2)

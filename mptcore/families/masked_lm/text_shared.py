@@ -94,18 +94,17 @@ class Shared:
             none = torch.full((len(self.members),), math.inf, dtype=target.dtype)
             return self._alike(estimates.planned(torch.cat([target, none]), most))
         best, second = self._best_two(estimates)
-        leads = torch.maximum(self._leads(estimates, best) / REACH, target)
-        texts = torch.arange(len(best))
-        first = torch.where(texts == second, target, leads)
+        by_lead = torch.maximum(self._leads(estimates, best) / REACH, target)
+        to_target = torch.where(torch.arange(len(best)) == second, target, by_lead)
         plan, last = (
-            self._alike(estimates.planned(self._of_entries(one, best), most))
-            for one in (first, leads)
+            self._alike(estimates.planned(self._of_entries(errors, best), most))
+            for errors in (to_target, by_lead)
         )
-        has_more = torch.zeros_like(best).scatter_reduce(
-            0, self.homes, (last[1] > estimates.count)[: len(best)].long(), "amax"
-        )
+        # the texts of a group end together
+        is_long = (last[1] > estimates.count)[: len(best)]
+        waits = torch.zeros_like(is_long).scatter_reduce(0, self.homes, is_long, "amax")
         owners = torch.cat([self.owners, self.owners[self.members]])
-        suffices = (has_more[self.homes[owners]] == 0) & (last[1] < plan[1])
+        suffices = ~waits[self.homes[owners]] & (last[1] < plan[1])
         return torch.where(suffices, last[1], plan)
 
     def _alike(self, planned: Tensor) -> Tensor:
