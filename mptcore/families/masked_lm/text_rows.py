@@ -177,19 +177,20 @@ def _words(found: list[TokenizedText]) -> Tensor:
 def _row(row: int, parts: tuple[str, ...], beside: tuple[Any, ...], scores: TextScores) -> TextRow:
     """Return a text with its group, category and label."""
     values = iter(beside)
-    group = next(values) if scores.group_column else None
-    if group is not None and len(str(group)) > MAX_GROUP:
-        group = None
+    group: Any = _name(next(values)) if scores.group_column else None
     if scores.group_size is not None:
         group = row // scores.group_size
-    category = next(values) if scores.category_column else None
-    if category is not None:
-        category = str(category)[:MAX_GROUP]
+    category = _name(next(values)) if scores.category_column else None
     label, reason = _number(next(values)) if scores.label_column else (None, None)
     given: int | None = 0
     if scores.prefix_column:
         given = _length_of(next(values), parts[0])
     return TextRow(row, parts, group, category, label, label_reason=reason, given=given)
+
+
+def _name(value: Any) -> str | None:
+    """Return the name of a group or category; None if it has none, or one that is too long."""
+    return None if value is None or len(str(value)) > MAX_GROUP else str(value)
 
 
 def _length_of(prefix: Any, text: str) -> int | None:
