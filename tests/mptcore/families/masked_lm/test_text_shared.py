@@ -274,6 +274,18 @@ def test_a_group_is_decided_by_a_last_round_that_suffices() -> None:
     assert wanted[0] > 50_000
 
 
+def test_texts_of_a_group_with_masks_of_their_own_end_together() -> None:
+    """The first text needs few masks more for the lead, the second more than it has."""
+    target = torch.full((2,), 0.1, dtype=torch.float64)
+
+    def wanted(second: float) -> int:
+        given = rounds([-5, -9], [0.3, second], 64)
+        return int(shared_of([[0, 1]], [9, 8]).planned(given, target, 10**7, True)[1, 0])
+
+    assert wanted(0.3) < 64
+    assert wanted(2.0) > 1000
+
+
 @dataclass(frozen=True)
 class Groups:
     """Groups of texts, all alike. Text i of a group differs from the first by differences[i]."""
