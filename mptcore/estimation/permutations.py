@@ -37,7 +37,7 @@ def masks_of_sizes(sizes: Tensor, dim: int, generator: torch.Generator) -> Tenso
     return masked
 
 
-def smallest_masked(keys: Tensor, sizes: Tensor) -> Tensor:
+def smallest_masked(keys: Tensor, sizes: Tensor, in_one_thread: bool = False) -> Tensor:
     """Return masks (S, B, D) of the `sizes` (S, B) dimensions with the smallest keys (S, B, D)."""
     compiled = kernels(KERNELS)
     if compiled is None:
@@ -50,7 +50,7 @@ def smallest_masked(keys: Tensor, sizes: Tensor) -> Tensor:
     def part(first: int, end: int) -> None:
         compiled.smallest(rows[first:end], of_rows[first:end], found[first:end])
 
-    in_threads(part, len(rows), MIN_PART)
+    in_threads(part, len(rows), len(rows) if in_one_thread else MIN_PART)
     return masked
 
 

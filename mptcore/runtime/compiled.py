@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -119,3 +119,13 @@ def in_threads(compute: Callable[[int, int], None], count: int, at_least: int) -
         return
     ends = [min(first + length, count) for first in firsts]
     list(_pool(threads).map(compute, firsts, ends))
+
+
+def together(calls: Sequence[Callable[[], None]]) -> None:
+    """Make calls, in as many threads as torch uses. They must not depend on each other."""
+    threads = torch.get_num_threads()
+    if threads == 1 or len(calls) < 2:
+        for call in calls:
+            call()
+        return
+    list(_pool(threads).map(lambda call: call(), calls))

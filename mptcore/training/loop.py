@@ -13,6 +13,10 @@ Curves = Callable[[int], Work[None]]
 """Evaluate all models at an epoch, as `evaluate` in the spec asks."""
 
 
+Trained = tuple[list[Point], int]
+"""The points of an epoch, and the number of masks it scored."""
+
+
 class Schedule(Protocol):
     """Length of a training in epochs (in steps for language models), and the epochs at which curves
     are evaluated."""
@@ -37,9 +41,9 @@ class Trainer(Protocol):
     def heldout_points(self) -> list[Point]:
         """Return the held-out points that precede the curves of this epoch."""
 
-    def advance(self) -> tuple[list[Point], int]:
-        """Train one epoch. Return its points and the number of masks scored. The last epoch, number
-        `length`, is recorded but not trained. Raises DivergedError."""
+    def advance(self) -> list[Trained]:
+        """Train one epoch, or several at once if none of the later ones has curves. The last epoch,
+        number `length`, is recorded but not trained. Raises DivergedError."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that determine the rest of the training."""
@@ -87,8 +91,11 @@ def train(
         if trainer.epoch in schedule.curve_at:
             yield from curves(trainer.epoch)
         session.stage = _stage(schedule, trainer.epoch + 1)
-        yield from _epoch(trainer)
-        trainer.epoch += 1
+        epochs = yield from _advance(trainer)
+        for trained in epochs:
+            session.stage = _stage(schedule, trainer.epoch + 1)
+            yield from _steps(*trained)
+            trainer.epoch += 1
     session.stage = None
     ended = {k: v for k, v in trainer.tensors().items() if not k.startswith(OPTIMIZER)}
     final = _state(trainer, session, ended)
@@ -100,14 +107,17 @@ def _stage(schedule: Schedule, trained: int) -> Stage:
     return Stage("training", min(trained, schedule.length), schedule.length, schedule.unit)
 
 
-def _epoch(trainer: Trainer) -> Work[None]:
-    """Train one epoch. It reports progress, but is not a safe point."""
+def _advance(trainer: Trainer) -> Work[list[Trained]]:
     try:
-        points, masks = trainer.advance()
+        return trainer.advance()
     except DivergedError as error:
         for point in error.points:
             yield Step(point)
         raise
+
+
+def _steps(points: list[Point], masks: int) -> Work[None]:
+    """Report an epoch and its progress. It is not a safe point."""
     if not points:
         yield Step(masks=masks)
     for i, point in enumerate(points):

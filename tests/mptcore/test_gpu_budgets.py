@@ -189,7 +189,7 @@ def test_whatever_the_form_of_its_moment_a_step_is_that_of_a_cpu(
 
     def trained(device: torch.device) -> list[float | None]:
         trainer = gaussian_trainer(dim, device, batch_size=batch_size, learn_noise_precision=True)
-        return [point.value for _ in range(2) for point in trainer.advance()[0]]
+        return [point.value for _ in range(2) for point in trainer.advance()[0][0]]
 
     expected = trained(CPU)
     with pretended_gpu():
@@ -204,7 +204,7 @@ def test_data_that_fill_a_gpu_are_sent_step_by_step() -> None:
             trainer = gaussian_trainer()
             held = {x.device for x in trainer._x}
             gpu.reset()
-            points, _ = trainer.advance()
+            [(points, _)] = trainer.advance()
             found.append([point.value for point in points])
         assert (held == {DEVICE}) == (memory_bytes == 2**20)
         assert gpu.waited == 0

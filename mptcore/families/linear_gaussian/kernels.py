@@ -104,12 +104,12 @@ def observe(
 
 @inlined()
 def solve(
-    seen: Doubles,  # (LANES, T)
+    seen: Doubles,  # (T, LANES)
     latent_dim: int,
     work: Doubles,  # (2, K, K, LANES), overwritten
     gain: Doubles,  # (K, Q, LANES), output: M
-    terms: Doubles,  # (LANES, T), output: factors of a dimension's products in e_j
-    variances: Doubles,  # (LANES, T), output: those in v_j
+    terms: Doubles,  # (T, LANES), output: factors of a dimension's products in e_j
+    variances: Doubles,  # (T, LANES), output: those in v_j
 ) -> None:
     information, posterior = work[0], work[1]
     rank = gain.shape[1]
@@ -118,36 +118,34 @@ def solve(
     for a in range(latent_dim):
         for c in range(a, latent_dim):
             for b in range(LANES):
-                information[c, a, b] = seen[b, t]
+                information[c, a, b] = seen[t, b]
             t += 1
         for b in range(LANES):
             information[a, a, b] += 1.0
     inverse(information, posterior)
-    for a in range(latent_dim):
-        for q in range(rank):
-            for b in range(LANES):
-                gain[a, q, b] = 0.0
+    gain[:] = 0.0
     for c in range(latent_dim):
         for q in range(rank):
             t = square + c * rank + q
             for a in range(latent_dim):
                 for b in range(LANES):
-                    gain[a, q, b] += posterior[a, c, b] * seen[b, t]
+                    gain[a, q, b] += posterior[a, c, b] * seen[t, b]
     t = 0
     for a in range(latent_dim):
         for c in range(a, latent_dim):
             twice = 1.0 if a == c else 2.0
             for b in range(LANES):
-                spread = 0.0
-                for q in range(rank):
-                    spread += gain[a, q, b] * gain[c, q, b]
-                variances[b, t] = twice * posterior[a, c, b]
-                terms[b, t] = twice * spread
+                variances[t, b] = twice * posterior[a, c, b]
+                terms[t, b] = 0.0
+            for q in range(rank):
+                for b in range(LANES):
+                    terms[t, b] += twice * gain[a, q, b] * gain[c, q, b]
             t += 1
     for a in range(latent_dim):
         for q in range(rank):
             for b in range(LANES):
-                terms[b, square + a * rank + q] = -2 * gain[a, q, b]
+                terms[t, b] = -2 * gain[a, q, b]
+            t += 1
 
 
 @inlined("reassoc")
@@ -170,7 +168,21 @@ def add_products(
                 (a4 * block[t + 4, j] + a5 * block[t + 5, j])
                 + (a6 * block[t + 6, j] + a7 * block[t + 7, j])
             )
-    for t in range(whole, len(terms)):
+    rest = len(terms) - whole
+    t = whole
+    if rest >= 4:
+        a0, a1, a2, a3 = terms[t], terms[t + 1], terms[t + 2], terms[t + 3]
+        for j in range(block.shape[1]):
+            found[j] += (a0 * block[t, j] + a1 * block[t + 1, j]) + (
+                a2 * block[t + 2, j] + a3 * block[t + 3, j]
+            )
+        t += 4
+    if rest % 4 >= 2:
+        a0, a1 = terms[t], terms[t + 1]
+        for j in range(block.shape[1]):
+            found[j] += a0 * block[t, j] + a1 * block[t + 1, j]
+        t += 2
+    if rest % 2 == 1:
         a0 = terms[t]
         for j in range(block.shape[1]):
             found[j] += a0 * block[t, j]
@@ -194,7 +206,21 @@ def add_squares(
             p0, p1, p2, p3 = block[t, j], block[t + 1, j], block[t + 2, j], block[t + 3, j]
             variance[j] += (a0 * p0 + a1 * p1) + (a2 * p2 + a3 * p3)
             residual[j] += (b0 * p0 + b1 * p1) + (b2 * p2 + b3 * p3)
-    for t in range(whole, count):
+    t = whole
+    if count - whole == 3:
+        a0, a1, a2 = variances[t], variances[t + 1], variances[t + 2]
+        b0, b1, b2 = terms[t], terms[t + 1], terms[t + 2]
+        for j in range(block.shape[1]):
+            p0, p1, p2 = block[t, j], block[t + 1, j], block[t + 2, j]
+            variance[j] += (a0 * p0 + a1 * p1) + a2 * p2
+            residual[j] += (b0 * p0 + b1 * p1) + b2 * p2
+    if count - whole == 2:
+        a0, a1, b0, b1 = variances[t], variances[t + 1], terms[t], terms[t + 1]
+        for j in range(block.shape[1]):
+            p0, p1 = block[t, j], block[t + 1, j]
+            variance[j] += a0 * p0 + a1 * p1
+            residual[j] += b0 * p0 + b1 * p1
+    if count - whole == 1:
         a0, b0 = variances[t], terms[t]
         for j in range(block.shape[1]):
             p0 = block[t, j]
@@ -221,6 +247,31 @@ def begin(
 
 
 @inlined("reassoc")
+def sum_of_logs(
+    variance: Doubles,  # (width,), a multiple of 8
+    product: Doubles,  # (8,), overwritten
+) -> float:
+    """Sum the logarithms of numbers that are at least 1. A logarithm is taken of a product of 128
+    of them, or of 32 if that is too large."""
+    total = 0.0
+    for first in range(0, len(variance), 4 * GROUP):
+        for j in range(8):
+            product[j] = 1.0
+        for i in range(first, min(len(variance), first + 4 * GROUP), 8):
+            for j in range(8):
+                product[j] *= variance[i + j]
+        for j in range(4):
+            product[j] *= product[j + 4]
+        whole = (product[0] * product[1]) * (product[2] * product[3])
+        if math.isfinite(whole):
+            total += math.log(whole)
+        else:
+            for j in range(4):
+                total += math.log(product[j])
+    return total
+
+
+@inlined("reassoc")
 def misfit(
     variance: Doubles,  # (width,), a multiple of 8; overwritten
     residual: Doubles,  # (width,)
@@ -233,15 +284,7 @@ def misfit(
     for j in range(len(weight)):
         total += weight[j] * (residual[j] / variance[j] + log_noise[j])
         variance[j] = 1 + weight[j] * (variance[j] - 1)
-    for first in range(0, len(variance), 4 * GROUP):
-        for j in range(8):
-            product[j] = 1.0
-        for i in range(first, min(len(variance), first + 4 * GROUP), 8):
-            for j in range(8):
-                product[j] *= variance[i + j]
-        for j in range(4):
-            total += math.log(product[j] * product[j + 4])
-    return total
+    return total + sum_of_logs(variance, product)
 
 
 @kernel("void(f8[:,::1], f8[:,:,::1], f8[::1], f8[:,::1], f8[:,::1], i8, b1[:,::1], f8[::1])")
@@ -259,8 +302,9 @@ def moment_scores(
     dim, table = rows.shape
     square = latent_dim * (latent_dim + 1) // 2
     rank = (table - square) // latent_dim
-    tables = np.empty((3, LANES, table))
+    tables, own_tables = np.empty((3, table, LANES)), np.empty((2, table))
     seen, terms, variances = tables[0], tables[1], tables[2]
+    own_terms, own_variances = own_tables[0], own_tables[1]
     work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
     width = blocks.shape[2]
     variance, residual, product = np.empty(width), np.empty(width), np.empty(8)
@@ -269,15 +313,19 @@ def moment_scores(
     for first in range(0, len(masked), LANES):
         for b in range(LANES):
             own = min(first + b, len(masked) - 1)
-            sizes[b] = observe(rows, total, masked[own], places, seen[b])
+            sizes[b] = observe(rows, total, masked[own], places, own_terms)
+            for t in range(table):
+                seen[t, b] = own_terms[t]
         solve(seen, latent_dim, work, gain, terms, variances)
         for b in range(min(LANES, len(masked) - first)):
             own_mask = masked[first + b]
+            for t in range(table):
+                own_terms[t], own_variances[t] = terms[t, b], variances[t, b]
             summed = 0.0
             for k in range(len(blocks)):
                 hidden = own_mask[k * width : min(dim, (k + 1) * width)]
                 begin(diagonal[k], hidden, variance, residual, weight)
-                add_squares(variances[b], terms[b], square, blocks[k], variance, residual)
-                add_products(terms[b], square, blocks[k], residual)
+                add_squares(own_variances, own_terms, square, blocks[k], variance, residual)
+                add_products(own_terms, square, blocks[k], residual)
                 summed += misfit(variance, residual, log_noise[k], weight, product)
             found[first + b] = -0.5 * (math.log(2 * math.pi) + summed / sizes[b])

@@ -6,6 +6,7 @@ products of a masked dimension, and the sums over R to those of an observed one.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,12 +16,25 @@ from mptcore.families.linear_gaussian.kernels import (
     Doubles,
     add_products,
     add_squares,
-    begin,
-    misfit,
-    observe,
     solve,
+    sum_of_logs,
 )
 from mptcore.runtime.compiled import inlined, kernel
+
+
+class Space(NamedTuple):
+    """Arrays that `gradient` and `log_prob` overwrite."""
+
+    rows: Doubles  # (D, T), products of each dimension
+    columns: Doubles  # (2, T, width), the same, and derivatives by them; zero from D on
+    sums: Doubles  # (5, T)
+    tables: Doubles  # (6, T, LANES)
+    work: Doubles  # (2, K, K, LANES)
+    gain: Doubles  # (K, Q, LANES)
+    small: Doubles  # (3, K, K + Q, LANES)
+    wide: Doubles  # (7, width), zero from D on
+    lanes: Doubles  # (3, LANES, width), zero from D on
+    product: Doubles  # (8,)
 
 
 @inlined()
@@ -51,70 +65,86 @@ def scaled_table(
 
 @inlined()
 def by_seen(
-    by_variances: Doubles,  # (T,), of which K (K + 1) / 2 count
-    by_terms: Doubles,  # (T,)
-    posterior: Doubles,  # (K, K)
-    gain: Doubles,  # (K, Q)
-    seen: Doubles,  # (T,)
-    work: Doubles,  # (3, K, K + Q), overwritten
-    found: Doubles,  # (T,), output
+    by_variances: Doubles,  # (T, LANES), of which K (K + 1) / 2 count
+    by_terms: Doubles,  # (T, LANES)
+    posterior: Doubles,  # (K, K, LANES)
+    gain: Doubles,  # (K, Q, LANES)
+    seen: Doubles,  # (T, LANES)
+    work: Doubles,  # (3, K, K + Q, LANES), overwritten
+    found: Doubles,  # (T, LANES), output
 ) -> None:
     """Write the derivatives by sums over R from those by the factors of v_j and e_j. With M = Σ L
     those by M are 2 (BR M − R), by Σ they are BV + by_M Lᵀ, by L they are Σ by_M, and by A they
     are −Σ by_Σ Σ."""
-    latent_dim, rank = gain.shape
-    square = latent_dim * (latent_dim + 1) // 2
+    latent_dim, rank = gain.shape[0], gain.shape[1]
     matrix, by_gain, left = work[0], work[1], work[2]  # matrix has by_Σ
     t = 0
     for a in range(latent_dim):
         for c in range(a, latent_dim):
-            matrix[a, c] = matrix[c, a] = by_variances[t]
-            left[a, c] = left[c, a] = by_terms[t]
+            for b in range(LANES):
+                matrix[a, c, b] = matrix[c, a, b] = by_variances[t, b]
+                left[a, c, b] = left[c, a, b] = by_terms[t, b]
             t += 1
+    square = t
     for a in range(latent_dim):
         for q in range(rank):
-            own = -by_terms[square + a * rank + q]
+            for b in range(LANES):
+                by_gain[a, q, b] = -2 * by_terms[t, b]
             for c in range(latent_dim):
-                own += left[a, c] * gain[c, q]
-            by_gain[a, q] = 2 * own
+                for b in range(LANES):
+                    by_gain[a, q, b] += 2 * left[a, c, b] * gain[c, q, b]
+            t += 1
+    found[:] = 0.0
     for a in range(latent_dim):
         for c in range(latent_dim):
             for q in range(rank):
-                matrix[a, c] += by_gain[a, q] * seen[square + c * rank + q]
-        for q in range(rank):
-            own = 0.0
-            for c in range(latent_dim):
-                own += posterior[a, c] * by_gain[c, q]
-            found[square + a * rank + q] = own
+                for b in range(LANES):
+                    t = square + c * rank + q
+                    matrix[a, c, b] += by_gain[a, q, b] * seen[t, b]
+                    found[square + a * rank + q, b] += posterior[a, c, b] * by_gain[c, q, b]
+    left[:] = 0.0
     for a in range(latent_dim):
-        for c in range(latent_dim):
-            left[a, c] = 0.0
-            for i in range(latent_dim):
-                left[a, c] += posterior[a, i] * matrix[i, c]
+        for i in range(latent_dim):
+            for c in range(latent_dim):
+                for b in range(LANES):
+                    left[a, c, b] += posterior[a, i, b] * matrix[i, c, b]
     t = 0
     for a in range(latent_dim):
         for c in range(a, latent_dim):
-            own = 0.0
+            twice = 0.5 if a == c else 1.0
             for i in range(latent_dim):
-                own += left[a, i] * posterior[i, c] + left[c, i] * posterior[i, a]
-            found[t] = -0.5 * own if a == c else -own
+                for b in range(LANES):
+                    own = left[a, i, b] * posterior[i, c, b] + left[c, i, b] * posterior[i, a, b]
+                    found[t, b] -= twice * own
             t += 1
 
 
 @inlined("reassoc")
 def through_masked(
-    variance: Doubles,  # (width,), v_j / psi_j
+    variance: Doubles,  # (width,), v_j / psi_j; overwritten
     residual: Doubles,  # (width,), e_j / psi_j
+    log_noise: Doubles,  # (width,)
     weight: Doubles,  # (width,), 1 where masked, else 0
     share: float,
     by_variance: Doubles,  # (width,), output: derivatives of the score by v_j
     by_residual: Doubles,  # (width,), output: by e_j
-) -> None:
+    by_diagonal: Doubles,  # (width,), added to: by e_j
+    shares: Doubles,  # (width,), added to
+    product: Doubles,  # (8,), overwritten
+) -> float:
+    """Return the sum of log v_j + e_j / v_j over masked dimensions, and differentiate the score."""
+    total = 0.0
     for j in range(len(weight)):
         inverse_variance = 1 / variance[j]
+        ratio = residual[j] * inverse_variance
         own = -0.5 * share * weight[j] * inverse_variance
         by_residual[j] = own
-        by_variance[j] = own * (1 - residual[j] * inverse_variance)
+        by_variance[j] = own * (1 - ratio)
+        by_diagonal[j] += own
+        shares[j] += weight[j] * share
+        total += weight[j] * (ratio + log_noise[j])
+        variance[j] = 1 + weight[j] * (variance[j] - 1)
+    return total + sum_of_logs(variance, product)
 
 
 @inlined("reassoc")
@@ -141,28 +171,192 @@ def times_columns(
         found[t] = s0
 
 
-@inlined()
+@inlined("reassoc")
 def add_by_columns(
-    variances: Doubles,  # (T,)
-    terms: Doubles,  # (T,)
-    by_variance: Doubles,  # (width,)
-    by_residual: Doubles,  # (width,)
-    weight: Doubles,  # (width,)
-    by_sums: Doubles,  # (T,), derivatives by sums over R
+    variances: Doubles,  # (T, LANES)
+    terms: Doubles,  # (T, LANES)
+    by_variance: Doubles,  # (LANES, width)
+    by_residual: Doubles,  # (LANES, width)
+    weights: Doubles,  # (LANES, width)
+    by_sums: Doubles,  # (T, LANES), derivatives by sums over R
     square: int,
     by_columns: Doubles,  # (T, width), added to
 ) -> None:
-    """Add a mask's derivatives by the products of its masked dimensions, minus `by_sums`. Every
-    dimension gets `by_sums` once for all masks."""
-    for t in range(len(terms)):
-        own, term, by_sum = by_columns[t], terms[t], by_sums[t]
-        if t < square:
-            factor = variances[t]
-            for j in range(len(weight)):
-                own[j] += by_residual[j] * term + by_variance[j] * factor - weight[j] * by_sum
-        else:
-            for j in range(len(weight)):
-                own[j] += by_residual[j] * term - weight[j] * by_sum
+    """Add the derivatives of masks by the products of their masked dimensions, minus `by_sums`.
+    Every dimension gets `by_sums` once for all masks."""
+    for b in range(0, LANES, 4):
+        r0, r1, r2, r3 = by_residual[b], by_residual[b + 1], by_residual[b + 2], by_residual[b + 3]
+        v0, v1, v2, v3 = by_variance[b], by_variance[b + 1], by_variance[b + 2], by_variance[b + 3]
+        w0, w1, w2, w3 = weights[b], weights[b + 1], weights[b + 2], weights[b + 3]
+        for t in range(len(terms)):
+            own = by_columns[t]
+            a0, a1, a2, a3 = terms[t, b], terms[t, b + 1], terms[t, b + 2], terms[t, b + 3]
+            s0, s1, s2, s3 = by_sums[t, b], by_sums[t, b + 1], by_sums[t, b + 2], by_sums[t, b + 3]
+            for j in range(len(own)):
+                own[j] += ((a0 * r0[j] - s0 * w0[j]) + (a1 * r1[j] - s1 * w1[j])) + (
+                    (a2 * r2[j] - s2 * w2[j]) + (a3 * r3[j] - s3 * w3[j])
+                )
+        for t in range(square):
+            own = by_columns[t]
+            a0, a1 = variances[t, b], variances[t, b + 1]
+            a2, a3 = variances[t, b + 2], variances[t, b + 3]
+            for j in range(len(own)):
+                own[j] += (a0 * v0[j] + a1 * v1[j]) + (a2 * v2[j] + a3 * v3[j])
+
+
+@inlined()
+def space_for(dim: int, latent_dim: int, rank: int) -> Space:
+    """Allocate the arrays that `gradient` and `log_prob` overwrite."""
+    table = latent_dim * (latent_dim + 1) // 2 + latent_dim * rank
+    width = -(-dim // 8) * 8
+    return Space(
+        np.empty((dim, table)),
+        np.zeros((2, table, width)),
+        np.empty((5, table)),
+        np.empty((6, table, LANES)),
+        np.empty((2, latent_dim, latent_dim, LANES)),
+        np.empty((latent_dim, rank, LANES)),
+        np.empty((3, latent_dim, latent_dim + rank, LANES)),
+        np.zeros((7, width)),
+        np.zeros((3, LANES, width)),
+        np.empty(8),
+    )
+
+
+@inlined()
+def gradient(
+    loadings: Doubles,  # (D, K)
+    noise: Doubles,  # (D,)
+    factor: Doubles,  # (D, Q)
+    data: Doubles,  # (D,), diagonal of the moment
+    masked: Bools,  # (B, D)
+    count: int,
+    space: Space,
+    by_loadings: Doubles,  # (D, K), output
+    by_noise: Doubles,  # (D,), output
+) -> float:
+    """Return the sum of the masks' scores divided by `count`, and write its gradient."""
+    dim, latent_dim = loadings.shape
+    rank = factor.shape[1]
+    square = latent_dim * (latent_dim + 1) // 2
+    rows, columns, by_columns = space.rows, space.columns[0], space.columns[1]
+    total, by_all, found = space.sums[0], space.sums[1], space.sums[2]
+    own_terms, own_variances = space.sums[3], space.sums[4]
+    seen, terms, variances = space.tables[0], space.tables[1], space.tables[2]
+    by_terms, by_variances, by_sums = space.tables[3], space.tables[4], space.tables[5]
+    variance, residual, observed = space.wide[0], space.wide[1], space.wide[2]
+    by_diagonal, shares, diagonal, log_noise = (
+        space.wide[3], space.wide[4], space.wide[5], space.wide[6],
+    )  # fmt: skip
+    by_variance, by_residual, weights = space.lanes[0], space.lanes[1], space.lanes[2]
+    table, width = columns.shape
+    scaled_table(loadings, noise, factor, rows, total)
+    by_columns[:] = 0.0
+    by_all[:] = 0.0
+    by_diagonal[:] = 0.0
+    shares[:] = 0.0
+    for j in range(dim):
+        diagonal[j] = data[j] / noise[j]
+        log_noise[j] = math.log(noise[j])
+        for t in range(table):
+            columns[t, j] = rows[j, t]
+    score = 0.0
+    for first in range(0, len(masked), LANES):
+        count_of_group = min(LANES, len(masked) - first)
+        if count_of_group < LANES:
+            space.tables[:] = 0.0
+            space.lanes[:] = 0.0
+        for b in range(count_of_group):
+            own, weight = masked[first + b], weights[b]
+            for j in range(dim):
+                weight[j] = own[j]
+                observed[j] = 1 - weight[j]
+            times_columns(columns, observed, found)
+            for t in range(table):
+                seen[t, b] = found[t]
+        solve(seen, latent_dim, space.work, space.gain, terms, variances)
+        for b in range(count_of_group):
+            weight, size = weights[b], 0.0
+            for j in range(width):
+                size += weight[j]
+                variance[j] = 1.0
+                residual[j] = diagonal[j]
+            for t in range(table):
+                own_terms[t], own_variances[t] = terms[t, b], variances[t, b]
+            share = 1 / (size * count)
+            add_squares(own_variances, own_terms, square, columns, variance, residual)
+            add_products(own_terms, square, columns, residual)
+            misfits = through_masked(
+                variance, residual, log_noise, weight, share, by_variance[b], by_residual[b],
+                by_diagonal, shares, space.product,
+            )  # fmt: skip
+            score -= 0.5 * (math.log(2 * math.pi) / count + misfits * share)
+            times_columns(columns, by_variance[b], found[:square])
+            for t in range(square):
+                by_variances[t, b] = found[t]
+            times_columns(columns, by_residual[b], found)
+            for t in range(table):
+                by_terms[t, b] = found[t]
+        by_seen(by_variances, by_terms, space.work[1], space.gain, seen, space.small, by_sums)
+        add_by_columns(
+            variances, terms, by_variance, by_residual, weights, by_sums, square, by_columns
+        )
+        for t in range(table):
+            for b in range(LANES):
+                by_all[t] += by_sums[t, b]
+    for j in range(dim):
+        for a in range(latent_dim):
+            by_loadings[j, a] = 0.0
+        scale = by_diagonal[j] * diagonal[j]
+        t = 0
+        for a in range(latent_dim):
+            for c in range(a, latent_dim):
+                by_product = by_columns[t, j] + by_all[t]
+                by_loadings[j, a] += by_product * loadings[j, c]
+                by_loadings[j, c] += by_product * loadings[j, a]
+                scale += by_product * rows[j, t]
+                t += 1
+        for a in range(latent_dim):
+            for q in range(rank):
+                by_product = by_columns[t, j] + by_all[t]
+                by_loadings[j, a] += by_product * factor[j, q]
+                scale += by_product * rows[j, t]
+                t += 1
+        for a in range(latent_dim):
+            by_loadings[j, a] /= noise[j]
+        by_noise[j] = (-0.5 * shares[j] - scale) / noise[j]
+    return score
+
+
+@inlined()
+def log_prob(
+    loadings: Doubles,  # (D, K)
+    noise: Doubles,  # (D,)
+    factor: Doubles,  # (D, Q)
+    data: Doubles,  # (D,), diagonal of the moment
+    space: Space,
+) -> float:
+    """Return the mean over observations of log p(x)."""
+    total, work, gain = space.sums[0], space.work, space.gain
+    dim, latent_dim = loadings.shape
+    rank = factor.shape[1]
+    table = len(total)
+    seen, terms, variances = space.tables[0], space.tables[1], space.tables[2]
+    scaled_table(loadings, noise, factor, space.rows, total)
+    for t in range(table):
+        for b in range(LANES):
+            seen[t, b] = total[t]
+    solve(seen, latent_dim, work, gain, terms, variances)
+    summed = dim * math.log(2 * math.pi)
+    for j in range(dim):
+        summed += math.log(noise[j]) + data[j] / noise[j]
+    for a in range(latent_dim):
+        summed -= 2 * math.log(work[0, a, a, 0])  # its diagonal is inverted
+        for q in range(rank):
+            t = table - (latent_dim - a) * rank + q
+            summed -= gain[a, q, 0] * total[t]
+    mean: float = -0.5 * summed
+    return mean
 
 
 @kernel(
@@ -186,93 +380,15 @@ def score_gradients(
     """Write the mean score of parts `first` to `end` of the masks and its gradient. A part is
     `part_size` masks of a start; the mean is over `count` masks."""
     starts, dim, latent_dim = loadings.shape
-    rank = factors.shape[2]
-    square = latent_dim * (latent_dim + 1) // 2
-    table = square + latent_dim * rank
     parts = len(scores) // starts
-    width = -(-dim // 8) * 8
-    rows, total = np.empty((dim, table)), np.empty(table)
-    columns, by_columns = np.empty((table, width)), np.empty((table, width))
-    by_sums, by_all, by_terms = np.empty(table), np.empty(table), np.empty(table)
-    by_variances = np.empty(square)
-    tables = np.empty((3, LANES, table))
-    seen, terms, variances = tables[0], tables[1], tables[2]
-    work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
-    own_posterior, own_gain = np.empty((latent_dim, latent_dim)), np.empty((latent_dim, rank))
-    small = np.empty((3, latent_dim, latent_dim + rank))
-    variance, residual, weight = np.empty(width), np.empty(width), np.empty(width)
-    by_variance, by_residual, by_diagonal = np.empty(width), np.empty(width), np.empty(width)
-    diagonal, log_noise, shares = np.zeros(width), np.zeros(width), np.empty(width)
-    places, product, sizes = np.empty(dim + 1, np.int64), np.empty(8), np.empty(LANES, np.int64)
+    space = space_for(dim, latent_dim, factors.shape[2])
     for item in range(first, end):
         s = item // parts
-        factor = factors[s % len(factors)]
-        scaled_table(loadings[s], noise[s], factor, rows, total)
-        columns[:] = 0.0
-        by_columns[:] = 0.0
-        by_all[:] = 0.0
-        by_diagonal[:] = 0.0
-        shares[:] = 0.0
-        for j in range(dim):
-            diagonal[j] = diagonals[s % len(diagonals), j] / noise[s, j]
-            log_noise[j] = math.log(noise[s, j])
-            for t in range(table):
-                columns[t, j] = rows[j, t]
-        score = 0.0
         begins = item % parts * part_size
-        for group in range(begins, min(begins + part_size, masked.shape[1]), LANES):
-            last = min(begins + part_size, masked.shape[1]) - 1
-            for b in range(LANES):
-                own = min(group + b, last)
-                sizes[b] = observe(rows, total, masked[s, own], places, seen[b])
-            solve(seen, latent_dim, work, gain, terms, variances)
-            for b in range(min(LANES, last + 1 - group)):
-                share = 1 / (sizes[b] * count)
-                for a in range(latent_dim):
-                    for c in range(latent_dim):
-                        own_posterior[a, c] = work[1, a, c, b]
-                    for q in range(rank):
-                        own_gain[a, q] = gain[a, q, b]
-                begin(diagonal, masked[s, group + b], variance, residual, weight)
-                add_squares(variances[b], terms[b], square, columns, variance, residual)
-                add_products(terms[b], square, columns, residual)
-                through_masked(variance, residual, weight, share, by_variance, by_residual)
-                times_columns(columns, by_variance, by_variances)
-                times_columns(columns, by_residual, by_terms)
-                by_seen(by_variances, by_terms, own_posterior, own_gain, seen[b], small, by_sums)
-                add_by_columns(
-                    variances[b], terms[b], by_variance, by_residual, weight, by_sums, square,
-                    by_columns,
-                )  # fmt: skip
-                for t in range(table):
-                    by_all[t] += by_sums[t]
-                for j in range(width):
-                    by_diagonal[j] += by_residual[j]
-                    shares[j] += weight[j] * share
-                misfits = misfit(variance, residual, log_noise, weight, product)
-                score -= 0.5 * (math.log(2 * math.pi) / count + misfits * share)
-        scores[item] = score
-        for j in range(dim):
-            for a in range(latent_dim):
-                by_loadings[item, j, a] = 0.0
-            scale = by_diagonal[j] * diagonal[j]
-            t = 0
-            for a in range(latent_dim):
-                for c in range(a, latent_dim):
-                    by_product = by_columns[t, j] + by_all[t]
-                    by_loadings[item, j, a] += by_product * loadings[s, j, c]
-                    by_loadings[item, j, c] += by_product * loadings[s, j, a]
-                    scale += by_product * rows[j, t]
-                    t += 1
-            for a in range(latent_dim):
-                for q in range(rank):
-                    by_product = by_columns[t, j] + by_all[t]
-                    by_loadings[item, j, a] += by_product * factor[j, q]
-                    scale += by_product * rows[j, t]
-                    t += 1
-            for a in range(latent_dim):
-                by_loadings[item, j, a] /= noise[s, j]
-            by_noise[item, j] = (-0.5 * shares[j] - scale) / noise[s, j]
+        scores[item] = gradient(
+            loadings[s], noise[s], factors[s % len(factors)], diagonals[s % len(diagonals)],
+            masked[s, begins : begins + part_size], count, space, by_loadings[item], by_noise[item],
+        )  # fmt: skip
 
 
 @kernel("void(f8[:,:,::1], f8[:,::1], f8[:,:,::1], f8[:,::1], f8[::1])")
@@ -285,25 +401,106 @@ def log_probs(
 ) -> None:
     """Write the mean over observations of log p(x) by each start."""
     starts, dim, latent_dim = loadings.shape
-    rank = factors.shape[2]
-    table = latent_dim * (latent_dim + 1) // 2 + latent_dim * rank
-    rows, total = np.empty((dim, table)), np.empty(table)
-    tables = np.empty((3, LANES, table))
-    seen, terms, variances = tables[0], tables[1], tables[2]
-    work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
+    space = space_for(dim, latent_dim, factors.shape[2])
     for s in range(starts):
-        diagonal = diagonals[s % len(diagonals)]
-        scaled_table(loadings[s], noise[s], factors[s % len(factors)], rows, total)
-        for b in range(LANES):
-            for t in range(table):
-                seen[b, t] = total[t]
-        solve(seen, latent_dim, work, gain, terms, variances)
-        summed = dim * math.log(2 * math.pi)
+        factor, diagonal = factors[s % len(factors)], diagonals[s % len(diagonals)]
+        found[s] = log_prob(loadings[s], noise[s], factor, diagonal, space)
+
+
+@kernel("f8(f8[:,::1], f8[::1], f8[::1])")
+def rounding(
+    loadings: Doubles,  # (D, K)
+    noise: Doubles,  # (D,)
+    data: Doubles,  # (D,), diagonal of the moment
+) -> float:
+    """Return the bound of `rounding.rounding` with Σ_j |w_j|² in place of |W|². It is larger."""
+    power, loading, largest, half = 0.0, 0.0, 0.0, 0.0
+    for j in range(len(noise)):
+        own = 0.0
+        for a in range(loadings.shape[1]):
+            own += loadings[j, a] * loadings[j, a] / noise[j]
+        power += own
+        loading = max(loading, own)
+        largest = max(largest, data[j] / noise[j])
+        half += 0.25 * data[j] / noise[j]
+    terms = (1 + power) * (loading + math.sqrt(loading * half)) + largest + loading * half
+    bound: float = 2.0**-52 * terms
+    return bound
+
+
+@inlined()
+def adam_step(
+    parameter: Doubles,  # (n,), changed
+    by_parameter: Doubles,  # (n,), derivatives of the loss
+    first_moment: Doubles,  # (n,), changed
+    second_moment: Doubles,  # (n,), changed
+    step: int,
+    rates: Doubles,  # (4,): learning rate, both decays, epsilon
+) -> None:
+    """Take step number `step`, from 1 on, of Adam as torch does."""
+    size = rates[0] / (1 - rates[1] ** step)
+    correction = math.sqrt(1 - rates[2] ** step)
+    for i in range(len(parameter)):
+        own = by_parameter[i]
+        first_moment[i] += (1 - rates[1]) * (own - first_moment[i])
+        second_moment[i] = rates[2] * second_moment[i] + (1 - rates[2]) * own * own
+        root = math.sqrt(second_moment[i]) / correction + rates[3]
+        parameter[i] -= size * first_moment[i] / root
+
+
+@kernel(
+    "i8(f8[:,::1], f8[:,::1], f8[:,::1], f8[::1], f8[::1], f8[::1], b1, f8[:,::1], f8[::1],"
+    " f8[:,::1], f8[::1], b1[:,:,::1], i8, i8, i8, f8[::1], f8, f8[:,::1])"
+)
+def train_steps(
+    loadings: Doubles,  # (D, K), changed
+    loadings_first: Doubles,  # (D, K), Adam's first moments, changed
+    loadings_second: Doubles,  # (D, K), its second ones, changed
+    log_noise: Doubles,  # (1 or D,), changed if learned, as are its moments
+    noise_first: Doubles,  # (1 or D,)
+    noise_second: Doubles,  # (1 or D,)
+    learns_noise: bool,
+    factor: Doubles,  # (D, Q)
+    data: Doubles,  # (D,), diagonal of the moment
+    heldout_factor: Doubles,  # (D, Q'), of the held-out observations
+    heldout_data: Doubles,  # (D,), or none without such observations
+    masked: Bools,  # (E, B, D)
+    epoch: int,
+    every: int,
+    step: int,
+    rates: Doubles,  # (4,): learning rate, both decays, epsilon
+    limit: float,
+    found: Doubles,  # (3, E), output: mean score, log p of the data, and of held-out ones
+) -> int:
+    """Take a step for each epoch from `epoch` on and return their number. Stop before a step if
+    rounding may exceed `limit`. log p is found for every `every`-th epoch. `step` is the number of
+    steps taken before."""
+    dim, latent_dim = loadings.shape
+    space = space_for(dim, latent_dim, factor.shape[1])
+    heldout_space = space_for(dim, latent_dim, heldout_factor.shape[1])
+    noise, by_noise, by_loadings = np.empty(dim), np.empty(dim), np.empty((dim, latent_dim))
+    by_log_noise = np.empty(len(log_noise))
+    for e in range(len(masked)):
         for j in range(dim):
-            summed += math.log(noise[s, j]) + diagonal[j] / noise[s, j]
-        for a in range(latent_dim):
-            summed -= 2 * math.log(work[0, a, a, 0])  # its diagonal is inverted
-            for q in range(rank):
-                t = table - (latent_dim - a) * rank + q
-                summed -= gain[a, q, 0] * total[t]
-        found[s] = -0.5 * summed
+            noise[j] = math.exp(log_noise[j % len(log_noise)])
+        if not rounding(loadings, noise, data) <= limit:
+            return e
+        found[0, e] = gradient(
+            loadings, noise, factor, data, masked[e], masked.shape[1], space, by_loadings, by_noise
+        )
+        if (epoch + e) % every == 0:
+            found[1, e] = log_prob(loadings, noise, factor, data, space)
+            if len(heldout_data) > 0:
+                found[2, e] = log_prob(loadings, noise, heldout_factor, heldout_data, heldout_space)
+        by_loadings *= -dim
+        adam_step(
+            loadings.reshape(dim * latent_dim), by_loadings.reshape(dim * latent_dim),
+            loadings_first.reshape(dim * latent_dim), loadings_second.reshape(dim * latent_dim),
+            step + e + 1, rates,
+        )  # fmt: skip
+        if learns_noise:
+            by_log_noise[:] = 0.0
+            for j in range(dim):
+                by_log_noise[j % len(log_noise)] -= dim * by_noise[j] * noise[j]
+            adam_step(log_noise, by_log_noise, noise_first, noise_second, step + e + 1, rates)
+    return len(masked)

@@ -1,5 +1,6 @@
 """Train all starts of an experiment as one batch."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,14 +24,15 @@ from mptcore.families.linear_gaussian.moments import (
 )
 from mptcore.families.linear_gaussian.residuals import Residuals
 from mptcore.families.linear_gaussian.rounding import keeps_digits
-from mptcore.protocol.records import Point, SeriesName
+from mptcore.families.linear_gaussian.short_steps import ShortSteps, epochs_at_once
+from mptcore.protocol.records import Labels, Point, SeriesName
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_smaller_parts
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
 from mptcore.specs.families.linear_gaussian.experiment import MAX_RANK
 from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
-from mptcore.training.loop import Schedule, diverged
+from mptcore.training.loop import Schedule, Trained, diverged
 from mptcore.training.step_masks import StepMasks
 from mptcore.training.step_points import lml_loss, score_of_step
 from mptcore.training.step_rows import StepRows
@@ -105,8 +107,9 @@ class LinearGaussianTrainer:
         }
         self.adam = Adam(self.parameters.values(), lr=spec.learning_rate, fused=True)
         self.masks = StepMasks(spec, self.dim, seeds)
-        observations = len(datasets[0].x)
-        self.rows = StepRows(observations, spec.batch_size or observations, seeds)
+        self._observations = len(datasets[0].x)
+        self._labels: list[Labels] = [{"seed": seed} for seed in seeds]
+        self.rows = StepRows(self._observations, spec.batch_size or self._observations, seeds)
         generators = {**self.masks.generators(), **self.rows.generators()}
         self.learned = Learned(self.parameters, self.adam, generators)
         self.epoch = 0
@@ -121,6 +124,19 @@ class LinearGaussianTrainer:
         self._low_rank_batches = low_rank and self.dim > SMALL and self.device.type == "cpu"
         held = [d.heldout[None] for d in self._datasets if d.heldout is not None]
         self._heldout = self._centred(held, fixed_noise) if held else None
+        self._at_once = self._epochs_at_once()
+
+    def _epochs_at_once(self) -> int:
+        """Return the number of epochs to train at once by compiled loops, 0 if they do not
+        apply."""
+        spec, moments = self.spec, [one.moment for one in (self._full, self._heldout) if one]
+        factored = [moment for moment in moments if isinstance(moment, FactoredMoment)]
+        applies = self._by_score and spec.batch_size is None and not spec.learn_mean
+        applies &= self.device.type == "cpu" and self.by_residuals_from == NEVER
+        if not applies or len(factored) < len(moments):
+            return 0
+        masks = spec.masks_per_step(self.dim)
+        return min(epochs_at_once(self.loadings, moment, masks) for moment in factored)
 
     @property
     def dim(self) -> int:
@@ -143,35 +159,79 @@ class LinearGaussianTrainer:
     def heldout_points(self) -> list[Point]:
         return []  # recorded with the other points
 
-    def advance(self) -> tuple[list[Point], int]:
-        """Train one epoch of all starts."""
+    def advance(self) -> list[Trained]:
+        """Train an epoch of all starts, or several whose steps are short."""
+        return self._several_epochs() or [self._one_epoch()]
+
+    def _several_epochs(self) -> list[Trained]:
+        """Train several epochs by compiled loops, if they apply."""
+        epochs = self._epochs_from(self.epoch)
+        if len(epochs) < 2 or not self.adam.state:
+            return []
+        assert isinstance(self._full.moment, FactoredMoment)
+        heldout = None if self._heldout is None else self._heldout.moment
+        assert not isinstance(heldout, DenseMoment)
+        steps = ShortSteps(self.loadings, self.log_noise, self.adam, self._full.moment, heldout)
+        if not steps.keep_digits():
+            return []
+        before, fractions = self.masks.states(), self._fractions(epochs)
+        masks = self.masks.draw_several(fractions)
+        with self.masks.several_ahead(self._fractions(self._epochs_from(epochs.stop))) as ahead:
+            found = steps.take(masks, self.epoch, self.spec.evaluate_every, ahead)
+        if found.shape[-1] < len(epochs):
+            epochs = epochs[: found.shape[-1]]
+            self.masks.go_to(before)
+            self.masks.draw_several(self._fractions(epochs))
+        scores, lml, lml_heldout = found.transpose(1, 2, 0).tolist()  # (E, S) each
+        return [
+            self._trained(epoch, [-self.dim * score for score in own], *of_data)
+            for epoch, own, *of_data in zip(epochs, scores, lml, lml_heldout, strict=True)
+        ]
+
+    def _epochs_from(self, epoch: int) -> range:
+        """Return the epochs from this one on that may be trained at once. Curves need the densities
+        of their epoch, and the last epoch is not trained."""
+        stops = (*self.spec.curve_at, self.spec.epochs)
+        stop = min([one for one in stops if one > epoch], default=epoch)
+        return range(epoch, min(stop, epoch + self._at_once))
+
+    def _fractions(self, epochs: range) -> list[float]:
+        return [epoch / self.spec.epochs for epoch in epochs]
+
+    def _one_epoch(self) -> Trained:
         self._choose_route(self._full)
         last = self.epoch == self.spec.epochs
-        recorded = last or self.epoch % self.spec.evaluate_every == 0
-        points: list[Point] = []
+        trained = self._trained(self.epoch, [], [], [])
         for i, batch in enumerate(self._batches()):
             fraction = self.epoch / self.spec.epochs
             try:
                 loss = self._descent(batch, fraction)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                raise diverged(self.epoch, self.seeds, points) from None
+                raise diverged(self.epoch, self.seeds, trained[0]) from None
             if not last:
                 self._draw_ahead(i + 1)
-            loss = loss.cpu()
-            if i == 0 and recorded:
-                points = list(self._points(loss))
-            self._check_finite(loss, points)
+            losses = loss.tolist()
+            if i == 0 and self._is_recorded(self.epoch):
+                trained = self._trained(self.epoch, losses, *self._log_probs())
+            self._check_finite(losses, trained[0])
             if last:
                 break
             self.adam.step()
-        observations = len(self._datasets[0].x)
-        masks = self.spec.masks_of_epoch(self.epoch, observations, self.dim)
-        return points, len(self.seeds) * masks
+        return trained
+
+    def _is_recorded(self, epoch: int) -> bool:
+        return epoch == self.spec.epochs or epoch % self.spec.evaluate_every == 0
+
+    def _log_probs(self) -> tuple[list[float], list[float]]:
+        """Return the mean of log p of the data and of the held-out observations by each start."""
+        lml = log_probs(self._conditionals(self._full))
+        held = self._heldout
+        return lml.tolist(), [] if held is None else log_probs(self._conditionals(held)).tolist()
 
     def _draw_ahead(self, step: int) -> None:
         """Draw the masks of the next step while a GPU computes."""
         if self.device.type == "cuda" and self._by_score:
-            over = step == self.spec.steps_per_epoch(len(self._datasets[0].x))
+            over = step == self.spec.steps_per_epoch(self._observations)
             self.masks.draw_ahead((self.epoch + over) / self.spec.epochs)
 
     def _choose_route(self, data: _Centred) -> bool:
@@ -187,8 +247,8 @@ class LinearGaussianTrainer:
         self._take_data()
         return True
 
-    def _check_finite(self, loss: Tensor, points: list[Point]) -> None:
-        finite = zip(self.seeds, loss.isfinite().tolist(), strict=True)
+    def _check_finite(self, losses: list[float], points: list[Point]) -> None:
+        finite = zip(self.seeds, map(math.isfinite, losses), strict=True)
         if bad := [seed for seed, is_finite in finite if not is_finite]:
             raise diverged(self.epoch, bad, points)
 
@@ -237,33 +297,41 @@ class LinearGaussianTrainer:
             _add(self.log_noise, gradient.sum(-1, keepdim=True) if alike else gradient)
         return -self.dim * score.score
 
-    def _points(self, loss: Tensor) -> Iterator[Point]:
-        """Yield the points of this epoch for each start."""
-        lml = log_probs(self._conditionals(self._full))
-        held = self._heldout
-        lml_heldout = None if held is None else log_probs(self._conditionals(held))
-        yield from self._loss_points(loss)
-        yield from self._exact("lml", lml)
+    def _trained(
+        self, epoch: int, losses: list[float], lml: list[float], lml_heldout: list[float]
+    ) -> Trained:
+        """Return the points of an epoch from the numbers of each start, if it is recorded, and the
+        number of its masks."""
+        masks = len(self.seeds) * self.spec.masks_of_epoch(epoch, self._observations, self.dim)
+        if not losses or not self._is_recorded(epoch):
+            return [], masks
+        points = self._scored("loss", epoch, losses) if self._by_score else self._lml_losses(losses)
+        points += self._exact("lml", epoch, lml)
         if self._by_score:
-            yield from self._scored("mpt", -loss)
-        if lml_heldout is not None:
-            yield from self._exact("lml_heldout", lml_heldout)
+            points += self._scored("mpt", epoch, [-loss for loss in losses])
+        if self._heldout is not None:
+            points += self._exact("lml_heldout", epoch, lml_heldout)
+        return points, masks
 
-    def _loss_points(self, loss: Tensor) -> Iterator[Point]:
-        if self._by_score:
-            yield from self._scored("loss", loss)
-            return
-        for seed, value in zip(self.seeds, loss.tolist(), strict=True):
-            yield lml_loss(self.epoch, value, self.spec.batch_size, {"seed": seed})
+    def _lml_losses(self, losses: list[float]) -> list[Point]:
+        batch_size, labels = self.spec.batch_size, self._labels
+        return [
+            lml_loss(self.epoch, loss, batch_size, own)
+            for own, loss in zip(labels, losses, strict=True)
+        ]
 
-    def _scored(self, name: SeriesName, values: Tensor) -> Iterator[Point]:
+    def _scored(self, name: SeriesName, epoch: int, values: list[float]) -> list[Point]:
         masks = self.spec.masks_per_step(self.dim)
-        for seed, value in zip(self.seeds, values.tolist(), strict=True):
-            yield score_of_step(name, self.epoch, value, masks, {"seed": seed})
+        return [
+            score_of_step(name, epoch, value, masks, own)
+            for own, value in zip(self._labels, values, strict=True)
+        ]
 
-    def _exact(self, name: SeriesName, values: Tensor) -> Iterator[Point]:
-        for seed, value in zip(self.seeds, values.tolist(), strict=True):
-            yield Point(name, self.epoch, value, 0.0, 0, {"seed": seed})
+    def _exact(self, name: SeriesName, epoch: int, values: list[float]) -> list[Point]:
+        return [
+            Point(name, epoch, value, 0.0, 0, own)
+            for own, value in zip(self._labels, values, strict=True)
+        ]
 
     def _conditionals(self, data: _Centred) -> Conditionals | Residuals:
         moment = data.about(self.mean)
@@ -287,12 +355,12 @@ class LinearGaussianTrainer:
             yield self._full
             return
         for rows in self.rows.epoch():
-            x = self._observations(torch.stack(rows))
+            x = self._rows(torch.stack(rows))
             batch = self._batch(x)
             route_changed = self._choose_route(batch)
             yield self._batch(x) if route_changed else batch
 
-    def _observations(self, rows: Tensor) -> Tensor:  # (S, B) to (S, B, D), on the device
+    def _rows(self, rows: Tensor) -> Tensor:  # (S, B) to (S, B, D), on the device
         rows = sent(rows, self._x[0].device)
         if len(self._x) == 1:
             return sent(self._x[0][rows], self.device)

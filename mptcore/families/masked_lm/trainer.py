@@ -16,7 +16,7 @@ from mptcore.runtime.out_of_memory import in_halves, in_smaller_parts
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import FixedRate, MaskedLmTrain, RateChoice, RateRamp, UniformRate
 from mptcore.training.learned import Learned
-from mptcore.training.loop import DivergedError, Schedule
+from mptcore.training.loop import DivergedError, Schedule, Trained
 
 HELDOUT_DRAWS = 512
 """Number of held-out sequences for `loss_heldout`. Their masks are always the same."""
@@ -67,17 +67,17 @@ class MaskedLmTrainer:
         loss, n = self.loss_on(self._heldout), len(self._heldout)
         return [Point("loss_heldout", self.epoch, loss, None, n, self.labels, ONE_DRAW)]
 
-    def advance(self) -> tuple[list[Point], int]:
+    def advance(self) -> list[Trained]:
         """Train one step."""
         if self.epoch == self.spec.steps:
-            return [], 0
+            return [([], 0)]
         n = self.spec.batch_size
         loss = self.step()
         point = Point("loss", self.epoch, loss, None, n, self.labels, ONE_DRAW)
         if not math.isfinite(loss):
             detail = f"the loss is {loss} at step {self.epoch}: lower learning_rate"
             raise DivergedError(f"training diverged: {detail}", [point])
-        return [point] if self._recorded else [], n
+        return [([point] if self._recorded else [], n)]
 
     def step(self) -> float:
         """Descend once. Return the loss in nats per token, finite or not."""

@@ -20,7 +20,7 @@ from mptcore.specs import VaeTrain
 from mptcore.specs.families.vae.models import Objective
 from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
-from mptcore.training.loop import Schedule, diverged
+from mptcore.training.loop import Schedule, Trained, diverged
 from mptcore.training.step_masks import StepMasks
 from mptcore.training.step_points import lml_loss, score_of_step
 from mptcore.training.step_rows import StepRows
@@ -87,7 +87,7 @@ class VaeTrainer:
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         self.learned.restore(tensors)
 
-    def advance(self) -> tuple[list[Point], int]:
+    def advance(self) -> list[Trained]:
         """Train one epoch of all starts."""
         last = self.epoch == self.spec.epochs
         recorded = last or self.epoch % self.spec.evaluate_every == 0
@@ -100,7 +100,7 @@ class VaeTrainer:
                 break
             self.adam.step()
         masks = self.spec.masks_of_epoch(self.epoch, len(self.starts[0].x), self.dim)
-        return points, len(self.starts) * masks
+        return [(points, len(self.starts) * masks)]
 
     def _step(self, rows: Rows, points: list[Point] | None) -> list[Tensor]:
         """Return the loss of each start, and add its gradient to its parameters. Append the points

@@ -7,8 +7,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
+import torch
+
+from mptcore.runtime.compiled import together
 
 REPOSITORY = Path(__file__).parents[3]
 LOOPS = """
@@ -101,6 +105,23 @@ load_kernels()
 print(len(os.listdir("/proc/self/task")))
 """
     assert run_python(code, folder, OPENBLAS_NUM_THREADS="1").stdout.split() == ["1"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_calls_are_made_together(threads: int) -> None:
+    """With two threads, a call may wait for the next one."""
+    before, made = torch.get_num_threads(), Event()
+
+    def first() -> None:
+        assert made.wait(60) if threads == 2 else not made.is_set()
+
+    torch.set_num_threads(threads)
+    try:
+        together([first, made.set])
+        together([])
+    finally:
+        torch.set_num_threads(before)
+    assert made.is_set()
 
 
 def test_a_fork_has_threads_of_its_own(folder: Path) -> None:

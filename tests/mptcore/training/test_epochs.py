@@ -12,7 +12,7 @@ from mptcore.protocol.records import Log, Point, Stage
 from mptcore.runtime.session import Session, Step, TrainingState, Work
 from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
-from mptcore.training.loop import DivergedError, diverged, train
+from mptcore.training.loop import DivergedError, Trained, diverged, train
 from mptcore.training.step_points import lml_loss, score_of_step
 
 
@@ -37,11 +37,11 @@ class Counting:
     def heldout_points(self) -> list[Point]:
         return [point("loss_heldout", self.epoch)]
 
-    def advance(self) -> tuple[list[Point], int]:
+    def advance(self) -> list[Trained]:
         points = [] if self.epoch % 2 else [point("loss", self.epoch), point("lml", self.epoch)]
         if self.epoch == self.fails_at:
             raise diverged(self.epoch, [4, 44, 4], points)
-        return points, 10
+        return [(points, 10)]
 
     def tensors(self) -> dict[str, Tensor]:
         return {"parameter/w": torch.tensor(self.epoch), "optimizer/0/step": torch.tensor(1)}
@@ -96,6 +96,28 @@ def test_an_epoch_is_heldout_points_then_curves_then_training() -> None:
     assert stages[3] == Stage("training", 1, 3, "epochs")
     assert stages[-1] == Stage("training", 3, 3, "epochs")
     assert session.stage is None
+
+
+class InPairs(Counting):
+    """Trains epochs 1 and 2 at once."""
+
+    def advance(self) -> list[Trained]:
+        own = super().advance()
+        return [*own, ([point("loss", 2)], 10)] if self.epoch == 1 else own
+
+
+def test_epochs_trained_at_once_are_told_one_by_one() -> None:
+    """Between them is no safe point, as the state is already that after both."""
+    session, found, safe = Session(), list[tuple[Step, Any]](), []
+    for step in train(InPairs(), session, None, curves):
+        found.append((step, session.stage and session.stage.done))
+        if session.at_safe_point:
+            assert session.training is not None
+            safe.append(session.training().epoch)
+    whole = [*WHOLE[:6], ("loss 2", 10), *WHOLE[9:]]
+    assert told([step for step, _ in found]) == whole
+    assert [done for step, done in found if step.masks] == [1, 2, 3, 3]
+    assert safe == [0, 1, 3]
 
 
 def test_the_optimizer_is_dropped_after_training() -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mptcore.runtime.session import Session, Step, TrainingState
-from mptcore.training.loop import train
+from mptcore.training.loop import Trained, train
 
 
 class Counting:
@@ -19,8 +19,8 @@ class Counting:
     def heldout_points(self) -> list[Any]:
         return []
 
-    def advance(self) -> tuple[list[Any], int]:
-        return [], 10
+    def advance(self) -> list[Trained]:
+        return [([], 10)]
 
     def tensors(self) -> dict[str, Any]:
         return {}

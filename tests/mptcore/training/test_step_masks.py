@@ -56,6 +56,45 @@ def test_masks_for_another_step_than_the_next_are_drawn_again() -> None:
     assert torch.equal(ready.draw(0.9), plain.draw(0.9))
 
 
+FRACTIONS = [0.1, 0.5, 0.9]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        {"schedule": "all", "per_size": 2},
+        {"schedule": "uniform", "per_size": 3},
+        {"schedule": "ramp", "start": 0.2, "end": 1.0, "per_size": 2},
+    ],
+    ids=lambda schedule: str(schedule["schedule"]),
+)
+def test_masks_of_several_steps_are_those_of_each(schedule: dict[str, Any]) -> None:
+    """Also if they are drawn in advance; then the generators stay where they were."""
+    plain, several = step_masks(**schedule), step_masks(**schedule)
+    for _ in range(2):
+        expected = torch.stack([plain.draw(fraction) for fraction in FRACTIONS], dim=1)
+        before = several.states()
+        with several.several_ahead(FRACTIONS) as calls:
+            assert len(calls) == 2
+            for call in reversed(calls):
+                call()
+        assert all(map(torch.equal, before, several.states()))
+        assert torch.equal(several.draw_several(FRACTIONS), expected)
+        expected = torch.stack([plain.draw(fraction) for fraction in FRACTIONS], dim=1)
+        assert torch.equal(several.draw_several(FRACTIONS), expected)
+    with several.several_ahead(FRACTIONS) as calls:
+        for call in calls:
+            call()
+    assert torch.equal(several.draw(0.1), plain.draw(0.1))
+
+
+def test_no_steps_ahead_need_no_masks() -> None:
+    several, plain = step_masks(schedule="all"), step_masks(schedule="all")
+    with several.several_ahead([]) as calls:
+        assert calls == []
+    assert torch.equal(several.draw_several([0.1])[:, 0], plain.draw(0.1))
+
+
 @pytest.mark.parametrize("observations", [1, 3])
 @pytest.mark.parametrize(
     ("schedule", "sizes"),

@@ -100,7 +100,7 @@ def test_scores_of_two_threads_are_those_of_one() -> None:
 
 
 def test_large_variances_do_not_overflow() -> None:
-    """32 variances are multiplied before their logarithm is taken."""
+    """128 variances are multiplied before their logarithm is taken, or 32 if they are large."""
     loadings, zeros = 4e3 * torch.eye(200, 2).double() + 3e3, torch.zeros(200).double()
     factor = torch.ones(200, 1).double()
     moment = FactoredMoment(factor, factor[:, 0])

@@ -46,7 +46,7 @@ def test_every_second_step_and_the_last_are_recorded() -> None:
     ready = trainer()
     for step in range(5):
         ready.epoch = step
-        points, masks = ready.advance()
+        [(points, masks)] = ready.advance()
         assert masks == 3
         assert len(points) == (step % 2 == 0)
         for point in points:
@@ -54,7 +54,7 @@ def test_every_second_step_and_the_last_are_recorded() -> None:
             labels: Labels = {"seed": 4}
             assert point == Point("loss", step, point.value, None, 3, labels, ONE_DRAW)
     ready.epoch, before = 5, weights_of(ready)
-    assert ready.advance() == ([], 0)
+    assert ready.advance() == [([], 0)]
     assert torch.equal(weights_of(ready), before)
 
 

@@ -101,7 +101,7 @@ def test_points_are_recorded_at_every_third_epoch_and_the_last(objective: str) -
     trainer = trainer_of(objective)
     for epoch in range(5):
         trainer.epoch = epoch
-        points, _ = trainer.advance()
+        [(points, _)] = trainer.advance()
         names = ["loss", "mpt", "elbo", "lml", "lml_heldout"] * 2
         assert [point.series for point in points] == (names if epoch in (0, 3, 4) else [])
         assert {point.x for point in points} <= {epoch}
@@ -141,11 +141,11 @@ def test_an_epoch_scores_the_masks_of_its_steps_and_the_last_those_of_one(
     trainer = trainer_of("mpt", batch_size=batch_size, masks=masks)
     before = [parameter.clone() for parameter in trainer.starts[0].vae.parameters()]
     trainer.epoch = 4
-    assert trainer.advance()[1] == 2 * 2
+    assert trainer.advance()[0][1] == 2 * 2
     after = list(trainer.starts[0].vae.parameters())
     assert all(map(torch.equal, before, after))  # the last step is recorded, and not taken
     trainer.epoch = 1
-    assert trainer.advance()[1] == 2 * 2 * steps
+    assert trainer.advance()[0][1] == 2 * 2 * steps
     assert not all(map(torch.equal, before, after))
 
 
