@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence
@@ -38,15 +39,26 @@ class Moments:
 
     @classmethod
     def of(cls, values: Tensor) -> "Moments":
-        """Compute the moments of values (R,). Numpy takes a third of torch's time on small
-        arrays."""
-        numbers = values.cpu().numpy()
-        count = len(numbers)
-        mean = float(numbers.sum()) / count
-        squares = np.square(numbers - mean)
-        total = float(squares.sum())
-        kurtosis = count * float(np.square(squares).sum()) / total**2 if total > 0 else 0.0
-        return cls(count, mean, total / max(count - 1, 1), kurtosis)
+        """Compute the moments of values (R,)."""
+        return cls.of_each(values.cpu().numpy()[None])[0]
+
+    @classmethod
+    def of_each(cls, rows: NDArray[np.float64]) -> "list[Moments]":
+        """Compute the moments of each row (n, R). They do not depend on the other rows. Numpy takes
+        a third of torch's time on small arrays."""
+        count = rows.shape[1]
+        means = rows.sum(1) / count
+        squares = np.square(rows - means[:, None])
+        sums = means.tolist(), squares.sum(1).tolist(), np.square(squares).sum(1).tolist()
+        return [
+            cls(
+                count,
+                mean,
+                total / max(count - 1, 1),
+                count * fourth / total**2 if total > 0 else 0.0,
+            )
+            for mean, total, fourth in zip(*sums, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

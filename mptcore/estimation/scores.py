@@ -1,8 +1,9 @@
 """Compute estimates from scored masks: the MPT curve, its sum, and their standard errors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -35,11 +36,12 @@ class SizeScores:
     grades: Tensor | None = (
         None  # (3, P), where sampled: the bias, the doubtful share, the variance
     )
+    known_moments: Moments | None = field(default=None, compare=False)
 
     @cached_property
     def moments(self) -> Moments:
         """The moments of the values, which the point of a size and the sum of all sizes need."""
-        return Moments.of(self.values)
+        return self.known_moments or Moments.of(self.values)
 
     def __sub__(self, other: "SizeScores") -> "SizeScores":
         """Return the differences, mask by mask."""
@@ -87,12 +89,12 @@ def score_masks(
     """Score all masks by each model, size by size. With `joint`, compute the joint scores too.
     `records_of` returns the records of a size as soon as it is scored."""
     curve: list[tuple[SizeScores, ...]] = []
-    parts: list[Tensor] = []
+    parts: list[RunScores] = []
     last = 0
 
     def ended() -> Iterator[Step]:
-        values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)  # (models, 1 to 4, P)
-        curve.append(tuple(_of_size(last, v, joint) for v in values))
+        whole = parts[0] if len(parts) == 1 else RunScores.joined(parts)
+        curve.append(whole.by_model(joint))
         parts.clear()
         return (Step(record) for record in records_of(curve[-1]))
 
@@ -103,17 +105,46 @@ def score_masks(
             yield Step()
             continue
         batch, values = scored
-        for size, part in batch.split(values):
-            if parts and size != last:
+        for part in batch.split(values):
+            if parts and part.size != last:
                 yield from ended()
             parts.append(part)
-            last = size
+            last = part.size
         for model in models:
             model.masks_scored = batch.first + len(batch)
         yield Step(masks=len(batch))
     if parts:
         yield from ended()
     return curve
+
+
+@dataclass(frozen=True, slots=True)
+class RunScores:
+    """The scores of adjacent masks of one size, and the moments of the first row by each model."""
+
+    size: int
+    values: Tensor  # (models, 1 to 4, P)
+    moments: Sequence[Moments | None]  # (models,)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[RunScores]") -> "RunScores":
+        values = torch.cat([part.values for part in parts], dim=2)
+        return cls(parts[0].size, values, [None] * len(values))
+
+    def by_model(self, joint: bool) -> tuple[SizeScores, ...]:
+        """Return the scores of each model. The second row has joint scores if `joint`; the last
+        three of four rows have grades."""
+        rows = self.values.shape[1]
+        return tuple(
+            SizeScores(
+                self.size,
+                self.values[i, 0],
+                self.values[i, 1] if joint else None,
+                self.values[i, 1:] if rows == 4 else None,
+                moments,
+            )
+            for i, moments in enumerate(self.moments)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +158,18 @@ class PositionedMasks:
     def __len__(self) -> int:
         return len(self.masks.masks)
 
-    def split(self, values: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield (size, scores) of each run of masks, from the scores (models, R, B) of all."""
-        runs = self.masks.runs
-        parts = torch.split(values, [count for _, count in runs], dim=2)
-        return ((size, part) for (size, _), part in zip(runs, parts, strict=True))
+    def split(self, values: Tensor) -> Iterator[RunScores]:
+        """Yield the scores of each run of masks, from the scores (models, R, B) of all."""
+        numbers, first = values[:, 0].numpy(), 0
+        for count, alike in groupby(self.masks.runs, lambda run: run[1]):
+            sizes = [size for size, _ in alike]
+            end = first + count * len(sizes)
+            rows = numbers[:, first:end].reshape(-1, count)  # (models · sizes, P)
+            moments = Moments.of_each(rows)
+            parts = torch.split(values[:, :, first:end], count, dim=2)
+            for i, (size, part) in enumerate(zip(sizes, parts, strict=True)):
+                yield RunScores(size, part, moments[i :: len(sizes)])
+            first = end
 
 
 def _positioned(batches: Iterable[SizedMasks], first: int) -> Iterator[PositionedMasks]:
@@ -170,12 +208,6 @@ class Scorer:
         found = torch.stack([_in_parts(scores_of, model, masks) for model in self.models])
         self.meanwhile()
         return found.cpu()
-
-
-def _of_size(size: int, values: Tensor, joint: bool) -> SizeScores:
-    """Build the scores of one size from the rows (1 to 4, P) that a model returned."""
-    own, *rest = values
-    return SizeScores(size, own, rest[0] if joint else None, values[1:] if len(rest) == 3 else None)
 
 
 def _in_parts(
