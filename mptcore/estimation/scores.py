@@ -105,7 +105,7 @@ def score_masks(
             yield Step()
             continue
         batch, values = scored
-        for part in batch.split(values):
+        for part in batch.split(values, with_moments=records_of is not _no_records):
             if parts and part.size != last:
                 yield from ended()
             parts.append(part)
@@ -158,10 +158,17 @@ class PositionedMasks:
     def __len__(self) -> int:
         return len(self.masks.masks)
 
-    def split(self, values: Tensor) -> Iterator[RunScores]:
-        """Yield the scores of each run of masks, from the scores (models, R, B) of all."""
+    def split(self, values: Tensor, with_moments: bool) -> Iterator[RunScores]:
+        """Yield the scores of each run of masks, from the scores (models, R, B) of all. Moments of
+        runs of equal length are computed together."""
+        runs = self.masks.runs
+        if not with_moments:
+            parts = torch.split(values, [count for _, count in runs], dim=2)
+            for (size, _), part in zip(runs, parts, strict=True):
+                yield RunScores(size, part, [None] * len(values))
+            return
         numbers, first = values[:, 0].numpy(), 0
-        for count, alike in groupby(self.masks.runs, lambda run: run[1]):
+        for count, alike in groupby(runs, lambda run: run[1]):
             sizes = [size for size, _ in alike]
             end = first + count * len(sizes)
             rows = numbers[:, first:end].reshape(-1, count)  # (models · sizes, P)

@@ -51,17 +51,21 @@ def inverse(
     for j in range(size):  # L⁻¹ in place of L, whose diagonal is inverted already
         for i in range(j + 1, size):
             for b in range(LANES):
-                total = 0.0
-                for k in range(j, i):
-                    total -= factor[i, k, b] * factor[k, j, b]
-                factor[i, j, b] = total * factor[i, i, b]
+                factor[i, j, b] *= -factor[j, j, b]
+            for k in range(j + 1, i):
+                for b in range(LANES):
+                    factor[i, j, b] -= factor[i, k, b] * factor[k, j, b]
+            for b in range(LANES):
+                factor[i, j, b] *= factor[i, i, b]
     for i in range(size):
         for j in range(i + 1):
             for b in range(LANES):
-                total = 0.0
-                for k in range(i, size):
-                    total += factor[k, i, b] * factor[k, j, b]
-                posterior[i, j, b] = posterior[j, i, b] = total
+                posterior[i, j, b] = factor[i, i, b] * factor[i, j, b]
+            for k in range(i + 1, size):
+                for b in range(LANES):
+                    posterior[i, j, b] += factor[k, i, b] * factor[k, j, b]
+            for b in range(LANES):
+                posterior[j, i, b] = posterior[i, j, b]
 
 
 @inlined()
@@ -74,14 +78,15 @@ def observe(
 ) -> int:
     """Sum the products of the observed dimensions, over the smaller side of a mask. Return the size
     of the mask."""
-    size = 0
+    size = count = 0
     for j in range(len(masked)):
-        places[size] = j
         size += masked[j]
     by_masked = 2 * size <= len(masked)
-    count = size
-    if not by_masked:
-        count = 0
+    if by_masked:
+        for j in range(len(masked)):
+            places[count] = j
+            count += masked[j]
+    else:
         for j in range(len(masked)):
             places[count] = j
             count += not masked[j]
@@ -240,10 +245,10 @@ def begin(
     for j in range(len(diagonal)):
         variance[j] = 1.0
         residual[j] = diagonal[j]
-        weight[j] = 0.0
     for j in range(len(hidden)):
-        if hidden[j]:
-            weight[j] = 1.0
+        weight[j] = hidden[j]
+    for j in range(len(hidden), len(weight)):
+        weight[j] = 0.0
 
 
 @inlined("reassoc")
@@ -302,30 +307,44 @@ def moment_scores(
     dim, table = rows.shape
     square = latent_dim * (latent_dim + 1) // 2
     rank = (table - square) // latent_dim
-    tables, own_tables = np.empty((3, table, LANES)), np.empty((2, table))
+    tables, of_masks = np.empty((3, table, LANES)), np.empty((2, LANES, table))
     seen, terms, variances = tables[0], tables[1], tables[2]
-    own_terms, own_variances = own_tables[0], own_tables[1]
+    own_terms, own_variances = of_masks[0], of_masks[1]
     work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
     width = blocks.shape[2]
-    variance, residual, product = np.empty(width), np.empty(width), np.empty(8)
+    pairs, product = np.empty((3, 2, width)), np.empty(8)
+    variance, residual, weight = pairs[0], pairs[1], pairs[2]
     places, sizes = np.empty(dim + 1, np.int64), np.empty(LANES, np.int64)
-    weight = np.empty(width)
+    summed = np.empty(LANES)
     for first in range(0, len(masked), LANES):
         for b in range(LANES):
             own = min(first + b, len(masked) - 1)
-            sizes[b] = observe(rows, total, masked[own], places, own_terms)
+            sizes[b] = observe(rows, total, masked[own], places, own_terms[b])
             for t in range(table):
-                seen[t, b] = own_terms[t]
+                seen[t, b] = own_terms[b, t]
         solve(seen, latent_dim, work, gain, terms, variances)
-        for b in range(min(LANES, len(masked) - first)):
-            own_mask = masked[first + b]
+        for b in range(LANES):
+            summed[b] = 0.0
             for t in range(table):
-                own_terms[t], own_variances[t] = terms[t, b], variances[t, b]
-            summed = 0.0
+                own_terms[b, t], own_variances[b, t] = terms[t, b], variances[t, b]
+        for even in range(0, min(LANES, len(masked) - first), 2):
             for k in range(len(blocks)):
-                hidden = own_mask[k * width : min(dim, (k + 1) * width)]
-                begin(diagonal[k], hidden, variance, residual, weight)
-                add_squares(own_variances, own_terms, square, blocks[k], variance, residual)
-                add_products(own_terms, square, blocks[k], residual)
-                summed += misfit(variance, residual, log_noise[k], weight, product)
-            found[first + b] = -0.5 * (math.log(2 * math.pi) + summed / sizes[b])
+                for i in range(2):
+                    b = even + i
+                    own_mask = masked[min(first + b, len(masked) - 1)]
+                    hidden = own_mask[k * width : min(dim, (k + 1) * width)]
+                    begin(diagonal[k], hidden, variance[i], residual[i], weight[i])
+                    add_squares(
+                        own_variances[b], own_terms[b], square, blocks[k], variance[i], residual[i]
+                    )
+                # each product is read once for two masks
+                add_squares(
+                    own_terms[even][square:], own_terms[even + 1][square:], table - square,
+                    blocks[k][square:], residual[0], residual[1],
+                )  # fmt: skip
+                for i in range(2):
+                    summed[even + i] += misfit(
+                        variance[i], residual[i], log_noise[k], weight[i], product
+                    )
+        for b in range(min(LANES, len(masked) - first)):
+            found[first + b] = -0.5 * (math.log(2 * math.pi) + summed[b] / sizes[b])

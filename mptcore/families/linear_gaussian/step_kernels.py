@@ -114,8 +114,8 @@ def by_seen(
             twice = 0.5 if a == c else 1.0
             for i in range(latent_dim):
                 for b in range(LANES):
-                    own = left[a, i, b] * posterior[i, c, b] + left[c, i, b] * posterior[i, a, b]
-                    found[t, b] -= twice * own
+                    found[t, b] -= twice * left[a, i, b] * posterior[i, c, b]
+                    found[t, b] -= twice * left[c, i, b] * posterior[i, a, b]
             t += 1
 
 
@@ -437,14 +437,15 @@ def adam_step(
     step: int,
     rates: Doubles,  # (4,): learning rate, both decays, epsilon
 ) -> None:
-    """Take step number `step`, from 1 on, of Adam as torch does."""
-    size = rates[0] / (1 - rates[1] ** step)
-    correction = math.sqrt(1 - rates[2] ** step)
+    """Take step number `step`, from 1 on, of Adam as torch does. No sum has two products: which of
+    them a compiler joins with the sum, and so the last bit, is not certain."""
+    size, correction = rates[0] / (1 - rates[1] ** step), math.sqrt(1 - rates[2] ** step)
+    first_share, second_share, least = 1 - rates[1], 1 - rates[2], rates[3]
     for i in range(len(parameter)):
         own = by_parameter[i]
-        first_moment[i] += (1 - rates[1]) * (own - first_moment[i])
-        second_moment[i] = rates[2] * second_moment[i] + (1 - rates[2]) * own * own
-        root = math.sqrt(second_moment[i]) / correction + rates[3]
+        first_moment[i] += first_share * (own - first_moment[i])
+        second_moment[i] += second_share * (own * own - second_moment[i])
+        root = math.sqrt(second_moment[i]) / correction + least
         parameter[i] -= size * first_moment[i] / root
 
 
