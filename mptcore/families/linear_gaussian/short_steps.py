@@ -21,11 +21,11 @@ Doubles = NDArray[np.float64]
 MOST = 64
 """Maximum number of epochs at once."""
 MOST_WORK = 2**24
-"""Maximum number of products of masked or observed dimensions in the epochs at once, so that they
-take less than a tenth of a second. A run can only be saved between them."""
-MOST_ALONE = 2**19
-"""Maximum number of them in an epoch if there are fewer starts than threads, because a start is
-trained by one thread."""
+"""Maximum number of products of all dimensions and masks in the epochs at once, so that they take
+less than a tenth of a second if there are few starts. A run can only be saved between them."""
+MOST_OF_START = 2**19
+"""Maximum number of them in an epoch of a start, because a start is trained by one thread. The
+limit does not depend on threads or other starts, and so neither do the last digits."""
 
 
 def epochs_at_once(loadings: Tensor, moment: FactoredMoment, masks_per_step: int) -> int:
@@ -35,10 +35,10 @@ def epochs_at_once(loadings: Tensor, moment: FactoredMoment, masks_per_step: int
         return 0
     starts, dim, latent_dim = loadings.shape
     table = latent_dim * (latent_dim + 1) // 2 + latent_dim * moment.factor.shape[-1]
-    work = starts * masks_per_step * dim * table
-    if starts < torch.get_num_threads() and work > MOST_ALONE:
+    work = masks_per_step * dim * table
+    if work > MOST_OF_START:
         return 0
-    return min(MOST, MOST_WORK // work)
+    return min(MOST, max(2, MOST_WORK // (starts * work)))
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ class LinearGaussianTrainer:
     def _several_epochs(self) -> list[Trained]:
         """Train several epochs by compiled loops, if they apply."""
         epochs = self._epochs_from(self.epoch)
-        if len(epochs) < 2 or not self.adam.state:
+        if not epochs or not self.adam.state:
             return []
         assert isinstance(self._full.moment, FactoredMoment)
         heldout = None if self._heldout is None else self._heldout.moment

@@ -183,18 +183,25 @@ def test_work_at_once_is_limited() -> None:
     def at_once(starts: int, masks: int) -> int:
         return epochs_at_once(torch.ones(starts, 10, 2).double(), moment, masks)
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        assert at_once(2, 10) == 64
-        assert at_once(2, 10_000) == 2**24 // (2 * 10_000 * 70)
-        assert at_once(2, 2**24) == 0
-        assert at_once(1, 2**19 // 70) > 1
-        assert at_once(1, 2**19 // 70 + 1) == 0
-        torch.set_num_threads(1)
-        assert at_once(1, 2**19 // 70 + 1) > 1
-    finally:
-        torch.set_num_threads(before)
+    most = 2**19 // 70
+    assert at_once(2, 10) == 64
+    assert at_once(1, most) == 32
+    assert at_once(3, most) == 10
+    assert at_once(100, most) == 2
+    assert at_once(1, most + 1) == 0
+
+
+def test_the_last_digits_do_not_depend_on_the_epochs_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where one epoch is left before a curve."""
+    spec, found = spec_of(train={"epochs": 12, "curve_at": [7]}), []
+    for most in (1, 3, 64):
+        monkeypatch.setattr(short_steps, "MOST", most)
+        found.append(trained(spec))
+    for points, _, state in found[1:]:
+        assert points == found[0][0]
+        assert all(torch.equal(tensor, found[0][2][name]) for name, tensor in state.items())
 
 
 def test_torch_trains_epoch_by_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
