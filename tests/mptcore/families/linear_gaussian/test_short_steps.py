@@ -159,6 +159,7 @@ def test_small_noise_is_trained_epoch_by_epoch() -> None:
         assert len(trainer.advance()) == 1
         trainer.epoch = epoch + 1
     assert trainer.by_residuals_from != NEVER
+    assert trainer._at_once == 0
 
 
 @pytest.mark.parametrize(
