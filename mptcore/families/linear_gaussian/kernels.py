@@ -28,8 +28,8 @@ LANES = 8
 """Number of masks whose K × K matrices are inverted together, one in each lane of the processor's
 vectors."""
 GROUP = 32
-"""Number of variances multiplied before their logarithm is taken. Sums of moments are precise
-enough only if each variance is below 5e7 times its noise."""
+"""Number of variances whose product cannot overflow. Sums of moments are precise enough only if
+each variance is below 5e7 times its noise."""
 
 
 @inlined()
@@ -151,46 +151,6 @@ def solve(
             for b in range(LANES):
                 terms[t, b] = -2 * gain[a, q, b]
             t += 1
-
-
-@inlined("reassoc")
-def add_products(
-    terms: Doubles,  # (T,)
-    first: int,
-    block: Doubles,  # (T, width)
-    found: Doubles,  # (width,), added to
-) -> None:
-    """Add the rows of a block from the first on, each times its term."""
-    whole = len(terms) - (len(terms) - first) % 8
-    for t in range(first, whole, 8):
-        a0, a1, a2, a3 = terms[t], terms[t + 1], terms[t + 2], terms[t + 3]
-        a4, a5, a6, a7 = terms[t + 4], terms[t + 5], terms[t + 6], terms[t + 7]
-        for j in range(block.shape[1]):
-            found[j] += (
-                (a0 * block[t, j] + a1 * block[t + 1, j])
-                + (a2 * block[t + 2, j] + a3 * block[t + 3, j])
-            ) + (
-                (a4 * block[t + 4, j] + a5 * block[t + 5, j])
-                + (a6 * block[t + 6, j] + a7 * block[t + 7, j])
-            )
-    rest = len(terms) - whole
-    t = whole
-    if rest >= 4:
-        a0, a1, a2, a3 = terms[t], terms[t + 1], terms[t + 2], terms[t + 3]
-        for j in range(block.shape[1]):
-            found[j] += (a0 * block[t, j] + a1 * block[t + 1, j]) + (
-                a2 * block[t + 2, j] + a3 * block[t + 3, j]
-            )
-        t += 4
-    if rest % 4 >= 2:
-        a0, a1 = terms[t], terms[t + 1]
-        for j in range(block.shape[1]):
-            found[j] += a0 * block[t, j] + a1 * block[t + 1, j]
-        t += 2
-    if rest % 2 == 1:
-        a0 = terms[t]
-        for j in range(block.shape[1]):
-            found[j] += a0 * block[t, j]
 
 
 @inlined("reassoc")
