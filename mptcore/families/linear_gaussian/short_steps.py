@@ -3,6 +3,7 @@ torch for a single step would take longer than the step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 import numpy as np
@@ -108,7 +109,7 @@ class ShortSteps:
                 *own, learns_noise, *moments, masked[s], epoch, every, step, rates, LIMIT, found[s]
             )
 
-        together([*(lambda s=s: train(s) for s in range(starts)), *others])
+        together([*(partial(train, s) for s in range(starts)), *others])
         return found, min(taken)
 
     def _changed(self) -> list[Doubles]:

@@ -181,6 +181,8 @@ class LinearGaussianTrainer:
         if found.shape[-1] < len(epochs):
             epochs = epochs[: found.shape[-1]]
             self.masks.go_to(before)
+            if not epochs:
+                return []
             self.masks.draw_several(self._fractions(epochs))
         scores, lml, lml_heldout = found.transpose(1, 2, 0).tolist()  # (E, S) each
         return [

@@ -117,6 +117,20 @@ def test_steps_stop_where_rounding_forbids_them(monkeypatch: pytest.MonkeyPatch)
     assert_same(several, trained(spec))
 
 
+def test_a_first_step_that_only_the_loops_forbid_is_taken_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their bound may differ from the earlier one by its last digit."""
+    spec = spec_of(train={"epochs": 4})
+    monkeypatch.setattr(short_steps, "LIMIT", 0.0)
+    monkeypatch.setattr(short_steps.ShortSteps, "keep_digits", lambda _: True)
+    calls: list[int] = []
+    alone = trained(spec, calls)
+    assert calls == [1] * 5
+    monkeypatch.setattr(short_steps, "MOST", 0)
+    assert_same(trained(spec), alone)
+
+
 def bounds_of(spec: Any) -> list[list[float]]:
     """The bounds of rounding of both starts, epoch by epoch."""
     loops = kernels(KERNELS)
