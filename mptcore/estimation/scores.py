@@ -75,16 +75,12 @@ def with_difference(scores: tuple[SizeScores, ...]) -> tuple[SizeScores, ...]:
     return (*scores, *(scores[0] - other for other in scores[1:]))
 
 
-def _no_records(scores: tuple[SizeScores, ...]) -> Iterator[Record]:
-    yield from ()
-
-
 def score_masks(
     models: Sequence[VectorModel],
     batches: Iterable[SizedMasks],
     cache: ScoreCache,
     joint: bool = False,
-    records_of: Callable[[tuple[SizeScores, ...]], Iterator[Record]] = _no_records,
+    records_of: Callable[[tuple[SizeScores, ...]], Iterator[Record]] | None = None,
 ) -> Work[ScoredSizes]:
     """Score all masks by each model, size by size. With `joint`, compute the joint scores too.
     `records_of` returns the records of a size as soon as it is scored."""
@@ -96,7 +92,7 @@ def score_masks(
         whole = parts[0] if len(parts) == 1 else RunScores.joined(parts)
         curve.append(whole.by_model(joint))
         parts.clear()
-        return (Step(record) for record in records_of(curve[-1]))
+        return map(Step, records_of(curve[-1]) if records_of else ())
 
     drawn = Prefetch(_positioned(batches, models[0].masks_scored))
     scorer = Scorer(models, joint, drawn.draw)
@@ -105,7 +101,7 @@ def score_masks(
             yield Step()
             continue
         batch, values = scored
-        for part in batch.split(values, with_moments=records_of is not _no_records):
+        for part in batch.split(values, with_moments=records_of is not None):
             if parts and part.size != last:
                 yield from ended()
             parts.append(part)

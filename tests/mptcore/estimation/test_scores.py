@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mptcore.estimation.estimate import Moments
 from mptcore.estimation.masks import SizedMasks, enumerate_masks
 from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
 from mptcore.estimation.scores import (
+    PositionedMasks,
     ScoredSizes,
     SizeScores,
     convergence,
@@ -259,3 +261,21 @@ def test_convergence_of_large_scores_keeps_its_digits() -> None:
         assert one.std_err == pytest.approx(other.std_err, rel=1e-6)
     equal = convergence([graded(1, [-1e9 / 3] * 5)], AllSizes(per_size=5))
     assert [one.std_err for one in equal] == [None, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("with_moments", [False, True])
+def test_the_scores_of_a_batch_are_split_by_size(with_moments: bool) -> None:
+    """The moments, computed together for runs of equal length, are those of each size alone, bit
+    for bit."""
+    runs = [(1, 3), (2, 200), (3, 200), (4, 1)]
+    masks = SizedMasks(runs, torch.zeros(404, DIM, dtype=torch.bool))
+    values = torch.randn(2, 1, 404, generator=torch.Generator().manual_seed(1)).double()
+    parts = list(PositionedMasks(masks, 0).split(values, with_moments))
+    assert [(part.size, part.values.shape[2]) for part in parts] == runs
+    assert torch.equal(torch.cat([part.values for part in parts], 2), values)
+    for part in parts:
+        expected = [Moments.of(own[0]) if with_moments else None for own in part.values]
+        assert part.moments == expected
+        assert [one.moments for one in part.by_model(joint=False)] == [
+            Moments.of(own[0]) for own in part.values
+        ]
