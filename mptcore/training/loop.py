@@ -71,8 +71,8 @@ def diverged(epoch: int, seeds: Sequence[int], points: Sequence[Point]) -> Diver
 def train(
     trainer: Trainer, session: Session, resumed: TrainingState | None, curves: Curves
 ) -> Work[None]:
-    """Train and yield records. The session may be saved between epochs and at the end. Raises
-    DivergedError after the records of that epoch."""
+    """Train and yield records. The session may be saved between calls of `advance` and at the end.
+    Raises DivergedError after the records of that epoch."""
     schedule = trainer.schedule
     if resumed is not None:
         trainer.restore(resumed.tensors)
