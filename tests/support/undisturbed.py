@@ -30,9 +30,10 @@ TRAINING = ppca_spec(
     data__dim=12,
     train={
         "objective": "mpt",
-        "epochs": 500,
-        "masks": {"schedule": "all", "per_size": 1},
-        "curve_at": [0, 300, 500],
+        "epochs": 2000,
+        "evaluate_every": 10,
+        "masks": {"schedule": "all", "per_size": 20},
+        "curve_at": [0, 1200, 2000],
     },
     seeds=[4, 44],
 )
