@@ -112,6 +112,11 @@ class Experiment(Spec):
         once the data has been read."""
         return None
 
+    def cpu_seconds(self) -> float | None:
+        """Estimate the time that a run spends on a CPU for what a GPU could compute instead. None:
+        unknown."""
+        return None
+
     def artifact_bytes(self) -> int:
         """Estimate the bytes of the files that a run writes with its results, without weights."""
         return 0

@@ -9,6 +9,7 @@ from typing import Any, TypeVarTuple
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     ScalarSelect,
     Select,
     Subquery,
@@ -22,6 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
+from mptcore.specs import ExperimentSpec
 from service.fair_share import FairShare
 from service.queue import holds, shares, workers
 from service.queue.lease import MAX_BYTES
@@ -33,6 +35,9 @@ from service.tables.experiments import DEVICES, Device, Experiment, Held, Queue,
 Ts = TypeVarTuple("Ts")
 
 HEARD_OF_S = 60.0
+GPU_START_S = 1.0
+"""Approximate time that a GPU needs to start a run: its context and the first kernels. It took 0.64
+s on an H100."""
 
 
 MAX_UNCLAIMED = 100
@@ -66,9 +71,9 @@ def dispatch_next(
     under a new number that only one claim can use. It is an experiment of the user with the least
     usage for its shares: the highest priority, then the oldest. Skipped are users at a limit, users
     whose runs use all workers except the spare ones, experiments for which no idle GPU has the
-    memory, and held experiments. Return None if nothing may run. Only one choice is made at a time,
-    so that limits hold. Workers that have not sent a heartbeat for `within_s` seconds do not
-    count."""
+    memory, those that an idle CPU runs in less time than a GPU needs to start, and held
+    experiments. Return None if nothing may run. Only one choice is made at a time, so that limits
+    hold. Workers that have not sent a heartbeat for `within_s` seconds do not count."""
     workers.lock_dispatching(session)
     holds.release_sweeps(session)
     fair_share = fair_share or FairShare()
@@ -78,12 +83,18 @@ def dispatch_next(
         one for one in standings if one.may_begin(for_queue) and one.under_way[for_queue] < most
     ]
     room: int | None = None
+    most_on_cpus = 0.0
     for user in shares.in_turn(session, may_run, for_queue):
+        is_kept = is_kept_for_a_gpu(session, user, within_s)
+        if for_queue == Queue.CPU and is_kept:
+            continue
         if for_queue == Queue.GPU and room is None:
             room = _room(session, user, within_s)
-        if for_queue == Queue.CPU and is_kept_for_a_gpu(session, user, within_s):
-            continue
-        chosen = {"owner": user.owner_id, "room": room}
+            cpus = workers.slots(session, within_s).get(Queue.CPU)
+            if cpus is not None and cpus.idle:
+                most_on_cpus = shares.max_slots(standings, fair_share, cpus.workers)
+        cpu_may_take = not is_kept and user.under_way[Queue.CPU] < most_on_cpus
+        chosen = {"owner": user.owner_id, "room": room, "cpu_may_take": cpu_may_take}
         row = session.execute(_dispatch(for_queue), chosen).one_or_none()
         if row is not None:
             note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
@@ -118,6 +129,15 @@ def is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool
     if not user.has_one_place or not workers.gpus(session, within_s):
         return False
     return shares.gpu_run_is_first(shares.firsts(session, [user])[user.owner_id])
+
+
+def prefers_cpu(spec: ExperimentSpec) -> bool:
+    """Return whether an experiment may run on any device, and a CPU needs less time for it than a
+    GPU needs to start."""
+    if Device(spec.compute.device) != Device.AUTO:
+        return False
+    seconds = spec.cpu_seconds()
+    return seconds is not None and seconds <= GPU_START_S
 
 
 def _room(session: Session, next_in_turn: Standing, within_s: float) -> int:
@@ -160,6 +180,7 @@ def _first(device: Device, for_queue: Queue) -> Subquery:
     )
     if for_queue == Queue.GPU:
         waits &= func.coalesce(EXPERIMENTS.c.memory_bytes, 0) <= bindparam("room", type_=BigInteger)
+        waits &= ~(EXPERIMENTS.c.prefers_cpu & bindparam("cpu_may_take", type_=Boolean))
     highest = select(EXPERIMENTS.c.priority).where(waits).order_by(EXPERIMENTS.c.priority.desc())
     oldest = (
         select(EXPERIMENTS.c.id, EXPERIMENTS.c.priority)

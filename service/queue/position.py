@@ -1,6 +1,7 @@
 """Position of a queued experiment, why it waits, and when it may start."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -13,6 +14,7 @@ from service.tables.engine import moment
 from service.tables.experiments import Device, Experiment, Queue, Status
 
 GIB = 2**30
+ON_CPU = "a CPU takes less time for it than a GPU needs to start"
 
 
 def queue_positions(
@@ -40,15 +42,11 @@ def queue_positions(
 def position_of_next(
     session: Session,
     owner_id: int,
-    device: str,
-    priority: int,
-    memory_bytes: int | None,
+    columns: Mapping[str, Any],
     queue_snapshots: QueueSnapshots,
 ) -> QueuePosition:
-    """Return the position of an experiment that would be submitted now."""
-    one = Experiment(
-        id=LAST, owner_id=owner_id, device=device, priority=priority, memory_bytes=memory_bytes
-    )
+    """Return the position of an experiment that would be submitted now with these columns."""
+    one = Experiment(id=LAST, owner_id=owner_id, **columns)
     return _queue_position(one, queue_snapshots.of(session, {owner_id}))
 
 
@@ -93,7 +91,9 @@ def _queue_position(
         reason = f"your runs have all {kinds} workers but {spare}, kept for other users"
         reason = reason if is_readers else "its owner's runs have all workers but the spare ones"
         return _with_start(position, reason, _start_at_limit(mine, queue_snapshot))
-    served = free
+    served, basis = free, forecast.BASIS
+    if one.prefers_cpu and len(served) > 1 and queue_snapshot.slots[Queue.CPU].idle:
+        served, basis = [Queue.CPU], f"{forecast.BASIS}; {ON_CPU}"
     gpu_run_is_first = mine.has_one_place and queue_snapshot.gpu_run_is_first(one.owner_id)
     if served == [Queue.CPU] and queue_snapshot.gpus and gpu_run_is_first:
         reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"
@@ -106,7 +106,7 @@ def _queue_position(
         for q in served
     ]
     start = min((s for s in starts if s is not None), default=None)
-    return _with_start(position, _turn(position, served, queue_snapshot.slots), start)
+    return _with_start(position, _turn(position, served, queue_snapshot.slots), start, basis)
 
 
 def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) -> str:
@@ -144,8 +144,10 @@ def _unknown(position: int, reason: str) -> QueuePosition:
     return QueuePosition(position=position, reason=reason, estimated_start=None, estimate=reason)
 
 
-def _with_start(position: int, reason: str, start: float | None) -> QueuePosition:
-    estimate = forecast.BASIS if start is not None else forecast.UNKNOWN
+def _with_start(
+    position: int, reason: str, start: float | None, basis: str = forecast.BASIS
+) -> QueuePosition:
+    estimate = basis if start is not None else forecast.UNKNOWN
     return QueuePosition(
         position=position, reason=reason, estimated_start=moment(start), estimate=estimate
     )

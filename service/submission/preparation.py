@@ -27,6 +27,7 @@ from service.experiments.inputs import Inputs
 from service.experiments.references import ReferencedInputs, after_problems, reference_problems
 from service.experiments.schemas import Submission
 from service.queue import quota
+from service.queue.dispatch import prefers_cpu
 from service.queue.memory import Memory, MemoryModel
 from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
@@ -292,6 +293,7 @@ def columns_of(
         "spec": document,
         "spec_bytes": len(json.dumps(document)) + texts,
         "device": document["compute"]["device"],
+        "prefers_cpu": prefers_cpu(submission.spec),
         "expected_bytes": submission.spec.point_count().total * POINT_BYTES
         + submission.spec.artifact_bytes(),
         "memory_bytes": memory.expected if memory else None,

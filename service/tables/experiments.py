@@ -149,6 +149,8 @@ class Experiment(Owned, Base):
     """The spec's device, indexed for the queue."""
     family: Mapped[str] = mapped_column(String(32), default=_family_of_spec)
     """Family of the spec's model, indexed in the same way."""
+    prefers_cpu: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """True if it may run on any device, but takes a CPU less time than a GPU needs to start."""
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Expected memory of a run on its device, as corrected by earlier runs; null if unknown."""
     estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)

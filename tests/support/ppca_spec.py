@@ -2,6 +2,9 @@
 
 from typing import Any
 
+LONG_MASKS = {"schedule": "all", "per_size": 200_000}
+"""Masks that take a CPU longer than a GPU needs to start."""
+
 
 def ppca_spec(**changes: Any) -> dict[str, Any]:
     """A small experiment; `evaluate__masks={...}` changes one part."""

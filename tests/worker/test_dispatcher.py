@@ -25,7 +25,7 @@ from service.tables.workers import Worker
 from tests.support import stored
 from tests.support.attempts import submitted
 from tests.support.helps import add_workers, helps, long_run
-from tests.support.ppca_spec import ppca_spec
+from tests.support.ppca_spec import LONG_MASKS, ppca_spec
 from worker import dispatcher
 from worker.dispatcher import EAGER_S, EAGERNESS, Dispatcher
 
@@ -155,7 +155,8 @@ def test_gpu_workers_choose_first(database: Database, doorbell: Dispatcher) -> N
     is skipped."""
     register(database, gpu=1, cpu=3)
     devices = ("auto", "cuda", "auto", "cpu")
-    ids = [submitted(database, ppca_spec(compute__device=device)) for device in devices]
+    specs = [ppca_spec(compute__device=device, evaluate__masks=LONG_MASKS) for device in devices]
+    ids = [submitted(database, spec) for spec in specs]
     assert [(one.queue, ids.index(one.experiment_id)) for one in doorbell.dispatch()] == [
         (Queue.GPU, 0), (Queue.CPU, 2), (Queue.CPU, 3),
     ]  # fmt: skip

@@ -129,15 +129,14 @@ def validate(
     with database.snapshot() as session:
         submissions = Bodies([sent]).submissions(session, settings, user)
         (one,) = prepare(session, settings, submissions).experiments
-        spec, memory_bytes = one.submission.spec, one.columns["memory_bytes"]
+        spec = one.submission.spec
         runtime = expected_runtime(session, spec, settings.worker_silent_s)
-        device, priority = spec.compute.device, one.submission.priority
-        place = position_of_next(session, user.id, device, priority, memory_bytes, queue_snapshots)
+        place = position_of_next(session, user.id, one.columns, queue_snapshots)
     return Validation(
         spec=spec,
         masks=spec.mask_count(),
         points=spec.point_count().total,
-        memory_bytes=memory_bytes,
+        memory_bytes=one.columns["memory_bytes"],
         runtime=runtime,
         cached_from=one.cached_from,
         queue_position=place.position,

@@ -166,3 +166,30 @@ def test_the_last_step_of_an_epoch_may_be_a_short_one() -> None:
     assert latent(DEEP, train=whole).mask_count() - latent(DEEP).mask_count() == 2 + 1
     with pytest.raises(SpecError, match=f"at most the {kept} observations that are trained on"):
         latent(DEEP, train={**train, "batch_size": kept + 1})
+
+
+def test_the_time_on_a_cpu_grows_with_masks_and_the_work_for_each() -> None:
+    """Table 1's 20,000 masks have 200² × 5 products; a mask counts for at least 20,000."""
+    source = {"source": "ppca", "n": 1000, "dim": 200, "latent_dim": 5, "noise_precision": 5.0}
+    model = {"family": "ppca", "latent_dim": 5, "init": "generator", "noise_precision": 5.0}
+    masks = {"schedule": "all", "per_size": 100}
+    table1 = vectors(model=model, data=source, evaluate={"masks": masks})
+    seconds = 20_000 * 200**2 * 5 / 1.2e10
+    assert table1.cpu_seconds() == pytest.approx(seconds)
+    two = vectors(model=model, baseline=model, data=source, evaluate={"masks": masks}, seeds=[1, 2])
+    assert two.cpu_seconds() == pytest.approx(4 * seconds)
+    small = vectors(data={**source, "dim": 6}, evaluate={"masks": masks})
+    assert small.cpu_seconds() == pytest.approx(600 * 20_000 / 1.2e10)
+    train = {"epochs": 9, "learning_rate": 0.01, "masks": {"schedule": "all", "per_size": 3}}
+    trained = vectors(model=model, data=source, evaluate={"masks": masks}, train=train)
+    assert trained.cpu_seconds() == pytest.approx(seconds + 10 * 600 * 200_000 / 3e9)
+
+
+def test_an_upload_counts_as_if_values_were_missing() -> None:
+    data = {"source": "upload", "dataset": "0" * 32, "n": 50_000, "dim": 6}
+    spec = vectors(data=data, evaluate={"masks": {"schedule": "all", "per_size": 10}})
+    assert spec.cpu_seconds() == pytest.approx(60 * 50_000 * 6 * spec.model.latent_dim / 1.2e10)
+
+
+def test_the_time_of_other_families_on_a_cpu_is_unknown() -> None:
+    assert latent(LINEAR).cpu_seconds() is None

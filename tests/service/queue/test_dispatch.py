@@ -3,14 +3,16 @@
 import time
 
 import pytest
+from sqlalchemy import update
 
 from service.queue import workers
 from service.queue.dispatch import Dispatch, _dispatch, dispatch_next
 from service.queue.workers import Vitals
 from service.tables.engine import Database
 from service.tables.experiments import Held, Queue
+from service.tables.users import User
 from tests.support.attempts import submitted
-from tests.support.ppca_spec import ppca_spec
+from tests.support.ppca_spec import LONG_MASKS, ppca_spec
 from tests.support.stored import change, row, status_events
 
 GIB = 2**30
@@ -37,6 +39,12 @@ def dispatch(database: Database, queue: Queue = Queue.CPU) -> Dispatch | None:
 def chosen(database: Database, queue: Queue = Queue.CPU) -> str | None:
     dispatched = dispatch(database, queue)
     return None if dispatched is None else dispatched.experiment_id
+
+
+def idle_cpus(database: Database, *names: str) -> None:
+    with database.transaction() as session:
+        for name in names:
+            workers.beat(session, name, Vitals("host", Queue.CPU, 1))
 
 
 def idle_gpu(database: Database, free: float, ours: float = 0.0, name: str = "g") -> None:
@@ -131,3 +139,60 @@ def test_a_run_with_unknown_memory_is_not_delayed(database: Database) -> None:
     idle_gpu(database, 0, ours=20)
     run = waiting(database, "cuda")
     assert chosen(database, Queue.GPU) == run
+
+
+@pytest.mark.parametrize(
+    ("device", "masks", "prefers"),
+    [("auto", 4, True), ("auto", 200_000, False), ("cpu", 4, False), ("cuda", 4, False)],
+)
+def test_only_short_experiments_for_any_device_prefer_a_cpu(
+    database: Database, device: str, masks: int, prefers: bool
+) -> None:
+    per_size = {"schedule": "all", "per_size": masks}
+    spec = ppca_spec(compute__device=device, evaluate__masks=per_size)
+    assert row(database, submitted(database, spec)).prefers_cpu == prefers
+
+
+def test_a_gpu_leaves_a_short_experiment_to_an_idle_cpu(database: Database) -> None:
+    """It takes the next experiment instead, and the short one if no CPU is idle."""
+    idle_gpu(database, 60)
+    short, also_short = waiting(database, "auto", priority=1), waiting(database, "auto")
+    long = submitted(database, ppca_spec(compute__device="auto", evaluate__masks=LONG_MASKS))
+    idle_cpus(database, "c")
+    assert [chosen(database, Queue.GPU) for _ in range(2)] == [long, None]
+    assert chosen(database, Queue.CPU) == short
+    assert chosen(database, Queue.GPU) == also_short
+
+
+def test_a_gpu_takes_a_short_experiment_if_the_cpus_are_gone(database: Database) -> None:
+    idle_gpu(database, 60)
+    short = waiting(database, "auto")
+    assert chosen(database, Queue.GPU) == short
+
+
+def test_a_gpu_takes_a_short_experiment_if_the_idle_cpu_is_kept_for_others(
+    database: Database,
+) -> None:
+    """The user's run has the only CPU worker except the spare one."""
+    with database.transaction() as session:
+        session.add(User(name="other"))
+    idle_gpu(database, 60)
+    idle_cpus(database, "c", "d")
+    first, short = waiting(database, "cpu"), waiting(database, "auto")
+    assert chosen(database, Queue.GPU) is None
+    assert chosen(database, Queue.CPU) == first
+    assert chosen(database, Queue.GPU) == short
+
+
+def test_a_gpu_takes_a_short_experiment_if_the_last_place_is_kept_for_a_gpu_run(
+    database: Database,
+) -> None:
+    """Otherwise nothing would start until the GPU has the memory for the other run."""
+    with database.transaction() as session:
+        session.execute(update(User).values(max_running=1))
+    idle_gpu(database, 60)
+    idle_cpus(database, "c")
+    waiting(database, "cuda", gib=61, priority=1)
+    short = waiting(database, "auto")
+    assert chosen(database, Queue.CPU) is None
+    assert chosen(database, Queue.GPU) == short

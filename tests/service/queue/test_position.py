@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session
 
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
-from service.queue import lease, shares, snapshot, workers
+from service.queue import forecast, lease, shares, snapshot, workers
 from service.queue.dispatch import _dispatch, dispatch_next
-from service.queue.position import position_of_next, queue_positions
+from service.queue.position import ON_CPU, position_of_next, queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.shares import Standing
 from service.queue.snapshot import QUEUES, QueueSnapshots
@@ -31,14 +31,15 @@ from service.tables.experiments import DEVICES, Experiment, Queue, Status
 from service.tables.users import User
 from service.web.main import create_app
 from tests.support import stored
-from tests.support.ppca_spec import ppca_spec
+from tests.support.ppca_spec import LONG_MASKS, ppca_spec
 from tests.support.processes import wait_until
+from tests.support.stored import change
 from worker.celery_app import make_celery
 from worker.dispatcher import Dispatcher
 
 
 def submit(database: Database, device: str = "cpu", priority: int = 0) -> str:
-    spec = ppca_spec(compute__device=device)
+    spec = ppca_spec(compute__device=device, evaluate__masks=LONG_MASKS)
     with database.transaction() as session:
         made = stored.submit(
             session, 1, Submission.model_validate({"spec": spec, "priority": priority})
@@ -94,6 +95,27 @@ def test_auto_uses_an_idle_gpu_or_else_a_cpu(lab: Settings) -> None:
     assert place(database, ids[4]) == (0, "all 2 CPU workers are busy, next in turn")
 
 
+def test_a_short_experiment_for_any_device_waits_for_the_idle_cpu(database: Database) -> None:
+    """Without an idle CPU it waits for either."""
+    register(database, cpu=1, gpu=1)
+    occupy(database, "gpu0")
+    short, long = submit(database, "auto"), submit(database, "auto")
+    change(database, short, prefers_cpu=True)
+
+    def found(experiment_id: str) -> QueuePosition:
+        return found_places(database, experiment_id)[experiment_id]
+
+    assert (found(short).reason, found(long).reason) == ("next in turn", "1 before it")
+    assert found(short).estimate == f"{forecast.BASIS}; {ON_CPU}"
+    assert found(long).estimate == forecast.UNKNOWN
+    occupy(database, "cpu0")
+    assert found(short).reason == "all 1 CPU and 1 GPU workers are busy, next in turn"
+    with database.snapshot() as session:
+        columns = {"device": "auto", "priority": 1, "prefers_cpu": True}
+        asked = position_of_next(session, 1, columns, QueueSnapshots())
+    assert asked.reason == found(short).reason
+
+
 def test_experiments_of_a_disabled_user_delay_nobody(either: Database) -> None:
     register(either, cpu=1)
     with either.transaction() as session:
@@ -130,7 +152,7 @@ def test_the_reason_names_the_missing_worker_or_limit(either: Database) -> None:
     second = submit(either, "cuda")
     assert place(either, second) == (2, "all 2 GPU workers are busy, 2 before it")
     with either.snapshot() as session:
-        asked = position_of_next(session, 1, "cuda", 1, None, QueueSnapshots())
+        asked = position_of_next(session, 1, {"device": "cuda", "priority": 1}, QueueSnapshots())
     assert (asked.position, asked.reason) == (0, "all 2 GPU workers are busy, next in turn")
 
 

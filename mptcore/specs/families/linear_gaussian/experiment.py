@@ -175,12 +175,24 @@ class LinearGaussianExperiment(VectorExperiment):
         problems += self._work_problems(masks, most, TRAINED_A_SECOND, "/train/epochs", lower)
         return problems + self._memory_problems(limits) + super().limit_problems(limits)
 
+    def _mask_work(self) -> int:
+        """Return the number of multiplications that a mask counts for."""
+        return max(MIN_WORK, self.data.dim**2 * self._latent_dims())
+
+    def cpu_seconds(self) -> float:
+        """Estimate the time of the training and of the scores on two cores. Data are read and
+        models are fitted on a CPU anyway. Values of an upload may be missing: then the work for a
+        mask grows with its rows."""
+        rows = self.data.n if isinstance(self.data, UploadData) else 0
+        each = max(self._mask_work(), rows * self.data.dim * self._latent_dims())
+        scored = self.evaluations * self.evaluate.count(self.data.dim)
+        return each * (scored / SCORED_A_SECOND + self.train_masks() / TRAINED_A_SECOND)
+
     def _work_problems(
         self, masks: int, most: int, a_second: float, pointer: str, lower: str
     ) -> list[Problem]:
         """Return a problem if the masks take more than `most` multiplications."""
-        dim, latent_dim = self.data.dim, self._latent_dims()
-        each = max(MIN_WORK, dim**2 * latent_dim)
+        each = self._mask_work()
         if masks * each <= most:
             return []
         days, allowed = (number / a_second / 86_400 for number in (masks * each, most))
