@@ -1,4 +1,4 @@
-"""`python -m worker.every_gpu`: a worker for each GPU of this machine, pinned to it by its UUID.
+"""`python -m worker.every_gpu`: workers for each GPU of this machine, pinned to it by its UUID.
 
 A failed worker is restarted some time later, and the others continue.
 """
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import product
 
 from service.logs import logged_process
 from service.operations.start import begin
@@ -28,8 +29,12 @@ LOOK_S = 0.2
 PR_SET_PDEATHSIG = 1
 
 
+Slot = tuple[str, int]
+"""UUID of a GPU and number of one of its workers."""
+
+
 class PinnedWorkers:
-    """One worker process for each GPU. Use it in the main thread: the workers end with that
+    """Worker processes, `slots` for each GPU. Use it in the main thread: the workers end with that
     thread."""
 
     def __init__(
@@ -38,12 +43,14 @@ class PinnedWorkers:
         command: Sequence[str] = NODE,
         restart_s: float = RESTART_S,
         *,
+        slots: int = 1,
         may_end: bool = True,
     ):
         """Without `may_end` a worker that ended with status 0 is started again too."""
         self._command, self._restart_s, self._may_end = command, restart_s, may_end
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._due = dict.fromkeys(uuids, -float("inf"))  # when those are started that do not run
+        self._processes: dict[Slot, subprocess.Popen[bytes]] = {}
+        each = product(uuids, range(slots))
+        self._due = dict.fromkeys(each, -float("inf"))  # when those are started that do not run
 
     def run(self, stopping: threading.Event) -> None:
         """Run until told to stop, or until every worker has reached the end of its lifetime."""
@@ -58,16 +65,16 @@ class PinnedWorkers:
 
     def _look(self) -> None:
         now = time.monotonic()
-        for uuid, process in list(self._processes.items()):
+        for slot, process in list(self._processes.items()):
             if (status := process.poll()) is None:
                 continue
-            del self._processes[uuid]
+            del self._processes[slot]
             if status != 0 or not self._may_end:
-                log.warning("the worker of %s ended with status %d", uuid, status)
-                self._due[uuid] = now + self._restart_s
-        for uuid in [uuid for uuid, due in self._due.items() if due <= now]:
-            del self._due[uuid]
-            self._processes[uuid] = self._started(uuid)
+                log.warning("a worker of %s ended with status %d", slot[0], status)
+                self._due[slot] = now + self._restart_s
+        for slot in [slot for slot, due in self._due.items() if due <= now]:
+            del self._due[slot]
+            self._processes[slot] = self._started(slot[0])
 
     def _started(self, uuid: str) -> subprocess.Popen[bytes]:
         """Start a worker in its own session, so that Ctrl-C reaches it only once, through this
@@ -88,6 +95,8 @@ class PinnedWorkers:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker.every_gpu", description=__doc__)
     parser.add_argument("--lifetime", type=duration, metavar="TIME", help="of each worker")
+    slots_help = "workers for each GPU, whose runs share its memory"
+    parser.add_argument("--slots", type=int, default=1, metavar="N", help=slots_help)
     parser.add_argument("--local", action="store_true", help="of `mpt serve`: without a broker")
     arguments = parser.parse_args()
     if arguments.local and arguments.lifetime is not None:
@@ -101,7 +110,8 @@ def main() -> None:
     lifetime.stop_on_notice()
     each = [] if arguments.lifetime is None else ["--lifetime", f"{arguments.lifetime:.0f}s"]
     command = LOCAL if arguments.local else (*NODE, *each)
-    PinnedWorkers(uuids, command, may_end=not arguments.local).run(lifetime.stopping)
+    each_gpu = PinnedWorkers(uuids, command, slots=arguments.slots, may_end=not arguments.local)
+    each_gpu.run(lifetime.stopping)
 
 
 if __name__ == "__main__":

@@ -249,10 +249,27 @@ def datasets(context: CommandContext, limit: Limit = 50) -> None:
 @app.command()
 @with_context
 def workers(context: CommandContext) -> None:
-    """Show the live workers."""
-    context.show(
-        context.client.workers(), "host", "queue", "busy", "gpu", "experiment_id", "silent_s"
+    """Show the live workers, with the memory that each run uses of its GPU."""
+    found = context.client.workers()
+    shown = found if context.as_json else [{**one, **_gpu_columns(one)} for one in found]
+    of_gpu = ("gpu", "gpu_memory") if any(one["gpu"] for one in found) else ()
+    context.show(shown, "host", "queue", *of_gpu, "busy", "experiment_id", "silent_s")
+
+
+GIB = 2**30
+
+
+def _gpu_columns(worker: Json) -> Json:
+    """Return the number and name of a worker's GPU, and the memory of it that is used."""
+    if worker["gpu"] is None:
+        return {}
+    number = "" if worker["gpu_number"] is None else f"{worker['gpu_number']}: "
+    names = ("gpu_memory_ours", "gpu_memory_free", "gpu_memory_total")
+    ours, free, total = (
+        "?" if worker[name] is None else f"{worker[name] / GIB:.3g}" for name in names
     )
+    memory = f"{ours} GiB by its run, {free} of {total} free"
+    return {"gpu": f"{number}{worker['gpu']}", "gpu_memory": memory}
 
 
 @app.command()

@@ -96,13 +96,20 @@ def worker(
     every: Annotated[
         bool, typer.Option("--all", help="one worker for each GPU of this machine")
     ] = False,
+    slots: Annotated[
+        int,
+        typer.Option(help="with --all: workers for each GPU, whose runs share it", min=1, max=16),
+    ] = 1,
 ) -> None:
     """Lab mode: run a worker with one slot. A GPU worker uses the GPU with the fewest workers,
     among all GPUs or those in CUDA_VISIBLE_DEVICES."""
     if every and queue != Queue.gpu:
         raise typer.BadParameter("--all works only with the queue gpu")
+    if slots > 1 and not every:
+        raise typer.BadParameter("--slots works only with --all")
     part = ["worker.every_gpu"] if every else ["worker.node", queue.value]
-    server.become(*part, *(["--lifetime", lifetime] if lifetime else []))
+    several = ["--slots", str(slots)] if slots > 1 else []
+    server.become(*part, *several, *(["--lifetime", lifetime] if lifetime else []))
 
 
 BackupFolder = Annotated[Path, typer.Argument(help="folder of the backup")]

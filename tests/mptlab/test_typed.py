@@ -167,6 +167,7 @@ def test_the_audit_is_read_page_by_page(typed: Typed) -> None:
         (["worker"], ("worker.node", "cpu")),
         (["worker", "gpu", "--lifetime", "3h"], ("worker.node", "gpu", "--lifetime", "3h")),
         (["worker", "gpu", "--all"], ("worker.every_gpu",)),
+        (["worker", "gpu", "--all", "--slots", "2"], ("worker.every_gpu", "--slots", "2")),
         (["backup", "to"], ("service.operations.backup", "save", "to")),
         (["backup", "to", "--store-only", "--finish"],
          ("service.operations.backup", "save", "to", "--store-only", "--finish")),
@@ -191,6 +192,7 @@ def test_a_part_of_the_service_runs_as_a_program(
     ("words", "told"),
     [
         (["worker", "cpu", "--all"], "--all works only with the queue gpu"),
+        (["worker", "gpu", "--slots", "2"], "--slots works only with --all"),
         (["backup", "to", "--finish"], "--finish works only with --store-only"),
     ],
 )
@@ -414,3 +416,23 @@ def test_commands_that_call_the_service_have_connection_options(
     for part in ("Say it.", "of the service", "print JSON, for programs", "so many"):
         assert part in told
     assert "default: None" not in told
+
+
+def test_the_workers_with_the_memory_that_each_run_uses(typed: Typed) -> None:
+    cpu = {"host": "h", "queue": "cpu", "busy": False, "experiment_id": None, "silent_s": 1.0}
+    gpu = {**cpu, "queue": "gpu", "busy": True, "gpu": "A GPU", "gpu_number": 3}
+    memory = {"gpu_memory_ours": 2**30, "gpu_memory_free": 5 * 2**29, "gpu_memory_total": 2**33}
+    unknown = dict.fromkeys(["gpu_number", *memory])
+    found = [{**cpu, "gpu": None, **unknown}, {**gpu, **memory}, {**gpu, **unknown}]
+    _, shown, _ = typed(Recording(workers=found), "workers")
+    lines = [
+        " ".join(line.split()) for line in shown.splitlines() if "host" in line or "h " in line
+    ]
+    assert lines == [
+        "host queue gpu gpu memory busy experiment id silent s",
+        "h cpu - - no - 1",
+        "h gpu 3: A GPU 1 GiB by its run, 2.5 of 8 free yes - 1",
+        "h gpu A GPU ? GiB by its run, ? of ? free yes - 1",
+    ]
+    assert json.loads(typed(Recording(workers=found), "workers", "--json")[1]) == found
+    assert "gpu" not in typed(Recording(workers=found[:1]), "workers")[1]

@@ -21,7 +21,7 @@ from service.tables.workers import Worker
 from tests.support.nvml import GIB, Card, Nvml
 from tests.support.processes import wait_until
 from worker import every_gpu, fitness, gpus, node, presence
-from worker.every_gpu import PinnedWorkers
+from worker.every_gpu import PinnedWorkers, Slot
 
 FIRST, SECOND, DIVIDED = "GPU-8932f937-d72c", "GPU-89aa0000-0001", "GPU-ffff0000-0002"
 PARTS = ["MIG-11110000-0000", "MIG-22220000-0000"]
@@ -188,12 +188,47 @@ def test_a_worker_for_each_gpu(tmp_path: Path) -> None:
             os.kill(int((tmp_path / name).read_text()), 0)
 
 
-@pytest.mark.parametrize("flags", [[], ["--local"], ["--lifetime", "90s"]])
+def test_several_workers_for_each_gpu(tmp_path: Path) -> None:
+    """One of them that fails is started again."""
+    fails_first = (
+        "import os, pathlib, signal, sys\n"
+        "own = pathlib.Path(sys.argv[1]) / os.environ['CUDA_VISIBLE_DEVICES']\n"
+        "own.mkdir(exist_ok=True)\n"
+        "(own / str(os.getpid())).touch()\n"
+        "try:\n"
+        "    (own.parent / 'failed').touch(exist_ok=False)\n"
+        "except FileExistsError:\n"
+        "    signal.sigwait({signal.SIGTERM})\n"
+        "else:\n"
+        "    sys.exit(3)\n"
+    )
+    command = (sys.executable, "-S", "-c", fails_first, str(tmp_path))
+    each = PinnedWorkers(["one", "two"], command, restart_s=0.1, slots=2)
+    stopping = threading.Event()
+
+    def numbers() -> list[int]:
+        return sorted(len([*path.iterdir()]) for path in tmp_path.iterdir() if path.is_dir())
+
+    def stop() -> None:
+        wait_until(lambda: numbers() == [2, 3])
+        stopping.set()
+
+    watch = threading.Thread(target=stop)
+    watch.start()
+    each.run(stopping)
+    watch.join()
+    assert numbers() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("flags", "slots"),
+    [([], 1), (["--local"], 1), (["--lifetime", "90s"], 1), (["--slots", "2"], 2)],
+)
 def test_a_worker_of_a_lab_or_of_this_machine_alone(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, flags: list[str], slots: int
 ) -> None:
     """Pinned workers of `mpt serve` need no broker."""
-    started: list[tuple[list[str], tuple[str, ...], bool]] = []
+    started: list[tuple[list[Slot], tuple[str, ...], bool]] = []
 
     def run(self: PinnedWorkers, _: threading.Event) -> None:
         started.append(([*self._due], tuple(self._command[2:]), self._may_end))
@@ -203,10 +238,11 @@ def test_a_worker_of_a_lab_or_of_this_machine_alone(
     monkeypatch.setattr(sys, "argv", ["every_gpu", *flags])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     unwrap(every_gpu.main)()
-    node = ("worker.node", "gpu", *flags)
+    node = ("worker.node", "gpu", *(flags if slots == 1 else []))
     is_local = "--local" in flags
     command = ("worker.local", "gpu") if is_local else node
-    assert started == [([FIRST, SECOND, *PARTS], command, not is_local)]
+    each = [(uuid, slot) for uuid in (FIRST, SECOND, *PARTS) for slot in range(slots)]
+    assert started == [(each, command, not is_local)]
 
 
 @pytest.mark.parametrize("may_end", [True, False])
@@ -214,9 +250,9 @@ def test_workers_of_this_machine_are_started_again_for_any_status(may_end: bool)
     command = sys.executable, "-S", "-c", ""
     each = PinnedWorkers(["ends"], command, restart_s=600, may_end=may_end)
     each._look()
-    each._processes["ends"].wait()
+    each._processes["ends", 0].wait()
     each._look()
-    assert [*each._due] == ([] if may_end else ["ends"])
+    assert [*each._due] == ([] if may_end else [("ends", 0)])
 
 
 def test_local_workers_have_no_lifetime(
@@ -254,14 +290,14 @@ def test_a_worker_that_failed_is_started_again_some_time_later(
     monkeypatch.setattr(every_gpu, "time", SimpleNamespace(monotonic=lambda: now))
     each = PinnedWorkers(["fails"], (sys.executable, "-S", "-c", "raise SystemExit(3)"))
     each._look()
-    each._processes["fails"].wait()
+    each._processes["fails", 0].wait()
     each._look()
     now += every_gpu.RESTART_S - 0.5
     each._look()
     assert each._processes == {}
     now += 0.5
     each._look()
-    assert each._processes["fails"].wait() == 3
+    assert each._processes["fails", 0].wait() == 3
 
 
 def test_workers_end_with_what_started_them() -> None:

@@ -57,12 +57,16 @@ class WorkerOut(ResponseModel):
     """Free main memory of the machine, in bytes."""
     gpu: str | None
     """Name of its GPU. null: none."""
+    gpu_number: int | None
+    """Number of the GPU on its machine. null: no GPU."""
     gpu_driver: str | None
     """Version of the GPU driver. null: no GPU."""
     gpu_memory_total: int | None
     """Memory of the GPU in bytes. null: no GPU."""
     gpu_memory_free: int | None
     """Free memory of the GPU in bytes. null: no GPU."""
+    gpu_memory_ours: int | None
+    """Memory of the GPU that the worker's own run uses, in bytes. null: no GPU."""
     started_at: Moment
     """Time of its start."""
     silent_s: float

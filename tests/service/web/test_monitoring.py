@@ -270,6 +270,12 @@ def test_workers(api: TestClient, history: str) -> None:
     assert (busy["id"], busy["queue"], busy["experiment_id"]) == (BUSY, "gpu", history)
     assert idle["gpu"] is None
     assert 0 <= idle["silent_s"] < 30
+    has = Vitals("host", Queue.GPU, 1, gpu_number=3, gpu_memory_ours=5 * 10**9)
+    with api.app.state.database.transaction() as session:  # type: ignore[attr-defined]
+        workers.beat(session, BUSY, has)
+    idle, busy = api.get("/v1/workers").json()["items"]
+    assert (idle["gpu_number"], idle["gpu_memory_ours"]) == (None, None)
+    assert (busy["gpu_number"], busy["gpu_memory_ours"]) == (3, 5 * 10**9)
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/v1/workers"])
