@@ -30,13 +30,14 @@ from mptcore.families.masked_lm import packing
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.evaluation import TextEvaluation
 from mptcore.families.masked_lm.masked_batch import Masker
-from mptcore.families.masked_lm.model import GPU_SHARE, MaskedLm
+from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.run import run
 from mptcore.runtime.device import set_arithmetic
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
-from mptcore.specs.compute import Machine
+from mptcore.specs.compute import GPU_SHARE, Machine
+from mptcore.specs.families.masked_lm import GPU_PART_BYTES
 from tests.support.runs import spec_of
 from worker.children import Spawned
 from worker.runner import Runner
@@ -108,8 +109,9 @@ def scoring(sizes: Sizes) -> Iterator[Line]:
 
 def _peak(what: str) -> Line:
     peak, whole = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[1]
-    told, expected = (f"{one / 2**30:.3g} GiB" for one in (peak, GPU_SHARE * whole))
-    return Line(f"peak memory {what}", told, expected, peak / (GPU_SHARE * whole))
+    most = min(GPU_PART_BYTES, GPU_SHARE * whole)
+    told, expected = (f"{one / 2**30:.3g} GiB" for one in (peak, most))
+    return Line(f"peak memory {what}", told, expected, peak / most)
 
 
 def _time_of_curve(model: MaskedLm, text: Corpus, rate: float, sizes: Sizes) -> float:

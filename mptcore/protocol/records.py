@@ -155,7 +155,7 @@ class DeviceMemory:
 @dataclass(frozen=True, slots=True)
 class Environment:
     """Code, packages and hardware of the run. It is sent at the start and again, whole, when the
-    run has read more inputs. It has no `seq`."""
+    run has read more inputs or was short of memory. It has no `seq`."""
 
     kind: ClassVar = "environment"
     core: str
@@ -176,6 +176,9 @@ class Environment:
     seeds: Sequence[int]
     inputs: Mapping[str, str]
     """SHA-256 of each file that was read, by its path."""
+    memory_was_short: bool
+    """True if work was repeated in smaller parts, because the memory was short. The last digits may
+    then differ from those of a run with enough memory."""
     resumed_from: str | None
     """Device that the checkpoint was computed on, if it differs from this device. The last digits
     may then differ from those of a run on one device; between a CPU and a GPU the draws of VAEs

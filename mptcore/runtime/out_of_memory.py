@@ -37,6 +37,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+_shortages = 0
+
+
+def shortages() -> int:
+    """Return how often this process has run out of memory and repeated the work in smaller parts.
+    Last digits of results may depend on the parts."""
+    return _shortages
+
+
 def _forget(_: object) -> None:
     """Ignore the size, for work that is not repeated at this size."""
 
@@ -72,7 +81,7 @@ def _if_it_fits(compute: Callable[[WorkT], Tensor], part: WorkT) -> Tensor | Non
     except (MemoryError, RuntimeError) as error:
         if len(part) < 2 or not is_out_of_memory(error):
             raise
-    free_memory()  # after the error is gone, because it keeps the computed tensors alive
+    _note_shortage()  # after the error is gone, because it keeps the computed tensors alive
     return None
 
 
@@ -89,7 +98,7 @@ def in_smaller_parts(
         except (MemoryError, RuntimeError) as error:
             if all(len(part) < 2 for part in parts) or not is_out_of_memory(error):
                 raise
-        free_memory()
+        _note_shortage()
         too_large(parts)
         parts = [half for part in parts for half in part.chunk(2)]
 
@@ -113,7 +122,10 @@ def cut_alike(rows: tuple[Tensor, ...], parts: list[Tensor]) -> Iterator[tuple[T
     return zip(*(torch.split(one, sizes) for one in rows), strict=True)
 
 
-def free_memory() -> None:
-    """Release the GPU memory that torch's allocator caches, which may be fragmented."""
+def _note_shortage() -> None:
+    """Count the shortage, and release the GPU memory that torch's allocator caches, which may be
+    fragmented."""
+    global _shortages
+    _shortages += 1
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

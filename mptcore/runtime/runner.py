@@ -30,7 +30,7 @@ from mptcore.runtime.device import is_device_failure
 from mptcore.runtime.division import NotWorthwhile
 from mptcore.runtime.environment import environment
 from mptcore.runtime.exchange import Exchange
-from mptcore.runtime.out_of_memory import is_out_of_memory
+from mptcore.runtime.out_of_memory import is_out_of_memory, shortages
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
@@ -68,7 +68,8 @@ class SpecRunner:
     _given: int = 0
     _scored: int = 0
     """Number of masks whose progress was reported before."""
-    _inputs_told: int | None = None
+    _environment_told: tuple[int, int] | None = None
+    """Numbers of inputs and of shortages of memory at the last environment record."""
     _device_bytes: int = 0
     """GPU memory that was reported."""
     _memory_due: float = 0.0
@@ -145,10 +146,10 @@ class SpecRunner:
 
     def _tell_environment(self) -> None:
         """Write the environment record after the run has begun, and again if it has read more
-        inputs."""
-        inputs_used = len(inputs.used())
-        if self.supervised and inputs_used != self._inputs_told:
-            self._inputs_told = inputs_used
+        inputs or was short of memory."""
+        state = len(inputs.used()), shortages()
+        if self.supervised and state != self._environment_told:
+            self._environment_told = state
             self._emit_unnumbered(environment(self.assignment.spec, self._session))
 
     def _tell_memory(self) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mptcore.protocol.records import Progress, Record, Stage
 from mptcore.runtime.division import BatchT, Division, Scored, Shape, coordinated, helped
+from mptcore.runtime.out_of_memory import shortages
 
 
 @dataclass
@@ -160,6 +161,8 @@ class Session:
     """Device of the checkpoint from which the run was resumed."""
     work_dir: Path | None = None
     """Folder for the files of the run."""
+    shortages_before: int = field(default_factory=shortages)
+    """Number of shortages of memory in this process before the run."""
 
     def begin(self, plan: MaskPlan) -> None:
         """Begin an evaluation with a target. Until it has a plan it is assumed to equal the latest

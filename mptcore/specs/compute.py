@@ -9,6 +9,9 @@ from mptcore.specs.base import Spec
 GPU_BATCH_BYTES = 2**29
 """Memory on a GPU for what is computed together: masks on vectors, or draws of a VAE. With this
 much, kernels compute for longer than it takes to launch them."""
+GPU_SHARE = 0.3
+"""Maximum share of a GPU's total memory for what a language model computes together. It does not
+depend on the free memory, so that a resumed run cuts the same parts."""
 
 
 class Machine(Spec):
@@ -25,7 +28,8 @@ class Machine(Spec):
     """Time limit of one attempt, in seconds."""
     memory_mib: Annotated[int, Field(ge=1, le=2**20)] | None = None
     """Memory in MiB for the masks that are scored together. Default: about the size of a
-    processor's caches; on a GPU 512 MiB; for language models 30 % of the GPU's memory."""
+    processor's caches; on a GPU 512 MiB; for language models 23 GiB of the GPU's memory, but at
+    most 30 % of it."""
     determinism: Literal["exact", "fast"] = "exact"
     """For GPUs. `exact` gives the same bits each time on the same device, with float32 in full;
     `fast` rounds the factors of products and convolutions to TF32 (10 bits) and uses the fastest

@@ -142,6 +142,11 @@ class Experiment(Spec):
         """Estimate the memory of a run, in bytes."""
         raise NotImplementedError
 
+    def gpu_part_bytes(self) -> int:
+        """Return the memory that a run takes on a large GPU in addition to its estimate, if it is
+        free."""
+        return 0
+
     def memory_problems(self, limits: Limits, cure: str) -> list[Problem]:
         """Return a problem if a run takes more memory than the limit."""
         needed = self.memory_estimate()

@@ -230,6 +230,8 @@ def _computed_with(found: EnvironmentOut) -> str:
     if found.resumed_from is not None:
         where += f"; started on {found.resumed_from}, so the last digits may differ"
         where += ", and between a CPU and a GPU the random draws of VAEs"
+    if found.memory_was_short:
+        where += "; short of memory, so the last digits may differ"
     packages = (f"{name} {version}" for name, version in found.packages.items())
     return "\n".join(map(_one_line, [f"core {found.core}", where, found.platform, *packages]))
 

@@ -320,6 +320,9 @@ class EnvironmentOut(ResponseModel):
     """Seeds of the runs."""
     inputs: dict[str, str]
     """SHA-256 of each file that was read, by its path."""
+    memory_was_short: bool = False
+    """True if work was repeated in smaller parts, because the memory was short. The last digits may
+    then differ from those of a run with enough memory."""
     resumed_from: str | None = None
     """Device that the checkpoint was computed on, if it differs. The last digits may then differ,
     and between a CPU and a GPU the draws of VAEs differ."""

@@ -20,6 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session, aliased
 
+from mptcore.specs.compute import GPU_SHARE
 from service.tables.engine import insert_new, limit_hanging, now
 from service.tables.experiments import Experiment, Queue, Status
 from service.tables.helpers import Help
@@ -188,7 +189,7 @@ class Gpu:
 
 _RUN = aliased(Experiment)
 _GPUS = (
-    select(Worker, _RUN.id, _RUN.memory_bytes)
+    select(Worker, _RUN.id, _RUN.memory_bytes, _RUN.gpu_part_bytes)
     .outerjoin(_RUN, (_RUN.worker == Worker.id) & (_RUN.status == Status.RUNNING))
     .where(
         Worker.queue == Queue.GPU,
@@ -202,15 +203,23 @@ def gpus(session: Session, within_s: float) -> list[Gpu]:
     """Return the GPUs of the workers with a heartbeat within `within_s` seconds, each once."""
     rows = session.execute(_GPUS, {"within_s": within_s})
     found: dict[str, Gpu] = {}
-    for worker, run_id, expected in rows:
+    for worker, run_id, expected, part_bytes in rows:
         key = worker.gpu_uuid or worker.id
         gpu = found.setdefault(key, Gpu(worker.gpu_number, None))
         gpu.free, gpu.total = worker.gpu_memory_free, worker.gpu_memory_total  # the latest word
         ours = worker.gpu_memory_ours or 0
         gpu.ours += ours
         gpu.idle |= run_id is None
-        gpu.promised += max(0, (expected or 0) - ours) if run_id is not None else 0
+        if run_id is not None:
+            gpu.promised += _promised(expected, part_bytes, gpu.total, ours)
     return list(found.values())
+
+
+def _promised(expected: int | None, part_bytes: int, total: int | None, ours: int | None) -> int:
+    """Return the memory that a run is still expected to allocate on a GPU of `total` bytes. If a
+    run with large parts starts where less is free, it computes smaller parts."""
+    parts = min(part_bytes, int(GPU_SHARE * (total or 0)))
+    return max(0, (expected or 0) + parts - (ours or 0))
 
 
 def room_at(session: Session, worker_id: str) -> float:
@@ -225,11 +234,13 @@ def room_at(session: Session, worker_id: str) -> float:
     )
     run = aliased(Experiment)
     others = session.execute(
-        select(run.memory_bytes, Worker.gpu_memory_ours)
+        select(
+            run.memory_bytes, run.gpu_part_bytes, Worker.gpu_memory_total, Worker.gpu_memory_ours
+        )
         .join(run, (run.worker == Worker.id) & (run.status == Status.RUNNING))
         .where(Worker.gpu_uuid == uuid, Worker.id != worker_id)
     )
-    promised = sum(max(0, (expected or 0) - (ours or 0)) for expected, ours in others)
+    promised = sum(_promised(*one) for one in others)
     free = session.scalar(select(Worker.gpu_memory_free).where(Worker.id == worker_id))
     return math.inf if free is None else free - promised
 

@@ -298,6 +298,7 @@ def columns_of(
         + submission.spec.artifact_bytes(),
         "memory_bytes": memory.expected if memory else None,
         "estimated_bytes": memory.by_spec if memory else None,
+        "gpu_part_bytes": submission.spec.gpu_part_bytes(),
         "comes_after": comes_after,
         "cache_key": cache_key,
         "held": Held.AFTER if unfinished else Held.NOT,

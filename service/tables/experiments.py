@@ -155,6 +155,8 @@ class Experiment(Owned, Base):
     """Expected memory of a run on its device, as corrected by earlier runs; null if unknown."""
     estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Memory estimated only from the spec."""
+    gpu_part_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Memory that a run takes on a large GPU in addition, if it is free."""
     spec_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Length of the spec as it is stored."""
     expected_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")

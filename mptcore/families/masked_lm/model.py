@@ -18,15 +18,14 @@ from mptcore.runtime.device import sent
 from mptcore.runtime.division import Shape
 from mptcore.runtime.out_of_memory import in_halves
 from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.specs.compute import GPU_SHARE
+from mptcore.specs.families.masked_lm import GPU_PART_BYTES
 
 GivenT = TypeVar("GivenT")
 
 CPU_BYTES = {"scores": 64 * 2**20, "training": 256 * 2**20}
 """Memory for the activations and logits of one batch on a CPU. A larger batch exceeds its caches;
 activations kept for a gradient exceed them anyway."""
-GPU_SHARE = 0.3
-"""Share of a GPU's total memory. It does not depend on the free memory, so that a resumed run cuts
-the same batches. With parts of 4 GiB an H100 waited for its host (docs/speed.md)."""
 
 ALIGNED = 8
 """Divisor of the width of the last product."""
@@ -53,7 +52,7 @@ class MaskedLm(Model[MaskedBatch]):
         self.device = device
         self.config = network.config
         self._autocast_to = dtype if trained and dtype != torch.float32 else None
-        self._memory = memory_bytes or _gpu_share(device)
+        self._memory = memory_bytes or _gpu_memory(device)
         self._fits: int | None = None  # bytes of scores that fit, once some did not
         self._masked: Tensor | None = None
         self._width = len(network.get_output_embeddings().weight)
@@ -212,10 +211,10 @@ def _align_vocabulary(network: Network) -> None:
     last.bias = torch.nn.Parameter(pad(last.bias.detach(), (0, missing), value=-math.inf))
 
 
-def _gpu_share(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return int(GPU_SHARE * torch.cuda.mem_get_info(device)[1])
-    return None
+def _gpu_memory(device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    return min(GPU_PART_BYTES, int(GPU_SHARE * torch.cuda.mem_get_info(device)[1]))
 
 
 @dataclass

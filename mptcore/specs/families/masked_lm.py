@@ -22,7 +22,11 @@ from them."""
 BASE = 110_000_000
 """Number of parameters of a BERT-base."""
 TOGETHER_BYTES = 2**29
-"""Default memory for the sequences that are computed together."""
+"""Memory that the sequences that are computed together need at least."""
+GPU_PART_BYTES = 23 * 2**30
+"""Default memory for the sequences that are computed together on a GPU with 80 GB or more. It is
+the same on all of these, so that they cut the same parts. With 4 GiB an H100 waited for its host
+(docs/speed.md). A smaller GPU gives GPU_SHARE."""
 
 LmObjective = Literal["mpt"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
@@ -350,6 +354,9 @@ class MaskedLmExperiment(Experiment):
         kept, trained = 2 if bfloat16 else 4, 16 if bfloat16 is False else 18
         weights = (trained if self.train else kept) * sizes[0] + kept * sum(sizes[1:])
         return weights + (self.compute.memory_bytes or TOGETHER_BYTES)
+
+    def gpu_part_bytes(self) -> int:
+        return 0 if self.compute.memory_bytes else GPU_PART_BYTES
 
     def artifact_bytes(self) -> int:
         """Estimate the bytes of the table of texts: 0 if the number of texts is not known yet."""

@@ -13,8 +13,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from mptcore import run
+from mptcore.estimation import scores
+from mptcore.estimation.model import VectorModel
 from mptcore.protocol.code import core_digest
 from mptcore.protocol.orders import Assignment, Input, Resume
 from mptcore.runtime import checkpoint
@@ -104,6 +107,23 @@ def test_a_run_resumed_with_fewer_threads_logs_it(
     (found,) = environments(spec, resume=resume)
     torch.set_num_threads(before)
     assert found["resumed_from"].endswith(", 2 threads")
+
+
+def test_a_run_that_was_short_of_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment is sent again. The next run of this process has enough memory."""
+    scores_alone, refused = scores._scores_alone, [True]
+
+    def once_too_large(model: VectorModel, masks: Tensor) -> Tensor:
+        if refused:
+            refused.clear()
+            raise MemoryError
+        return scores_alone(model, masks)
+
+    monkeypatch.setattr(scores, "_scores_alone", once_too_large)
+    for told in ([False, True], [False]):
+        found = environments(ppca_spec(compute=COMPUTE))
+        assert [one["memory_was_short"] for one in found] == told
+        assert not refused
 
 
 def test_the_environment_is_sent_after_the_start_of_the_run() -> None:

@@ -144,7 +144,13 @@ def test_the_readme_names_inputs_and_outcome(
     failure = FailureCause("oom", "out of memory: {} lower data.n")
     claim = ended(
         database,
-        {"seq": None, "record": "environment", **ENVIRONMENT, "resumed_from": "a GPU"},
+        {
+            "seq": None,
+            "record": "environment",
+            **ENVIRONMENT,
+            "resumed_from": "a GPU",
+            "memory_was_short": True,
+        },
         status=Status.FAILED,
         failure=failure,
     )
@@ -152,6 +158,7 @@ def test_the_readme_names_inputs_and_outcome(
     (place,) = ENVIRONMENT["inputs"]
     assert f"    {place}\n        sha256 {'0' * 64}\n" in text
     assert "a processor (AVX2), 2 threads; started on a GPU, so the last digits may" in text
+    assert "; short of memory, so the last digits may differ\n" in text
     assert f"{claim.experiment_id} failed.\nIts failure was oom: out of memory: {{}}" in text
 
 

@@ -22,7 +22,7 @@ from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import TELLING_BYTES, Attempt, Experiment, Queue, Status
 from service.tables.workers import Worker
-from tests.support import stored
+from tests.support import lm_specs, stored
 from tests.support.attempts import submitted
 from tests.support.nvml import Card, Nvml
 from tests.support.ppca_spec import ppca_spec
@@ -33,14 +33,19 @@ GIB = 2**30
 
 
 def register(
-    database: Database, name: str, free: float, ours: float = 0, uuid: str = "GPU-0"
+    database: Database,
+    name: str,
+    free: float,
+    ours: float = 0,
+    uuid: str = "GPU-0",
+    total: float = 80,
 ) -> None:
-    """A worker's heartbeat, on a GPU of 80 GiB."""
+    """A worker's heartbeat; sizes in GiB."""
     vitals = Vitals(
         "host",
         Queue.GPU,
         1,
-        gpu_memory_total=80 * GIB,
+        gpu_memory_total=int(total * GIB),
         gpu_memory_free=int(free * GIB),
         gpu_number=0,
         gpu_uuid=uuid,
@@ -128,6 +133,47 @@ def test_two_workers_of_a_gpu_do_not_use_its_memory_twice(either: Database) -> N
     register(either, "a", free=30, ours=50)
     assert dispatch(either) is None
     assert reason(either, second) == "next in turn"
+
+
+@pytest.mark.parametrize(("total", "parts"), [(80, 23), (20, 6)])
+def test_a_language_model_keeps_the_memory_of_its_parts(
+    either: Database, total: float, parts: float
+) -> None:
+    """Until it uses it. On a small GPU it keeps three tenths of the memory. It starts with less,
+    because it then computes smaller parts."""
+    register(either, "a", free=total, total=total)
+    register(either, "b", free=total, total=total)
+    first, second = submit(either, 1), submit(either, 1)
+    for one in (first, second):
+        stored.change(either, one, gpu_part_bytes=23 * GIB)
+    chosen = dispatch(either)
+    assert chosen is not None
+    assert claim(either, chosen, "a")
+
+    def room() -> tuple[float, float]:
+        with either.transaction() as session:
+            (gpu,) = workers.gpus(session, 60)
+            return workers.room_at(session, "b") / GIB, gpu.room / GIB
+
+    assert room() == pytest.approx((total - 1 - parts, total - 1 - parts))
+    register(either, "a", free=total - 3, ours=3, total=total)
+    register(either, "b", free=total - 3, total=total)
+    assert room() == pytest.approx((total - 1 - parts, total - 1 - parts))
+    register(either, "a", free=total - 2 - parts, ours=2 + parts, total=total)
+    register(either, "b", free=2, total=total)
+    assert room() == (2, 2)
+    following = dispatch(either)
+    assert following is not None
+    assert following.experiment_id == second
+    assert claim(either, following, "b")
+
+
+@pytest.mark.parametrize("given", [{}, {"memory_mib": 100}])
+def test_parts_of_a_language_model_of_the_spec(either: Database, given: dict[str, Any]) -> None:
+    """With memory_mib the estimate includes them."""
+    run = stored.row(either, submitted(either, {**lm_specs.BASE, "compute": given}))
+    assert run.gpu_part_bytes == (0 if given else 23 * GIB)
+    assert stored.row(either, submitted(either)).gpu_part_bytes == 0
 
 
 def test_small_runs_do_not_keep_a_large_one_from_a_gpu_that_they_share(either: Database) -> None:

@@ -31,8 +31,8 @@ def test_each_attempt_records_its_environment(api: TestClient, database: Databas
         lease.release(session, claim)
     keep(database, claim_next(database), threads=3, resumed_from="a GPU")
     found = api.get(url).json()["attempts"]
-    first = {**ENVIRONMENT, "resumed_from": None}  # as for attempts that have not reported yet
-    second = {**ENVIRONMENT, "threads": 3, "resumed_from": "a GPU"}
+    first = {**ENVIRONMENT, "memory_was_short": False, "resumed_from": None}  # as before 0.2
+    second = {**first, "threads": 3, "resumed_from": "a GPU"}
     assert [one["environment"] for one in found] == [first, second]
     assert [one["ended_at"] is None for one in found] == [False, True]
     assert "attempts" not in api.get("/v1/experiments").json()["items"][0]

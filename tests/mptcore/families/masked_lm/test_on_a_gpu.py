@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
 from tests.support import tiny_lm
-from tests.support.pretended_gpu import DEVICE, pretended_gpu
+from tests.support.pretended_gpu import DEVICE, GIB, pretended_gpu
 from tests.support.runs import records, result_of, spec_of
 from tests.support.texts import corpus_of
 
@@ -335,6 +335,13 @@ def test_creating_a_network_uses_no_gpu_generator(
     with pretended_gpu() as gpu:
         records(spec_of(spec), tmp_path)
     assert gpu.forks == []
+
+
+@pytest.mark.parametrize(("gib", "parts"), [(16, 0.3 * 16), (79.2, 23), (94, 23), (180, 23)])
+def test_large_gpus_cut_the_same_parts(gib: float, parts: float) -> None:
+    with pretended_gpu(int(gib * GIB)):
+        assert lm._gpu_memory(torch.device("cuda")) == int(parts * GIB)
+    assert lm._gpu_memory(torch.device("cpu")) is None
 
 
 def test_scores_with_too_little_memory_are_the_same() -> None:
