@@ -25,10 +25,10 @@ MIN_LEFT = 1 / 8
 """Smallest share of the target variance left for the last round. If earlier rounds leave less, the
 target is missed, and the last round costs no more than this share would."""
 
-Draw = Callable[[Tensor, Tensor], Work[list[Tensor]]]
+Draw = Callable[[Tensor, Tensor], Work[Tensor]]
 """Score a number of masks of each stratum, (strata,), which may be 0, and all masks of the strata
-to enumerate, (strata,) bool. Return the values of each stratum, (rows, n). A row is a model or the
-difference of two models."""
+to enumerate, (strata,) bool. Return the values, (rows, masks), stratum by stratum. A row is a model
+or the difference of two models."""
 
 
 Interim = Callable[["StratifiedSample"], Iterable[Record]]
@@ -45,7 +45,9 @@ class StratifiedSample:
     A stratum whose masks are all scored has the mean S itself, without an error."""
 
     widths: Tensor  # (strata,), weights of the strata's means in the sum
-    draws: list[Tensor]  # (rows, n) of each stratum, with the pilot; variances use all draws
+    values: Tensor  # (rows, masks), with the pilot; variances use all values
+    strata: Tensor  # (masks,), index of each value's stratum
+    drawn: Tensor  # (strata,), number of values of each stratum
     counts: Tensor  # (strata,), without the pilot, whose λ is 0
     means: Tensor  # (rows, strata)
     left: Tensor  # (strata,), the part of λ that is not assigned yet
@@ -55,28 +57,29 @@ class StratifiedSample:
 
     @classmethod
     def of_pilot(
-        cls, widths: Tensor, pilot: list[Tensor], enumerated: Tensor
+        cls, widths: Tensor, pilot: Tensor, counts: Tensor, enumerated: Tensor
     ) -> "StratifiedSample":
-        rows, zero = len(pilot[0]), torch.zeros(len(pilot), dtype=torch.float64)
-        nothing = [torch.zeros(rows, 0, dtype=torch.float64)] * len(pilot)
-        means = torch.zeros(rows, len(pilot), dtype=torch.float64)
-        sample = cls(widths, nothing, zero.long(), means, zero + 1, zero, 0)
-        sample.add(pilot, enumerated.double(), enumerated)
-        sample.counts = sample.counts * enumerated
+        none, zero = torch.zeros_like(counts), torch.zeros_like(widths)
+        means = zero.expand(len(pilot), -1)
+        sample = cls(widths, pilot[:, :0], none[:0], none, none, means, zero + 1, zero, 0)
+        sample.add(pilot, counts, enumerated.double(), enumerated)
+        sample.counts = counts * enumerated
         return sample
 
-    def add(self, values: list[Tensor], share: Tensor, enumerated: Tensor) -> None:
-        """Add a round with weights λ (strata,). It contains all masks of the `enumerated`
-        strata."""
-        counts = _lengths(values)
+    def add(self, values: Tensor, counts: Tensor, share: Tensor, enumerated: Tensor) -> None:
+        """Add a round's values (rows, masks), stratum by stratum, with weights λ (strata,). It
+        contains all masks of the `enumerated` strata."""
+        strata = torch.repeat_interleave(counts)
         drawn = counts.clamp(min=1)  # where nothing is drawn the sum and λ are 0
-        sums = torch.stack([one.sum(1) for one in values], 1)
+        sums = torch.zeros_like(self.means).index_add(1, strata, values)
         self.means = self.means + share * sums / drawn
         self.spread = self.spread + share.square() / drawn * ~enumerated
         self.left = self.left - share
-        self.draws = [torch.cat(pair, 1) for pair in zip(self.draws, values, strict=True)]
+        self.values = torch.cat([self.values, values], 1)
+        self.strata = torch.cat([self.strata, strata])
+        self.drawn = self.drawn + counts
         self.counts = self.counts + counts
-        self.masks += int(counts.sum())
+        self.masks += len(strata)
 
     @property
     def least(self) -> Tensor:  # (strata,)
@@ -92,16 +95,13 @@ class StratifiedSample:
         may contain large scores. With its own variance alone, a stratum with a lucky pilot would
         get too few masks.
         """
-        lengths, scores = _lengths(self.draws), torch.cat(self.draws, 1)
-        stratum = torch.repeat_interleave(lengths)  # (all scores,)
 
         def means(values: Tensor) -> Tensor:  # (rows, strata)
-            sums = torch.zeros(len(values), len(lengths), dtype=torch.float64)
-            return sums.index_add(1, stratum, values) / lengths
+            return torch.zeros_like(self.means).index_add(1, self.strata, values) / self.drawn
 
-        squares = (scores - means(scores)[:, stratum]).square()
+        squares = (self.values - means(self.values)[:, self.strata]).square()
         second, fourth = means(squares), means(squares.square())
-        known = (lengths - 1).clamp(min=1)
+        known = (self.drawn - 1).clamp(min=1)
         own = second * (known + 1) / known
         kurtosis = smoothed(fourth) / smoothed(second.square()).clamp(min=1e-300)
         kurtosis = kurtosis.clamp(min=MIN_KURTOSIS)
@@ -133,7 +133,7 @@ class StratifiedSample:
         variances, kurtosis = self.variances()
         means = (self.means * self.widths).sum(1).tolist()
         parts = self.widths.square() * variances * self.spread
-        moves = (kurtosis - 1) / _lengths(self.draws)
+        moves = (kurtosis - 1) / self.drawn
         total = parts.sum(1)
         degrees = 2 * total.square() / (parts.square() * moves).sum(1)
         n = int(self.counts.sum())
@@ -173,7 +173,7 @@ def sample_to_target(
     enumerated = available <= pilot + 2
     counts = torch.where(enumerated, available, pilot).long()
     first = yield from draw(counts, enumerated)
-    sample = StratifiedSample.of_pilot(widths, first, enumerated)
+    sample = StratifiedSample.of_pilot(widths, first, counts, enumerated)
     for share in SHARES:
         if not sample.least.any():
             break
@@ -183,7 +183,7 @@ def sample_to_target(
         progress.masks = sample.masks + int(wanted.sum())
         counts = torch.where(enumerated, wanted, (share * wanted).ceil().long())
         weight = sample.left * (counts / wanted.clamp(min=1))
-        sample.add((yield from draw(counts, enumerated)), weight, enumerated)
+        sample.add((yield from draw(counts, enumerated)), counts, weight, enumerated)
         if sample.least.any():
             yield from map(Step, interim(sample))
     progress.masks = sample.masks
@@ -216,7 +216,7 @@ def _uncertainty(
 ) -> Tensor:
     """Return the relative standard deviation that `counts` more masks of each stratum (strata,) add
     to the estimated variance of the sum."""
-    known = _lengths(sample.draws)
+    known = sample.drawn
     spread = sample.spread + sample.left.square() / counts.clamp(min=1)
     parts = sample.widths.square() * variances * spread
     moves = (kurtosis - 1) * (1 / known - 1 / (known + counts))
@@ -266,7 +266,3 @@ def smoothed(values: Tensor, over: int = NEIGHBOURS) -> Tensor:
     sums = torch.nn.functional.conv1d(values[:, None], ones, padding=half)
     counts = torch.nn.functional.conv1d(torch.ones_like(values)[:, None], ones, padding=half)
     return (sums / counts)[:, 0]
-
-
-def _lengths(values: list[Tensor]) -> Tensor:  # (strata,)
-    return torch.tensor([one.shape[1] for one in values])

@@ -31,8 +31,8 @@ from mptcore.estimation.scores import (
     SizeScores,
     convergence,
     cumulative_estimate,
-    joined,
     mask_mean,
+    score_batches,
     score_masks,
     size_estimate,
     size_kurtosis,
@@ -171,7 +171,7 @@ class Evaluation:
         width = dim if isinstance(spec.masks, FixedSize) else 1
         widths = torch.full((len(sizes),), width, dtype=torch.float64)
         row = len(self.models) if spec.target == "difference" else 0
-        rounds: list[ScoredSizes] = []
+        rounds: list[Tensor] = []
         sample = yield from sample_to_target(
             self._draw(sizes, generator, rounds),
             widths,
@@ -182,7 +182,7 @@ class Evaluation:
             self._available(sizes),
             cache=self.cache,
         )
-        scores = _by_size(rounds)
+        scores = _by_size(sizes, torch.cat(rounds, 2), sample.strata)
         for size, estimates in zip(sizes, sample.estimates(), strict=True):
             rows = [self._graded(i, one, [scores[size][i]]) for i, one in enumerate(estimates)]
             yield from map(Step, self._points(size, rows))
@@ -195,27 +195,30 @@ class Evaluation:
         yield from map(Step, target_records(sample, row, target, 1.0, self.labels, doubt))
         yield from map(Step, self._conclusions(totals))
 
-    def _draw(
-        self, sizes: Sequence[int], generator: torch.Generator, scored: list[ScoredSizes]
-    ) -> Draw:
-        """Return a function that scores masks of each size and appends their scores to `scored`."""
+    def _draw(self, sizes: Sequence[int], generator: torch.Generator, rounds: list[Tensor]) -> Draw:
+        """Return a function that scores masks of each size. It appends the scores and grades by
+        each model, (models, R, masks), to `rounds`."""
         models, dim = list(self.models.values()), self.first.dim
-        nothing = torch.zeros(len(models) + (len(models) > 1), 0, dtype=torch.float64)
 
-        def draw(counts: Tensor, enumerated: Tensor) -> Work[list[Tensor]]:
-            whole = [size for size, all_ in zip(sizes, enumerated.tolist(), strict=True) if all_]
-            drawn = zip(sizes, (counts * ~enumerated).tolist(), strict=True)
+        def draw(counts: Tensor, enumerated: Tensor) -> Work[Tensor]:
+            at_random = counts * ~enumerated
+            drawn = at_random.tolist()
+            whole = [sizes[i] for i in enumerated.nonzero().flatten().tolist()]
             masks = itertools.chain(
                 enumerate_masks(whole, dim, self.batch),
-                draw_independent(drawn, dim, generator, self.batch),
+                draw_independent(zip(sizes, drawn, strict=True), dim, generator, self.batch),
             )
-            curve = yield from score_masks(models, masks, self.cache)
-            scored.append(curve)
-            values = {
-                one[0].size: torch.stack([row.values for row in with_difference(one)])
-                for one in curve
-            }
-            return [values.get(size, nothing) for size in sizes]
+            found = []
+            for scored in score_batches(models, masks, self.cache):
+                if isinstance(scored, Step):
+                    yield scored
+                else:
+                    found.append(scored[1])
+            values = torch.cat(found, 2)
+            strata = [torch.repeat_interleave(part) for part in (counts - at_random, at_random)]
+            values = values[:, :, torch.argsort(torch.cat(strata), stable=True)]
+            rounds.append(values)
+            return torch.cat([values[:, 0], values[:1, 0] - values[1:, 0]])
 
         return draw
 
@@ -370,12 +373,15 @@ def _quadrature_reason(
     return None
 
 
-def _by_size(rounds: Sequence[ScoredSizes]) -> dict[int, tuple[SizeScores, ...]]:
-    """Return the scores of all rounds and the difference, by size."""
-    parts: dict[int, list[tuple[SizeScores, ...]]] = {}
-    for one in itertools.chain.from_iterable(rounds):
-        parts.setdefault(one[0].size, []).append(with_difference(one))
-    return {
-        size: tuple(joined(rows) for rows in zip(*of_size, strict=True))
-        for size, of_size in parts.items()
-    }
+def _by_size(
+    sizes: Sequence[int], values: Tensor, strata: Tensor
+) -> dict[int, tuple[SizeScores, ...]]:
+    """Return the scores (models, R, masks) and the difference, by size. Scores without grades are
+    left out: the sample has their estimates."""
+    is_graded, of_size, found = values.shape[1] > 1, values[:, :, :0], {}
+    for i, size in enumerate(sizes):
+        if is_graded:
+            of_size = values[:, :, strata == i]
+        rows = (SizeScores(size, one[0], grades=one[1:] if is_graded else None) for one in of_size)
+        found[size] = with_difference(tuple(rows))
+    return found

@@ -54,13 +54,6 @@ class SizeScores:
         return SizeScores(self.size, values, grades=torch.stack([bias, share, variance]))
 
 
-def joined(parts: Sequence[SizeScores]) -> SizeScores:
-    """Join parts into all scores of one size."""
-    graded = [one.grades for one in parts if one.grades is not None]
-    values = torch.cat([one.values for one in parts])
-    return SizeScores(parts[0].size, values, grades=torch.cat(graded, 1) if graded else None)
-
-
 NESTED_KURTOSIS = 9.0
 """Kurtosis of the totals of nested masks if one dimension is much wider than the others: it adds
 −log u of a uniform place u in the permutation."""
@@ -94,11 +87,9 @@ def score_masks(
         parts.clear()
         return map(Step, records_of(curve[-1]) if records_of else ())
 
-    drawn = Prefetch(_positioned(batches, models[0].masks_scored))
-    scorer = Scorer(models, joint, drawn.draw)
-    for scored in cache.in_order(drawn, scorer.scores, scorer.shape):
-        if scored is None:
-            yield Step()
+    for scored in score_batches(models, batches, cache, joint):
+        if isinstance(scored, Step):
+            yield scored
             continue
         batch, values = scored
         for part in batch.split(values, with_moments=records_of is not None):
@@ -106,12 +97,30 @@ def score_masks(
                 yield from ended()
             parts.append(part)
             last = part.size
-        for model in models:
-            model.masks_scored = batch.first + len(batch)
-        yield Step(masks=len(batch))
     if parts:
         yield from ended()
     return curve
+
+
+def score_batches(
+    models: Sequence[VectorModel],
+    batches: Iterable[SizedMasks],
+    cache: ScoreCache,
+    joint: bool = False,
+) -> "Iterator[Step | tuple[PositionedMasks, Tensor]]":
+    """Score all masks by each model, batch by batch. Yields the scores of each batch, as
+    `Scorer.scores` returns them."""
+    drawn = Prefetch(_positioned(batches, models[0].masks_scored))
+    scorer = Scorer(models, joint, drawn.draw)
+    for scored in cache.in_order(drawn, scorer.scores, scorer.shape):
+        if scored is None:
+            yield Step()
+            continue
+        yield scored
+        batch, _ = scored
+        for model in models:
+            model.masks_scored = batch.first + len(batch)
+        yield Step(masks=len(batch))
 
 
 @dataclass(frozen=True, slots=True)

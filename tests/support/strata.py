@@ -18,7 +18,7 @@ MAX_MASKS = 100_000
 def drawn_from(pools: Sequence[Tensor], generator: torch.Generator) -> Draw:
     """Scores drawn from those of all masks of each stratum."""
 
-    def draw(counts: Tensor, enumerated: Tensor) -> Work[list[Tensor]]:
+    def draw(counts: Tensor, enumerated: Tensor) -> Work[Tensor]:
         yield Step(masks=int(counts.sum()))
         found = []
         for pool, n, whole in zip(pools, counts.tolist(), enumerated.tolist(), strict=True):
@@ -26,8 +26,8 @@ def drawn_from(pools: Sequence[Tensor], generator: torch.Generator) -> Draw:
             places = (
                 torch.arange(n) if whole else torch.randint(len(pool), (n,), generator=generator)
             )
-            found.append(pool[places][None])
-        return found
+            found.append(pool[places])
+        return torch.cat(found)[None]
 
     return draw
 

@@ -200,7 +200,7 @@ class TextEvaluation:
             for part in self._chunks(chosen):
                 yield masks_of(places[part], chosen[part], generator)
 
-        def draw(counts: Tensor, _: Tensor) -> Work[list[Tensor]]:
+        def draw(counts: Tensor, _: Tensor) -> Work[Tensor]:
             plan = torch.repeat_interleave(torch.arange(len(counts)), counts)
             means = [torch.zeros(len(self.report.model_names), 0, dtype=torch.float64)]
             batches = Prefetch(drawn(plan))
@@ -209,7 +209,7 @@ class TextEvaluation:
                     yield scored
                 else:
                     means.append(scored.values[:, 0] * scored.given)
-            return list(torch.split(torch.cat(means, 1), counts.tolist(), 1))
+            return torch.cat(means, 1)
 
         return draw
 

@@ -18,7 +18,6 @@ from mptcore.estimation.scores import (
     SizeScores,
     convergence,
     cumulative_estimate,
-    joined,
     mask_mean,
     score_masks,
     size_estimate,
@@ -198,18 +197,6 @@ def test_the_difference_of_sampled_scores() -> None:
         assert one.grades is None
         assert one.size == 2
     assert (OWN - exact).values.tolist() == [-3, 4]
-
-
-def test_parts_of_a_size_are_joined() -> None:
-    both = joined([OWN, OTHER])
-    assert both.size == 2
-    assert both.values.tolist() == [1, 5, 4, 1]
-    assert both.grades is not None
-    assert both.grades[0].tolist() == [0.1, 0.2, 0.4, 0.1]
-    assert both.grades.shape == (3, 4)
-    plain = joined([graded(2, [1]), graded(2, [2, 3])])
-    assert plain.values.tolist() == [1, 2, 3]
-    assert plain.grades is None
 
 
 def test_enumerated_masks_leave_only_the_sampling_error() -> None:

@@ -4,7 +4,7 @@ import math
 import statistics
 from dataclasses import astuple, dataclass, field
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from statistics import fmean
 from typing import Any
 
@@ -37,20 +37,22 @@ SPREAD = [0.25**2 / 1, 0.5**2 / 2]
 """After a round of one mask of the one, with λ = 1 / 4, and of two of the other, with 1 / 2."""
 
 
-def rows(*strata: list[float]) -> list[Tensor]:
-    own = [torch.tensor(values, dtype=torch.float64) for values in strata]
-    return [torch.stack([values, -2 * values]) for values in own]
+def rows(*strata: list[float]) -> tuple[Tensor, Tensor]:
+    """The values (2, masks), stratum by stratum, and the number of each stratum."""
+    values = torch.tensor([*chain.from_iterable(strata)], dtype=torch.float64)
+    return torch.stack([values, -2 * values]), torch.tensor([*map(len, strata)])
 
 
 def pilot(enumerated: Tensor = NONE) -> StratifiedSample:
-    return StratifiedSample.of_pilot(WIDTHS, rows(*PILOT), enumerated)
+    return StratifiedSample.of_pilot(WIDTHS, *rows(*PILOT), enumerated)
 
 
 def one_round() -> StratifiedSample:
     """The pilot, and masks with the scores that leave its means and squares as they are."""
     sample = pilot()
-    sample.add(rows([4.0], [1.0, 3.0]), torch.tensor([0.25, 0.5]).double(), NONE)
-    sample.draws = rows(*PILOT)
+    sample.add(*rows([4.0], [1.0, 3.0]), torch.tensor([0.25, 0.5]).double(), NONE)
+    before = pilot()
+    sample.values, sample.strata, sample.drawn = before.values, before.strata, before.drawn
     return sample
 
 
@@ -83,16 +85,18 @@ def test_a_round_adds_its_share() -> None:
     assert sample.least.tolist() == [1, 1]
     assert sample.spread.tolist() == SPREAD
     assert sample.means.tolist() == [[1, 1], [-2, -2]]
-    sample.add(rows([5.0], [7.0]), torch.tensor([0.75, 0.5]).double(), NONE)
+    sample.add(*rows([5.0], [7.0]), torch.tensor([0.75, 0.5]).double(), NONE)
     assert sample.means.tolist() == [[4.75, 4.5], [-9.5, -9]]
     assert sample.counts.tolist() == [2, 3]
     assert sample.least.tolist() == [0, 0]
-    assert sample.draws[1][0].tolist() == [0, 2, 7]
+    assert sample.values[0, sample.strata == 1].tolist() == [0, 2, 7]
+    assert sample.drawn.tolist() == [11, 3]
 
 
-def test_a_round_without_a_stratum_is_refused() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        pilot().add(rows([4.0]), torch.tensor([0.25]).double(), NONE[:1])
+def test_a_round_without_the_values_of_a_stratum_is_refused() -> None:
+    values, _ = rows([4.0])
+    with pytest.raises(RuntimeError, match="index"):
+        pilot().add(values, torch.tensor([1, 1]), torch.tensor([0.25, 0.5]).double(), NONE)
 
 
 def test_variances_are_pooled_with_those_of_the_neighbours() -> None:
@@ -101,17 +105,18 @@ def test_variances_are_pooled_with_those_of_the_neighbours() -> None:
     assert first == pytest.approx(VARIANCES)
     assert second == pytest.approx([4 * one for one in VARIANCES])
     assert kurtosis.flatten().tolist() == pytest.approx([KURTOSIS] * 4)
-    small = StratifiedSample.of_pilot(WIDTHS, [1e-9 * one for one in rows(*PILOT)], NONE)
+    values, counts = rows(*PILOT)
+    small = StratifiedSample.of_pilot(WIDTHS, 1e-9 * values, counts, NONE)
     assert small.variances()[1].flatten().tolist() == pytest.approx([KURTOSIS] * 4)
-    flat = StratifiedSample.of_pilot(WIDTHS, rows([0.0, 2.0], [0.0, 4.0]), NONE)
+    flat = StratifiedSample.of_pilot(WIDTHS, *rows([0.0, 2.0], [0.0, 4.0]), NONE)
     assert flat.variances()[1].tolist() == [[4, 4], [4, 4]]  # the least
 
 
 def test_one_stratum_has_its_own_variance() -> None:
     alone = torch.tensor([False])
-    sample = StratifiedSample.of_pilot(WIDTHS[:1], rows([1.0, 2.0, 6.0]), alone)
+    sample = StratifiedSample.of_pilot(WIDTHS[:1], *rows([1.0, 2.0, 6.0]), alone)
     assert sample.variances()[0].flatten().tolist() == pytest.approx([7, 28])
-    equal = StratifiedSample.of_pilot(WIDTHS[:1], rows([3.0, 3.0]), alone)
+    equal = StratifiedSample.of_pilot(WIDTHS[:1], *rows([3.0, 3.0]), alone)
     assert equal.variances()[0].tolist() == [[0], [0]]
     assert equal.variances()[1].tolist() == [[4], [4]]
 
@@ -193,10 +198,10 @@ class Seen:
     counts: list[list[int]] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)
 
-    def draw(self, counts: Tensor, enumerated: Tensor) -> Work[list[Tensor]]:
+    def draw(self, counts: Tensor, enumerated: Tensor) -> Work[Tensor]:
         self.counts.append(counts.tolist())
         yield Step(masks=int(counts.sum()))
-        return rows(*([PATTERN[i % 2] for i in range(n)] for n in counts.tolist()))
+        return rows(*([PATTERN[i % 2] for i in range(n)] for n in counts.tolist()))[0]
 
     def sample(
         self, widths: Tensor, target: float, max_masks: int, pilot: int, **options: Any
@@ -320,7 +325,8 @@ def told(sample: StratifiedSample, target: float, scale: float = 1.0) -> list[Re
 def test_an_error_equal_to_the_target_reaches_it() -> None:
     sample = pilot(~NONE)
     sample.spread = torch.tensor([0.01, 0.01], dtype=torch.float64)
-    sample.draws = [one.repeat(1, 50) for one in sample.draws]
+    sample.values, sample.strata = sample.values.repeat(1, 50), sample.strata.repeat(50)
+    sample.drawn = 50 * sample.drawn
     own = sample.total_estimates()[0].std_err
     assert own is not None
     reached = [Metric("masks", 12, 0.0, LABELS), Metric("target_reached", 1.0, 0.0, LABELS)]

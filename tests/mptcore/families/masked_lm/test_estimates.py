@@ -114,7 +114,8 @@ def test_a_loose_target_has_a_calibrated_error(models: dict[str, MaskedLm]) -> N
     draw = evaluation._draw(torch.Generator().manual_seed(5), evaluation._at_rates)
     none = torch.zeros(len(RATES), dtype=torch.bool)
     values = result_of(draw(torch.full((len(RATES),), 2000), none))
-    pools = [width * one[0] for width, one in zip(cell_widths(RATES), values, strict=True)]
+    strata = values[0].view(len(RATES), -1)
+    pools = [width * one for width, one in zip(cell_widths(RATES), strata, strict=True)]
     z = deviations(pools, 0.1, seeds := 600)
     assert z.mean().abs() < 4 / math.sqrt(seeds)
     assert (z.std() - 1).abs() < 4 / math.sqrt(2 * seeds)
