@@ -101,6 +101,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.local and arguments.lifetime is not None:
         parser.error("--lifetime is for workers of a lab")
+    if arguments.slots < 1:
+        parser.error("--slots must be at least 1")
     begin()
     uuids = gpus.visible()
     if not uuids:

@@ -95,8 +95,10 @@ def enumerate_masks(sizes: Iterable[int], dim: int, max_masks: int) -> Iterator[
     for size in sizes:
         subsets = itertools.combinations(range(dim), size)
         while part := list(itertools.islice(subsets, max_masks)):
+            places = np.fromiter(itertools.chain.from_iterable(part), np.int64, size * len(part))
             masks = torch.zeros(len(part), dim, dtype=torch.bool)
-            yield SizedMasks([(size, len(part))], masks.scatter_(1, torch.tensor(part), True))
+            masks.scatter_(1, torch.from_numpy(places).view(-1, size), True)
+            yield SizedMasks([(size, len(part))], masks)
 
 
 def _each_size(runs: list[tuple[int, int]]) -> Tensor:

@@ -39,6 +39,7 @@ class Resumed:
     training: TrainingState | None
     device: str | None
     """Device of the computation; None in older files."""
+    memory_was_short: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Snapshot:
         tensors, header = _of(session)
         header |= {"format": FORMAT, "spec": spec.model_dump_json(), "after": str(session.seq)}
         header |= {"device": session.device, "masks": str(session.masks)}
+        if session.memory_was_short:
+            header["memory_was_short"] = "true"
         return cls(session.seq, tensors, header)
 
     def save(self, folder: Path) -> Checkpoint:
@@ -134,7 +137,8 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
         plans = tuple(MaskPlan(*plan) for plan in json.loads(header["plans"]))
         training = TrainingState(epoch, seq, masks, plans, under("training/", tensors))
     after, masks = int(header["after"]), int(header["masks"])
-    return Resumed(after, masks, scores, training, header.get("device"))
+    was_short = "memory_was_short" in header
+    return Resumed(after, masks, scores, training, header.get("device"), was_short)
 
 
 def _is_of(text: str, spec: ExperimentSpec) -> bool:

@@ -8,7 +8,6 @@ import torch
 from mptcore.protocol.code import core_digest, package_versions
 from mptcore.protocol.records import Environment
 from mptcore.runtime import inputs
-from mptcore.runtime.out_of_memory import shortages
 from mptcore.runtime.session import Session
 from mptcore.specs import ExperimentSpec
 
@@ -30,7 +29,7 @@ def environment(spec: ExperimentSpec, session: Session) -> Environment:
         precision=session.precision,
         seeds=spec.seeds,
         inputs=inputs.used(),
-        memory_was_short=shortages() > session.shortages_before,
+        memory_was_short=session.memory_was_short,
         resumed_from=None if session.saved_on == session.device else session.saved_on,
     )
 

@@ -30,7 +30,7 @@ from mptcore.runtime.device import is_device_failure
 from mptcore.runtime.division import NotWorthwhile
 from mptcore.runtime.environment import environment
 from mptcore.runtime.exchange import Exchange
-from mptcore.runtime.out_of_memory import is_out_of_memory, shortages
+from mptcore.runtime.out_of_memory import is_out_of_memory
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
 
@@ -68,8 +68,8 @@ class SpecRunner:
     _given: int = 0
     _scored: int = 0
     """Number of masks whose progress was reported before."""
-    _environment_told: tuple[int, int] | None = None
-    """Numbers of inputs and of shortages of memory at the last environment record."""
+    _environment_told: tuple[int, bool] | None = None
+    """Number of inputs, and whether memory was short, at the last environment record."""
     _device_bytes: int = 0
     """GPU memory that was reported."""
     _memory_due: float = 0.0
@@ -147,7 +147,7 @@ class SpecRunner:
     def _tell_environment(self) -> None:
         """Write the environment record after the run has begun, and again if it has read more
         inputs or was short of memory."""
-        state = len(inputs.used()), shortages()
+        state = len(inputs.used()), self._session.memory_was_short
         if self.supervised and state != self._environment_told:
             self._environment_told = state
             self._emit_unnumbered(environment(self.assignment.spec, self._session))
@@ -176,6 +176,7 @@ class SpecRunner:
         found = checkpoint.first_whole(assignment.spec, files)
         if found is not None:
             session.scores, session.saved_on = found.scores, found.device
+            session.was_short_before = found.memory_was_short
             self._given, self._scored = max(self._given, found.after), found.masks
         elif assignment.helps and files:
             raise NoCheckpointError

@@ -161,8 +161,14 @@ class Session:
     """Device of the checkpoint from which the run was resumed."""
     work_dir: Path | None = None
     """Folder for the files of the run."""
-    shortages_before: int = field(default_factory=shortages)
-    """Number of shortages of memory in this process before the run."""
+    was_short_before: bool = False
+    """True if the work of the checkpoint was repeated in smaller parts."""
+    _shortages_before: int = field(default_factory=shortages)
+
+    @property
+    def memory_was_short(self) -> bool:
+        """True if work of the run was repeated in smaller parts, because the memory was short."""
+        return self.was_short_before or shortages() > self._shortages_before
 
     def begin(self, plan: MaskPlan) -> None:
         """Begin an evaluation with a target. Until it has a plan it is assumed to equal the latest

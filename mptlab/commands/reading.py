@@ -263,11 +263,10 @@ def _gpu_columns(worker: Json) -> Json:
     """Return the number and name of a worker's GPU, and the memory of it that is used."""
     if worker["gpu"] is None:
         return {}
-    number = "" if worker["gpu_number"] is None else f"{worker['gpu_number']}: "
+    number = "" if worker.get("gpu_number") is None else f"{worker['gpu_number']}: "
     names = ("gpu_memory_ours", "gpu_memory_free", "gpu_memory_total")
-    ours, free, total = (
-        "?" if worker[name] is None else f"{worker[name] / GIB:.3g}" for name in names
-    )
+    sizes = (worker.get(name) for name in names)
+    ours, free, total = ("?" if size is None else f"{size / GIB:.3g}" for size in sizes)
     memory = f"{ours} GiB by its run, {free} of {total} free"
     return {"gpu": f"{number}{worker['gpu']}", "gpu_memory": memory}
 

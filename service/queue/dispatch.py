@@ -29,6 +29,7 @@ from service.queue import holds, shares, workers
 from service.queue.lease import MAX_BYTES
 from service.queue.shares import EXPERIMENTS, Standing
 from service.queue.states import note_status
+from service.queue.workers import Slots
 from service.tables.engine import now
 from service.tables.experiments import DEVICES, Device, Experiment, Held, Queue, Status
 
@@ -83,17 +84,15 @@ def dispatch_next(
         one for one in standings if one.may_begin(for_queue) and one.under_way[for_queue] < most
     ]
     room: int | None = None
-    most_on_cpus = 0.0
+    cpus = Slots(0, 0)
     for user in shares.in_turn(session, may_run, for_queue):
-        is_kept = is_kept_for_a_gpu(session, user, within_s)
-        if for_queue == Queue.CPU and is_kept:
-            continue
         if for_queue == Queue.GPU and room is None:
             room = _room(session, user, within_s)
-            cpus = workers.slots(session, within_s).get(Queue.CPU)
-            if cpus is not None and cpus.idle:
-                most_on_cpus = shares.max_slots(standings, fair_share, cpus.workers)
-        cpu_may_take = not is_kept and user.under_way[Queue.CPU] < most_on_cpus
+            cpus = workers.slots(session, within_s).get(Queue.CPU, cpus)
+        if for_queue == Queue.CPU and is_kept_for_a_gpu(session, user, within_s):
+            continue
+        most_on_cpus = shares.max_slots(standings, fair_share, cpus.workers)
+        cpu_may_take = user.leaves_short_runs_to(cpus.idle, most_on_cpus)
         chosen = {"owner": user.owner_id, "room": room, "cpu_may_take": cpu_may_take}
         row = session.execute(_dispatch(for_queue), chosen).one_or_none()
         if row is not None:
@@ -133,7 +132,7 @@ def is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool
 
 def prefers_cpu(spec: ExperimentSpec) -> bool:
     """Return whether an experiment may run on any device, and a CPU needs less time for it than a
-    GPU needs to start."""
+    GPU needs to start. If a CPU worker did not finish it, a GPU worker may run it too."""
     if Device(spec.compute.device) != Device.AUTO:
         return False
     seconds = spec.cpu_seconds()
@@ -180,7 +179,8 @@ def _first(device: Device, for_queue: Queue) -> Subquery:
     )
     if for_queue == Queue.GPU:
         waits &= func.coalesce(EXPERIMENTS.c.memory_bytes, 0) <= bindparam("room", type_=BigInteger)
-        waits &= ~(EXPERIMENTS.c.prefers_cpu & bindparam("cpu_may_take", type_=Boolean))
+        is_short = EXPERIMENTS.c.prefers_cpu & (EXPERIMENTS.c.dispatch_no == 0)
+        waits &= ~(is_short & bindparam("cpu_may_take", type_=Boolean))
     highest = select(EXPERIMENTS.c.priority).where(waits).order_by(EXPERIMENTS.c.priority.desc())
     oldest = (
         select(EXPERIMENTS.c.id, EXPERIMENTS.c.priority)

@@ -20,8 +20,8 @@ from service.tables.experiments import (
 )
 
 GIB = 2**30
-RUNTIME_BYTES = {Queue.CPU: 400 * 2**20, Queue.GPU: 700 * 2**20}
-"""Memory used before the first tensor: torch and, on a GPU, the context with its kernels."""
+RUNTIME_BYTES = {Queue.CPU: 400 * 2**20, Queue.GPU: workers.GPU_RUNTIME_BYTES}
+"""Memory used before the first tensor: torch, or the context of a GPU."""
 LEARNED_FROM = 50
 """Number of recent successful runs of a family that are used, among those large enough."""
 MIN_RUNS = 5

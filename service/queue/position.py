@@ -92,8 +92,10 @@ def _queue_position(
         reason = reason if is_readers else "its owner's runs have all workers but the spare ones"
         return _with_start(position, reason, _start_at_limit(mine, queue_snapshot))
     served, basis = free, forecast.BASIS
-    if one.prefers_cpu and len(served) > 1 and queue_snapshot.slots[Queue.CPU].idle:
-        served, basis = [Queue.CPU], f"{forecast.BASIS}; {ON_CPU}"
+    if one.prefers_cpu and not one.dispatch_no and len(served) > 1:
+        idle, most = queue_snapshot.slots[Queue.CPU].idle, queue_snapshot.most_slots(Queue.CPU)
+        if mine.leaves_short_runs_to(idle, most):
+            served, basis = [Queue.CPU], f"{forecast.BASIS}; {ON_CPU}"
     gpu_run_is_first = mine.has_one_place and queue_snapshot.gpu_run_is_first(one.owner_id)
     if served == [Queue.CPU] and queue_snapshot.gpus and gpu_run_is_first:
         reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"

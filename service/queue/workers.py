@@ -26,6 +26,8 @@ from service.tables.experiments import Experiment, Queue, Status
 from service.tables.helpers import Help
 from service.tables.workers import Worker
 
+GPU_RUNTIME_BYTES = 700 * 2**20
+"""GPU memory that a run uses before the first tensor: the context with its kernels."""
 DISPATCH_LOCK = 7_301_523
 """Key of PostgreSQL's advisory lock: one dispatcher at a time counts free slots."""
 
@@ -189,7 +191,7 @@ class Gpu:
 
 _RUN = aliased(Experiment)
 _GPUS = (
-    select(Worker, _RUN.id, _RUN.memory_bytes, _RUN.gpu_part_bytes)
+    select(Worker, _RUN.id, _RUN.memory_bytes, _RUN.estimated_bytes, _RUN.gpu_part_bytes)
     .outerjoin(_RUN, (_RUN.worker == Worker.id) & (_RUN.status == Status.RUNNING))
     .where(
         Worker.queue == Queue.GPU,
@@ -203,7 +205,7 @@ def gpus(session: Session, within_s: float) -> list[Gpu]:
     """Return the GPUs of the workers with a heartbeat within `within_s` seconds, each once."""
     rows = session.execute(_GPUS, {"within_s": within_s})
     found: dict[str, Gpu] = {}
-    for worker, run_id, expected, part_bytes in rows:
+    for worker, run_id, expected, by_spec, part_bytes in rows:
         key = worker.gpu_uuid or worker.id
         gpu = found.setdefault(key, Gpu(worker.gpu_number, None))
         gpu.free, gpu.total = worker.gpu_memory_free, worker.gpu_memory_total  # the latest word
@@ -211,15 +213,23 @@ def gpus(session: Session, within_s: float) -> list[Gpu]:
         gpu.ours += ours
         gpu.idle |= run_id is None
         if run_id is not None:
-            gpu.promised += _promised(expected, part_bytes, gpu.total, ours)
+            gpu.promised += _promised(expected, by_spec, part_bytes, gpu.total, ours)
     return list(found.values())
 
 
-def _promised(expected: int | None, part_bytes: int, total: int | None, ours: int | None) -> int:
-    """Return the memory that a run is still expected to allocate on a GPU of `total` bytes. If a
+def _promised(
+    expected: int | None,
+    by_spec: int | None,
+    part_bytes: int,
+    total: int | None,
+    ours: int | None,
+) -> int:
+    """Return the memory that a run is still expected to allocate on a GPU of `total` bytes: as
+    expected from earlier runs, or its estimate with the parts that it takes if they are free. If a
     run with large parts starts where less is free, it computes smaller parts."""
     parts = min(part_bytes, int(GPU_SHARE * (total or 0)))
-    return max(0, (expected or 0) + parts - (ours or 0))
+    with_parts = GPU_RUNTIME_BYTES + (by_spec or 0) + parts if parts else 0
+    return max(0, max(expected or 0, with_parts) - (ours or 0))
 
 
 def room_at(session: Session, worker_id: str) -> float:
@@ -235,7 +245,11 @@ def room_at(session: Session, worker_id: str) -> float:
     run = aliased(Experiment)
     others = session.execute(
         select(
-            run.memory_bytes, run.gpu_part_bytes, Worker.gpu_memory_total, Worker.gpu_memory_ours
+            run.memory_bytes,
+            run.estimated_bytes,
+            run.gpu_part_bytes,
+            Worker.gpu_memory_total,
+            Worker.gpu_memory_ours,
         )
         .join(run, (run.worker == Worker.id) & (run.status == Status.RUNNING))
         .where(Worker.gpu_uuid == uuid, Worker.id != worker_id)

@@ -436,3 +436,5 @@ def test_the_workers_with_the_memory_that_each_run_uses(typed: Typed) -> None:
     ]
     assert json.loads(typed(Recording(workers=found), "workers", "--json")[1]) == found
     assert "gpu" not in typed(Recording(workers=found[:1]), "workers")[1]
+    of_an_older_service = {name: gpu[name] for name in gpu if name != "gpu_number"}
+    assert "? GiB by its run" in typed(Recording(workers=[of_an_older_service]), "workers")[1]

@@ -255,13 +255,23 @@ def test_workers_of_this_machine_are_started_again_for_any_status(may_end: bool)
     assert [*each._due] == ([] if may_end else [("ends", 0)])
 
 
-def test_local_workers_have_no_lifetime(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--local", "--lifetime", "90s"], "--lifetime is for workers of a lab"),
+        (["--slots", "0"], "--slots must be at least 1"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    told: str,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["every_gpu", "--local", "--lifetime", "90s"])
+    monkeypatch.setattr(sys, "argv", ["every_gpu", *flags])
     with pytest.raises(SystemExit):
         unwrap(every_gpu.main)()
-    assert "--lifetime is for workers of a lab" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,39 @@ def test_a_run_that_was_short_of_memory_says_so(monkeypatch: pytest.MonkeyPatch)
         assert not refused
 
 
+def test_a_run_that_is_always_short_of_memory_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores_alone = scores._scores_alone
+
+    def too_large(model: VectorModel, masks: Tensor) -> Tensor:
+        if len(masks) > 1:
+            raise MemoryError
+        return scores_alone(model, masks)
+
+    monkeypatch.setattr(scores, "_scores_alone", too_large)
+    found = environments(ppca_spec(seeds=[4, 44], compute=COMPUTE))
+    assert [one["memory_was_short"] for one in found] == [False, True]
+
+
+@pytest.mark.parametrize("was_short", [False, True])
+def test_a_run_that_was_short_of_memory_before_it_resumed_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, was_short: bool
+) -> None:
+    """The scores of its checkpoint are kept."""
+    spec, scores_alone, refused = ppca_spec(compute=COMPUTE), scores._scores_alone, [was_short]
+
+    def once_too_large(model: VectorModel, masks: Tensor) -> Tensor:
+        if refused.pop() if refused else False:
+            raise MemoryError
+        return scores_alone(model, masks)
+
+    monkeypatch.setattr(scores, "_scores_alone", once_too_large)
+    records(spec_of(spec), tmp_path, stop_after=4)
+    resume = Resume(files=[str(path) for path in checkpoint.files(tmp_path)], after=1)
+    assert [one["memory_was_short"] for one in environments(spec, resume=resume)] == [was_short]
+
+
 def test_the_environment_is_sent_after_the_start_of_the_run() -> None:
     lines = lines_of(ppca_spec(compute=COMPUTE))
     assert [line["record"] for line in lines[:2]] == ["log", "environment"]

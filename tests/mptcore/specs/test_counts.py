@@ -185,6 +185,16 @@ def test_the_time_on_a_cpu_grows_with_masks_and_the_work_for_each() -> None:
     assert trained.cpu_seconds() == pytest.approx(seconds + 10 * 600 * 200_000 / 3e9)
 
 
+def test_each_step_of_a_training_by_the_lml_takes_a_millisecond() -> None:
+    train = {"epochs": 900, "learning_rate": 0.01, "objective": "lml"}
+    spec = vectors(evaluate={"masks": {"schedule": "all", "per_size": 1}}, seeds=[1, 2])
+    trained = vectors(
+        evaluate={"masks": {"schedule": "all", "per_size": 1}}, seeds=[1, 2], train=train
+    )
+    gradients = trained.train_masks() * 20_000 / 3e9
+    assert trained.cpu_seconds() == pytest.approx(spec.cpu_seconds() + gradients + 2 * 0.9)
+
+
 def test_an_upload_counts_as_if_values_were_missing() -> None:
     data = {"source": "upload", "dataset": "0" * 32, "n": 50_000, "dim": 6}
     spec = vectors(data=data, evaluate={"masks": {"schedule": "all", "per_size": 10}})

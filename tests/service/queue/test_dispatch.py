@@ -184,7 +184,22 @@ def test_a_gpu_takes_a_short_experiment_if_the_idle_cpu_is_kept_for_others(
     assert chosen(database, Queue.GPU) == short
 
 
-def test_a_gpu_takes_a_short_experiment_if_the_last_place_is_kept_for_a_gpu_run(
+@pytest.mark.parametrize(("places", "waits"), [(1, False), (2, False), (3, True), (None, True)])
+def test_a_short_experiment_keeps_its_turn_under_a_limit(
+    database: Database, places: int | None, waits: bool
+) -> None:
+    """Other runs of its user could take the last places before a CPU worker takes it: as many as
+    CPU workers are idle."""
+    with database.transaction() as session:
+        session.execute(update(User).values(max_running=places))
+    idle_gpu(database, 60)
+    idle_cpus(database, "c", "d")
+    short = waiting(database, "auto", priority=1)
+    long = submitted(database, ppca_spec(compute__device="auto", evaluate__masks=LONG_MASKS))
+    assert chosen(database, Queue.GPU) == (long if waits else short)
+
+
+def test_a_gpu_takes_a_short_experiment_if_its_last_place_is_kept_for_a_gpu_run(
     database: Database,
 ) -> None:
     """Otherwise nothing would start until the GPU has the memory for the other run."""
@@ -195,4 +210,15 @@ def test_a_gpu_takes_a_short_experiment_if_the_last_place_is_kept_for_a_gpu_run(
     waiting(database, "cuda", gib=61, priority=1)
     short = waiting(database, "auto")
     assert chosen(database, Queue.CPU) is None
+    assert chosen(database, Queue.GPU) == short
+
+
+def test_a_gpu_takes_a_short_experiment_that_a_cpu_worker_did_not_run(database: Database) -> None:
+    """A worker that hangs may still report that it is idle."""
+    idle_gpu(database, 60)
+    idle_cpus(database, "hangs")
+    short = waiting(database, "auto")
+    assert chosen(database, Queue.GPU) is None
+    assert chosen(database, Queue.CPU) == short
+    change(database, short, status="queued")
     assert chosen(database, Queue.GPU) == short

@@ -144,8 +144,9 @@ def test_a_language_model_keeps_the_memory_of_its_parts(
     register(either, "a", free=total, total=total)
     register(either, "b", free=total, total=total)
     first, second = submit(either, 1), submit(either, 1)
+    own = GIB - workers.GPU_RUNTIME_BYTES
     for one in (first, second):
-        stored.change(either, one, gpu_part_bytes=23 * GIB)
+        stored.change(either, one, estimated_bytes=own, gpu_part_bytes=23 * GIB)
     chosen = dispatch(either)
     assert chosen is not None
     assert claim(either, chosen, "a")
@@ -166,6 +167,22 @@ def test_a_language_model_keeps_the_memory_of_its_parts(
     assert following is not None
     assert following.experiment_id == second
     assert claim(either, following, "b")
+
+
+@pytest.mark.parametrize(("expected", "room"), [(20, 80 - 24), (30, 80 - 30)])
+def test_parts_are_not_counted_twice_if_earlier_runs_told_the_peak(
+    either: Database, expected: float, room: float
+) -> None:
+    register(either, "a", free=80)
+    own = GIB - workers.GPU_RUNTIME_BYTES
+    run = submit(either, expected)
+    stored.change(either, run, estimated_bytes=own, gpu_part_bytes=23 * GIB)
+    chosen = dispatch(either)
+    assert chosen is not None
+    assert claim(either, chosen, "a")
+    with either.transaction() as session:
+        (gpu,) = workers.gpus(session, 60)
+    assert gpu.room == room * GIB
 
 
 @pytest.mark.parametrize("given", [{}, {"memory_mib": 100}])

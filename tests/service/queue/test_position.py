@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from service.experiments.schemas import Submission
@@ -108,6 +108,14 @@ def test_a_short_experiment_for_any_device_waits_for_the_idle_cpu(database: Data
     assert (found(short).reason, found(long).reason) == ("next in turn", "1 before it")
     assert found(short).estimate == f"{forecast.BASIS}; {ON_CPU}"
     assert found(long).estimate == forecast.UNKNOWN
+    change(database, short, dispatch_no=1)  # a CPU worker did not run it
+    assert found(short).estimate == forecast.BASIS
+    change(database, short, dispatch_no=0)
+    with database.transaction() as session:
+        session.execute(update(User).values(max_running=2))  # and one run is on the GPU
+    assert found(short).estimate == forecast.BASIS
+    with database.transaction() as session:
+        session.execute(update(User).values(max_running=None))
     occupy(database, "cpu0")
     assert found(short).reason == "all 1 CPU and 1 GPU workers are busy, next in turn"
     with database.snapshot() as session:

@@ -18,6 +18,8 @@ from mptcore.specs.train import Train
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
 """Approximate number of multiplications a second on two cores, in scoring and in training: see
 docs/speed.md."""
+LML_STEP_S = 1e-3
+"""Approximate time of a training step by the LML for one start, whatever its size."""
 MAX_RANK = 128
 """Maximum rank of a moment that is treated as a moment of low rank."""
 MIN_WORK = 20_000
@@ -186,7 +188,11 @@ class LinearGaussianExperiment(VectorExperiment):
         rows = self.data.n if isinstance(self.data, UploadData) else 0
         each = max(self._mask_work(), rows * self.data.dim * self._latent_dims())
         scored = self.evaluations * self.evaluate.count(self.data.dim)
-        return each * (scored / SCORED_A_SECOND + self.train_masks() / TRAINED_A_SECOND)
+        seconds = each * (scored / SCORED_A_SECOND + self.train_masks() / TRAINED_A_SECOND)
+        if self.train is not None and "lml" in self.train.objective:
+            steps = self.train.epochs * self.train.steps_per_epoch(self.data.kept_n)
+            seconds += self.starts * steps * LML_STEP_S
+        return seconds
 
     def _work_problems(
         self, masks: int, most: int, a_second: float, pointer: str, lower: str
