@@ -95,7 +95,7 @@ def _queue_position(
     if one.prefers_cpu and not one.dispatch_no and len(served) > 1:
         idle, most = queue_snapshot.slots[Queue.CPU].idle, queue_snapshot.most_slots(Queue.CPU)
         if mine.leaves_short_runs_to(idle, most):
-            served, basis = [Queue.CPU], f"{forecast.BASIS}; {ON_CPU}"
+            basis = f"{forecast.BASIS}; {ON_CPU}"
     gpu_run_is_first = mine.has_one_place and queue_snapshot.gpu_run_is_first(one.owner_id)
     if served == [Queue.CPU] and queue_snapshot.gpus and gpu_run_is_first:
         reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"

@@ -210,8 +210,10 @@ def test_several_workers_for_each_gpu(tmp_path: Path) -> None:
         return sorted(len([*path.iterdir()]) for path in tmp_path.iterdir() if path.is_dir())
 
     def stop() -> None:
-        wait_until(lambda: numbers() == [2, 3])
-        stopping.set()
+        try:
+            wait_until(lambda: numbers() == [2, 3])
+        finally:
+            stopping.set()
 
     watch = threading.Thread(target=stop)
     watch.start()

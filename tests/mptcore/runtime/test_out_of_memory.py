@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.runtime.out_of_memory import by_rows, in_halves, in_smaller_parts, is_out_of_memory
+from mptcore.runtime.out_of_memory import (
+    by_rows,
+    in_halves,
+    in_smaller_parts,
+    is_out_of_memory,
+    shortages,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,7 @@ def squares(most: int, seen: list[int], numbers: Tensor) -> Tensor:
 @pytest.mark.parametrize(("most", "parts"), [(9, [9]), (4, [9, 5, 3, 3, 3]), (1, None)])
 def test_batches_are_halved_down_to_one(most: int, parts: list[int] | None) -> None:
     numbers, seen, told = torch.arange(9.0), list[int](), list[int]()
+    before = shortages()
     found = in_halves(
         lambda some: squares(most, seen, some), numbers, lambda some: told.append(len(some))
     )
@@ -56,6 +63,7 @@ def test_batches_are_halved_down_to_one(most: int, parts: list[int] | None) -> N
     assert parts in (None, seen)
     assert min(seen) >= 1
     assert told == [one for one in seen if one > most]
+    assert shortages() - before == len(told)
 
 
 def test_an_empty_batch_is_not_halved() -> None:
@@ -90,10 +98,12 @@ def test_the_computation_restarts_with_smaller_parts() -> None:
         return [len(part) for part in parts]
 
     told: list[list[int]] = []
+    before = shortages()
     parts = [torch.arange(5), torch.arange(1)]
     found = in_smaller_parts(compute, parts, lambda parts: told.append([len(p) for p in parts]))
     assert found == [2, 1, 1, 1, 1]
     assert told == [[5, 1], [3, 2, 1]]
+    assert shortages() - before == 2
 
 
 @pytest.mark.parametrize("most", [5, 2])
