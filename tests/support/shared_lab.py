@@ -21,7 +21,7 @@ from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import submit
 
-LIKE = ("owner_id", "tags", "priority", "spec", "device")
+LIKE = ("owner_id", "tags", "priority", "spec", "device", "prefers_cpu")
 FOLD_EVERY_S = 37.0
 WITHIN_S = 1e12
 
