@@ -28,8 +28,7 @@ RESTART_S = 10.0
 LOOK_S = 0.2
 PR_SET_PDEATHSIG = 1
 
-
-Slot = tuple[str, int]
+PinnedSlot = tuple[str, int]
 """UUID of a GPU and number of one of its workers."""
 
 
@@ -48,7 +47,7 @@ class PinnedWorkers:
     ):
         """Without `may_end` a worker that ended with status 0 is started again too."""
         self._command, self._restart_s, self._may_end = command, restart_s, may_end
-        self._processes: dict[Slot, subprocess.Popen[bytes]] = {}
+        self._processes: dict[PinnedSlot, subprocess.Popen[bytes]] = {}
         each = product(uuids, range(slots))
         self._due = dict.fromkeys(each, -float("inf"))  # when those are started that do not run
 

@@ -40,6 +40,7 @@ class Resumed:
     device: str | None
     """Device of the computation; None in older files."""
     memory_was_short: bool = False
+    """True if work before the checkpoint was repeated in smaller parts."""
 
 
 @dataclass(frozen=True)

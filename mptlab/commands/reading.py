@@ -34,6 +34,8 @@ from mptlab.progress import printable
 from mptlab.sorting import in_order
 from mptlab.tables import comparison
 
+GIB = 2**30
+
 app = typer.Typer()
 
 SWEEP = "sweep: id, beginning of an id, or name"
@@ -254,9 +256,6 @@ def workers(context: CommandContext) -> None:
     shown = found if context.as_json else [{**one, **_gpu_columns(one)} for one in found]
     of_gpu = ("gpu", "gpu_memory") if any(one["gpu"] for one in found) else ()
     context.show(shown, "host", "queue", *of_gpu, "busy", "experiment_id", "silent_s")
-
-
-GIB = 2**30
 
 
 def _gpu_columns(worker: Json) -> Json:

@@ -84,15 +84,16 @@ def dispatch_next(
         one for one in standings if one.may_begin(for_queue) and one.under_way[for_queue] < most
     ]
     room: int | None = None
-    cpus = Slots(0, 0)
+    idle_cpus, most_on_cpus = 0, 0.0
     for user in shares.in_turn(session, may_run, for_queue):
         if for_queue == Queue.GPU and room is None:
             room = _room(session, user, within_s)
-            cpus = workers.slots(session, within_s).get(Queue.CPU, cpus)
+            cpus = workers.slots(session, within_s).get(Queue.CPU, Slots(0, 0))
+            idle_cpus = cpus.idle
+            most_on_cpus = shares.max_slots(standings, fair_share, cpus.workers)
         if for_queue == Queue.CPU and is_kept_for_a_gpu(session, user, within_s):
             continue
-        most_on_cpus = shares.max_slots(standings, fair_share, cpus.workers)
-        cpu_may_take = user.leaves_short_runs_to(cpus.idle, most_on_cpus)
+        cpu_may_take = user.leaves_short_runs_to(idle_cpus, most_on_cpus)
         chosen = {"owner": user.owner_id, "room": room, "cpu_may_take": cpu_may_take}
         row = session.execute(_dispatch(for_queue), chosen).one_or_none()
         if row is not None:
@@ -132,7 +133,7 @@ def is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool
 
 def prefers_cpu(spec: ExperimentSpec) -> bool:
     """Return whether an experiment may run on any device, and a CPU needs less time for it than a
-    GPU needs to start. If a CPU worker did not finish it, a GPU worker may run it too."""
+    GPU needs to start."""
     if Device(spec.compute.device) != Device.AUTO:
         return False
     seconds = spec.cpu_seconds()
@@ -179,6 +180,7 @@ def _first(device: Device, for_queue: Queue) -> Subquery:
     )
     if for_queue == Queue.GPU:
         waits &= func.coalesce(EXPERIMENTS.c.memory_bytes, 0) <= bindparam("room", type_=BigInteger)
+        # What was dispatched before may have met a CPU worker that cannot run it.
         is_short = EXPERIMENTS.c.prefers_cpu & (EXPERIMENTS.c.dispatch_no == 0)
         waits &= ~(is_short & bindparam("cpu_may_take", type_=Boolean))
     highest = select(EXPERIMENTS.c.priority).where(waits).order_by(EXPERIMENTS.c.priority.desc())

@@ -21,7 +21,7 @@ from service.tables.workers import Worker
 from tests.support.nvml import GIB, Card, Nvml
 from tests.support.processes import wait_until
 from worker import every_gpu, fitness, gpus, node, presence
-from worker.every_gpu import PinnedWorkers, Slot
+from worker.every_gpu import PinnedSlot, PinnedWorkers
 
 FIRST, SECOND, DIVIDED = "GPU-8932f937-d72c", "GPU-89aa0000-0001", "GPU-ffff0000-0002"
 PARTS = ["MIG-11110000-0000", "MIG-22220000-0000"]
@@ -230,7 +230,7 @@ def test_a_worker_of_a_lab_or_of_this_machine_alone(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, flags: list[str], slots: int
 ) -> None:
     """Pinned workers of `mpt serve` need no broker."""
-    started: list[tuple[list[Slot], tuple[str, ...], bool]] = []
+    started: list[tuple[list[PinnedSlot], tuple[str, ...], bool]] = []
 
     def run(self: PinnedWorkers, _: threading.Event) -> None:
         started.append(([*self._due], tuple(self._command[2:]), self._may_end))
