@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import Estimate
-from mptcore.estimation.scores import SizeScores, cumulative_estimate, size_estimate, size_kurtosis
+from mptcore.estimation.scores import SizeScores, cumulative_estimate, size_estimates, size_kurtosis
 from mptcore.specs import AllSizes
 from mptcore.specs.masks import Design
 
@@ -90,7 +90,8 @@ def of_size(kind: str, size: int, per_size: int, repeats: int) -> Coverage:
     pool = torch.tensor([s for mask, s in scores_of(kind).items() if len(mask) == size]).double()
     masks, kurtosis = AllSizes(per_size=per_size), size_kurtosis(size, DIM)
     drawn = _drawn(pool, per_size, repeats)
-    found = [size_estimate(SizeScores(size, values), masks, kurtosis) for values in drawn]
+    sizes, kurtoses = [size] * len(drawn), [kurtosis] * len(drawn)
+    found = size_estimates(SizeScores(sizes, drawn), masks, kurtoses)
     return Coverage.of(found, pool.mean().item())
 
 
@@ -105,10 +106,7 @@ def of_sum(kind: str, design: Design, per_size: int, repeats: int) -> Coverage:
         table[sum(2**j for j in mask)] = score
     codes = (2**orders).cumsum(-1)  # of the first m of each order
     values = torch.stack([table[codes[:, m, :, m]] for m in range(DIM)], 1)  # (repeats, D, P)
-    found = [
-        cumulative_estimate([SizeScores(m + 1, row) for m, row in enumerate(one)], masks)
-        for one in values
-    ]
+    found = [cumulative_estimate([SizeScores(range(1, DIM + 1), one)], masks) for one in values]
     sizes = [[s for mask, s in scores.items() if len(mask) == m] for m in range(1, DIM + 1)]
     return Coverage.of(found, sum(math.fsum(size) / len(size) for size in sizes))
 

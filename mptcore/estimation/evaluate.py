@@ -29,12 +29,12 @@ from mptcore.estimation.quality import Grade, doubtful_reason, shift_reason
 from mptcore.estimation.scores import (
     ScoredSizes,
     SizeScores,
+    by_model,
     convergence,
     cumulative_estimate,
-    mask_mean,
     score_batches,
     score_masks,
-    size_estimate,
+    size_estimates,
     size_kurtosis,
     with_difference,
 )
@@ -130,25 +130,39 @@ class Evaluation:
         joint = isinstance(masks, FixedSize) and tractable
 
         def points(scores: tuple[SizeScores, ...]) -> Iterator[Point]:
-            rows = [
-                self._graded(i, self._size_estimate(row), [row])
-                for i, row in enumerate(with_difference(scores))
-            ]
-            return self._points(scores[0].size, rows)
+            rows = [self._of_sizes(i, row) for i, row in enumerate(with_difference(scores))]
+            of_sizes = zip(scores[0].sizes, *rows, strict=True)
+            return itertools.chain.from_iterable(self._points(size, own) for size, *own in of_sizes)
 
         curve = yield from score_masks(models, batches, self.cache, joint, points)
         for record in self._conclusions(self._totals(curve), curve):
             yield Step(record)
 
-    def _size_estimate(self, scores: SizeScores) -> Estimate:
-        return size_estimate(scores, self.spec.masks, self._kurtosis(scores))
+    def _of_sizes(self, row: int, scores: SizeScores) -> list[Graded]:
+        """Return the estimate of each size."""
+        grades = Grade.of_each(scores) or itertools.repeat(None)
+        of_each = zip(scores.sizes, self._estimates(scores), grades, strict=False)
+        return [self._graded(row, one, [size], grade) for size, one, grade in of_each]
 
-    def _kurtosis(self, scores: SizeScores) -> float:
-        """Return the kurtosis that the scores of one size may have. There is only one mask of all
+    def _of_sum(
+        self, row: int, curve: Sequence[SizeScores], estimate: Estimate, factor: float = 1
+    ) -> Graded:
+        """Grade an estimate computed as `factor` times the scores of a curve."""
+        sizes = [size for scores in curve for size in scores.sizes]
+        return self._graded(row, estimate, sizes, Grade.of(curve, factor), factor)
+
+    def _estimates(self, scores: SizeScores) -> list[Estimate]:
+        return size_estimates(scores, self.spec.masks, self._kurtoses(scores))
+
+    def _kurtoses(self, scores: SizeScores) -> list[float]:
+        """Return the kurtosis that the scores of each size may have. There is only one mask of all
         dimensions, so its score varies only if it is sampled."""
-        if scores.size == self.first.dim and scores.grades is None:
-            return CONSTANT
-        return size_kurtosis(scores.size, self.first.dim)
+        dim = self.first.dim
+        is_constant = scores.grades is None
+        return [
+            CONSTANT if size == dim and is_constant else size_kurtosis(size, dim)
+            for size in scores.sizes
+        ]
 
     def _totals(self, curve: ScoredSizes) -> list[Graded]:
         """Return the sum that the schedule estimates for each model and for the difference; an
@@ -157,10 +171,10 @@ class Evaluation:
         rows = list(enumerate(zip(*map(with_difference, curve), strict=True)))
         match masks:
             case AllSizes():
-                return [self._graded(i, cumulative_estimate(row, masks), row) for i, row in rows]
+                return [self._of_sum(i, row, cumulative_estimate(row, masks)) for i, row in rows]
             case FixedSize():
-                scaled = ((i, row, self._size_estimate(row[0]).scaled(dim)) for i, row in rows)
-                return [self._graded(i, total, row, dim) for i, row, total in scaled]
+                sums = ((i, row, self._estimates(row[0])[0].scaled(dim)) for i, row in rows)
+                return [self._of_sum(i, row, total, dim) for i, row, total in sums]
             case _:
                 return []
 
@@ -182,12 +196,15 @@ class Evaluation:
             self._available(sizes),
             cache=self.cache,
         )
-        scores = _by_size(sizes, torch.cat(rounds, 2), sample.strata)
-        for size, estimates in zip(sizes, sample.estimates(), strict=True):
-            rows = [self._graded(i, one, [scores[size][i]]) for i, one in enumerate(estimates)]
+        curve = _with_grades(sizes, torch.cat(rounds, 2), sample.strata)
+        for k, (size, estimates) in enumerate(zip(sizes, sample.estimates(), strict=True)):
+            rows = [
+                self._graded(i, one, [size], Grade.of([scores[i] for scores in curve[k : k + 1]]))
+                for i, one in enumerate(estimates)
+            ]
             yield from map(Step, self._points(size, rows))
         totals = [
-            self._graded(i, one, [scores[size][i] for size in sizes], width)
+            self._graded(i, one, sizes, Grade.of([scores[i] for scores in curve], width), width)
             for i, one in enumerate(sample.total_estimates())
         ]
         grade = totals[row].grade
@@ -236,17 +253,22 @@ class Evaluation:
         )
 
     def _graded(
-        self, row: int, estimate: Estimate, curve: Sequence[SizeScores], factor: float = 1
+        self,
+        row: int,
+        estimate: Estimate,
+        sizes: Sequence[int],
+        grade: Grade | None,
+        factor: float = 1,
     ) -> Graded:
-        """Grade an estimate computed as `factor` times the scores of a curve, for a model or, in
-        the row after the models, for the difference."""
+        """Return an estimate computed as `factor` times the scores of some sizes with its grade and
+        the reason not to quote it, for a model or, in the row after the models, for the
+        difference."""
         models = list(self.models.values())
-        grade, own = Grade.of(curve, factor), models[row : row + 1] or models
+        own = models[row : row + 1] or models
         if grade is not None:
             estimate = estimate.widened(grade.doubt)
         reason = _reason(own, estimate, grade)
         if reason is None:
-            sizes = [scores.size for scores in curve]
             reason = _quadrature_reason(own, estimate, sizes, factor)
         return Graded(estimate, grade, reason)
 
@@ -295,7 +317,7 @@ class Evaluation:
     ) -> Iterator[Record]:
         """Yield the records that need the score of each mask."""
         if curve and curve[0].joint is not None:
-            joint = mask_mean(curve[0].joint, self.spec.masks, self._kurtosis(curve[0]))
+            (joint,) = self._estimates(SizeScores(curve[0].sizes, curve[0].joint))
             yield from final_metric("joint_score", joint, labels, not_final_reason)
         if self.spec.convergence:
             factor = model.dim if isinstance(self.spec.masks, FixedSize) else 1
@@ -312,7 +334,7 @@ class Evaluation:
         not_final_reason: str | None,
     ) -> Iterator[Point]:
         alone = isinstance(self.spec.masks, FixedSize)
-        kurtosis = self._kurtosis(curve[0]) if alone else MIN_KURTOSIS
+        kurtosis = self._kurtoses(curve[0])[0] if alone else MIN_KURTOSIS
         for p, estimate in enumerate(convergence(curve, self.spec.masks, kurtosis), 1):
             scaled = estimate.scaled(factor)
             gap = replace(scaled, mean=scaled.mean - lml)
@@ -373,15 +395,14 @@ def _quadrature_reason(
     return None
 
 
-def _by_size(
+def _with_grades(
     sizes: Sequence[int], values: Tensor, strata: Tensor
-) -> dict[int, tuple[SizeScores, ...]]:
-    """Return the scores (models, R, masks) and the difference, by size. Scores without grades are
-    left out: the sample has their estimates."""
-    is_graded, of_size, found = values.shape[1] > 1, values[:, :, :0], {}
-    for i, size in enumerate(sizes):
-        if is_graded:
-            of_size = values[:, :, strata == i]
-        rows = (SizeScores(size, one[0], grades=one[1:] if is_graded else None) for one in of_size)
-        found[size] = with_difference(tuple(rows))
-    return found
+) -> list[tuple[SizeScores, ...]]:
+    """Return the scores (models, R, masks) and the difference, size by size. An empty list if they
+    have no grades: the sample has their estimates."""
+    if values.shape[1] == 1:
+        return []
+    of_sizes = (values[:, :, None, strata == i] for i in range(len(sizes)))
+    return [
+        with_difference(by_model([size], own)) for size, own in zip(sizes, of_sizes, strict=True)
+    ]

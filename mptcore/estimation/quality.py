@@ -45,10 +45,10 @@ def shift_reason(shift: float, share: float, std_err: float | None) -> str | Non
 
 
 class Graded(Protocol):
-    """Sampled scores of one size."""
+    """Sampled scores of some sizes."""
 
     @property
-    def grades(self) -> Tensor | None: ...
+    def grades(self) -> Tensor | None: ...  # (3, S, P)
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,21 @@ class Grade:
     def of(cls, curve: Sequence[Graded], factor: float = 1) -> "Grade | None":
         """Grade the sum over the sizes of a curve, times a factor. None if the scores are exact.
         The share of unreliable weights is that of the worst size."""
-        means = [scores.grades.mean(1) for scores in curve if scores.grades is not None]
+        means = [one for scores in curve for one in _means(scores)]
         if not means:
             return None
-        bias = factor * sum(mean[0].item() for mean in means)
-        shares = [mean[1].item() for mean in means]
+        bias, shares = factor * sum(bias for bias, _ in means), [share for _, share in means]
         return cls(bias, max(shares), factor * DOUBTFUL_ERROR * sum(shares))
+
+    @classmethod
+    def of_each(cls, scores: Graded) -> "list[Grade]":
+        """Grade each size by itself. An empty list if the scores are exact."""
+        return [cls(bias, share, DOUBTFUL_ERROR * share) for bias, share in _means(scores)]
+
+
+def _means(scores: Graded) -> list[tuple[float, float]]:
+    """Return the mean bias and the mean doubtful share of each size."""
+    if scores.grades is None:
+        return []
+    bias, share, _ = scores.grades.mean(2).tolist()
+    return list(zip(bias, share, strict=True))

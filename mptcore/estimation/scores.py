@@ -1,9 +1,9 @@
 """Compute estimates from scored masks: the MPT curve, its sum, and their standard errors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import groupby, repeat
 
 import torch
 from torch import Tensor
@@ -28,30 +28,29 @@ from mptcore.specs import Masks
 
 @dataclass(frozen=True)
 class SizeScores:
-    """The scores of the masks of one size, in the order they were drawn."""
+    """The scores of equally many masks of each of some sizes, in the order they were drawn."""
 
-    size: int
-    values: Tensor  # (P,), float64, on the CPU
-    joint: Tensor | None = None  # (P,), the joint score of each mask, where asked for
+    sizes: Sequence[int]  # (S,)
+    values: Tensor  # (S, P), float64, on the CPU
+    joint: Tensor | None = None  # (S, P), the joint score of each mask, where asked for
     grades: Tensor | None = (
-        None  # (3, P), where sampled: the bias, the doubtful share, the variance
+        None  # (3, S, P), where sampled: the bias, the doubtful share, the variance
     )
-    known_moments: Moments | None = field(default=None, compare=False)
 
     @cached_property
-    def moments(self) -> Moments:
-        """The moments of the values, which the point of a size and the sum of all sizes need."""
-        return self.known_moments or Moments.of(self.values)
+    def moments(self) -> list[Moments]:
+        """The moments of each size, which its point and the sum of all sizes need."""
+        return Moments.of_each(self.values.numpy())
 
     def __sub__(self, other: "SizeScores") -> "SizeScores":
         """Return the differences, mask by mask."""
         values = self.values - other.values
         if self.grades is None or other.grades is None:
-            return SizeScores(self.size, values)
+            return SizeScores(self.sizes, values)
         bias = self.grades[0] - other.grades[0]
         share = torch.maximum(self.grades[1], other.grades[1])
         variance = self.grades[2] + other.grades[2]
-        return SizeScores(self.size, values, grades=torch.stack([bias, share, variance]))
+        return SizeScores(self.sizes, values, grades=torch.stack([bias, share, variance]))
 
 
 NESTED_KURTOSIS = 9.0
@@ -59,7 +58,7 @@ NESTED_KURTOSIS = 9.0
 −log u of a uniform place u in the permutation."""
 
 ScoredSizes = Sequence[tuple[SizeScores, ...]]
-"""The scores by each model, for each size."""
+"""The scores by each model, for all sizes in order."""
 
 
 def with_difference(scores: tuple[SizeScores, ...]) -> tuple[SizeScores, ...]:
@@ -76,29 +75,23 @@ def score_masks(
     records_of: Callable[[tuple[SizeScores, ...]], Iterator[Record]] | None = None,
 ) -> Work[ScoredSizes]:
     """Score all masks by each model, size by size. With `joint`, compute the joint scores too.
-    `records_of` returns the records of a size as soon as it is scored."""
+    `records_of` returns the records of sizes as soon as they are scored."""
     curve: list[tuple[SizeScores, ...]] = []
-    parts: list[RunScores] = []
-    last = 0
+    whole = WholeSizes()
 
-    def ended() -> Iterator[Step]:
-        whole = parts[0] if len(parts) == 1 else RunScores.joined(parts)
-        curve.append(whole.by_model(joint))
-        parts.clear()
+    def ended(sizes: Sequence[int], values: Tensor) -> Iterator[Step]:
+        curve.append(by_model(sizes, values, joint))
         return map(Step, records_of(curve[-1]) if records_of else ())
 
     for scored in score_batches(models, batches, cache, joint):
         if isinstance(scored, Step):
             yield scored
             continue
-        batch, values = scored
-        for part in batch.split(values, with_moments=records_of is not None):
-            if parts and part.size != last:
-                yield from ended()
-            parts.append(part)
-            last = part.size
-    if parts:
-        yield from ended()
+        batch, scores = scored
+        for sizes, values in whole.add(batch.masks.runs, scores):
+            yield from ended(sizes, values)
+    for sizes, values in whole.last():
+        yield from ended(sizes, values)
     return curve
 
 
@@ -123,33 +116,51 @@ def score_batches(
         yield Step(masks=len(batch))
 
 
-@dataclass(frozen=True, slots=True)
-class RunScores:
-    """The scores of adjacent masks of one size, and the moments of the first row by each model."""
+class WholeSizes:
+    """Joins the scores of batches to those of whole sizes. A batch may end within a size."""
 
-    size: int
-    values: Tensor  # (models, 1 to 4, P)
-    moments: Sequence[Moments | None]  # (models,)
+    def __init__(self) -> None:
+        self._size = 0
+        self._parts: list[Tensor] = []
 
-    @classmethod
-    def joined(cls, parts: "Sequence[RunScores]") -> "RunScores":
-        values = torch.cat([part.values for part in parts], dim=2)
-        return cls(parts[0].size, values, [None] * len(values))
+    def add(
+        self, runs: Sequence[tuple[int, int]], scores: Tensor
+    ) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Add the scores (models, R, B) of a batch, given each size and the number of its masks.
+        Yield sizes that are whole, those with equally many masks together, and their scores
+        (models, R, S, P)."""
+        (first, count), *rest = runs
+        if first != self._size:
+            yield from self.last()
+        self._size = first
+        self._parts.append(scores[:, :, :count])
+        if not rest:
+            return
+        yield from self.last()
+        self._size, in_last = rest.pop()
+        end = scores.shape[2] - in_last
+        self._parts.append(scores[:, :, end:])
+        middle = scores[:, :, count:end]
+        for masks, alike in groupby(rest, lambda run: run[1]):
+            sizes = [size for size, _ in alike]
+            own, middle = middle.tensor_split([masks * len(sizes)], 2)
+            yield sizes, own.view(*own.shape[:2], len(sizes), masks)
 
-    def by_model(self, joint: bool) -> tuple[SizeScores, ...]:
-        """Return the scores of each model. The second row has joint scores if `joint`; the last
-        three of four rows have grades."""
-        rows = self.values.shape[1]
-        return tuple(
-            SizeScores(
-                self.size,
-                self.values[i, 0],
-                self.values[i, 1] if joint else None,
-                self.values[i, 1:] if rows == 4 else None,
-                moments,
-            )
-            for i, moments in enumerate(self.moments)
-        )
+    def last(self) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Yield the last size, if there is one."""
+        if self._parts:
+            yield [self._size], torch.cat(self._parts, 2)[:, :, None]
+            self._parts.clear()
+
+
+def by_model(sizes: Sequence[int], values: Tensor, joint: bool = False) -> tuple[SizeScores, ...]:
+    """Return the scores of each model, from (models, 1 to 4, S, P). The second row has joint scores
+    if `joint`; the last three of four rows have grades."""
+    has_grades = values.shape[1] == 4
+    return tuple(
+        SizeScores(sizes, own[0], own[1] if joint else None, own[1:] if has_grades else None)
+        for own in values
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +173,6 @@ class PositionedMasks:
 
     def __len__(self) -> int:
         return len(self.masks.masks)
-
-    def split(self, values: Tensor, with_moments: bool) -> Iterator[RunScores]:
-        """Yield the scores of each run of masks, from the scores (models, R, B) of all. Moments of
-        runs of equal length are computed together."""
-        runs = self.masks.runs
-        if not with_moments:
-            parts = torch.split(values, [count for _, count in runs], dim=2)
-            for (size, _), part in zip(runs, parts, strict=True):
-                yield RunScores(size, part, [None] * len(values))
-            return
-        numbers, first = values[:, 0].numpy(), 0
-        for count, alike in groupby(runs, lambda run: run[1]):
-            sizes = [size for size, _ in alike]
-            end = first + count * len(sizes)
-            rows = numbers[:, first:end].reshape(-1, count)  # (models · sizes, P)
-            moments = Moments.of_each(rows)
-            parts = torch.split(values[:, :, first:end], count, dim=2)
-            for i, (size, part) in enumerate(zip(sizes, parts, strict=True)):
-                yield RunScores(size, part, moments[i :: len(sizes)])
-            first = end
 
 
 def _positioned(batches: Iterable[SizedMasks], first: int) -> Iterator[PositionedMasks]:
@@ -257,24 +248,22 @@ def size_kurtosis(size: int, dim: int) -> float:
     return max(MIN_KURTOSIS, 1 / variance - 3) if variance else MIN_KURTOSIS
 
 
-def size_estimate(scores: SizeScores, masks: Masks, kurtosis: float = MIN_KURTOSIS) -> Estimate:
-    """Estimate S(m). If all masks of a size were scored, only sampled scores contribute an
-    error."""
-    if masks.design == "exhaustive" or masks.windows_per_permutation > 1:
-        estimate = mask_mean(scores.values, masks, kurtosis)
-    else:
-        estimate = Estimate.of_moments(scores.moments, kurtosis=kurtosis)
-    if masks.design != "exhaustive" or scores.grades is None:
-        return estimate
-    return replace(estimate, std_err=scores.grades[2].sum().sqrt().item() / estimate.n)
-
-
-def mask_mean(values: Tensor, masks: Masks, kurtosis: float = MIN_KURTOSIS) -> Estimate:
-    """Estimate the mean of values (P,) over masks of one size, from the replicates of the
-    design."""
-    if masks.design == "exhaustive":
-        return Estimate(values.mean().item(), 0.0, len(values))
-    return Estimate.of(_replicates(values, masks), len(values), kurtosis)
+def size_estimates(
+    scores: SizeScores, masks: Masks, kurtoses: Iterable[float] = repeat(MIN_KURTOSIS)
+) -> list[Estimate]:
+    """Estimate S(m) of each size, with the kurtosis that its scores may have. If all masks of a
+    size were scored, only sampled scores contribute an error."""
+    count = scores.values.shape[1]
+    if masks.design != "exhaustive":
+        is_each_a_replicate = masks.windows_per_permutation == 1
+        moments = scores.moments if is_each_a_replicate else _of_replicates(scores.values, masks)
+        pairs = zip(moments, kurtoses, strict=False)
+        return [Estimate.of_moments(own, count, kurtosis) for own, kurtosis in pairs]
+    errors = torch.zeros(len(scores.sizes), dtype=torch.float64)
+    if scores.grades is not None:
+        errors = scores.grades[2].sum(1).sqrt() / count
+    means = scores.values.mean(1).tolist()
+    return [Estimate(mean, e, count) for mean, e in zip(means, errors.tolist(), strict=True)]
 
 
 def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
@@ -285,9 +274,9 @@ def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
     one total.
     """
     if masks.design == "nested":
-        totals = torch.stack([scores.values for scores in curve]).sum(0)
-        return Estimate.of(totals, sum(len(scores.values) for scores in curve), NESTED_KURTOSIS)
-    return total_of([size_estimate(scores, masks) for scores in curve])
+        values = torch.cat([scores.values for scores in curve])  # (D, P)
+        return Estimate.of(values.sum(0), values.numel(), NESTED_KURTOSIS)
+    return total_of([one for scores in curve for one in size_estimates(scores, masks)])
 
 
 def convergence(
@@ -295,7 +284,7 @@ def convergence(
 ) -> list[Estimate]:
     """Estimate the sum of S(m) from the first p masks of each size, for p = 1..P. There are no
     standard errors if the masks of one size are dependent."""
-    values = torch.stack([scores.values for scores in curve])  # (sizes, P)
+    values = torch.cat([scores.values for scores in curve])  # (D, P)
     if masks.design == "nested":
         values, kurtosis = values.sum(0, keepdim=True), NESTED_KURTOSIS
     count = torch.arange(1, values.shape[1] + 1, dtype=torch.float64)
@@ -313,6 +302,8 @@ def convergence(
     return [Estimate(means[0], None, 1), *rest]
 
 
-def _replicates(values: Tensor, masks: Masks) -> Tensor:
-    """Return independent means, (R,)."""
-    return values.view(-1, masks.windows_per_permutation).mean(1)  # (R, windows) to (R,)
+def _of_replicates(values: Tensor, masks: Masks) -> list[Moments]:
+    """Return the moments of the means over the windows of each permutation, which are independent,
+    for each size of (S, P)."""
+    means = values.view(len(values), -1, masks.windows_per_permutation).mean(2)
+    return Moments.of_each(means.numpy())

@@ -285,7 +285,7 @@ def test_reported_errors_follow_the_t_distribution(sizes: int, per_size: int) ->
 def test_convergence_by_hand() -> None:
     """Two sizes, three masks: the sum of the means, and Σ s² / p under the root."""
     values = torch.tensor([[1.0, 3.0, 2.0], [10.0, 14.0, 18.0]], dtype=torch.float64)
-    curve = [SizeScores(size, own) for size, own in enumerate(values, 1)]
+    curve = [SizeScores([1, 2], values)]
     first, second, third = convergence(curve, AllSizes(per_size=3))
     assert (first.mean, first.std_err) == (11, None)
     assert (second.mean, second.degrees) == pytest.approx((14, 2 / 3))
@@ -303,8 +303,8 @@ def test_a_mean_by_hand() -> None:
     found = Estimate.of(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
     assert (found.mean, found.n, found.degrees) == pytest.approx((3, 3, 4 / 3))
     assert found.std_err == pytest.approx(math.sqrt(7 / 3))
-    nested = [SizeScores(m, torch.tensor(v).double()) for m, v in ((1, [1, 0, 2]), (2, [0, 2, 4]))]
-    total = cumulative_estimate(nested, AllSizes(per_size=3, design="nested"))
+    nested = SizeScores([1, 2], torch.tensor([[1.0, 0, 2], [0, 2, 4]], dtype=torch.float64))
+    total = cumulative_estimate([nested], AllSizes(per_size=3, design="nested"))
     assert (total.mean, total.degrees) == (3, 2 * 2 / (9 - 1))
     assert total.std_err == pytest.approx(math.sqrt(7 / 3))
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.estimation.evaluate import Evaluation, _by_size
+from mptcore.estimation.evaluate import Evaluation, _with_grades
 from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
 from mptcore.protocol.records import Log, Metric, Point, Record
 from mptcore.runtime.session import ScoreCache
@@ -365,18 +365,16 @@ def test_sampled_masks_are_drawn_again_for_their_variance() -> None:
 
 
 def test_each_size_has_its_own_scores_and_grades() -> None:
-    """Both models and the difference have them. Without grades the size is enough."""
+    """Both models and the difference have them. Scores without grades are not needed."""
     first = torch.arange(12, dtype=torch.float64).view(4, 3)
     values, strata = torch.stack([first, 10 * first]), torch.tensor([1, 0, 1])
-    found = _by_size([5, 7], values, strata)
-    assert [row.size for row in found[7]] == [7, 7, 7]
-    assert [row.values.tolist() for row in found[7]] == [[0, 2], [0, 20], [0, -18]]
-    assert [row.values.tolist() for row in found[5]] == [[1], [10], [-9]]
-    grades = [row.grades for row in found[5]]
-    assert [None if one is None else one.tolist() for one in grades] == [
-        [[4], [7], [10]],
-        [[40], [70], [100]],
-        [[-36], [70], [110]],
+    five, seven = _with_grades([5, 7], values, strata)
+    assert [row.sizes for row in seven] == [[7]] * 3
+    assert [row.values.tolist() for row in seven] == [[[0, 2]], [[0, 20]], [[0, -18]]]
+    assert [row.values.tolist() for row in five] == [[[1]], [[10]], [[-9]]]
+    assert [None if row.grades is None else row.grades.flatten().tolist() for row in five] == [
+        [4, 7, 10],
+        [40, 70, 100],
+        [-36, 70, 110],
     ]
-    plain = _by_size([5, 7], values[:1, :1], strata)
-    assert [(row.size, row.grades) for row in plain[7]] == [(7, None)]
+    assert _with_grades([5, 7], values[:1, :1], strata) == []

@@ -42,8 +42,8 @@ def test_unfinished_scores_give_a_reason_and_a_cure() -> None:
 
 def test_a_sum_is_as_doubtful_as_its_most_doubtful_size() -> None:
     def of_size(size: int, bias: float, share: float) -> SizeScores:
-        grades = torch.tensor([[bias] * 3, [share] * 3, [0.0] * 3])
-        return SizeScores(size, torch.zeros(3), grades=grades)
+        grades = torch.tensor([[[bias] * 3], [[share] * 3], [[0.0] * 3]])
+        return SizeScores([size], torch.zeros(1, 3), grades=grades)
 
     curve = [of_size(size, 0.5, 1.0 if size == 7 else 0.0) for size in range(1, 101)]
     grade = Grade.of(curve, factor=2)
@@ -51,6 +51,12 @@ def test_a_sum_is_as_doubtful_as_its_most_doubtful_size() -> None:
     assert grade.bias == pytest.approx(100.0)
     assert grade.share == 1.0
     assert grade.doubt == pytest.approx(2 * 0.5 * 1.0)
-    exact = SizeScores(1, torch.zeros(3))
+    exact = SizeScores([1], torch.zeros(1, 3))
     assert Grade.of([exact]) is None
+    assert Grade.of_each(exact) == []
     assert Grade.of([exact, of_size(2, 0.5, 0.25)]) == Grade(0.5, 0.25, 0.125)
+    two = [of_size(2, 0.5, 0.25), of_size(3, -1.0, 0.5)]
+    grades = torch.cat([one.grades for one in two if one.grades is not None], 1)
+    both = SizeScores([2, 3], torch.zeros(2, 3), grades=grades)
+    assert Grade.of([both], factor=2) == Grade.of(two, factor=2) == Grade(-1.0, 0.5, 0.75)
+    assert Grade.of_each(both) == [Grade(0.5, 0.25, 0.125), Grade(-1.0, 0.5, 0.25)]

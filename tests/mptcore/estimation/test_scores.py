@@ -13,14 +13,14 @@ from mptcore.estimation.estimate import Moments
 from mptcore.estimation.masks import SizedMasks, enumerate_masks
 from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
 from mptcore.estimation.scores import (
-    PositionedMasks,
     ScoredSizes,
     SizeScores,
+    WholeSizes,
+    by_model,
     convergence,
     cumulative_estimate,
-    mask_mean,
     score_masks,
-    size_estimate,
+    size_estimates,
     with_difference,
 )
 from mptcore.protocol.records import Log, Record
@@ -94,7 +94,7 @@ def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
     assert crowded.tried == [3, 2, 1, 2, 1, 1]
     assert (crowded.together, roomy.together) == (2, None)
     for size, found in zip((1, 2, 3), (one, two, three), strict=True):
-        assert [row.values.tolist() for row in found] == [NUMBERS[size]] * 2
+        assert [row.values.tolist() for row in found] == [[NUMBERS[size]]] * 2
 
 
 @pytest.mark.parametrize("max_masks", [1, 2, 3, 8])
@@ -103,7 +103,7 @@ def test_each_size_has_its_scores_by_each_model(max_masks: int) -> None:
     for row, (size, numbers) in zip(found, NUMBERS.items(), strict=True):
         assert len(row) == 2
         for one in row:
-            assert (one.size, one.values.tolist()) == (size, numbers)
+            assert (one.sizes, one.values.tolist()) == ([size], [numbers])
             assert one.joint is None
             assert one.grades is None
 
@@ -112,14 +112,15 @@ def test_sizes_in_one_batch_are_kept_apart() -> None:
     first, second = (batch.masks for batch in enumerate_masks((1, 2), DIM, 3))
     both = SizedMasks([(1, 3), (2, 3)], torch.cat([first, second]))
     found = result_of(score_masks([Numbers()], [both], ScoreCache()))
-    assert [(one.size, one.values.tolist()) for (one,) in found] == list(NUMBERS.items())[:2]
+    expected = [([size], [NUMBERS[size]]) for size in (1, 2)]
+    assert [(one.sizes, one.values.tolist()) for (one,) in found] == expected
 
 
 def test_joint_scores_are_computed_with_the_scores() -> None:
     for (one,), numbers in zip(scored(JointNumbers(), joint=True), NUMBERS.values(), strict=True):
         assert one.joint is not None
-        assert one.joint.tolist() == [100 * number for number in numbers]
-        assert one.values.tolist() == numbers
+        assert one.joint.tolist() == [[100 * number for number in numbers]]
+        assert one.values.tolist() == [numbers]
         assert one.grades is None
 
 
@@ -130,12 +131,12 @@ def test_sampled_scores_have_grades_and_exact_scores_add_nothing() -> None:
         assert own.joint is None
         assert own.grades is not None
         assert other.grades is not None
-        assert own.values.tolist() == [10 * number for number in numbers]
+        assert own.values.tolist() == [[10 * number for number in numbers]]
         assert own.grades.tolist() == [
-            [share * number for number in numbers] for share in (-1, 0.5, 0.01)
+            [[share * number for number in numbers]] for share in (-1, 0.5, 0.01)
         ]
-        assert other.values.tolist() == numbers
-        assert other.grades.tolist() == [[0.0] * len(numbers)] * 3
+        assert other.values.tolist() == [numbers]
+        assert other.grades.tolist() == [[[0.0] * len(numbers)]] * 3
 
 
 def test_no_masks_give_no_scores() -> None:
@@ -146,19 +147,19 @@ def test_a_size_is_recorded_as_soon_as_it_is_scored() -> None:
     """Before the step of the batch that begins the next, and with its scores."""
 
     def told(scores: tuple[SizeScores, ...]) -> Iterator[Record]:
-        yield Log("info", f"{scores[0].size}: {scores[0].values.tolist()}")
+        yield Log("info", f"{scores[0].sizes}: {scores[0].values.tolist()}")
 
     masks = enumerate_masks((1, 2, 3), DIM, 2)
     steps = list(score_masks([Numbers()], masks, ScoreCache(), records_of=told))
     assert steps == [
         Step(masks=2),
         Step(masks=1),
-        Step(Log("info", "1: [1.0, 2.0, 4.0]")),
+        Step(Log("info", "[1]: [[1.0, 2.0, 4.0]]")),
         Step(masks=2),
         Step(masks=1),
-        Step(Log("info", "2: [3.0, 5.0, 6.0]")),
+        Step(Log("info", "[2]: [[3.0, 5.0, 6.0]]")),
         Step(masks=1),
-        Step(Log("info", "3: [7.0]")),
+        Step(Log("info", "[3]: [[7.0]]")),
     ]
 
 
@@ -175,8 +176,8 @@ def test_cached_scores_are_counted_and_not_recomputed() -> None:
 
 
 def graded(size: int, values: Sequence[float], *grades: Sequence[float]) -> SizeScores:
-    rows = torch.tensor(grades, dtype=torch.float64) if grades else None
-    return SizeScores(size, torch.tensor(values, dtype=torch.float64), grades=rows)
+    rows = torch.tensor(grades, dtype=torch.float64)[:, None] if grades else None
+    return SizeScores([size], torch.tensor([values], dtype=torch.float64), grades=rows)
 
 
 OWN = graded(2, [1, 5], [0.1, 0.2], [0.3, 0.1], [0.01, 0.04])
@@ -188,33 +189,36 @@ def test_the_difference_of_sampled_scores() -> None:
     assert with_difference((OWN,)) == (OWN,)
     own, other, difference = with_difference((OWN, OTHER))
     assert (own, other) == (OWN, OTHER)
-    assert difference.size == 2
-    assert difference.values.tolist() == [-3, 4]
+    assert difference.sizes == [2]
+    assert difference.values.tolist() == [[-3, 4]]
     assert difference.grades is not None
     assert difference.grades.flatten().tolist() == pytest.approx([-0.3, 0.1, 0.3, 0.2, 0.03, 0.09])
     exact = graded(2, [4, 1])
     for one in (OWN - exact, exact - OWN):
         assert one.grades is None
-        assert one.size == 2
-    assert (OWN - exact).values.tolist() == [-3, 4]
+        assert one.sizes == [2]
+    assert (OWN - exact).values.tolist() == [[-3, 4]]
 
 
 def test_enumerated_masks_leave_only_the_sampling_error() -> None:
     """The root of the sum of their variances, 0.05, over their number."""
     every, drawn = AllSizes(design="exhaustive"), AllSizes(per_size=2)
-    exact, sampled = size_estimate(graded(2, [1, 5]), every), size_estimate(OWN, every)
+    (exact,), (sampled,) = size_estimates(graded(2, [1, 5]), every), size_estimates(OWN, every)
     assert astuple(exact)[:4] == (3, 0, 2, math.inf)
     assert astuple(sampled)[:4] == pytest.approx((3, math.sqrt(0.05) / 2, 2, math.inf))
-    of_some = size_estimate(OWN, drawn)  # the spread of scores holds the error of sampling
+    (of_some,) = size_estimates(OWN, drawn)  # the spread of scores holds the error of sampling
     assert astuple(of_some)[:4] == pytest.approx((3, 2, 2, 2 / 3))
 
 
 def test_windows_of_a_permutation_are_one_replicate() -> None:
-    """Four masks are two windows on each of two permutations, whose means are 2 and 5."""
+    """Four masks are two windows on each of two permutations, whose means are 2 and 5, and 0 and 8
+    for the other size."""
     masks = AllSizes(per_size=4, design="balanced")
     assert masks.windows_per_permutation == 2
-    values = torch.tensor([1.0, 3.0, 4.0, 6.0], dtype=torch.float64)
-    assert astuple(mask_mean(values, masks))[:4] == pytest.approx((3.5, 1.5, 4, 2 / 3))
+    values = torch.tensor([[1.0, 3.0, 4.0, 6.0], [-1, 1, 7, 9]], dtype=torch.float64)
+    first, second = size_estimates(SizeScores([1, 2], values), masks, [4.0, 5.0])
+    assert astuple(first)[:4] == pytest.approx((3.5, 1.5, 4, 2 / 3))
+    assert astuple(second)[:4] == pytest.approx((4, 4, 4, 2 / 4))
 
 
 def test_sums_over_sizes() -> None:
@@ -250,19 +254,21 @@ def test_convergence_of_large_scores_keeps_its_digits() -> None:
     assert [one.std_err for one in equal] == [None, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("with_moments", [False, True])
-def test_the_scores_of_a_batch_are_split_by_size(with_moments: bool) -> None:
-    """The moments, computed together for runs of equal length, are those of each size alone, bit
+def test_scores_of_batches_are_joined_by_size() -> None:
+    """Sizes with equally many masks are together. Their moments are those of each size alone, bit
     for bit."""
-    runs = [(1, 3), (2, 200), (3, 200), (4, 1)]
-    masks = SizedMasks(runs, torch.zeros(404, DIM, dtype=torch.bool))
-    values = torch.randn(2, 1, 404, generator=torch.Generator().manual_seed(1)).double()
-    parts = list(PositionedMasks(masks, 0).split(values, with_moments))
-    assert [(part.size, part.values.shape[2]) for part in parts] == runs
-    assert torch.equal(torch.cat([part.values for part in parts], 2), values)
-    for part in parts:
-        expected = [Moments.of(own[0]) if with_moments else None for own in part.values]
-        assert part.moments == expected
-        assert [one.moments for one in part.by_model(joint=False)] == [
-            Moments.of(own[0]) for own in part.values
-        ]
+    counts = {1: 3, 2: 200, 3: 200, 4: 1, 5: 300, 6: 300, 7: 2}
+    values = torch.randn(2, 1, 1006, generator=torch.Generator().manual_seed(1)).double()
+    runs = [(1, 3), (2, 200), (3, 200), (4, 1), (5, 250)], [(5, 50)], [(6, 300), (7, 2)]
+    whole = WholeSizes()
+    found: list[tuple[Sequence[int], Tensor]] = []
+    for own, scores in zip(runs, torch.split(values, [654, 50, 302], 2), strict=True):
+        found += whole.add(own, scores)
+    found += whole.last()
+    assert [[*sizes] for sizes, _ in found] == [[1], [2, 3], [4], [5], [6], [7]]
+    assert [*whole.last()] == []
+    assert torch.equal(torch.cat([part.flatten(2) for _, part in found], 2), values)
+    for sizes, part in found:
+        assert part.shape == (2, 1, len(sizes), counts[sizes[0]])
+        for model, one in zip(part, by_model(sizes, part), strict=True):
+            assert one.moments == [Moments.of(row) for row in model[0]]

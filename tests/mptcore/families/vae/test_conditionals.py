@@ -11,7 +11,7 @@ from benchmarks.calibration import digits, two_modes
 from benchmarks.calibration.vae import Case, folded, needles
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Evidence
-from mptcore.estimation.scores import score_masks, size_estimate
+from mptcore.estimation.scores import score_masks, size_estimates
 from mptcore.families.vae import conditionals, sampler
 from mptcore.families.vae.conditionals import (
     Conditionals,
@@ -191,7 +191,7 @@ def test_exhaustive_masks_have_the_error_of_the_draws() -> None:
         scored = model.scored_on(x, seed, Evidence(0.0))
         batches = draw_masks(spec, 12, torch.Generator(), 12)
         ((scores,),) = result_of(score_masks([scored], batches, ScoreCache()))
-        found = size_estimate(scores, spec)
+        (found,) = size_estimates(scores, spec)
         assert found.n == 12
         assert found.std_err
         masks = torch.eye(12, dtype=torch.bool)
