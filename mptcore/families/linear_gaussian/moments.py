@@ -13,6 +13,10 @@ from mptcore.specs.families.linear_gaussian.experiment import MAX_RANK
 
 ROWS = 8192
 """Number of observations that are centred and multiplied at a time."""
+SMALL = 1e-4
+"""Length, as a share of the largest, below which a direction is not counted in a basis."""
+PROBES = 8
+"""Number of random vectors that measure how large a matrix is."""
 
 
 @dataclass(frozen=True)
@@ -61,17 +65,22 @@ def moment_of(x: Tensor, mean: Tensor, least_variance: float) -> Moment:
     observations, dim = x.shape
     if 3 * observations <= dim:
         return of_factor(rows_factor(x, mean))
+    most = min(dim // 3, MAX_RANK)
+    basis = _span(x[: most + 1].to(mean.device).double() - mean)
+    if basis.shape[1] > most:
+        return DenseMoment(second_moment(x, mean))
+    if observations <= ROWS:
+        centred = x.to(mean.device).double() - mean
+        factor = _low_rank_factor(centred, basis, _negligible(dim, least_variance))
+        if factor is not None:
+            return of_factor(factor)
     return compressed(second_moment(x, mean), least_variance)
 
 
 def compressed(matrix: Tensor, least_variance: float) -> Moment:
-    """Return a moment (D, D) as a factor if its rank is low.
-
-    With C = F Fᵀ + E, E positive semidefinite, a conditional's e_j / v_j moves by at most λ_max(E)
-    / psi_min, because v_j ≥ psi_min |a|² for the residual aᵀ x. So where λ_max is small the sum of
-    all D scores moves by less than 5e-9 nats."""
+    """Return a moment (D, D) as a factor if its rank is low."""
     dim = len(matrix)
-    negligible = 1e-8 / dim * least_variance
+    negligible = _negligible(dim, least_variance)
     factor = _pivoted_cholesky(matrix, min(dim // 3, MAX_RANK), negligible / 16)
     rest = matrix - factor @ factor.mT
     if rest.norm() > negligible and (
@@ -124,6 +133,39 @@ def stacked(moments: Sequence[FactoredMoment]) -> FactoredMoment:
     rank = max(moment.factor.shape[1] for moment in moments)
     wide = [pad(m.factor, (0, rank - m.factor.shape[1])) for m in moments]
     return FactoredMoment(torch.stack(wide), torch.stack([m.diagonal for m in moments]))
+
+
+def _negligible(dim: int, least_variance: float) -> float:
+    """Return how large λ_max(E) may be if F Fᵀ replaces C = F Fᵀ + E, E positive semidefinite.
+
+    A conditional's e_j / v_j moves by at most λ_max(E) / psi_min, because v_j ≥ psi_min |a|² for
+    the residual aᵀ x. So the sum of all D scores moves by less than 5e-9 nats."""
+    return 1e-8 / dim * least_variance
+
+
+def _span(rows: Tensor) -> Tensor:
+    """Return an orthonormal basis (D, Q) of the space of rows (R, D), but for small directions."""
+    basis, factor = torch.linalg.qr(rows.mT)
+    lengths = factor.diagonal().abs()
+    found: Tensor = basis[:, lengths > SMALL * lengths.max()]
+    return found
+
+
+def _low_rank_factor(x: Tensor, basis: Tensor, negligible: float) -> Tensor | None:
+    """Return F (D, Q) with C = F Fᵀ + E, λ_max(E) negligible, for C = xᵀ x / N of centred x (N, D),
+    without the D² numbers of C. None if a basis (D, Q) does not give such an F. Overwrites x.
+
+    |E| is estimated from its products with random vectors, whose mean square is that of its
+    entries, and multiplied by 4 as a margin."""
+    observations, dim = x.shape
+    columns = torch.linalg.qr(x @ basis).Q  # (N, Q)
+    factor = columns.mT @ x  # (Q, D)
+    x.addmm_(columns, factor, alpha=-1)  # orthogonal to these columns
+    generator = torch.Generator().manual_seed(0)
+    probes = torch.randn(dim, PROBES, generator=generator, dtype=torch.float64).to(x.device)
+    norm = torch.linalg.vector_norm(x.mT @ (x @ probes)) / math.sqrt(PROBES)
+    is_enough = 4 * norm <= negligible * observations
+    return factor.mT / math.sqrt(observations) if is_enough else None
 
 
 def _spectral_norm(matrix: Tensor) -> float:
