@@ -209,7 +209,7 @@ class LinearGaussianModel(TractableModel):
 
     @property
     def least_batch(self) -> int:
-        return self.conditionals.least_batch if self._fused is None else 1
+        return (self._fused or self.conditionals).least_batch
 
     def scores(self, masks: Tensor) -> Tensor:
         if self._fused is not None:

@@ -22,6 +22,11 @@ WIDTH = 256
 """Approximate number of dimensions whose products are read together."""
 UNROLLED = 16
 """Number of products that one step of a compiled sum over dimensions adds."""
+BATCH_PRODUCTS = 2**27
+"""Number of products that are worth a batch of masks: some 15 ms of two cores. Between batches
+these are partly idle."""
+BATCH_BYTES = 2**24
+"""Maximum memory of such a batch."""
 MAX_DENSE_DIM = 4096
 """Maximum number of dimensions of a moment of full rank, because its D² numbers are copied."""
 
@@ -36,6 +41,13 @@ class FusedScores:
     tables: tuple[Doubles | int, ...]
     """All arguments before the masks."""
     dim: int
+    products_per_mask: int
+
+    @property
+    def least_batch(self) -> int:
+        """Minimum number of masks to score together."""
+        most = BATCH_BYTES // self.bytes_per_mask
+        return max(1, min(BATCH_PRODUCTS // self.products_per_mask, most))
 
     @property
     def bytes_per_mask(self) -> int:
@@ -88,7 +100,7 @@ def _by_factor(
     padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % UNROLLED)))
     products = padded, _in_blocks(rows), padded.sum(0)
     ends = _ends(noise_variance, moment.diagonal)
-    return FusedScores(KERNELS, (*products, *ends, loadings.shape[1]), len(rows))
+    return FusedScores(KERNELS, (*products, *ends, loadings.shape[1]), len(rows), rows.size)
 
 
 def _by_matrix(loadings: Tensor, noise_variance: Tensor, moment: DenseMoment) -> FusedScores | None:
@@ -102,7 +114,7 @@ def _by_matrix(loadings: Tensor, noise_variance: Tensor, moment: DenseMoment) ->
     blocks = [_in_blocks(table.numpy()) for table in of_dimensions]
     products = rows, _in_blocks(rows), rows.sum(0), scaled.contiguous().numpy()
     ends = _ends(noise_variance, moment.diagonal)
-    return FusedScores(DENSE_KERNELS, (*products, *blocks, *ends), dim)
+    return FusedScores(DENSE_KERNELS, (*products, *blocks, *ends), dim, latent_dim * dim**2)
 
 
 def _ends(noise_variance: Tensor, diagonal: Tensor) -> tuple[Doubles, Doubles]:

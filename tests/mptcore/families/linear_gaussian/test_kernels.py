@@ -76,7 +76,6 @@ def test_scores_are_those_of_torch(shape: tuple[int, int, int]) -> None:
 def test_scores_by_a_moment_of_full_rank_are_those_of_torch(shape: tuple[int, int]) -> None:
     model, masks = model_of_full_rank(*shape), masks_for(shape[0])
     assert model._fused is not None
-    assert model.least_batch == 1
     expected = model.conditionals.scores(masks)
     torch.testing.assert_close(model._fused.scores(masks), expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(model.scores(masks), model._fused.scores(masks), rtol=0, atol=0)
@@ -97,6 +96,13 @@ def test_scores_of_two_threads_are_those_of_one() -> None:
     together = model.scores(masks)
     torch.set_num_threads(1)
     assert torch.equal(together, model.scores(masks))
+
+
+def test_a_batch_has_as_many_masks_as_their_work_and_memory_allow() -> None:
+    assert model_of(200, 5, 6).least_batch == 2**24 // (6 * 200 + 8)
+    assert model_of(200, 32, 6).least_batch == 2**27 // (200 * (16 * 33 + 32 * 6))
+    assert model_of_full_rank(200, 5).least_batch == 2**27 // (5 * 200**2)
+    assert model_of_full_rank(2100, 32).least_batch == 1
 
 
 def test_large_variances_do_not_overflow() -> None:
