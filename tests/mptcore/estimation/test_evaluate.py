@@ -294,6 +294,54 @@ def test_a_score_that_depends_on_the_quadrature_is_not_final(shift: float, final
     assert {one.reason is None for one in found if isinstance(one, Point)} == {final}
 
 
+@pytest.mark.parametrize(("shift", "final"), [(0.25, True), (1.5, False)])
+@pytest.mark.parametrize(
+    "spec",
+    [{"masks": {"per_size": 50}}, {"target_std_err": 10.0, "max_masks": 400, "masks": {}}],
+    ids=["all", "target"],
+)
+def test_d_times_a_score_moves_d_times_as_far(
+    spec: dict[str, Any], shift: float, final: bool
+) -> None:
+    """Its error is about 10, and D = 12."""
+
+    class OnGrid(Numbers):
+        dim = 12
+
+        def scores(self, masks: Tensor) -> Tensor:
+            return masks.double() @ torch.arange(12.0, dtype=torch.float64)
+
+        def quadrature_shift(self, size: int) -> float:
+            return shift
+
+    masks = {"schedule": "fixed", "size": 6, **spec["masks"]}
+    found = evaluated({"model": OnGrid()}, **{**spec, "masks": masks})
+    std_err = next(
+        one.std_err
+        for one in found
+        if isinstance(one, Metric) and one.name in ("biased_score", "biased_score_not_final")
+        if one.std_err is not None
+    )
+    assert 3 < std_err < 18
+    assert (metric(found, "biased_score").value is not None) == final
+
+
+@pytest.mark.parametrize("spec", [{"masks": {"schedule": "all", "per_size": 16}}, TARGET])
+def test_only_the_size_with_doubtful_samples_is_not_final(spec: dict[str, Any]) -> None:
+    class DoubtfulPairs(Sampled):
+        def graded_scores(self, masks: Tensor) -> Tensor:
+            found = super().graded_scores(masks)
+            found[2] = (masks.sum(1) == 2).double()
+            return found
+
+    found = evaluated({"model": DoubtfulPairs(bias=0)}, **{"masks": {"schedule": "all"}, **spec})
+    reasons = {one.x: one.reason for one in found if isinstance(one, Point)}
+    assert [*reasons] == [1, 2, 3]
+    assert "cannot be trusted" in (reasons[2] or "")
+    assert reasons[1] is None
+    assert reasons[3] is None
+
+
 def test_the_lml_of_samples_makes_its_differences_doubtful() -> None:
     class Unconverged(Sampled):
         def evidence(self) -> Evidence:
