@@ -58,11 +58,11 @@ class PartlyObserved(TractableModel):
 
     @property
     def bytes_per_mask(self) -> int:
-        return max(pattern.model.bytes_per_mask for pattern in self._patterns)
+        return max(pattern.model.conditionals.bytes_per_mask for pattern in self._patterns)
 
     @property
     def least_batch(self) -> int:
-        return max(pattern.model.least_batch for pattern in self._patterns)
+        return max(pattern.model.conditionals.least_batch for pattern in self._patterns)
 
     def scores(self, masks: Tensor) -> Tensor:
         total = torch.zeros(len(masks), dtype=torch.float64, device=masks.device)

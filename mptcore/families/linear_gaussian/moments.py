@@ -155,8 +155,8 @@ def _low_rank_factor(x: Tensor, basis: Tensor, negligible: float) -> Tensor | No
     """Return F (D, Q) with C = F Fᵀ + E, λ_max(E) negligible, for C = xᵀ x / N of centred x (N, D),
     without the D² numbers of C. None if a basis (D, Q) does not give such an F. Overwrites x.
 
-    |E| is estimated from its products with random vectors, whose mean square is that of its
-    entries, and multiplied by 4 as a margin."""
+    The Frobenius norm of E, which is at least λ_max(E), is estimated from products of E with random
+    vectors, and multiplied by 4 as a margin."""
     observations, dim = x.shape
     columns = torch.linalg.qr(x @ basis).Q  # (N, Q)
     factor = columns.mT @ x  # (Q, D)

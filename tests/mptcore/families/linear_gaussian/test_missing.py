@@ -83,6 +83,14 @@ def score_by_definition(density: LowRankGaussian, x: Tensor, mask: Tensor) -> fl
     return total / len(x)
 
 
+def test_a_batch_of_masks_is_as_large_as_torch_needs() -> None:
+    """Compiled loops do not score them: tables of all patterns would need too much memory."""
+    x = torch.cat([sample(3), sample(400, 0.0)])
+    model = scorable(density_of(), x, CPU)
+    assert model.bytes_per_mask >= 8 * 8 * DIM
+    assert model.least_batch == -(-512 // 2)
+
+
 @pytest.mark.parametrize("noise", [1.0, 1e-5], ids=["by moments", "by residuals"])
 def test_scores_of_all_masks_sum_to_the_lml_of_the_observed_values(noise: float) -> None:
     density, x = density_of(noise), sample(30)
