@@ -83,12 +83,11 @@ class Evaluation:
 
     @property
     def batch(self) -> int:
-        """Number of masks scored together."""
-        one_mask = max(model.bytes_per_mask for model in self.models.values())
+        """Number of masks scored together: as many as suit each model."""
+        models = self.models.values()
         if self.memory_bytes is not None:
-            return max(1, self.memory_bytes // one_mask)
-        least = max(model.least_batch for model in self.models.values())
-        return max(least, BATCH_BYTES // one_mask)
+            return max(1, self.memory_bytes // max(model.bytes_per_mask for model in models))
+        return min(max(one.least_batch, BATCH_BYTES // one.bytes_per_mask) for one in models)
 
     def labels_of(self, model: str) -> Labels:
         """Return the label `model` if there are several models."""
