@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -80,7 +80,6 @@ class StratifiedSample:
         self.drawn = self.drawn + counts
         self.counts = self.counts + counts
         self.masks += len(strata)
-        self.__dict__.pop("variances", None)
 
     @property
     def least(self) -> Tensor:  # (strata,)
@@ -88,9 +87,8 @@ class StratifiedSample:
         in all, so that the first draw contributes to the variance."""
         return (self.left > 0).long() + (self.counts == 0)
 
-    @cached_property
     def variances(self) -> tuple[Tensor, Tensor]:
-        """The variance and the kurtosis of each stratum's scores, (rows, strata) each.
+        """Return the variance and the kurtosis of each stratum's scores, (rows, strata) each.
 
         A variance from n draws has about 2 (n − 1) / (κ − 1) degrees of freedom. Where large scores
         are rare it has few, so it is weighted less against the variance of its neighbours, which
@@ -114,7 +112,7 @@ class StratifiedSample:
     def estimates(self) -> list[list[Estimate]]:
         """Return the estimates, by stratum and row. Their standard errors also use the pilot's
         scores and the variances of neighbouring strata."""
-        errors = (self.variances[0] * self.spread).sqrt().T.tolist()
+        errors = (self.variances()[0] * self.spread).sqrt().T.tolist()
         means, counts = self.means.T.tolist(), self.counts.tolist()
         return [
             [Estimate(mean, error, n) for mean, error in zip(*rows, strict=True)]
@@ -132,7 +130,7 @@ class StratifiedSample:
 
     def total_estimates(self) -> list[Estimate]:
         """Return the estimate of the sum over strata for each row."""
-        variances, kurtosis = self.variances
+        variances, kurtosis = self.variances()
         means = (self.means * self.widths).sum(1).tolist()
         parts = self.widths.square() * variances * self.spread
         moves = (kurtosis - 1) / self.drawn
@@ -201,7 +199,7 @@ def _planned(sample: StratifiedSample, row: int, target: float, max_masks: int) 
 def _wanted(sample: StratifiedSample, row: int, target: float) -> Tensor:
     """Return how many masks of each stratum are still needed for the variance `target`,
     (strata,)."""
-    variances, kurtosis = (of_rows[row] for of_rows in sample.variances)
+    variances, kurtosis = (of_rows[row] for of_rows in sample.variances())
     spent = (sample.widths.square() * variances * sample.spread).sum()
     deviations = sample.widths * sample.left * variances.sqrt()
 

@@ -71,7 +71,8 @@ class VectorModel(Model[Tensor]):
 
     @property
     def least_batch(self) -> int:
-        """Minimum batch size for efficiency. It does not depend on the size of the caches."""
+        """Batch size from which on scores are efficient, whatever the size of the caches. Batches
+        are smaller if another model is scored with the same masks and needs more memory."""
         return 1
 
     def quadrature_shift(self, size: int) -> float:

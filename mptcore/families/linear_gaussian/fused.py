@@ -20,8 +20,6 @@ MIN_PART = 64
 """Minimum number of masks that are worth a thread."""
 WIDTH = 256
 """Approximate number of dimensions whose products are read together."""
-UNROLLED = 16
-"""Number of products that one step of a compiled sum over dimensions adds."""
 BATCH_PRODUCTS = 2**27
 """Number of products that are worth a batch of masks: some 15 ms of two cores. Between batches
 these are partly idle."""
@@ -97,8 +95,7 @@ def _by_factor(
     scaled, factor = loadings / deviation, moment.factor / deviation
     mixed = (scaled[:, :, None] * factor[:, None, :]).flatten(1)
     rows = torch.cat([_squares(scaled), mixed], 1).numpy()  # (D, T)
-    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % UNROLLED)))
-    products = padded, _in_blocks(rows), padded.sum(0)
+    products = rows, _in_blocks(rows), rows.sum(0)
     ends = _ends(noise_variance, moment.diagonal)
     return FusedScores(KERNELS, (*products, *ends, loadings.shape[1]), len(rows), rows.size)
 

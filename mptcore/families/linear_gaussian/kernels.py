@@ -254,9 +254,9 @@ def misfit(
 
 @kernel("void(f8[:,::1], f8[:,:,::1], f8[::1], f8[:,::1], f8[:,::1], i8, b1[:,::1], f8[::1])")
 def moment_scores(
-    rows: Doubles,  # (D, T or more); zero beyond T
+    rows: Doubles,  # (D, T)
     blocks: Doubles,  # (blocks, T, width), the same by dimension; zero beyond D
-    total: Doubles,  # (T or more,)
+    total: Doubles,  # (T,)
     diagonal: Doubles,  # (blocks, width), C_jj / psi_j
     log_noise: Doubles,  # (blocks, width)
     latent_dim: int,
@@ -264,10 +264,9 @@ def moment_scores(
     found: Doubles,  # (B,), output
 ) -> None:
     """Write the score of each mask."""
-    dim, table = len(rows), blocks.shape[1]
+    dim, table = rows.shape
     square = latent_dim * (latent_dim + 1) // 2
     rank = (table - square) // latent_dim
-    observed = np.empty(rows.shape[1])
     tables, of_masks = np.empty((3, table, LANES)), np.empty((2, LANES, table))
     seen, terms, variances = tables[0], tables[1], tables[2]
     own_terms, own_variances = of_masks[0], of_masks[1]
@@ -280,9 +279,9 @@ def moment_scores(
     for first in range(0, len(masked), LANES):
         for b in range(LANES):
             own = min(first + b, len(masked) - 1)
-            sizes[b] = observe(rows, total, masked[own], places, observed)
+            sizes[b] = observe(rows, total, masked[own], places, own_terms[b])
             for t in range(table):
-                seen[t, b] = observed[t]
+                seen[t, b] = own_terms[b, t]
         solve(seen, latent_dim, work, gain, terms, variances)
         for b in range(LANES):
             summed[b] = 0.0

@@ -14,9 +14,7 @@ from mptcore.specs.families.linear_gaussian.experiment import MAX_RANK
 ROWS = 8192
 """Number of observations that are centred and multiplied at a time."""
 SMALL = 1e-4
-"""Length, as a share of the largest, below which a direction is not counted in a basis."""
-PROBES = 8
-"""Number of random vectors that measure how large a matrix is."""
+"""Length, as a share of the largest, up to which a direction does not count for a rank."""
 
 
 @dataclass(frozen=True)
@@ -65,23 +63,21 @@ def moment_of(x: Tensor, mean: Tensor, least_variance: float) -> Moment:
     observations, dim = x.shape
     if 3 * observations <= dim:
         return of_factor(rows_factor(x, mean))
-    most = min(dim // 3, MAX_RANK)
-    basis = _span(x[: most + 1].to(mean.device).double() - mean)
-    if basis.shape[1] > most:
-        return DenseMoment(second_moment(x, mean))
-    if observations <= ROWS:
-        centred = x.to(mean.device).double() - mean
-        factor = _low_rank_factor(centred, basis, _negligible(dim, least_variance))
-        if factor is not None:
-            return of_factor(factor)
-    return compressed(second_moment(x, mean), least_variance)
+    matrix = second_moment(x, mean)
+    if _are_independent(x[: _max_rank(dim) + 1].to(mean.device).double() - mean):
+        return DenseMoment(matrix)
+    return compressed(matrix, least_variance)
 
 
 def compressed(matrix: Tensor, least_variance: float) -> Moment:
-    """Return a moment (D, D) as a factor if its rank is low."""
+    """Return a moment (D, D) as a factor if its rank is low.
+
+    With C = F Fᵀ + E, E positive semidefinite, a conditional's e_j / v_j moves by at most λ_max(E)
+    / psi_min, because v_j ≥ psi_min |a|² for the residual aᵀ x. So where λ_max is small the sum of
+    all D scores moves by less than 5e-9 nats."""
     dim = len(matrix)
-    negligible = _negligible(dim, least_variance)
-    factor = _pivoted_cholesky(matrix, min(dim // 3, MAX_RANK), negligible / 16)
+    negligible = 1e-8 / dim * least_variance
+    factor = _pivoted_cholesky(matrix, _max_rank(dim), negligible / 16)
     rest = matrix - factor @ factor.mT
     if rest.norm() > negligible and (
         rest.trace() > negligible * dim or _spectral_norm(rest) > negligible
@@ -135,37 +131,15 @@ def stacked(moments: Sequence[FactoredMoment]) -> FactoredMoment:
     return FactoredMoment(torch.stack(wide), torch.stack([m.diagonal for m in moments]))
 
 
-def _negligible(dim: int, least_variance: float) -> float:
-    """Return how large λ_max(E) may be if F Fᵀ replaces C = F Fᵀ + E, E positive semidefinite.
-
-    A conditional's e_j / v_j moves by at most λ_max(E) / psi_min, because v_j ≥ psi_min |a|² for
-    the residual aᵀ x. So the sum of all D scores moves by less than 5e-9 nats."""
-    return 1e-8 / dim * least_variance
+def _max_rank(dim: int) -> int:
+    """Return the maximum rank up to which a factor is quicker to score with than a matrix."""
+    return min(dim // 3, MAX_RANK)
 
 
-def _span(rows: Tensor) -> Tensor:
-    """Return an orthonormal basis (D, Q) of the space of rows (R, D), but for small directions."""
-    basis, factor = torch.linalg.qr(rows.mT)
-    lengths = factor.diagonal().abs()
-    found: Tensor = basis[:, lengths > SMALL * lengths.max()]
-    return found
-
-
-def _low_rank_factor(x: Tensor, basis: Tensor, negligible: float) -> Tensor | None:
-    """Return F (D, Q) with C = F Fᵀ + E, λ_max(E) negligible, for C = xᵀ x / N of centred x (N, D),
-    without the D² numbers of C. None if a basis (D, Q) does not give such an F. Overwrites x.
-
-    The Frobenius norm of E, which is at least λ_max(E), is estimated from products of E with random
-    vectors, and multiplied by 4 as a margin."""
-    observations, dim = x.shape
-    columns = torch.linalg.qr(x @ basis).Q  # (N, Q)
-    factor = columns.mT @ x  # (Q, D)
-    x.addmm_(columns, factor, alpha=-1)  # orthogonal to these columns
-    generator = torch.Generator().manual_seed(0)
-    probes = torch.randn(dim, PROBES, generator=generator, dtype=torch.float64).to(x.device)
-    norm = torch.linalg.vector_norm(x.mT @ (x @ probes)) / math.sqrt(PROBES)
-    is_enough = 4 * norm <= negligible * observations
-    return factor.mT / math.sqrt(observations) if is_enough else None
+def _are_independent(rows: Tensor) -> bool:
+    """Return whether no row (R, D) is nearly a combination of the rows before it."""
+    lengths = torch.linalg.qr(rows.mT, mode="r").R.diagonal().abs()
+    return bool((lengths > SMALL * lengths.max()).all())
 
 
 def _spectral_norm(matrix: Tensor) -> float:
