@@ -104,12 +104,17 @@ def scoring(sizes: Sizes) -> Iterator[Line]:
             expected = EXPECTED_MFU[name]
             yield Line(what, told, f"{100 * expected:.0f} %", mfu / expected)
     if sizes.is_timed:
-        yield _peak("of these scores")
+        yield _peak("of these scores", "scores")
+    larger = MaskedLm(network(sizes), GPU, torch.bfloat16, 4 * GPU_PART_BYTES["scores"])
+    text, rate = sentences(sizes), RATES[-1]
+    took, with_larger = (_time_of_curve(one, text, rate, sizes) for one in (model, larger))
+    told = f"{took:.3g} s; in parts four times as large {with_larger:.3g} s"
+    yield Line(f"sentences at {100 * rate:.0f} %, again", told, "1", took / with_larger)
 
 
-def _peak(what: str) -> Line:
+def _peak(what: str, use: str) -> Line:
     peak, whole = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[1]
-    most = min(GPU_PART_BYTES, GPU_SHARE * whole)
+    most = min(GPU_PART_BYTES[use], GPU_SHARE * whole)
     told, expected = (f"{one / 2**30:.3g} GiB" for one in (peak, most))
     return Line(f"peak memory {what}", told, expected, peak / most)
 
@@ -265,7 +270,7 @@ def training_steps(sizes: Sizes) -> Iterator[Line]:
             yield Line(f"a training step of {batch} sentences, {name}", told, "30 %", mfu / 0.3)
     set_arithmetic(GPU, EXACT)
     if sizes.is_timed:
-        yield _peak("of these steps")
+        yield _peak("of these steps", "training")
 
 
 def vectors_on_both(sizes: Sizes) -> Iterator[Line]:

@@ -28,8 +28,8 @@ class Machine(Spec):
     """Time limit of one attempt, in seconds."""
     memory_mib: Annotated[int, Field(ge=1, le=2**20)] | None = None
     """Memory in MiB for the masks that are scored together. Default: about the size of a
-    processor's caches; on a GPU 512 MiB; for language models 23 GiB of the GPU's memory, but at
-    most 30 % of it."""
+    processor's caches; on a GPU 512 MiB; for language models 6.5 GiB of the GPU's memory, in
+    training 23 GiB, but at most 30 % of it."""
     determinism: Literal["exact", "fast"] = "exact"
     """For GPUs. `exact` gives the same bits each time on the same device, with float32 in full;
     `fast` rounds the factors of products and convolutions to TF32 (10 bits) and uses the fastest

@@ -1,5 +1,6 @@
 """Score masked sequences with a masked language model."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
@@ -8,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
 
 from mptcore.estimation.model import Model
 from mptcore.families.masked_lm.corpus import repeated
@@ -29,13 +31,17 @@ activations kept for a gradient exceed them anyway."""
 
 ALIGNED = 8
 """Divisor of the width of the last product."""
-MAX_LOGITS = 2**31 - 1
-"""Maximum number of logits of a batch: kernels of CUDA count them by 32-bit numbers."""
+LOGITS_AT_ONCE = 2**28
+"""Maximum number of logits computed at a time, unless one token has more. This many are a
+millisecond of work for a GPU, much longer than it takes to start that work."""
+LOGITS_BYTES = 10 * LOGITS_AT_ONCE
+"""Memory of these logits in bfloat16, in float32, and of their softmax."""
 
 
 class MaskedLm(Model[MaskedBatch]):
-    """A network on its device. The logits are computed only at masked positions: the hidden states
-    are gathered there before the head, which treats every position independently."""
+    """A network on its device. The logits are computed only at masked positions, a limited number
+    at a time: the hidden states are gathered there before the head, which treats every position
+    independently."""
 
     def __init__(
         self,
@@ -52,13 +58,12 @@ class MaskedLm(Model[MaskedBatch]):
         self.device = device
         self.config = network.config
         self._autocast_to = dtype if trained and dtype != torch.float32 else None
-        self._memory = memory_bytes or _gpu_memory(device)
+        self._memory = memory_bytes
         self._fits: int | None = None  # bytes of scores that fit, once some did not
-        self._masked: Tensor | None = None
         self._width = len(network.get_output_embeddings().weight)
         """Number of logits of a token."""
         network.set_attn_implementation(PACKED)
-        network.base_model.register_forward_hook(self._gather)
+        self._head = _head_of(network)
 
     def scores(self, masks: MaskedBatch) -> Tensor:
         """Return the scores; 0 for a sequence without a masked token."""
@@ -136,23 +141,30 @@ class MaskedLm(Model[MaskedBatch]):
         return Row.of(masks, self.device, has_ends)
 
     def _log_probs(self, row: Row) -> Tensor:
-        self._masked = row.masked
-        try:
-            with self._autocast():
-                logits = self.network(**inputs_of(self.network, row)).logits[0]  # (M, V)
-        finally:
-            self._masked = None
         targets = row.targets.long()
+        tokens = max(1, LOGITS_AT_ONCE // self._width)
+        with self._autocast():
+            below = self.network.base_model(**inputs_of(self.network, row))
+            masked = below.last_hidden_state.index_select(1, row.masked)  # (1, M, H)
+            del below
+            parts = zip(torch.split(masked, tokens, 1), torch.split(targets, tokens), strict=True)
+            return torch.cat([self._log_probs_of(*part) for part in parts])
+
+    def _log_probs_of(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return log p of the targets (M,) by the hidden states (1, M, H) of their positions."""
+        logits = self._head(hidden=hidden).logits[0]  # (M, V)
         return -torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
 
-    def bytes_per_sequence(self, masks: MaskedBatch) -> Tensor:
-        """Return the approximate memory of each sequence in a batch, (B,). In training, the
-        activations of all layers are kept for the gradient."""
+    def bytes_of(self, masks: MaskedBatch) -> tuple[Tensor, Tensor]:
+        """Return the approximate memory of each sequence's activations, and of its logits, (B,)
+        each. In training, the activations of all layers are kept for the gradient."""
         config = self.config
         width = max(config.hidden_size, getattr(config, "intermediate_size", 0) or 0)
+        number = next(self.network.parameters()).element_size()
         layers = config.num_hidden_layers if self.network.training else 1
-        hidden, logits = 8 * int(layers) * int(width), 2 * int(config.vocab_size)
-        return 4 * (hidden * masks.lengths + logits * masks.logits)
+        logits = 8 if number == 4 and self._autocast_to is None else 10  # bytes, with the softmax's
+        hidden = 8 * number * int(layers) * int(width)
+        return hidden * masks.lengths, logits * self._width * masks.logits
 
     def parts(self, masks: MaskedBatch, as_fits: bool = False) -> Iterator[Tensor]:
         """Yield indices of the sequences that are computed together, chosen by length to fit in
@@ -161,29 +173,25 @@ class MaskedLm(Model[MaskedBatch]):
         other processes and resumed runs do not know which parts did not fit."""
         order = torch.argsort(masks.lengths, stable=True, descending=True)
         order = order[masks.counts[order] > 0]
-        taken = self.bytes_per_sequence(masks)[order].cumsum(0)
-        logits = (masks.logits[order] * self._width).cumsum(0)
+        hidden, logits = (one[order].cumsum(0) for one in self.bytes_of(masks))
         training = self.network.training
-        whole = self._memory or CPU_BYTES["training" if training else "scores"]
-        start, before, computed = 0, 0, 0
+        whole = self._memory or _part_bytes(self.device, training)
+        at_once = int(logits[-1:].sum()) if training else LOGITS_BYTES  # training keeps them all
+        start, before, before_logits = 0, 0, 0
         while start < len(order):
             smaller = self._fits if as_fits and not training else None  # learned so far
             memory = smaller or whole
-            end = int(torch.searchsorted(taken, before + memory, right=True))
-            most = int(torch.searchsorted(logits, computed + MAX_LOGITS, right=True))
-            end = max(min(end, most), start + 1)
+            fit = before + memory
+            with_all = torch.searchsorted(hidden + logits, fit + before_logits, right=True)
+            in_turn = torch.searchsorted(hidden, fit - at_once, right=True)
+            end = max(int(with_all), int(in_turn), start + 1)
             yield order[start:end]
-            start, before, computed = end, int(taken[end - 1]), int(logits[end - 1])
+            start, before, before_logits = end, int(hidden[end - 1]), int(logits[end - 1])
 
     def take_fewer(self, masks: MaskedBatch) -> None:
         """Halve the parts of scores from now on, because these did not fit in memory."""
-        self._fits = int(self.bytes_per_sequence(masks).sum()) // 2
-
-    def _gather(self, module: Any, given: Any, output: Any) -> Any:
-        if self._masked is not None:
-            hidden = output.last_hidden_state  # (1, T, H) to (1, M, H)
-            output.last_hidden_state = hidden.index_select(1, self._masked)
-        return output
+        hidden, logits = (int(one.sum()) for one in self.bytes_of(masks))
+        self._fits = (hidden + min(logits, LOGITS_BYTES)) // 2
 
     def _autocast(self) -> Any:
         if self._autocast_to is None:
@@ -211,10 +219,26 @@ def _align_vocabulary(network: Network) -> None:
     last.bias = torch.nn.Parameter(pad(last.bias.detach(), (0, missing), value=-math.inf))
 
 
-def _gpu_memory(device: torch.device) -> int | None:
+class _Given(torch.nn.Module):
+    """Returns the hidden states that it is given, in place of the layers below a head."""
+
+    def forward(self, *_: Any, hidden: Tensor, **__: Any) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=hidden)
+
+
+def _head_of(network: Network) -> Network:
+    """Return a network with the same head, and weights, that takes `hidden` states (1, M, H)."""
+    head = copy.copy(network)
+    head._modules = {**network._modules, network.base_model_prefix: _Given()}
+    return head
+
+
+def _part_bytes(device: torch.device, training: bool) -> int:
+    """Return the default memory for the sequences that are computed together."""
+    use = "training" if training else "scores"
     if device.type != "cuda":
-        return None
-    return min(GPU_PART_BYTES, int(GPU_SHARE * torch.cuda.mem_get_info(device)[1]))
+        return CPU_BYTES[use]
+    return min(GPU_PART_BYTES[use], int(GPU_SHARE * torch.cuda.mem_get_info(device)[1]))
 
 
 @dataclass

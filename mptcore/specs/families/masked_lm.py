@@ -23,10 +23,11 @@ BASE = 110_000_000
 """Number of parameters of a BERT-base."""
 TOGETHER_BYTES = 2**29
 """Memory that the sequences that are computed together need at least."""
-GPU_PART_BYTES = 23 * 2**30
-"""Default memory for the sequences that are computed together on a GPU with 80 GB or more. It is
-the same on all of these, so that they cut the same parts. With 4 GiB an H100 waited for its host
-(docs/speed.md). A smaller GPU gives GPU_SHARE."""
+GPU_PART_BYTES = {"scores": 13 * 2**29, "training": 23 * 2**30}
+"""Default memory for the sequences that are computed together on a GPU. GPUs cut the same parts if
+these are less than GPU_SHARE of their memory: from 24 GB on for scores, from 80 GB on in training.
+A smaller GPU gives GPU_SHARE. A few ten thousand tokens are enough for a GPU not to wait for its
+host (docs/speed.md)."""
 
 LmObjective = Literal["mpt"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
@@ -356,7 +357,8 @@ class MaskedLmExperiment(Experiment):
         return weights + (self.compute.memory_bytes or TOGETHER_BYTES)
 
     def gpu_part_bytes(self) -> int:
-        return 0 if self.compute.memory_bytes else GPU_PART_BYTES
+        use = "training" if self.train else "scores"
+        return 0 if self.compute.memory_bytes else GPU_PART_BYTES[use]
 
     def artifact_bytes(self) -> int:
         """Estimate the bytes of the table of texts: 0 if the number of texts is not known yet."""

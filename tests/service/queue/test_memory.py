@@ -185,11 +185,20 @@ def test_parts_are_not_counted_twice_if_earlier_runs_told_the_peak(
     assert gpu.room == room * GIB
 
 
-@pytest.mark.parametrize("given", [{}, {"memory_mib": 100}])
-def test_parts_of_a_language_model_of_the_spec(either: Database, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"compute": {}}, 6.5),
+        ({"compute": {}, "train": {"steps": 1}}, 23),
+        ({"compute": {"memory_mib": 100}}, 0),
+    ],
+)
+def test_parts_of_a_language_model_of_the_spec(
+    either: Database, given: dict[str, Any], expected: float
+) -> None:
     """With memory_mib the estimate includes them."""
-    run = stored.row(either, submitted(either, {**lm_specs.BASE, "compute": given}))
-    assert run.gpu_part_bytes == (0 if given else 23 * GIB)
+    run = stored.row(either, submitted(either, {**lm_specs.BASE, **given}))
+    assert run.gpu_part_bytes == expected * GIB
     assert stored.row(either, submitted(either)).gpu_part_bytes == 0
 
 

@@ -206,14 +206,15 @@ def test_parts_of_a_run_do_not_depend_on_what_fitted() -> None:
 def test_training_keeps_the_activations_of_all_layers() -> None:
     model = MaskedLm(tiny_lm.network(), CPU, torch.float32)
     draws = Masker(corpus_of(tiny_lm.lines(3)), 4, 15).singles(0)
-    config, scores = model.config, model.bytes_per_sequence(draws)
+    config = model.config
     width = max(config.hidden_size, config.intermediate_size)
     layer, logits = 32 * width * draws.lengths, 8 * config.vocab_size * draws.counts
-    assert torch.equal(scores, layer + logits)
-    model.network.train()
-    layers = config.num_hidden_layers
+    for training, layers in ((False, 1), (True, config.num_hidden_layers)):
+        model.network.train(training)
+        assert list(map(torch.equal, model.bytes_of(draws), (layers * layer, logits))) == [True] * 2
     assert layers > 1
-    assert torch.equal(model.bytes_per_sequence(draws), layers * layer + logits)
+    smaller = MaskedLm(tiny_lm.network(), CPU, torch.bfloat16).bytes_of(draws)
+    assert list(map(torch.equal, smaller, (layer // 2, logits // 8 * 10))) == [True] * 2
 
 
 def test_attention_dropout_is_used_only_in_training() -> None:
@@ -313,16 +314,64 @@ def test_rotary_positions_keep_their_digits_in_bfloat16(kind: str, tmp_path: Pat
     assert found.tolist() == pytest.approx(expected, abs=0.1)
 
 
-def test_a_batch_has_no_more_logits_than_a_kernel_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """15 words: three masked tokens are 45 logits."""
+@pytest.mark.parametrize("kind", MASKED_LMS)
+@pytest.mark.parametrize("logits", [3 * 15 - 1, 7 * 15, 14])
+def test_logits_are_computed_some_at_a_time(
+    kind: str, logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tokens of 15 words, seven, and one, which is the least. The scores are the same."""
     draws = Masker(corpus_of(tiny_lm.lines(20)), 4, 15).of_sizes(
         torch.arange(20), torch.full((20,), 3), torch.Generator().manual_seed(1)
     )
-    model = MaskedLm(tiny_lm.network(), CPU, torch.float32, 2**30)
-    assert [len(part) for part in model.parts(draws)] == [20]
+    model = MaskedLm(tiny_lm.network(kind), CPU, torch.float32, 2**30)
     together = scores({"model": model}, draws)
-    monkeypatch.setattr(lm, "MAX_LOGITS", 4 * 45)
-    assert [len(part) for part in model.parts(draws)] == [4] * 5
+    monkeypatch.setattr(lm, "LOGITS_AT_ONCE", logits)
+    seen: list[int] = []
+    last = model.network.get_output_embeddings()
+    last.register_forward_hook(lambda *given: seen.append(given[-1].shape[1]))
     torch.testing.assert_close(scores({"model": model}, draws), together, rtol=1e-5, atol=1e-6)
-    monkeypatch.setattr(lm, "MAX_LOGITS", 44)  # one sequence is the least
-    assert [len(part) for part in model.parts(draws)] == [1] * 20
+    most = max(1, logits // 15)
+    assert seen == [most] * (60 // most) + [60 % most] * (60 % most > 0)
+
+
+def test_parts_of_scores_keep_only_the_logits_that_are_computed_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """20 sentences of the same length. A part has the most that fit, by all their logits or by
+    those at a time. In training all logits are kept."""
+    draws = Masker(corpus_of(["the cat sat"] * 20), 4, 15).of_sizes(
+        torch.arange(20), torch.full((20,), 3), torch.Generator().manual_seed(1)
+    )
+    model = MaskedLm(tiny_lm.network(), CPU, torch.float32)
+    hidden, logits = (int(one[0]) for one in model.bytes_of(draws))
+
+    def parts_in(memory: int) -> list[int]:
+        model._memory = memory
+        return [len(part) for part in model.parts(draws)]
+
+    assert parts_in(7 * (hidden + logits) - 1) == [6, 6, 6, 2]
+    monkeypatch.setattr(lm, "LOGITS_BYTES", 2 * logits)
+    assert parts_in(7 * hidden + 2 * logits) == [7, 7, 6]
+    assert parts_in(7 * hidden + 2 * logits - 1) == [6, 6, 6, 2]
+    assert parts_in(hidden + logits) == [1] * 20
+    model.take_fewer(draws)
+    assert model._fits == (20 * hidden + 2 * logits) // 2
+    model.take_fewer(draws[torch.tensor([0])])
+    assert model._fits == (hidden + logits) // 2
+    model.network.train()
+    both = model.config.num_hidden_layers * hidden + logits
+    assert parts_in(7 * both) == [7, 7, 6]
+    assert parts_in(7 * both - 1) == [6, 6, 6, 2]
+
+
+def test_a_gradient_by_logits_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = Masker(corpus_of(tiny_lm.lines(20)), 4, 15).singles(0)
+    found = []
+    for logits in (lm.LOGITS_AT_ONCE, 2 * 15):
+        monkeypatch.setattr(lm, "LOGITS_AT_ONCE", logits)
+        model = MaskedLm(tiny_lm.network(), CPU, torch.float32, trained=True)
+        model.log_probs(draws).sum().backward()  # type: ignore[no-untyped-call]
+        found.append([parameter.grad for parameter in model.network.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert one is not None
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

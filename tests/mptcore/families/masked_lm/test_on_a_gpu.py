@@ -88,14 +88,28 @@ def test_scores_in_bfloat16_are_those_of_a_cpu(kind: str) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0.03)
 
 
-def test_parts_count_the_logits_of_the_filled_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four sentences with three masked words each are 192 logits, not 180."""
-    monkeypatch.setattr(lm, "MAX_LOGITS", 4 * 3 * 16 - 1)
-    draws = Masker(corpus_of(tiny_lm.lines(20)), 4, 15).of_sizes(
-        torch.arange(20), torch.full((20,), 3), torch.Generator().manual_seed(1)
-    )
+def test_memory_counts_the_logits_of_the_filled_layer() -> None:
+    """16 words, not 15."""
     with pretended_gpu():
-        assert [len(part) for part in language_model().parts(draws)] == [3] * 6 + [2]
+        _, logits = language_model().bytes_of(sequences(1))
+    assert int(logits) == 8 * 16 * 3
+
+
+@pytest.mark.parametrize("at_once", [10, 1_000])
+def test_a_batch_needs_no_tensor_of_all_its_logits(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten masked words at a time among 800: no tensor is larger than the vectors of 288 tokens in
+    a layer. All at once do not fit."""
+    monkeypatch.setattr(lm, "LOGITS_AT_ONCE", at_once * 800)
+    words = [f"w{i}" for i in range(795)]  # and five special tokens
+    with pretended_gpu() as gpu:
+        model = MaskedLm(tiny_lm.network(words=words), DEVICE, torch.float32)
+        masks = sequences(32)
+        gpu.most_numbers = 800 * model.config.hidden_size
+        assert gpu.most_numbers >= int(masks.lengths.sum()) * model.config.intermediate_size
+        result_of(score_sequences({"model": model}, masks, ScoreCache()))
+    assert (gpu.refused == 0) == (at_once == 10)
 
 
 @pytest.mark.parametrize(
@@ -337,11 +351,14 @@ def test_creating_a_network_uses_no_gpu_generator(
     assert gpu.forks == []
 
 
-@pytest.mark.parametrize(("gib", "parts"), [(16, 0.3 * 16), (79.2, 23), (94, 23), (180, 23)])
-def test_large_gpus_cut_the_same_parts(gib: float, parts: float) -> None:
+@pytest.mark.parametrize(
+    ("gib", "scores", "training"),
+    [(16, 0.3 * 16, 0.3 * 16), (22.2, 6.5, 0.3 * 22.2), (79.2, 6.5, 23), (180, 6.5, 23)],
+)
+def test_large_gpus_cut_the_same_parts(gib: float, scores: float, training: float) -> None:
     with pretended_gpu(int(gib * GIB)):
-        assert lm._gpu_memory(torch.device("cuda")) == int(parts * GIB)
-    assert lm._gpu_memory(torch.device("cpu")) is None
+        for is_training, parts in ((False, scores), (True, training)):
+            assert lm._part_bytes(torch.device("cuda"), is_training) == int(parts * GIB)
 
 
 def test_scores_with_too_little_memory_are_the_same() -> None:
