@@ -215,6 +215,8 @@ def test_training_keeps_the_activations_of_all_layers() -> None:
     assert layers > 1
     smaller = MaskedLm(tiny_lm.network(), CPU, torch.bfloat16).bytes_of(draws)
     assert list(map(torch.equal, smaller, (layer // 2, logits // 8 * 10))) == [True] * 2
+    trained = MaskedLm(tiny_lm.network(), CPU, torch.bfloat16, trained=True).bytes_of(draws)
+    assert list(map(torch.equal, trained, (layer, logits // 8 * 10))) == [True] * 2
 
 
 def test_attention_dropout_is_used_only_in_training() -> None:
