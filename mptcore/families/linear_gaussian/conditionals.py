@@ -1,6 +1,7 @@
 """Scores of a low-rank Gaussian from the data's second moment. The cost of a mask does not depend
 on N."""
 
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,7 +9,12 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import TractableModel
-from mptcore.families.linear_gaussian.fused import FusedScores, fused_scores
+from mptcore.families.linear_gaussian.fused import (
+    FusedScores,
+    bytes_per_mask,
+    can_fuse,
+    fused_scores,
+)
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment, Moment
 from mptcore.families.linear_gaussian.residuals import Residuals
@@ -199,13 +205,25 @@ class LinearGaussianModel(TractableModel):
             return None
         return fused_scores(model.loadings, model.noise_variance, model.moment)
 
+    def without_tables(self) -> "LinearGaussianModel":
+        """Return a copy that computes its own tables."""
+        found = copy(self)
+        found.conditionals = copy(self.conditionals)
+        return found
+
+    @property
+    def is_fused(self) -> bool:
+        """Return whether compiled loops score the masks."""
+        model = self.conditionals
+        return isinstance(model, Conditionals) and can_fuse(model.loadings, model.moment)
+
     @property
     def dim(self) -> int:
         return self.conditionals.noise_variance.shape[-1]
 
     @property
     def bytes_per_mask(self) -> int:
-        return (self._fused or self.conditionals).bytes_per_mask
+        return bytes_per_mask(self.dim) if self.is_fused else self.conditionals.bytes_per_mask
 
     @property
     def least_batch(self) -> int:

@@ -49,8 +49,7 @@ class FusedScores:
 
     @property
     def bytes_per_mask(self) -> int:
-        """Memory of a mask, of the numbers it is drawn from and of its score."""
-        return 6 * self.dim + 8
+        return bytes_per_mask(self.dim)
 
     def scores(self, masked: Tensor) -> Tensor:  # (B, D) to (B,)
         compiled = kernels(self.module)
@@ -64,11 +63,28 @@ class FusedScores:
         return torch.from_numpy(found)
 
 
+def bytes_per_mask(dim: int) -> int:
+    """Return the memory of a mask, of the numbers it is drawn from and of its score."""
+    return 6 * dim + 8
+
+
 def few_products(loadings: Tensor, moment: FactoredMoment, most: int = MAX_TABLE) -> bool:
     """Return whether compiled loops are faster than torch for loadings (…, D, K)."""
     dim, latent_dim = loadings.shape[-2:]
     products = dim * latent_dim * (latent_dim + 1 + 2 * moment.factor.shape[-1]) // 2
     return latent_dim <= MAX_LATENT_DIM and products <= most
+
+
+def can_fuse(loadings: Tensor, moment: Moment) -> bool:
+    """Return whether compiled loops can score a model with loadings (D, K), and are faster."""
+    if loadings.device.type != "cpu" or loadings.requires_grad or kernels(KERNELS) is None:
+        return False
+    match moment:
+        case FactoredMoment():
+            return few_products(loadings, moment)
+        case DenseMoment():
+            dim, latent_dim = loadings.shape
+            return latent_dim <= MAX_LATENT_DIM and dim <= MAX_DENSE_DIM
 
 
 def fused_scores(
@@ -77,7 +93,7 @@ def fused_scores(
     moment: Moment,
 ) -> FusedScores | None:
     """Return the tables of a model if compiled loops can score it and are faster."""
-    if loadings.device.type != "cpu" or loadings.requires_grad or kernels(KERNELS) is None:
+    if not can_fuse(loadings, moment):
         return None
     match moment:
         case FactoredMoment():
@@ -86,11 +102,7 @@ def fused_scores(
             return _by_matrix(loadings, noise_variance, moment)
 
 
-def _by_factor(
-    loadings: Tensor, noise_variance: Tensor, moment: FactoredMoment
-) -> FusedScores | None:
-    if not few_products(loadings, moment):
-        return None
+def _by_factor(loadings: Tensor, noise_variance: Tensor, moment: FactoredMoment) -> FusedScores:
     deviation = noise_variance.sqrt()[:, None]
     scaled, factor = loadings / deviation, moment.factor / deviation
     mixed = (scaled[:, :, None] * factor[:, None, :]).flatten(1)
@@ -100,10 +112,8 @@ def _by_factor(
     return FusedScores(KERNELS, (*products, *ends, loadings.shape[1]), len(rows), rows.size)
 
 
-def _by_matrix(loadings: Tensor, noise_variance: Tensor, moment: DenseMoment) -> FusedScores | None:
+def _by_matrix(loadings: Tensor, noise_variance: Tensor, moment: DenseMoment) -> FusedScores:
     dim, latent_dim = loadings.shape
-    if latent_dim > MAX_LATENT_DIM or dim > MAX_DENSE_DIM:
-        return None
     deviation = noise_variance.sqrt()[:, None]
     scaled, matrix = loadings / deviation, moment.matrix / (deviation * deviation.mT)
     rows = _squares(scaled).numpy()

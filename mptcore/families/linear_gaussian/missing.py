@@ -58,19 +58,23 @@ class PartlyObserved(TractableModel):
 
     @property
     def bytes_per_mask(self) -> int:
-        return max(pattern.model.conditionals.bytes_per_mask for pattern in self._patterns)
+        return max(pattern.model.bytes_per_mask for pattern in self._patterns)
 
     @property
     def least_batch(self) -> int:
-        return max(pattern.model.conditionals.least_batch for pattern in self._patterns)
+        """Minimum number of masks for efficiency. Compiled loops need no minimum: all patterns
+        together are enough work."""
+        models = [pattern.model for pattern in self._patterns]
+        return max(1 if one.is_fused else one.conditionals.least_batch for one in models)
 
     def scores(self, masks: Tensor) -> Tensor:
         total = torch.zeros(len(masks), dtype=torch.float64, device=masks.device)
         for observed, share, model in self._patterns:
             inside = masks[:, observed.to(masks.device)]
+            scored = inside.any(1)
             weight = share * (inside.shape[1] + 1) / (self.dim + 1)
-            scores = copy(model.conditionals).scores(inside)  # tables of each would fill memory
-            total += torch.where(inside.any(1), weight * scores, 0.0)
+            # tables of all patterns would fill memory
+            total[scored] += weight * model.without_tables().scores(inside[scored])
         return total
 
     def log_marginal_likelihood(self) -> float:

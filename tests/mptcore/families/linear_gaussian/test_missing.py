@@ -1,6 +1,7 @@
 """Missing values: scores, fits by EM, and refusals."""
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from mptcore.families.linear_gaussian.factor_analysis import (
     refuse_constant_columns,
 )
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.missing import PartlyObserved
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood as closed_form
 from mptcore.families.linear_gaussian.quasi_newton import Slope
 from mptcore.families.linear_gaussian.run import NOT_CONVERGED
 from mptcore.protocol.records import Log, Record, RunError
 from mptcore.run import run
+from mptcore.runtime.compiled import kernels
 from mptcore.specs import FactorAnalysisModel, PpcaModel, UploadData
 from mptcore.specs.families.linear_gaussian.experiment import MAX_FIT_POINTS
 from tests.support.contract import masks_of
@@ -83,14 +86,50 @@ def score_by_definition(density: LowRankGaussian, x: Tensor, mask: Tensor) -> fl
     return total / len(x)
 
 
-def test_a_batch_of_masks_is_as_large_as_torch_needs() -> None:
-    """Compiled loops do not score them: tables of all patterns would need too much memory."""
+@pytest.fixture(params=["numba", "torch"])
+def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Compute by compiled loops and by torch."""
+    monkeypatch.setenv("MPT_KERNELS", request.param)
+    kernels.cache_clear()
+    yield request.param
+    kernels.cache_clear()
+
+
+def test_a_batch_of_masks_is_as_large_as_the_route_needs(route: str) -> None:
     x = torch.cat([sample(3), sample(400, 0.0)])
     model = scorable(density_of(), x, CPU)
-    assert model.bytes_per_mask >= 8 * 8 * DIM
-    assert model.least_batch == -(-512 // 2)
+    if route == "torch":
+        assert model.bytes_per_mask >= 8 * 8 * DIM
+        assert model.least_batch == -(-512 // 2)
+    else:
+        assert model.bytes_per_mask == 6 * DIM + 8
+        assert model.least_batch == 1
 
 
+def test_a_pattern_that_compiled_loops_do_not_score_limits_the_batches() -> None:
+    """The complete rows are scored by residuals."""
+    x = torch.cat([sample(3), 1e5 * sample(2, 0.0)[:1]])
+    model = scorable(density_of(), x, CPU)
+    assert isinstance(model, PartlyObserved)
+    assert {pattern.model.is_fused for pattern in model._patterns} == {True, False}
+    assert model.bytes_per_mask > 6 * DIM + 8
+    masks = masks_of(DIM, 2)
+    direct = [score_by_definition(density_of(), x, mask) for mask in masks]
+    assert model.scores(masks).tolist() == pytest.approx(direct, rel=1e-8)
+
+
+def test_tables_of_patterns_are_not_kept(route: str) -> None:
+    model = scorable(density_of(), sample(30), CPU)
+    assert isinstance(model, PartlyObserved)
+    before = [dict(vars(pattern.model)) for pattern in model._patterns]
+    tables = [dict(vars(pattern.model.conditionals)) for pattern in model._patterns]
+    model.scores(masks_of(DIM, 2))
+    assert [vars(pattern.model).keys() for pattern in model._patterns] == [*map(dict.keys, before)]
+    now = [vars(pattern.model.conditionals).keys() for pattern in model._patterns]
+    assert now == [*map(dict.keys, tables)]
+
+
+@pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("noise", [1.0, 1e-5], ids=["by moments", "by residuals"])
 def test_scores_of_all_masks_sum_to_the_lml_of_the_observed_values(noise: float) -> None:
     density, x = density_of(noise), sample(30)
