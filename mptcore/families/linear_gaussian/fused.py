@@ -77,7 +77,7 @@ def few_products(loadings: Tensor, moment: FactoredMoment, most: int = MAX_TABLE
 
 def can_fuse(loadings: Tensor, moment: Moment) -> bool:
     """Return whether compiled loops can score a model with loadings (D, K), and are faster."""
-    if loadings.device.type != "cpu" or loadings.requires_grad or kernels(KERNELS) is None:
+    if loadings.device.type != "cpu" or kernels(KERNELS) is None:
         return False
     match moment:
         case FactoredMoment():
