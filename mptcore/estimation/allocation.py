@@ -153,6 +153,7 @@ def sample_to_target(
     available: Tensor | None = None,  # (strata,), float64
     interim: Interim = lambda sample: (),
     cache: ScoreCache | None = None,
+    more_in_pilot: int = 0,
 ) -> Work[StratifiedSample]:
     """Score a pilot, then rounds of masks, so that the sum over strata of one row gets the standard
     error `target`. At most `max_masks` are used, including the pilot. No round is added if the
@@ -162,6 +163,8 @@ def sample_to_target(
     all draws so far. `available` is the number of different masks of each stratum. A stratum is
     enumerated if the pilot would draw nearly all of them, or if a plan would draw at least as many;
     then S itself gets the remaining weight.
+
+    `more_in_pilot` masks are scored by the first `draw` without being values of a stratum.
 
     The records of `interim` are emitted after each round except the last. The plans of the rounds
     come from `cache`, because the run may be divided among processes."""
@@ -174,6 +177,7 @@ def sample_to_target(
     counts = torch.where(enumerated, available, pilot).long()
     first = yield from draw(counts, enumerated)
     sample = StratifiedSample.of_pilot(widths, first, counts, enumerated)
+    sample.masks += more_in_pilot
     for share in SHARES:
         if not sample.least.any():
             break

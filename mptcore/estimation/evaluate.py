@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +23,12 @@ from mptcore.estimation.estimate import (
     over_observations,
     point,
 )
-from mptcore.estimation.masks import draw_independent, draw_masks, enumerate_masks
+from mptcore.estimation.masks import (
+    SizedMasks,
+    draw_independent,
+    draw_masks,
+    enumerate_masks,
+)
 from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
 from mptcore.estimation.quality import Grade, doubtful_reason, shift_reason
 from mptcore.estimation.scores import (
@@ -38,6 +43,7 @@ from mptcore.estimation.scores import (
     size_kurtosis,
     with_difference,
 )
+from mptcore.estimation.single_scores import SingleScores
 from mptcore.protocol.records import Labels, Log, Metric, Point, Record
 from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import AllSizes, FixedSize, Masks
@@ -185,15 +191,19 @@ class Evaluation:
         widths = torch.full((len(sizes),), width, dtype=torch.float64)
         row = len(self.models) if spec.target == "difference" else 0
         rounds: list[Tensor] = []
+        pilot = pilot_masks(len(sizes), spec.max_masks)
+        available = self._available(sizes)
+        singles = self.first.dim if self._uses_singles(available, pilot) else 0
         sample = yield from sample_to_target(
-            self._draw(sizes, generator, rounds),
+            self._draw(sizes, generator, rounds, singles > 0),
             widths,
             target,
             spec.max_masks,
-            pilot_masks(len(sizes), spec.max_masks),
+            pilot,
             row,
-            self._available(sizes),
+            available,
             cache=self.cache,
+            more_in_pilot=singles,
         )
         curve = _with_grades(sizes, torch.cat(rounds, 2), sample.strata)
         for k, (size, estimates) in enumerate(zip(sizes, sample.estimates(), strict=True)):
@@ -211,12 +221,45 @@ class Evaluation:
         yield from map(Step, target_records(sample, row, target, 1.0, self.labels, doubt))
         yield from map(Step, self._conclusions(totals))
 
-    def _draw(self, sizes: Sequence[int], generator: torch.Generator, rounds: list[Tensor]) -> Draw:
-        """Return a function that scores masks of each size. It appends the scores and grades by
-        each model, (models, R, masks), to `rounds`."""
+    def _uses_singles(self, available: Tensor, pilot: int) -> bool:
+        """Return whether masks of single dimensions are scored too, given the number of masks that
+        exist of each size: if they cost no more than the pilot, leave the masks that each size
+        needs, and if not all sizes are enumerated."""
+        dim, strata = self.first.dim, len(available)
+        fits = dim <= strata * pilot and dim + strata * (pilot + 2) <= self.spec.max_masks
+        return fits and bool((available > pilot + 2).any())
+
+    def _draw(
+        self,
+        sizes: Sequence[int],
+        generator: torch.Generator,
+        rounds: list[Tensor],
+        uses_singles: bool,
+    ) -> Draw:
+        """Return a function that scores masks of each size, without the part that the scores of
+        single dimensions predict. It appends the whole scores and the grades by each model,
+        (models, R, masks), to `rounds`."""
         models, dim = list(self.models.values()), self.first.dim
+        singles: SingleScores | None = None
+
+        def score(masks: Iterable[SizedMasks]) -> Work[tuple[Tensor, list[Tensor]]]:
+            """Return the scores, and what single dimensions predict."""
+            found, predicted = [], []
+            for scored in score_batches(models, masks, self.cache):
+                if isinstance(scored, Step):
+                    yield scored
+                    continue
+                batch, scores = scored
+                found.append(scores)
+                if singles is not None:
+                    predicted.append(singles.predictions(batch.masks.masks))
+            return torch.cat(found, 2), predicted
 
         def draw(counts: Tensor, enumerated: Tensor) -> Work[Tensor]:
+            nonlocal singles
+            if uses_singles and singles is None:
+                of_one, _ = yield from score(enumerate_masks([1], dim, self.batch))
+                singles = SingleScores(of_one[:, 0])
             at_random = counts * ~enumerated
             drawn = at_random.tolist()
             whole = [sizes[i] for i in enumerated.nonzero().flatten().tolist()]
@@ -224,17 +267,15 @@ class Evaluation:
                 enumerate_masks(whole, dim, self.batch),
                 draw_independent(zip(sizes, drawn, strict=True), dim, generator, self.batch),
             )
-            found = []
-            for scored in score_batches(models, masks, self.cache):
-                if isinstance(scored, Step):
-                    yield scored
-                else:
-                    found.append(scored[1])
-            values = torch.cat(found, 2)
+            values, predicted = yield from score(masks)
             strata = [torch.repeat_interleave(part) for part in (counts - at_random, at_random)]
-            values = values[:, :, torch.argsort(torch.cat(strata), stable=True)]
+            order = torch.argsort(torch.cat(strata), stable=True)
+            values = values[:, :, order]
             rounds.append(values)
-            return torch.cat([values[:, 0], values[:1, 0] - values[1:, 0]])
+            own = values[:, 0]
+            if singles is not None:
+                own = singles.residuals(own, torch.cat(predicted, 1)[:, order], counts)
+            return torch.cat([own, own[:1] - own[1:]])
 
         return draw
 

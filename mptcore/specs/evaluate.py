@@ -52,7 +52,8 @@ class MaskEvaluation(Spec):
     listed sizes score_sum), or for one fixed size D times its score (biased_score). `difference`:
     the model's score minus the baseline's, on the same masks (score_difference)."""
     max_masks: Annotated[int, Field(ge=100, le=1_000_000_000)] = 200_000
-    """Maximum number of masks for each seed, pilot included, with `target_std_err`."""
+    """Maximum number of masks for each seed, with `target_std_err`. It includes the pilot and the
+    masks of single dimensions."""
 
     @property
     def has_sum(self) -> bool:

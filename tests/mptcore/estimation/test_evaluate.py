@@ -309,7 +309,8 @@ def test_d_times_a_score_moves_d_times_as_far(
         dim = 12
 
         def scores(self, masks: Tensor) -> Tensor:
-            return masks.double() @ torch.arange(12.0, dtype=torch.float64)
+            """A score that single dimensions do not predict."""
+            return 6.0 - 12.0 * (masks[:, :6].sum(1) % 2).double()
 
         def quadrature_shift(self, size: int) -> float:
             return shift
