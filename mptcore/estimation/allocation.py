@@ -227,24 +227,16 @@ def _uncertainty(
     return (parts.square() * moves).sum().sqrt() / parts.sum().clamp(min=1e-300)
 
 
-def target_records(
-    sample: StratifiedSample,
-    row: int,
-    target: float,
-    scale: float,
-    labels: Labels,
-    doubt: float = 0.0,
-) -> Iterator[Record]:
-    """Yield the records that report whether a target was met, for `scale` times the sum over strata
-    of a row. `doubt` is an error that masks do not reduce."""
-    std_err = sample.total_estimates()[row].scaled(scale).widened(doubt).known_std_err
+def target_records(total: Estimate, masks: int, target: float, labels: Labels) -> Iterator[Record]:
+    """Yield the records that report whether an estimate from a number of masks met its target."""
+    std_err = total.known_std_err
     reached = std_err is not None and std_err <= target
-    yield Metric("masks", sample.masks, 0.0, labels)
+    yield Metric("masks", masks, 0.0, labels)
     yield Metric("target_reached", float(reached), 0.0, labels)
     if not reached:
         found = "too few large scores for an error" if std_err is None else f"{std_err:.3g}"
         cure = "raise max_masks, or a slightly smaller target if masks were left"
-        detail = f"{found} after {sample.masks} masks: {cure}"
+        detail = f"{found} after {masks} masks: {cure}"
         yield Log("warning", f"target_std_err {target} was not reached: {detail}")
 
 

@@ -216,9 +216,8 @@ class Evaluation:
             self._graded(i, one, sizes, Grade.of([scores[i] for scores in curve], width), width)
             for i, one in enumerate(sample.total_estimates())
         ]
-        grade = totals[row].grade
-        doubt = 0.0 if grade is None else grade.doubt
-        yield from map(Step, target_records(sample, row, target, 1.0, self.labels, doubt))
+        estimate = totals[row].estimate
+        yield from map(Step, target_records(estimate, sample.masks, target, self.labels))
         yield from map(Step, self._conclusions(totals))
 
     def _uses_singles(self, available: Tensor, pilot: int) -> bool:

@@ -12,8 +12,8 @@ class SingleScores:
     The score of a mask M is a mean over j in M, and differs from that of another mask mainly by
     which dimensions these are. The mean f(M) of f_j over j in M has the mean f̄ over all masks of
     a size, whatever f. So S(M) − β (f(M) − f̄) has the same mean as S(M), for every β that was
-    chosen before M was drawn. Each size and model has its own β, the regression on the pilot's masks
-    of the size and of its neighbours."""
+    chosen before M was drawn. Each size and model has its own β, the regression on the pilot's
+    masks of the size and of its neighbours."""
 
     def __init__(self, values: Tensor):  # (models, D)
         self._centred = values - values.mean(1, keepdim=True)

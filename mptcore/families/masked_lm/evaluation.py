@@ -175,7 +175,8 @@ class TextEvaluation:
         )
         for record in self._sample_records(sample):
             yield Step(record)
-        for record in target_records(sample, row, target, scale, self.labels):
+        total = sample.total_estimates()[row].scaled(scale)
+        for record in target_records(total, sample.masks, target, self.labels):
             yield Step(record)
 
     def _interim(self, sample: StratifiedSample) -> Iterator[Record]:

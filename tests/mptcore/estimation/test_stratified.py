@@ -319,7 +319,9 @@ LABELS: Labels = {"seed": 4}
 
 
 def told(sample: StratifiedSample, target: float, scale: float = 1.0) -> list[Record]:
-    return list(target_records(sample, 0, target, scale, LABELS))
+    return list(
+        target_records(sample.total_estimates()[0].scaled(scale), sample.masks, target, LABELS)
+    )
 
 
 def test_an_error_equal_to_the_target_reaches_it() -> None:
