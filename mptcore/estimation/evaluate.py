@@ -2,14 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from mptcore.estimation.allocation import (
-    Draw,
     sample_to_target,
     target_records,
 )
@@ -23,27 +22,21 @@ from mptcore.estimation.estimate import (
     over_observations,
     point,
 )
-from mptcore.estimation.masks import (
-    SizedMasks,
-    draw_independent,
-    draw_masks,
-    enumerate_masks,
-)
+from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
 from mptcore.estimation.quality import Grade, doubtful_reason, shift_reason
+from mptcore.estimation.rounds import Rounds
 from mptcore.estimation.scores import (
     ScoredSizes,
     SizeScores,
     by_model,
     convergence,
     cumulative_estimate,
-    score_batches,
     score_masks,
     size_estimates,
     size_kurtosis,
     with_difference,
 )
-from mptcore.estimation.single_scores import SingleScores
 from mptcore.protocol.records import Labels, Log, Metric, Point, Record
 from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import AllSizes, FixedSize, Masks
@@ -190,12 +183,13 @@ class Evaluation:
         width = dim if isinstance(spec.masks, FixedSize) else 1
         widths = torch.full((len(sizes),), width, dtype=torch.float64)
         row = len(self.models) if spec.target == "difference" else 0
-        rounds: list[Tensor] = []
         pilot = pilot_masks(len(sizes), spec.max_masks)
         available = self._available(sizes)
-        singles = self.first.dim if self._uses_singles(available, pilot) else 0
+        uses_singles = self._uses_singles(available, pilot)
+        models = list(self.models.values())
+        rounds = Rounds(models, sizes, generator, self.batch, self.cache, uses_singles)
         sample = yield from sample_to_target(
-            self._draw(sizes, generator, rounds, singles > 0),
+            rounds.draw,
             widths,
             target,
             spec.max_masks,
@@ -203,9 +197,9 @@ class Evaluation:
             row,
             available,
             cache=self.cache,
-            more_in_pilot=singles,
+            more_in_pilot=dim if uses_singles else 0,
         )
-        curve = _with_grades(sizes, torch.cat(rounds, 2), sample.strata)
+        curve = _with_grades(sizes, torch.cat(rounds.values, 2), sample.strata)
         for k, (size, estimates) in enumerate(zip(sizes, sample.estimates(), strict=True)):
             rows = [
                 self._graded(i, one, [size], Grade.of([scores[i] for scores in curve[k : k + 1]]))
@@ -227,56 +221,6 @@ class Evaluation:
         dim, strata = self.first.dim, len(available)
         fits = dim <= strata * pilot and dim + strata * (pilot + 2) <= self.spec.max_masks
         return fits and bool((available > pilot + 2).any())
-
-    def _draw(
-        self,
-        sizes: Sequence[int],
-        generator: torch.Generator,
-        rounds: list[Tensor],
-        uses_singles: bool,
-    ) -> Draw:
-        """Return a function that scores masks of each size, without the part that the scores of
-        single dimensions predict. It appends the whole scores and the grades by each model,
-        (models, R, masks), to `rounds`."""
-        models, dim = list(self.models.values()), self.first.dim
-        singles: SingleScores | None = None
-
-        def score(masks: Iterable[SizedMasks]) -> Work[tuple[Tensor, list[Tensor]]]:
-            """Return the scores, and what single dimensions predict."""
-            found, predicted = [], []
-            for scored in score_batches(models, masks, self.cache):
-                if isinstance(scored, Step):
-                    yield scored
-                    continue
-                batch, scores = scored
-                found.append(scores)
-                if singles is not None:
-                    predicted.append(singles.predictions(batch.masks.masks))
-            return torch.cat(found, 2), predicted
-
-        def draw(counts: Tensor, enumerated: Tensor) -> Work[Tensor]:
-            nonlocal singles
-            if uses_singles and singles is None:
-                of_one, _ = yield from score(enumerate_masks([1], dim, self.batch))
-                singles = SingleScores(of_one[:, 0])
-            at_random = counts * ~enumerated
-            drawn = at_random.tolist()
-            whole = [sizes[i] for i in enumerated.nonzero().flatten().tolist()]
-            masks = itertools.chain(
-                enumerate_masks(whole, dim, self.batch),
-                draw_independent(zip(sizes, drawn, strict=True), dim, generator, self.batch),
-            )
-            values, predicted = yield from score(masks)
-            strata = [torch.repeat_interleave(part) for part in (counts - at_random, at_random)]
-            order = torch.argsort(torch.cat(strata), stable=True)
-            values = values[:, :, order]
-            rounds.append(values)
-            own = values[:, 0]
-            if singles is not None:
-                own = singles.residuals(own, torch.cat(predicted, 1)[:, order], counts)
-            return torch.cat([own, own[:1] - own[1:]])
-
-        return draw
 
     def _available(self, sizes: Sequence[int]) -> Tensor:
         """Return the number of masks that exist of each size; infinity if there are more than may

@@ -190,6 +190,11 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/mptcore/estimation/test_stratified.py",
         "tests/mptcore/estimation/test_allocation.py",
     ),
+    "mptcore/estimation/rounds.py": (
+        "tests/mptcore/estimation/test_single_scores.py",
+        "tests/mptcore/estimation/test_allocation.py",
+        "tests/mptcore/estimation/test_evaluate.py",
+    ),
     "mptcore/estimation/single_scores.py": ("tests/mptcore/estimation/test_single_scores.py",),
     "mptcore/estimation/estimate.py": (
         "tests/mptcore/estimation/test_estimate.py",
