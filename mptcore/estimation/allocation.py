@@ -1,8 +1,8 @@
 """Allocate masks to strata until a target standard error is reached."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ Interim = Callable[["StratifiedSample"], Iterable[Record]]
 """Records to emit after a round, from the sample so far."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class StratifiedSample:
     """Stratified estimate of Σ width × mean, built from rounds of masks.
 
@@ -62,24 +62,28 @@ class StratifiedSample:
         none, zero = torch.zeros_like(counts), torch.zeros_like(widths)
         means = zero.expand(len(pilot), -1)
         sample = cls(widths, pilot[:, :0], none[:0], none, none, means, zero + 1, zero, 0)
-        sample.add(pilot, counts, enumerated.double(), enumerated)
-        sample.counts = counts * enumerated
-        return sample
+        sample = sample.with_round(pilot, counts, enumerated.double(), enumerated)
+        return replace(sample, counts=counts * enumerated)
 
-    def add(self, values: Tensor, counts: Tensor, share: Tensor, enumerated: Tensor) -> None:
-        """Add a round's values (rows, masks), stratum by stratum, with weights λ (strata,). It
-        contains all masks of the `enumerated` strata."""
+    def with_round(
+        self, values: Tensor, counts: Tensor, share: Tensor, enumerated: Tensor
+    ) -> "StratifiedSample":
+        """Return the sample with the values of another round (rows, masks), stratum by stratum, and
+        its weights λ (strata,). It contains all masks of the `enumerated` strata."""
         strata = torch.repeat_interleave(counts)
         drawn = counts.clamp(min=1)  # where nothing is drawn the sum and λ are 0
         sums = torch.zeros_like(self.means).index_add(1, strata, values)
-        self.means = self.means + share * sums / drawn
-        self.spread = self.spread + share.square() / drawn * ~enumerated
-        self.left = self.left - share
-        self.values = torch.cat([self.values, values], 1)
-        self.strata = torch.cat([self.strata, strata])
-        self.drawn = self.drawn + counts
-        self.counts = self.counts + counts
-        self.masks += len(strata)
+        return StratifiedSample(
+            widths=self.widths,
+            values=torch.cat([self.values, values], 1),
+            strata=torch.cat([self.strata, strata]),
+            drawn=self.drawn + counts,
+            counts=self.counts + counts,
+            means=self.means + share * sums / drawn,
+            left=self.left - share,
+            spread=self.spread + share.square() / drawn * ~enumerated,
+            masks=self.masks + len(strata),
+        )
 
     @property
     def least(self) -> Tensor:  # (strata,)
@@ -87,8 +91,9 @@ class StratifiedSample:
         in all, so that the first draw contributes to the variance."""
         return (self.left > 0).long() + (self.counts == 0)
 
+    @cached_property
     def variances(self) -> tuple[Tensor, Tensor]:
-        """Return the variance and the kurtosis of each stratum's scores, (rows, strata) each.
+        """The variance and the kurtosis of each stratum's scores, (rows, strata) each.
 
         A variance from n draws has about 2 (n − 1) / (κ − 1) degrees of freedom. Where large scores
         are rare it has few, so it is weighted less against the variance of its neighbours, which
@@ -103,16 +108,16 @@ class StratifiedSample:
         second, fourth = means(squares), means(squares.square())
         known = (self.drawn - 1).clamp(min=1)
         own = second * (known + 1) / known
-        kurtosis = smoothed(fourth) / smoothed(second.square()).clamp(min=1e-300)
-        kurtosis = kurtosis.clamp(min=MIN_KURTOSIS)
+        near = smoothed(torch.cat([fourth, second.square(), own])).tensor_split(3)
+        kurtosis = (near[0] / near[1].clamp(min=1e-300)).clamp(min=MIN_KURTOSIS)
         degrees = 2 * known / (kurtosis - 1)
-        pooled = degrees * own + PRIOR_DEGREES * smoothed(own)
+        pooled = degrees * own + PRIOR_DEGREES * near[2]
         return pooled / (degrees + PRIOR_DEGREES), kurtosis
 
     def estimates(self) -> list[list[Estimate]]:
         """Return the estimates, by stratum and row. Their standard errors also use the pilot's
         scores and the variances of neighbouring strata."""
-        errors = (self.variances()[0] * self.spread).sqrt().T.tolist()
+        errors = (self.variances[0] * self.spread).sqrt().T.tolist()
         means, counts = self.means.T.tolist(), self.counts.tolist()
         return [
             [Estimate(mean, error, n) for mean, error in zip(*rows, strict=True)]
@@ -130,7 +135,7 @@ class StratifiedSample:
 
     def total_estimates(self) -> list[Estimate]:
         """Return the estimate of the sum over strata for each row."""
-        variances, kurtosis = self.variances()
+        variances, kurtosis = self.variances
         means = (self.means * self.widths).sum(1).tolist()
         parts = self.widths.square() * variances * self.spread
         moves = (kurtosis - 1) / self.drawn
@@ -177,7 +182,7 @@ def sample_to_target(
     counts = torch.where(enumerated, available, pilot).long()
     first = yield from draw(counts, enumerated)
     sample = StratifiedSample.of_pilot(widths, first, counts, enumerated)
-    sample.masks += more_in_pilot
+    sample = replace(sample, masks=sample.masks + more_in_pilot)
     for share in SHARES:
         if not sample.least.any():
             break
@@ -187,7 +192,8 @@ def sample_to_target(
         progress.masks = sample.masks + int(wanted.sum())
         counts = torch.where(enumerated, wanted, (share * wanted).ceil().long())
         weight = sample.left * (counts / wanted.clamp(min=1))
-        sample.add((yield from draw(counts, enumerated)), counts, weight, enumerated)
+        values = yield from draw(counts, enumerated)
+        sample = sample.with_round(values, counts, weight, enumerated)
         if sample.least.any():
             yield from map(Step, interim(sample))
     progress.masks = sample.masks
@@ -203,7 +209,7 @@ def _planned(sample: StratifiedSample, row: int, target: float, max_masks: int) 
 def _wanted(sample: StratifiedSample, row: int, target: float) -> Tensor:
     """Return how many masks of each stratum are still needed for the variance `target`,
     (strata,)."""
-    variances, kurtosis = (of_rows[row] for of_rows in sample.variances())
+    variances, kurtosis = (of_rows[row] for of_rows in sample.variances)
     spent = (sample.widths.square() * variances * sample.spread).sum()
     deviations = sample.widths * sample.left * variances.sqrt()
 
@@ -259,6 +265,6 @@ def smoothed(values: Tensor, over: int = NEIGHBOURS) -> Tensor:
     There are fewer neighbours at the ends."""
     half = min(over, values.shape[1]) // 2
     ones = torch.ones(1, 1, 2 * half + 1, dtype=values.dtype)
-    sums = torch.nn.functional.conv1d(values[:, None], ones, padding=half)
-    counts = torch.nn.functional.conv1d(torch.ones_like(values)[:, None], ones, padding=half)
-    return (sums / counts)[:, 0]
+    counted = torch.cat([values, torch.ones_like(values[:1])])[:, None]
+    sums = torch.nn.functional.conv1d(counted, ones, padding=half)[:, 0]
+    return sums[:-1] / sums[-1]

@@ -5,9 +5,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mptcore.estimation.random_numbers import KERNELS, random_words
 from mptcore.runtime.compiled import in_threads, kernels
 
-KERNELS = "mptcore.estimation.kernels"
 MIN_PART = 64
 """Minimum number of masks that are worth a thread."""
 MAX_DIM = 2**13
@@ -24,16 +24,13 @@ def masks_of_sizes(sizes: Tensor, dim: int, generator: torch.Generator) -> Tenso
         most = int(sizes.max())
         orders = permutations(count, dim, generator, most)
         return masked.scatter_(1, orders, torch.arange(most) < sizes[:, None])
-    paired = count - count * (dim - 1) % 2  # an odd number of words does not pair up
-    words = _pairs(paired * (dim - 1), generator).numpy().view("<u4")
+    words = random_words(count * (dim - 1), generator)
     of_sizes, found = sizes.numpy(), masked.numpy()
 
     def part(first: int, end: int) -> None:
         compiled.shuffled_masks(words, first, end, of_sizes, np.empty(dim, np.int32), found)
 
-    in_threads(part, paired, MIN_PART)
-    if paired < count:
-        masked[-1, torch.randperm(dim, generator=generator)[: int(sizes[-1])]] = True
+    in_threads(part, count, MIN_PART)
     return masked
 
 
@@ -61,24 +58,7 @@ def permutations(count: int, dim: int, generator: torch.Generator, first: int) -
     if dim >= WIDE or dim == 1 or count == 1:
         drawn = [torch.randperm(dim, generator=generator)[:first] for _ in range(count)]
         return torch.stack(drawn)
-    paired = count - count * (dim - 1) % 2  # an odd number of words does not pair up
-    found = _shuffled(_words(paired * (dim - 1), generator).reshape(paired, -1), first)
-    if paired == count:
-        return found
-    last = torch.randperm(dim, generator=generator)[:first]
-    return torch.cat([found, last[None]])
-
-
-def _pairs(count: int, generator: torch.Generator) -> Tensor:
-    """Return the next `count` 32-bit numbers of a generator; the count is even. Torch joins two of
-    them into a 64-bit number, the first as the high half."""
-    return torch.empty(count // 2, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-
-
-def _words(count: int, generator: torch.Generator) -> NDArray[np.uint32]:
-    """Return the next `count` 32-bit numbers of a generator; the count is even."""
-    joined = _pairs(count, generator).numpy().view(np.uint64)
-    return ((joined << 32) | (joined >> 32)).astype("<u8", copy=False).view(np.uint32)
+    return _shuffled(random_words(count * (dim - 1), generator).reshape(count, -1), first)
 
 
 def _shuffled(words: NDArray[np.uint32], first: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.permutations import smallest_masked
+from mptcore.estimation.random_numbers import random_keys
 from mptcore.runtime.compiled import in_threads, together
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import Ramp, UniformSize
@@ -84,9 +85,9 @@ class StepMasks:
             sizes = torch.empty(masks.shape[:2], dtype=torch.int64)
             for own, own_sizes in zip(keys, sizes, strict=True):
                 own_sizes[:] = torch.randint(1, self.dim + 1, (1,), generator=generator)
-                torch.rand(own.shape, generator=generator, out=own)
+                random_keys(own, generator)
         else:
-            torch.rand(keys.shape, generator=generator, out=keys)
+            random_keys(keys, generator)
             given = torch.tensor([self._given_sizes(fraction) for fraction in fractions])
             sizes = given.repeat_interleave(self.spec.masks.per_size, dim=1)
         masks[:] = smallest_masked(keys, sizes, in_one_thread=True)
@@ -122,7 +123,7 @@ class StepMasks:
 
         def draw(first: int, end: int) -> None:
             for own, generator in zip(keys[first:end], self._generators[first:end], strict=True):
-                torch.rand(shape, generator=generator, out=own)
+                random_keys(own, generator)
 
         in_threads(draw, len(keys), max(1, MIN_KEYS // keys[0].numel()))
         masks = smallest_masked(keys, sizes.expand(len(keys), -1))

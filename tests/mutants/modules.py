@@ -202,6 +202,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
     ),
     "mptcore/estimation/masks.py": ("tests/mptcore/estimation/test_masks.py",),
     "mptcore/estimation/permutations.py": ("tests/mptcore/estimation/test_masks.py",),
+    "mptcore/estimation/random_numbers.py": ("tests/mptcore/estimation/test_random_numbers.py",),
     "mptcore/estimation/scores.py": (
         "tests/mptcore/estimation/test_scores.py",
         "tests/mptcore/estimation/test_estimators.py",

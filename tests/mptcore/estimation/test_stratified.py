@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from itertools import accumulate, chain
 from statistics import fmean
@@ -49,11 +49,9 @@ def pilot(enumerated: Tensor = NONE) -> StratifiedSample:
 
 def one_round() -> StratifiedSample:
     """The pilot, and masks with the scores that leave its means and squares as they are."""
-    sample = pilot()
-    sample.add(*rows([4.0], [1.0, 3.0]), torch.tensor([0.25, 0.5]).double(), NONE)
-    before = pilot()
-    sample.values, sample.strata, sample.drawn = before.values, before.strata, before.drawn
-    return sample
+    before, shares = pilot(), torch.tensor([0.25, 0.5]).double()
+    sample = before.with_round(*rows([4.0], [1.0, 3.0]), shares, NONE)
+    return replace(sample, values=before.values, strata=before.strata, drawn=before.drawn)
 
 
 def test_the_pilot_has_weight_zero() -> None:
@@ -85,7 +83,8 @@ def test_a_round_adds_its_share() -> None:
     assert sample.least.tolist() == [1, 1]
     assert sample.spread.tolist() == SPREAD
     assert sample.means.tolist() == [[1, 1], [-2, -2]]
-    sample.add(*rows([5.0], [7.0]), torch.tensor([0.75, 0.5]).double(), NONE)
+    shares = torch.tensor([0.75, 0.5]).double()
+    sample = sample.with_round(*rows([5.0], [7.0]), shares, NONE)
     assert sample.means.tolist() == [[4.75, 4.5], [-9.5, -9]]
     assert sample.counts.tolist() == [2, 3]
     assert sample.least.tolist() == [0, 0]
@@ -95,30 +94,31 @@ def test_a_round_adds_its_share() -> None:
 
 def test_a_round_without_the_values_of_a_stratum_is_refused() -> None:
     values, _ = rows([4.0])
+    shares = torch.tensor([0.25, 0.5]).double()
     with pytest.raises(RuntimeError, match="index"):
-        pilot().add(values, torch.tensor([1, 1]), torch.tensor([0.25, 0.5]).double(), NONE)
+        pilot().with_round(values, torch.tensor([1, 1]), shares, NONE)
 
 
 def test_variances_are_pooled_with_those_of_the_neighbours() -> None:
-    variances, kurtosis = pilot().variances()
+    variances, kurtosis = pilot().variances
     first, second = variances.tolist()
     assert first == pytest.approx(VARIANCES)
     assert second == pytest.approx([4 * one for one in VARIANCES])
     assert kurtosis.flatten().tolist() == pytest.approx([KURTOSIS] * 4)
     values, counts = rows(*PILOT)
     small = StratifiedSample.of_pilot(WIDTHS, 1e-9 * values, counts, NONE)
-    assert small.variances()[1].flatten().tolist() == pytest.approx([KURTOSIS] * 4)
+    assert small.variances[1].flatten().tolist() == pytest.approx([KURTOSIS] * 4)
     flat = StratifiedSample.of_pilot(WIDTHS, *rows([0.0, 2.0], [0.0, 4.0]), NONE)
-    assert flat.variances()[1].tolist() == [[4, 4], [4, 4]]  # the least
+    assert flat.variances[1].tolist() == [[4, 4], [4, 4]]  # the least
 
 
 def test_one_stratum_has_its_own_variance() -> None:
     alone = torch.tensor([False])
     sample = StratifiedSample.of_pilot(WIDTHS[:1], *rows([1.0, 2.0, 6.0]), alone)
-    assert sample.variances()[0].flatten().tolist() == pytest.approx([7, 28])
+    assert sample.variances[0].flatten().tolist() == pytest.approx([7, 28])
     equal = StratifiedSample.of_pilot(WIDTHS[:1], *rows([3.0, 3.0]), alone)
-    assert equal.variances()[0].tolist() == [[0], [0]]
-    assert equal.variances()[1].tolist() == [[4], [4]]
+    assert equal.variances[0].tolist() == [[0], [0]]
+    assert equal.variances[1].tolist() == [[4], [4]]
 
 
 def test_estimates_of_each_stratum() -> None:
@@ -325,10 +325,14 @@ def told(sample: StratifiedSample, target: float, scale: float = 1.0) -> list[Re
 
 
 def test_an_error_equal_to_the_target_reaches_it() -> None:
-    sample = pilot(~NONE)
-    sample.spread = torch.tensor([0.01, 0.01], dtype=torch.float64)
-    sample.values, sample.strata = sample.values.repeat(1, 50), sample.strata.repeat(50)
-    sample.drawn = 50 * sample.drawn
+    one = pilot(~NONE)
+    sample = replace(
+        one,
+        spread=torch.tensor([0.01, 0.01], dtype=torch.float64),
+        values=one.values.repeat(1, 50),
+        strata=one.strata.repeat(50),
+        drawn=50 * one.drawn,
+    )
     own = sample.total_estimates()[0].std_err
     assert own is not None
     reached = [Metric("masks", 12, 0.0, LABELS), Metric("target_reached", 1.0, 0.0, LABELS)]
