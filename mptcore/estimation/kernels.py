@@ -37,12 +37,13 @@ def random_words(
             state[LENGTH - 1] = twisted(state[LENGTH - 1], state[0], state[SHIFT - 1])
             place = 0
         count = min(LENGTH - place, len(found) - done)
+        words, own = state[place : place + count], found[done : done + count]
         for i in range(count):
-            word = state[place + i]
+            word = words[i]
             word ^= word >> np.uint32(11)
             word ^= (word << np.uint32(7)) & np.uint32(0x9D2C5680)
             word ^= (word << np.uint32(15)) & np.uint32(0xEFC60000)
-            found[done + i] = word ^ (word >> np.uint32(18))
+            own[i] = word ^ (word >> np.uint32(18))
         done += count
         place += count
     return place

@@ -10,7 +10,7 @@ from torch import Tensor
 from mptcore.runtime.compiled import kernels
 
 KERNELS = "mptcore.estimation.kernels"
-MIN_KEYS = 2**13
+MIN_KEYS = 2**12
 """Minimum number of keys that are worth reading and writing a generator's state."""
 GENERATOR_STATE = np.dtype(
     [("seed", "u8"), ("left", "i4"), ("is_seeded", "i4"), ("next", "u8"), ("words", "u8", 624),
