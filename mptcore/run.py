@@ -70,7 +70,9 @@ def resumable(
     saved wherever `session.at_safe_point` is true. The caller increments `session.seq` for every
     record except progress records."""
     keep_freed_memory()
-    threads = min(spec.compute.threads, max(MIN_THREADS, processors()))
+    threads = spec.compute.threads
+    if threads > MIN_THREADS:
+        threads = min(threads, max(MIN_THREADS, processors()))
     torch.set_num_threads(threads)
     device = device_of(spec.compute)
     dtype = dtype_of(spec.compute.precision, device)

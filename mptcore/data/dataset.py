@@ -68,6 +68,8 @@ def refuse_missing(data: Dataset, refusal: str | None) -> None:
     """Raise RunError if values are missing and there is a reason why they are refused, or if a
     column has no value at all."""
     parts = [data.x] if data.heldout is None else [data.x, data.heldout]
+    if not any(part.sum().isnan() for part in parts):  # the sum is quick, and NaN if a value is
+        return
     names = data.columns or [*map(str, range(data.dim))]
 
     def named(places: Tensor) -> list[str]:
