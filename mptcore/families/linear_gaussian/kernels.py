@@ -5,7 +5,8 @@ A_R = I + Σ_i∈R w_i w_iᵀ, Σ = A_R⁻¹ and M = Σ Σ_i∈R w_i f_iᵀ
     v_j / psi_j = 1 + ⟨Σ, w_j w_jᵀ⟩,
     e_j / psi_j = C_jj / psi_j − 2 ⟨M, w_j f_jᵀ⟩ + ⟨M Mᵀ, w_j w_jᵀ⟩.
 One table has the products for the sums over R and for the terms of j: the upper triangle of
-w_j w_jᵀ, then w_j f_jᵀ, T = K (K + 1) / 2 + K Q numbers for each dimension.
+w_j w_jᵀ, then w_j f_jᵀ, T = K (K + 1) / 2 + K Q numbers for each dimension. If few dimensions are
+masked, only their terms are computed; else those of all.
 
 Threads share no sum, and a mask's numbers are added in one fixed order. So scores do not depend on
 the number of threads or on the other masks.
@@ -27,6 +28,9 @@ Bools = NDArray[np.bool_]
 LANES = 8
 """Number of masks whose K × K matrices are inverted together, one in each lane of the processor's
 vectors."""
+FEW = 4
+"""Part of the dimensions, 1 / FEW, up to which masked dimensions are computed one by one. With more
+it is quicker to compute all dimensions of a block, masked or not."""
 GROUP = 32
 """Number of variances whose product cannot overflow. Sums of moments are precise enough only if
 each variance is below 5e7 times its noise."""
@@ -252,6 +256,34 @@ def misfit(
     return total + sum_of_logs(variance, product)
 
 
+@inlined("reassoc")
+def misfit_of_few(
+    rows: Doubles,  # (D, T)
+    variances: Doubles,  # (T,), factors of a row in v_j
+    terms: Doubles,  # (T,), those in e_j
+    diagonal: Doubles,  # (D,)
+    log_noise: Doubles,  # (D,)
+    places: NDArray[np.int64],  # (size,), the masked dimensions
+    variance: Doubles,  # at least size, a multiple of 8; overwritten
+    product: Doubles,  # (8,), overwritten
+) -> float:
+    """Sum log v_j + e_j / v_j over masked dimensions, one by one."""
+    total, count = 0.0, len(places)
+    for i in range(count):
+        j = places[i]
+        row = rows[j]
+        v, e = 1.0, diagonal[j]
+        for t in range(len(row)):
+            v += variances[t] * row[t]
+            e += terms[t] * row[t]
+        variance[i] = v
+        total += e / v + log_noise[j]
+    filled = variance[: -(-count // 8) * 8]
+    for i in range(count, len(filled)):
+        filled[i] = 1.0
+    return total + sum_of_logs(filled, product)
+
+
 @kernel("void(f8[:,::1], f8[:,:,::1], f8[::1], f8[:,::1], f8[:,::1], i8, b1[:,::1], f8[::1])")
 def moment_scores(
     rows: Doubles,  # (D, T)
@@ -267,44 +299,57 @@ def moment_scores(
     dim, table = rows.shape
     square = latent_dim * (latent_dim + 1) // 2
     rank = (table - square) // latent_dim
-    tables, of_masks = np.empty((3, table, LANES)), np.empty((2, LANES, table))
+    tables, of_masks = np.empty((3, table, LANES)), np.zeros((2, LANES, table))
     seen, terms, variances = tables[0], tables[1], tables[2]
     own_terms, own_variances = of_masks[0], of_masks[1]
     work, gain = np.empty((2, latent_dim, latent_dim, LANES)), np.empty((latent_dim, rank, LANES))
     width = blocks.shape[2]
     pairs, product = np.empty((3, 2, width)), np.empty(8)
     variance, residual, weight = pairs[0], pairs[1], pairs[2]
-    places, sizes = np.empty(dim + 1, np.int64), np.empty(LANES, np.int64)
-    summed = np.empty(LANES)
+    few = np.empty(dim + 8)
+    places, sizes = np.empty((LANES, dim + 1), np.int64), np.empty(LANES, np.int64)
+    summed, wide = np.empty(LANES), np.empty(LANES + 1, np.int64)
+    by_dimension = diagonal.reshape(-1), log_noise.reshape(-1)
     for first in range(0, len(masked), LANES):
         for b in range(LANES):
             own = min(first + b, len(masked) - 1)
-            sizes[b] = observe(rows, total, masked[own], places, own_terms[b])
+            sizes[b] = observe(rows, total, masked[own], places[b], own_terms[b])
             for t in range(table):
                 seen[t, b] = own_terms[b, t]
         solve(seen, latent_dim, work, gain, terms, variances)
         for b in range(LANES):
-            summed[b] = 0.0
             for t in range(table):
-                own_terms[b, t], own_variances[b, t] = terms[t, b], variances[t, b]
-        for even in range(0, min(LANES, len(masked) - first), 2):
+                own_terms[b, t] = terms[t, b]
+            for t in range(square):  # the rest remains zero
+                own_variances[b, t] = variances[t, b]
+        count, here = 0, min(LANES, len(masked) - first)
+        for b in range(here):
+            if FEW * sizes[b] <= dim:
+                summed[b] = misfit_of_few(
+                    rows, own_variances[b], own_terms[b], by_dimension[0], by_dimension[1],
+                    places[b, : sizes[b]], few, product,
+                )  # fmt: skip
+            else:
+                summed[b], wide[count] = 0.0, b
+                count += 1
+        wide[count] = wide[count - 1]  # if their number is odd, the last has itself as its pair
+        for even in range(0, count, 2):
             for k in range(len(blocks)):
                 for i in range(2):
-                    b = even + i
-                    own_mask = masked[min(first + b, len(masked) - 1)]
-                    hidden = own_mask[k * width : min(dim, (k + 1) * width)]
+                    b = wide[even + i]
+                    hidden = masked[first + b, k * width : min(dim, (k + 1) * width)]
                     begin(diagonal[k], hidden, variance[i], residual[i], weight[i])
                     add_squares(
                         own_variances[b], own_terms[b], square, blocks[k], variance[i], residual[i]
                     )
                 # each product is read once for two masks
                 add_squares(
-                    own_terms[even][square:], own_terms[even + 1][square:], table - square,
-                    blocks[k][square:], residual[0], residual[1],
+                    own_terms[wide[even]][square:], own_terms[wide[even + 1]][square:],
+                    table - square, blocks[k][square:], residual[0], residual[1],
                 )  # fmt: skip
-                for i in range(2):
-                    summed[even + i] += misfit(
+                for i in range(min(2, count - even)):
+                    summed[wide[even + i]] += misfit(
                         variance[i], residual[i], log_noise[k], weight[i], product
                     )
-        for b in range(min(LANES, len(masked) - first)):
+        for b in range(here):
             found[first + b] = -0.5 * (math.log(2 * math.pi) + summed[b] / sizes[b])
