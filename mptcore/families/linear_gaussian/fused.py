@@ -20,10 +20,10 @@ MIN_PART = 64
 """Minimum number of masks that are worth a thread."""
 WIDTH = 256
 """Approximate number of dimensions whose products are read together."""
-BATCH_PRODUCTS = 2**27
-"""Number of products that are worth a batch of masks: some 15 ms of two cores. Between batches
+BATCH_PRODUCTS = 2**28
+"""Number of products that are worth a batch of masks: some 30 ms of two cores. Between batches
 these are partly idle."""
-BATCH_BYTES = 2**24
+BATCH_BYTES = 2**25
 """Maximum memory of such a batch."""
 MAX_DENSE_DIM = 4096
 """Maximum number of dimensions of a moment of full rank, because its D² numbers are copied."""
