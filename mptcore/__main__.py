@@ -36,9 +36,9 @@ def main() -> int:
     """Run the filter and return its exit status."""
     options = _options()
     if options.compile:
-        from mptcore.run import load_kernels
+        from mptcore.run import compile_kernels
 
-        load_kernels()
+        compile_kernels()
         return COMPLETE
     if options.supervised:
         status = supervised()

@@ -1,6 +1,7 @@
 """Compute the records of a spec. This is the only file that knows all families."""
 
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import assert_never
 
 import torch
@@ -21,12 +22,12 @@ from mptcore.specs import (
 )
 
 KERNELS = (
-    "mptcore.estimation.kernels",
+    "mptcore.families.linear_gaussian.step_kernels",
     "mptcore.families.linear_gaussian.kernels",
     "mptcore.families.linear_gaussian.dense_kernels",
-    "mptcore.families.linear_gaussian.step_kernels",
+    "mptcore.estimation.kernels",
 )
-"""Modules of compiled loops."""
+"""Modules of compiled loops. The first takes as long to compile as the others together."""
 MIN_THREADS = 2
 """The default of `compute.threads`, so that its results are the same on a single processor."""
 
@@ -34,7 +35,17 @@ MIN_THREADS = 2
 def load_kernels() -> None:
     """Import all compiled loops, and compile those that are not in the cache."""
     for name in KERNELS:
-        kernels(name)
+        _load(name)
+
+
+def compile_kernels() -> None:
+    """Compile all loops that are not in the cache, in two processes."""
+    with ProcessPoolExecutor(2) as pool:
+        list(pool.map(_load, KERNELS))
+
+
+def _load(name: str) -> None:
+    kernels(name)
 
 
 def implementation(

@@ -1,8 +1,8 @@
 """Loops that compute the score of masks and its gradient, as parts of `step_kernels`.
 
-The score depends on loadings, noise and data only through the table of products in `kernels` and
-C_jj / psi_j. So its derivatives go backwards through these: the factors of v_j and e_j lead to the
-products of a masked dimension, and the sums over R to those of an observed one.
+The score depends on loadings, noise and data only through the table of products in `shared_kernels`
+and C_jj / psi_j. So its derivatives go backwards through these: the factors of v_j and e_j lead to
+the products of a masked dimension, and the sums over R to those of an observed one.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mptcore.families.linear_gaussian.kernels import (
+from mptcore.families.linear_gaussian.shared_kernels import (
     LANES,
     Bools,
     Doubles,

@@ -95,6 +95,22 @@ print(*map(kernels, KERNELS))
     assert {*run_python(code, folder).stdout.split()} == {"None"}
 
 
+def test_all_modules_are_compiled_in_other_processes(folder: Path) -> None:
+    (folder / "more.py").write_text(LOOPS)
+    code = """
+import sys
+from mptcore import run
+run.KERNELS = "loops", "more"
+run.compile_kernels()
+print("loops" in sys.modules, "more" in sys.modules)
+"""
+    found = run_python(code, folder)
+    assert found.stdout.split() == ["False", "False"]
+    assert found.stderr.count("compiling") == 2
+    kept = {file.name.partition(".")[0] for file in (folder / "__pycache__").glob("*.nbi")}
+    assert kept == {"loops", "more"}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_loading_the_kernels_starts_no_thread(folder: Path) -> None:
     """The warm parent forks afterwards."""

@@ -204,7 +204,10 @@ def test_gradients_of_two_threads_are_those_of_one() -> None:
     assert torch.equal(together.loadings, alone.loadings)
 
 
-@pytest.mark.parametrize("name", [*KERNELS, "mptcore.families.linear_gaussian.gradient_kernels"])
+PARTS = [f"mptcore.families.linear_gaussian.{name}_kernels" for name in ("gradient", "shared")]
+
+
+@pytest.mark.parametrize("name", [*KERNELS, *PARTS])
 def test_rows_are_taken_by_their_index(name: str) -> None:
     """Rows that are unpacked (`a, b = work`) are no contiguous arrays to numba, and loops over them
     are several times slower."""
