@@ -199,8 +199,8 @@ def with_progress(
     """Yield the records of some work, with about a hundred progress records among them, and one
     when the first masks were scored, when twice as many were, and so on, and whenever the total has
     changed: the first expected end depends on them. `total` is called whenever masks were scored,
-    because evaluations with a target plan their masks on the way. None is yielded for a step
-    without a record."""
+    because evaluations with a target plan their masks on the way. It may be too small where
+    sequences of unknown length are drawn. None is yielded for a step without a record."""
     known = scored = reported = 0
     for record, masks, plan in work:
         if plan is not None:
@@ -216,4 +216,4 @@ def with_progress(
         is_due = done // portion > before // portion or before < whole == done
         if is_due or whole != known or scored >= 2 * reported:
             known, reported = whole, scored
-            yield Progress(done, whole, "masks", session.stage)
+            yield Progress(done, max(whole, done), "masks", session.stage)

@@ -73,6 +73,10 @@ def test_a_step_without_masks_reports_no_progress() -> None:
     assert session.masks == 4
 
 
+def test_more_masks_than_expected_are_all_masks() -> None:
+    assert told([Step(masks=2)] * 3, [4] * 3, Session()) == [(2, 4), (4, 4), (6, 6)]
+
+
 def test_a_new_total_is_reported_at_once() -> None:
     """Helpers wait for the first expected end, and a target is planned after its pilot. Each part
     is a part of the total at that time."""
