@@ -27,7 +27,7 @@ KERNELS = (
     "mptcore.families.linear_gaussian.dense_kernels",
     "mptcore.estimation.kernels",
 )
-"""Modules of compiled loops. The first takes as long to compile as the others together."""
+"""Modules of compiled loops. The first takes longer to compile than the others together."""
 MIN_THREADS = 2
 """The default of `compute.threads`, so that its results are the same on a single processor."""
 

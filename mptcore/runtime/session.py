@@ -213,7 +213,7 @@ def with_progress(
         whole = total()
         portion = max(1, whole // 100)
         scored += masks
-        is_due = done // portion > before // portion or before < whole == done
+        is_due = done // portion > before // portion or before < whole <= done
         if is_due or whole != known or scored >= 2 * reported:
             known, reported = whole, scored
             yield Progress(done, max(whole, done), "masks", session.stage)

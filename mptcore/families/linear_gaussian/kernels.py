@@ -27,7 +27,8 @@ from mptcore.runtime.compiled import inlined, kernel
 
 FEW = 4
 """Part of the dimensions, 1 / FEW, up to which masked dimensions are computed one by one. With more
-it is quicker to compute all dimensions of a block, masked or not."""
+it is quicker to compute all dimensions of a block, masked or not. At least 2: `observe` lists the
+masked dimensions of at most half."""
 
 
 @inlined("reassoc")
@@ -38,7 +39,7 @@ def misfit_of_few(
     diagonal: Doubles,  # (D,)
     log_noise: Doubles,  # (D,)
     places: NDArray[np.int64],  # (size,), the masked dimensions
-    variance: Doubles,  # at least size, a multiple of 8; overwritten
+    variance: Doubles,  # (at least size + 7,), overwritten
     product: Doubles,  # (8,), overwritten
 ) -> float:
     """Sum log v_j + e_j / v_j over masked dimensions, one by one."""

@@ -71,11 +71,11 @@ def observe(
     rows: Doubles,  # (D, T)
     total: Doubles,  # (T,)
     masked: Bools,  # (D,)
-    places: NDArray[np.int64],  # (D,), overwritten
+    places: NDArray[np.int64],  # (D + 1,), output: the dimensions of the smaller side first
     seen: Doubles,  # (T,), output
 ) -> int:
-    """Sum the products of the observed dimensions, over the smaller side of a mask. Return the size
-    of the mask."""
+    """Sum the products of the observed dimensions, over the smaller side of a mask: the masked ones
+    if these are at most half. Return the size of the mask."""
     size = count = 0
     for j in range(len(masked)):
         size += masked[j]

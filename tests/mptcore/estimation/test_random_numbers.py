@@ -35,6 +35,19 @@ def test_words_are_those_of_torch(
     assert torch.equal(ours.get_state(), theirs.get_state())
 
 
+@pytest.mark.parametrize("count", [1, 3, 623, 625, 1249])
+def test_odd_numbers_of_words_go_on_where_they_ended(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = two_generators(7)
+    words = [*random_words(count, ours), *random_words(count, ours)]
+    assert words == random_words(2 * count, theirs).tolist()
+    assert torch.equal(ours.get_state(), theirs.get_state())
+    monkeypatch.setattr("mptcore.estimation.random_numbers.kernels", lambda name: None)
+    assert random_words(count, ours).tolist() == random_words(count, theirs).tolist()
+    assert torch.equal(ours.get_state(), theirs.get_state())
+
+
 def test_no_words_leave_the_generator_as_it_is() -> None:
     ours, theirs = two_generators(0)
     assert len(random_words(0, ours)) == 0

@@ -75,6 +75,8 @@ def test_a_step_without_masks_reports_no_progress() -> None:
 
 def test_more_masks_than_expected_are_all_masks() -> None:
     assert told([Step(masks=2)] * 3, [4] * 3, Session()) == [(2, 4), (4, 4), (6, 6)]
+    steps = [Step(masks=masks) for masks in (100, 202, 1, 2)]
+    assert told(steps, [304] * 4, Session())[-1] == (305, 305)
 
 
 def test_a_new_total_is_reported_at_once() -> None:
