@@ -23,6 +23,7 @@ from mptcore.run import run
 from mptcore.specs import AllSizes, Evaluate, LinearGaussianExperiment
 
 MEASURED_S = 2.0
+"""Seconds for which a short run is repeated."""
 PART = 20
 """Baselines that would be long are timed on every PART-th of their masks: 5 %."""
 
