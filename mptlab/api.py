@@ -25,7 +25,7 @@ from mptlab.places import store
 from mptlab.specs import is_file, names_of_parts, read_spec
 from mptlab.sweeps import Sweep, points_of
 from mptlab.texts import Texts, score_spec
-from mptlab.uploads import send_file, with_uploads
+from mptlab.uploads import print_reading, send_file, with_uploads
 
 __all__ = ["Client", "Refused", "store"]
 
@@ -52,6 +52,10 @@ class Client(Administration):
 
     `experiments` returns `Experiment` objects. The methods of this class use ids and return the
     service's JSON documents unchanged."""
+
+    on_upload: Callable[[Json], object] = staticmethod(print_reading)
+    """Called with each data set that was uploaded. By default it prints what was read of the file
+    on standard error."""
 
     @cached_property
     def experiments(self) -> Experiments:
@@ -107,14 +111,33 @@ class Client(Administration):
         self,
         file: str | os.PathLike[str],
         *,
-        columns: Sequence[str] | None = None,
-        index: str | None = None,
+        header: bool | None = None,
+        sep: str | None = None,
+        decimal: str | None = None,
+        thousands: str | None = None,
+        index: str | Sequence[str] = (),
+        drop_non_numeric: bool = False,
     ) -> Json:
         """Upload a data set of numbers or text and return it; use its id or file name in a spec.
-        Uploading the same bytes again returns the same data set. Of a .csv or .tsv file, `columns`
-        sends only these columns, and `index` leaves out a column. Raises Refused, ValueError."""
-        send = partial(send_file, self._http, Path(file), columns, index)
+        Its `summary` and `warnings` state what was read. Uploading the same bytes with the same
+        options again returns the same data set.
+
+        `index` names columns of a table that identify the rows, `drop_non_numeric` leaves out all
+        columns that are not numbers. `header` says whether the first line of a text file has the
+        names of the columns; `sep`, `decimal` and `thousands` are its separators. Raises Refused,
+        OSError."""
+        given = {
+            "header": header,
+            "sep": "tab" if sep == "\t" else sep,
+            "decimal": decimal,
+            "thousands": thousands,
+            "index": [index] if isinstance(index, str) else [*index],
+            "drop_non_numeric": drop_non_numeric or None,
+        }
+        options = {name: value for name, value in given.items() if value is not None}
+        send = partial(send_file, self._http, Path(file), options)
         answer: Json = checked(self._send(send, idempotent=True)).json()
+        self.on_upload(answer)
         return answer
 
     def datasets(self, **filters: Any) -> Iterator[Json]:

@@ -1,20 +1,16 @@
-"""Data sets in files on this machine: the part of a file that is uploaded, and specs that use
-it."""
+"""Data sets in files on this machine: how they are uploaded, and specs that use them."""
 
-import csv
-import io
-import tempfile
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import httpx
 
 from mptlab.errors import Json
 
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-SUFFIXES = (*SEPARATORS, ".npy", ".npz", ".parquet", ".txt", ".jsonl")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+SUFFIXES = (*TABLE_SUFFIXES, ".npy", ".npz", ".txt", ".jsonl")
 """Suffixes of files that the service reads."""
 TEXT_SUFFIXES = (".txt", ".jsonl")
 HELDOUT = 0.2
@@ -28,55 +24,23 @@ UPLOAD_S = 600.0
 """Seconds to wait for the service to inspect an upload."""
 
 
-def send_file(
-    http: httpx.Client, file: Path, columns: Sequence[str] | None, index: str | None
-) -> httpx.Response:
-    """Send a file to the service, or some of its columns, and return the answer."""
+def send_file(http: httpx.Client, file: Path, options: Mapping[str, Any]) -> httpx.Response:
+    """Send a file to the service with the options to read it, and return the answer."""
     patience = httpx.Timeout(http.timeout.connect, read=UPLOAD_S)
-    with content(file, columns, index) as sent:
-        query = {"name": file.name}
-        return http.post("/v1/datasets", params=query, content=sent, timeout=patience)
+    query = {"name": file.name, **options}
+    with file.open("rb") as content:
+        return http.post("/v1/datasets", params=query, content=content, timeout=patience)
 
 
-@contextmanager
-def content(file: Path, columns: Sequence[str] | None, index: str | None) -> Iterator[IO[bytes]]:
-    """Yield the content to upload: the whole file or, for a .csv or .tsv file, these columns or all
-    columns except the index. Raises ValueError."""
-    if columns is None and index is None:
-        with file.open("rb") as whole:
-            yield whole
-        return
-    if file.suffix not in SEPARATORS:
-        raise ValueError(f"{file} has no columns to choose from: it is not a .csv or .tsv file")
-    separator = SEPARATORS[file.suffix]
-    with tempfile.TemporaryFile() as part, file.open(newline="", encoding="utf-8-sig") as source:
-        text = io.TextIOWrapper(part, "utf-8", newline="")
-        rows = csv.reader(source, delimiter=separator)
-        writer = csv.writer(text, delimiter=separator, lineterminator="\n")
-        writer.writerows(_columns(rows, file, columns, index))
-        text.detach()
-        part.seek(0)
-        yield part
+def reading_lines(upload: Json) -> Iterator[str]:
+    """Yield what the service has read of a file, and its warnings."""
+    yield f"{upload['name']}: {upload['summary']}"
+    yield from upload["warnings"]
 
 
-def _columns(
-    rows: Any, file: Path, columns: Sequence[str] | None, index: str | None
-) -> Iterator[list[str]]:
-    """Yield the cells of these columns, row by row, their names first."""
-    names: list[str] = next(rows, [])
-    kept = [name for name in columns or names if name != index]
-    if unknown := [one for one in (*kept, index) if one is not None and one not in names]:
-        told = f"{file} has no column {unknown[0]}; it has {', '.join(names)}"
-        is_other = len(names) == 1 and ";" in names[0]
-        raise ValueError(f"{told}: write commas in place of semicolons" if is_other else told)
-    places = [names.index(name) for name in kept]
-    yield kept
-    for row in rows:
-        if row and len(row) != len(names):
-            told = f"{len(row)} cells, but the first line has {len(names)}"
-            raise ValueError(f"{file}, line {rows.line_num} has {told}")
-        if row:
-            yield [row[place] for place in places]
+def print_reading(upload: Json) -> None:
+    """Print what the service has read of a file on standard error."""
+    sys.stderr.write("".join(f"{line}\n" for line in reading_lines(upload)))
 
 
 def missing_lines(
@@ -108,7 +72,7 @@ def with_uploads(spec: Any, upload: Callable[[str], Json]) -> Any:
     if not isinstance(data, Mapping):
         return spec
     name = data.get("dataset")
-    if not (isinstance(name, str) and name.endswith(SUFFIXES) and Path(name).is_file()):
+    if not (isinstance(name, str) and name.lower().endswith(SUFFIXES) and Path(name).is_file()):
         return spec
     return {**spec, "data": {**data, "dataset": upload(name)["id"]}}
 

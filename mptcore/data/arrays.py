@@ -9,7 +9,7 @@ from mptcore.data.digits import digits
 from mptcore.data.images import images
 from mptcore.data.prepare import binarized, scaling_of, standardized
 from mptcore.data.simulated import simulate_ppca
-from mptcore.data.tables import uploaded
+from mptcore.data.uploads import uploaded
 from mptcore.specs.data.arrays import (
     DataSource,
     DigitsData,
@@ -50,7 +50,7 @@ def _load(spec: DataSource, generator: torch.Generator) -> Dataset:
         case MnistData() | FashionMnistData():
             return images(spec, generator)
         case UploadData():
-            found = uploaded(spec)
-            return Dataset(torch.from_numpy(found.x), columns=found.columns)
+            upload = uploaded(spec)
+            return Dataset(torch.from_numpy(upload.x), columns=upload.columns, ids=upload.ids)
         case _:
             assert_never(spec)

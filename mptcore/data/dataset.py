@@ -30,6 +30,8 @@ class Dataset:
     """Places of the held-out observations among all, from 0."""
     scaling: Scaling | None = None
     """Shift and scale that were applied."""
+    ids: Mapping[str, Sequence[str]] | None = None
+    """Columns that identify all rows of the source, those held out too."""
 
     @property
     def dim(self) -> int:

@@ -1,34 +1,39 @@
-"""`python -m mptcore.data.inspect FILE [CELLS]` prints the contents of an uploaded file, of at most
-CELLS cells, as one JSON object.
+"""`python -m mptcore.data.inspect FILE [CELLS [OPTIONS]]` prints the contents of an uploaded file,
+of at most CELLS cells, as one JSON object. OPTIONS say how a table is read, as JSON.
 
-{"format", "n", "dim" (numbers), "arrays" (.npz: shapes by name), "columns" (tables), "problems"};
-unknown fields are left out, and text has no "dim". Exit status 0 without problems, else 1. The
+{"format", "n", "dim" (numbers), "arrays" (.npz: shapes by name), "columns" (tables), "reading"
+(numbers: how they are read), "problems"}; unknown fields are left out, and text has no "dim". Exit
+status 0 without problems, else 1. The
 memory, time and open files of the process are limited, because a small file can expand to a very
 large one, and may be an attack on its reader. The process ends when its parent ends."""
 
 import resource
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from mptcore.data import tables, texts, upload_limits
-from mptcore.data.tables import Inspection, as_json
+from mptcore.data import texts, upload_limits, uploads
+from mptcore.data.tables import index_columns
+from mptcore.data.uploads import Inspection, as_json
 from mptcore.runtime.process import be_expendable
+from mptcore.specs.data.reading import DEFAULTS, TableOptions
 
 MEMORY_BYTES = 4 * 2**30
 """Memory limit for a file, in addition to the program itself."""
 CPU_S = 120
 OPEN_FILES = 64
-MAX_NAMED = 5
 MAX_FOUND_BYTES = 2**20
 """Maximum size of a file's description, as JSON. The service keeps and sends the whole of it."""
 
 
-def look(path: Path, max_cells: int = upload_limits.MAX_CELLS) -> Inspection:
+def look(
+    path: Path,
+    max_cells: int = upload_limits.MAX_CELLS,
+    options: TableOptions = DEFAULTS,
+) -> Inspection:
     """Return the contents of a file, or the problem that it has too many columns or that their
     description is too long."""
-    found = _look(path, max_cells)
+    found = _look(path, max_cells, options)
     if (columns := len(found.columns or ())) > upload_limits.MAX_COLUMNS:
         told = f"columns: the file has {columns}, at most {upload_limits.MAX_COLUMNS} are read"
         return Inspection(found.format, problems=[f"{told}; an .npy file may have more"])
@@ -39,35 +44,35 @@ def look(path: Path, max_cells: int = upload_limits.MAX_CELLS) -> Inspection:
     return found
 
 
-def _look(path: Path, max_cells: int) -> Inspection:
-    """Return whether a file contains numbers or text. A file with text may also have one score
-    column. A file with several columns of fractions is a table of numbers, from which the text is
-    to be removed."""
+def _look(path: Path, max_cells: int, options: TableOptions) -> Inspection:
+    """Return whether a file contains numbers or text. A Parquet file with text is one of text, and
+    may have one score column, unless options for tables of numbers are given, or it has several
+    columns of fractions."""
     with suppress(Exception):  # the reader below reports the error
-        if problem := upload_limits.excess(path, max_cells):
+        if problem := upload_limits.excess(path, max_cells, options):
             return Inspection(path.suffix.lstrip("."), problems=[problem])
-    text, fractions = _kinds(path) if path.suffix == ".parquet" else ([], [])
-    if text and len(fractions) > 1:
-        told = f"it holds both numbers ({_listed(fractions)}) and text ({_listed(text)}). "
-        return Inspection("parquet", problems=[f"{told}Leave out the columns of one kind"])
-    if text or path.suffix in (".txt", ".jsonl"):
+    if path.suffix in (".txt", ".jsonl"):
         return texts.inspect(path)
-    return tables.inspect(path)
+    if path.suffix == ".parquet" and options == DEFAULTS and _is_text(path):
+        return texts.inspect(path)
+    return uploads.inspect(path, options)
 
 
-def _kinds(path: Path) -> tuple[list[str], list[str]]:
-    """Return the columns with text, and those with fractions."""
+def _is_text(path: Path) -> bool:
+    """Return whether a Parquet file has text, and at most one column of fractions. The index of a
+    pandas table does not count."""
     import pyarrow as arrow
     from pyarrow import parquet
 
     with suppress(arrow.ArrowException, OSError):
         schema = parquet.read_schema(path)
-        return texts.columns_of(schema, *texts.TEXT_TYPES), texts.columns_of(schema, "is_floating")
-    return [], []  # the reader of numbers reports the error
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join([*names[:MAX_NAMED], *(["…"] if len(names) > MAX_NAMED else [])])
+        index = index_columns(schema)
+        text, fractions = (
+            [name for name in texts.columns_of(schema, *kinds) if name not in index]
+            for kinds in (texts.TEXT_TYPES, ("is_floating",))
+        )
+        return bool(text) and len(fractions) < 2
+    return False  # the reader of numbers reports the error
 
 
 def _limit_itself() -> None:
@@ -84,12 +89,13 @@ def _limit_itself() -> None:
         resource.setrlimit(limit, (most, most))
 
 
-def main(path: str, max_cells: str = str(upload_limits.MAX_CELLS)) -> int:
+def main(path: str, max_cells: str = str(upload_limits.MAX_CELLS), options: str = "{}") -> int:
     if sys.platform == "linux":
         be_expendable()
         _limit_itself()
     try:
-        found = look(Path(path), int(max_cells))
+        chosen = TableOptions.model_validate_json(options)
+        found = look(Path(path), int(max_cells), chosen)
     except MemoryError:
         found = Inspection(problems=[f"it takes more than {MEMORY_BYTES >> 30} GiB of memory"])
     print(as_json(found))  # noqa: T201

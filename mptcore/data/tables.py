@@ -1,377 +1,397 @@
-"""Read uploaded files of numbers. Nothing is ever unpickled."""
+"""Read tables of numbers: .csv, .tsv and .parquet files."""
 
+import csv as python_csv
 import json
-import zipfile
-import zlib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from mptcore.protocol.records import RunError
-from mptcore.runtime.inputs import InputError, input_file
-from mptcore.specs import UploadData
+from mptcore.data.files import MISSING, UnreadableError, told_of
+from mptcore.data.headers import is_header
+from mptcore.specs.data.reading import TableOptions
 
-FORMATS = ("npy", "npz", "csv", "tsv", "parquet")
-SEPARATORS = {"csv": ",", "tsv": "\t"}
-"""Separators of the cells in text files."""
-MAX_REPORTED = 5
-TYPE_ROWS = 100
-"""Rows of a column that are searched for its first text."""
-CELL_CURE = "every cell is a finite number, or empty or NaN where a value is missing"
-EMPTY_CURE = "leave out rows and columns without any value"
+SAMPLE_LINES = 1000
+"""Lines that decide whether the first one has names."""
 LONGEST_LINE = 10_000_000
-
-BEGINNINGS = {"npy": b"\x93NUMPY", "npz": b"PK", "parquet": b"PAR1"}
-WRITERS = {"npy": "numpy.save", "npz": "numpy.savez", "parquet": "DataFrame.to_parquet"}
-FIRST_LINE = "the first line has numbers and missing values: put the names of columns before it"
-INDEX_NAMES = {"", "Unnamed: 0", "__index_level_0__"}
-"""Names of columns that were the index of a pandas table."""
+MAX_NAMED = 10
+MAX_CHECKED = 100_000
+"""Maximum number of a column's cells that are compared with their rounded values."""
+EXACT = 2.0**53
+"""Whole numbers up to this one are exact in float64."""
 TOO_LONG = "a line is longer than 1 MiB: line breaks are missing, or the table is so wide: use .npy"
+NAMELESS = ("", "Unnamed: 0")
+"""Names of a column that was the index of a pandas table, in text files."""
+INDEX = "index"
+"""Name of the ids from a column without a name."""
 
-UNREADABLE = (
-    ValueError,
-    OSError,
-    EOFError,
-    KeyError,
-    RuntimeError,  # an encrypted archive
-    NotImplementedError,  # a compression that zipfile does not know
-    zipfile.BadZipFile,
-    zlib.error,
-)
-
-
-class Upload(NamedTuple):
-    """The numbers of an upload, and the names of its columns if it is a table."""
-
-    x: np.ndarray[Any, np.dtype[np.float64]]  # (N, D)
-    columns: tuple[str, ...] | None
-
-
-class UnreadableError(ValueError):
-    """A file has the wrong format or contains values that are not numbers. The message says
-    which."""
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """Contents of a file. `n` and `dim` are those of its first array."""
+class Table:
+    """Numbers of a table, with the names of their columns and the ids of the rows."""
 
-    format: str | None = None
-    n: int | None = None
-    dim: int | None = None
-    arrays: dict[str, list[int]] | None = None
-    columns: list[str] | None = None
-    problems: list[str] = field(default_factory=list)
-    constant: dict[str, list[str]] | None = None
-    """Columns with one value only, by array, "" for the only one: their names, or their indices
-    where they have none. Missing values do not count."""
-    missing: dict[str, dict[str, int]] | None = None
-    """Number of missing values of the columns that have some, by array."""
-
-
-def inspect(path: Path) -> Inspection:
-    """Return the contents of a file, and its problems."""
-    suffix = path.suffix.lstrip(".").lower()
-    if suffix not in FORMATS:
-        return Inspection(
-            problems=[f"a file is one of .npy, .npz, .csv, .tsv, .parquet, not .{suffix}"]
-        )
-    try:
-        arrays, columns = _read(path, suffix)
-        text = path if suffix in SEPARATORS else None
-        problems = [
-            p for name, array in arrays.items() for p in _cell_problems(name, array, columns, text)
-        ]
-        problems += [CELL_CURE] if problems else []
-        for name, array in arrays.items():
-            problems += _empty_problems(name, array, columns, text)
-        if index := INDEX_NAMES.intersection(columns or ()):
-            told = f"column {index.pop()!r} looks like the index of a pandas table"
-            problems = [f"{told}: write the file with index=False, or name the column"]
-    except UnreadableError as error:
-        return Inspection(suffix, problems=[str(error)])
-    n, dim = next(iter(arrays.values())).shape
-    shapes = {name: list(array.shape) for name, array in arrays.items()}
-    shown = shapes if suffix == "npz" else None
-    return Inspection(suffix, n, dim, shown, columns, problems, *_columns(arrays, columns))
+    x: Floats  # (N, D), NaN where a value is missing
+    columns: list[str]
+    ids: dict[str, Any]
+    """Columns that identify the rows, as Arrow arrays of text."""
+    header: bool | None
+    """True if the first line has the names. None: the format has names of its own."""
+    left_out: dict[str, str]
+    """Columns that are neither numbers nor ids, with the reason."""
+    notes: list[str]
+    """Sentences about cells that were changed."""
+    row_name: Callable[[int], str]
+    """Return a name for a row of `x`: its line in a text file, or its number."""
 
 
-def _columns(
-    arrays: dict[str, np.ndarray[Any, Any]], columns: Sequence[str] | None
-) -> tuple[dict[str, list[str]] | None, dict[str, dict[str, int]] | None]:
-    """Return the constant columns, and the number of missing values by column, both by array; None
-    if there are none."""
-    constant, missing = {}, {}
-    for name, array in arrays.items():
-        names = columns or [*map(str, range(array.shape[1]))]
-        counts = np.isnan(array).sum(0)
-        least, largest = np.fmin.reduce(array, 0), np.fmax.reduce(array, 0)
-        if places := np.flatnonzero(least == largest).tolist():
-            constant[name] = [names[c] for c in places]
-        if counts.any():
-            missing[name] = {names[c]: int(counts[c]) for c in np.flatnonzero(counts).tolist()}
-    return constant or None, missing or None
+@dataclass
+class _Columns:
+    """Columns of a table as they are read."""
+
+    values: dict[str, Floats] = field(default_factory=dict)
+    ids: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    file: "_TextFile | None" = None
+
+    def row_name(self, row: int) -> str:
+        """Return a name for a row: its line in a text file, or its number."""
+        return f"row {row}" if self.file is None else self.file.row(row)
+
+    def table(self, options: TableOptions) -> Table:
+        """Return the table. Raises UnreadableError if a column is not numbers, and may not be left
+        out."""
+        texts = {name: why for name, why in self.left_out.items() if why.startswith(NOT_NUMBERS)}
+        if texts and not options.drop_non_numeric:
+            shown = [f"column {name} is {why}" for name, why in islice(texts.items(), MAX_NAMED)]
+            if len(texts) > MAX_NAMED:
+                shown.append(f"and {len(texts) - MAX_NAMED} more columns")
+            raise UnreadableError(f"{'; '.join(shown)}. {LEAVE_OUT}")
+        if not self.values:
+            raise UnreadableError("it has no column of numbers")
+        x = np.column_stack([*self.values.values()])
+        header = None if self.file is None else self.file.header
+        names = [*self.values]
+        return Table(x, names, self.ids, header, self.left_out, self.notes, self.row_name)
 
 
-def uploaded(spec: UploadData) -> Upload:
-    """Return the observations of an upload, from $MPT_STORE/datasets/<id>/. Raises RunError."""
-    try:
-        array, columns = _array(stored_file(spec.dataset, FORMATS), spec)
-    except UnreadableError as error:
-        raise RunError("invalid", f"the upload {spec.dataset} cannot be used: {error}") from error
-    if array.shape != (spec.n, spec.dim):
-        found = "{} observations of {} dimensions".format(*array.shape)
-        detail = f"the upload {spec.dataset} has {found}; data.n and data.dim say "
-        raise RunError("invalid", f"{detail}{spec.n} and {spec.dim}")
-    names = None if columns is None else tuple(columns)
-    return Upload(np.ascontiguousarray(array, dtype=np.float64), names)
+NOT_NUMBERS = "not numbers"
+LEAVE_OUT = (
+    "Leave such columns out: --index NAME keeps one as an id of the rows, --drop-non-numeric drops "
+    "all (in a request index=NAME or drop_non_numeric=yes)"
+)
 
 
-def stored_file(dataset: str, formats: Sequence[str]) -> Path:
-    """Return the file of an upload. Raises UnreadableError if it has none of these formats."""
-    try:
-        path = input_file(dataset, f"datasets/{dataset}/*")
-    except InputError as error:
-        raise UnreadableError(str(error)) from error
-    if path.suffix.lstrip(".") not in formats:
-        known = ", ".join(formats)
-        raise UnreadableError(f"it is {path.suffix.lstrip('.')}, not one of {known}")
-    return path
-
-
-def _array(path: Path, spec: UploadData) -> tuple[np.ndarray[Any, Any], list[str] | None]:
-    arrays, columns = _read(path, path.suffix.lstrip("."))
-    if spec.array is not None and spec.array not in arrays:
-        raise UnreadableError(f"it has no array {spec.array}; it has {', '.join(arrays)}")
-    name = spec.array or next(iter(arrays))
-    array = arrays[name]
-    if spec.columns is not None:
-        array = array[:, _places(spec.columns, columns)]
-        columns = list(spec.columns)
-    problems = _cell_problems(name, array, columns)
-    problems += _empty_problems(name, array, columns)
-    if problems:
-        raise UnreadableError("; ".join(problems))
-    return array, columns
-
-
-def _places(wanted: Sequence[str], columns: list[str] | None) -> list[int]:
-    missing = [name for name in wanted if name not in (columns or [])]
-    if missing or columns is None:
-        raise UnreadableError(f"it has no column {', '.join(missing)}")
-    return [columns.index(name) for name in wanted]
-
-
-def _read(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], list[str] | None]:
-    """Return the arrays of a file by name, and the names of its columns. Raises UnreadableError."""
-    try:
-        _check_beginning(path, suffix)
-        match suffix:
-            case "npy":
-                return {"": _matrix(np.load(path, allow_pickle=False))}, None
-            case "npz":
-                with np.load(path, allow_pickle=False) as archive:
-                    arrays = {name: _matrix(archive[name]) for name in archive.files}
-                if not arrays:
-                    raise UnreadableError("the archive holds no array")
-                return arrays, None
-            case _:
-                return _read_table(path, suffix)
-    except UnreadableError:
-        raise
-    except UNREADABLE as error:
-        detail = f"not a readable .{suffix} file of numbers: {told_of(path, error)}"
-        raise UnreadableError(detail) from error
-
-
-def told_of(path: Path, error: Exception) -> str:
-    """Return an error's message about a file as one line, without its path."""
-    return " ".join(str(error).replace(str(path), path.name).split())[:200]
-
-
-def _check_beginning(path: Path, suffix: str) -> None:
-    """Raises UnreadableError if the content of a file does not match its extension."""
-    with path.open("rb") as file:
-        begin = file.read(16)
-    kind = next((kind for kind, first in BEGINNINGS.items() if begin.startswith(first)), "csv")
-    if kind == suffix or (kind == "csv" and suffix in SEPARATORS):
-        return
-    found = f"begins as .{kind} does" if kind in BEGINNINGS else f"begins with {begin!r}"
-    cure = f"; {WRITERS[suffix]} writes one" if suffix in WRITERS else ""
-    raise UnreadableError(f"not a .{suffix} file: it {found if begin else 'is empty'}{cure}")
-
-
-def _read_table(path: Path, suffix: str) -> tuple[dict[str, np.ndarray[Any, Any]], list[str]]:
+def read_table(path: Path, options: TableOptions) -> Table:
+    """Return the numbers of a table. Raises UnreadableError."""
     import pyarrow as arrow
-    from pyarrow import csv, parquet
 
     try:
-        if suffix in SEPARATORS:
-            table = csv.read_csv(
-                path,
-                read_options=csv.ReadOptions(autogenerate_column_names=_headless(path)),
-                parse_options=csv.ParseOptions(delimiter=SEPARATORS[suffix]),
-            )
-        else:
-            _check_types(parquet.ParquetFile(path))
-            table = parquet.read_table(path)
+        return _read_parquet(path, options) if path.suffix == ".parquet" else _read(path, options)
     except arrow.ArrowException as error:
         reason = TOO_LONG if "straddling" in str(error) else told_of(path, error)
-        detail = f"not a readable .{suffix} file: {reason}{_semicolons(path)}"
-        raise UnreadableError(detail) from error
-    if suffix in SEPARATORS and not _headless(path) and _is_row(table.column_names):
-        raise UnreadableError(FIRST_LINE)
-    for place, column in zip(table.schema, table.columns, strict=True):
-        if not _is_numeric(place):
-            found = _first_text(column, path)
-            told = f"column {place.name} is not numbers{found}{_semicolons(path)}"
-            raise UnreadableError(told)
-    values = [column.to_numpy(zero_copy_only=False) for column in map(_chunked, table.columns)]
-    return {"": _matrix(np.column_stack(values))}, table.column_names
+        raise UnreadableError(f"not a readable {path.suffix} file: {reason}") from error
 
 
-def _is_numeric(place: Any) -> bool:
+def _read_parquet(path: Path, options: TableOptions) -> Table:
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    schema = file.schema_arrow
+    _refuse_duplicates(schema.names)
+    pandas_index = index_columns(schema)
+    ids = [*dict.fromkeys([*_known(options.index, schema.names), *pandas_index])]
+    columns = _Columns()
+    kept = []
+    for place in schema:
+        if place.name in ids:
+            continue
+        if _is_numeric(place.type):
+            kept.append(place.name)
+            continue
+        first = next(file.iter_batches(1, columns=[place.name]), None)
+        cell = "" if first is None or not len(first) else str(first.column(0)[0])
+        columns.left_out[place.name] = f"{NOT_NUMBERS}: it has {place.type}, such as {cell[:40]!r}"
+    if columns.left_out and not options.drop_non_numeric:
+        columns.table(options)  # refuses, before more is read
+    data = file.read(columns=[*kept, *ids])
+    for name in kept:
+        _add_numbers(columns, name, data.column(name))
+    for name in ids:
+        columns.ids[name] = data.column(name).combine_chunks().cast("string").fill_null("")
+    return columns.table(options)
+
+
+def index_columns(schema: Any) -> list[str]:
+    """Return the columns of a Parquet file that were the index of a pandas table."""
+    metadata = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+    names = metadata.get("index_columns", []) if isinstance(metadata, dict) else []
+    return [name for name in names if isinstance(name, str) and name in schema.names]
+
+
+def _is_numeric(kind: Any) -> bool:
+    """Return whether values of an Arrow type are numbers. `null` has nothing but missing values."""
     from pyarrow import types
 
-    kinds = types.is_integer, types.is_floating, types.is_null  # null: nothing but empty cells
-    return any(is_kind(place.type) for is_kind in kinds)
+    if types.is_dictionary(kind):
+        return _is_numeric(kind.value_type)
+    tests = (
+        *(types.is_integer, types.is_floating, types.is_boolean, types.is_decimal),
+        types.is_null,
+    )
+    return any(test(kind) for test in tests)
 
 
-def _check_types(file: Any) -> None:
-    """Raise UnreadableError for a Parquet file with a column that is not numbers. Only the first
-    rows of that column are decoded."""
-    for place in file.schema_arrow:
-        if not _is_numeric(place):
-            first = next(file.iter_batches(TYPE_ROWS, columns=[place.name]), None)
-            found = "" if first is None else _first_text(first.column(0), None)
-            raise UnreadableError(f"column {place.name} is not numbers{found}")
+@dataclass(frozen=True)
+class _TextFile:
+    """A .csv or .tsv file, and how it is read."""
+
+    path: Path
+    separator: str
+    names: list[str]
+    nameless: list[str]
+    """Names that stand for a blank one."""
+    header: bool
+    first_line: int
+    """Number of the line with the first cells, from 1."""
+    options: TableOptions
+
+    def columns(self, names: Sequence[str], as_text: bool = False) -> Any:
+        """Return some columns as an Arrow table, of the types of their cells or as text."""
+        import pyarrow as arrow
+        from pyarrow import csv
+
+        return csv.read_csv(
+            self.path,
+            read_options=csv.ReadOptions(
+                column_names=self.names, skip_rows=self.first_line - (0 if self.header else 1)
+            ),
+            parse_options=csv.ParseOptions(
+                delimiter=self.separator, newlines_in_values=self._has_quotes
+            ),
+            convert_options=csv.ConvertOptions(
+                include_columns=names,
+                column_types=dict.fromkeys(names, arrow.string()) if as_text else None,
+                decimal_point=self.options.decimal,
+            ),
+        )
+
+    def text(self, name: str) -> Any:
+        """Return the cells of a column as they are written, as an Arrow array."""
+        return self.columns([name], as_text=True).column(0).combine_chunks()
+
+    def row(self, row: int) -> str:
+        """Return a name for a row: its line from 1, or its number if cells have line breaks."""
+        return f"line {self._lines[row]}" if self._lines else f"row {row} (counted from 0)"
+
+    @cached_property
+    def _lines(self) -> list[int]:
+        """Numbers of the lines of the rows. Empty if there are not as many lines as rows."""
+        with self.path.open(encoding="utf-8", errors="replace") as file:
+            full = [number for number, line in enumerate(file, 1) if line.strip()]
+        lines = full[full.index(self.first_line) + (1 if self.header else 0) :]
+        return lines if len(lines) == len(self.text(self.names[0])) else []
+
+    @cached_property
+    def _has_quotes(self) -> bool:
+        with self.path.open("rb") as file:
+            return any(b'"' in piece for piece in iter(lambda: file.read(2**20), b""))
 
 
-def _chunked(column: Any) -> Any:
-    """Return the column as floating point, with NaN for missing values."""
-    return column.cast("float64").combine_chunks()
+def _read(path: Path, options: TableOptions) -> Table:
+    file = _text_file(path, options)
+    _refuse_duplicates(file.names)
+    ids = _known(options.index, file.names)
+    measured = [name for name in file.names if name not in ids]
+    if not measured:
+        raise UnreadableError("it has no column of numbers")
+    columns = _Columns(file=file)
+    data = _parsed(file, measured)
+    for name in measured:
+        _add_cells(columns, name, data.column(name), file)
+    for name in file.nameless:
+        if name in measured:
+            _add_nameless(columns, name, file.text(name), is_first=name == file.names[0])
+    columns.ids |= {name: file.text(name) for name in ids}
+    return columns.table(options)
 
 
-def _semicolons(path: Path) -> str:
-    """Return a hint for a .csv file with semicolons in its first line."""
-    with path.open("rb") as file:
-        has_some = path.suffix == ".csv" and b";" in file.readline(LONGEST_LINE)
-    return "; cells are separated by commas, not by semicolons" if has_some else ""
+def _parsed(file: _TextFile, names: list[str]) -> Any:
+    """Return the cells of columns. Raises UnreadableError for rows with other numbers of cells."""
+    import pyarrow as arrow
+
+    try:
+        return file.columns(names)
+    except arrow.ArrowInvalid as error:
+        counts = re.search(r"Expected (\d+) columns, got (\d+): (.*)", str(error), re.DOTALL)
+        if counts is None:
+            raise
+        expected, found, row = counts.groups()
+        with file.path.open(encoding="utf-8-sig", errors="replace") as lines:
+            places = [n for n, line in enumerate(lines, 1) if line.rstrip("\n") == row]
+        where = f"line {places[0]}" if places else "a row"
+        detail = f"{where} has {found} cells, the first line {expected}: {row.strip()[:60]!r}"
+        raise UnreadableError(f"{detail}{_other_separator(file.separator, row)}") from error
 
 
-def _first_text(column: Any, text: Path | None) -> str:
-    """Return the position of the first cell that is not a number, and how many more there are. One
-    such cell makes the whole column text."""
-    from pyarrow import csv
+def _text_file(path: Path, options: TableOptions) -> _TextFile:
+    separator = options.separator(path.suffix[1:])
+    lines = _first_lines(path)
+    if not lines:
+        raise UnreadableError("the file is empty")
+    (first_line, first), following = lines[0], [line for _, line in lines[1:]]
+    try:
+        cells, *rows = python_csv.reader([first, *following], delimiter=separator)
+    except python_csv.Error as error:
+        raise UnreadableError(f"its first lines cannot be read: {error}") from error
+    if len(cells) < 2:
+        detail = f"its first line, {first.strip()[:60]!r}, has one cell"
+        raise UnreadableError(f"{detail}{_other_separator(separator, first)}")
+    header = options.header
+    if header is None:
+        only_quoted = '"' in first and not any('"' in line for line in following)
+        header = is_header(cells, rows, options, only_quoted)
+    if not header:
+        names = [f"f{c}" for c in range(len(cells))]
+        return _TextFile(path, separator, names, names[-1:], header, first_line, options)
+    blank = {c: f"column {c + 1}" if c else "" for c, cell in enumerate(cells) if not cell.strip()}
+    names = [blank.get(c, cell.strip()) for c, cell in enumerate(cells)]
+    nameless = [name for c, name in enumerate(names) if c in blank or name in NAMELESS]
+    return _TextFile(path, separator, names, nameless, header, first_line, options)
 
-    missing = csv.ConvertOptions().null_values
-    cells = ((row, str(cell)) for row, cell in enumerate(column.to_pylist()))
-    bad = ((row, cell) for row, cell in cells if cell not in missing and not _is_number(cell))
-    row, cell = next(bad, (0, ""))
-    if not cell:
+
+def _first_lines(path: Path) -> list[tuple[int, str]]:
+    """Return the first lines that are not blank, numbered from 1. Raises UnreadableError."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            lines = islice(iter(lambda: file.readline(LONGEST_LINE), ""), SAMPLE_LINES)
+            return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    except UnicodeDecodeError as error:
+        detail = f"it is not UTF-8 text ({error.reason} at byte {error.start})"
+        raise UnreadableError(f"{detail}: save it as UTF-8") from error
+
+
+def _other_separator(separator: str, line: str) -> str:
+    """Return advice if the cells of a line seem to have another separator."""
+    others = {";": "';'", "\t": "tab", "|": "'|'", ",": "','"}
+    seen = [name for other, name in others.items() if other in line and other != separator]
+    if not seen:
         return ""
-    more = 0 if text is None else sum(1 for _ in bad)
-    rest = f", and {more} more" if more else ""
-    return f": {_named([row], text)[0]} is {cell[:40]!r}{rest}"
+    advice = f". If its cells are separated by {seen[0]}, give --sep {seen[0]}"
+    return f"{advice}, and --decimal ',' for decimal commas" if separator == "," else advice
 
 
-def _named(rows: Sequence[int], text: Path | None) -> list[str]:
-    """Return names for rows: line numbers from 1 in a text file, else indices from 0."""
-    if text is None:
-        return [f"row {row}" for row in rows]
-    with text.open("rb") as file:
-        full = (number for number, line in enumerate(file, 1) if line.strip())
-        lines = list(islice(full, max(rows, default=0) + 2))
-    header = 0 if _headless(text) else 1
-    return [f"line {lines[row + header]}" for row in rows]
+def _refuse_duplicates(names: Sequence[str]) -> None:
+    """Raise UnreadableError if columns have the same name: one would be read for the other."""
+    seen: set[str] = set()
+    twice = dict.fromkeys(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+    if twice:
+        shown = ", ".join(repr(name) for name in [*twice][:MAX_NAMED])
+        raise UnreadableError(f"several columns have the same name: {shown}; rename them")
 
 
-def _is_row(cells: Sequence[str]) -> bool:
-    """Return whether the names of columns are numbers and markers of missing values."""
-    from pyarrow import csv
-
-    markers = {*csv.ConvertOptions().null_values} - INDEX_NAMES
-    return all(cell in markers or _is_number(cell) for cell in cells)
-
-
-def _is_number(cell: object) -> bool:
-    try:
-        float(str(cell))
-    except ValueError:
-        return False
-    return True
+def _known(names: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Return these names. Raises UnreadableError if the table has no such column."""
+    if missing := [name for name in names if name not in columns]:
+        have = ", ".join(columns[:MAX_NAMED]) + (", …" if len(columns) > MAX_NAMED else "")
+        raise UnreadableError(f"it has no column {missing[0]}; it has {have}")
+    return [*names]
 
 
-def _headless(path: Path) -> bool:
-    """Return whether the first line holds numbers instead of names."""
-    with path.open("rb") as file:
-        first = file.readline(LONGEST_LINE)
-    try:
-        return bool([float(cell) for cell in _cells(first, path)])
-    except ValueError:
-        return False
+def _add_cells(columns: _Columns, name: str, cells: Any, file: _TextFile) -> None:
+    """Add a column of a text file. Cells that Arrow took as text may be numbers with blanks around
+    them or with thousands separators."""
+    from pyarrow import compute, types
+
+    if types.is_binary(cells.type):
+        raise UnreadableError(f"column {name} is not UTF-8 text: save the file as UTF-8")
+    if _is_numeric(cells.type):
+        return _add_numbers(columns, name, cells)
+    cells = file.text(name)  # dates and times too
+    decimal = re.escape(file.options.decimal)
+    text = compute.utf8_trim_whitespace(cells)
+    if thousands := file.options.thousands:
+        groups = rf"^[+-]?\d{{1,3}}({re.escape(thousands)}\d{{3}})+({decimal}\d*)?$"
+        plain = compute.replace_substring(text, thousands, "")
+        text = compute.if_else(compute.match_substring_regex(text, groups), plain, text)
+    number = rf"^[+-]?(\d+({decimal}\d*)?|{decimal}\d+)([eE][+-]?\d+)?$"
+    is_missing = compute.is_in(text, value_set=_missing_cells())
+    is_good = compute.or_(is_missing, compute.match_substring_regex(text, number))
+    bad = np.flatnonzero(~is_good.to_numpy(zero_copy_only=False))
+    if len(bad):
+        cell = str(cells[int(bad[0])])[:40]
+        more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
+        why = f"{NOT_NUMBERS}: {file.row(int(bad[0]))} is {cell!r}{more}"
+        columns.left_out[name] = why + _format_advice(cell, file.options)
+        return None
+    text = compute.if_else(is_missing, None, text)
+    return _add_numbers(columns, name, compute.replace_substring(text, file.options.decimal, "."))
 
 
-def _cells(line: bytes, path: Path) -> list[str]:
-    return line.decode().rstrip("\r\n").split(SEPARATORS[path.suffix[1:].lower()])
+def _format_advice(cell: str, options: TableOptions) -> str:
+    """Return advice for a cell that may have a decimal comma or thousands separators."""
+    grouped = re.fullmatch(r"[+-]?\d{1,3}([,. ']\d{3})+([,.]\d+)?|[+-]?\d+,\d+", cell.strip())
+    if not grouped or options.thousands or options.decimal == ",":
+        return ""
+    return " (for decimal commas give --decimal ',', for grouped digits --thousands)"
 
 
-def _matrix(array: Any) -> np.ndarray[Any, Any]:
-    """Return the array if it is a non-empty table of numbers."""
-    if array.dtype.kind not in "fiub":
-        raise UnreadableError(f"an array holds real numbers, not {array.dtype}")
-    if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
-        shape = " × ".join(map(str, array.shape)) or "a single number"
-        raise UnreadableError(f"an array is N observations × D dimensions, D ≥ 2, not {shape}")
-    kept: np.ndarray[Any, Any] = array
-    return kept
+def _missing_cells() -> Any:
+    import pyarrow as arrow
+
+    return arrow.array(sorted(MISSING))
 
 
-def _cell_problems(
-    name: str,
-    array: np.ndarray[Any, Any],
-    columns: Sequence[str] | None,
-    text: Path | None = None,
-) -> list[str]:
-    """Return the problems of cells that are infinite, located by index in an array, by row and
-    column name in a table, by line in a text file."""
-    if array.dtype.kind != "f":
-        return []
-    bad = np.argwhere(np.isinf(array))
-    first = bad[:MAX_REPORTED].tolist()
-    if columns is None:
-        told = [f"{name or 'array'}[{r}, {c}] is {array[r, c]}" for r, c in first]
-    else:
-        rows = _named([r for r, _ in first], text)
-        told = [
-            f"{row}, column {columns[c]} is {array[r, c]}"
-            for row, (r, c) in zip(rows, first, strict=True)
-        ]
-    rest = len(bad) - len(told)
-    return [*told, f"and {rest} cells more"] if rest > 0 else told
+def _add_numbers(columns: _Columns, name: str, cells: Any) -> None:
+    """Add a column of numbers in float64, and note the cells that are changed by this."""
+    import pyarrow as arrow
+    from pyarrow import types
+
+    if types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if types.is_boolean(cells.type):
+        columns.notes.append(f"column {name}: true and false are read as 1 and 0")
+        cells = cells.cast("int8")
+    floats = cells.cast("float64", safe=False).to_numpy(zero_copy_only=False)
+    columns.values[name] = floats
+    large = np.flatnonzero(np.abs(floats) >= EXACT)[:MAX_CHECKED]
+    if len(large) and columns.file is not None and types.is_floating(cells.type):
+        cells = columns.file.text(name)
+    exact = cells.take(arrow.array(large)).to_pylist() if len(large) else []
+    for row, cell in zip(large.tolist(), exact, strict=True):
+        is_whole = not isinstance(cell, float) and re.fullmatch(r"\s*[+-]?\d+\s*", str(cell))
+        if is_whole and int(cell) != int(floats[row]):
+            where = f"{columns.row_name(row)}, {cell}"
+            columns.notes.append(f"column {name}: {ROUNDED}, such as {where}")
+            return
 
 
-def _empty_problems(
-    name: str,
-    array: np.ndarray[Any, Any],
-    columns: Sequence[str] | None,
-    text: Path | None = None,
-) -> list[str]:
-    """Return the problems of rows and columns without any value."""
-    missing = np.isnan(array)
-    rows = np.flatnonzero(missing.all(1)).tolist()
-    found = np.flatnonzero(missing.all(0)).tolist()
-    within = f"{name}: " if name else ""
-    told = [f"{within}{row} has no value" for row in _named(rows[:MAX_REPORTED], text)]
-    told += [f"{within}column {(columns or range(array.shape[1]))[c]} has no value" for c in found]
-    rest = len(rows) + len(found) - MAX_REPORTED
-    told = [*told[:MAX_REPORTED], *([f"and {rest} more"] if rest > 0 else [])]
-    return [*told, EMPTY_CURE] if told else []
+ROUNDED = "whole numbers beyond 2^53 are rounded to float64"
 
 
-def as_json(found: Inspection) -> str:
-    return json.dumps({key: value for key, value in vars(found).items() if value is not None})
+def _add_nameless(columns: _Columns, name: str, cells: Any, is_first: bool) -> None:
+    """Leave out a column without a name if it is empty. Make the first one the ids of the rows if
+    it is text or distinct whole numbers, as an index of pandas is. Raises UnreadableError for any
+    other."""
+    values = columns.values.get(name)
+    if values is not None and np.isnan(values).all():
+        del columns.values[name]
+        columns.left_out[name or "column 1"] = "it has no name and no value"
+        return
+    if name.startswith("f"):  # the last column of a file without names
+        return
+    is_whole = values is None or bool((values == np.round(values)).all())
+    if not is_first or not is_whole or len(cells.unique()) < len(cells):
+        which = repr(name) if name else "the first column"
+        raise UnreadableError(f"{which} has no name: name it, or give --no-header if it has data")
+    columns.values.pop(name, None)
+    columns.left_out.pop(name, None)
+    columns.ids[INDEX] = cells

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
-from mptcore.data.tables import Inspection, UnreadableError, stored_file, told_of
+from mptcore.data.files import UnreadableError, stored_file, told_of
+from mptcore.data.uploads import Inspection
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json

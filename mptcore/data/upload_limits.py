@@ -12,6 +12,8 @@ from typing import IO
 
 import numpy as np
 
+from mptcore.specs.data.reading import DEFAULTS, TableOptions
+
 MAX_CELLS = 200_000_000
 """Rows × columns of all arrays of a file."""
 MAX_BYTES = 4 * 2**30
@@ -43,7 +45,7 @@ class Declared:
         _require("bytes of cells", self.bytes, MAX_BYTES)
 
 
-def excess(path: Path, max_cells: int = MAX_CELLS) -> str | None:
+def excess(path: Path, max_cells: int = MAX_CELLS, options: TableOptions = DEFAULTS) -> str | None:
     """Return the limit that a file exceeds by its declared sizes, or None. For a malformed file,
     raises the error of numpy, zipfile or Arrow."""
     try:
@@ -56,7 +58,7 @@ def excess(path: Path, max_cells: int = MAX_CELLS) -> str | None:
             case ".parquet":
                 _check_parquet(path, max_cells)
             case ".csv" | ".tsv":
-                _check_separated(path, max_cells)
+                _check_separated(path, max_cells, options.separator(path.suffix[1:]))
     except TooLargeError as error:
         return str(error)
     return None
@@ -110,11 +112,11 @@ def _check_parquet(path: Path, max_cells: int) -> None:
     _require("bytes of decompressed pages", pages, MAX_BYTES)
 
 
-def _check_separated(path: Path, max_cells: int) -> None:
+def _check_separated(path: Path, max_cells: int, separator: str) -> None:
     """Count separators and line breaks while reading."""
-    cells, separator = 0, b"," if path.suffix == ".csv" else b"\t"
+    cells = 0
     for piece in _pieces(path):
-        cells += piece.count(separator) + piece.count(b"\n")
+        cells += piece.count(separator.encode()) + piece.count(b"\n")
         _require("cells", cells, max_cells)
 
 

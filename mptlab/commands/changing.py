@@ -10,7 +10,16 @@ import typer
 from mptlab import login as logins
 from mptlab.api import Client
 from mptlab.commands.context import CommandContext, ExperimentIds, OptionalIds, with_context
-from mptlab.commands.own_data import Columns, Index, names_of, uploaded, warn_of_missing
+from mptlab.commands.own_data import (
+    Decimal,
+    DropNonNumeric,
+    Header,
+    Index,
+    Sep,
+    Thousands,
+    reading_options,
+    warn_of_missing,
+)
 from mptlab.errors import Json
 from mptlab.progress import printable
 
@@ -110,11 +119,16 @@ def upload(
         typer.Argument(help=".npy, .npz, .csv, .tsv, .parquet, .txt or .jsonl",
                        exists=True, dir_okay=False, readable=True),
     ],
-    columns: Columns = None,
     index: Index = None,
+    header: Header = None,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    drop_non_numeric: DropNonNumeric = False,
 ) -> None:  # fmt: skip
-    """Upload a data set, and print its id."""
-    made = uploaded(context.client, file, names_of(columns), index)
+    """Upload a data set, and print its id. What was read of it is printed on standard error."""
+    options = reading_options(index, header, sep, decimal, thousands, drop_non_numeric)
+    made = context.client.upload(file, **options)
     warn_of_missing(made)
     context.tell(made, [made["id"]])
 

@@ -35,6 +35,7 @@ from mptlab.tables import (
     smallest_as_good,
     sweep_for_people,
 )
+from mptlab.uploads import reading_lines
 
 PLAIN_WIDTH = 1000
 """Width that folds no line, used when a program reads the output."""
@@ -270,7 +271,9 @@ def with_context(function: Callable[..., None]) -> Callable[..., None]:
 
 def connected(url: str | None) -> Client:
     """Return the client of a command; it reports on stderr when the service does not answer."""
-    return Client(url, on_outage=lambda told: typer.echo(f"mpt: {told}", err=True))
+    client = Client(url, on_outage=warn)
+    client.on_upload = lambda upload: [*map(warn, reading_lines(upload))]
+    return client
 
 
 def ids_and_names(incomplete: str) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """Options of `mpt submit` for the user's own numbers, without a spec."""
 
+import csv
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, Refused
 from mptlab.sweeps import Sweep
 from mptlab.tables import best_of, deciding, smallest_as_good
-from mptlab.uploads import SEPARATORS, SUFFIXES, TEXT_SUFFIXES, missing_lines
+from mptlab.uploads import SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES, missing_lines
 
 MODELS = ("ppca", "factor_analysis")
 """Families that need no choices besides the latent dimensions."""
@@ -39,9 +40,32 @@ LatentDim = Annotated[
 ]
 Columns = Annotated[
     str | None,
-    typer.Option(help="columns to use, separated by commas; default: all"),
+    typer.Option(help="columns to use, separated by commas; default: all that are numbers"),
 ]
-Index = Annotated[str | None, typer.Option(help="column to leave out, such as an id")]
+Index = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="columns that identify the rows, such as id or id,batch: they are kept as ids and "
+        "are no measurements; repeatable"
+    ),
+]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        help="whether the first line has the names of the columns; default: decided by its cells",
+    ),
+]
+Sep = Annotated[
+    str | None, typer.Option(help="separator of the cells: , ; tab or |; default: by the ending")
+]
+Decimal = Annotated[str | None, typer.Option(help="decimal separator: . (default) or ,")]
+Thousands = Annotated[
+    str | None, typer.Option(help="separator of groups of three digits: , . ' _ or a space")
+]
+DropNonNumeric = Annotated[
+    bool, typer.Option("--drop-non-numeric", help="leave out all columns that are not numbers")
+]
 Array = Annotated[str | None, typer.Option(help="array of an .npz file, by its name")]
 
 
@@ -60,9 +84,9 @@ def fitted_by(context: CommandContext, typed: str) -> Json:
         raise typer.BadParameter(f"{told} (docs/spec.md)") from None
 
 
-def columns_of(client: Client, fitted: Json) -> str | None:
-    """Return the names of the columns that an experiment's model was fitted to, separated by
-    commas: other files may have them in another order. None if they have no names."""
+def columns_of(client: Client, fitted: Json) -> list[str] | None:
+    """Return the names of the columns that an experiment's model was fitted to: other files may
+    have them in another order. None if they have no names."""
     data = fitted["spec"]["data"]
     names = data.get("columns")
     if names is None and data.get("dataset") and data.get("array") is None:
@@ -70,7 +94,7 @@ def columns_of(client: Client, fitted: Json) -> str | None:
             names = client.dataset(data["dataset"])["columns"]
         except Refused:  # another member's
             return None
-    return ",".join(names) if names and not any("," in name for name in names) else None
+    return names or None
 
 
 def _best_runs(sweep: Sweep) -> str:
@@ -88,7 +112,7 @@ def _best_runs(sweep: Sweep) -> str:
 
 def is_text(typed: str) -> bool:
     """Return whether a file or upload holds texts, by its name."""
-    return typed.endswith(TEXT_SUFFIXES)
+    return typed.lower().endswith(TEXT_SUFFIXES)
 
 
 def checkpoint_of(model: str) -> str:
@@ -100,18 +124,25 @@ def checkpoint_of(model: str) -> str:
 
 
 def names_of(typed: str | None) -> list[str] | None:
-    return None if typed is None else [name.strip() for name in typed.split(",")]
+    """Return names that are separated by commas; a name with a comma stands in double quotes."""
+    if typed is None:
+        return None
+    return [name.strip() for name in next(csv.reader([typed], skipinitialspace=True), [])]
 
 
-def uploaded(client: Client, file: Path, columns: list[str] | None, index: str | None) -> Json:
-    """Upload a file. Raises Refused, with advice for a column of text."""
-    try:
-        return client.upload(file, columns=columns, index=index)
-    except Refused as refused:
-        if file.suffix not in SEPARATORS or "is not numbers" not in str(refused):
-            raise
-        told = f"{refused}. To leave out a column: --index NAME"
-        raise Refused({**refused.document, "detail": told}, refused.status) from None
+def reading_options(
+    index: list[str] | None,
+    header: bool | None,
+    sep: str | None,
+    decimal: str | None,
+    thousands: str | None,
+    drop_non_numeric: bool,
+) -> Json:
+    """Return the options of `Client.upload` that were given."""
+    names = [name for typed in index or () for name in names_of(typed) or ()]
+    given = {"index": names or None, "header": header, "sep": sep, "decimal": decimal,
+             "thousands": thousands, "drop_non_numeric": drop_non_numeric or None}  # fmt: skip
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def warn_of_missing(
@@ -123,34 +154,31 @@ def warn_of_missing(
 
 
 def data_of(
-    client: Client, typed: str, columns: str | None, index: str | None, array: str | None
+    client: Client, typed: str, columns: list[str] | None, array: str | None, options: Json
 ) -> Json:
-    """Upload a file, or refer to an upload. Return the `data` of a spec that uses it."""
-    wanted = names_of(columns)
+    """Upload a file with the options to read it, or refer to an upload. Return the `data` of a spec
+    that uses it."""
     source = "text" if is_text(typed) else "upload"
     data: Json = {"source": source, "dataset": typed}
     file = Path(typed)
-    if file.suffix in SUFFIXES and not file.exists():
-        warn(f"there is no file {typed}: it is taken as the name of an upload")
-    if file.suffix in SEPARATORS and file.is_file():
-        made = uploaded(client, file, wanted, index)
-        warn_of_missing(made)
-        return {**data, "dataset": made["id"]}
-    if file.suffix in SEPARATORS and index is not None:
-        raise typer.BadParameter(f"there is no file {typed}")
-    if index is not None:
-        raise typer.BadParameter("--index is for .csv and .tsv files: use --columns")
-    if file.suffix in SUFFIXES and file.is_file():
-        made = client.upload(file)
-        warn_of_missing(made, wanted, array)
+    is_known = file.suffix.lower() in SUFFIXES
+    if is_known and file.is_file():
+        if columns is not None and file.suffix.lower() in TABLE_SUFFIXES:
+            options = {**options, "drop_non_numeric": True}  # the chosen columns are numbers
+        made = client.upload(file, **options)
+        warn_of_missing(made, columns, array)
         data["dataset"] = made["id"]
     elif file.exists():
         known = ", ".join(SUFFIXES[:5])
         raise typer.BadParameter(f"{typed} is not a file of numbers: give one of {known}")
-    if wanted is not None and source == "text":
-        data["column"] = ",".join(wanted)
-    elif wanted is not None:
-        data["columns"] = wanted
+    elif options:
+        raise typer.BadParameter(f"there is no file {typed}: an upload is read as it was uploaded")
+    elif is_known:
+        warn(f"there is no file {typed}: it is taken as the name of an upload")
+    if columns is not None and source == "text":
+        data["column"] = ",".join(columns)
+    elif columns is not None:
+        data["columns"] = columns
     if array is not None:
         data["array"] = array
     return data

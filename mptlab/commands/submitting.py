@@ -33,14 +33,21 @@ from mptlab.commands.own_data import (
     Array,
     Columns,
     Data,
+    Decimal,
+    DropNonNumeric,
+    Header,
     Index,
     LatentDim,
     Model,
+    Sep,
+    Thousands,
     checkpoint_of,
     columns_of,
     data_of,
     fitted_by,
     is_text,
+    names_of,
+    reading_options,
 )
 from mptlab.commands.standings import newest_runs, print_verdict, standing
 from mptlab.errors import Json
@@ -77,6 +84,11 @@ def submit(
     columns: Columns = None,
     index: Index = None,
     array: Array = None,
+    header: Header = None,
+    sep: Sep = None,
+    decimal: Decimal = None,
+    thousands: Thousands = None,
+    drop_non_numeric: DropNonNumeric = False,
     set_: Changes = None,
     name: Name = None,
     tag: Tags = None,
@@ -101,21 +113,23 @@ def submit(
         sent = _spec(spec, set_)
     else:
         assert data is not None
+        options = reading_options(index, header, sep, decimal, thousands, drop_non_numeric)
+        names = names_of(columns)
         if is_text(data):
             checkpoint = checkpoint_of(model)
-            sent = text_spec(data_of(context.client, data, columns, index, array), checkpoint)
+            sent = text_spec(data_of(context.client, data, names, array, options), checkpoint)
         elif {*(families := model.split(","))} <= {*MODELS}:
             grid = {"model.latent_dim": _latent_dims(latent_dim)}
             if len(families) > 1:
                 grid["model.family"] = families
-            part = data_of(context.client, data, columns, index, array)
+            part = data_of(context.client, data, names, array, options)
             sent = spec_for(part, families[0], grid["model.latent_dim"][0])
         else:
             fitted = fitted_by(context, model)
             if latent_dim is not None:
                 raise typer.BadParameter(f"--latent-dim is that of {model}: leave it out")
-            names = columns or columns_of(context.client, fitted)
-            part = data_of(context.client, data, names, index, array)
+            names = names or columns_of(context.client, fitted)
+            part = data_of(context.client, data, names, array, options)
             sent = spec_of_fitted(part, fitted)
         sent = changed(sent, _changes(set_))
         beside = {"name": Path(data).stem, **beside}

@@ -7,13 +7,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mptcore.runtime.durable import sync_folder
+from mptcore.runtime.durable import sync_folder, write_durably
 from mptcore.specs import Problem
+from mptcore.specs.data.reading import DEFAULTS, OPTIONS_FILE, TableOptions
 from service.datasets.child_environment import run_environment
 from service.queue.quota import Room
 from service.refusals import ApiError, disk_full, invalid
@@ -64,11 +66,18 @@ def move(file: Path, place: Path) -> None:
     sync_folder(place.parent.parent)
 
 
-def inspect(file: Path, max_cells: int) -> dict[str, Any]:
+def keep_options(folder: Path, reading: Mapping[str, Any] | None) -> None:
+    """Write the options that a table is read with beside its file, durably."""
+    if reading is not None and "options" in reading:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_durably(folder / OPTIONS_FILE, json.dumps(reading["options"]).encode())
+
+
+def inspect(file: Path, max_cells: int, options: TableOptions = DEFAULTS) -> dict[str, Any]:
     """Return the contents of a file. Raises ApiError if it is neither numbers nor text, or does not
     match its extension."""
     try:
-        found: dict[str, Any] = json.loads(_inspected(file, max_cells))
+        found: dict[str, Any] = json.loads(_inspected(file, max_cells, options))
     except (subprocess.TimeoutExpired, ValueError):
         found = {"problems": ["it could not be read: it takes too much time or memory"]}
     if found["problems"]:
@@ -76,10 +85,11 @@ def inspect(file: Path, max_cells: int) -> dict[str, Any]:
     return found
 
 
-def _inspected(file: Path, max_cells: int) -> bytes:
+def _inspected(file: Path, max_cells: int, options: TableOptions) -> bytes:
     """Return the inspection's output. The inspection ends with this thread and leaves no process
     behind."""
-    command = [sys.executable, "-m", "mptcore.data.inspect", str(file), str(max_cells)]
+    arguments = [str(file), str(max_cells), options.model_dump_json(exclude_defaults=True)]
+    command = [sys.executable, "-m", "mptcore.data.inspect", *arguments]
     with subprocess.Popen(
         command,
         env=run_environment(),

@@ -150,7 +150,33 @@ def shape_of(
         return n, dim
     have = _arrays(dataset) or listed(dataset.columns or ()) or "none"
     pointer = "/data/columns" if columns else "/data/array"
-    raise SpecError([Problem(pointer, f"not in the upload, which has {have}")])
+    detail = f"not in the upload, which has {have}"
+    left_out = (dataset.reading or {}).get("left_out", {})
+    wanted = columns or ([] if array is None else [array])
+    reasons = [f"{name} was left out: {left_out[name]}" for name in wanted if name in left_out]
+    raise SpecError([Problem(pointer, "; ".join([detail, *reasons[:MAX_NAMED]]))])
+
+
+def summary(dataset: Dataset) -> str:
+    """Return what was read of an upload: rows, columns, the header, what was left out."""
+    reading = dataset.reading or {}
+    if dataset.dim is None:
+        columns = f"; columns of text: {listed(dataset.columns)}" if dataset.columns else ""
+        return f"{dataset.n} texts{columns}"
+    if len(dataset.arrays or {}) > 1:
+        parts = [f"arrays {_arrays(dataset)}"]
+    else:
+        array = "".join(f"array {name}: " for name in dataset.arrays or ())
+        parts = [f"{array}{dataset.n} rows × {dataset.dim} columns"]
+    if (header := reading.get("header")) is not None:
+        parts.append("header: first line" if header else "header: none, the first line is data")
+    if ids := reading.get("ids"):
+        parts.append(f"ids: {listed(ids)}")
+    if left_out := reading.get("left_out"):
+        parts.append(f"left out: {listed([*left_out])}")
+    if cells := sum(sum(counts.values()) for counts in (dataset.missing or {}).values()):
+        parts.append(f"{cells} missing cell{'s' if cells > 1 else ''}")
+    return "; ".join(parts)
 
 
 def _arrays(dataset: Dataset) -> str:

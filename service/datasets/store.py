@@ -4,15 +4,16 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, joinedload
 
 from service.queue import sizes
-from service.tables.datasets import Dataset
+from service.tables.datasets import CONTENTS, Dataset
 
 
-def lock_same(session: Session, owner_id: int, sha256: str, format: str) -> Dataset | None:
-    """Return the owner's data set with these bytes, locked against deletion until the transaction
-    ends."""
+def lock_same(session: Session, dataset: Dataset) -> Dataset | None:
+    """Return the owner's data set with the same bytes that is read in the same way, locked against
+    deletion until the transaction ends."""
+    keys = ("owner_id", "sha256", "format", "options_sha256")
     return session.scalar(
         select(Dataset)
-        .where(Dataset.owner_id == owner_id, Dataset.sha256 == sha256, Dataset.format == format)
+        .where(*(getattr(Dataset, key) == getattr(dataset, key) for key in keys))
         .options(joinedload(Dataset.owner))
         .order_by(Dataset.copy)
         .limit(1)
@@ -28,7 +29,7 @@ def exists(session: Session, dataset_id: str) -> bool:
 def remove(session: Session, dataset_id: str) -> int | None:
     """Delete a data set, and return the bytes that it counted for. None where another request has
     deleted it."""
-    counted = (Dataset.bytes, Dataset.arrays, Dataset.columns, Dataset.constant, Dataset.missing)
-    gone = delete(Dataset).where(Dataset.id == dataset_id).returning(*counted)
+    counted = (getattr(Dataset, name) for name in CONTENTS)
+    gone = delete(Dataset).where(Dataset.id == dataset_id).returning(Dataset.bytes, *counted)
     found = session.execute(gone).one_or_none()
     return None if found is None else sizes.of_dataset(found)

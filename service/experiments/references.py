@@ -110,7 +110,7 @@ class ReferencedInputs:
     def digests(self, spec: ExperimentSpec) -> list[str] | None:
         """Return the digests of a spec's uploads and weights, or None if some do not exist yet."""
         upload = getattr(spec.data, "dataset", None)
-        found = [] if upload is None else [self.datasets[upload].sha256]
+        found = [] if upload is None else [self.datasets[upload].digest]
         for _, one in _weights(spec):
             if one not in self.weights or self.statuses[one] != Status.SUCCEEDED:
                 return None

@@ -21,6 +21,7 @@ from pathlib import Path
 from sqlalchemy import URL, inspect, make_url, select
 from sqlalchemy.orm import Session
 
+from mptcore.specs.data.reading import OPTIONS_FILE
 from service.accounts import audit
 from service.operations.prepare import migrate
 from service.operations.start import OWNER_ONLY, begin, restrict
@@ -233,6 +234,10 @@ def _broken(session: Session, settings: Settings) -> Iterator[str]:
     for path, digest in named:
         if not path.is_file() or _sha256(path) != digest:
             yield str(path.relative_to(settings.store))
+    for dataset in datasets:
+        options = settings.datasets(dataset.id) / OPTIONS_FILE
+        if "options" in (dataset.reading or {}) and not options.is_file():
+            yield str(options.relative_to(settings.store))
 
 
 def _sha256(path: Path) -> str:

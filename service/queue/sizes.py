@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Text, cast, func, insert, literal, select, update
 from sqlalchemy.orm import Session
 
-from service.tables.datasets import Dataset
+from service.tables.datasets import CONTENTS, Dataset
 from service.tables.experiments import TERMINAL, Artifact, Block, Event, Experiment, Metric, Series
 from service.tables.kept_bytes import ByteChange
 from service.tables.sweeps import Sweep
@@ -50,7 +50,7 @@ def of_sweep(sweep: Sweep) -> int:
 def of_dataset(dataset: Dataset | Row[Any]) -> int:
     """Return the bytes of an upload: of its file, and of the names and counts in its row, which may
     take a thousand times as much."""
-    described = (dataset.arrays, dataset.columns, dataset.constant, dataset.missing)
+    described = (getattr(dataset, name) for name in CONTENTS)
     return dataset.bytes + sum(len(json.dumps(one)) for one in described if one is not None)
 
 

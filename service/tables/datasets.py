@@ -14,6 +14,10 @@ contents = partial(mapped_column, deferred=True, deferred_group="contents")
 """Column that may be megabytes. All of a row are loaded when one of them is used."""
 
 
+CONTENTS = ("arrays", "columns", "constant", "missing", "reading")
+"""Columns that describe the contents of a file."""
+
+
 class Dataset(Owned, Base):
     """A file in the store, `datasets/<id>/data.<format>`. `n` and `dim` are those of its first
     array; an .npz has the shapes of all in `arrays`, a table its column names in `columns`. Text
@@ -21,7 +25,7 @@ class Dataset(Owned, Base):
 
     noun = "data set"
     __tablename__ = "datasets"
-    __table_args__ = (UniqueConstraint("owner_id", "sha256", "format", "copy"),)
+    __table_args__ = (UniqueConstraint("owner_id", "sha256", "format", "options_sha256", "copy"),)
 
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), index=True)
     owner: Mapped[User] = relationship(lazy="raise")
@@ -38,6 +42,12 @@ class Dataset(Owned, Base):
     Unknown for uploads of version 0.1."""
     missing: Mapped[dict[str, dict[str, int]] | None] = contents(JSON(none_as_null=True))
     """Number of missing values of each column that has some, by array, as in `constant`."""
+    reading: Mapped[dict[str, Any] | None] = contents(JSON(none_as_null=True))
+    """Facts on how a file of numbers is read, see `mptcore.data.uploads.Inspection`. Unknown for
+    uploads of version 0.2."""
+    options_sha256: Mapped[str] = mapped_column(String(64), default="", server_default="")
+    """Digest of the options that a table was uploaded with. Empty for other formats, and for
+    uploads of version 0.2, which are never taken for new ones."""
     created_at: Mapped[float] = mapped_column(default=now())
     copy: Mapped[int] = mapped_column(default=0, server_default="0")
     """0, except for identical bytes that older versions stored as another data set."""
@@ -46,6 +56,11 @@ class Dataset(Owned, Base):
     def file(self) -> str:
         """Name of the file in its folder."""
         return f"data.{self.format}"
+
+    @property
+    def digest(self) -> str:
+        """Digest of the bytes and of the options that they are read with."""
+        return self.sha256 + self.options_sha256
 
     @cached_property
     def column_names(self) -> frozenset[str]:
@@ -61,6 +76,6 @@ class Dataset(Owned, Base):
 def forget_contents(dataset: Dataset) -> None:
     """Free the memory of a row's contents. They are loaded again when one of them is used."""
     if (session := object_session(dataset)) is not None:
-        session.expire(dataset, ["arrays", "columns", "constant", "missing"])
+        session.expire(dataset, CONTENTS)
         for name in ("column_names", "constant_names"):
             vars(dataset).pop(name, None)

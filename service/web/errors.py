@@ -29,8 +29,8 @@ PROBLEM = "application/problem+json"
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 SERVICE_PATTERNS = {
-    r"^[A-Za-z0-9 ._()-]{1,150}\.(npy|npz|csv|tsv|parquet|txt|jsonl)$": "a file's name that "
-    "ends with .npy, .npz, .csv, .tsv, .parquet, .txt or .jsonl: letters, digits, spaces and ._()-",
+    r"^[A-Za-z0-9 ._()-]{1,150}\.[A-Za-z0-9]{2,7}$": "a file's name with its ending, such as "
+    "mine.csv: letters, digits, spaces and ._()-",
     "^[a-z_]+$": "the name of a series, as score or lml",
     r"^[a-z0-9][a-z0-9._-]{0,63}$": "a user's name: up to 64 small letters, digits, . _ and -",
     "^[0-9A-Za-z]{1,16}$": "the id of a key: its first part, as in mpt_<id>_…",

@@ -52,7 +52,7 @@ def test_a_registered_family_passes_the_contract(tree: Path) -> None:
 def test_the_toy_family_runs_through_the_whole_filter(tree: Path, tmp_path: Path) -> None:
     folder = tmp_path / "datasets" / "chain"
     folder.mkdir(parents=True)
-    np.save(folder / "x.npy", OBSERVATIONS)
+    np.save(folder / "data.npy", OBSERVATIONS)
     done = run(tree, "-m", "mptcore", text=json.dumps(SPEC), MPT_STORE=str(tmp_path))
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]

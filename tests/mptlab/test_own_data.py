@@ -52,7 +52,7 @@ def test_one_command_scores_a_table_for_several_k(
     assert one["spec"]["model"]["init"] == "maximum_likelihood"
     (dataset,) = [d for d in client.datasets() if d["id"] == one["spec"]["data"]["dataset"]]
     assert dataset["name"] == "own.csv"
-    again = client.upload("own.csv", columns=["a", "b", "c", "d"])
+    again = client.upload("own.csv", index="id")
     assert (again["id"], again["columns"]) == (dataset["id"], ["a", "b", "c", "d"])
 
 
@@ -96,7 +96,11 @@ def test_a_file_with_semicolons_is_told(environment: dict[str, str]) -> None:
     Path("semi.csv").write_text("id;a;b\n1;2;3\n")
     code, _, error = mpt_here(environment, "upload", "semi.csv", "--index", "id")
     assert code == 1
-    assert "it has id;a;b: write commas in place of semicolons" in error
+    assert "'id;a;b', has one cell" in error
+    assert "give --sep ';', and --decimal ','" in error
+    words = ("--index", "id", "--sep", ";", "--decimal", ",")
+    code, _, error = mpt_here(environment, "upload", "semi.csv", *words)
+    assert (code, error) == (0, "mpt: semi.csv: 1 rows × 2 columns; header: first line; ids: id\n")
 
 
 def test_a_file_that_is_not_there_is_told(environment: dict[str, str]) -> None:
@@ -212,18 +216,23 @@ def test_missing_values_are_counted(environment: dict[str, str], client: Client)
     )
     Path("gaps.csv").write_text("id,a,b,c,d\n" + "\n".join(lines) + "\n")
     code, _, error = mpt_here(environment, "upload", "gaps.csv", "--index", "id")
-    told = f"mpt: 13 of 160 cells in 40 rows (by column: c 5, a 4, d 4) {USE}\n"
+    read = "mpt: gaps.csv: 40 rows × 4 columns; header: first line; "
+    told = f"{read}ids: id; 13 missing cells\n"
+    told += f"mpt: 13 of 160 cells in 40 rows (by column: c 5, a 4, d 4) {USE}\n"
     assert (code, error) == (0, told)
     words = ("submit", "--latent-dim", "1", "--data")
     code, made, error = mpt_here(environment, *words, "gaps.csv", "--index", "id")
     assert (code, error) == (0, told)
     client.cancel(made.strip())
     _, made, error = mpt_here(environment, *words, "gaps.csv", "--columns", "b,c")
-    assert error == f"mpt: 5 of 80 cells in 40 rows (by column: c 5) {USE}\n"
+    told = f"{read}left out: id; 13 missing cells\n"
+    assert error == f"{told}mpt: 5 of 80 cells in 40 rows (by column: c 5) {USE}\n"
     np.savez("gaps.npz", x=cells, y=ROWS[:, :3])
     _, made, error = mpt_here(environment, *words, "gaps.npz", "--array", "x")
-    assert error == f"mpt: array x: 13 of 160 cells in 40 rows (by column: 2 5, 0 4, 3 4) {USE}\n"
-    assert mpt_here(environment, *words, "gaps.npz", "--array", "y")[2] == ""
+    read = "mpt: gaps.npz: arrays x (40 × 4), y (40 × 3); 13 missing cells\n"
+    told = f"mpt: array x: 13 of 160 cells in 40 rows (by column: 2 5, 0 4, 3 4) {USE}\n"
+    assert error == read + told
+    assert mpt_here(environment, *words, "gaps.npz", "--array", "y")[2] == read
 
 
 def test_the_columns_with_most_missing_values_are_named() -> None:
@@ -242,14 +251,17 @@ def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
     file = table(Path("own.csv"))
     code, _, error = mpt_here(environment, "upload", file)
     assert code == 1
-    told = "column id is not numbers: line 2 is 's0', and 39 more"
-    assert error == f"mpt: {told}. To leave out a column: --index NAME\n"
-    for option in ("--index", "--columns"):
-        code, _, error = mpt_here(environment, "upload", file, option, "e")
-        assert (code, error) == (1, "mpt: own.csv has no column e; it has id, a, b, c, d\n")
+    told = "mpt: column id is not numbers: line 2 is 's0', and 39 more. Leave such columns out: "
+    assert error.startswith(f"{told}--index NAME keeps one as an id of the rows")
+    code, _, error = mpt_here(environment, "upload", file, "--index", "e")
+    assert (code, error) == (1, "mpt: it has no column e; it has id, a, b, c, d\n")
+    words = ("submit", "--data", file, "--latent-dim", "1", "--columns", "a,id")
+    code, _, error = mpt_here(environment, *words)
+    assert code == 1
+    assert "columns: not in the upload, which has a, b, c, d; id was left out: not numbers" in error
     Path("own.csv").write_text("id,a,b\n1,2,3\n2,3\n")
     code, _, error = mpt_here(environment, "upload", "own.csv", "--index", "id")
-    assert error == "mpt: own.csv, line 3 has 2 cells, but the first line has 3\n"
+    assert error == "mpt: line 3 has 2 cells, the first line 3: '2,3'\n"
 
 
 @pytest.mark.parametrize(
@@ -259,7 +271,7 @@ def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
         (["--data", "own.csv"], "give --latent-dim: a number, or several: --latent-dim 2..10"),
         (["--data", "own.csv", "--model", "vae"], "vae; or give ppca or factor_analysis"),
         (["--data", "a.xlsx", "--latent-dim", "2"], "is not a file of numbers: give one of .csv"),
-        (["--data", "a.npy", "--latent-dim", "2", "--index", "a"], "use --columns"),
+        (["--data", "a.npy", "--latent-dim", "2", "--index", "a"], "there is no file a.npy: an "),
     ],
 )  # fmt: skip
 def test_wrong_options_are_usage_errors(

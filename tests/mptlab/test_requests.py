@@ -160,17 +160,20 @@ def test_an_upload(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     form: type[str | Path],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Sent again from its beginning, and with patience for the answer."""
     monkeypatch.setenv("MPT_RETRY_S", str(LATER))
     file = tmp_path / "data.csv"
     file.write_bytes(b"1,2\n")
-    answers.given = [httpx.Response(503), httpx.Response(200, json={"id": "d"})]
-    assert client.upload(form(file)) == {"id": "d"}
+    made = {"id": "d", "name": "data.csv", "summary": "one row", "warnings": ["a warning"]}
+    answers.given = [httpx.Response(503), httpx.Response(200, json=made)]
+    assert client.upload(form(file), header=False, index="a") == made
+    assert capsys.readouterr().err == "data.csv: one row\na warning\n"
     assert [request.content for request in answers.seen] == [b"1,2\n"] * 2
     last = answers.seen[-1]
     assert (last.method, last.url.path) == ("POST", "/v1/datasets")
-    assert dict(last.url.params) == {"name": "data.csv"}
+    assert dict(last.url.params) == {"name": "data.csv", "header": "false", "index": "a"}
     patience = last.extensions["timeout"]
     assert patience == {"connect": 30.0, "read": uploads.UPLOAD_S, "write": 30.0, "pool": 30.0}
 

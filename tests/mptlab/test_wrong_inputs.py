@@ -86,7 +86,7 @@ def test_a_wrong_word(environment: dict[str, str], words: list[str], told: str) 
     [
         (["score", "texts.txt", "--model", "bert"], "there is no file texts.txt"),
         (["submit", "--data", "a.csv", "--index", "id", "--latent-dim", "2"], "there is no file"),
-        (["submit", "--data", "a.npy", "--index", "id", "--latent-dim", "2"], "use --columns"),
+        (["submit", "--data", "a.npy", "--index", "id", "--latent-dim", "2"], "there is no file"),
         (["score", "a text", "--model", "./my-bert"], "there is no folder my-bert"),
     ],
 )

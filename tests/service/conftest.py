@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from mptcore.data.inspect import look
-from mptcore.data.tables import as_json
+from mptcore.data.uploads import as_json
 from service.datasets import files
 from service.settings import Settings
 from service.web.main import create_app

@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from mptcore.data.tables import UnreadableError, stored_file
+from mptcore.data.files import UnreadableError, stored_file
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.runtime.tensor_files import load_weights, weights_digest

@@ -5,27 +5,29 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path as FilePath
-from typing import Annotated
+from typing import Annotated, Literal
 
 from anyio import CancelScope
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from sqlalchemy.exc import IntegrityError
 from uuid6 import uuid7
 
 from mptcore.specs import Problem
+from mptcore.specs.data.reading import TABLE_FORMATS, ColumnName, TableOptions
 from service.accounts import audit
 from service.accounts.permission import check_still_valid, find, find_own, newest
 from service.accounts.users import Caller
 from service.datasets import store
-from service.datasets.files import inspect, move
+from service.datasets.files import inspect, keep_options, move
+from service.datasets.sizes import summary
 from service.queue import quota, sizes
 from service.queue.quota import Room
 from service.refusals import ApiError, invalid
 from service.schemas import Moment, Page, RequestModel, ResponseModel
 from service.settings import Settings
-from service.tables.datasets import Dataset
+from service.tables.datasets import CONTENTS, Dataset
 from service.tables.engine import Database
 from service.tables.visibility import Visibility, Whose
 from service.web.bodies import JsonBody, StrictRoute
@@ -45,11 +47,57 @@ router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=StrictR
 FileName = Annotated[
     str,
     Query(
-        pattern=r"^[A-Za-z0-9 ._()-]{1,150}\.(npy|npz|csv|tsv|parquet|txt|jsonl)$",
-        description="File name. Its ending is the format.",
+        pattern=r"^[A-Za-z0-9 ._()-]{1,150}\.[A-Za-z0-9]{2,7}$",
+        description="File name. Its ending, in small or capital letters, is the format.",
     ),
 ]
+FORMATS = (*TABLE_FORMATS, "npy", "npz", "txt", "jsonl")
 DatasetId = Annotated[str, Path(max_length=100, description="Id of the upload.")]
+
+
+def reading_options(
+    header: Annotated[
+        bool | None,
+        Query(
+            description="Whether the first line of a text file has the names of the columns: yes "
+            "or no. Default: decided by its cells."
+        ),
+    ] = None,
+    sep: Annotated[
+        Literal[",", ";", "tab", "|"] | None,
+        Query(description="Separator of cells in a text file. Default: , in .csv, tab in .tsv."),
+    ] = None,
+    decimal: Annotated[
+        Literal[".", ","], Query(description="Decimal separator in a text file.")
+    ] = ".",
+    thousands: Annotated[
+        Literal[",", ".", " ", "'", "_"] | None,
+        Query(description="Separator of groups of three digits in a text file."),
+    ] = None,
+    index: Annotated[
+        list[ColumnName],
+        Query(
+            max_length=100,
+            description="A column that identifies the rows and is no measurement; repeatable. It "
+            "is kept as an id.",
+        ),
+    ] = [],  # noqa: B006
+    drop_non_numeric: Annotated[
+        bool, Query(description="Whether all columns that are not numbers are left out.")
+    ] = False,
+) -> TableOptions:
+    """Return the options of a request that say how a table is read."""
+    return TableOptions(
+        header=header,
+        sep=sep,
+        decimal=decimal,
+        thousands=thousands,
+        index=(*index,),
+        drop_non_numeric=drop_non_numeric,
+    )
+
+
+ReadingOptions = Annotated[TableOptions, Depends(reading_options)]
 
 
 class DatasetSummary(ResponseModel):
@@ -88,6 +136,16 @@ class DatasetOut(DatasetSummary):
     missing: dict[str, dict[str, int]] | None
     """Number of missing values of each column that has some: by array, `""` for the only one, and
     by name, or index from 0. null: none are missing."""
+    summary: str
+    """Sentence that states what was read: rows, columns, the header, what was left out."""
+    header: bool | None
+    """True if the first line has the names of the columns. null: not a text file of numbers."""
+    ids: list[str]
+    """Columns of a table that identify its rows. They are not among `columns`."""
+    left_out: dict[str, str]
+    """Other columns or arrays that are not used, with the reason."""
+    warnings: list[str]
+    """Sentences about values that were changed, and about rows and columns that may be mistakes."""
 
 
 class DatasetChanges(RequestModel):
@@ -127,23 +185,35 @@ async def upload(
     response: Response,
     settings: SettingsDep,
     user: Submitter,
+    options: ReadingOptions,
     visibility: Annotated[
         Visibility, Query(description="`private`, or `lab`: everyone in the lab may use it.")
     ] = Visibility.PRIVATE,
 ) -> DatasetOut:
     """Upload a file (the raw body) of numbers, N observations × D dimensions, or of text. If the
-    same bytes were uploaded before, the answer is the existing data set under its first name."""
+    same bytes were uploaded before with the same options, the answer is the existing data set under
+    its first name. The answer states what was read and left out: show it to the user."""
     if request.headers.get("Content-Type", "").startswith("multipart/"):
         detail = "the body must be the file itself, not a form: curl --data-binary @FILE, not -F"
         raise invalid([Problem("/header/Content-Type", detail)])
+    if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
+        detail = f"the body must be the file itself, not compressed ({encoding[:20]})"
+        raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed_body", detail)
     database: Database = request.app.state.database
     dataset = Dataset(
         id=uuid7().hex,
         owner_id=user.id,
         visibility=visibility,
         name=name,
-        format=name.rsplit(".", 1)[1],
+        format=name.rsplit(".", 1)[1].lower(),
     )
+    if dataset.format not in FORMATS:
+        cure = ": decompress the file first" if dataset.format in ("gz", "zip", "bz2", "xz") else ""
+        detail = f"the ending is one of {', '.join(FORMATS)}, not {dataset.format}{cure}"
+        raise invalid([Problem("/query/name", detail)])
+    if problems := options.problems(dataset.format):
+        raise invalid([Problem(f"/query{p.pointer}", p.detail) for p in problems])
+    dataset.options_sha256 = options.digest(dataset.format)
     folder = settings.all_incoming / dataset.id
     settled = True
     with request.app.state.bodies.upload(user.id, settings.max_user_uploads):
@@ -152,7 +222,7 @@ async def upload(
             folder.mkdir(parents=True)
             received = await receive(request, folder / dataset.file, settings, room)
             dataset.bytes, dataset.sha256 = received.bytes, received.sha256
-            arrival = _Arrival(database, settings, dataset, user, folder / dataset.file)
+            arrival = _Arrival(database, settings, dataset, user, folder / dataset.file, options)
             kept = await run_in_threadpool(arrival.known)
             if kept is None:
                 state = request.app.state
@@ -187,6 +257,7 @@ class _Arrival:
     dataset: Dataset
     by: Caller
     file: FilePath
+    options: TableOptions
 
     def known(self) -> DatasetOut | None:
         """Return the existing data set with these bytes. The new file replaces the old one, which
@@ -194,18 +265,17 @@ class _Arrival:
         if it were moved after the delete, it would stay there without a row."""
         with self.database.transaction() as session:
             check_still_valid(session, self.by)
-            first = store.lock_same(
-                session, self.dataset.owner_id, self.dataset.sha256, self.dataset.format
-            )
+            first = store.lock_same(session, self.dataset)
             if first is None:
                 return None
+            keep_options(self.settings.datasets(first.id), first.reading)
             move(self.file, self.settings.datasets(first.id) / first.file)
             return _out(first)
 
     def accept(self) -> DatasetOut:
         """Inspect the file and store it. Raises ApiError."""
-        found = inspect(self.file, self.settings.limits.elements)
-        for name in ("n", "dim", "arrays", "columns", "constant", "missing"):
+        found = inspect(self.file, self.settings.limits.elements, self.options)
+        for name in ("n", "dim", *CONTENTS):
             setattr(self.dataset, name, found.get(name))
         place = self.settings.datasets(self.dataset.id) / self.dataset.file
         try:
@@ -215,6 +285,7 @@ class _Arrival:
                 quota.lock(session, self.by.id)  # two at once do not both take the last room
                 quota.check_bytes(session, self.by.id, self.settings.share, size)
                 quota.note(session, self.by.id, size)
+                keep_options(place.parent, self.dataset.reading)
                 move(self.file, place)
                 session.add(self.dataset)
                 audit.note(session, self.by, "dataset.uploaded", self.dataset.id)
@@ -223,7 +294,7 @@ class _Arrival:
                 return _out(self.dataset)
         except IntegrityError:  # another upload of these bytes was first
             move(place, self.file)
-            place.parent.rmdir()
+            shutil.rmtree(place.parent)
             first = self.known()
             if first is None:
                 detail = "the data set of these bytes was deleted meanwhile: upload them again"
@@ -285,9 +356,18 @@ def delete_dataset(
 
 
 COLUMNS = (
-    "name", "format", "bytes", "sha256", "n", "dim", "arrays", "columns", "missing", "created_at",
+    "name", "format", "bytes", "sha256", "n", "dim", *CONTENTS, "options_sha256", "created_at",
 )  # fmt: skip
 
 
 def _out(dataset: Dataset) -> DatasetOut:
-    return DatasetOut.of(dataset, owner=dataset.owner.name)
+    reading = dataset.reading or {}
+    return DatasetOut.of(
+        dataset,
+        owner=dataset.owner.name,
+        summary=summary(dataset),
+        header=reading.get("header"),
+        ids=reading.get("ids", []),
+        left_out=reading.get("left_out", {}),
+        warnings=reading.get("warnings", []),
+    )

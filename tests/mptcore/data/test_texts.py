@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mptcore.data.inspect import look, main
-from mptcore.data.tables import Inspection
 from mptcore.data.texts import Rows, columns, texts
+from mptcore.data.uploads import Inspection
 from mptcore.families.masked_lm.corpus import chosen
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
@@ -82,7 +82,7 @@ def test_the_column_of_an_upload_is_read_where_it_has_text(folder: Path, suffix:
         "other": ["x"] * 4,
         "score": [1, 2, 3, 4],
     }
-    written(folder / "datasets" / "abc" / f"x.{suffix}", columns)
+    written(folder / "datasets" / "abc" / f"data.{suffix}", columns)
     assert texts(plain(dataset="abc")) == [("one",), ("two",)]
     assert texts(plain(dataset="abc", column="other")) == [("x",)] * 4
     told = "the upload abc cannot be used: it has no column of text score; it has text, other"
@@ -128,7 +128,7 @@ def test_a_csv_file_has_columns_of_text_and_of_numbers(folder: Path) -> None:
 def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:
     told = refused(plain(dataset="gone"))
     assert told.startswith("the upload gone cannot be used: the store has no file of it")
-    (folder / "datasets" / "abc" / "x.csv").write_text("a,b\n1,2\n")
+    (folder / "datasets" / "abc" / "data.csv").write_text("a,b\n1,2\n")
     told = "the upload abc cannot be used: it is csv, not one of txt, jsonl, parquet"
     assert refused(plain(dataset="abc")) == told
 
@@ -224,14 +224,6 @@ def test_an_inspection_counts_the_texts_of_the_fullest_column(tmp_path: Path) ->
     assert look(tmp_path / "x.txt") == Inspection("txt", 3, None, None, None, [])
     (tmp_path / "x.jsonl").write_text('{"a": ""}')
     assert look(tmp_path / "x.jsonl").problems == ["it has no text in it"]
-
-
-def test_many_columns_of_two_kinds_are_named_in_part(tmp_path: Path) -> None:
-    numbers = {f"n{i}": [0.5] for i in range(5)}
-    path = written(tmp_path / "x.parquet", {**numbers, "text": ["a"]})
-    assert "numbers (n0, n1, n2, n3, n4) and text (text)" in look(path).problems[0]
-    path = written(tmp_path / "x.parquet", {**numbers, "n5": [0.5], "text": ["a"]})
-    assert "numbers (n0, n1, n2, n3, n4, …) and" in look(path).problems[0]
 
 
 def test_exit_status_of_an_inspection_reports_problems(

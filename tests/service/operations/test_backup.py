@@ -36,7 +36,7 @@ from tests.support.servers import PostgreSQL
 from tests.support.undisturbed import undisturbed_records
 
 LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=36_000)
-ROWS = b"0.1,0.2,0.3\n0.4,0.5,0.7\n0.7,0.8,0.9\n0.3,0.1,0.2\n"
+ROWS = b"0.3,0.1,0.2\n0.1,0.2,0.3\n0.4,0.5,0.7\n0.7,0.8,0.9\n"
 LEFT_OUT = ("incoming/half/data.csv", "hub/models/weights")
 
 

@@ -85,7 +85,11 @@ def test_a_query_that_is_wrong(api: TestClient, query: str, detail: str) -> None
 
 def test_patterns_are_explained_in_words(api: TestClient) -> None:
     answer = api.post("/v1/datasets?name=a.doc", content=b"x")
-    assert told(answer)["/query/name"].startswith("a file's name that ends with .npy, .npz, .csv")
+    assert told(answer)["/query/name"].startswith("the ending is one of csv, tsv, parquet, npy")
+    answer = api.post("/v1/datasets?name=a.csv.gz", content=b"x")
+    assert told(answer)["/query/name"].endswith("not gz: decompress the file first")
+    answer = api.post("/v1/datasets?name=%C3%A9.csv", content=b"x")
+    assert told(answer)["/query/name"].startswith("a file's name with its ending, such as mine.csv")
     answer = api.post("/v1/users", json={"name": "Ann B"})
     assert told(answer)["/name"].startswith("a user's name: up to 64 small letters")
 

@@ -19,7 +19,7 @@ def uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store with the observations as an upload."""
     folder = tmp_path / "datasets" / "chain"
     folder.mkdir(parents=True)
-    np.save(folder / "x.npy", OBSERVATIONS)
+    np.save(folder / "data.npy", OBSERVATIONS)
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
 
 

@@ -324,11 +324,11 @@ def test_an_upload_that_is_not_binary_is_refused(
 ) -> None:
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
     (tmp_path / "datasets" / "grey").mkdir(parents=True)
-    np.save(tmp_path / "datasets" / "grey" / "x.npy", np.full((6, 16), 0.5))
+    np.save(tmp_path / "datasets" / "grey" / "data.npy", np.full((6, 16), 0.5))
     source = {"source": "upload", "dataset": "grey", "n": 6, "dim": 16}
     with pytest.raises(RunError, match=r"needs values 0 and 1.*data\.binarize"):
         ran({**LINEAR, "data": source})
-    np.save(tmp_path / "datasets" / "grey" / "x.npy", np.full((6, 16), 7.0))
+    np.save(tmp_path / "datasets" / "grey" / "data.npy", np.full((6, 16), 7.0))
     with pytest.raises(RunError, match="values from 0 to 1; these are from 7 to 7"):
         ran({**LINEAR, "data": {**source, "binarize": "stochastic"}})
 

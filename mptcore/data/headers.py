@@ -1,0 +1,120 @@
+"""Decide whether the first line of a text file has the names of its columns or numbers."""
+
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from itertools import pairwise
+
+from mptcore.data.files import MISSING, UnreadableError
+from mptcore.specs.data.reading import TableOptions
+
+MIN_NAMES = 3
+"""Minimum number of distinct numbers in a line that may be names."""
+ROUNDED_STEPS = 100
+"""Minimum step, in units of the last digit, of numbers that are equally spaced up to rounding."""
+MAX_SHOWN = 5
+CURE = "give --header or --no-header (in a request header=yes or header=no)"
+
+
+def is_header(
+    first: Sequence[str], rows: Sequence[Sequence[str]], options: TableOptions, only_quoted: bool
+) -> bool:
+    """Return whether the cells of the first line are names.
+
+    Text above a column of numbers is a name. A line of numbers is taken as names if they are at
+    least three distinct numbers that only rise or only fall, are whole or equally spaced, and have
+    fewer decimals than the columns below them, or if it is the only line in quotes
+    (`only_quoted`). Any other line of numbers is data. `rows` are the next lines. Raises
+    UnreadableError if both readings are plausible."""
+    cells = [cell.strip() for cell in first]
+    below = [[row[c].strip() for row in rows if c < len(row)] for c in range(len(cells))]
+    numeric = [c for c, column in enumerate(below) if _has_numbers(column, options)]
+    if not numeric:
+        if any(as_number(cell, options) is None and cell not in MISSING for cell in cells):
+            return True
+        return not rows and _is_name_line(cells, below, options)
+    heads = [cells[c] for c in numeric]
+    if any(as_number(head, options) is None and head not in MISSING for head in heads):
+        return True
+    if only_quoted and "" not in heads:
+        return True
+    if heads[0] == "" and numeric[0] == 0 and len(heads) > 1 and not {*heads[1:]} & MISSING:
+        # the header of a table of pandas, whose index has no name
+        return _is_name_line(heads[1:], [below[c] for c in numeric[1:]], options, 2)
+    if {*heads} & MISSING:
+        raise UnreadableError(f"the first line, {_shown(cells)}, lacks numbers or names: {CURE}")
+    if _is_name_line(heads, [below[c] for c in numeric], options):
+        return True
+    labels = (cell for c, cell in enumerate(cells) if c not in numeric)
+    if any(as_number(cell, options) is None and cell not in MISSING for cell in labels):
+        raise _ambiguous(cells)  # labels of rows, or names above them
+    return False
+
+
+def _is_name_line(
+    cells: Sequence[str],
+    columns: Sequence[Sequence[str]],
+    options: TableOptions,
+    min_names: int = MIN_NAMES,
+) -> bool:
+    """Return whether numbers are names of these columns. Raises UnreadableError if they may be."""
+    numbers = [as_number(cell, options) for cell in cells]
+    known = [number for number in numbers if number is not None]
+    if len(known) < max(min_names, len(cells)) or not _is_regular(known):
+        return False
+    finer = (
+        max((_decimals(as_number(cell, options)) for cell in column), default=0) > _decimals(number)
+        for number, column in zip(numbers, columns, strict=True)
+    )
+    if all(finer):
+        return True
+    raise _ambiguous(cells)
+
+
+def _is_regular(numbers: Sequence[Decimal]) -> bool:
+    """Return whether numbers only rise or only fall, and are whole or equally spaced. Large steps
+    may differ by rounding: 9999.10, 9995.25, 9991.39."""
+    steps = [b - a for a, b in pairwise(numbers)]
+    if not (all(step > 0 for step in steps) or all(step < 0 for step in steps)):
+        return False
+    if all(number == number.to_integral_value() for number in numbers):
+        return True
+    unit = Decimal(1).scaleb(-max(map(_decimals, numbers)))
+    spread = max(steps) - min(steps)
+    return spread == 0 or (spread <= 2 * unit and min(map(abs, steps)) >= ROUNDED_STEPS * unit)
+
+
+def _has_numbers(column: Sequence[str], options: TableOptions) -> bool:
+    """Return whether cells are numbers or missing, and some are numbers."""
+    observed = [cell for cell in column if cell not in MISSING]
+    return bool(observed) and all(as_number(cell, options) is not None for cell in observed)
+
+
+def as_number(cell: str, options: TableOptions) -> Decimal | None:
+    """Return the finite number that a cell writes, or None."""
+    text = cell.strip()
+    if options.thousands:
+        text = text.replace(options.thousands, "")
+    if options.decimal == ",":
+        text = text.replace(".", "_").replace(",", ".")
+    try:
+        number = Decimal(text) if "_" not in text else None
+    except InvalidOperation:
+        return None
+    return number if number is not None and number.is_finite() else None
+
+
+def _decimals(number: Decimal | None) -> int:
+    if number is None:
+        return 0
+    exponent = number.as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
+
+
+def _ambiguous(cells: Sequence[str]) -> UnreadableError:
+    return UnreadableError(
+        f"the first line, {_shown(cells)}, may be the names of the columns or data: {CURE}"
+    )
+
+
+def _shown(cells: Sequence[str]) -> str:
+    return ",".join(cells[:MAX_SHOWN])[:80] + (",…" if len(cells) > MAX_SHOWN else "")

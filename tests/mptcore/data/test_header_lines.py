@@ -1,0 +1,89 @@
+"""The first line of a text file: names or numbers."""
+
+import pytest
+
+from mptcore.data.files import UnreadableError
+from mptcore.data.headers import is_header
+from mptcore.specs.data.reading import TableOptions
+
+DECIMALS = ["0.11,0.52,0.93", "1.51,0.22,3.53"]
+WHOLE = ["4,1,9", "5,6,2"]
+
+
+def header(first: str, rows: list[str], only_quoted: bool = False, separator: str = ",") -> bool:
+    cells, *below = (line.split(separator) for line in (first, *rows))
+    options = TableOptions(decimal="," if separator == ";" else ".")
+    return is_header(cells, below, options, only_quoted)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "a,b,c",
+        "a,2,3",
+        "x,NA,3",
+        "1000,1100,1200",
+        "2021,2020,2019",
+        "400.0,400.5,401.0",
+        "-1,0,1",
+        "0,10,1000",
+        "1e3,2e3,3e3",
+        "999.1,995.2,991.3",
+        ",1,2",
+    ],
+)
+def test_names_are_recognised(first: str) -> None:
+    assert header(first, DECIMALS)
+
+
+def test_equal_spacing_may_be_rounded() -> None:
+    rows = ["0.12345,0.2,0.34567".replace("0.2", "0.23456"), "1.1,2.2,3.3"]
+    assert header("9999.104,9995.247,9991.391", rows)
+    assert not header("9999.104,9995.247,9991.322", rows)
+    assert not header("1.1,1.2,1.4", rows)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "0.25,0.13,0.77",  # neither rises nor falls
+        "2019,2019,2020",  # equal cells
+        "1,4",  # two numbers
+        "31.5,63,125",  # neither whole nor equally spaced
+    ],
+)
+def test_other_numbers_are_data(first: str) -> None:
+    count = first.count(",") + 1
+    rows = [",".join(line.split(",")[:count]) for line in DECIMALS]
+    assert not header(first, rows)
+
+
+@pytest.mark.parametrize(
+    ("first", "rows"),
+    [
+        ("2019,2020,2021", WHOLE),
+        ("0.1,0.2,0.3", ["0.7,0.5,0.1"]),
+        ("1,2,3", []),
+        ("1,2,3", ["0.5,7,1.5"]),  # one column has no more decimals
+        ("1,NA,3", WHOLE),
+        (",NA,3", WHOLE),
+        ("country,2019,2020,2021", ["France,4,1,9"]),
+        ("s1,1.53,0.27,0.4", ["s2,0.52,0.61,0.9"]),  # labels of rows, without a line of names
+    ],
+)
+def test_two_plausible_readings_are_refused(first: str, rows: list[str]) -> None:
+    with pytest.raises(UnreadableError, match=r"--header or --no-header .*header=yes or header=no"):
+        header(first, rows)
+
+
+def test_a_text_column_beside_names_of_numbers() -> None:
+    assert header("sample,400,410,420", ["s1,0.12,0.5,0.3", "s2,0.22,0.25,0.1"])
+
+
+def test_the_only_quoted_line_has_names() -> None:
+    assert header("2019,2020", ["1,2", "3,4"], only_quoted=True)
+    assert not header("2019,2020", ["1,2", "3,4"])
+
+
+def test_decimal_commas_are_counted_as_decimals() -> None:
+    assert header("400;410;420", ["0,12;0,5;0,3"], separator=";")

@@ -1,0 +1,275 @@
+"""Tables: what a user sees in a file is what is read, and what is changed or left out is said."""
+
+import decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mptcore.data.inspect import look
+from mptcore.data.uploads import Inspection, uploaded
+from mptcore.protocol.records import RunError
+from mptcore.specs import UploadData
+from mptcore.specs.data.reading import TableOptions
+
+X = np.random.default_rng(3).normal(size=(12, 3)).round(4)
+NAMES = ["a", "b", "c"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of the upload "d"."""
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    path = tmp_path / "datasets" / "d"
+    path.mkdir(parents=True)
+    return path
+
+
+def inspected(path: Path, text: str | bytes, **options: Any) -> Inspection:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return look(path, options=TableOptions(**options))
+
+
+def problem(path: Path, text: str | bytes, **options: Any) -> str:
+    (detail,) = inspected(path, text, **options).problems
+    return detail
+
+
+def read(path: Path, found: Inspection) -> np.ndarray[Any, Any]:
+    """Return the numbers that a run reads of an inspected file."""
+    assert found.problems == []
+    assert found.n is not None
+    assert found.dim is not None
+    return uploaded(UploadData(source="upload", dataset="d", n=found.n, dim=found.dim)).x
+
+
+def reading(found: Inspection, name: str) -> Any:
+    return (found.reading or {}).get(name)
+
+
+def lines(x: np.ndarray[Any, Any], header: str = "", separator: str = ",") -> str:
+    rows = [separator.join(map(str, row)) for row in x.tolist()]
+    return "\n".join([header, *rows] if header else rows) + "\n"
+
+
+@pytest.mark.parametrize("begin", [b"", b"\xef\xbb\xbf", b"\n\n"])
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
+def test_a_header_of_numbers_is_no_observation(folder: Path, begin: bytes, ends: bytes) -> None:
+    path = folder / "data.csv"
+    content = begin + lines(X, "1000,1100,1200").encode()
+    found = inspected(path, content.replace(b"\n", ends))
+    assert (found.n, found.columns) == (12, ["1000", "1100", "1200"])
+    assert reading(found, "header") is True
+    assert np.array_equal(read(path, found), X)
+
+
+def test_options_decide_about_the_header(folder: Path) -> None:
+    path, text = folder / "data.csv", "2019,2020,2021\n4,1,9\n"
+    assert "may be the names of the columns or data" in problem(path, text)
+    assert inspected(path, text, header=True).n == 1
+    found = inspected(path, text, header=False)
+    assert (found.n, found.columns) == (2, ["f0", "f1", "f2"])
+    (folder / "reading.json").write_text('{"header": false}')
+    assert read(path, found)[0].tolist() == [2019, 2020, 2021]
+
+
+def test_equal_names_are_refused(folder: Path) -> None:
+    path = folder / "data.csv"
+    assert problem(path, "id,a,a,b\n1,2,3,4\n", index=["id"]) == (
+        "several columns have the same name: 'a'; rename them"
+    )
+    assert "same name: 'a'" in problem(path, "a, a ,b\n2,3,4\n")
+
+
+def test_ids_and_columns_that_are_no_numbers(folder: Path) -> None:
+    path = folder / "data.csv"
+    text = "id,batch,day,a,b\n007,x,2020-01-01,1.5,2\n010,y,2020-01-02,0.25,4\n"
+    refused = problem(path, text)
+    assert "column batch is not numbers: line 2 is 'x', and 1 more; column day" in refused
+    assert "--index NAME" in refused
+    assert "--drop-non-numeric" in refused
+    found = inspected(path, text, index=["id", "batch"], drop_non_numeric=True)
+    assert found.columns == ["a", "b"]
+    assert reading(found, "ids") == ["id", "batch"]
+    assert reading(found, "left_out") == {"day": "not numbers: line 2 is '2020-01-01', and 1 more"}
+    (folder / "reading.json").write_text('{"index": ["id", "batch"], "drop_non_numeric": true}')
+    upload = uploaded(UploadData(source="upload", dataset="d", n=2, dim=2))
+    assert upload.x.tolist() == [[1.5, 2], [0.25, 4]]
+    assert upload.ids == {"id": ["007", "010"], "batch": ["x", "y"]}
+    assert "it has no column ids; it has id, batch" in problem(path, text, index=["ids"])
+
+
+def test_cells_with_blanks_commas_and_groups_of_digits(folder: Path) -> None:
+    path = folder / "data.csv"
+    assert read(path, inspected(path, "a,b\n 1.5, NA\n2,  \n,3\n")).tolist()[0][0] == 1.5
+    assert inspected(path, "a,b\n 1.5, NA\n2,  \n,3\n").missing == {"": {"a": 1, "b": 2}}
+    text = "a;b\n1.234,5;2\n-7,25;1.000\n"
+    assert "give --sep ';', and --decimal ','" in problem(path, text)
+    assert "line 2 is '1.234,5', and 1 more (for decimal commas" in problem(path, text, sep=";")
+    options: Any = {"sep": ";", "decimal": ",", "thousands": "."}
+    found = inspected(path, text, **options)
+    (folder / "reading.json").write_text('{"sep": ";", "decimal": ",", "thousands": "."}')
+    assert read(path, found).tolist() == [[1234.5, 2], [-7.25, 1000]]
+    (folder / "reading.json").unlink()
+    for grouped in ('"1,234"', '"-12,345,678.5"'):
+        found = inspected(path, f"a,b\n{grouped},2\n", thousands=",")
+        (folder / "reading.json").write_text('{"thousands": ","}')
+        assert read(path, found)[0, 0] == float(grouped.strip('"').replace(",", ""))
+    assert "line 2 is '1,23'" in problem(path, 'a,b\n"1,23",2\n', thousands=",")
+    assert "line 2 is '1.5'" in problem(path, "a;b\n1.5;2\n", sep=";", decimal=",")
+
+
+def test_other_separators(folder: Path) -> None:
+    path = folder / "data.csv"
+    for separator, name in (("\t", "tab"), ("|", "|"), (";", ";")):
+        text = lines(X, separator.join(NAMES), separator)
+        assert f"give --sep {name!r}".replace("'tab'", "tab") in problem(path, text)
+        found = inspected(path, text, sep=name)
+        (folder / "reading.json").write_text(TableOptions(sep=name).model_dump_json())  # type: ignore[arg-type]
+        assert np.array_equal(read(path, found), X)
+
+
+def test_commas_at_the_ends_of_lines(folder: Path) -> None:
+    path = folder / "data.csv"
+    for text in ("a,b,,\n1,2,,\n3,4,,\n", "1.5,0.2,\n0.4,1.1,\n"):
+        found = inspected(path, text)
+        assert (found.n, found.dim) == (2, 2)
+        assert {*reading(found, "left_out").values()} == {"it has no name and no value"}
+    assert problem(path, "a,b\n1,2,\n") == "line 2 has 3 cells, the first line 2: '1,2,'"
+    assert "'column 3' has no name: name it" in problem(path, "a,b,\n1,2,5\n")
+
+
+def test_whole_numbers_that_float64_rounds_are_said(folder: Path) -> None:
+    path = folder / "data.csv"
+    for cell in ("9007199254740993", "123456789012345678901234"):
+        found = inspected(path, f"a,b\n{cell},2\n4,3\n")
+        (note,) = reading(found, "warnings")
+        assert note == (
+            "column a: whole numbers beyond 2^53 are rounded to float64, such as line 2, " + cell
+        )
+        assert read(path, found)[0, 0] == float(cell)
+    for exact in ("9007199254740992", "1e300", "36028797018963968"):
+        found = inspected(path, f"a,b\n{exact},2\n4,3\n")
+        assert reading(found, "warnings") is None
+    path.unlink()
+    np.save(folder / "data.npy", np.array([[1, 2**60 + 1], [2, 5]]))
+    found = look(folder / "data.npy")
+    assert "array[0, 1], 1152921504606846977" in reading(found, "warnings")[0]
+
+
+def test_values_beyond_float64_are_refused(folder: Path) -> None:
+    path = folder / "data.npy"
+    np.save(path, np.array([["1", "2"], ["1e4000", "3"]]).astype(np.longdouble))
+    assert look(path).problems == [
+        "array[1, 0] is 1e+4000: numbers are at most 1.8e308, the largest of float64"
+    ]
+    assert "column a is inf" in inspected(folder / "data.csv", "a,b\n1e400,2\n").problems[0]
+
+
+def test_files_in_other_encodings_are_named(folder: Path) -> None:
+    path = folder / "data.csv"
+    import gzip
+
+    assert problem(path, gzip.compress(b"a,b\n1,2\n")) == (
+        "it is compressed (gzip): upload the decompressed file"
+    )
+    assert problem(path, "a,b\n1,2\n".encode("utf-16")) == "it is UTF-16 text: save it as UTF-8"
+    assert "not UTF-8 text" in problem(path, "é,b\n1,2\n".encode("latin-1"))
+
+
+def test_line_breaks_in_cells(folder: Path) -> None:
+    path = folder / "data.csv"
+    text = 'id,a,b\n"one\ntwo",1.5,2\nthree,0.5,4\n'
+    found = inspected(path, text, index=["id"])
+    (folder / "reading.json").write_text('{"index": ["id"]}')
+    assert read(path, found).tolist() == [[1.5, 2], [0.5, 4]]
+    bad = problem(path, text.replace("0.5", "half"), index=["id"])
+    assert "row 1 (counted from 0) is 'half'" in bad
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("name", ["data.csv", "data.parquet"])
+def test_the_index_of_a_pandas_table_is_the_id(folder: Path, name: str, labels: bool) -> None:
+    table = pd.DataFrame(X, columns=NAMES).sample(frac=1, random_state=1)
+    if labels:
+        table.index = pd.Index([f"s{i}" for i in range(12)])
+    if name == "data.csv":
+        table.to_csv(folder / name)
+    else:
+        table.to_parquet(folder / name)
+    found = look(folder / name)
+    assert (found.columns, len(reading(found, "ids"))) == (NAMES, 1)
+    upload = uploaded(UploadData(source="upload", dataset="d", n=12, dim=3))
+    assert np.array_equal(upload.x, table.to_numpy())
+    assert upload.ids is not None
+    assert [*upload.ids.values()] == [[*map(str, table.index)]]
+
+
+def test_an_unnamed_column_of_measurements_is_refused(folder: Path) -> None:
+    for text in (",b,c\n1.5,2,3\n1.5,4,5\n", ",b,c\n1,2,3\n1,4,5\n"):
+        assert "the first column has no name" in problem(folder / "data.csv", text)
+
+
+def test_named_index_and_kinds_of_columns_of_parquet(folder: Path) -> None:
+    path = folder / "data.parquet"
+    table = pd.DataFrame(X, columns=NAMES)
+    table.index = pd.Index(np.arange(12) * 1.5, name="time")
+    table["flag"] = [True, False] * 6
+    table["price"] = [decimal.Decimal("1.25")] * 12
+    table["grade"] = pd.Categorical([1, 2, 3] * 4)
+    table["kind"] = pd.Categorical(["x", "y"] * 6)
+    table["day"] = pd.Timestamp("2020-01-01")
+    table.to_parquet(path)
+    refused = look(path).problems[0]
+    assert "column kind is not numbers" in refused
+    assert "column day is not numbers" in refused
+    found = look(path, options=TableOptions(drop_non_numeric=True))
+    assert found.columns == [*NAMES, "flag", "price", "grade"]
+    assert reading(found, "ids") == ["time"]
+    assert [*reading(found, "left_out")] == ["kind", "day"]
+    assert reading(found, "warnings")[0] == "column flag: true and false are read as 1 and 0"
+    (folder / "reading.json").write_text('{"drop_non_numeric": true}')
+    x = read(path, found)
+    assert x[:2, 3:].tolist() == [[1, 1.25, 1], [0, 1.25, 2]]
+
+
+def test_labels_beside_the_array_of_an_archive(folder: Path) -> None:
+    path = folder / "data.npz"
+    np.savez(path, X=X, y=np.arange(12), bad=np.full((12, 2), np.inf))
+    found = look(path)
+    assert (found.n, found.dim, found.arrays) == (12, 3, {"X": [12, 3]})
+    assert reading(found, "left_out") == {
+        "y": "an array is N observations × D dimensions, D ≥ 2, not 12",
+        "bad": "bad[0, 0] is inf; bad[0, 1] is inf; bad[1, 0] is inf; bad[1, 1] is inf; "
+        "bad[2, 0] is inf; and 19 cells more; every cell is a finite number, or empty or NaN "
+        "where a value is missing",
+    }
+    chosen = UploadData(source="upload", dataset="d", n=12, dim=3, array="X")
+    assert np.array_equal(uploaded(chosen).x, X)
+    with pytest.raises(RunError, match="its array y cannot be used: an array is N observations"):
+        uploaded(chosen.model_copy(update={"array": "y"}))
+    np.savez(path, y=np.arange(12))
+    assert look(path).problems == [
+        "the archive has no array that can be used: y: an array is N observations × D dimensions, "
+        "D ≥ 2, not 12"
+    ]
+
+
+def test_suspicious_rows_and_columns_are_said(folder: Path) -> None:
+    x = np.column_stack([X, np.arange(12) + 5, np.eye(12)[4] + 2.5])
+    x = np.vstack([x, x[3:5]])
+    found = inspected(folder / "data.csv", lines(x, "a,b,c,d,e"))
+    assert reading(found, "warnings") == ["2 rows are exact copies of earlier ones, first line 14"]
+    found = inspected(folder / "data.csv", lines(x[:12], "a,b,c,d,e"))
+    counts, same = reading(found, "warnings")
+    assert counts.startswith("column(s) d count 1, 2, 3, …")
+    assert same == "column(s) e have the same value in all rows but one"
+    found = inspected(folder / "data.csv", lines(X, "a,b,c"))
+    assert reading(found, "warnings") is None
+
+
+def test_equal_rows_with_missing_values(folder: Path) -> None:
+    found = inspected(folder / "data.csv", "a,b\n1.5,\n2,0\n1.5,\n2,-0.0\n1.5,3\n")
+    assert reading(found, "warnings") == ["2 rows are exact copies of earlier ones, first line 4"]
