@@ -3,7 +3,9 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -54,6 +56,45 @@ def test_one_command_scores_a_table_for_several_k(
     assert dataset["name"] == "own.csv"
     again = client.upload("own.csv", index="id")
     assert (again["id"], again["columns"]) == (dataset["id"], ["a", "b", "c", "d"])
+
+
+def ppca_lml(x: np.ndarray[Any, Any], latent_dim: int) -> float:
+    """Return the highest mean log-likelihood of a PPCA (Tipping & Bishop 1999, Eq. 3)."""
+    values = np.sort(np.linalg.eigvalsh(np.cov(x.T, bias=True)))
+    values[:-latent_dim] = values[:-latent_dim].mean()
+    return float(-0.5 * (len(values) * (np.log(2 * np.pi) + 1) + np.log(values).sum()))
+
+
+def test_a_header_of_numbers_changes_no_result(environment: dict[str, str], client: Client) -> None:
+    """By the command line, by the client and by plain HTTP."""
+    lines = [",".join(map(str, row)) for row in ROWS.tolist()]
+    Path("spectra.csv").write_text("400,410,420,430\n" + "\n".join(lines) + "\n")
+    words = ("submit", "--data", "spectra.csv", "--latent-dim", "2", "--set", "data.heldout=null")
+    columns = ("--columns", "400,420,430")
+    for more, x in (((), ROWS), (columns, ROWS[:, [0, 2, 3]])):
+        code, shown, error = mpt_here(environment, *words, *more, "--watch", "--json")
+        assert code == 0, error
+        assert "mpt: spectra.csv: 40 rows × 4 columns; header: first line\n" in error
+        metrics = {one["name"]: one["value"] for one in json.loads(shown)["metrics"]}
+        assert metrics["lml"] == pytest.approx(ppca_lml(x, 2), rel=1e-9)
+    made = client.upload("spectra.csv")
+    key = Path(environment["MPT_STORE"], "api-key").read_text().strip()
+    answer = httpx.post(
+        f"{client.url}/v1/datasets?name=other.csv",
+        content=Path("spectra.csv").read_bytes(),
+        headers={"Authorization": f"Bearer {key}"},
+    )
+    assert (answer.status_code, answer.json()["id"]) == (200, made["id"])
+    assert made["columns"] == ["400", "410", "420", "430"]
+    raw = client.upload("spectra.csv", header=False)
+    spec = {
+        "model": {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"},
+        "data": {"source": "upload", "dataset": raw["id"]},
+        "evaluate": {"masks": {"schedule": "all", "per_size": 1}},
+    }
+    run = client.experiments.create(spec, wait=True)
+    with_header = np.vstack([[400, 410, 420, 430], ROWS])
+    assert run.metrics["lml"] == pytest.approx(ppca_lml(with_header, 2), rel=1e-9)
 
 
 def test_warnings_of_the_runs_are_printed_once(environment: dict[str, str], client: Client) -> None:

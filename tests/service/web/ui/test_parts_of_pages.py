@@ -67,11 +67,42 @@ def test_an_upload_needs_no_more_than_its_file(page: Page, lab: BrowsedLab) -> N
     page.set_input_files(
         "#file", {"name": "mine.csv", "mimeType": "text/csv", "buffer": content.encode()}
     )
-    expect(page.get_by_text("mine.csv: 7 rows")).to_be_visible()
+    page.get_by_role("button", name="Upload mine.csv").click()
+    expect(page.get_by_text("mine.csv: 7 rows × 3 columns; header: first line.")).to_be_visible()
     page.get_by_role("button", name="Submit").click()
     page.wait_for_url("**/experiments/*")
     data = lab.api.get(page.url.split("/")[-1])["spec"]["data"]
     assert (data["n"], data["dim"]) == (7, 3)
+
+
+def test_a_table_is_read_as_the_options_of_its_upload_say(page: Page, lab: BrowsedLab) -> None:
+    """As by `mpt`, the client and plain HTTP: the ids and the note are no measurements."""
+    rows = [f"s{i};n;{i},5;{i * i % 5},25;{1 + i % 3}" for i in range(7)]
+    content = "\ufeffid;note;2019;2020;2021\n" + "\n".join(rows)
+    page.goto(lab.url("/new"))
+    page.set_input_files(
+        "#file", {"name": "excel.csv", "mimeType": "text/csv", "buffer": content.encode()}
+    )
+    send = page.get_by_role("button", name="Upload excel.csv")
+    send.click()
+    expect(page.get_by_role("alert")).to_contain_text("give --sep ';'")
+    page.get_by_label("Cells are separated by").select_option(";")
+    preview = page.get_by_role("region", name="First lines of the file")
+    expect(preview.get_by_role("row").first.get_by_role("cell")).to_have_text(
+        ["id", "note", "2019", "2020", "2021"]
+    )
+    page.get_by_label("Decimal separator").select_option(",")
+    page.get_by_label("Columns of ids").fill("id")
+    page.get_by_label("Leave out columns that are not numbers").check()
+    send.click()
+    expect(page.get_by_role("alert")).to_contain_text("may be the names of the columns or data")
+    page.get_by_label("First line", exact=True).select_option("yes")
+    send.click()
+    summary = "excel.csv: 7 rows × 3 columns; header: first line; ids: id; left out: note."
+    expect(page.get_by_text(summary)).to_be_visible()
+    expect(page.get_by_text("note was left out: not numbers: line 2 is 'n'")).to_be_visible()
+    made = lab.api.dataset(json.loads(page.locator("#spec").input_value())["data"]["dataset"])
+    assert (made["columns"], made["ids"]) == (["2019", "2020", "2021"], ["id"])
 
 
 def measured(lab: BrowsedLab, name: str, values: dict[str, tuple[float, float]]) -> str:
