@@ -1,9 +1,11 @@
-"""Short forms of `make calibration` for a fixed number of masks of each size."""
+"""Short forms of `make calibration` for a fixed number of masks of each size, and for targets on
+exchangeable columns."""
 
 import math
 
 import pytest
 
+from benchmarks.calibration import exchangeable
 from benchmarks.calibration.replicates import Coverage, coverages, of_size, of_sum
 from mptcore.specs.masks import Design
 
@@ -41,3 +43,14 @@ def test_a_sum_needs_masks_of_each_size(design: Design, too_few: int, enough: in
     assert of_sum("wide", design, too_few, 50).given == 0
     assert of_sum("wide", design, enough, 50).given == 1
     assert holds(of_sum("wide", design, enough, REPEATS), 0.9)
+
+
+@pytest.mark.parametrize("name", ["cyclic shifts, D = 10", "one-hot, 6 + 6 levels"])
+def test_targets_on_exchangeable_columns_are_calibrated(name: str) -> None:
+    """All single dimensions have the same score, up to rounding. Truth by enumeration: the LML."""
+    x, latent_dim, noise_precision, target = exchangeable.DATA[name]
+    model = exchangeable.ppca_of(x, latent_dim, noise_precision)
+    z, _, error = exchangeable.deviations(model, target, 100)
+    assert error < 1e-13
+    assert abs(z.mean().item()) < 4 / 10
+    assert 1 - 4 * 0.0711 < z.std().item() < 1 + 4 * 0.0711  # 1 / √(2 · 99)

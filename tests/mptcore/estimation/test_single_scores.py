@@ -78,6 +78,32 @@ def test_what_does_not_vary_predicts_nothing() -> None:
     assert torch.equal(found, values)
 
 
+def test_rounding_predicts_nothing() -> None:
+    """Eleven equal scores and one that no mask of the pilot contains: predictions are equal but for
+    rounding, and a later mask that contains it keeps its score."""
+    single = SingleScores(torch.tensor([[1.0] + [0.1] * 11], dtype=torch.float64))
+    orders = torch.rand(40, 11, generator=torch.Generator().manual_seed(4)).argsort(1)
+    masks = torch.zeros(40, 12, dtype=torch.bool)
+    for row, size in enumerate([3, 5, 7, 9] * 10):
+        masks[row, 1 + orders[row, :size]] = True
+    predicted = single.predictions(masks)
+    noise = torch.randn(1, 40, generator=torch.Generator().manual_seed(6)).double()
+    predicted = predicted + 1e-16 * noise  # as other processors may round
+    assert predicted.std() > 0
+    values = torch.randn(1, 40, generator=torch.Generator().manual_seed(5)).double()
+    assert torch.equal(single.residuals(values, predicted, torch.tensor([40])), values)
+    later = single.predictions(masks | (torch.arange(12) == 0))
+    assert torch.equal(single.residuals(values, later, torch.tensor([40])), values)
+
+
+def test_differences_far_below_the_scores_keep_their_mean_of_zero() -> None:
+    """The mean of scores about 1.7 is rounded to 1e-16; that of predictions of 1e-10 is exacter."""
+    generator = torch.Generator().manual_seed(0)
+    values = 1e-9 * torch.rand(1, DIM, generator=generator, dtype=torch.float64) - 1.7
+    found = SingleScores(values).predictions(torch.eye(DIM, dtype=torch.bool))
+    assert abs(found.mean().item()) < 1e-23
+
+
 def ran(max_masks: int = 200_000, **evaluate: Any) -> list[Any]:
     evaluate = {"target_std_err": 0.05, "max_masks": max_masks, **evaluate}
     return list(run(spec_of({**DIGITS, "evaluate": evaluate})))
