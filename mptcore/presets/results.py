@@ -89,7 +89,9 @@ class Comparison:
     power: float = 1.0
     """Probability that the figures are found to agree if they are equal or, for a bound on one
     side, if the true value is the expected one. It is 1 without sampling error. Figures that are a
-    whole margin apart, or at a bound, are found to agree in at most 5 %."""
+    whole margin apart, or at a bound, are found to agree in at most 5 %, if seeds differ normally.
+    Where a few seeds differ much more than the others, it is up to 23 % with three to five seeds
+    (benchmarks/calibration/verdicts.py)."""
 
     @property
     def agrees(self) -> bool:

@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 import pytest
 
+from benchmarks.calibration import verdicts
 from mptcore.presets import student
 from mptcore.presets.results import Comparison, equivalent, exceeds, no_more
 
@@ -49,8 +50,22 @@ def shares(test: Test, off: float, margin: float, seeds: int) -> dict[str, float
 def test_values_a_margin_apart_agree_in_at_most_5_percent(
     test: Test, seeds: int, margin: float
 ) -> None:
+    """If seeds differ normally."""
     found = shares(test, margin, margin, seeds)
     assert found["agrees"] <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("differences", "one_sided", "expected"),
+    [("normal", True, 0.05), ("normal", False, 0.025), ("exponential", True, 0.16),
+     ("exponential", False, 0.114), ("lognormal, σ = 1", True, 0.229)],
+)  # fmt: skip
+def test_skewed_seeds_at_a_bound_agree_as_often_as_documented(
+    differences: str, one_sided: bool, expected: float
+) -> None:
+    """Five seeds, as in the table of docs/estimators.md."""
+    share = verdicts.agreement(verdicts.DRAWS[differences], 5, 1, 10_000, one_sided)
+    assert share == pytest.approx(expected, abs=4 * math.sqrt(expected / 10_000))
 
 
 @pytest.mark.parametrize("test", [equivalent, no_more, below])
