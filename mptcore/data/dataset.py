@@ -1,5 +1,6 @@
 """Data and, if known, the parameters they were drawn with."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -9,6 +10,11 @@ from torch import Tensor
 
 from mptcore.protocol.records import RunError
 from mptcore.specs.data.columns import columns_are, missing_values
+
+SUM_FACTOR = 1e6
+"""Margin below values whose squares overflow, for sums over observations and dimensions."""
+MAX_SQUARED = 1e140
+"""Standard deviation up to which, and down to whose inverse, squares keep all digits."""
 
 
 class Scaling(NamedTuple):
@@ -40,8 +46,7 @@ class Dataset:
     @property
     def mean(self) -> Tensor:  # (D,)
         """Mean of the observed values of each dimension, in float64."""
-        x = self.x.double()
-        return x.nanmean(0) if self.x.isnan().any() else x.mean(0)
+        return mean_of(self.x.double())
 
     @property
     def constant(self) -> list[str]:
@@ -55,7 +60,7 @@ class Dataset:
     @property
     def scale(self) -> Tensor:  # (D,)
         """Standard deviation of the observed values of each dimension, in float64."""
-        return (self.x.double() - self.mean).square().nanmean(0).sqrt()
+        return scale_of(self.x.double())
 
     def held_out(self, count: int, seed: int) -> "Dataset":
         """Return the data with `count` randomly chosen observations held out."""
@@ -64,6 +69,54 @@ class Dataset:
         order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed))
         aside, kept = order[:count].sort().values, order[count:].sort().values
         return replace(self, x=self.x[kept], heldout=self.x[aside], heldout_rows=aside)
+
+
+def mean_of(x: Tensor) -> Tensor:  # (N, D) to (D,)
+    """Return the mean of the values of each column that are not NaN. Sums do not overflow."""
+    mean = x.nanmean(0) if x.isnan().any() else x.mean(0)
+    if mean.isfinite().all():
+        return mean
+    unit = _units(x)
+    return (x / unit).nanmean(0) * unit
+
+
+def scale_of(x: Tensor) -> Tensor:  # (N, D) to (D,)
+    """Return the standard deviation of the values of each column that are not NaN. Squares neither
+    overflow nor underflow."""
+    scale = (x - mean_of(x)).square().nanmean(0).sqrt()
+    if ((scale > 1 / MAX_SQUARED) & (scale < MAX_SQUARED)).all():
+        return scale
+    unit = _units(x)
+    scaled = x / unit
+    return (scaled - mean_of(scaled)).square().nanmean(0).sqrt() * unit
+
+
+def _units(x: Tensor) -> Tensor:  # (N, D) to (D,)
+    """Return the power of two below the largest magnitude of each column. Division by it is
+    exact."""
+    _, exponents = torch.frexp(x.nan_to_num().abs().amax(0))
+    return torch.ldexp(torch.ones_like(x[0]), exponents - 1)
+
+
+def refuse_extreme(data: Dataset, dtype: torch.dtype) -> None:
+    """Raise RunError if a column has values whose squares overflow in the precision that is
+    computed with, or if squares of their differences underflow or have fewer digits."""
+    limits = torch.finfo(dtype)
+    parts = [data.x] if data.heldout is None else [data.x, data.heldout]
+    x = torch.cat(parts).double()
+    largest = x.nan_to_num().abs().amax(0)
+    spread = x.nan_to_num(-math.inf).amax(0) - x.nan_to_num(math.inf).amin(0)
+    smallest = (limits.tiny / limits.eps) ** 0.5
+    names, precision = data.columns or [*map(str, range(data.dim))], str(dtype).split(".")[-1]
+    for columns, detail in (
+        (largest > limits.max**0.5 / SUM_FACTOR, "whose squares overflow"),
+        ((spread > 0) & (spread < smallest), "and squares of their differences underflow"),
+    ):
+        for column in columns.nonzero().flatten().tolist()[:1]:
+            name = names[column] + ("" if data.columns else " (counted from 0)")
+            values = f"has values up to {largest[column].item():.3g} in size"
+            cure = "multiply the column by a constant, or set data.standardize=columns"
+            raise RunError("invalid", f"column {name} {values}, {detail} in {precision}: {cure}")
 
 
 def refuse_missing(data: Dataset, refusal: str | None) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mptcore.data.dataset import Dataset, Scaling
+from mptcore.data.dataset import Dataset, Scaling, mean_of, scale_of
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import MeasuredData
@@ -29,8 +29,9 @@ def standardized(data: Dataset, scaling: Scaling) -> Dataset:
     if known not in (1, data.dim):
         detail = f"the model was fitted to standardized data of {known} dimensions, not {data.dim}"
         raise RunError("invalid", detail)
+    half = Scaling(scaling.center / 2, scaling.scale / 2)  # differences would overflow
     x, heldout = (
-        None if part is None else ((part.double() - scaling.center) / scaling.scale).to(part)
+        None if part is None else ((part.double() / 2 - half.center) / half.scale).to(part)
         for part in (data.x, data.heldout)
     )
     assert x is not None
@@ -45,11 +46,11 @@ def scaling_of(data: Dataset, by_column: bool) -> Scaling:
             which = columns_are(constant, data.columns is not None, "constant")
             raise RunError("invalid", f"{which}: data.standardize cannot scale them")
         return Scaling(data.mean, data.scale)
-    observed = data.x[~data.x.isnan()].double()
-    scale = observed.std(correction=0)
+    observed = data.x[~data.x.isnan()].double()[:, None]
+    scale = scale_of(observed)
     if scale == 0:
         raise RunError("invalid", "data.standardize needs values that are not all the same")
-    return Scaling(observed.mean()[None], scale[None])
+    return Scaling(mean_of(observed), scale)
 
 
 def _binary(x: Tensor, spec: MeasuredData) -> Tensor:

@@ -18,6 +18,8 @@ deviation of 1.18, and 91 % of it lies within two."""
 MIN_KURTOSIS = 4.0
 """Lower bound on the kurtosis of scores: a few draws measure too small a value."""
 NORMAL_KURTOSIS = 3.0
+MAX_FOURTH = 1e280
+"""Sum of fourth powers from which on scores are scaled, as those of data near 1e70."""
 CONSTANT = 1.0
 """Kurtosis that stands for scores that cannot vary."""
 MAX_INTERVAL_DEGREES = 60
@@ -48,8 +50,14 @@ class Moments:
         a third of torch's time on small arrays."""
         count = rows.shape[1]
         means = rows.sum(1) / count
-        squares = np.square(rows - means[:, None])
-        sums = means.tolist(), squares.sum(1).tolist(), np.square(squares).sum(1).tolist()
+        with np.errstate(over="ignore"):
+            squares = np.square(rows - means[:, None])
+            fourths = np.square(squares).sum(1)
+        if (fourths > MAX_FOURTH).any() and np.isfinite(rows).all():
+            sizes = np.abs(rows).max(1, keepdims=True).clip(min=1.0)
+            scaled = zip(cls.of_each(rows / sizes), sizes[:, 0].tolist(), strict=True)
+            return [cls(count, s * m.mean, s * s * m.variance, m.kurtosis) for m, s in scaled]
+        sums = means.tolist(), squares.sum(1).tolist(), fourths.tolist()
         return [
             cls(
                 count,
@@ -167,9 +175,12 @@ def total_of(estimates: Sequence[Estimate]) -> Estimate:
     if len(errors) < len(estimates):
         return Estimate(mean, None, n)
     degrees = min((one.degrees for one in estimates), default=math.inf)
-    parts = math.fsum((one.std_err or 0.0) ** 4 / one.interval_degrees for one in estimates)
-    std_err = math.hypot(*errors)
-    return Estimate(mean, std_err, n, degrees, std_err**4 / parts if parts else math.inf)
+    unit = max(errors, default=0.0) or 1.0  # fourth powers might overflow
+    shares = [error / unit for error in errors]
+    degrees_of = (one.interval_degrees for one in estimates)
+    parts = math.fsum(share**4 / own for share, own in zip(shares, degrees_of, strict=True))
+    measured = math.hypot(*shares) ** 4 / parts if parts else math.inf
+    return Estimate(mean, math.hypot(*errors), n, degrees, measured)
 
 
 def point(

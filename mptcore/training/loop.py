@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from mptcore.protocol.records import Point, RunError, Stage
@@ -60,10 +61,14 @@ class DivergedError(RunError):
         self.points = points
 
 
-def diverged(epoch: int, seeds: Sequence[int], points: Sequence[Point]) -> DivergedError:
-    """Return the error for the starts of these seeds."""
+def diverged(
+    epoch: int, seeds: Sequence[int], points: Sequence[Point], dtype: torch.dtype
+) -> DivergedError:
+    """Return the error for the starts of these seeds, trained in this precision."""
     starts = ", ".join(map(str, dict.fromkeys(seeds)))
-    cure = "lower train.learning_rate, or use precision float64"
+    cure = "lower train.learning_rate"
+    if dtype != torch.float64:
+        cure += ", or use precision float64"
     detail = f"the loss of seed {starts} is not finite at epoch {epoch}"
     return DivergedError(f"{detail}: {cure}", points)
 

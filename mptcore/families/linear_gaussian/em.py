@@ -24,7 +24,8 @@ unbounded or the noise is tiny."""
 MIN_SHARE = 1e-6
 """Minimum noise variance as a share of the dimension's variance (Heywood cases)."""
 UNBOUNDED_SHARE = 1e-12
-"""A shared noise variance below this share of the largest variance goes to 0."""
+"""Share of the largest variance below which a shared noise variance goes to 0, or is lost in the
+rounding errors of the column with this variance."""
 CHUNK_NUMBERS = 2**22
 """Maximum number of entries of E[z zᵀ] in memory at a time."""
 
@@ -95,11 +96,9 @@ def fit_missing(spec: LinearGaussianSpec, x: Tensor) -> Iterator[Fitted]:
             return torch.maximum(each, least)
         shared = fixed or float((data.counts * each).sum() / data.counts.sum())
         if shared <= least[0]:
-            raise RunError(
-                "invalid",
-                f"{spec.latent_dim} latent dimensions fit all observed values exactly, so the "
-                "likelihood has no maximum: lower latent_dim or give a noise_precision",
-            )
+            is_exact = fixed is None and bool((each <= MIN_SHARE * variances).all())
+            refusal = _unbounded(spec.latent_dim) if is_exact else _lost(variances, fixed)
+            raise RunError("invalid", refusal)
         return torch.full_like(each, shared)
 
     def start(rows: Tensor) -> LowRankGaussian:
@@ -124,6 +123,26 @@ def fit_missing(spec: LinearGaussianSpec, x: Tensor) -> Iterator[Fitted]:
     for fitted in iterate(best, likelihood, least, noises):
         noise_of(fitted.density.noise_variance)  # it may have gone to 0
         yield fitted
+
+
+def _unbounded(latent_dim: int) -> str:
+    """Return why a fit without any noise is refused."""
+    return (
+        f"{latent_dim} latent dimensions fit all observed values exactly, so the likelihood has no "
+        "maximum: lower latent_dim or give a noise_precision"
+    )
+
+
+def _lost(variances: Tensor, fixed: float | None) -> str:
+    """Return why a fit to columns of these variances (D,) is refused, whose noise variance, perhaps
+    a fixed one, is below the rounding errors of the largest."""
+    least, largest = (extreme.sqrt().item() for extreme in (variances.min(), variances.max()))
+    lower = "" if fixed is None else "lower noise_precision, "
+    return (
+        f"standard deviations of columns are {least:.3g} to {largest:.3g}, and values are missing: "
+        "PPCA's noise variance, the same in all columns, is lost in the rounding errors of the "
+        f"largest. Set data.standardize=columns, {lower}or use model.family=factor_analysis"
+    )
 
 
 class _Posterior(NamedTuple):

@@ -1,5 +1,6 @@
 """Probabilistic PCA (the paper, Sec. 3.1 and App. B; Tipping & Bishop 1999)."""
 
+from dataclasses import dataclass
 from typing import assert_never
 
 import torch
@@ -7,11 +8,19 @@ from torch import Tensor
 
 from mptcore.data.arrays import Dataset
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.moments import second_moment
+from mptcore.families.linear_gaussian.moments import data_factor, second_moment
 from mptcore.families.linear_gaussian.starts import random_start
 from mptcore.families.linear_gaussian.weights import kept_density
 from mptcore.protocol.records import RunError
 from mptcore.specs import PpcaModel
+
+EPSILON = torch.finfo(torch.float64).eps
+MIN_SHARE_OF_LARGEST = 1e-6
+"""Eigenvalue as a share of the largest up to which the data give more digits than their covariance.
+Above it the error, ε times the largest, is at most 1e-9 of the eigenvalue."""
+NEGLIGIBLE_SHARE = 1e-12
+"""Share of a column's variance that rounding of the data may add to exact combinations of others.
+"""
 
 
 def ppca(spec: PpcaModel, data: Dataset, seed: int, generator: torch.Generator) -> LowRankGaussian:
@@ -26,7 +35,7 @@ def ppca(spec: PpcaModel, data: Dataset, seed: int, generator: torch.Generator) 
         case "maximum_likelihood":
             mean = data.x.double().mean(0)
             moment = second_moment(data.x, mean)
-            return maximum_likelihood(moment, mean, spec.latent_dim, spec.noise_precision)
+            return maximum_likelihood(moment, mean, spec.latent_dim, spec.noise_precision, data.x)
         case "experiment":
             return kept_density(spec, data.dim, seed)
         case _:
@@ -38,22 +47,70 @@ def maximum_likelihood(
     mean: Tensor,  # (D,)
     latent_dim: int,
     noise_precision: float | None = None,
+    x: Tensor | None = None,  # (N, D)
 ) -> LowRankGaussian:
     """Return the PPCA with the highest likelihood for data with this mean and covariance (divided
     by N).
 
     W = U_K (Λ_K − s2 I)^½ from the leading eigenpairs, s2 the mean of the others, or the given one
-    (Tipping & Bishop 1999, Eqs. 7 and 8). Raises RunError if that mean is zero, because the
-    likelihood is then unbounded."""
-    eigenvalues, eigenvectors = torch.linalg.eigh(covariance)  # ascending
-    leading = eigenvalues[-latent_dim:]
-    variance = 1 / noise_precision if noise_precision else eigenvalues[:-latent_dim].mean().item()
-    if variance <= 1e-12 * eigenvalues[-1].item():
+    (Tipping & Bishop 1999, Eqs. 7 and 8). Where eigenvalues that matter are lost in the rounding of
+    the largest, as for columns in very different units, they are computed from the data `x`, if
+    given. Raises RunError if s2 is zero, because the likelihood is then unbounded."""
+    spectrum = Spectrum.of_covariance(covariance)
+    needed = spectrum.leading(latent_dim)[-1] if noise_precision else spectrum.beyond(latent_dim)
+    if x is not None and needed < MIN_SHARE_OF_LARGEST * spectrum.values[0]:
+        spectrum = Spectrum.of_data(x, mean)
+    if noise_precision:
+        variance = 1 / noise_precision
+    elif spectrum.has_rank(latent_dim, covariance.diagonal()):
         raise RunError(
             "invalid",
             f"the data have no variance beyond {latent_dim} dimensions, so the likelihood has no "
             "maximum: lower latent_dim or give a noise_precision",
         )
-    scale = (leading - variance).clamp(min=0).sqrt()
+    else:
+        variance = float(spectrum.beyond(latent_dim))
+    scale = (spectrum.leading(latent_dim) - variance).clamp(min=0).sqrt()
     noise = torch.full_like(mean, variance)
-    return LowRankGaussian(eigenvectors[:, -latent_dim:] * scale, mean, noise)
+    return LowRankGaussian(spectrum.vectors[:, :latent_dim] * scale, mean, noise)
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The eigenvalues of a covariance and its eigenvectors, the largest first."""
+
+    values: Tensor  # (D,)
+    vectors: Tensor  # (D, D)
+    rounding: float
+    """Error of an eigenvalue near 0."""
+
+    @classmethod
+    def of_covariance(cls, covariance: Tensor) -> "Spectrum":  # (D, D)
+        """Decompose a covariance, with errors of about D ε times the largest eigenvalue."""
+        values, vectors = torch.linalg.eigh(covariance)  # ascending
+        rounding = len(values) * EPSILON * float(values[-1])
+        return cls(values.flip(0), vectors.flip(1), rounding)
+
+    @classmethod
+    def of_data(cls, x: Tensor, mean: Tensor) -> "Spectrum":  # (N, D), (D,)
+        """Decompose the covariance by the singular values of the centred data. Their errors are D ε
+        times the largest, so an eigenvalue is known down to the square of D ε, not D ε, times the
+        largest."""
+        factor = data_factor(x, mean)  # (D, min(N, D))
+        vectors, singular, _ = torch.linalg.svd(factor, full_matrices=True)
+        values = torch.nn.functional.pad(singular.square(), (0, len(factor) - len(singular)))
+        return cls(values, vectors, float((len(factor) * EPSILON * singular[0]).square()))
+
+    def leading(self, rank: int) -> Tensor:  # (rank,)
+        return self.values[:rank]
+
+    def beyond(self, rank: int) -> Tensor:  # ()
+        """Return the mean of the eigenvalues after the first `rank`."""
+        return self.values[rank:].mean()
+
+    def has_rank(self, rank: int, variances: Tensor) -> bool:  # (D,)
+        """Return whether the first `rank` dimensions explain every column up to rounding errors and
+        NEGLIGIBLE_SHARE of its variance. Columns are compared with themselves, since one column's
+        variance may be far below the rounding error of another's."""
+        residual = self.vectors[:, rank:].square() @ self.values[rank:].clamp(min=0)  # (D,)
+        return bool((residual <= NEGLIGIBLE_SHARE * variances + self.rounding).all())

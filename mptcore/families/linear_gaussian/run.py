@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import Dataset, load_arrays
-from mptcore.data.dataset import refuse_missing
+from mptcore.data.dataset import refuse_extreme, refuse_missing
 from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
 from mptcore.estimation.estimate import over_rows
 from mptcore.estimation.evaluate import Evaluation, labelled
@@ -75,9 +75,8 @@ class LinearGaussianRun:
         try:
             yield from self._records(resumed)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            precision = self.spec.compute.precision
-            cure = "use precision float64, fewer latent dimensions or a lower noise_precision"
-            detail = f"a covariance is singular or too ill-conditioned for {precision}"
+            cure = "use fewer latent dimensions or a lower noise_precision"
+            detail = "a covariance is singular or too ill-conditioned for float64"
             raise RunError("error", f"{detail}: {cure} ({error})") from error
 
     def _records(self, resumed: TrainingState | None) -> Work[None]:
@@ -118,6 +117,7 @@ class LinearGaussianRun:
             dataset = self._dataset = self._load(spec.data.seed, generator)
         refuse_missing(dataset, spec.missing_refusal)
         if is_new and isinstance(spec.data, UploadData):
+            refuse_extreme(dataset, torch.float64)
             yield from self._scale_warning(dataset)
         if spec.estimates_each_noise:
             refuse_constant_columns(dataset)

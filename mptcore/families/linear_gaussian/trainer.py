@@ -209,7 +209,7 @@ class LinearGaussianTrainer:
             try:
                 loss = self._descent(batch, fraction)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                raise diverged(self.epoch, self.seeds, trained[0]) from None
+                raise diverged(self.epoch, self.seeds, trained[0], torch.float64) from None
             if not last:
                 self._draw_ahead(i + 1)
             losses = loss.tolist()
@@ -252,7 +252,7 @@ class LinearGaussianTrainer:
     def _check_finite(self, losses: list[float], points: list[Point]) -> None:
         finite = zip(self.seeds, map(math.isfinite, losses), strict=True)
         if bad := [seed for seed, is_finite in finite if not is_finite]:
-            raise diverged(self.epoch, bad, points)
+            raise diverged(self.epoch, bad, points, torch.float64)
 
     def _descent(self, data: _Centred, fraction: float) -> Tensor:  # (S,)
         """Return the loss, and add its gradient to the parameters."""

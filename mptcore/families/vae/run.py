@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import load_arrays
-from mptcore.data.dataset import Dataset, refuse_missing
+from mptcore.data.dataset import Dataset, refuse_extreme, refuse_missing
 from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Evidence, VectorModel
@@ -20,7 +20,7 @@ from mptcore.protocol.records import Artifact, Labels, Log, RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights
-from mptcore.specs import Bernoulli, PpcaModel, VaeExperiment
+from mptcore.specs import Bernoulli, PpcaModel, UploadData, VaeExperiment
 from mptcore.specs.families.vae.models import Objective
 from mptcore.training.loop import train
 
@@ -78,6 +78,8 @@ class VaeRun:
             dataset = load_arrays(self.spec.data, seed, generator, scaling)
             refuse_other_columns(FAMILY, [self.spec.model.experiment], dataset.columns)
             refuse_missing(dataset, self.spec.missing_refusal)
+            if isinstance(self.spec.data, UploadData):
+                refuse_extreme(dataset, self.dtype)
             if isinstance(self.spec.model.likelihood, Bernoulli):
                 _check_binary(dataset)
             x, heldout = (

@@ -203,7 +203,7 @@ class VaeTrainer:
         pairs = zip(self.starts, torch.stack(losses).tolist(), strict=True)
         bad = [start.seed for start, loss in pairs if not abs(loss) < float("inf")]
         if bad:
-            raise diverged(self.epoch, bad, points)
+            raise diverged(self.epoch, bad, points, self.starts[0].x.dtype)
 
     def _points_of_step(self, start: TrainingStart, objective: Tensor) -> Iterator[Point]:
         """Yield the loss, and the score if it is the objective."""

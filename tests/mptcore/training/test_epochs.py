@@ -40,7 +40,7 @@ class Counting:
     def advance(self) -> list[Trained]:
         points = [] if self.epoch % 2 else [point("loss", self.epoch), point("lml", self.epoch)]
         if self.epoch == self.fails_at:
-            raise diverged(self.epoch, [4, 44, 4], points)
+            raise diverged(self.epoch, [4, 44, 4], points, torch.float32)
         return [(points, 10)]
 
     def tensors(self) -> dict[str, Tensor]:
