@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from mptcore.estimation.estimate import Estimate, final_metric, lml_metrics, metric, point, total_of
 from mptcore.estimation.model import Evidence
@@ -64,3 +65,15 @@ def test_records_of_an_lml() -> None:
     ]
     found = list(lml_metrics("lml", Evidence(-3.0, 0.2, "why", {}), LABELS))
     assert [one.name for one in found] == ["lml", "lml_not_final"]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e80, 1e150])
+def test_moments_and_sums_of_very_large_scores_do_not_overflow(factor: float) -> None:
+    """Fourth powers of scores of 1e80 do."""
+    values = torch.randn(40, generator=torch.Generator().manual_seed(0)).double()
+    expected, found = Estimate.of(values), Estimate.of(values * factor)
+    assert found.mean == pytest.approx(expected.mean * factor)
+    assert found.std_err == pytest.approx(expected.std_err * factor)  # type: ignore[operator]
+    assert found.interval_degrees == pytest.approx(expected.interval_degrees)
+    total, sum_of_both = total_of([expected] * 2), total_of([found] * 2)
+    assert sum_of_both.interval_degrees == pytest.approx(total.interval_degrees)
