@@ -19,7 +19,7 @@ from mptcore.families.linear_gaussian.densities import (
     log_probs,
     scorable,
 )
-from mptcore.families.linear_gaussian.em import Fitted
+from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted
 from mptcore.families.linear_gaussian.factor_analysis import refuse_constant_columns
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.rows import keep_rows
@@ -28,8 +28,15 @@ from mptcore.families.linear_gaussian.weights import FAMILY, keep_densities
 from mptcore.protocol.records import Artifact, Labels, Log, Point, Progress, RunError, Stage
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
-from mptcore.specs import LinearGaussianExperiment, LinearGaussianSpec, PpcaModel, UploadData
+from mptcore.specs import (
+    FactorAnalysisModel,
+    LinearGaussianExperiment,
+    LinearGaussianSpec,
+    PpcaModel,
+    UploadData,
+)
 from mptcore.specs.compute import GPU_BATCH_BYTES
+from mptcore.specs.data.columns import columns_are
 from mptcore.specs.families.linear_gaussian.experiment import MAX_ITERATIONS
 from mptcore.training.loop import train
 
@@ -39,6 +46,11 @@ POINTS_APART = 1.1
 NOT_CONVERGED = (
     f"the fit has not converged after {MAX_ITERATIONS} iterations: the LML of the model is not "
     "yet at its maximum"
+)
+AT_FLOOR = "at the lower bound of the noise variance"
+FLOOR_CURE = (
+    f"{MIN_SHARE:g} of a column's variance. The likelihood may have no maximum without this bound, "
+    "and the LML then depends on it: leave out columns that others determine, or lower latent_dim"
 )
 MAX_SCALE_RATIO = 10.0
 """Ratio of two columns' standard deviations from which on a warning is given."""
@@ -169,7 +181,21 @@ class LinearGaussianRun:
             yield from self._steps_of_fit(fitted, labels)
         if not fitted.converged:
             yield Step(Log("warning", f"{labelled(labels)}: {NOT_CONVERGED}"))
+        if isinstance(model, FactorAnalysisModel):
+            yield from self._floor_warning(fitted.density, dataset, labels)
         return fitted.density
+
+    def _floor_warning(
+        self, density: LowRankGaussian, dataset: Dataset, labels: Labels
+    ) -> Iterator[Step]:
+        """Yield a warning with the columns whose fitted noise variance is at its lower bound."""
+        share = density.noise_variance / dataset.scale.square()
+        names = dataset.columns or [*map(str, range(dataset.dim))]
+        floored = (share <= MIN_SHARE * (1 + 1e-6)).nonzero().flatten().tolist()
+        if floored:
+            columns = [names[c] for c in floored]
+            which = columns_are(columns, dataset.columns is not None, AT_FLOOR)
+            yield Step(Log("warning", f"{labelled(labels)}: {which}, {FLOOR_CURE}"))
 
     def _steps_of_fit(self, fitted: Fitted, labels: Labels) -> Iterator[Step]:
         yield Step(Point("lml_fitting", fitted.iteration, fitted.lml, 0.0, 0, labels))
