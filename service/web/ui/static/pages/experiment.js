@@ -12,6 +12,7 @@ import { useLive } from "../live.js";
 import { MetricTable } from "../metrics.js";
 import { Loading, Missing, Progress, Scroll, Status, Tags, When } from "../parts.js";
 import { Result } from "../result.js";
+import { UnusualRows } from "../rows.js";
 import { SpecCopies, SpecSummary } from "../spec.js";
 import { Texts } from "../texts.js";
 
@@ -144,6 +145,7 @@ export default function Experiment({ me, may }) {
       <div class="first"><${Standing} experiment=${experiment} /></div>
       <div class="main stack">
         <${Texts} experiment=${experiment} />
+        <${UnusualRows} experiment=${experiment} />
         ${curves.data && !experiment.spec.evaluate?.texts && html`<${Curves} experiment=${experiment} curves=${curves.data} />`}
         ${experiment.metrics.length > 0 && html`<section class="card flush">
           <h2>Metrics</h2>

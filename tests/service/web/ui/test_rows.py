@@ -1,0 +1,50 @@
+"""The table of the least usual rows on the page of an experiment."""
+
+import hashlib
+from pathlib import Path
+
+from playwright.sync_api import Page, expect
+
+from service.tables.experiments import Artifact, Status
+from tests.support.attempts import claim_next, submitted
+from tests.support.browser import BrowsedLab
+from tests.support.filled_lab import end, succeeded
+from tests.support.ppca_spec import ppca_spec
+
+ROWS = b"""\
+row,id,seed,values,log_likelihood,p_value,unusual_columns
+0,s0,4,6,-4.5,0.3,
+1,"<i>s</i>, 1",4,6,-30.25,1e-09,b +4.2; c -3.1; a +0.1
+2,s2,4,5,-9.5,0.02,a -2.9; c +1.1; b +0.2
+"""
+
+
+def test_the_least_usual_rows_are_shown_with_ids_and_columns(
+    page: Page, lab: BrowsedLab, tmp_path: Path
+) -> None:
+    fitted = succeeded(lab.database, "fitted for rows")
+    (tmp_path / "unusual.csv").write_text("a,b,c,d,e,f\n1,2,3,4,5,6\n2,3,4,5,6,8\n0,1,7,3,4,5\n")
+    data = lab.api.upload(tmp_path / "unusual.csv")
+    model = {"family": "ppca", "latent_dim": 2, "init": "experiment", "experiment": fitted}
+    spec = ppca_spec(
+        model=model, data={"source": "upload", "dataset": data["id"], "n": 3, "dim": 6}
+    )
+    submitted(lab.database, spec, name="scored rows", priority=100)
+    claim = claim_next(lab.database)
+    folder = lab.service.settings.artifacts(claim.experiment_id, 1)
+    folder.mkdir(parents=True)
+    (folder / "rows.csv").write_bytes(ROWS)
+    digest = hashlib.sha256(ROWS).hexdigest()
+    kept = {"file": "rows.csv", "media_type": "text/csv", "sha256": digest, "attempt": 1, "seq": 2}
+    with lab.database.transaction() as session:
+        session.add(Artifact(experiment_id=claim.experiment_id, **kept))
+    end(lab.database, claim, Status.SUCCEEDED)
+    page.goto(lab.url(f"/experiments/{claim.experiment_id}"))
+    table = page.get_by_role("region", name="Table of the least usual rows")
+    expect(table.locator("thead th")).to_have_text(
+        ["Row", "id", "Values", "Log-likelihood", "p-value", "Unusual columns"]
+    )
+    expect(table.locator("tbody tr").nth(0).locator("td")).to_have_text(
+        ["1", "<i>s</i>, 1", "6", "−30.25", "1e−9", "b +4.2; c -3.1; a +0.1"]
+    )
+    expect(table.locator("tbody tr td:first-child")).to_have_text(["1", "2", "0"])
