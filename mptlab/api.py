@@ -34,6 +34,14 @@ MAX_AT_ONCE = 1000
 
 ROWS = "rows.csv"
 """File with the score of each row."""
+ROW_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "row": int,
+    "seed": int,
+    "values": int,
+    "log_likelihood": float,
+    "p_value": float,
+}
+"""Types of its columns that are not text."""
 MAX_TEXTS = 10_000
 """Maximum number of rows in one request for texts."""
 
@@ -331,11 +339,14 @@ class Client(Administration):
         return self.experiments.create(spec, wait=True, name=name).texts()
 
     def rows(self, experiment_id: Id) -> list[Json]:
-        """Return the row, seed, number of values, log-likelihood and p-value of each row that was
-        scored with the model of another experiment. Raises Refused if none was."""
-        lines = csv.DictReader(io.StringIO(self.artifact(experiment_id, ROWS).decode()))
-        numbers = {"log_likelihood": float, "p_value": float}
-        return [{name: numbers.get(name, int)(text) for name, text in one.items()} for one in lines]
+        """Return the row, its ids as text, seed, number of values, log-likelihood, p-value and
+        unusual columns of each row that was scored with the model of another experiment. Raises
+        Refused if none was."""
+        content = self.artifact(experiment_id, ROWS).decode()
+        lines = csv.DictReader(io.StringIO(content, newline=""))
+        return [
+            {name: ROW_TYPES.get(name, str)(text) for name, text in line.items()} for line in lines
+        ]
 
     def artifacts(self, experiment_id: Id) -> list[Json]:
         """List the files of an experiment: weights, pictures."""

@@ -37,7 +37,8 @@ class Dataset:
     scaling: Scaling | None = None
     """Shift and scale that were applied."""
     ids: Mapping[str, Sequence[str]] | None = None
-    """Columns that identify all rows of the source, those held out too."""
+    """Id columns of a table by name, with a value for each of all observations, held-out ones
+    too, in the order of the source."""
 
     @property
     def dim(self) -> int:

@@ -27,6 +27,10 @@ app = typer.Typer()
 Csv = Annotated[Path | None, typer.Option("--csv", help="write all rows to a file")]
 ERROR = "_std_err"
 P_VALUE = "share of the rows of the model that are at least as unlikely"
+UNUSUAL_COLUMNS = (
+    "how many standard deviations a value is from what the others of its row predict, of rows with "
+    "a p value below 0.05"
+)
 DECIDED = "whether the best text of its group is better than each other one at 95 %"
 MAX_PAIRED = 20
 """Maximum number of texts whose pairs are compared, and that are printed beside a file."""
@@ -83,6 +87,7 @@ def rows(
     if not context.as_json:
         rare = 1 / len(found)
         typer.echo(f"p value: {P_VALUE}; of {len(found)} usual rows one is below {rare:.2g}")
+        typer.echo(f"unusual columns: {UNUSUAL_COLUMNS}")
 
 
 @app.command()

@@ -350,3 +350,20 @@ def test_an_experiment_object_is_accepted_as_id(client: Client, answers: Answers
 )
 def test_exit_statuses(error: Exception, status: int | None) -> None:
     assert _status_of(error) == status
+
+
+def test_rows_have_ids_as_text_and_measures_as_numbers(client: Client, answers: Answers) -> None:
+    table = (
+        "row,id,seed,values,log_likelihood,p_value,unusual_columns\n"
+        '0,007,4,3,-4.5,0.3,\n1,"a, b",4,2,-30.25,1e-09,b +4.2; c -3.1\n'
+    )
+    answers.given = [httpx.Response(200, content=table.encode())]
+    first, second = client.rows("a")
+    assert answers.sent[1] == "/v1/experiments/a/artifacts/rows.csv"
+    assert first == {
+        "row": 0, "id": "007", "seed": 4, "values": 3, "log_likelihood": -4.5, "p_value": 0.3,
+        "unusual_columns": "",
+    }  # fmt: skip
+    assert second["id"] == "a, b"
+    pairs = (one.rsplit(" ", 1) for one in second["unusual_columns"].split("; "))
+    assert {name: float(value) for name, value in pairs} == {"b": 4.2, "c": -3.1}

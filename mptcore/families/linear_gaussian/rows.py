@@ -3,47 +3,68 @@
 import csv
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
+from mptcore.data.ids import ROW, id_columns
 from mptcore.families.linear_gaussian.densities import log_probs
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.unusual_columns import largest_residuals
 from mptcore.protocol.records import Artifact, Log
 from mptcore.runtime.durable import write_durably
 
 FILE = "rows.csv"
 MEDIA_TYPE = "text/csv"
-COLUMNS = ("row", "seed", "values", "log_likelihood", "p_value")
+COLUMNS = (ROW, "seed", "values", "log_likelihood", "p_value", "unusual_columns")
+UNUSUAL = 0.05
+"""P-value below which a row's unusual columns are named."""
 
 
 def keep_rows(
     densities: Mapping[int, LowRankGaussian], data: Dataset, folder: Path | None
 ) -> Artifact | Log:
     """Write a line for each seed and row of the data under `folder`, if there is one: the row from
-    0, its number of observed values, their log-likelihood in nats, and the probability that a row
-    of the model is as unlikely. The distance from the mean that the likelihood measures has a
-    chi-squared distribution."""
+    0, its ids, its number of observed values, their log-likelihood in nats, the probability that a
+    row of the model is as unlikely, and the columns that make it so. The distance from the mean
+    that the likelihood measures has a chi-squared distribution."""
     if folder is None:
         return Log("info", "the scores of rows are not kept: no work directory was given")
     x, places = _in_order(data)
     observed = (~x.isnan()).sum(1)
+    names = data.columns or [*map(str, range(data.dim))]
+    ids = id_columns(data.ids, COLUMNS)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow((ROW, *ids, *COLUMNS[1:]))
     for seed, density in densities.items():
         scores = log_probs(density, x)
         of_mean = log_probs(density, torch.where(x.isnan(), torch.nan, density.mean))
         p_values = torch.special.gammaincc(observed / 2, (of_mean - scores).clamp(min=0))
-        each = observed.tolist(), scores.tolist(), p_values.tolist()
-        writer.writerows(zip(places, [seed] * len(x), *each, strict=True))
+        unusual = _unusual_columns(density, x, p_values, names)
+        each = observed.tolist(), scores.tolist(), p_values.tolist(), unusual
+        writer.writerows(zip(places, *ids.values(), [seed] * len(x), *each, strict=True))
     content = text.getvalue().encode()
     folder.mkdir(parents=True, exist_ok=True)
     write_durably(folder / FILE, content)
     return Artifact(FILE, MEDIA_TYPE, hashlib.sha256(content).hexdigest())
+
+
+def _unusual_columns(
+    density: LowRankGaussian, x: Tensor, p_values: Tensor, names: Sequence[str]
+) -> list[str]:
+    """Return the largest standardized residuals of each unusual row, such as `b +4.2; c -3.1`, and
+    nothing for the others."""
+    rows = (p_values < UNUSUAL).nonzero().flatten()
+    columns, values = (part.tolist() for part in largest_residuals(density, x[rows]))
+    found = [""] * len(x)
+    for row, places, residuals in zip(rows.tolist(), columns, values, strict=True):
+        known = (pair for pair in zip(places, residuals, strict=True) if pair[1] == pair[1])
+        found[row] = "; ".join(f"{names[place]} {residual:+.3g}" for place, residual in known)
+    return found
 
 
 def _in_order(data: Dataset) -> tuple[Tensor, list[int]]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mptcore.data.arrays import Dataset, load_arrays
 from mptcore.data.dataset import refuse_extreme, refuse_missing
+from mptcore.data.ids import keep_heldout_rows
 from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
 from mptcore.estimation.estimate import over_rows
 from mptcore.estimation.evaluate import Evaluation, labelled
@@ -112,6 +113,8 @@ class LinearGaussianRun:
             yield Step(self._kept(fitted, models.dataset))
         if has_folder and self.spec.keeps_rows:
             yield Step(keep_rows(fitted, models.dataset, self.session.work_dir))
+        if has_folder and (file := keep_heldout_rows(models.dataset, self.session.work_dir)):
+            yield Step(file)
 
     def models_of(self, seed: int) -> Work[SeedModels]:
         """Return the data and the models of a seed. They are built once if they do not depend on

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mptcore.data.arrays import load_arrays
 from mptcore.data.dataset import Dataset, refuse_extreme, refuse_missing
+from mptcore.data.ids import keep_heldout_rows
 from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Evidence, VectorModel
@@ -118,6 +119,8 @@ class VaeRun:
         if start.seed == self.spec.seeds[0] and self.session.work_dir is not None:
             for artifact in pictures(start, self.session.work_dir):
                 yield Step(artifact)
+            if (file := keep_heldout_rows(start.dataset, self.session.work_dir)) is not None:
+                yield Step(file)
 
     def _evaluate(
         self, start: TrainingStart, labels: Labels, cache: ScoreCache, masks: torch.Generator

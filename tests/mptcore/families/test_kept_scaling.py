@@ -9,9 +9,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mptcore.protocol.records import Metric, Record, RunError
+from mptcore.data.tables import Upload, uploaded
+from mptcore.protocol.records import Artifact, Metric, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.session import Session
+from mptcore.specs import UploadData
 from tests.support.runs import metric, spec_of, value_of
 from tests.support.vae_specs import deep_vae
 
@@ -143,3 +145,18 @@ def test_data_that_are_not_standardized_keep_nothing_but_the_rows_of_an_upload(
     fit(store, {**FITS["fitted"], "data": {"source": "digits", "heldout": 0.2}})
     names = load_file(store / "artifacts/first/weights.safetensors").keys()
     assert not any(name.startswith("data/") for name in names)
+
+
+@pytest.mark.parametrize("fitted", [*FITS])
+def test_the_ids_of_held_out_rows_are_kept(
+    fitted: str, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_ids(spec: UploadData) -> Upload:
+        return uploaded(spec)._replace(ids={"row": [f"s{i}" for i in range(ROWS)]})
+
+    monkeypatch.setattr("mptcore.data.arrays.uploaded", with_ids)
+    records = fit(store, {**FITS[fitted], "data": upload(store, "all", sample(), heldout=0.1)})
+    assert "heldout_rows.csv" in [one.file for one in records if isinstance(one, Artifact)]
+    rows = load_file(store / "artifacts/first/weights.safetensors")["data/heldout_rows"].tolist()
+    text = (store / "artifacts/first/heldout_rows.csv").read_text()
+    assert text == "row,row_id\n" + "".join(f"{row},s{row}\n" for row in rows)

@@ -28,8 +28,9 @@ MAX_ITERATIONS = 5_000
 """Maximum number of iterations of a fit."""
 MAX_FIT_POINTS = 100
 """Maximum number of points that a fit records."""
-BYTES_PER_ROW = 60
-"""Approximate bytes of a line in the table of rows."""
+BYTES_PER_ROW = 100
+"""Approximate bytes of a line in the table of rows, with an id and the columns of a row that is
+unusual."""
 BYTES_PER_SCORE = 32
 """Bytes that the score of a mask takes. Scores are kept to the end, and copied when the run is
 saved."""

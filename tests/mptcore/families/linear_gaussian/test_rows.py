@@ -1,6 +1,7 @@
 """The table of the log-likelihoods of rows, by a model of an earlier run."""
 
 import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from scipy.stats import chi2
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
+from mptcore.data.tables import Upload, uploaded
 from mptcore.protocol.records import Artifact
 from mptcore.run import resumable
 from mptcore.runtime.session import Session
-from mptcore.specs import LinearGaussianExperiment
+from mptcore.specs import LinearGaussianExperiment, UploadData
 from tests.support.runs import spec_of
 
 PPCA: dict[str, Any] = {"family": "ppca", "latent_dim": 2}
@@ -62,6 +64,17 @@ def log_probs(density: MultivariateNormal, x: Tensor) -> Tensor:
     return found
 
 
+def with_ids(
+    monkeypatch: pytest.MonkeyPatch, columns: Sequence[str], ids: Mapping[str, Sequence[str]]
+) -> None:
+    """Give every upload these names of columns and these ids."""
+
+    def with_both(spec: UploadData) -> Upload:
+        return Upload(uploaded(spec).x, tuple(columns), ids)
+
+    monkeypatch.setattr("mptcore.data.arrays.uploaded", with_both)
+
+
 def table(store: Path) -> list[dict[str, str]]:
     with (store / "artifacts/again/rows.csv").open() as file:
         return [*csv.DictReader(file)]
@@ -104,6 +117,73 @@ def test_missing_values_are_integrated_out(store: Path) -> None:
     assert float(found[1]["p_value"]) == pytest.approx(chi2.sf(squares.item(), 3))
     assert [row["values"] for row in found] == ["4", "3", "4"]
     assert float(found[1]["log_likelihood"]) == pytest.approx(log_probs(part, x[1, seen]).item())
+
+
+FITTED = {**PPCA, "init": "maximum_likelihood"}
+
+
+@pytest.mark.parametrize("by", [None, "columns"], ids=["as_they_are", "standardized"])
+@pytest.mark.parametrize("family", ["ppca", "factor_analysis"])
+def test_unusual_rows_name_their_columns(
+    family: str, by: str | None, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The residuals are those of dense conditionals of the observed values."""
+    x = sample(40)
+    units = {} if by is None else {"standardize": by}
+    latent_dim = {"family": family, "latent_dim": 1}
+    with_ids(monkeypatch, [*"abcd"], {"id": [f"s{i}" for i in range(40)]})
+    fit = {**latent_dim, "init": "maximum_likelihood"}
+    artifacts(store, "first", {"model": fit, "data": upload(store, "all", x, **units)})
+    x[7, 1] += 9
+    x[7, 3] = torch.nan
+    again = {**latent_dim, "init": "experiment", "experiment": "first"}
+    artifacts(store, "again", {"model": again, "data": upload(store, "new", x, **units)})
+    rows, model = table(store), density(store, 0)
+    seen = [0, 1, 2]
+    row = x[7, seen]
+    if by is not None:
+        kept = load_file(store / "artifacts/first/weights.safetensors")
+        row = (row - kept["data/center"][seen]) / kept["data/scale"][seen]
+    precision = model.covariance_matrix[seen][:, seen].inverse()
+    residuals = precision @ (row - model.loc[seen]) / precision.diagonal().sqrt()
+    order = residuals.abs().argsort(descending=True).tolist()
+    expected = "; ".join(f"{'abc'[j]} {residuals[j].item():+.3g}" for j in order)
+    assert rows[7]["unusual_columns"] == expected
+    assert expected.startswith("b +")
+    assert rows[7]["id"] == "s7"
+    for one in rows:
+        assert (one["unusual_columns"] != "") == (float(one["p_value"]) < 0.05)
+
+
+def test_ids_are_beside_the_rows_and_beside_the_held_out_ones(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An id column does not replace a column of the table that has its name."""
+    plates = [f"p{i}, x" for i in range(30)]
+    ids = {"seed": plates, "batch": [*"abc"] * 10, "": ["1"] * 30, "seed_id": ["2"] * 30}
+    with_ids(monkeypatch, [*"abcd"], ids)
+    data = upload(store, "all", sample(30), heldout=0.2)
+    files = artifacts(store, "first", {"model": FITTED, "data": data})
+    assert files == ["weights.safetensors", "heldout_rows.csv"]
+    with (store / "artifacts/first/heldout_rows.csv").open(newline="") as file:
+        heldout = [*csv.DictReader(file)]
+    kept = load_file(store / "artifacts/first/weights.safetensors")
+    assert [int(row["row"]) for row in heldout] == kept["data/heldout_rows"].tolist()
+    assert len(heldout) == 6
+    files = artifacts(store, "again", {"model": AGAIN, "data": data, "seeds": [0, 3]})
+    assert files == ["rows.csv", "heldout_rows.csv"]
+    rows = table(store)
+    assert [*rows[0]][:6] == ["row", "seed_id_id", "batch", "_id", "seed_id", "seed"]
+    assert [row["seed"] for row in rows] == ["0"] * 30 + ["3"] * 30
+    assert [row["seed_id_id"] for row in rows] == plates * 2
+    for row in heldout:
+        assert row["seed"] == plates[int(row["row"])]
+        assert row["batch"] == "abc"[int(row["row"]) % 3]
+
+
+def test_files_without_ids_have_no_table_of_held_out_rows(store: Path) -> None:
+    data = upload(store, "all", sample(30), heldout=0.2)
+    assert artifacts(store, "first", {"model": FITTED, "data": data}) == ["weights.safetensors"]
 
 
 def test_simulated_data_have_no_table(store: Path) -> None:
