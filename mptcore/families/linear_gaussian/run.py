@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import Dataset, load_arrays
+from mptcore.data.copies import copies_warning
 from mptcore.data.dataset import refuse_extreme, refuse_missing
 from mptcore.data.ids import keep_heldout_rows
 from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
@@ -134,6 +135,8 @@ class LinearGaussianRun:
         if is_new and isinstance(spec.data, UploadData):
             refuse_extreme(dataset, torch.float64)
             yield from self._scale_warning(dataset)
+            if warning := copies_warning(dataset):
+                yield Step(Log("warning", warning))
         if spec.estimates_each_noise:
             refuse_constant_columns(dataset)
         for name, model in {"model": spec.model, "baseline": spec.baseline}.items():

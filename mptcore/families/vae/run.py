@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import load_arrays
+from mptcore.data.copies import copies_warning
 from mptcore.data.dataset import Dataset, refuse_extreme, refuse_missing
 from mptcore.data.ids import keep_heldout_rows
 from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
@@ -50,6 +51,9 @@ class VaeRun:
 
     def records(self, resumed: TrainingState | None) -> Work[None]:
         starts = [start for seed in self.spec.seeds for start in self._starts(seed)]
+        if isinstance(self.spec.data, UploadData):
+            if warning := copies_warning(starts[0].dataset):
+                yield Step(Log("warning", warning))
         if self.spec.train is not None:
             yield from self._train(starts, resumed)
         self.session.at_safe_point = True
