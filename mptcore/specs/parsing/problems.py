@@ -1,5 +1,6 @@
 """Conversion of pydantic's errors to problems: a pointer to the field and the allowed values."""
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -9,7 +10,7 @@ from mptcore.specs.base import MAX_PROBLEMS, Problem, SpecError
 from mptcore.specs.compute import Limits
 from mptcore.specs.parsing.fields import meant_field
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
-from mptcore.specs.parsing.sentences import ONE_OF, QUOTED, one_of, sentence
+from mptcore.specs.parsing.sentences import ONE_OF, QUOTED, UNION, not_given, one_of, sentence
 from mptcore.specs.parsing.suggestions import meant
 from mptcore.specs.union import ExperimentSpec, adapter, models_of
 
@@ -38,7 +39,7 @@ def spec_error(
 ) -> SpecError:
     """Return the problems in pydantic's errors about `value`, validated as `model`: a model, or a
     union. Only problems that SpecError lists get sentences."""
-    shown = _without_consequences(errors)
+    shown = _with_whole_unions(_without_consequences(errors), value, model)
     problems: list[Problem] = []
     count = 0
     for error in shown:
@@ -73,6 +74,34 @@ def _without_consequences(errors: Sequence[Any]) -> Sequence[Any]:
     return [e for e in errors if e["type"] != "too_short" or e["loc"] not in short]
 
 
+def _with_whole_unions(errors: Sequence[Any], value: object, model: Any) -> Sequence[Any]:
+    """Replace the errors of all members of a union of plain types, which contradict each other, by
+    one error."""
+    merged: list[Any] = []
+    for error in errors:
+        last = merged[-1] if merged else None
+        members = last["ctx"]["errors"] if last and last["type"] == UNION else [last]
+        if last and _is_same_union(members[0], error, value, model):
+            merged[-1] = {
+                "type": UNION,
+                "loc": error["loc"][:-1],
+                "input": error["input"],
+                "ctx": {"errors": [*members, error]},
+            }
+        else:
+            merged.append(error)
+    return merged
+
+
+def _is_same_union(one: Any, other: Any, value: object, model: Any) -> bool:
+    """Return whether two errors are about one value: their locations end in the names of types."""
+    if one["loc"][:-1] != other["loc"][:-1] or one.get("input") is not other.get("input"):
+        return False
+    if {one["type"], other["type"]} & {"missing", "extra_forbidden", "spec_problems", MORE_ERRORS}:
+        return False
+    return _locate(one["loc"], value, model)[0] == _locate(other["loc"], value, model)[0]
+
+
 def _problems(
     error: Any, value: object, model: Any, sentence_of: Callable[[Any], str], has_meant: bool
 ) -> list[Problem]:
@@ -94,13 +123,27 @@ def _problems(
             place = f"{pointer}/{tag}"
             return [Problem(place, one_of(listed, [*map(str, allowed)], _at(value, place)))]
         case "model_type" | "model_attributes_type" | "dict_type":
-            return [Problem(pointer, "a JSON object")]
+            return [Problem(pointer, f"a JSON object{_as_object(error['input'], members)}")]
         case "too_short":
             return [Problem(pointer, f"at least {context['min_length']} items")]
         case "too_long":
             return [Problem(pointer, f"at most {context['max_length']} items")]
         case _:
             return [Problem(pointer, f"{sentence_of(error)}{_or_null(error, holder)}")]
+
+
+def _as_object(given: object, members: Sequence[type[BaseModel]]) -> str:
+    """Return the end of a sentence about a value that is not an object: the object that has this
+    text as its tag, if there is one."""
+    tags = (
+        name
+        for member in members
+        for name in member.model_fields
+        if isinstance(given, str) and given in _tags(member, name)
+    )
+    tag = next(tags, None) if len(members) > 1 else None
+    cure = "" if tag is None else f": {json.dumps({tag: given})}"
+    return f"{not_given(given)}{cure}"
 
 
 def _or_null(error: Any, holder: type[BaseModel]) -> str:

@@ -1,5 +1,6 @@
 """Sentences that state what is allowed, for pydantic's errors."""
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -36,12 +37,21 @@ KINDS = {
 }
 
 
+BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+MAX_SHOWN = 40
+"""Maximum length of a wrong value that a sentence repeats."""
+UNION = "union"
+"""Type of an error that holds the errors of all members of a union of plain types."""
+
+
 def sentence(error: Any) -> str:
     """Return the sentence for an error that needs no context."""
     context = error.get("ctx", {})
     match error["type"]:
         case "missing":
             return "this field is required"
+        case kind if kind == UNION:
+            return _union_sentence(error)
         case "literal_error" | "enum" if " or " not in context["expected"]:
             return f"{context['expected']} is the only value"
         case "literal_error" | "enum":
@@ -53,9 +63,54 @@ def sentence(error: Any) -> str:
         case "string_pattern_mismatch":
             return PATTERNS.get(context["pattern"], f"text like {context['pattern']}")
         case kind if kind in KINDS:
-            return f"{KINDS[kind]}{_unquoted(error)}"
+            given = error.get("input")
+            return f"{KINDS[kind]}{_unquoted(error) or not_given(given, kind)}{_with_point(error)}"
+        case kind if kind in BOUNDS:
+            return f"{_plain(error['msg'])}{not_given(error.get('input'))}"
         case _:
             return _plain(error["msg"])
+
+
+def _union_sentence(error: Any) -> str:
+    """Return all that a union of plain types allows, as one list."""
+    allowed: list[str] = []
+    for member in error["ctx"]["errors"]:
+        match member["type"]:
+            case "literal_error" | "enum":
+                allowed += re.split(", | or ", member["ctx"]["expected"])
+            case "bool_type" | "bool_parsing":
+                allowed += ["true", "false"]
+            case kind if kind in KINDS:
+                allowed.append(KINDS[kind])
+            case _:
+                allowed.append(sentence(member).removesuffix(not_given(member.get("input"))))
+    listed = " or ".join(filter(None, [", ".join(allowed[:-1]), allowed[-1]]))
+    given = error["input"]
+    near = meant(given, QUOTED.findall(listed)) if isinstance(given, str) else ""
+    return f"{listed}{not_given(given)}{f'; {near.strip()}' if near else ''}"
+
+
+def not_given(value: object, kind: str = "") -> str:
+    """Return the end of a sentence about a wrong value: the value itself if it is short. Where text
+    is expected it may be secret, so only its type is named."""
+    if kind == "string_type" and isinstance(value, int | float):
+        return ", not a number"
+    match value:
+        case None | bool():
+            return f", not {json.dumps(value)}"
+        case int() | float() if len(f"{value}") <= MAX_SHOWN:
+            return f", not {value}"
+        case int():
+            return ""
+        case str() if len(value) <= MAX_SHOWN:
+            return f", not {value!r}"
+        case str():
+            return f", not a text of {len(value)} characters"
+        case dict():
+            return ", not an object"
+        case list() | tuple():
+            return ", not a list"
+    return ""
 
 
 def one_of(listed: str, allowed: Sequence[str], given: object) -> str:
@@ -65,6 +120,8 @@ def one_of(listed: str, allowed: Sequence[str], given: object) -> str:
         cure = "upload the file (mpt upload FILE), then use the source upload"
     elif isinstance(given, str):
         cure = meant(given, allowed).strip()
+    elif given is not None:
+        listed += not_given(given)
     return f"{ONE_OF}{listed}; {cure}" if cure else f"{ONE_OF}{listed}"
 
 
@@ -84,6 +141,14 @@ def _unquoted(error: Any) -> str:
     except ValueError:
         return ""
     return ", without quotes"
+
+
+def _with_point(error: Any) -> str:
+    """Return advice for a number with a decimal comma."""
+    given = error.get("input")
+    is_comma = isinstance(given, str) and re.fullmatch(r"-?\d{1,10},\d{1,10}", given)
+    is_float = error["type"] in ("float_type", "float_parsing")
+    return f": write {given.replace(',', '.')}" if is_comma and is_float else ""
 
 
 def _plain(message: str) -> str:

@@ -145,7 +145,7 @@ def test_masks_of_few_dimensions_count_the_cost_of_drawing_them() -> None:
 
 
 def test_a_spec_is_a_json_object() -> None:
-    assert problems(b"[]") == {"": "a JSON object; "}
+    assert problems(b"[]") == {"": "a JSON object, not a list; "}
 
 
 LINEAR_VAE = {

@@ -62,7 +62,7 @@ def test_a_wrong_submission_refuses_the_batch_and_is_named(admin: TestClient) ->
     answer = admin.post(PATH, json={"experiments": bad})
     assert answer.status_code == 422
     found = {one["pointer"]: one["detail"] for one in answer.json()["errors"]}
-    assert found["/experiments/1/spec/model/latent_dim"] == "greater than or equal to 1"
+    assert found["/experiments/1/spec/model/latent_dim"] == "greater than or equal to 1, not 0"
     assert found["/experiments/2/spec/modell"].startswith("unknown field; allowed here: baseline")
     large = entries(2)
     large[1]["spec"] = ppca_spec(data__n=100_000_000, data__dim=100_000)

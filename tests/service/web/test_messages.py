@@ -28,8 +28,8 @@ def told(answer: Any) -> dict[str, str]:
     ("body", "pointer", "detail"),
     [
         (SPEC, "/spec", 'this field is required: wrap the spec in {"spec": {…}}'),
-        ({"spec": {**SPEC, "seeds": 4}}, "/spec/seeds", "a list, in brackets: […]"),
-        ({"spec": {**SPEC, "seeds": ["a"]}}, "/spec/seeds/0", "an integer"),
+        ({"spec": {**SPEC, "seeds": 4}}, "/spec/seeds", "a list, in brackets: […], not 4"),
+        ({"spec": {**SPEC, "seeds": ["a"]}}, "/spec/seeds/0", "an integer, not 'a'"),
         ({"spec": ppca_spec(data__n="10")}, "/spec/data/n", "an integer, without quotes"),
         ({"spec": ppca_spec(model__noise_precision="5")}, "/spec/model/noise_precision",
          "a number, without quotes"),
@@ -43,20 +43,30 @@ def told(answer: Any) -> dict[str, str]:
          "init generator takes the data's own noise_precision: 5.0"),
         ({"spec": SPEC, "after": ["a/b"]}, "/after/0",
          "the id of an experiment, from the answer to its submission"),
-        ({"spec": SPEC, "name": 5}, "/name", "text, in quotes"),
-        ({"spec": SPEC, "cache": "no"}, "/cache", "true or false"),
+        ({"spec": SPEC, "name": 5}, "/name", "text, in quotes, not a number"),
+        ({"spec": SPEC, "cache": "no"}, "/cache", "true or false, not 'no'"),
+        ({"spec": SPEC, "priority": "x" * 99}, "/priority",
+         "an integer, not a text of 99 characters"),
         ({"spec": {**SPEC, "sedes": [1]}}, "/spec/sedes",
          "unknown field; allowed here: baseline, compute, data, evaluate, model, seeds, train; "
          "did you mean seeds?"),
         ({"spec": {**SPEC, "zzz": 1}}, "/spec/zzz",
          "unknown field; allowed here: baseline, compute, data, evaluate, model, seeds, train"),
-        ([SPEC], "", "a JSON object"),
+        ([SPEC], "", "a JSON object, not a list"),
     ],
 )  # fmt: skip
 def test_a_body_that_is_wrong(api: TestClient, body: Any, pointer: str, detail: str) -> None:
     """The message contains only the cause."""
     answer = api.post("/v1/experiments", json=body)
     assert (answer.status_code, told(answer)) == (422, {pointer: detail})
+
+
+def test_a_refusal_repeats_nothing_that_may_be_secret(api: TestClient) -> None:
+    for body in ({"code": 271828}, {"code": [271828]}, {"code": "a" * 99}, {"key": 271828}):
+        answer = api.post("/v1/sign-in", json=body, headers={"Sec-Fetch-Site": "same-origin"})
+        assert answer.status_code in (401, 422), answer.text
+        assert "271828" not in answer.text
+        assert "aaaa" not in answer.text
 
 
 def test_a_body_without_its_type(api: TestClient) -> None:
@@ -74,7 +84,7 @@ def test_a_body_without_its_type(api: TestClient) -> None:
 @pytest.mark.parametrize(
     ("query", "detail"),
     [
-        ("limit=x", "an integer"),
+        ("limit=x", "an integer, not 'x'"),
         ("status=done", "one of 'queued', 'dispatched', 'running', 'paused', 'succeeded', "
          "'failed' or 'cancelled'"),
     ],
