@@ -22,7 +22,7 @@ from mptlab.errors import Json, Refused
 from mptlab.events import follow
 from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.places import store
-from mptlab.specs import is_file, names_of_parts, read_spec
+from mptlab.specs import is_file, kind_of_data, names_of_parts, read_spec
 from mptlab.sweeps import Sweep, points_of
 from mptlab.texts import Texts, score_spec
 from mptlab.uploads import print_reading, send_file, with_uploads
@@ -42,6 +42,15 @@ ROW_TYPES: Mapping[str, Callable[[str], Any]] = {
     "p_value": float,
 }
 """Types of its columns that are not text."""
+IN_A_SPEC = {
+    "numbers": "a spec names the file in its data, and the client uploads it: "
+    '{{"model": {{"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}}, '
+    '"data": {{"source": "upload", "dataset": "{file}", "heldout": 0.2}}}}',
+    "texts": "a spec names the file in its data, and the client uploads it: "
+    '{{"model": {{"family": "masked_lm", "checkpoint": "NAME"}}, '
+    '"data": {{"source": "text", "dataset": "{file}"}}}}; client.score scores each text',
+}
+"""Specs that use data, by the kind of the data."""
 MAX_TEXTS = 10_000
 """Maximum number of rows in one request for texts."""
 
@@ -425,6 +434,10 @@ class Client(Administration):
 
     def _spec(self, given: Spec) -> Any:
         """Return the spec as it is sent in a request. Raises ValueError, OSError, Refused."""
+        if kind := kind_of_data(given):
+            is_name = isinstance(given, str | os.PathLike)
+            data, file = (os.fspath(given),) * 2 if is_name else ("an array", "mine.npy")
+            raise ValueError(f"{data} is data, not a spec: {IN_A_SPEC[kind].format(file=file)}")
         if is_file(given):
             given = read_spec(given)
         if not isinstance(given, str):

@@ -2,9 +2,10 @@
 
 import copy
 import json
+import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -12,6 +13,9 @@ import yaml
 
 Json = dict[str, Any]
 SUFFIXES = (".json", ".yaml", ".yml")
+NUMBERS = (".csv", ".tsv", ".npy", ".npz", ".parquet", ".csv.gz", ".tsv.gz", ".xls", ".xlsx")
+TEXTS = (".txt", ".jsonl", ".fasta", ".fa")
+"""Suffixes of files that users have given in place of a spec. Not all of them can be read."""
 
 
 def plain(value: Any) -> Any:
@@ -34,8 +38,26 @@ def plain(value: Any) -> Any:
 
 def to_json(value: Any) -> bytes:
     """Return the body of a request. Raises ValueError for NaN and infinity, which JSON does not
-    have."""
-    return json.dumps(value, default=plain, allow_nan=False).encode()
+    have, with the place of the first."""
+    text = json.dumps(value, default=plain)
+    if "NaN" in text or "Infinity" in text:
+        for path, number in _non_finite(json.loads(text)):
+            raise ValueError(f"{path}: a finite number, not {json.dumps(number)}")
+    return text.encode()
+
+
+def _non_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers in a JSON value that are NaN or infinite, with their JSON pointers."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path, value
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, list):
+        parts = enumerate(value)
+    for key, part in parts:
+        step = str(key).replace("~", "~0").replace("/", "~1")
+        yield from _non_finite(part, f"{path}/{step}")
 
 
 def is_file(given: object) -> bool:
@@ -43,6 +65,18 @@ def is_file(given: object) -> bool:
     if isinstance(given, os.PathLike):
         return True
     return isinstance(given, str) and (given.endswith(SUFFIXES) or "/" in given)
+
+
+def kind_of_data(given: object) -> str | None:
+    """Return "numbers" or "texts" if a value names a data file by its suffix, or is an array of
+    numbers or a data frame, and so is no spec."""
+    if hasattr(given, "shape"):  # numpy's, pandas' and torch's, which are not imported here
+        return "numbers"
+    if isinstance(given, str | os.PathLike):
+        name = os.fspath(given).lower()
+        kinds = {"numbers": NUMBERS, "texts": TEXTS}
+        return next((kind for kind, suffixes in kinds.items() if name.endswith(suffixes)), None)
+    return None
 
 
 def read_spec(file: str | os.PathLike[str]) -> Json:

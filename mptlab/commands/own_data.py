@@ -10,6 +10,7 @@ from mptlab.api import Client
 from mptlab.checkpoints import is_folder, taken
 from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, Refused
+from mptlab.specs import kind_of_data
 from mptlab.sweeps import Sweep
 from mptlab.tables import best_of, deciding, smallest_as_good
 from mptlab.uploads import SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES, missing_lines
@@ -21,8 +22,13 @@ Data = Annotated[
     str | None,
     typer.Option(
         "--data",
-        "--text",
         help=f"your numbers or texts: a file ({', '.join(SUFFIXES)}) or the name of an upload",
+    ),
+]
+Text = Annotated[
+    str | None,
+    typer.Option(
+        "--text", help=f"your texts: a file ({', '.join(TEXT_SUFFIXES)}) or the name of an upload"
     ),
 ]
 Model = Annotated[
@@ -81,7 +87,8 @@ def fitted_by(context: CommandContext, typed: str) -> Json:
             told = f"{typed} is a sweep: give the id of one of its runs"
             raise typer.BadParameter(f"{told}{_best_runs(sweep)}") from None
         told = f"{refused}; or give {' or '.join(MODELS)}: other models need a spec file"
-        raise typer.BadParameter(f"{told} (docs/spec.md)") from None
+        texts = "checkpoints score texts, with --text FILE or mpt score"
+        raise typer.BadParameter(f"{told} (docs/spec.md); {texts}") from None
 
 
 def columns_of(client: Client, fitted: Json) -> list[str] | None:
@@ -113,6 +120,15 @@ def _best_runs(sweep: Sweep) -> str:
 def is_text(typed: str) -> bool:
     """Return whether a file or upload holds texts, by its name."""
     return typed.lower().endswith(TEXT_SUFFIXES)
+
+
+def refuse_table_of_texts(typed: str, model: str) -> None:
+    """Raise BadParameter if the texts are in a table, which would be read as numbers."""
+    if kind_of_data(typed) == "numbers":
+        checkpoint = "NAME" if model in MODELS else model
+        cure = f"mpt score {typed} --column COLUMN --checkpoint {checkpoint} scores each text of it"
+        told = f"{typed} is a table: {cure}. For one curve of all texts, write them to a .txt or"
+        raise typer.BadParameter(f"{told} .jsonl file")
 
 
 def checkpoint_of(model: str) -> str:

@@ -40,6 +40,7 @@ from mptlab.commands.own_data import (
     LatentDim,
     Model,
     Sep,
+    Text,
     Thousands,
     checkpoint_of,
     columns_of,
@@ -48,10 +49,11 @@ from mptlab.commands.own_data import (
     is_text,
     names_of,
     reading_options,
+    refuse_table_of_texts,
 )
 from mptlab.commands.standings import newest_runs, print_verdict, standing
 from mptlab.errors import Json
-from mptlab.specs import changed, parse_spec, parse_value, quick
+from mptlab.specs import changed, kind_of_data, parse_spec, parse_value, quick
 from mptlab.uploads import spec_for, spec_of_fitted, text_spec
 
 MAX_VALUES = 10_000
@@ -79,6 +81,7 @@ def submit(
     context: CommandContext,
     spec: OptionalSpec = None,
     data: Data = None,
+    text: Text = None,
     model: Model = "ppca",
     latent_dim: LatentDim = None,
     columns: Columns = None,
@@ -105,6 +108,11 @@ def submit(
 
     Score other rows with a model that was fitted: mpt submit --data new.csv --model mine"""
     beside = _beside(name, tag, share, no_cache)
+    if text is not None:
+        refuse_table_of_texts(text, model)
+        if data is not None:
+            raise typer.BadParameter("--data and --text are one option: give one of them")
+        data = text
     if (spec is None) == (data is None):
         raise typer.BadParameter("give a spec file, or your numbers: --data mine.csv")
     grid: dict[str, list[Any]] = {}
@@ -315,8 +323,19 @@ def _beside(name: str | None, tags: list[str] | None, share: bool, no_cache: boo
     }
 
 
+_WITH_DATA = {
+    "numbers": "mpt submit --data {file} --latent-dim 2..10 fits and scores PPCA",
+    "texts": "mpt submit --text {file} --checkpoint NAME scores all texts, mpt score {file} "
+    "--checkpoint NAME each one",
+}
+"""Commands that use a data file, by its kind."""
+
+
 def _spec(file: Path, changes: list[str] | None) -> Json:
     is_input = str(file) == "-"
+    if kind := kind_of_data(file):
+        told = f"{file} is a file of {kind}, not a spec: {_WITH_DATA[kind].format(file=file)}"
+        raise typer.BadParameter(told)
     if not (is_input or file.exists()):
         told = f"file not found: {file}; to run a preset: mpt presets run NAME"
         raise typer.BadParameter(told)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from mptcore.specs import parse_spec
@@ -168,8 +169,24 @@ def test_a_refusal_names_field_and_reason(connected: Client) -> None:
 def test_values_that_json_does_not_have_are_refused(connected: Client) -> None:
     with pytest.raises(TypeError, match="is not valid JSON"):
         to_json({"a": object()})
-    with pytest.raises(ValueError, match="not JSON compliant"):
+    with pytest.raises(ValueError, match=r"^/spec/data/n: a finite number, not NaN$"):
         connected.submit({**WAITING, "data": {"n": float("nan")}})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("lab.csv", 'lab.csv is data, not a spec: .*"dataset": "lab.csv"'),
+        (Path("data/lab.NPY"), 'data/lab.NPY is data, not a spec: .*"dataset": "data/lab.NPY"'),
+        ("lab.jsonl", 'lab.jsonl is data, not a spec: .*"source": "text".*client.score'),
+        (np.zeros((3, 2)), 'an array is data, not a spec: .*"dataset": "mine.npy"'),
+        (pd.DataFrame({"a": [1]}), "an array is data, not a spec: "),
+    ],
+)
+def test_data_are_no_spec(connected: Client, given: Any, told: str) -> None:
+    for use in (connected.experiments.create, connected.validate, connected.sweep):
+        with pytest.raises(ValueError, match=told):
+            use(given)
 
 
 def test_a_missing_server_gives_a_readable_error() -> None:

@@ -1,10 +1,12 @@
 """Specs in the forms that users have them, and curves as tables."""
 
 import json
+import math
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mptlab import Curves
@@ -31,8 +33,13 @@ def test_other_types_are_converted_for_json() -> None:
     assert str(error.value) == (
         "3j is not valid JSON: give text, numbers, true, false, null, lists, mappings"
     )
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        to_json(float("nan"))
+    assert to_json({"a": "NaN and Infinity"}) == b'{"a": "NaN and Infinity"}'
+    for value, told in (
+        ({"spec": {"data": {"heldout": math.nan, "n": 1}}}, "/spec/data/heldout: .*, not NaN"),
+        ({"grid": {"a/b~": np.array([0.5, -math.inf])}}, "/grid/a~1b~0/1: .*, not -Infinity"),
+    ):
+        with pytest.raises(ValueError, match=f"^{told}$"):
+            to_json(value)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,48 @@ def test_a_file_that_is_not_there(environment: dict[str, str], words: list[str],
     assert told in error
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["submit", "mine.csv"],
+         "mine.csv is a file of numbers, not a spec: mpt submit --data mine.csv --latent-dim"),
+        (["submit", "data/MINE.CSV"], "mpt submit --data data/MINE.CSV --latent-dim 2..10"),
+        (["validate", "mine.parquet"], "mpt submit --data mine.parquet --latent-dim 2..10"),
+        (["sweep", "a.npz", "--over", "data.n=1,2"], "mpt submit --data a.npz --latent-dim"),
+        (["submit", "mine.jsonl"], "mpt submit --text mine.jsonl --checkpoint NAME scores all"),
+        (["submit", "--text", "t.csv", "--checkpoint", "bert"],
+         "t.csv is a table: mpt score t.csv --column COLUMN --checkpoint bert scores each text"),
+        (["submit", "--text", "t.csv"], "mpt score t.csv --column COLUMN --checkpoint NAME"),
+        (["submit", "--data", "t.csv", "--checkpoint", "bert"],
+         "checkpoints score texts, with --text FILE or mpt score"),
+        (["submit", "--data", "a.csv", "--text", "a.txt"], "give one of them"),
+    ],
+)  # fmt: skip
+def test_data_in_place_of_a_spec(
+    environment: dict[str, str], words: list[str], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    code, _, error = mpt_here({**environment, "COLUMNS": "300"}, *words)
+    assert code == 2
+    assert told in error
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("NaN", "/spec/data/heldout: a finite number, not NaN"),
+        ("-Infinity", "/spec/data/heldout: a finite number, not -Infinity"),
+        ("0,2", "/spec/data/heldout: a number, not '0,2': write 0.2"),
+        ("abc", "/spec/data/heldout: a number, not 'abc'"),
+        ('"0.2"', "/spec/data/heldout: a number, without quotes"),
+    ],
+)
+def test_a_wrong_value_of_set(environment: dict[str, str], value: str, told: str) -> None:
+    text = json.dumps(ppca_spec())
+    answer = mpt_here(environment, "submit", "-", "--set", f"data.heldout={value}", text=text)
+    assert answer == (1, "", f"mpt: {told}\n")
+
+
 def test_a_range_with_a_hyphen(environment: dict[str, str]) -> None:
     words = ("sweep", "-", "--over", "model.latent_dim=2-5")
     code, _, error = mpt_here({**environment, "COLUMNS": "200"}, *words, text="{}")
