@@ -32,7 +32,7 @@ from service.queue.memory import Memory, MemoryModel
 from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
-from service.sweeps.expansion import check_stored, value_at, with_values
+from service.sweeps.expansion import check_stored, value_at, with_values, without_repeats
 from service.tables.experiments import Experiment, Held
 from service.tables.visibility import Visibility
 
@@ -183,8 +183,8 @@ def _for_each(
 ) -> list[Result]:
     """Return the result of each entry's step; they are run in this order. Raises ApiError with the
     problems that the steps raise as SpecError, located in the request. If several submissions have
-    a problem at the same place, only the first is reported. Stops after a hundred wrong
-    submissions."""
+    a problem at the same place, only the first is reported, and a problem that many values of a
+    swept field have only once. Stops after a hundred wrong submissions."""
     results: dict[int, Result] = {}
     found: list[Problem] = []
     pointers: set[str] = set()
@@ -201,6 +201,7 @@ def _for_each(
         if wrong >= MAX_PROBLEMS:
             break
     if found:
+        found = without_repeats(found)
         raise invalid(SpecError(found, len(found) + unlisted))
     return [results[i] for i in range(len(entries))]
 

@@ -6,7 +6,8 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -249,6 +250,14 @@ def check_stored(size: int, points: int) -> None:
         raise invalid([Problem("", detail)])
 
 
+@dataclass(frozen=True, slots=True)
+class PointProblem(Problem):
+    """A problem of a point, whose detail begins with the point."""
+
+    reason: str
+    """The rest of the detail."""
+
+
 def in_request(number: int, point: Point, problem: Problem) -> Problem:
     """Translate a problem of a point's submission to its place in the request: the value of a swept
     field, or the base spec. An unknown field is a problem of a grid, not of each of its values."""
@@ -262,7 +271,55 @@ def in_request(number: int, point: Point, problem: Problem) -> Problem:
     while field and field not in point.places:
         field = field.rpartition("/")[0]
     place = point.places.get(field, field)
-    return Problem(place + problem.pointer.removeprefix(field), detail)
+    return PointProblem(place + problem.pointer.removeprefix(field), detail, problem.detail)
+
+
+def without_repeats(problems: Iterable[Problem]) -> list[Problem]:
+    """Replace the problems that many values of a swept field have for the same reason by one, with
+    all of these values."""
+    groups: dict[tuple[str, str], list[Problem]] = {}
+    for number, problem in enumerate(problems):
+        key = problem.pointer, str(number)
+        swept = SWEPT_VALUE.fullmatch(problem.pointer)
+        if swept and isinstance(problem, PointProblem):
+            allowed = problem.reason.rpartition(NOT)[0] or problem.reason
+            key = f"{swept['before']}/*{swept['after']}", allowed
+        groups.setdefault(key, []).append(problem)
+    return [_together(group) if len(group) > 1 else group[0] for group in groups.values()]
+
+
+SWEPT_VALUE = re.compile(r"(?P<before>/list|/grid/[^/]+)/\d+(?P<after>(/.*)?)")
+"""Position of a value of a swept field."""
+NOT = ", not "
+"""Begins the part of a reason that names the wrong value."""
+MAX_NAMED = 10
+"""Maximum number of wrong values that are named."""
+
+
+def _together(problems: Sequence[Problem]) -> Problem:
+    """Return one problem for those of several values of a field. If they are not the value of a
+    grid as a whole, it is at the first point."""
+    first = problems[0]
+    swept = SWEPT_VALUE.fullmatch(first.pointer)
+    assert swept is not None
+    if swept["before"] == "/list" or swept["after"]:
+        return Problem(first.pointer, f"{first.detail}; and {len(problems) - 1} more like it")
+    reasons = [one.reason for one in problems if isinstance(one, PointProblem)]
+    allowed, is_named, _ = reasons[0].rpartition(NOT)
+    if not is_named:
+        return Problem(swept["before"], f"{len(problems)} values: {reasons[0]}")
+    wrong = [reason.rpartition(NOT)[2] for reason in reasons]
+    return Problem(swept["before"], f"{allowed}{NOT}{_listed(wrong)}")
+
+
+def _listed(values: Sequence[str]) -> str:
+    """Return values in short: `10 to 20` for consecutive integers."""
+    if all(value.isdecimal() for value in values):
+        numbers = [*map(int, values)]
+        if numbers == [*range(numbers[0], numbers[0] + len(numbers))]:
+            return f"{values[0]} to {values[-1]}"
+    more = f" and {len(values) - MAX_NAMED} more" if len(values) > MAX_NAMED else ""
+    return f"{', '.join(values[:MAX_NAMED])}{more}"
 
 
 def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

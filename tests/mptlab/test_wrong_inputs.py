@@ -138,6 +138,19 @@ def test_a_wrong_value_of_set(environment: dict[str, str], value: str, told: str
     assert answer == (1, "", f"mpt: {told}\n")
 
 
+def test_a_range_of_latent_dimensions_that_does_not_fit(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    lines = ["abcdefghij", *("".join(str(i * j % 7) for j in range(1, 11)) for i in range(12))]
+    file = tmp_path / "ten.csv"
+    file.write_text("".join(f"{','.join(line)}\n" for line in lines))
+    words = ("submit", "--data", str(file), "--latent-dim", "1..20")
+    code, _, error = mpt_here(environment, *words)
+    told = "/grid/model.latent_dim: at most 9, fewer than the data's 10 dimensions, not 10 to 20"
+    assert code == 1
+    assert error.splitlines()[-1] == f"mpt: {told}"
+
+
 def test_a_range_with_a_hyphen(environment: dict[str, str]) -> None:
     words = ("sweep", "-", "--over", "model.latent_dim=2-5")
     code, _, error = mpt_here({**environment, "COLUMNS": "200"}, *words, text="{}")

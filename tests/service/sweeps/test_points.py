@@ -131,6 +131,38 @@ def test_a_bad_point_refuses_the_sweep_and_is_named(admin: TestClient) -> None:
     assert detail.startswith("point 0 (model.latent_dim=")
 
 
+TOO_MANY = "at most 5, fewer than the data's 6 dimensions"
+FAMILIES = "one of 'ppca', 'factor_analysis', 'linear_vae', 'vae', 'masked_lm'"
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ({"grid": {"model.latent_dim": [*range(1, 21)], "seeds": [[1], [2]]}},
+         [("/grid/model.latent_dim", f"{TOO_MANY}, not 6 to 20")]),
+        ({"grid": {"model.latent_dim": [6, 1, 9]}},
+         [("/grid/model.latent_dim", f"{TOO_MANY}, not 6, 9")]),
+        ({"grid": {"model.latent_dim": ["a", 2, 7, None]}},
+         [("/grid/model.latent_dim", "an integer, not 'a', null"),
+          ("/grid/model.latent_dim/2", f"point 2 (model.latent_dim=7): {TOO_MANY}, not 7")]),
+        ({"grid": {"model.latent_dim": [6 + 2 * i for i in range(13)]}},
+         [("/grid/model.latent_dim",
+           f"{TOO_MANY}, not 6, 8, 10, 12, 14, 16, 18, 20, 22, 24 and 3 more")]),
+        ({"list": [{"model.latent_dim": k} for k in range(4, 9)]},
+         [("/list/2/model.latent_dim",
+           f"point 2 (model.latent_dim=6): {TOO_MANY}, not 6; and 2 more like it")]),
+        ({"grid": {"model": [{"family": "x"}, {"family": "y"}]}},
+         [("/grid/model/0/family",
+           f'point 0 (model={{"family": "x"}}): {FAMILIES}; and 1 more like it')]),
+        ({"grid": {"model.family": ["x", "y"]}}, [("/grid/model.family", f"2 values: {FAMILIES}")]),
+    ],
+)  # fmt: skip
+def test_many_values_with_one_problem_are_told_once(
+    admin: TestClient, points: dict[str, Any], expected: list[tuple[str, str]]
+) -> None:
+    assert refused(admin, spec=SPEC, **points) == expected
+
+
 def test_errors_outside_the_swept_fields_point_to_the_spec(admin: TestClient) -> None:
     """A contradiction between a swept field and another names the other, and the point."""
     generator = ppca_spec()
