@@ -119,7 +119,10 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     status = HTTPStatus(error.status_code)
     headers = dict(error.headers or {})
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["Allow"] = _allowed(request) or headers["Allow"]
+        methods = (_allowed(request) or headers["Allow"]).split(", ")
+        if "GET" in methods and "HEAD" not in methods:
+            methods.insert(methods.index("GET") + 1, "HEAD")
+        headers["Allow"] = ", ".join(methods)
         detail = f"{request.method} is not allowed here, only {headers['Allow']}"
     elif status == HTTPStatus.NOT_FOUND:
         detail = _no_path(request)

@@ -74,7 +74,7 @@ def guard_origins(app: FastAPI, settings: Settings) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST", "PATCH", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "PATCH", "DELETE"],
             allow_headers=ASKED_WITH,
             expose_headers=["ETag", "Location", "Retry-After", *CURVE_HEADERS, *OTHER_HEADERS],
         )

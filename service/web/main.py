@@ -21,6 +21,7 @@ from service.web.access_log import AccessLog
 from service.web.bodies import Bodies, StrictRoute
 from service.web.dependencies import USERS_PART, current_user, noted_keys
 from service.web.errors import ProblemDocument, install_handlers
+from service.web.head_requests import HeadRequests
 from service.web.headers import AnswerHeaders, guard_origins
 from service.web.meters import Meters
 from service.web.rates import RateLimits, Rates
@@ -125,6 +126,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.inspecting = defaultdict[int, asyncio.Lock](asyncio.Lock)  # one of each user at once
     app.state.rates = Rates(settings)
     app.state.refused_sign_ins = sign_in.Refusals()
+    app.add_middleware(HeadRequests)
     app.add_middleware(RateLimits, rates=app.state.rates)
     app.state.meters = Meters()
     app.add_middleware(AccessLog, meters=app.state.meters)

@@ -7,7 +7,7 @@ from typing import Annotated
 import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.concurrency import iterate_in_threadpool, run_in_threadpool
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 from starlette.types import Receive, Scope, Send
 
@@ -26,6 +26,7 @@ from service.web import long_reads
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, SettingsDep, one_of, reading
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
+from service.web.files import RangedFile
 from service.web.long_reads import answered, large_answer
 from service.web.media_types import accepted, as_json, plain_json
 from service.web.parameters import ExperimentId
@@ -46,7 +47,7 @@ def list_artifacts(
 
 @router.get(
     "/{experiment_id}/artifacts/{name}",
-    response_class=FileResponse,
+    response_class=RangedFile,
     responses={200: {"content": {"*/*": {}}, "description": "The file, as it was recorded"}},
 )
 def get_artifact(
@@ -55,7 +56,7 @@ def get_artifact(
     database: DatabaseDep,
     settings: SettingsDep,
     user: Reader,
-) -> FileResponse:
+) -> RangedFile:
     """Return a file. A file that is missing or was changed since it was recorded is 410."""
     with database.snapshot() as session:
         find(session, user, Experiment, experiment_id)
@@ -63,7 +64,7 @@ def get_artifact(
     if name not in known:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "the experiment left no such file")
     file = whole_file(settings, known[name])
-    return FileResponse(file, media_type=known[name].media_type, filename=name)
+    return RangedFile(file, media_type=known[name].media_type, filename=name)
 
 
 @router.get("/{experiment_id}/metrics", response_model=MetricList, responses=NOT_MODIFIED)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from service.refusals import ApiError
+from service.web.files import RangedFile
 from service.web.headers import PAGE, PAGE_FILE
 from service.web.ui.help import documents
 from service.web.ui.sign_in import SIGN_IN_PAGE
@@ -124,4 +125,4 @@ def static_file(edition: str, name: str) -> Response:
     if file is None:
         raise ApiError(HTTPStatus.NOT_FOUND, "not_found", "the pages have no such file")
     headers = PAGE_FILE if edition == EDITION else {}
-    return FileResponse(file, media_type=MEDIA_TYPES.get(file.suffix), headers=headers)
+    return RangedFile(file, media_type=MEDIA_TYPES.get(file.suffix), headers=headers)

@@ -340,6 +340,14 @@ def test_a_route_answers_each_caller_as_the_matrix_says(lab: Lab, one: Row) -> N
     assert found == dict(zip(CALLERS, one.statuses, strict=True))
 
 
+@pytest.mark.parametrize(
+    "one", [one for one in MATRIX if one.method == "GET"], ids=lambda one: one.name
+)
+def test_head_answers_each_caller_as_get_does(lab: Lab, one: Row) -> None:
+    found = {caller: ask(lab, one, caller, "HEAD") for caller in CALLERS}
+    assert found == dict(zip(CALLERS, one.statuses, strict=True))
+
+
 BY_METHOD = {
     "GET": Scope.READ,
     "POST": Scope.SUBMIT,
@@ -348,7 +356,7 @@ BY_METHOD = {
 }
 
 
-def ask(lab: Lab, one: Row, caller: str) -> int:
+def ask(lab: Lab, one: Row, caller: str, method: str | None = None) -> int:
     visibility = Visibility.LAB if caller == "shared" else Visibility.PRIVATE
     objects = lab.objects(one.ids, visibility, one.status)
     path = one.path.format_map(_Names(objects))
@@ -365,7 +373,7 @@ def ask(lab: Lab, one: Row, caller: str) -> int:
     )
     if one.path == "/v1/datasets" and one.method == "POST":
         body = {"content": caller.encode()}
-    answer = lab.api.request(one.method, path, params=one.query, headers=headers, **body)
+    answer = lab.api.request(method or one.method, path, params=one.query, headers=headers, **body)
     lab.api.cookies.clear()
     return answer.status_code
 

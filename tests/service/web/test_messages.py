@@ -157,8 +157,8 @@ def test_an_unknown_path_is_compared_without_its_long_ids(
 
 def test_a_wrong_method_for_a_path(api: TestClient) -> None:
     answer = api.delete("/v1/queue")
-    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET")
-    assert answer.json()["detail"] == "DELETE is not allowed here, only GET"
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")
+    assert answer.json()["detail"] == "DELETE is not allowed here, only GET, HEAD"
 
 
 def test_a_refused_change_names_the_allowed_ones(api: TestClient) -> None:

@@ -49,9 +49,13 @@ def test_no_field_of_a_spec_accepts_a_url(
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [
-        ("PUT", "/v1/experiments", {"GET", "POST"}),
-        ("PUT", "/v1/experiments/a", {"GET", "PATCH", "DELETE"}),
-        *((method, "/v1/experiments/a:cancel", {"POST"}) for method in ("GET", "PATCH", "DELETE")),
+        ("PUT", "/v1/experiments", {"GET", "HEAD", "POST"}),
+        ("PUT", "/v1/experiments/a", {"GET", "HEAD", "PATCH", "DELETE"}),
+        ("POST", "/help", {"GET", "HEAD"}),
+        *(
+            (method, "/v1/experiments/a:cancel", {"POST"})
+            for method in ("GET", "HEAD", "PATCH", "DELETE")
+        ),
         ("GET", "/v1/sweeps/a:retry", {"POST"}),
     ],
 )
