@@ -86,7 +86,8 @@ def read_spec(file: str | os.PathLike[str]) -> Json:
 
 def parse_spec(text: str, name: str) -> Json:
     """Return the spec in the text of a file with this name: YAML if the suffix says so, else JSON.
-    Raises ValueError with the position of the error."""
+    A byte order mark is left out. Raises ValueError with the position of the error."""
+    text = text.removeprefix("\ufeff")
     try:
         # _Loader is a SafeLoader
         value = yaml.load(text, _Loader) if name.endswith(SUFFIXES[1:]) else json.loads(text)

@@ -21,6 +21,8 @@ TEXT_TYPES = ("is_string", "is_large_string", "is_string_view")
 LINES = "lines"
 """Name of the column for the lines of a .txt file."""
 
+BYTE_ORDER_MARK = "\ufeff"
+
 NO_COLUMNS = "a .txt file has no columns: use .jsonl, .csv or .parquet"
 
 Rows = Sequence[tuple[str, ...]]
@@ -72,7 +74,7 @@ def texts(spec: TextSource) -> Rows:
         case GlueText():
             return _glue(spec)
         case PlainText(lines=lines) if lines is not None:
-            return [(line,) for line in lines]
+            return [(without_mark(line),) for line in lines]
         case PlainText():
             return _texts_of(*_file_of(spec), spec.text_columns)
         case _:
@@ -113,10 +115,16 @@ def read(path: Path) -> Table:
     return Table(tuple(names), kept)
 
 
+def without_mark(text: str) -> str:
+    """Return a text without the byte order mark that begins a file, or a line where files were
+    joined."""
+    return text.removeprefix(BYTE_ORDER_MARK)
+
+
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
-        return [line for line in text.split("\n") if line.strip()]  # U+2028 may be in a text
+        lines = path.read_text(encoding="utf-8").split("\n")  # U+2028 may be in a text
+        return [line for line in map(without_mark, lines) if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableError(f"it is not UTF-8 text: {error}") from error
 

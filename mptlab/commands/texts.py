@@ -184,7 +184,7 @@ def lines_of(texts: list[str]) -> list[str]:
         if len(texts) == 1 and texts[0].endswith(TEXT_SUFFIXES) and not re.search(r"\s", texts[0]):
             raise typer.BadParameter(f"there is no file {texts[0]}")
         return texts
-    content = Path(texts[0]).read_text(encoding="utf-8")
+    content = Path(texts[0]).read_text(encoding="utf-8-sig")
     lines = [line for line in content.split("\n") if line.strip()]
     if not lines:
         raise typer.BadParameter(f"{texts[0]} has no text in it")
@@ -195,7 +195,7 @@ def sequence_of(given: str) -> str:
     """Return a sequence, or the only one of a FASTA file."""
     if not _is_file(given):
         return given
-    lines = [line.strip() for line in Path(given).read_text(encoding="utf-8").splitlines()]
+    lines = [line.strip() for line in Path(given).read_text(encoding="utf-8-sig").splitlines()]
     if sum(line.startswith(">") for line in lines) > 1:
         raise typer.BadParameter(f"{given} has several sequences: give a file with one")
     found = "".join(line for line in lines if not line.startswith(">"))

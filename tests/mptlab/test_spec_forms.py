@@ -85,6 +85,13 @@ def test_a_spec_is_read_from_a_file_of_either_form(tmp_path: Path) -> None:
         assert read_spec(tmp_path / name) == spec
 
 
+def test_a_byte_order_mark_of_a_spec_is_left_out(tmp_path: Path) -> None:
+    for name, text in (("a.json", '{"a": 1}'), ("a.yaml", "a: 1")):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert read_spec(tmp_path / name) == {"a": 1}
+    assert parse_spec('\ufeff{"a": 1}', "standard input") == {"a": 1}
+
+
 def test_values_are_parsed_as_json_if_possible() -> None:
     typed = {"3": 3, "[1, 2]": [1, 2], "true": True, "a b": "a b", '"3"': "3", "": ""}
     assert {text: parse_value(text) for text in typed} == typed

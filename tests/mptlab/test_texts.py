@@ -60,6 +60,8 @@ def test_texts_are_arguments_or_lines(tmp_path: Path) -> None:
     assert lines_of([str(file), "a"]) == [str(file), "a"]
     assert lines_of(["no file"]) == ["no file"]
     assert lines_of(["it ends in a.txt"]) == ["it ends in a.txt"]
+    file.write_bytes("\ufeffa b\r\n\r\nc\r\n".encode())
+    assert lines_of([str(file)]) == ["a b", "c"]
     file.write_text("\n")
     with pytest.raises(typer.BadParameter, match="has no text in it"):
         lines_of([str(file)])

@@ -18,14 +18,16 @@ TOO_LARGE = "the integer is too large: 64 bits hold those from -2^63 to 2^63 - 1
 
 
 def parse_json(text: bytes) -> Any:
-    """Return the value of a JSON text (RFC 8259). Raise SpecError for text that is not JSON,
-    exceeds the limits above, repeats a key, or has a number or character that cannot be stored."""
+    """Return the value of a JSON text (RFC 8259), without a byte order mark. Raise SpecError for
+    text that is not JSON, exceeds the limits above, repeats a key, or has a number or character
+    that cannot be stored."""
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_ITEMS:
         _refuse(f"JSON holds at most {MAX_ITEMS} items")
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_unique_keys)
+        value = json.loads(text.decode("utf-8-sig"), object_pairs_hook=_unique_keys)
     except UnicodeDecodeError as error:
-        _refuse(f"JSON must be UTF-8 text; byte {error.start} is not")
+        byte = error.start + len(text) - len(error.object)  # a byte order mark is no part of it
+        _refuse(f"JSON must be UTF-8 text; byte {byte} is not")
     except RecursionError:
         _refuse(f"JSON nests at most {MAX_DEPTH} levels deep")
     except json.JSONDecodeError as error:

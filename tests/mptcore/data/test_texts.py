@@ -69,6 +69,20 @@ def test_a_file_of_the_data_folder_is_read_by_its_name(folder: Path) -> None:
     assert refused(plain(file="b.txt")) == "there is no text b.txt in the folder MPT_DATA_DIR/text"
 
 
+def test_byte_order_marks_are_left_out(folder: Path) -> None:
+    """Also those within a file that was joined from several."""
+    mark, rows = "\ufeff", '{"text": "one"}\r\n'
+    contents = {
+        "a.txt": f"{mark}one\r\n{mark}two\ufeff\r\n",
+        "a.jsonl": f'{mark}{rows}{mark}{{"text": "two\ufeff"}}',
+        "a.csv": f"{mark}text,n\r\none,1\r\ntwo\ufeff,2\r\n",
+    }
+    for name, content in contents.items():
+        (folder / "text" / name).write_bytes(content.encode())
+        assert texts(plain(file=name)) == [("one",), ("two\ufeff",)]
+    assert texts(plain(lines=[f"{mark}one", "two\ufeff"])) == [("one",), ("two\ufeff",)]
+
+
 def test_a_named_file_needs_the_data_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MPT_DATA_DIR", raising=False)
     told = "MPT_DATA_DIR, the folder that holds texts, is not set"

@@ -93,6 +93,12 @@ def test_texts_just_within_the_limits_are_read() -> None:
         assert parse_json(json.dumps(value).encode()) == value
 
 
+def test_a_byte_order_mark_is_left_out() -> None:
+    assert parse_json(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}') == {"a": "\ufeff"}
+    (problem,) = refused(b'\xef\xbb\xbf{"a":\xff}').problems
+    assert problem.detail == "JSON must be UTF-8 text; byte 8 is not"
+
+
 class Item(BaseModel):
     x: int
 

@@ -170,6 +170,13 @@ def test_bad_body(api: TestClient, settings: Settings, name: str) -> None:
     assert stored(settings) == 0
 
 
+def test_a_body_with_a_byte_order_mark_is_read(api: TestClient) -> None:
+    body = json.dumps({"spec": ppca_spec()}).encode("utf-8-sig")
+    answer = api.post("/v1/experiments", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 202
+    assert answer.json()["family"] == "ppca"
+
+
 def test_a_body_over_the_limit(api: TestClient, settings: Settings) -> None:
     body = json.dumps({"note": "x" * 300_000})
     answer = api.post("/v1/experiments", content=body, headers={"Content-Type": "application/json"})
