@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.language import text_spec
 from benchmarks.table import Row
+from mptcore.data.texts import texts
 from mptcore.families.masked_lm import corpus
 from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
@@ -94,7 +95,7 @@ class Likelihoods:
         self.model = MaskedLm(own, torch.device("cpu"), torch.float32)
         self.text = corpus.read(spec.data, tokenizer, 128)
         self.masker = Masker(self.text, tokenizer.mask_token_id, len(tokenizer))
-        trained = corpus.chosen(_spec(model, {"n": TRAINED_ON}, threads).data, len(self.text))
+        trained = corpus.chosen(_spec(model, {"n": TRAINED_ON}, threads).data, texts(spec.data))
         self.generator, sizes = torch.Generator().manual_seed(1), self.text.sizes
         order = torch.randperm(len(self.text), generator=self.generator).tolist()
         heldout = [i for i in order if i not in {*trained}]

@@ -28,7 +28,7 @@ OF = {
     "any_order_spread_per_token": "any_order_spread, for each token",
     "bits_per_token": "minus the metric in `of`, in bits for each token",
     "perplexity": "2 to the power of bits_per_token",
-    "sequences_left_out": "texts without a token to mask",
+    "sequences_left_out": "texts without a token to mask, and rows without text",
     "sequences_cut": "texts that were truncated",
     "texts_scored": "texts with a score",
     "texts_left_out": "texts without a score: `mpt texts` shows why",

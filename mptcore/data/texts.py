@@ -26,7 +26,7 @@ BYTE_ORDER_MARK = "\ufeff"
 NO_COLUMNS = "a .txt file has no columns: use .jsonl, .csv or .parquet"
 
 Rows = Sequence[tuple[str, ...]]
-"""Single texts, or pairs of texts."""
+"""Single texts, or pairs of texts. A text is empty where its row has none."""
 
 
 class Table(NamedTuple):
@@ -36,21 +36,21 @@ class Table(NamedTuple):
     rows: list[tuple[str | None, ...]]
 
     def of(self, wanted: Sequence[str]) -> Rows:
-        """Return the texts of these columns. Raises UnreadableError if one is empty."""
+        """Return the texts of these columns for each row, empty where it has none. Raises
+        UnreadableError if no row has all of them."""
         if missing := [name for name in wanted if name not in self.columns]:
             have = ", ".join(self.columns) or "none"
             raise UnreadableError(f"it has no column of text {missing[0]}; it has {have}")
         places = [self.columns.index(name) for name in wanted]
-        found = [tuple(text for i in places if (text := row[i])) for row in self.rows]
-        kept = [row for row in found if len(row) == len(wanted)]
-        if not kept:
+        rows = [tuple(row[i] or "" for i in places) for row in self.rows]
+        if not any(map(all, rows)):
             raise UnreadableError("it has no text in it")
-        return kept
+        return rows
 
 
 def columns(spec: TextSource, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return the values of some columns for each text, in order; null where its row has none.
-    Raises RunError."""
+    """Return the values of some columns for each text of `texts`, in order; null where its row has
+    none. Raises RunError."""
     assert isinstance(spec, PlainText)
     path, what = _file_of(spec)
     try:
@@ -63,18 +63,17 @@ def columns(spec: TextSource, names: Sequence[str]) -> list[tuple[Any, ...]]:
     if missing := [name for name in names if name not in known]:
         detail = f"it has no column {missing[0]}; it has {', '.join(sorted(known))}"
         raise RunError("invalid", f"{what} cannot be used: {detail}")
-    of_texts = spec.text_columns
-    kept = [row for row in rows if all(isinstance(t := row.get(n), str) and t for n in of_texts)]
-    return [tuple(row.get(name) for name in names) for row in kept for _ in of_texts]
+    return [tuple(row.get(name) for name in names) for row in rows for _ in spec.text_columns]
 
 
 def texts(spec: TextSource) -> Rows:
-    """Return the texts of a source, in order. Raises RunError."""
+    """Return the texts of a source, in order; empty where a row of a table has none. Raises
+    RunError."""
     match spec:
         case GlueText():
             return _glue(spec)
         case PlainText(lines=lines) if lines is not None:
-            return [(without_mark(line),) for line in lines]
+            return [(_text_of(without_mark(line)) or "",) for line in lines]
         case PlainText():
             return _texts_of(*_file_of(spec), spec.text_columns)
         case _:
@@ -111,8 +110,12 @@ def read(path: Path) -> Table:
             raise UnreadableError(f"text is in .txt, .jsonl, .csv or .parquet files, not {suffix}")
     if not names:
         raise UnreadableError("none of its columns holds text")
-    kept = [tuple(x if isinstance(x := row.get(n), str) else None for n in names) for row in rows]
-    return Table(tuple(names), kept)
+    return Table(tuple(names), [tuple(_text_of(row.get(name)) for name in names) for row in rows])
+
+
+def _text_of(value: Any) -> str | None:
+    """Return the text of a cell; None if it has none, or only blanks."""
+    return value if isinstance(value, str) and value.strip() else None
 
 
 def without_mark(text: str) -> str:
@@ -160,6 +163,9 @@ def _arrow(path: Path, *, of_text: bool = False) -> Any:
             names = columns_of(parquet.read_schema(path), *TEXT_TYPES) if of_text else None
             return parquet.read_table(path, columns=names)
         found = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
+        if found.num_columns == 1:  # an empty line of such a file is a row without text
+            options = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+            found = csv.read_csv(path, parse_options=options)
         if not_text := columns_of(found.schema, "is_binary"):
             raise UnreadableError(f"column {not_text[0]} is not UTF-8 text")
         return found.select(columns_of(found.schema, *TEXT_TYPES)) if of_text else found
@@ -206,7 +212,7 @@ def _texts_of(path: Path, what: str, columns: Sequence[str]) -> Rows:
 
 
 def _pairs(source: Path | Table, what: str) -> Rows:
-    """Return the one or two texts of each row of GLUE that lacks none. Raises RunError."""
+    """Return the one or two texts of each row of GLUE. Raises RunError."""
     try:
         found = read(source) if isinstance(source, Path) else source
         return found.of([name for name in found.columns if name not in NO_TEXT][:2])

@@ -1,7 +1,7 @@
 """Texts as sequences of tokens."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ class Sequence(NamedTuple):
 @dataclass(frozen=True)
 class Corpus:
     """N sequences, concatenated. `maskable` excludes special tokens. `left_out` counts the texts
-    without a maskable token, `cut` the truncated ones."""
+    without a maskable token and the rows without a text, `cut` the truncated texts."""
 
     ids: Tensor  # (T,) int32
     types: Tensor  # (T,) int32, which of a pair of texts a token belongs to
@@ -98,12 +98,11 @@ def counted_from(starts: Tensor, counts: Tensor) -> Tensor:
 
 def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     """Read the sequences of a source, truncated to `positions` tokens. Raises RunError."""
-    rows = texts(spec)
+    all_rows = texts(spec)
+    rows = [all_rows[i] for i in chosen(spec, all_rows)]
     if spec.n is not None and spec.n > len(rows):
         detail = f"the text has {len(rows)} lines that are not empty, fewer than n, {spec.n}"
         raise RunError("invalid", detail)
-    if spec.n is not None and spec.n < len(rows):
-        rows = [rows[i] for i in chosen(spec, len(rows))]
     length = min(spec.max_length, positions)
     pack = _sentences if spec.packing == "sentences" else _blocks
     sequences = pack(rows, tokenizer, length)
@@ -111,18 +110,20 @@ def read(spec: TextSource, tokenizer: Tokenizer, positions: int) -> Corpus:
     if not len(found):
         detail = f"none of the {len(sequences)} sequences has a token that can be masked"
         raise RunError("invalid", f"the text gives nothing to score: {detail}")
-    return found
+    empty = 0 if spec.n is not None else len(all_rows) - len(rows)
+    return replace(found, left_out=found.left_out + empty)
 
 
-def chosen(spec: TextSource, count: int) -> list[int]:
-    """Return the places of the texts that a source chooses among `count`. Texts of a row stay
-    together."""
-    if spec.n is None or spec.n >= count:
-        return [*range(count)]
+def chosen(spec: TextSource, rows: Rows) -> list[int]:
+    """Return the indices of the texts that a source chooses. Texts of a row of a table stay
+    together; none of them is chosen if one is empty."""
     together = len(spec.text_columns) if isinstance(spec, PlainText) else 1
-    order = torch.randperm(count // together, generator=generator_for(spec.seed, "texts"))
-    rows = order[: spec.n // together].sort().values.tolist()
-    return [together * row + i for row in rows for i in range(together)]
+    groups = [range(first, first + together) for first in range(0, len(rows), together)]
+    groups = [group for group in groups if all(all(rows[i]) for i in group)]
+    if spec.n is not None and spec.n < together * len(groups):
+        order = torch.randperm(len(groups), generator=generator_for(spec.seed, "texts"))
+        groups = [groups[i] for i in order[: spec.n // together].sort().values.tolist()]
+    return [i for group in groups for i in group]
 
 
 def of_sequences(sequences: list[Sequence]) -> Corpus:

@@ -14,7 +14,14 @@ from mptcore.families.masked_lm.corpus import Sequence as TokenSequence
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker, VariantBatch
 from mptcore.families.masked_lm.model import MaskedLm, ScoredBatch, score_batches
 from mptcore.families.masked_lm.pretrained import Tokenizer
-from mptcore.families.masked_lm.text_rows import TextRow, Texts, TokenizedText, rows_of, tokenized
+from mptcore.families.masked_lm.text_rows import (
+    NO_TEXT,
+    TextRow,
+    Texts,
+    TokenizedText,
+    rows_of,
+    tokenized,
+)
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
 from mptcore.protocol.records import Labels, RunError
 from mptcore.runtime.session import ScoreCache, Work
@@ -126,7 +133,9 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
     assert scores.wild_type is not None
     wild_type = WildType.of(scores.wild_type, tokenizer, length)
     rows = rows_of(spec, scores)
-    found = [changes_of(row.parts[0], wild_type.letters) for row in rows]
+    found = [
+        changes_of(row.parts[0], wild_type.letters) if row.parts[0] else NO_TEXT for row in rows
+    ]
     every = [one for changes in found if not isinstance(changes, str) for one in changes]
     targets = wild_type.targets(every, tokenizer)
     scored: list[list[Change]] = []

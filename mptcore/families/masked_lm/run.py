@@ -66,7 +66,8 @@ class MaskedLmRun:
             yield from self._score_texts(spec.evaluate.texts, models, tokenizer, longest)
             return
         text = corpus.read(spec.data, tokenizer, longest)
-        yield Step(Log("info", _description(text, spec.data.max_length, longest)))
+        description = _description(text, spec.data.max_length, longest)
+        yield Step(Log("warning" if text.left_out else "info", description))
         yield from _cuts(text, min(spec.data.max_length, longest))
         _check_vocabularies(spec, models, tokenizer, text)
         loaded = LoadedText(tokenizer, *self._split(text))
@@ -92,9 +93,11 @@ class MaskedLmRun:
             mutations.table if mutations else text_rows.read(spec.data, scores, tokenizer, limit)
         )
         _check_vocabularies(spec, models, tokenizer, texts.corpus)
-        left_out = len(texts.rows) - len(texts.scored)
-        detail = f"{len(texts.rows)} texts, {left_out} of them without scores"
-        yield Step(Log("warning" if left_out else "info", detail))
+        without = [row for row in texts.rows if row.reason is not None]
+        detail = f"{len(texts.rows)} texts, {len(without)} of them without scores"
+        if without:
+            detail += f", such as text {without[0].row}: {without[0].reason}"
+        yield Step(Log("warning" if without else "info", detail))
         if in_windows := int((texts.windows.counts > 1).sum()):
             detail = f"of the texts have more than {limit} tokens and are scored in windows"
             yield Step(Log("info", f"{in_windows} {detail}"))

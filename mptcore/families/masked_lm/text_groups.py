@@ -44,6 +44,7 @@ class Member(NamedTuple):
     """A text of a group with its score; None if it has none."""
 
     row: int
+    """-1 for a text that was not chosen."""
     value: float | None
     std_err: float
     sampled: Sampled | None = None
@@ -90,9 +91,16 @@ def _reason(members: Sequence[Member]) -> str | None:
     """Return why a group has no order, if it has none."""
     if len(members) == 1:
         return "its group has no other text"
-    if any(one.value is None for one in members):
+    if any(one.value is None and one.row >= 0 for one in members):
         return "a text of its group has no score"
+    if any(one.value is None for one in members):
+        return "a text of its group is not among the n chosen ones"
     return None
+
+
+def is_whole(members: Sequence[Member]) -> bool:
+    """Return whether a group has an order: two texts or more, all of which have a score."""
+    return _reason(members) is None
 
 
 def _value(member: Member) -> float:
@@ -125,7 +133,7 @@ def is_decided(members: Sequence[Member]) -> bool:
 def accuracy(groups: Sequence[Sequence[Member]], labels: Labels) -> Iterator[Record]:
     """Yield the share of groups whose first text has the highest score, and the number of decided
     groups."""
-    whole = [one for one in groups if _reason(one) is None]
+    whole = [*filter(is_whole, groups)]
     yield Metric("groups_scored", len(whole), 0.0, labels)
     yield Metric("groups_left_out", len(groups) - len(whole), 0.0, labels)
     yield _share_right("accuracy", whole, labels)
@@ -138,7 +146,7 @@ def accuracy_by_category(
 ) -> Iterator[Record]:
     """Yield the share of each category's groups whose first text has the highest score."""
     for category, of_category in sorted(groups.items()):
-        whole = [one for one in of_category if _reason(one) is None]
+        whole = [*filter(is_whole, of_category)]
         yield _share_right("accuracy_by_category", whole, {**labels, "category": category})
 
 

@@ -1,6 +1,7 @@
 """Texts that are scored one by one: their tokens, words, groups and labels."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +30,7 @@ from mptcore.specs import TextScores, TextSource
 MAX_GROUP = 200
 """Maximum number of characters of the name of a group or category."""
 MAX_CATEGORIES = 200
+NO_TEXT = "it has no text"
 NO_TOKENS = "it has no token that can be masked"
 NO_PREFIX = "its prefix is neither its beginning nor a number of its characters"
 NOTHING_AFTER = "no token begins after its prefix"
@@ -36,11 +38,13 @@ NOTHING_AFTER = "no token begins after its prefix"
 
 @dataclass(frozen=True)
 class TextRow:
-    """A text of the source. `row` is its index, from 0, among the texts that are not empty."""
+    """A text of the source. `row` is its index, from 0. Blank lines of a file have none."""
 
     row: int
     parts: tuple[str, ...]
-    group: Any = None
+    group: str | None = None
+    group_size: int = 0
+    """Number of texts of its group in the source, also of those that `n` does not choose."""
     category: str | None = None
     label: float | None = None
     reason: str | None = None
@@ -98,14 +102,14 @@ class Texts:
     @cached_property
     def groups(self) -> list[list[int]]:
         """Return the sequences of each group with two texts or more, all of which are scored."""
-        groups: dict[str, list[int | None]] = {}
-        sequences = {row: sequence for sequence, row in enumerate(self.scored)}
-        for i, row in enumerate(self.rows):
+        groups: dict[str, list[int]] = {}
+        sizes: dict[str, int] = {}
+        for sequence, i in enumerate(self.scored):
+            row = self.rows[i]
             if row.group is not None:
-                groups.setdefault(str(row.group), []).append(sequences.get(i))
-        whole = [[one for one in group if one is not None] for group in groups.values()]
-        pairs = zip(groups.values(), whole, strict=True)
-        return [found for group, found in pairs if len(found) == len(group) > 1]
+                groups.setdefault(row.group, []).append(sequence)
+                sizes[row.group] = row.group_size
+        return [group for name, group in groups.items() if len(group) == sizes[name] > 1]
 
     def words_of(self, sequence: int) -> int:
         """Return the number of words of a sequence."""
@@ -133,7 +137,9 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
     for row, tokens in zip(all_rows, tokenized(parts, tokenizer), strict=True):
         count = len(tokens.sequence.ids)
         reason = None if tokens.words else NO_TOKENS
-        if row.given is None:
+        if not all(row.parts):
+            reason = NO_TEXT
+        elif row.given is None:
             reason = NO_PREFIX
         elif reason is None and tokens.spans[-1][1] < row.given:
             reason = NOTHING_AFTER
@@ -155,7 +161,11 @@ def rows_of(spec: TextSource, scores: TextScores) -> list[TextRow]:
     all_texts = texts(spec)
     named = tuple(scores.columns.values())
     beside = columns(spec, named) if named else [()] * len(all_texts)
-    rows = [_row(i, all_texts[i], beside[i], scores) for i in chosen(spec, len(all_texts))]
+    rows = [_row(i, *given, scores) for i, given in enumerate(zip(all_texts, beside, strict=True))]
+    sizes = Counter(row.group for row in rows)
+    rows = [replace(row, group_size=sizes[row.group]) for row in rows]
+    if spec.n is not None:
+        rows = [rows[i] for i in chosen(spec, all_texts)]
     if (count := len({row.category for row in rows} - {None})) > MAX_CATEGORIES:
         detail = f"column {scores.category_column} has {count} different values, at most"
         raise RunError("invalid", f"{detail} {MAX_CATEGORIES} are allowed as categories")
@@ -177,15 +187,17 @@ def _words(found: list[TokenizedText]) -> Tensor:
 def _row(row: int, parts: tuple[str, ...], beside: tuple[Any, ...], scores: TextScores) -> TextRow:
     """Return a text with its group, category and label."""
     values = iter(beside)
-    group: Any = _name(next(values)) if scores.group_column else None
+    group = _name(next(values)) if scores.group_column else None
     if scores.group_size is not None:
-        group = row // scores.group_size
+        group = str(row // scores.group_size)
     category = _name(next(values)) if scores.category_column else None
     label, reason = _number(next(values)) if scores.label_column else (None, None)
     given: int | None = 0
     if scores.prefix_column:
         given = _length_of(next(values), parts[0])
-    return TextRow(row, parts, group, category, label, label_reason=reason, given=given)
+    return TextRow(
+        row, parts, group, category=category, label=label, label_reason=reason, given=given
+    )
 
 
 def _name(value: Any) -> str | None:

@@ -20,6 +20,7 @@ from mptcore.families.masked_lm.text_groups import (
     Sampled,
     accuracy,
     accuracy_by_category,
+    is_whole,
     rank_correlation,
     ranked,
 )
@@ -31,6 +32,8 @@ from mptcore.specs import OF_MUTATIONS, TextScore, TextScores
 FILE = "texts.jsonl"
 MEDIA_TYPE = "application/jsonl"
 NO_GROUP = f"it has no group, or one whose name has more than {MAX_GROUP} characters"
+MAX_NAMED = 10
+"""Maximum number of groups that a warning names."""
 MAX_SHOWN = 20_000
 """Maximum number of characters of a text in the table; `characters` counts all."""
 MAX_TOKEN_SHOWN = 50
@@ -84,7 +87,8 @@ class TextTable:
 
     @cached_property
     def _groups(self) -> dict[str, list[Member]]:
-        """Members of each group, in the order of the texts."""
+        """Members of each group, in the order of the texts; those that the source's `n` does not
+        choose are last and have no score."""
         groups: dict[str, list[Member]] = {}
         value, std_err = self.first.value.tolist(), self.first.errors.tolist()
         for i, row in enumerate(self.texts.rows):
@@ -94,7 +98,10 @@ class TextTable:
             if (one := self._sequence_of.get(i)) is not None:
                 of_first = self.first.sampled.get(one), self.first.apart.get(one)
                 member = Member(i, _finite(value[one]), std_err[one], *of_first)
-            groups.setdefault(str(row.group), []).append(member)
+            groups.setdefault(row.group, []).append(member)
+        for members in groups.values():
+            size = self.texts.rows[members[0].row].group_size
+            members += [Member(-1, None, 0.0)] * (size - len(members))
         return groups
 
     def metrics(self) -> Iterator[Record]:
@@ -118,9 +125,25 @@ class TextTable:
         if self._has_groups:
             yield from accuracy([*self._groups.values()], self.labels)
             yield from accuracy_by_category(self._of_categories(), self.labels)
+            yield from self._group_warnings()
         if self.spec.label_column is not None and of_all:
             labels = [self.texts.rows[i].label for i in self.texts.scored]
             yield rank_correlation(self.first.value.tolist(), labels, self.labels)
+
+    def _group_warnings(self) -> Iterator[Record]:
+        """Yield warnings of groups without an order, and of a last group that is too small."""
+        names = [name for name, members in self._groups.items() if not is_whole(members)]
+        if names:
+            shown = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+            detail = "each has a text without a score, or one text only"
+            told = f"{len(names)} of {len(self._groups)} groups are left out ({detail}): {shown}"
+            yield Log("warning", told)
+        if self.spec.group_size is None:
+            return
+        for name, members in self._groups.items():  # only the last one may be smaller
+            if name not in names and len(members) < self.spec.group_size:
+                detail = f"group {name}, the last one, has {len(members)} texts"
+                yield Log("warning", f"{detail}, not {self.spec.group_size}")
 
     def _of_categories(self) -> dict[str, list[list[Member]]]:
         """Return the groups of each category, without those whose first text has none."""
@@ -154,7 +177,7 @@ class TextTable:
             found: dict[str, Any] = {"row": row.row, "text": "\n".join(row.parts)[:MAX_SHOWN]}
             reasons = [row.reason, row.label_reason]
             if self._has_groups:
-                found["group"] = None if row.group is None else str(row.group)
+                found["group"] = row.group
             if self.spec.category_column is not None:
                 found["category"] = row.category
             if self.spec.label_column is not None:

@@ -66,7 +66,7 @@ class Text(Source):
     max_length: Annotated[int, Field(ge=4, le=32_768)] = 512
     """Maximum number of tokens in a sequence, special tokens included."""
     n: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
-    """Number of texts, chosen at random by `seed`. null: all."""
+    """Number of texts, chosen at random by `seed` from those that are not empty. null: all."""
     heldout: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Fraction of the sequences that is excluded from training, chosen by `seed`. It gives
     `loss_heldout` and, after training, the scores."""
@@ -152,7 +152,8 @@ class PlainText(Text):
     """Column of a .jsonl, .csv or .parquet file that has the texts."""
     second_column: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     """Column with a second text of each row, which follows the first one as a text of its own, such
-    as the bad sentence of a minimal pair. Rows that lack one of the two are left out."""
+    as the bad sentence of a minimal pair. Rows that lack one of the two are not chosen by `n`, and
+    a curve leaves them out."""
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:

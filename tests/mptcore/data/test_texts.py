@@ -19,7 +19,7 @@ from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText
 
 MRPC = GlueText(source="glue", subset="mrpc", split="validation")
-PAIRS = [("one", "two"), ("three", "four")]
+PAIRS = [("one", "two"), ("lacks", ""), ("", "lacks"), ("three", "four")]
 NAMES = ("sentence1", "sentence2", "label", "idx")
 ROWS = [("one", "two", 1, 0), ("lacks", None, 1, 1), ("", "lacks", 0, 2), ("three", "four", 0, 3)]
 """Rows in the form of GLUE; two of them lack one of their texts."""
@@ -97,7 +97,7 @@ def test_the_column_of_an_upload_is_read_where_it_has_text(folder: Path, suffix:
         "score": [1, 2, 3, 4],
     }
     written(folder / "datasets" / "abc" / f"data.{suffix}", columns)
-    assert texts(plain(dataset="abc")) == [("one",), ("two",)]
+    assert texts(plain(dataset="abc")) == [("one",), ("",), ("",), ("two",)]
     assert texts(plain(dataset="abc", column="other")) == [("x",)] * 4
     told = "the upload abc cannot be used: it has no column of text score; it has text, other"
     assert refused(plain(dataset="abc", column="score")) == told
@@ -112,12 +112,14 @@ def test_a_second_column_gives_texts_of_their_own(folder: Path) -> None:
     }
     written(folder / "text" / "pairs.jsonl", rows)
     spec = plain(file="pairs.jsonl", column="good", second_column="bad")
-    assert texts(spec) == [("a",), ("b",), ("c",), ("d",)]
-    assert columns(spec, ["pair"]) == [(1,), (1,), (2,), (2,)]
+    rows_of_two = [("a",), ("b",), ("c",), ("d",), ("",), ("x",), ("e",), ("",)]
+    assert texts(spec) == rows_of_two
+    assert columns(spec, ["pair"]) == [(1,), (1,), (2,), (2,), (3,), (3,), (4,), (4,)]
+    assert chosen(spec, rows_of_two) == [0, 1, 2, 3]
     assert spec.problems() == []
     assert [one.pointer for one in spec.model_copy(update={"n": 3}).problems()] == ["/data/n"]
     for seed in range(9):
-        places = chosen(spec.model_copy(update={"n": 2, "seed": seed}), 4)
+        places = chosen(spec.model_copy(update={"n": 2, "seed": seed}), rows_of_two)
         assert places in ([0, 1], [2, 3])
     (folder / "text" / "lines.txt").write_text("a\n")
     unnamed = plain(file="lines.txt", second_column="bad")
@@ -135,8 +137,15 @@ def test_a_csv_file_has_columns_of_text_and_of_numbers(folder: Path) -> None:
     (folder / "text" / "a.csv").write_text(table)
     spec = plain(file="a.csv", column="mutant")
     assert spec.has_columns
-    assert texts(spec) == [("A2G, twice",), ("K1A",)]
-    assert columns(spec, ["score", "note"]) == [(0.5, ""), (-2.0, 'a "b"\nc')]
+    assert texts(spec) == [("A2G, twice",), ("K1A",), ("",)]
+    assert columns(spec, ["score", "note"]) == [(0.5, ""), (-2.0, 'a "b"\nc'), (3.0, "d")]
+
+
+def test_an_empty_line_of_a_table_of_one_column_is_a_row(folder: Path) -> None:
+    (folder / "text" / "a.csv").write_text("text\none\n\ntwo\n")
+    assert texts(plain(file="a.csv")) == [("one",), ("",), ("two",)]
+    (folder / "text" / "a.csv").write_text("text,n\none,1\n\ntwo,2\n")
+    assert texts(plain(file="a.csv")) == [("one",), ("two",)]
 
 
 def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:
@@ -174,7 +183,7 @@ def test_a_file_without_text_is_refused(folder: Path, name: str, content: bytes,
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_a_row_of_glue_that_lacks_a_text_is_left_out(folder: Path, suffix: str) -> None:
+def test_a_row_of_glue_that_lacks_a_text_stays(folder: Path, suffix: str) -> None:
     columns = dict(zip(NAMES, map(list, zip(*ROWS, strict=True)), strict=True))
     file = written(folder / "glue" / "mrpc" / f"validation.{suffix}", columns)
     assert texts(MRPC) == PAIRS

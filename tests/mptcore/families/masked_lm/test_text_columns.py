@@ -3,21 +3,41 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
+import pandas
 import pytest
 
 from mptcore.presets import PRESETS
-from mptcore.protocol.records import RunError
-from tests.mptcore.families.masked_lm.test_text_scores import models, of, scored
-from tests.support.runs import metric, std_err_of, value_of
+from mptcore.protocol.records import Log, Record, RunError
+from mptcore.run import resumable
+from mptcore.runtime.session import Session
+from tests.mptcore.families.masked_lm.test_text_scores import Plain, models, of, scored
+from tests.support.runs import metric, spec_of, std_err_of, value_of
 
 __all__ = ["models"]  # the fixture
+
+
+def write_table(path: Path, columns: dict[str, list[Any]]) -> None:
+    """Write a table as pandas writes it."""
+    frame = pandas.DataFrame(columns)
+    match path.suffix:
+        case ".jsonl":
+            frame.to_json(path, orient="records", lines=True)
+        case ".csv":
+            frame.to_csv(path, index=False)
+        case _:
+            frame.to_parquet(path)
+
+
+def warnings(records: list[Record]) -> list[str]:
+    return [one.message for one in records if isinstance(one, Log) and one.level == "warning"]
 
 
 TABLE = [
     {"text": "unlikely cats", "pair": "x", "score": 1.5},
     {"text": "cats unlikely", "pair": "y", "score": 2},
-    {"text": "", "pair": "x", "score": 3},
+    {"text": "", "pair": "w", "score": 3},
     {"text": "the mat", "pair": "x", "score": "high"},
     {"text": "mat the", "pair": "y", "score": 0.5},
     {"text": "on the mat", "score": 7},
@@ -30,19 +50,92 @@ def test_groups_and_labels_come_from_columns(tmp_path: Path) -> None:
     (tmp_path / "text" / "t.jsonl").write_text("\n".join(map(json.dumps, TABLE)))
     value = of({"file": "t.jsonl"}, group_column="pair", label_column="score")
     rows, found = scored(value, tmp_path)
-    assert [row["group"] for row in rows] == ["x", "y", "x", "y", None, "z"]
-    assert [row["label"] for row in rows] == [1.5, 2, None, 0.5, 7, 4]
-    assert rows[2]["reason"] == "the label 'high' is not a number"
-    assert rows[4]["reason"].startswith("it has no group")
-    assert rows[5]["reason"] == "its group has no other text"
-    assert rows[3]["difference"] == rows[3]["pll"] - rows[1]["pll"]
+    assert [row["group"] for row in rows] == ["x", "y", "w", "x", "y", None, "z"]
+    assert [row["label"] for row in rows] == [1.5, 2, 3, None, 0.5, 7, 4]
+    assert rows[2]["reason"] == "it has no text; its group has no other text"
+    assert rows[3]["reason"] == "the label 'high' is not a number"
+    assert rows[5]["reason"].startswith("it has no group")
+    assert rows[6]["reason"] == "its group has no other text"
+    assert rows[4]["difference"] == rows[4]["pll"] - rows[1]["pll"]
     assert rows[0]["difference"] == 0
-    assert {rows[0]["rank"], rows[2]["rank"]} == {1, 2}
+    assert {rows[0]["rank"], rows[3]["rank"]} == {1, 2}
     assert value_of(metric(found, "groups_scored")) == 2
     right = [rows[i]["rank"] == 1 for i in (0, 1)]
     assert value_of(metric(found, "accuracy")) == sum(right) / 2
     assert std_err_of(metric(found, "accuracy")) > 0
     assert -1 <= value_of(metric(found, "spearman")) <= 1
+
+
+EMPTY = ["the cats", None, "a mat", "the mat", " ", "cats sat", "", "unlikely cats"]
+"""Texts of rows 0 to 7, three of which have none."""
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.csv", "t.parquet"])
+def test_rows_without_text_keep_their_number_and_their_group(
+    models: Path, tmp_path: Path, name: str
+) -> None:
+    plain = Plain(models / "pieces")
+    (tmp_path / "text").mkdir()
+    table = {"text": EMPTY, "n": [*range(8)]}
+    write_table(tmp_path / "text" / name, table)
+    rows, found = scored(of({"file": name}, group_size=2, label_column="n"), tmp_path)
+    assert [row["row"] for row in rows] == [row["label"] for row in rows] == [*range(8)]
+    assert [row["group"] for row in rows] == ["0", "0", "1", "1", "2", "2", "3", "3"]
+    for row, text in zip(rows, EMPTY, strict=True):
+        if text and text.strip():
+            assert row["pll"] == pytest.approx(sum(plain.pll(text)), abs=1e-4)
+        else:
+            assert row["pll"] is row["tokens"] is None
+            assert row["reason"] == "it has no text; a text of its group has no score"
+    assert rows[3]["difference"] == rows[3]["pll"] - rows[2]["pll"]
+    counts = ("texts_scored", "texts_left_out", "groups_scored", "groups_left_out")
+    assert [value_of(metric(found, one)) for one in counts] == [5, 3, 1, 3]
+    assert value_of(metric(found, "accuracy")) == float(rows[2]["pll"] > rows[3]["pll"])
+    detail = "(each has a text without a score, or one text only)"
+    assert warnings(found) == [
+        "8 texts, 3 of them without scores, such as text 1: it has no text",
+        f"3 of 4 groups are left out {detail}: 0, 2, 3",
+    ]
+
+
+def test_blank_lines_of_a_file_of_lines_are_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "t.txt").write_bytes(b"the cats\r\n\r\ncats sat\r\n \r\na mat\r\n")
+    rows, found = scored(of({"file": "t.txt"}, group_size=2), tmp_path)
+    assert [(row["row"], row["text"]) for row in rows] == [
+        (0, "the cats"), (1, "cats sat"), (2, "a mat"),
+    ]  # fmt: skip
+    assert value_of(metric(found, "texts_left_out")) == 0
+    assert value_of(metric(found, "groups_left_out")) == 1
+
+
+def test_a_last_group_with_a_text_too_few_is_named(tmp_path: Path) -> None:
+    rows, found = scored(of(["the cats", "cats", "a mat", "a", "mat"], group_size=3), tmp_path)
+    assert [row["rank"] is not None for row in rows] == [True] * 5
+    assert warnings(found) == ["group 1, the last one, has 2 texts, not 3"]
+
+
+def test_a_group_of_which_n_chooses_a_part_has_no_order(tmp_path: Path) -> None:
+    """Texts that `n` chooses keep their row, and none of them is empty."""
+    (tmp_path / "text").mkdir()
+    write_table(tmp_path / "text" / "t.jsonl", {"text": EMPTY})
+    rows, found = scored(of({"file": "t.jsonl", "n": 4, "seed": 1}, group_size=8), tmp_path)
+    assert len(rows) == 4
+    assert all(row["text"] == EMPTY[row["row"]] for row in rows)
+    assert {row["reason"] for row in rows} == {"a text of its group is not among the n chosen ones"}
+    assert value_of(metric(found, "groups_left_out")) == 1
+
+
+def test_a_curve_counts_the_rows_without_text(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    write_table(tmp_path / "text" / "t.jsonl", {"text": EMPTY})
+    value = of({"file": "t.jsonl"})
+    value["evaluate"] = {"masks": {"rates": [0.5]}}
+    found = [one for one in resumable(spec_of(value), Session()) if one is not None]
+    assert value_of(metric(found, "sequences_left_out")) == 3
+    (warning,) = warnings(found)
+    assert warning.endswith("; 3 sequences without one were left out; the model takes 40 tokens, "
+                            "not max_length 512")  # fmt: skip
 
 
 def test_the_blimp_preset_gives_the_accuracy_of_each_paradigm(tmp_path: Path) -> None:

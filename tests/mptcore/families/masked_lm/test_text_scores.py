@@ -253,7 +253,7 @@ def test_a_text_that_cannot_be_scored_is_null_with_its_reason(tmp_path: Path) ->
     lines = ["cats", " ", long, "the mat", "a", "sat"]
     rows, found = scored(of(lines, scores=ALL, per_token=True, group_size=2), tmp_path)
     assert [row["row"] for row in rows] == [*range(6)]
-    for row, reason in ((rows[1], "no token"), (rows[2], "has 41 tokens")):
+    for row, reason in ((rows[1], "no text"), (rows[2], "has 41 tokens")):
         assert [row[name] for name in (*ALL, "tokens", "words", "by_token")] == [None] * 6
         assert reason in row["reason"]
         assert row["characters"] == len(row["text"])
