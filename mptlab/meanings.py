@@ -32,6 +32,7 @@ OF = {
     "sequences_cut": "texts that were truncated",
     "texts_scored": "texts with a score",
     "texts_left_out": "texts without a score: `mpt texts` shows why",
+    "texts_with_unknown_tokens": "texts with tokens that the model does not know: column `unknown`",
     "texts_over_target": "texts whose error is above target_std_err",
     "groups_scored": "groups with at least two scored texts",
     "groups_left_out": "groups with fewer scored texts",

@@ -215,6 +215,8 @@ def _show(
         for name in found.columns
         if name not in HIDDEN and any(row[name] is not None for row in found)
     ]
+    if not any(row.get("unknown") for row in found):
+        columns = [name for name in columns if name != "unknown"]
     rows = [
         {
             name: with_error(row[name], row[f"{name}{ERROR}"]) if f"{name}{ERROR}" in row else value

@@ -25,13 +25,16 @@ class Sequence(NamedTuple):
     ids: list[int]
     types: list[int]
     maskable: list[bool]
+    unknown: list[bool]
+    """Tokens that the tokenizer does not know, and those with the name of a special token."""
     cut: bool = False
 
 
 @dataclass(frozen=True)
 class Corpus:
     """N sequences, concatenated. `maskable` excludes special tokens. `left_out` counts the texts
-    without a maskable token and the rows without a text, `cut` the truncated texts."""
+    without a maskable token and the rows without a text, `cut` the truncated texts, `unknown` the
+    sequences with unknown tokens."""
 
     ids: Tensor  # (T,) int32
     types: Tensor  # (T,) int32, which of a pair of texts a token belongs to
@@ -39,6 +42,7 @@ class Corpus:
     offsets: Tensor  # (N + 1,)
     left_out: int = 0
     cut: int = 0
+    unknown: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -81,7 +85,7 @@ class Corpus:
         offsets = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
         places = counted_from(self.offsets[chosen], lengths)
         parts = (self.ids[places], self.types[places], self.maskable[places])
-        return Corpus(*parts, offsets, self.left_out, self.cut)
+        return Corpus(*parts, offsets, self.left_out, self.cut, self.unknown)
 
 
 def repeated(values: Tensor, counts: Tensor) -> Tensor:
@@ -134,7 +138,8 @@ def of_sequences(sequences: list[Sequence]) -> Corpus:
     types = torch.tensor([i for one in kept for i in one.types], dtype=torch.int32)
     maskable = torch.tensor([free for one in kept for free in one.maskable], dtype=torch.bool)
     left_out, cut = len(sequences) - len(kept), sum(one.cut for one in sequences)
-    return Corpus(ids, types, maskable, offsets, left_out, cut)
+    unknown = sum(any(one.unknown) for one in kept)
+    return Corpus(ids, types, maskable, offsets, left_out, cut, unknown)
 
 
 def _sentences(rows: Rows, tokenizer: Tokenizer, length: int) -> list[Sequence]:
@@ -153,12 +158,14 @@ def _blocks(rows: Rows, tokenizer: Tokenizer, length: int) -> list[Sequence]:
     ids: list[int] = []
     types: list[int] = []
     maskable: list[bool] = []
+    unknown: list[bool] = []
     for one in _encoded(rows, tokenizer):
         ids += one.ids
         types += one.types
         maskable += one.maskable
+        unknown += one.unknown
     cuts = [slice(start, start + length) for start in range(0, len(ids), length)]
-    return [Sequence(ids[cut], types[cut], maskable[cut]) for cut in cuts]
+    return [Sequence(ids[cut], types[cut], maskable[cut], unknown[cut]) for cut in cuts]
 
 
 def _encoded(rows: Rows, tokenizer: Tokenizer, **limit: Any) -> Iterator[Sequence]:
@@ -167,8 +174,20 @@ def _encoded(rows: Rows, tokenizer: Tokenizer, **limit: Any) -> Iterator[Sequenc
     for first in range(0, len(rows), BATCH):
         columns = [list(column) for column in zip(*rows[first : first + BATCH], strict=True)]
         encoded = tokenizer(*columns, verbose=False, **limit)
-        for ids, types in zip(encoded["input_ids"], types_of(encoded), strict=True):
-            yield Sequence(ids, types, [i not in special for i in ids])
+        for one, types in zip(encoded.encodings, types_of(encoded), strict=True):
+            yield sequence_of(one, types, special, tokenizer.unk_token_id)
+
+
+def sequence_of(
+    encoding: Any, types: list[int], special: frozenset[int], unknown_id: int | None
+) -> Sequence:
+    """Return the tokens of an encoded text."""
+    ids: list[int] = encoding.ids
+    maskable = [i not in special for i in ids]
+    is_frame = encoding.special_tokens_mask  # 1 for [CLS], [SEP] etc. around a text
+    tokens = zip(ids, maskable, is_frame, strict=True)
+    unknown = [i == unknown_id or not (is_free or frame) for i, is_free, frame in tokens]
+    return Sequence(ids, types, maskable, unknown)
 
 
 def types_of(encoded: Any) -> list[list[int]]:

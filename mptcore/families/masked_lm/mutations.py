@@ -138,11 +138,12 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
     ]
     every = [one for changes in found if not isinstance(changes, str) for one in changes]
     targets = wild_type.targets(every, tokenizer)
+    unknown = sum(wild_type.tokens.unknown)
     scored: list[list[Change]] = []
     kept: list[TextRow] = []
     for row, changes in zip(rows, found, strict=True):
         reason = changes if isinstance(changes, str) else _reason(changes, wild_type, targets)
-        kept.append(replace(row, reason=reason))
+        kept.append(replace(row, reason=reason, unknown=unknown))
         if reason is None and not isinstance(changes, str):
             scored.append(changes)
     table = Texts.of(kept, [_tokens(changes, targets) for changes in scored])
@@ -164,9 +165,10 @@ def _reason(
 
 def _tokens(changes: Sequence[Change], targets: Mapping[Change, int]) -> TokenizedText:
     """Return the new tokens of a mutation."""
-    ids = [targets[one] for one in changes]
+    ids, count = [targets[one] for one in changes], len(changes)
+    tokens = TokenSequence(ids, [0] * count, [True] * count, [False] * count)
     words: list[tuple[int, int | None]] = [(0, place) for place, _ in changes]
-    return TokenizedText(TokenSequence(ids, [0] * len(ids), [True] * len(ids)), words, [])
+    return TokenizedText(tokens, words, [])
 
 
 @dataclass

@@ -266,13 +266,23 @@ def inputs_of(network: Any, row: Row) -> dict[str, Any]:
     config = network.config
     inputs = {"position_ids": row.positions[None], "row": row}
     if config.model_type == "roberta":
-        inputs["position_ids"] = inputs["position_ids"] + config.pad_token_id + 1
+        inputs["position_ids"] = _roberta_positions(row, config.pad_token_id)[None]
     if config.model_type == "esm":
         return inputs | {"inputs_embeds": _esm_embeddings(network.base_model, row)}
     if getattr(config, "type_vocab_size", 0) > 1:
         types = torch.zeros_like(row.ids) if row.types is None else row.types
         inputs["token_type_ids"] = types[None]
     return inputs | {"input_ids": row.ids[None]}
+
+
+def _roberta_positions(row: Row, padding: int) -> Tensor:  # (T,)
+    """Return RoBERTa's positions. They begin after the number of the padding token; a padding token
+    that a text contains has that number, and is not counted."""
+    is_token = (row.ids != padding).int()
+    counts = is_token.cumsum(0)
+    starts = torch.arange(len(row.ids), device=row.ids.device) - row.positions
+    before = (counts - is_token).index_select(0, starts)
+    return padding + is_token * (counts - before)
 
 
 def _esm_embeddings(base_model: Any, row: Row) -> Tensor:  # (1, T, H)

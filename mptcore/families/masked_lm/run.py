@@ -1,5 +1,6 @@
 """Run experiments on language models."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from mptcore.families.masked_lm.pretrained import (
     positions,
     weights_header,
 )
+from mptcore.families.masked_lm.text_rows import TextRow, Texts
 from mptcore.families.masked_lm.text_scores import TextScoring
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Labels, Log, Metric, RunError
@@ -98,6 +100,8 @@ class MaskedLmRun:
         if without:
             detail += f", such as text {without[0].row}: {without[0].reason}"
         yield Step(Log("warning" if without else "info", detail))
+        if unknown := [row for row in texts.rows if row.unknown]:
+            yield Step(Log("warning", _unknown(unknown, texts, mutations is not None)))
         if in_windows := int((texts.windows.counts > 1).sum()):
             detail = f"of the texts have more than {limit} tokens and are scored in windows"
             yield Step(Log("info", f"{in_windows} {detail}"))
@@ -218,10 +222,24 @@ def _description(text: Corpus, asked: int, longest: int) -> str:
     return "; ".join(parts)
 
 
+UNKNOWN = "tokens that the tokenizer does not know, or that have the name of a special token"
+
+
+def _unknown(rows: Sequence[TextRow], texts: Texts, are_mutations: bool) -> str:
+    """Return a warning of texts with unknown tokens."""
+    if are_mutations:
+        return f"the wild type has {rows[0].unknown} {UNKNOWN}: all scores depend on them"
+    told = f"{len(rows)} of {len(texts.rows)} texts have {UNKNOWN}, such as text {rows[0].row}"
+    detail = "different unknown characters have the same score, and special tokens have none"
+    return f"{told}: the column unknown counts them; {detail}"
+
+
 def _cuts(text: Corpus, length: int) -> Work[None]:
     """Record how many texts were left out or truncated."""
     yield Step(Metric("sequences_left_out", text.left_out, 0.0))
     yield Step(Metric("sequences_cut", text.cut, 0.0))
+    if text.unknown:
+        yield Step(Log("warning", f"{text.unknown} of {len(text)} sequences have {UNKNOWN}"))
     if text.cut:
         of = len(text) + text.left_out
         detail = "tokens beyond that are not scored: raise max_length, or use the packing blocks"

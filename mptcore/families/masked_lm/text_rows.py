@@ -18,6 +18,7 @@ from mptcore.families.masked_lm.corpus import (
     chosen,
     of_sequences,
     repeated,
+    sequence_of,
     special_tokens,
     types_of,
 )
@@ -49,6 +50,9 @@ class TextRow:
     label: float | None = None
     reason: str | None = None
     """Reason why the text has no scores."""
+    unknown: int | None = None
+    """Number of its unknown tokens, special ones included; of a mutation, those of the wild type.
+    """
     label_reason: str | None = None
     given: int | None = 0
     """Number of its first characters that are given; None if its prefix is not its beginning."""
@@ -148,7 +152,8 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
             cut = windows_of(tokens.sequence, length, overlap)
         if count > length and not cut:
             reason = f"it has {count} tokens, the model and max_length allow {length}"
-        rows.append(replace(row, reason=reason))
+        unknown = sum(tokens.sequence.unknown) if all(row.parts) else None
+        rows.append(replace(row, reason=reason, unknown=unknown))
         if reason is None:
             found.append(tokens)
             windows.append(cut or [Window(tokens.sequence, range(count))])
@@ -227,11 +232,11 @@ def tokenized(rows: Rows, tokenizer: Tokenizer) -> Iterator[TokenizedText]:
     while batch := list(islice(rest, BATCH)):
         encoded = tokenizer(*map(list, zip(*batch, strict=True)), verbose=False)
         for one, types in zip(encoded.encodings, types_of(encoded), strict=True):
+            tokens = sequence_of(one, types, special, tokenizer.unk_token_id)
             # Each of these attributes builds its whole list when it is read.
-            ids, sequences, word_ids, offsets = one.ids, one.sequence_ids, one.word_ids, one.offsets
-            maskable = [i not in special for i in ids]
-            of_text = [at for at, free in enumerate(maskable) if free]
+            sequences, word_ids, offsets = one.sequence_ids, one.word_ids, one.offsets
+            of_text = [at for at, free in enumerate(tokens.maskable) if free]
             parts = [sequences[at] or 0 for at in of_text]
             words = [(part, word_ids[at]) for part, at in zip(parts, of_text, strict=True)]
             spans = [(part, *offsets[at]) for part, at in zip(parts, of_text, strict=True)]
-            yield TokenizedText(TokenSequence(ids, types, maskable), words, spans)
+            yield TokenizedText(tokens, words, spans)

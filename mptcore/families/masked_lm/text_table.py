@@ -24,7 +24,7 @@ from mptcore.families.masked_lm.text_groups import (
     rank_correlation,
     ranked,
 )
-from mptcore.families.masked_lm.text_rows import MAX_GROUP, Texts
+from mptcore.families.masked_lm.text_rows import MAX_GROUP, TextRow, Texts
 from mptcore.protocol.records import Artifact, Labels, Log, Metric, Record
 from mptcore.runtime.durable import rename_durably
 from mptcore.specs import OF_MUTATIONS, TextScore, TextScores
@@ -111,6 +111,8 @@ class TextTable:
         left_out = len(self.texts.rows) - count
         yield Metric("texts_scored", count, 0.0, self.labels)
         yield Metric("texts_left_out", left_out, 0.0, self.labels)
+        unknown = sum(bool(self.texts.rows[i].unknown) for i in self.texts.scored)
+        yield Metric("texts_with_unknown_tokens", unknown, 0.0, self.labels)
         # a sample that stops at a lead is not unbiased
         of_all = self.spec.target == "scores" or "cumulative" in self.columns
         for score, column in self.columns.items() if of_all else ():
@@ -182,7 +184,8 @@ class TextTable:
                 found["category"] = row.category
             if self.spec.label_column is not None:
                 found["label"] = row.label
-            found |= self._scores(self._sequence_of.get(i), sum(map(len, row.parts)))
+            found |= self._counts(row, self._sequence_of.get(i))
+            found |= self._scores(self._sequence_of.get(i))
             if row.reason is None and any(found[score] is None for score in self.columns):
                 reasons.append("a score is not finite")
             if self._has_groups:
@@ -193,15 +196,22 @@ class TextTable:
             found["reason"] = "; ".join(one for one in reasons if one) or None
             yield found
 
-    def _scores(self, sequence: int | None, characters: int) -> dict[str, Any]:
-        """Return the counts and scores of a text; null if it was not scored."""
+    def _counts(self, row: TextRow, sequence: int | None) -> dict[str, Any]:
+        """Return the counts of a text. Those of scored tokens are null if it was not scored."""
         tokens = words = None
         if sequence is not None:
             tokens = int(self.texts.corpus.sizes[sequence])
             words = self.texts.words_of(sequence)
-        found: dict[str, Any] = {"tokens": tokens, "words": words, "characters": characters}
+        characters = sum(map(len, row.parts))
+        counts = {"tokens": tokens, "words": words, "characters": characters}
+        counts["unknown"] = row.unknown
         if self.spec.window_overlap is not None:
-            found["windows"] = _number(self.texts.windows.counts, sequence)
+            counts["windows"] = _number(self.texts.windows.counts, sequence)
+        return counts
+
+    def _scores(self, sequence: int | None) -> dict[str, Any]:
+        """Return the scores of a text; null if it was not scored."""
+        found: dict[str, Any] = {}
         for score, column in self.columns.items():
             found[score] = _number(column.value, sequence)
             if column.tokens is not None:

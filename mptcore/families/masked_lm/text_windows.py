@@ -91,6 +91,7 @@ def windows_of(sequence: TokenSequence, length: int, overlap: int) -> list[Windo
             [sequence.ids[i] for i in places],
             [sequence.types[i] for i in places],
             [sequence.maskable[i] for i in places],
+            [sequence.unknown[i] for i in places],
         )
         shift = before - start
         found.append(Window(cut, range(first + shift, last + shift)))

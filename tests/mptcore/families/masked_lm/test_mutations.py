@@ -193,7 +193,7 @@ def test_few_letters_are_tokenized_together(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(mutations, "islice", noted)
     monkeypatch.setattr(mutations, "TOGETHER", 120)
-    word = WildType("A" * 40, TokenSequence([2, 3], [0, 0], [True, True]), {})
+    word = WildType("A" * 40, TokenSequence([2, 3], [0, 0], [True, True], [False, False]), {})
     letters = WildType.of("A" * 10, tokenizer, 20)  # with two special tokens
     for one in (word, letters):
         one.targets([], tokenizer)
