@@ -13,12 +13,14 @@ from mptlab.commands.context import (
     CommandContext,
     ExperimentId,
     print_table,
+    warn,
     with_context,
     write_csv,
 )
 from mptlab.commands.own_data import checkpoint_of
 from mptlab.errors import Json, Refused
 from mptlab.tables import with_error
+from mptlab.text_files import FASTA_SUFFIXES, read_fasta, read_lines
 from mptlab.texts import Texts, single_mutations
 from mptlab.uploads import TEXT_SUFFIXES
 
@@ -184,24 +186,23 @@ def lines_of(texts: list[str]) -> list[str]:
         if len(texts) == 1 and texts[0].endswith(TEXT_SUFFIXES) and not re.search(r"\s", texts[0]):
             raise typer.BadParameter(f"there is no file {texts[0]}")
         return texts
-    content = Path(texts[0]).read_text(encoding="utf-8-sig")
-    lines = [line for line in content.split("\n") if line.strip()]
-    if not lines:
-        raise typer.BadParameter(f"{texts[0]} has no text in it")
-    return lines
+    return read_lines(Path(texts[0]))
 
 
 def sequence_of(given: str) -> str:
-    """Return a sequence, or the only one of a FASTA file."""
+    """Return a sequence, or the only one of a FASTA file. What is changed in it is printed."""
     if not _is_file(given):
+        if given.lower().endswith(FASTA_SUFFIXES):
+            raise typer.BadParameter(f"there is no file {given}")
         return given
-    lines = [line.strip() for line in Path(given).read_text(encoding="utf-8-sig").splitlines()]
-    if sum(line.startswith(">") for line in lines) > 1:
+    fasta = read_fasta(Path(given))
+    if len(fasta.sequences) > 1:
         raise typer.BadParameter(f"{given} has several sequences: give a file with one")
-    found = "".join(line for line in lines if not line.startswith(">"))
-    if not found:
+    if not any(fasta.sequences):
         raise typer.BadParameter(f"{given} has no sequence in it")
-    return found
+    for note in fasta.notes:
+        warn(note)
+    return fasta.sequences[0]
 
 
 def _show(
