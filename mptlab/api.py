@@ -24,6 +24,7 @@ from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.places import store
 from mptlab.specs import is_file, kind_of_data, names_of_parts, read_spec
 from mptlab.sweeps import Sweep, points_of
+from mptlab.text_tables import texts_of
 from mptlab.texts import Texts, score_spec
 from mptlab.uploads import print_reading, send_file, with_uploads
 
@@ -333,19 +334,28 @@ class Client(Administration):
 
     def score(
         self,
-        texts: Sequence[str],
+        texts: Any,
         model: str | Json,
         scores: Sequence[str] = ("pll",),
         *,
+        column: str | None = None,
         compute: Json | None = None,
         name: str | None = None,
         **options: Any,
     ) -> Texts:
         """Score texts by a masked language model: the name of its checkpoint, or the `model` of a
-        spec. `name` is that of the experiment. `options` are the other fields of `evaluate.texts`.
-        Waits until the texts are scored. Raises Refused, NotSucceeded."""
-        spec = score_spec(texts, model, self.upload, compute, scores=list(scores), **options)
-        return self.experiments.create(spec, wait=True, name=name).texts()
+        spec. `texts` is a text, a list of texts, a Series, or a table: a DataFrame or the
+        `pathlib.Path` of a file. `column` is that of the table's texts; default: the only one with
+        text. The result has the other columns too. `name` is that of the experiment. `options` are
+        the other fields of `evaluate.texts`. Waits until the texts are scored. Raises Refused,
+        NotSucceeded, ValueError."""
+        table = texts_of(texts, column)
+        spec = score_spec(table, model, self.upload, compute, scores=list(scores), **options)
+        experiment = self.experiments.create(spec, wait=True, name=name)
+        rows = experiment.texts()
+        rows.add(table)
+        rows.notes = [*table.notes, *(line["message"] for line in experiment.logs("warning"))]
+        return rows
 
     def rows(self, experiment_id: Id) -> list[Json]:
         """Return the row, its ids as text, seed, number of values, log-likelihood, p-value and

@@ -21,13 +21,13 @@ def read_text(file: Path) -> str:
 
 def read_lines(file: Path) -> list[str]:
     """Return the lines of a file that are not blank. Raises ValueError."""
-    lines = [line for _, line in _numbered_lines(file)]
+    lines = [line for _, line in read_numbered_lines(file)]
     if not lines:
         raise ValueError(f"{file} has no text in it")
     return lines
 
 
-def _numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
+def read_numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank, with their numbers, without the byte order marks that
     joined files leave. Raises ValueError."""
     for number, line in enumerate(read_text(file).split("\n"), 1):  # U+2028 may be in a text
@@ -51,7 +51,7 @@ def read_fasta(file: Path) -> Fasta:
     sequences: list[str] = []
     stops: dict[int, int] = {}
     lower = 0
-    for number, line in _numbered_lines(file):
+    for number, line in read_numbered_lines(file):
         is_header = line.startswith(">")
         if is_header or not sequences:
             headers.append(line[1:].strip() if is_header else "")

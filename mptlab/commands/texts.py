@@ -20,9 +20,9 @@ from mptlab.commands.context import (
 from mptlab.commands.own_data import checkpoint_of
 from mptlab.errors import Json, Refused
 from mptlab.tables import with_error
-from mptlab.text_files import FASTA_SUFFIXES, read_fasta, read_lines
+from mptlab.text_files import FASTA_SUFFIXES, read_fasta
+from mptlab.text_tables import SUFFIXES, TextTable, is_file, read_texts
 from mptlab.texts import Texts, single_mutations
-from mptlab.uploads import TEXT_SUFFIXES
 
 app = typer.Typer()
 
@@ -105,7 +105,8 @@ def score(
         ),
     ],
     texts: Annotated[
-        list[str] | None, typer.Argument(help="texts, or one file with a text in each line")
+        list[str] | None,
+        typer.Argument(help="texts, or one file: lines, a table, FASTA"),
     ] = None,
     score: Annotated[
         list[str] | None,
@@ -148,6 +149,13 @@ def score(
             "such as 128"
         ),
     ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(help="column of a table with the texts; default: the only one with text"),
+    ] = None,
+    sep: Annotated[
+        str | None, typer.Option(help="character between the cells of a .csv or .tsv file")
+    ] = None,
     csv_: Csv = None,
 ) -> None:
     """Score texts, or mutations, by a masked language model, and print a table."""
@@ -158,14 +166,21 @@ def score(
     scores = score or ["pll" if wild_type is None else "masked_marginal"]
     if "cumulative" in scores and target_std_err is None:
         raise typer.BadParameter("cumulative needs --target-std-err, in nats, such as 1")
-    lines = lines_of(texts) if texts else single_mutations(wild_type or "")
+    if texts:
+        table = table_of(texts, column, sep)
+    else:
+        table = TextTable(single_mutations(wild_type or ""))
+    for note in table.notes:
+        warn(note)
     given = {"target_std_err": target_std_err, "relative": relative or None,
              "group_size": group_size, "wild_type": wild_type,
              "target": "decision" if decide else None,
              "window_overlap": window_overlap}  # fmt: skip
     options: Json = {name: value for name, value in given.items() if value is not None}
-    name = Path(texts[0]).stem if texts and len(texts) == 1 and _is_file(texts[0]) else None
-    found = context.client.score(lines, checkpoint_of(model), scores, name=name, **options)
+    name = Path(texts[0]).stem if texts and len(texts) == 1 and is_file(texts[0]) else None
+    found = context.client.score(table, checkpoint_of(model), scores, name=name, **options)
+    for note in found.notes[len(table.notes) :]:
+        warn(note)
     typer.echo(found.experiment_id, err=True)
     if csv_ is not None:
         write_csv(csv_, found.by_column())
@@ -173,25 +188,23 @@ def score(
         _show(context, found, None if decide else target_std_err, relative)
 
 
-def _is_file(given: str) -> bool:
-    try:
-        return Path(given).is_file()
-    except OSError:  # a text is too long for the name of a file
-        return False
-
-
-def lines_of(texts: list[str]) -> list[str]:
-    """Return the texts, or those in the lines of a file."""
-    if len(texts) > 1 or not _is_file(texts[0]):
-        if len(texts) == 1 and texts[0].endswith(TEXT_SUFFIXES) and not re.search(r"\s", texts[0]):
-            raise typer.BadParameter(f"there is no file {texts[0]}")
-        return texts
-    return read_lines(Path(texts[0]))
+def table_of(texts: list[str], column: str | None, separator: str | None) -> TextTable:
+    """Return the texts, or those of a file."""
+    files = [text for text in texts if text.lower().endswith(SUFFIXES) and is_file(text)]
+    if len(texts) > 1 and files:
+        raise typer.BadParameter(f"{files[0]} is a file: give one file, or texts")
+    if is_file(texts[0]):
+        return read_texts(Path(texts[0]), column, separator)
+    if len(texts) == 1 and texts[0].lower().endswith(SUFFIXES) and not re.search(r"\s", texts[0]):
+        raise typer.BadParameter(f"there is no file {texts[0]}")
+    if column is not None or separator is not None:
+        raise typer.BadParameter("--column and --sep are for a file with a table")
+    return TextTable(texts)
 
 
 def sequence_of(given: str) -> str:
     """Return a sequence, or the only one of a FASTA file. What is changed in it is printed."""
-    if not _is_file(given):
+    if not is_file(given):
         if given.lower().endswith(FASTA_SUFFIXES):
             raise typer.BadParameter(f"there is no file {given}")
         return given

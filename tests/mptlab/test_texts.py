@@ -11,7 +11,8 @@ import typer
 from mptlab import Client, api
 from mptlab import texts as module
 from mptlab.commands.context import CommandContext
-from mptlab.commands.texts import _compared, _over_target, _show, lines_of, sequence_of
+from mptlab.commands.texts import _compared, _over_target, _show, sequence_of, table_of
+from mptlab.text_tables import TextTable
 from mptlab.texts import AMINO_ACIDS, Texts, score_spec, single_mutations
 from tests.support import tiny_lm
 from tests.support.answers import Answers
@@ -53,18 +54,28 @@ def test_the_lines_of_a_file_are_scored(run: Any) -> None:
     assert {row["rank"] for row in run[:2]} == {1, 2}
 
 
+def lines_of(texts: list[str]) -> list[str]:
+    return [*table_of(texts, None, None).texts]
+
+
 def test_texts_are_arguments_or_lines(tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     file.write_text("a b\n \nc\u2028d\n")
     assert lines_of([str(file)]) == ["a b", "c\u2028d"]
-    assert lines_of([str(file), "a"]) == [str(file), "a"]
+    with pytest.raises(typer.BadParameter, match="is a file: give one file, or texts"):
+        lines_of([str(file), "a"])
     assert lines_of(["no file"]) == ["no file"]
     assert lines_of(["it ends in a.txt"]) == ["it ends in a.txt"]
+    for missing in ("gone.txt", "gone.CSV", "gone.fasta"):
+        with pytest.raises(typer.BadParameter, match=f"there is no file {missing}"):
+            lines_of([missing])
     file.write_bytes("\ufeffa b\r\n\r\nc\r\n".encode())
     assert lines_of([str(file)]) == ["a b", "c"]
     file.write_text("\n")
     with pytest.raises(ValueError, match="has no text in it"):
         lines_of([str(file)])
+    with pytest.raises(typer.BadParameter, match="--column and --sep are for a file"):
+        table_of(["a"], "smiles", None)
 
 
 def test_the_texts_of_a_run_are_shown_best_first(
@@ -154,13 +165,13 @@ def test_many_texts_are_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
         return {"id": "a1"}
 
     lines = ["a\nb", "c"]
-    assert score_spec(lines, "tiny", upload, None, scores=["pll"]) == {
+    assert score_spec(TextTable(lines), "tiny", upload, None, scores=["pll"]) == {
         "model": {"family": "masked_lm", "checkpoint": "tiny"},
         "data": {"source": "text", "lines": lines},
         "evaluate": {"texts": {"scores": ["pll"]}},
     }
     monkeypatch.setattr(module, "MAX_LINES", 1)
-    spec = score_spec(lines, {"family": "masked_lm"}, upload, {"threads": 1})
+    spec = score_spec(TextTable(lines), {"family": "masked_lm"}, upload, {"threads": 1})
     assert sent == [lines]
     assert spec["data"] == {"source": "text", "dataset": "a1"}
     assert spec["model"] == {"family": "masked_lm"}

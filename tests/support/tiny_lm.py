@@ -92,3 +92,23 @@ def lines(count: int, seed: int = 0) -> list[str]:
         places = torch.randint(len(WORDS), (length,), generator=draws).tolist()
         found.append(" ".join(WORDS[i] for i in places))
     return found
+
+
+def plain_pll(folder: Path, text: str) -> float:
+    """The pseudo-log-likelihood by plain transformers, a pass for each token. Special tokens are
+    seen, but not scored."""
+    network = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(text, return_tensors="pt")
+    if getattr(network.config, "type_vocab_size", 0) <= 1:
+        inputs.pop("token_type_ids", None)
+    ids = inputs["input_ids"][0].tolist()
+    unscored = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    total = 0.0
+    for place in (i for i, token in enumerate(ids) if token not in unscored):
+        seen = torch.tensor([ids])
+        seen[0, place] = tokenizer.mask_token_id
+        with torch.no_grad():
+            logits = network(**{**inputs, "input_ids": seen}).logits[0, place]
+        total += logits.log_softmax(-1)[ids[place]].item()
+    return total

@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import transformers
 
 from mptcore.families.masked_lm.pretrained import MASKED_LMS
 from mptcore.protocol.records import Log, Record
@@ -27,26 +25,6 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "models"
 
 
-def pll(folder: Path, text: str) -> float:
-    """The pseudo-log-likelihood by plain transformers, a pass for each token. Special tokens are
-    seen, but not scored."""
-    network = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    inputs = tokenizer(text, return_tensors="pt")
-    if getattr(network.config, "type_vocab_size", 0) <= 1:
-        inputs.pop("token_type_ids", None)
-    ids = inputs["input_ids"][0].tolist()
-    unscored = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
-    total = 0.0
-    for place in (i for i, token in enumerate(ids) if token not in unscored):
-        seen = torch.tensor([ids])
-        seen[0, place] = tokenizer.mask_token_id
-        with torch.no_grad():
-            logits = network(**{**inputs, "input_ids": seen}).logits[0, place]
-        total += logits.log_softmax(-1)[ids[place]].item()
-    return total
-
-
 def warnings(records: list[Record]) -> list[str]:
     return [one.message for one in records if isinstance(one, Log) and one.level == "warning"]
 
@@ -64,7 +42,7 @@ def test_special_and_unknown_tokens_are_those_of_transformers(
     tiny_lm.checkpoint(models / kind, kind)
     rows, found = scored(spec(kind, TEXTS), tmp_path)
     assert [row["unknown"] for row in rows] == UNKNOWN
-    expected = [pll(models / kind, text) for text in TEXTS]
+    expected = [tiny_lm.plain_pll(models / kind, text) for text in TEXTS]
     assert [row["pll"] for row in rows] == pytest.approx(expected, abs=1e-4)
     assert value_of(metric(found, "texts_with_unknown_tokens")) == 6
     assert warnings(found) == [
