@@ -64,9 +64,8 @@ def test_a_command_scores_the_text_of_a_table(
     assert "4 texts of column phrase, 1 of them empty; other columns: name, tokens" in told[0]
     assert told[1:] == [
         "mpt: 4 texts, 1 of them without scores, such as text 1: it has no text",
-        "mpt: 1 of 4 texts have tokens that the tokenizer does not know, or that have the name of "
-        "a special token, such as text 2: the column unknown counts them; different unknown "
-        "characters have the same score, and special tokens have none",
+        "mpt: 1 of 4 texts have characters that the tokenizer does not know, or names of special "
+        "tokens, such as text 2: the column unknown counts them, and scores do not tell them apart",
         "mpt: 1 of 2 groups are left out (each has a text without a score, or one text only): 0",
     ]
 

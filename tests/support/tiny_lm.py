@@ -48,6 +48,38 @@ def tokenizer(words: list[str] = WORDS) -> Any:
     )
 
 
+ESM_TOKENS = "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . -".split()
+ESM_TOKENS += ["<null_1>", "<mask>"]
+"""Vocabulary of the published ESM models."""
+
+
+def published_tokenizer(kind: str, folder: Path) -> Any:
+    """Save a tokenizer of the class that transformers has for a type of model, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = [*SPECIAL, *WORDS, *"bcdefghijklmnopqrstuvwxyz", *(f"##{one}" for one in "abdrst")]
+    match kind:
+        case "bert" | "distilbert" | "electra":
+            names = {"bert": "Bert", "distilbert": "DistilBert", "electra": "Electra"}
+            vocabulary = {piece: i for i, piece in enumerate(pieces)}
+            own = getattr(transformers, f"{names[kind]}Tokenizer")(vocabulary)
+        case "albert":
+            special = ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]
+            words = [f"▁{word}" for word in WORDS]
+            scores = [(piece, -1.0) for piece in (*special, *words, *"abcdt")]
+            own = transformers.AlbertTokenizer(scores)
+        case "roberta":
+            tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abcdegmnorst", "Ġ", "at", "Ġc"]
+            vocabulary = {token: i for i, token in enumerate(tokens)}
+            own = transformers.RobertaTokenizer(vocabulary, [("a", "t"), ("Ġ", "c")])
+        case "esm":
+            (folder / "vocab.txt").write_text("\n".join(ESM_TOKENS))
+            own = transformers.EsmTokenizer(str(folder / "vocab.txt"))
+        case _:
+            own = tokenizer()  # ModernBERT has no class of its own
+    own.save_pretrained(folder)
+    return own
+
+
 def letter_tokenizer(letters: str, longer: str = "XX") -> Any:
     """Return a tokenizer of letters, like that of ESM, and of one longer token."""
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *letters, longer])}
@@ -63,10 +95,8 @@ def network(kind: str = "bert", words: list[str] = WORDS, scale: float = 1.0, **
     """A network with weights at random; `scale` makes its predictions far from uniform."""
     ids = {"pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3}
     ids |= {"bos_token_id": 2, "eos_token_id": 3}
-    own = {**SIZES, **EXTRA.get(kind, {}), **sizes}
-    config = transformers.AutoConfig.for_model(
-        kind, vocab_size=len(SPECIAL) + len(words), **ids, **own
-    )
+    own = {**ids, **SIZES, **EXTRA.get(kind, {}), **sizes}
+    config = transformers.AutoConfig.for_model(kind, vocab_size=len(SPECIAL) + len(words), **own)
     torch.manual_seed(7)
     made = getattr(transformers, MASKED_LMS[kind])(config).eval()
     with torch.no_grad():
@@ -74,6 +104,17 @@ def network(kind: str = "bert", words: list[str] = WORDS, scale: float = 1.0, **
             if parameter.ndim > 1:
                 parameter.mul_(scale)
     return made
+
+
+def published_checkpoint(folder: Path, kind: str, scale: float = 8.0) -> Path:
+    """A checkpoint as transformers saves it, with the tokenizer class of its type."""
+    own = published_tokenizer(kind, folder)
+    ids = {"pad_token_id": own.pad_token_id}
+    if kind == "esm":
+        ids["mask_token_id"] = own.mask_token_id
+    words = [""] * (len(own) - len(SPECIAL))
+    network(kind, words, scale, **ids).save_pretrained(folder)
+    return folder
 
 
 def checkpoint(folder: Path, kind: str = "bert", scale: float = 8.0, **sizes: Any) -> Path:

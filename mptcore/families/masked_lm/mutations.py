@@ -69,6 +69,8 @@ class WildType:
     tokens: TokenSequence
     places: Mapping[int, int]
     """Place among the tokens of each letter that is a token of its own."""
+    unknown: int = 0
+    """Number of its unknown tokens, and of letters without a token."""
 
     @classmethod
     def of(cls, letters: str, tokenizer: Tokenizer, length: int) -> "WildType":
@@ -79,7 +81,8 @@ class WildType:
             raise RunError("invalid", f"evaluate.texts.wild_type has {detail}")
         ids, places = found.sequence.ids, _places(found).items()
         known = {i: at for i, at in places if ids[at] != tokenizer.unk_token_id}
-        return cls(letters, found.sequence, known)
+        unknown = sum(found.sequence.unknown) + found.dropped
+        return cls(letters, found.sequence, known, unknown)
 
     def targets(self, changes: Iterable[Change], tokenizer: Tokenizer) -> dict[Change, int]:
         """Return the new token of each change. It depends on the place: a letter may have another
@@ -138,12 +141,11 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
     ]
     every = [one for changes in found if not isinstance(changes, str) for one in changes]
     targets = wild_type.targets(every, tokenizer)
-    unknown = sum(wild_type.tokens.unknown)
     scored: list[list[Change]] = []
     kept: list[TextRow] = []
     for row, changes in zip(rows, found, strict=True):
         reason = changes if isinstance(changes, str) else _reason(changes, wild_type, targets)
-        kept.append(replace(row, reason=reason, unknown=unknown))
+        kept.append(replace(row, reason=reason, unknown=wild_type.unknown))
         if reason is None and not isinstance(changes, str):
             scored.append(changes)
     table = Texts.of(kept, [_tokens(changes, targets) for changes in scored])

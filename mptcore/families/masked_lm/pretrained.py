@@ -3,14 +3,19 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 import transformers
 from safetensors import SafetensorError
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from tokenizers.processors import TemplateProcessing
 
 from mptcore.protocol.records import RunError
 from mptcore.runtime.inputs import note_used
@@ -33,6 +38,11 @@ MASKED_LMS = {
 each token and a head that treats each token independently. The tests of this package compare each
 entry with plain transformers."""
 
+VOCABULARY_FILES = ("vocab.txt", "merges.txt", "spiece.model")
+"""Files of tokenizers that have no tokenizer.json."""
+BLANKS = r"[\s\x1c-\x1f\x85]+"
+"""Characters that Python's str.split removes."""
+
 Tokenizer = Any
 Network = Any
 Config = Any
@@ -44,7 +54,7 @@ FOLDERS = (("MPT_MODELS_DIR", ""), ("MPT_STORE", "models"))
 
 def preload() -> None:
     """Import the parts of transformers that are loaded lazily, in a process that will fork runs."""
-    for name in ("AutoConfig", "AutoTokenizer", *MASKED_LMS.values()):
+    for name in ("AutoConfig", "AutoTokenizer", "EsmTokenizer", *MASKED_LMS.values()):
         getattr(transformers, name)
 
 
@@ -75,12 +85,16 @@ class PretrainedSource:
         return source
 
     def tokenizer(self) -> Tokenizer:
-        """Return its fast tokenizer with a mask token. Raises RunError."""
+        """Return its fast tokenizer with a mask token and a pad token. Raises RunError."""
         tokenizer = self._read(transformers.AutoTokenizer.from_pretrained, "a tokenizer")
+        if isinstance(tokenizer, transformers.EsmTokenizer):
+            tokenizer = fast_esm(tokenizer)
         if not getattr(tokenizer, "is_fast", False):
             raise self._refusal("has no tokenizer.json, the form that tokenizers reads")
         if tokenizer.mask_token_id is None:
             raise self._refusal("has a tokenizer without a mask token: it is not a masked model")
+        if tokenizer.pad_token_id is None:
+            raise self._refusal("has a tokenizer without a pad token")
         return tokenizer
 
     def config(self) -> Config:
@@ -108,7 +122,9 @@ class PretrainedSource:
         """Return the SHA-256 over its files by name: those of the tokenizer and the architecture
         and, with `weights`, the weights. It is recorded as an input of the run."""
         folder = self._read(_folder, "its files")
-        patterns = ("*.json", "*.safetensors") if weights else ("*.json",)
+        patterns: tuple[str, ...] = ("*.json", "*.safetensors") if weights else ("*.json",)
+        if not (folder / "tokenizer.json").is_file():
+            patterns += VOCABULARY_FILES
         digest = hashlib.sha256()
         for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
             digest.update(path.name.encode() + b"\0")
@@ -146,6 +162,31 @@ def _folder(place: str, revision: str | None, trust_remote_code: bool) -> Path:
         return Path(place)
     file = transformers.utils.cached_file(place, "tokenizer_config.json", revision=revision)
     return Path(file).parent
+
+
+def fast_esm(esm: Tokenizer) -> Tokenizer:
+    """Return a fast tokenizer with the tokens of an EsmTokenizer, which transformers has only in
+    Python: all tokens of the vocabulary are cut out of the text, longest first, and each other part
+    without a blank is an unknown token."""
+    tokens = sorted(filter(None, esm.get_vocab()), key=len, reverse=True)
+    any_token, blanks = tokenizers.Regex("|".join(map(re.escape, tokens))), tokenizers.Regex(BLANKS)
+    fast = tokenizers.Tokenizer(WordLevel(esm.get_vocab(), unk_token=esm.unk_token))
+    parts = [Split(any_token, "isolated"), Split(blanks, "removed")]
+    fast.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(parts)
+    end = "" if esm.eos_token is None else f" {esm.eos_token}"
+    ends = [name for name in (esm.cls_token, esm.eos_token) if name is not None]
+    fast.post_processor = TemplateProcessing(
+        single=f"{esm.cls_token} $A{end}",
+        pair=f"{esm.cls_token} $A{end} $B{end}",
+        special_tokens=[(name, esm.convert_tokens_to_ids(name)) for name in ends],
+    )
+    special = {name: str(token) for name, token in esm.special_tokens_map.items()}
+    takes = esm.model_input_names
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=fast, model_input_names=takes, **special
+    )
+    made.add_tokens([*esm.added_tokens_decoder.values()])
+    return made
 
 
 def vocabulary_digest(tokenizer: Tokenizer) -> str:

@@ -222,16 +222,15 @@ def _description(text: Corpus, asked: int, longest: int) -> str:
     return "; ".join(parts)
 
 
-UNKNOWN = "tokens that the tokenizer does not know, or that have the name of a special token"
+UNKNOWN = "characters that the tokenizer does not know, or names of special tokens"
 
 
 def _unknown(rows: Sequence[TextRow], texts: Texts, are_mutations: bool) -> str:
     """Return a warning of texts with unknown tokens."""
     if are_mutations:
-        return f"the wild type has {rows[0].unknown} {UNKNOWN}: all scores depend on them"
+        return f"the wild type has {UNKNOWN}: all scores depend on them"
     told = f"{len(rows)} of {len(texts.rows)} texts have {UNKNOWN}, such as text {rows[0].row}"
-    detail = "different unknown characters have the same score, and special tokens have none"
-    return f"{told}: the column unknown counts them; {detail}"
+    return f"{told}: the column unknown counts them, and scores do not tell them apart"
 
 
 def _cuts(text: Corpus, length: int) -> Work[None]:

@@ -2,11 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
+from unicodedata import category
 
 import torch
 from torch import Tensor
@@ -51,8 +52,8 @@ class TextRow:
     reason: str | None = None
     """Reason why the text has no scores."""
     unknown: int | None = None
-    """Number of its unknown tokens, special ones included; of a mutation, those of the wild type.
-    """
+    """Number of its unknown and special tokens, and of characters without a token; of a mutation,
+    those of the wild type."""
     label_reason: str | None = None
     given: int | None = 0
     """Number of its first characters that are given; None if its prefix is not its beginning."""
@@ -65,6 +66,8 @@ class TokenizedText:
     sequence: TokenSequence
     words: list[tuple[int, int | None]]
     spans: list[tuple[int, int, int]]
+    dropped: int = 0
+    """Number of characters that the tokenizer has left out, because it has no token for them."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ def read(spec: TextSource, scores: TextScores, tokenizer: Tokenizer, length: int
             cut = windows_of(tokens.sequence, length, overlap)
         if count > length and not cut:
             reason = f"it has {count} tokens, the model and max_length allow {length}"
-        unknown = sum(tokens.sequence.unknown) if all(row.parts) else None
+        unknown = sum(tokens.sequence.unknown) + tokens.dropped if all(row.parts) else None
         rows.append(replace(row, reason=reason, unknown=unknown))
         if reason is None:
             found.append(tokens)
@@ -231,7 +234,8 @@ def tokenized(rows: Rows, tokenizer: Tokenizer) -> Iterator[TokenizedText]:
     special, rest = special_tokens(tokenizer), iter(rows)
     while batch := list(islice(rest, BATCH)):
         encoded = tokenizer(*map(list, zip(*batch, strict=True)), verbose=False)
-        for one, types in zip(encoded.encodings, types_of(encoded), strict=True):
+        encodings = zip(batch, encoded.encodings, types_of(encoded), strict=True)
+        for row, one, types in encodings:
             tokens = sequence_of(one, types, special, tokenizer.unk_token_id)
             # Each of these attributes builds its whole list when it is read.
             sequences, word_ids, offsets = one.sequence_ids, one.word_ids, one.offsets
@@ -239,4 +243,18 @@ def tokenized(rows: Rows, tokenizer: Tokenizer) -> Iterator[TokenizedText]:
             parts = [sequences[at] or 0 for at in of_text]
             words = [(part, word_ids[at]) for part, at in zip(parts, of_text, strict=True)]
             spans = [(part, *offsets[at]) for part, at in zip(parts, of_text, strict=True)]
-            yield TokenizedText(tokens, words, spans)
+            places = [*zip(sequences, offsets, strict=True)]
+            dropped = sum(
+                _dropped(text, [place for of, place in places if of == part])
+                for part, text in enumerate(row)
+            )
+            yield TokenizedText(tokens, words, spans, dropped)
+
+
+def _dropped(text: str, places: Iterable[tuple[int, int]]) -> int:
+    """Return the number of letters, digits, signs and symbols of a text that are in no token.
+    Blanks, accents and control characters are left out by many tokenizers, and do not count."""
+    uncovered = bytearray(b"\1") * len(text)
+    for start, end in places:
+        uncovered[start:end] = bytes(end - start)
+    return sum(category(text[i])[0] in "LNPS" for i, is_left in enumerate(uncovered) if is_left)
