@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mptcore.data.duplicates import copied_rows
 from mptcore.protocol.records import RunError
 from mptcore.specs.data.columns import columns_are, missing_values
 
@@ -137,3 +138,18 @@ def refuse_missing(data: Dataset, refusal: str | None) -> None:
     if empty := named(data.x.isnan().all(0)):
         which = columns_are(empty, data.columns is not None, "empty")
         raise RunError("invalid", f"{which}: no value is left that is not held out")
+
+
+def copies_warning(data: Dataset) -> str | None:
+    """Return a sentence about held-out observations that are exact copies of others, if any are."""
+    if data.heldout is None:
+        return None
+    copies = len(copied_rows(data.heldout.double().numpy(), data.x.double().numpy()))
+    if copies == 0:
+        return None
+    verb = "is an exact copy" if copies == 1 else "are exact copies"
+    return (
+        f"{copies} of {len(data.heldout)} held-out rows {verb} of rows that are not held out: a "
+        "model that learns rows by heart scores them too well. If the data should have no "
+        "duplicates, remove them"
+    )

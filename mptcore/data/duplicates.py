@@ -1,38 +1,49 @@
-"""Find rows that are exact copies of others."""
+"""Find rows that are exact copies of others. Missing values are equal to each other, -0 to 0."""
 
 from typing import Any
 
 import numpy as np
 
-ROWS_AT_ONCE = 4096
-"""Rows that are hashed together, so that they stay in a processor's cache."""
+from mptcore.data.files import Floats
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
+Bits = np.ndarray[Any, np.dtype[np.uint64]]
+NUMBERS_AT_ONCE = 2**18
+"""Numbers that are hashed together, so that they stay in a processor's cache."""
 
 
-def first_copies(x: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:  # (N, D) to (N,)
-    """Return for each row the place of the first row that equals it; missing values are equal."""
+def repeated_rows(x: Floats) -> Places:
+    """Return the places of the rows (N, D) that are exact copies of earlier ones."""
+    _, first, of_row = np.unique(_hashes(x), return_index=True, return_inverse=True)
+    rows = np.flatnonzero(first[of_row] != np.arange(len(x)))
+    copies: Places = rows[_are_equal(x[rows], x[first[of_row[rows]]])]
+    return copies
+
+
+def copied_rows(x: Floats, others: Floats) -> Places:
+    """Return the places of the rows (N, D) that are exact copies of a row of others (M, D)."""
+    known, first = np.unique(_hashes(others), return_index=True)
+    hashes = _hashes(x)
+    places = np.searchsorted(known, hashes).clip(max=len(known) - 1)
+    rows = np.flatnonzero(known[places] == hashes)
+    copies: Places = rows[_are_equal(x[rows], others[first[places[rows]]])]
+    return copies
+
+
+def _hashes(x: Floats) -> Bits:  # (N, D) to (N,)
+    """Return a hash of each row."""
     weights = np.random.default_rng(0).integers(0, 2**63, (2, x.shape[1]), dtype=np.uint64) * 2 + 1
     hashes = np.empty(len(x), np.uint64)
-    for start in range(0, len(x), ROWS_AT_ONCE):
-        part = slice(start, start + ROWS_AT_ONCE)
-        mixed = _bits(x[part])
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * weights[0]
+    size = max(1, NUMBERS_AT_ONCE // x.shape[1])
+    for start in range(0, len(x), size):
+        rows = x[start : start + size]
+        bits = np.where(np.isnan(rows), np.nan, rows + 0.0).view(np.uint64)
+        mixed = (bits ^ (bits >> np.uint64(29))) * weights[0]
         mixed ^= mixed >> np.uint64(32)
-        hashes[part] = (mixed * weights[1]).sum(1, dtype=np.uint64)
-    _, first, of_row = np.unique(hashes, return_index=True, return_inverse=True)
-    places: np.ndarray[Any, np.dtype[np.int64]] = first[of_row]
-    copies = np.flatnonzero(places != np.arange(len(x)))
-    for start in range(0, len(copies), ROWS_AT_ONCE):
-        rows = copies[start : start + ROWS_AT_ONCE]
-        differ = rows[(_bits(x[rows]) != _bits(x[places[rows]])).any(1)]  # equal hashes by chance
-        places[differ] = differ
-    return places
+        hashes[start : start + size] = (mixed * weights[1]).sum(1, dtype=np.uint64)
+    return hashes
 
 
-def _bits(x: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Return the bits of numbers in float64, the same for -0 and 0, and for all missing values."""
-    return np.where(np.isnan(x), np.nan, x + 0.0).view(np.uint64)
-
-
-def repeated_rows(x: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the places of the rows (N, D) that are exact copies of earlier ones."""
-    return np.flatnonzero(first_copies(x) != np.arange(len(x)))
+def _are_equal(x: Floats, y: Floats) -> np.ndarray[Any, np.dtype[np.bool_]]:  # (N, D) to (N,)
+    equal: np.ndarray[Any, np.dtype[np.bool_]] = ((x == y) | (np.isnan(x) & np.isnan(y))).all(1)
+    return equal

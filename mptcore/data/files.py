@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from mptcore.runtime.inputs import InputError, input_file
 
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 FORMATS = ("npy", "npz", "csv", "tsv", "parquet")
 BEGINNINGS = {"npy": b"\x93NUMPY", "npz": b"PK", "parquet": b"PAR1"}
 WRITERS = {"npy": "numpy.save", "npz": "numpy.savez", "parquet": "DataFrame.to_parquet"}

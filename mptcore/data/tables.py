@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mptcore.data.files import MISSING, UnreadableError, told_of
+from mptcore.data.files import MISSING, Floats, UnreadableError, told_of
 from mptcore.data.headers import is_header
 from mptcore.specs.data.reading import TableOptions
 
@@ -29,8 +29,6 @@ NAMELESS = ("", "Unnamed: 0")
 """Names of a column that was the index of a pandas table, in text files."""
 INDEX = "index"
 """Name of the ids from a column without a name."""
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ import numpy as np
 from mptcore.data.duplicates import repeated_rows
 from mptcore.data.files import (
     FORMATS,
+    Floats,
     UnreadableError,
     check_beginning,
     stored_file,
     told_of,
 )
-from mptcore.data.tables import EXACT, ROUNDED, Floats, Table, read_table
+from mptcore.data.tables import EXACT, ROUNDED, Table, read_table
 from mptcore.protocol.records import RunError
 from mptcore.specs import UploadData
 from mptcore.specs.data.reading import DEFAULTS, OPTIONS_FILE, TableOptions

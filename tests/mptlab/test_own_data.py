@@ -66,7 +66,7 @@ def ppca_lml(x: np.ndarray[Any, Any], latent_dim: int) -> float:
 
 
 def test_a_header_of_numbers_changes_no_result(environment: dict[str, str], client: Client) -> None:
-    """By the command line, by the client and by plain HTTP."""
+    """Results are the same by the command line, the client and plain HTTP."""
     lines = [",".join(map(str, row)) for row in ROWS.tolist()]
     Path("spectra.csv").write_text("400,410,420,430\n" + "\n".join(lines) + "\n")
     words = ("submit", "--data", "spectra.csv", "--latent-dim", "2", "--set", "data.heldout=null")

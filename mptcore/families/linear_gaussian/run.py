@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import Dataset, load_arrays
-from mptcore.data.copies import copies_warning
-from mptcore.data.dataset import refuse_extreme, refuse_missing
+from mptcore.data.dataset import copies_warning, refuse_extreme, refuse_missing
 from mptcore.data.ids import keep_heldout_rows
 from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
 from mptcore.estimation.estimate import over_rows

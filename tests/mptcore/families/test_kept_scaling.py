@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mptcore.data.tables import Upload, uploaded
+from mptcore.data.uploads import Upload, uploaded
 from mptcore.protocol.records import Artifact, Metric, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.session import Session

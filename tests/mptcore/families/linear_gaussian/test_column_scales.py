@@ -97,7 +97,7 @@ def test_a_given_noise_far_below_the_largest_column_is_used() -> None:
 def test_exact_combinations_of_columns_in_any_units_have_no_maximum(
     scales: tuple[float, ...], dtype: torch.dtype
 ) -> None:
-    """As stored in a precision."""
+    """Data are rounded as a file of this precision rounds them."""
     x = sample(noise=0.0, scales=scales).to(dtype).double()
     with pytest.raises(RunError, match="the data have no variance beyond 2 dimensions"):
         ppca.maximum_likelihood(second_moment(x, x.mean(0)), x.mean(0), 2, None, x)

@@ -13,7 +13,7 @@ from scipy.stats import chi2
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from mptcore.data.tables import Upload, uploaded
+from mptcore.data.uploads import Upload, uploaded
 from mptcore.protocol.records import Artifact
 from mptcore.run import resumable
 from mptcore.runtime.session import Session

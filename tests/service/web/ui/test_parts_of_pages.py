@@ -76,7 +76,7 @@ def test_an_upload_needs_no_more_than_its_file(page: Page, lab: BrowsedLab) -> N
 
 
 def test_a_table_is_read_as_the_options_of_its_upload_say(page: Page, lab: BrowsedLab) -> None:
-    """As by `mpt`, the client and plain HTTP: the ids and the note are no measurements."""
+    """Ids and notes are no measurements, as by `mpt`, the client and plain HTTP."""
     rows = [f"s{i};n;{i},5;{i * i % 5},25;{1 + i % 3}" for i in range(7)]
     content = "\ufeffid;note;2019;2020;2021\n" + "\n".join(rows)
     page.goto(lab.url("/new"))

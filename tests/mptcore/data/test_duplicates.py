@@ -1,4 +1,4 @@
-"""Held-out rows that are copies of others."""
+"""Rows that are copies of others, and held-out ones."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.data.copies import heldout_copies
-from mptcore.data.dataset import Dataset
+from mptcore.data.dataset import Dataset, copies_warning
+from mptcore.data.duplicates import copied_rows, repeated_rows
 from mptcore.protocol.records import Log
 from mptcore.run import run
 from tests.support.runs import spec_of
@@ -21,6 +21,11 @@ def by_sets(data: Dataset) -> int:
     assert data.heldout is not None
     kept = {tuple(map(str, row)) for row in (data.x + 0.0).tolist()}
     return sum(tuple(map(str, row)) in kept for row in (data.heldout + 0.0).tolist())
+
+
+def heldout_copies(data: Dataset) -> int:
+    assert data.heldout is not None
+    return len(copied_rows(data.heldout.numpy(), data.x.numpy()))
 
 
 def whole_numbers(rows: int, dim: int, values: int) -> Tensor:
@@ -38,6 +43,8 @@ def test_copies_are_counted_as_one_by_one(x: Tensor) -> None:
     count = heldout_copies(data)
     assert count == by_sets(data)
     assert 0 < count < len(x) // 5
+    distinct = {tuple(map(str, row)) for row in (x + 0.0).tolist()}
+    assert len(repeated_rows(x.numpy())) == len(x) - len(distinct)
 
 
 def test_rows_that_differ_anywhere_are_no_copies() -> None:
@@ -45,7 +52,7 @@ def test_rows_that_differ_anywhere_are_no_copies() -> None:
     x = torch.cat([x, x * (1 + 2e-16), x.flip(1)])
     assert heldout_copies(Dataset(x).held_out(300, 0)) == by_sets(Dataset(x).held_out(300, 0))
     assert heldout_copies(Dataset(x[:500]).held_out(100, 0)) == 0
-    assert heldout_copies(Dataset(x)) == 0
+    assert copies_warning(Dataset(x)) is None
 
 
 @pytest.mark.parametrize("family", ["ppca", "vae"])
@@ -57,7 +64,7 @@ def test_a_run_warns_of_copies(
     x[30:40] = x[:10]
     folder = tmp_path / "datasets" / "twice"
     folder.mkdir(parents=True)
-    np.save(folder / "x.npy", x)
+    np.save(folder / "data.npy", x)
     data = {"source": "upload", "dataset": "twice", "n": 60, "dim": 4, "heldout": 0.25}
     masks = {"schedule": "fixed", "size": 2, "per_size": 4}
     spec: dict[str, Any] = {"data": data, "evaluate": {"masks": masks}, "seeds": [1, 2]}
