@@ -13,6 +13,7 @@ from mptcore.runtime.cgroups import processors
 from mptcore.runtime.compiled import kernels
 from mptcore.runtime.device import device_of, dtype_of, name_of, set_arithmetic
 from mptcore.runtime.process import keep_freed_memory
+from mptcore.runtime.results import with_a_result
 from mptcore.runtime.session import ExperimentRun, Session, TrainingState, with_progress
 from mptcore.specs import (
     ExperimentSpec,
@@ -108,4 +109,19 @@ def resumable(
     def total() -> int:
         return session.max_masks - session.left_out(spec.evaluations)
 
-    yield from with_progress(experiment.records(resumed), session, total)
+    records = with_progress(experiment.records(resumed), session, total)
+    yield from with_a_result(records, _cure(spec, dtype))
+
+
+def _cure(spec: ExperimentSpec, dtype: torch.dtype) -> str:
+    """Return advice for a run in this precision whose results are not finite."""
+    match spec:
+        case MaskedLmExperiment():
+            advice = "the checkpoint's weights may be damaged"
+        case LinearGaussianExperiment() | VaeExperiment():
+            advice = "data may be too large or noise too small: rescale or standardize the data"
+        case _:
+            assert_never(spec)
+    if dtype == torch.float64 or isinstance(spec, LinearGaussianExperiment):
+        return advice
+    return f"{advice}, or use precision float64"

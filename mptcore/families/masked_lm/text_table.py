@@ -118,6 +118,14 @@ class TextTable:
         for score, column in self.columns.items() if of_all else ():
             noise = Noise(column.errors.square(), math.inf)
             values = column.value
+            is_finite = values.isfinite()
+            if is_finite.any() and not is_finite.all():  # the table has the others
+                reason = (
+                    f"{int((~is_finite).sum())} of {count} texts have a score that is not finite"
+                )
+                for name in (score, f"{score}_population"):
+                    yield Metric(name, None, None, self.labels, reason)
+                continue
             yield report.metric(score, "model", finite_mean(values, noise, count))
             yield report.metric(score, "model", Estimate.of(values), "_population")
             if score in OF_MUTATIONS:  # no likelihood, so it has no perplexity

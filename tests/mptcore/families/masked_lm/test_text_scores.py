@@ -270,12 +270,28 @@ def test_a_score_that_is_not_finite_is_null_with_its_reason(models: Path, tmp_pa
     weights = load_file(file)
     weights["cls.predictions.bias"].fill_(math.nan)
     save_file(weights, file, {"format": "pt"})
-    rows, _ = scored(of(LINES, per_token=True, group_size=2), tmp_path)
+    with pytest.raises(RunError, match=r"^no result is a finite number \(pll is nan"):
+        scored(of(LINES, per_token=True, group_size=2), tmp_path)
     assert "NaN" not in (tmp_path / "texts.jsonl").read_text()
-    for row in rows:
+    for row in rows_in(tmp_path):
         assert row["pll"] is None
         assert row["rank"] is None
         assert "a score is not finite" in row["reason"]
+
+
+def test_one_score_that_is_not_finite_leaves_the_others(models: Path, tmp_path: Path) -> None:
+    """The mean is null with a reason, and the run does not fail."""
+    file = models / "pieces" / "model.safetensors"
+    weights = load_file(file)
+    weights["bert.embeddings.position_embeddings.weight"][-1] = math.nan
+    save_file(weights, file, {"format": "pt"})
+    places = len(weights["bert.embeddings.position_embeddings.weight"])
+    rows, found = scored(of([" ".join(["the"] * (places - 2)), "the mat"]), tmp_path)
+    assert [row["pll"] is None for row in rows] == [True, False]
+    for name in ("pll", "pll_population"):
+        mean = metric(found, name)
+        assert mean.value is None
+        assert mean.reason == "1 of 2 texts have a score that is not finite"
 
 
 def test_max_length_refuses_a_text_and_never_cuts_it(tmp_path: Path) -> None:
