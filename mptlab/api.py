@@ -44,14 +44,15 @@ ROW_TYPES: Mapping[str, Callable[[str], Any]] = {
 }
 """Types of its columns that are not text."""
 IN_A_SPEC = {
-    "numbers": "a spec names the file in its data, and the client uploads it: "
+    "numbers": "a spec names its file in data, and the client uploads it: "
     '{{"model": {{"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}}, '
     '"data": {{"source": "upload", "dataset": "{file}", "heldout": 0.2}}}}',
-    "texts": "a spec names the file in its data, and the client uploads it: "
+    "texts": "a spec names its file in data, and the client uploads it: "
     '{{"model": {{"family": "masked_lm", "checkpoint": "NAME"}}, '
     '"data": {{"source": "text", "dataset": "{file}"}}}}; client.score scores each text',
+    "spreadsheet": "save it as .csv, which a spec can use",
 }
-"""Specs that use data, by the kind of the data."""
+"""Uses of data in a spec, by the kind of the data."""
 MAX_TEXTS = 10_000
 """Maximum number of rows in one request for texts."""
 
@@ -447,7 +448,8 @@ class Client(Administration):
         if kind := kind_of_data(given):
             is_name = isinstance(given, str | os.PathLike)
             data, file = (os.fspath(given),) * 2 if is_name else ("an array", "mine.npy")
-            raise ValueError(f"{data} is data, not a spec: {IN_A_SPEC[kind].format(file=file)}")
+            use = IN_A_SPEC.get(kind, IN_A_SPEC["numbers"]).format(file=file)
+            raise ValueError(f"{data} is data, not a spec: {use}")
         if is_file(given):
             given = read_spec(given)
         if not isinstance(given, str):

@@ -13,9 +13,13 @@ import yaml
 
 Json = dict[str, Any]
 SUFFIXES = (".json", ".yaml", ".yml")
-NUMBERS = (".csv", ".tsv", ".npy", ".npz", ".parquet", ".csv.gz", ".tsv.gz", ".xls", ".xlsx")
-TEXTS = (".txt", ".jsonl", ".fasta", ".fa")
-"""Suffixes of files that users have given in place of a spec. Not all of them can be read."""
+DATA_SUFFIXES = {
+    "table": (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz"),
+    "array": (".npy", ".npz"),
+    "texts": (".txt", ".jsonl"),
+    "spreadsheet": (".xls", ".xlsx", ".ods"),
+}
+"""Suffixes of files with data, which users have given in place of a spec."""
 
 
 def plain(value: Any) -> Any:
@@ -68,14 +72,13 @@ def is_file(given: object) -> bool:
 
 
 def kind_of_data(given: object) -> str | None:
-    """Return "numbers" or "texts" if a value names a data file by its suffix, or is an array of
-    numbers or a data frame, and so is no spec."""
+    """Return the kind of data if a value is an array or a data frame, or names a file of them by
+    its suffix, and so is no spec."""
     if hasattr(given, "shape"):  # numpy's, pandas' and torch's, which are not imported here
-        return "numbers"
+        return "array"
     if isinstance(given, str | os.PathLike):
         name = os.fspath(given).lower()
-        kinds = {"numbers": NUMBERS, "texts": TEXTS}
-        return next((kind for kind, suffixes in kinds.items() if name.endswith(suffixes)), None)
+        return next((kind for kind, ends in DATA_SUFFIXES.items() if name.endswith(ends)), None)
     return None
 
 

@@ -1,6 +1,7 @@
 """Options of `mpt submit` for the user's own numbers, without a spec."""
 
 import csv
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -86,6 +87,8 @@ def fitted_by(context: CommandContext, typed: str) -> Json:
         if (sweep := context.sweep_or_none(typed)) is not None:
             told = f"{typed} is a sweep: give the id of one of its runs"
             raise typer.BadParameter(f"{told}{_best_runs(sweep)}") from None
+        if near := get_close_matches(typed.lower().replace("-", "_"), MODELS, n=1):
+            raise typer.BadParameter(f"{refused}; did you mean --model {near[0]}?") from None
         told = f"{refused}; or give {' or '.join(MODELS)}: other models need a spec file"
         texts = "checkpoints score texts, with --text FILE or mpt score"
         raise typer.BadParameter(f"{told} (docs/spec.md); {texts}") from None
@@ -124,7 +127,7 @@ def is_text(typed: str) -> bool:
 
 def refuse_table_of_texts(typed: str, model: str) -> None:
     """Raise BadParameter if the texts are in a table, which would be read as numbers."""
-    if kind_of_data(typed) == "numbers":
+    if kind_of_data(typed) == "table":
         checkpoint = "NAME" if model in MODELS else model
         cure = f"mpt score {typed} --column COLUMN --checkpoint {checkpoint} scores each text of it"
         told = f"{typed} is a table: {cure}. For one curve of all texts, write them to a .txt or"

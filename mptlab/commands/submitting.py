@@ -323,10 +323,13 @@ def _beside(name: str | None, tags: list[str] | None, share: bool, no_cache: boo
     }
 
 
+_NUMBERS = "mpt submit --data {file} --latent-dim 2..10 fits and scores PPCA"
 _WITH_DATA = {
-    "numbers": "mpt submit --data {file} --latent-dim 2..10 fits and scores PPCA",
+    "table": f"{_NUMBERS}; of texts, mpt score {{file}} --column COLUMN --checkpoint NAME",
+    "array": _NUMBERS,
     "texts": "mpt submit --text {file} --checkpoint NAME scores all texts, mpt score {file} "
-    "--checkpoint NAME each one",
+    "--checkpoint NAME each of them",
+    "spreadsheet": "save it as .csv, then mpt submit --data FILE.csv --latent-dim 2..10",
 }
 """Commands that use a data file, by its kind."""
 
@@ -334,7 +337,7 @@ _WITH_DATA = {
 def _spec(file: Path, changes: list[str] | None) -> Json:
     is_input = str(file) == "-"
     if kind := kind_of_data(file):
-        told = f"{file} is a file of {kind}, not a spec: {_WITH_DATA[kind].format(file=file)}"
+        told = f"{file} is data, not a spec: {_WITH_DATA[kind].format(file=file)}"
         raise typer.BadParameter(told)
     if not (is_input or file.exists()):
         told = f"file not found: {file}; to run a preset: mpt presets run NAME"

@@ -179,6 +179,7 @@ def test_values_that_json_does_not_have_are_refused(connected: Client) -> None:
         ("lab.csv", 'lab.csv is data, not a spec: .*"dataset": "lab.csv"'),
         (Path("data/lab.NPY"), 'data/lab.NPY is data, not a spec: .*"dataset": "data/lab.NPY"'),
         ("lab.jsonl", 'lab.jsonl is data, not a spec: .*"source": "text".*client.score'),
+        ("lab.xlsx", "lab.xlsx is data, not a spec: save it as .csv"),
         (np.zeros((3, 2)), 'an array is data, not a spec: .*"dataset": "mine.npy"'),
         (pd.DataFrame({"a": [1]}), "an array is data, not a spec: "),
     ],

@@ -64,7 +64,8 @@ def sentence(error: Any) -> str:
             return PATTERNS.get(context["pattern"], f"text like {context['pattern']}")
         case kind if kind in KINDS:
             given = error.get("input")
-            return f"{KINDS[kind]}{_unquoted(error) or not_given(given, kind)}{_with_point(error)}"
+            wrong = _unquoted(error) or f"{not_given(given, kind)}{_as_written(given, kind)}"
+            return f"{KINDS[kind]}{wrong}"
         case kind if kind in BOUNDS:
             return f"{_plain(error['msg'])}{not_given(error.get('input'))}"
         case _:
@@ -86,7 +87,7 @@ def _union_sentence(error: Any) -> str:
                 allowed.append(sentence(member).removesuffix(not_given(member.get("input"))))
     listed = " or ".join(filter(None, [", ".join(allowed[:-1]), allowed[-1]]))
     given = error["input"]
-    near = meant(given, QUOTED.findall(listed)) if isinstance(given, str) else ""
+    near = meant(given, [one.strip("'") for one in allowed]) if isinstance(given, str) else ""
     return f"{listed}{not_given(given)}{f'; {near.strip()}' if near else ''}"
 
 
@@ -143,12 +144,32 @@ def _unquoted(error: Any) -> str:
     return ", without quotes"
 
 
-def _with_point(error: Any) -> str:
-    """Return advice for a number with a decimal comma."""
-    given = error.get("input")
-    is_comma = isinstance(given, str) and re.fullmatch(r"-?\d{1,10},\d{1,10}", given)
-    is_float = error["type"] in ("float_type", "float_parsing")
-    return f": write {given.replace(',', '.')}" if is_comma and is_float else ""
+def _as_written(given: object, kind: str) -> str:
+    """Return how to write a value that was meant for this type, or nothing."""
+    match kind.partition("_")[0], given:
+        case _, str() if len(given) > MAX_SHOWN:
+            return ""
+        case "bool", str() if near := meant(given, ("true", "false")):
+            return f"; {near.strip()}"
+        case "list" | "tuple", str() if given and ".." not in given:
+            return f": write {json.dumps([_value(part) for part in given.split(',')])}"
+        case "list" | "tuple", int() | float() if not isinstance(given, bool):
+            return f": write [{given}]"
+        case "int", float() if given.is_integer() and abs(given) < 2**53:
+            return f": write {given:.0f}"
+        case "float", str() if number := NUMBER.fullmatch(given):
+            value = float(number[1].replace(",", ".")) / (100 if number[2] else 1)
+            return f": write {value:g}"
+    return ""
+
+
+NUMBER = re.compile(r"(-?\d+(?:[.,]\d+)?)( ?%)?")
+"""A number with a decimal comma, or a percentage."""
+
+
+def _value(text: str) -> object:
+    """Return a number that is written as JSON, or else the text itself."""
+    return json.loads(text) if re.fullmatch(r" *-?\d+(\.\d+)? *", text) else text.strip()
 
 
 def _plain(message: str) -> str:

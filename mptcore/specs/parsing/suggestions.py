@@ -17,7 +17,17 @@ def meant(given: str, known: Collection[str], before: str = "") -> str:
     return f"did you mean {before}{near[0]}? " if near else ""
 
 
-SYNONYMS = {"gpu": "cuda", "fa": "factor_analysis", "bert": "masked_lm"}
+SYNONYMS = {
+    "gpu": "cuda",
+    "fa": "factor_analysis",
+    "bert": "masked_lm",
+    "ml": "maximum_likelihood",
+    "mle": "maximum_likelihood",
+    "yes": "true",
+    "on": "true",
+    "no": "false",
+    "off": "false",
+}
 
 
 def _same(given: str, known: Collection[str]) -> list[str]:

@@ -28,7 +28,8 @@ def told(answer: Any) -> dict[str, str]:
     ("body", "pointer", "detail"),
     [
         (SPEC, "/spec", 'this field is required: wrap the spec in {"spec": {…}}'),
-        ({"spec": {**SPEC, "seeds": 4}}, "/spec/seeds", "a list, in brackets: […], not 4"),
+        ({"spec": {**SPEC, "seeds": 4}}, "/spec/seeds",
+         "a list, in brackets: […], not 4: write [4]"),
         ({"spec": {**SPEC, "seeds": ["a"]}}, "/spec/seeds/0", "an integer, not 'a'"),
         ({"spec": ppca_spec(data__n="10")}, "/spec/data/n", "an integer, without quotes"),
         ({"spec": ppca_spec(model__noise_precision="5")}, "/spec/model/noise_precision",
@@ -44,7 +45,7 @@ def told(answer: Any) -> dict[str, str]:
         ({"spec": SPEC, "after": ["a/b"]}, "/after/0",
          "the id of an experiment, from the answer to its submission"),
         ({"spec": SPEC, "name": 5}, "/name", "text, in quotes, not a number"),
-        ({"spec": SPEC, "cache": "no"}, "/cache", "true or false, not 'no'"),
+        ({"spec": SPEC, "cache": "no"}, "/cache", "true or false, not 'no'; did you mean false?"),
         ({"spec": SPEC, "priority": "x" * 99}, "/priority",
          "an integer, not a text of 99 characters"),
         ({"spec": {**SPEC, "sedes": [1]}}, "/spec/sedes",
