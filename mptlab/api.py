@@ -454,6 +454,8 @@ class Client(Administration):
             given = read_spec(given)
         if not isinstance(given, str):
             return with_uploads(given, self.upload)
+        if not given:
+            raise ValueError("the name of the preset is empty")
         specs = self._specs_of(given)
         if len(specs) > 1:
             told = f"the preset {given} has {len(specs)} specs: call client.run_preset({given!r})"

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mptlab.curves import needed, table_html
@@ -134,7 +134,12 @@ class Sweep:
 
 
 def points_of(points: Mapping[str, Any]) -> Json:
-    """Return a grid by the fields' paths; its values may be any iterable of JSON values."""
+    """Return a grid by the fields' paths; its values may be any iterable of JSON values. Raises
+    ValueError for a single value or a text."""
+    for path, values in points.items():
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            told = f"give a list of values, such as [{values!r}] or range(1, 10), not {values!r}"
+            raise ValueError(f"{path}: {told}")
     return {"grid": {path: list(values) for path, values in points.items()}}
 
 

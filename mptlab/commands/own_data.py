@@ -87,8 +87,11 @@ def fitted_by(context: CommandContext, typed: str) -> Json:
         if (sweep := context.sweep_or_none(typed)) is not None:
             told = f"{typed} is a sweep: give the id of one of its runs"
             raise typer.BadParameter(f"{told}{_best_runs(sweep)}") from None
-        if near := get_close_matches(typed.lower().replace("-", "_"), MODELS, n=1):
-            raise typer.BadParameter(f"{refused}; did you mean --model {near[0]}?") from None
+        names = typed.lower().replace("-", "_").split(",")
+        near = [name for one in names for name in get_close_matches(one, MODELS, n=1)]
+        if len(near) == len(names):
+            told = f"{refused}; did you mean --model {','.join(near)}?"
+            raise typer.BadParameter(told) from None
         told = f"{refused}; or give {' or '.join(MODELS)}: other models need a spec file"
         texts = "checkpoints score texts, with --text FILE or mpt score"
         raise typer.BadParameter(f"{told} (docs/spec.md); {texts}") from None

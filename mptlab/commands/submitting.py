@@ -257,7 +257,10 @@ def sweep(
     With --watch, also print its table at the end."""
     if sort is not None and not watch:
         raise typer.BadParameter("--sort orders the table of --watch: give both, or see mpt table")
-    grid = {path: _swept(path, text) for path, text in map(_pair, over)}
+    pairs = [*map(_pair, over)]
+    grid = {path: _swept(path, text) for path, text in pairs}
+    if len(grid) < len(pairs):
+        raise typer.BadParameter("--over has a field twice: give all its values at once, as 1,2,5")
     beside = _beside(name, tag, share, no_cache)
     if concurrency is not None:
         beside["concurrency"] = concurrency

@@ -18,6 +18,7 @@ from mptcore.specs import (
 from mptcore.specs.data.columns import missing_values
 from mptcore.specs.experiment import VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import constant_columns
+from mptcore.specs.parsing.sentences import not_given
 from service.accounts.permission import readable_ones
 from service.tables.datasets import Dataset
 from service.tables.visibility import readable, reader
@@ -68,8 +69,13 @@ class Uploads:
         if data.get("source") != "upload":
             return {**spec, "data": data}
         array, columns = data.get("array"), data.get("columns")
+        if "dataset" not in data:
+            raise SpecError([Problem("/data/dataset", "this field is required")])
+        if not _is_text(data["dataset"]):
+            detail = f"the id or name of an upload, in quotes{not_given(data['dataset'])}"
+            raise SpecError([Problem("/data/dataset", detail)])
         shape = shape_of(
-            self._find(data.get("dataset")),
+            self._find(data["dataset"]),
             array if isinstance(array, str) else None,
             columns if isinstance(columns, list) and all(map(_is_text, columns)) else None,
         )

@@ -292,6 +292,8 @@ SWEPT_VALUE = re.compile(r"(?P<before>/list|/grid/[^/]+)/\d+(?P<after>(/.*)?)")
 """Position of a value of a swept field."""
 NOT = ", not "
 """Begins the part of a reason that names the wrong value."""
+CURE = re.compile(": write |; did you mean ")
+"""Begins advice after the wrong value."""
 MAX_NAMED = 10
 """Maximum number of wrong values that are named."""
 
@@ -308,7 +310,7 @@ def _together(problems: Sequence[Problem]) -> Problem:
     allowed, is_named, _ = reasons[0].rpartition(NOT)
     if not is_named:
         return Problem(swept["before"], f"{len(problems)} values: {reasons[0]}")
-    wrong = [reason.rpartition(NOT)[2] for reason in reasons]
+    wrong = [CURE.split(reason.rpartition(NOT)[2])[0] for reason in reasons]
     return Problem(swept["before"], f"{allowed}{NOT}{_listed(wrong)}")
 
 

@@ -179,6 +179,7 @@ def test_values_that_json_does_not_have_are_refused(connected: Client) -> None:
         ("lab.csv", 'lab.csv is data, not a spec: .*"dataset": "lab.csv"'),
         (Path("data/lab.NPY"), 'data/lab.NPY is data, not a spec: .*"dataset": "data/lab.NPY"'),
         ("lab.jsonl", 'lab.jsonl is data, not a spec: .*"source": "text".*client.score'),
+        ("", "the name of the preset is empty"),
         ("lab.xlsx", "lab.xlsx is data, not a spec: save it as .csv"),
         (np.zeros((3, 2)), 'an array is data, not a spec: .*"dataset": "mine.npy"'),
         (pd.DataFrame({"a": [1]}), "an array is data, not a spec: "),
@@ -188,6 +189,13 @@ def test_data_are_no_spec(connected: Client, given: Any, told: str) -> None:
     for use in (connected.experiments.create, connected.validate, connected.sweep):
         with pytest.raises(ValueError, match=told):
             use(given)
+
+
+@pytest.mark.parametrize("values", [5, "1..5"])
+def test_a_grid_has_lists_of_values(connected: Client, values: Any) -> None:
+    told = rf"^model.latent_dim: give a list of values, .*, not {values!r}$"
+    with pytest.raises(ValueError, match=told):
+        connected.sweep(WAITING, {"model.latent_dim": values})
 
 
 def test_a_missing_server_gives_a_readable_error() -> None:

@@ -108,7 +108,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"n": None}, "/data/n", "an integer"),
     ({"dim": 5}, "/data/dim", "the upload's dim is 4, not 5"),
     ({"dataset": "0" * 32}, "/data/dataset", "you have no data set of this id"),
-    ({"dataset": 7}, "/data/dataset", "you have no data set of this id"),
+    ({"dataset": 7}, "/data/dataset", "the id or name of an upload, in quotes, not 7"),
     ({"array": "b"}, "/data/array", "not in the upload, which has none"),
     ({"array": ["b"]}, "/data/array", "text"),
     ({"columns": ["x", "y"]}, "/data/columns", "not in the upload, which has none"),

@@ -154,6 +154,9 @@ FAMILIES = "one of 'ppca', 'factor_analysis', 'linear_vae', 'vae', 'masked_lm'"
         ({"grid": {"model": [{"family": "x"}, {"family": "y"}]}},
          [("/grid/model/0/family",
            f'point 0 (model={{"family": "x"}}): {FAMILIES}; and 1 more like it')]),
+        ({"grid": {"seeds": [1, "a"], "data.heldout": ["20%", "0,1"]}},
+         [("/grid/data.heldout", "a number, not '20%', '0,1'"),
+          ("/grid/seeds", "a list, in brackets: […], not 1, 'a'")]),
         ({"grid": {"model.family": ["x", "y"]}}, [("/grid/model.family", f"2 values: {FAMILIES}")]),
     ],
 )  # fmt: skip
