@@ -100,4 +100,4 @@ def test_a_page_names_each_script_that_it_runs(name: str) -> None:
 
 def test_a_page_is_only_read(api: TestClient) -> None:
     answer = api.post("/")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
