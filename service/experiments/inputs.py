@@ -1,4 +1,4 @@
-"""Find the files that a spec reads, and report those that are missing.
+"""Find the files that a spec reads, and report those that are missing or cannot be used.
 
 If the settings name MPT_DATA_DIR and MPT_MODELS_DIR and these folders exist, the service checks
 them. Otherwise it accepts a spec without this check: workers on other machines may have the files.
@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mptcore.specs import ExperimentSpec, GlueText, Problem
+from mptcore.specs import ExperimentSpec, GlueText, MaskedLmModel, Problem
 from mptcore.specs.data.arrays import ImageData
 from mptcore.specs.data.source import Source
 from mptcore.specs.data.text import GLUE_HUB
 from mptcore.specs.parsing.suggestions import meant
+from service.experiments.checkpoints import checkpoint_problem
 from service.experiments.hub_reach import hub_answers, hub_url
 from service.settings import Settings
 
@@ -34,6 +35,7 @@ class Inputs:
         self._taken = settings.store / "models"
         self._is_local = settings.local_checkpoints
         self._files: dict[Path, list[Path]] = {}
+        self._checkpoints: dict[MaskedLmModel, str | None] = {}
 
     def files(self, spec: ExperimentSpec) -> list[Path] | None:
         """Return the files that a spec reads, or None if they are not visible here."""
@@ -64,13 +66,25 @@ class Inputs:
 
     def _checkpoint_problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
         for part in ("model", "baseline"):
-            named = getattr(getattr(spec, part), "checkpoint", None)
-            if not named or self._checkpoint(named) is not None or _in_cache(named):
+            model = getattr(spec, part)
+            if not isinstance(model, MaskedLmModel):
+                continue
+            named = model.checkpoint
+            if (folder := self._checkpoint(named)) is not None:
+                if (problem := self._checkpoint_problem(folder, model)) is not None:
+                    yield Problem(f"/{part}/checkpoint", f"the checkpoint {named} {problem}")
+                continue
+            if _in_cache(named):
                 continue
             if (reason := self._without_hub()) is not None:
                 cure = LOCAL_CURE if self._is_local else CURE
                 detail = _not_there("checkpoint", named, self._known_checkpoints())
                 yield Problem(f"/{part}/checkpoint", f"{detail}; {reason}: {cure}")
+
+    def _checkpoint_problem(self, folder: Path, model: MaskedLmModel) -> str | None:
+        if model not in self._checkpoints:
+            self._checkpoints[model] = checkpoint_problem(folder, model)
+        return self._checkpoints[model]
 
     def _without_hub(self) -> str | None:
         """Return why a checkpoint of the hub cannot be used, or None if a run may load it."""

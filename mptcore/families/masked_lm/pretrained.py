@@ -38,6 +38,8 @@ MASKED_LMS = {
 each token and a head that treats each token independently. The tests of this package compare each
 entry with plain transformers."""
 
+COUNTED_FROM_PADDING = ("roberta", "esm")
+"""Types whose positions are counted from the number of the padding token."""
 VOCABULARY_FILES = ("vocab.txt", "merges.txt", "spiece.model")
 """Files of tokenizers that have no tokenizer.json."""
 BLANKS = r"[\s\x1c-\x1f\x85]+"
@@ -103,6 +105,9 @@ class PretrainedSource:
         if config.model_type not in MASKED_LMS:
             known = ", ".join(MASKED_LMS)
             raise self._refusal(f"is a {config.model_type}; supported types are {known}")
+        if config.model_type in COUNTED_FROM_PADDING and config.pad_token_id is None:
+            detail = f"is of type {config.model_type}, but its config.json has no pad_token_id"
+            raise self._refusal(detail)
         if getattr(config, "auto_map", None):
             detail = "has code of its own (auto_map in config.json), which is never run"
             raise self._refusal(f"{detail}; without it the model would be another one")
@@ -245,6 +250,6 @@ def _kept(experiment: str, tokenizer: Tokenizer) -> Network:
 def positions(config: Config) -> int:
     """Return the maximum number of tokens of a sequence."""
     most: int = getattr(config, "max_position_embeddings", 512)
-    if config.model_type in ("roberta", "esm"):
-        most -= config.pad_token_id + 1  # their positions are counted from there
+    if config.model_type in COUNTED_FROM_PADDING:
+        most -= config.pad_token_id + 1
     return most

@@ -227,7 +227,9 @@ def folders(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Folders of a service that has the data and checkpoints of the lab."""
     for name in ("models/tiny", "models/bert-base", "data/text", "data/glue/cola"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "models/tiny/config.json").write_text("{}")
+    for name in ("tiny", "bert-base"):
+        for file in ("config.json", "tokenizer.json", "model.safetensors"):
+            (tmp_path / "models" / name / file).write_text("{}")
     (tmp_path / "data/text/a.txt").write_text("a\n")
     (tmp_path / "data/glue/cola/validation.jsonl").write_text("{}")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
@@ -274,7 +276,7 @@ def test_specs_with_invisible_inputs_have_no_cache_key(
 ) -> None:
     spec = validate_spec(TEXT)
     assert Inputs(settings).files(spec) is None
-    assert len(Inputs(folders).files(spec) or ()) == 2
+    assert len(Inputs(folders).files(spec) or ()) == 4
     hub = validate_spec({**TEXT, "model": {"family": "masked_lm", "checkpoint": "of-the-hub"}})
     assert Inputs(folders).files(hub) is None
     glue = {"source": "glue", "subset": "rte", "split": "test"}

@@ -1,5 +1,6 @@
-"""Checkpoints that neither the folders of a machine nor the hub have."""
+"""Checkpoints that neither the folders of a machine nor the hub have, and those that lack files."""
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,26 @@ def answering(hub: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.shutdown()
 
 
+def written(folder: Path, **changed: dict[str, Any] | bytes | None) -> Path:
+    """Write the files of a checkpoint that are looked at, with changes by their stem; None is none.
+    The tokenizer has the form of tokenizers that are saved by themselves."""
+    tokens = {"tokenizer_class": "TokenizersBackend", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    files: dict[str, Any] = {
+        "config.json": {"model_type": "bert"},
+        "tokenizer.json": {},
+        "tokenizer_config.json": tokens,
+        "model.safetensors": b"weights",
+    }
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        content = changed.get(name.partition(".")[0], content)
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        elif content is not None:
+            (folder / name).write_text(json.dumps(content))
+    return folder
+
+
 def details(settings: Settings) -> list[str]:
     return [one.detail for one in Inputs(settings).problems(validate_spec(SPEC))]
 
@@ -75,7 +96,7 @@ def test_mpt_serve_refuses_a_checkpoint_that_no_run_could_load(
             assert answer.status_code == 422
             problem = {"pointer": "/spec/model/checkpoint", "detail": told}
             assert answer.json()["errors"] == [problem]
-    (settings.store / "models" / "my-ber").mkdir()
+    written(settings.store / "models" / "my-ber")
     assert details(local) == []
 
 
@@ -145,3 +166,88 @@ def test_the_url_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_ENDPOINT")
     assert hub_url() == "https://huggingface.co"
     assert not hub_answers("not a URL")
+
+
+NO_PAD = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": "<mask>"}
+NO_MASK = {"tokenizer_class": "TokenizersBackend", "pad_token": {"content": "[PAD]"}}
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 4\n"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"model": None}, "has no weights in safetensors: save_pretrained"),
+        ({"model": LFS}, "has no weights in safetensors: model.safetensors is a pointer"),
+        ({"tokenizer_config": NO_PAD}, "has a tokenizer without a pad token"),
+        ({"tokenizer_config": NO_MASK}, "has a tokenizer without a mask token"),
+        ({"tokenizer_config": {**NO_MASK, "tokenizer_class": "BertTokenizer", "mask_token": None}},
+         "has a tokenizer without a mask token"),
+        ({"tokenizer": None}, "has no tokenizer: save_pretrained"),
+        ({"config": None}, "has no config.json, its architecture"),
+        ({"config": b"{"}, "has no config.json, its architecture"),
+        ({"config": {"model_type": "esm"}}, "is of type esm, but its config.json has no pad"),
+        ({"config": {"model_type": "roberta", "pad_token_id": None}}, "is of type roberta"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_a_run_cannot_use_is_refused_by_name(
+    settings: Settings, tmp_path: Path, changed: dict[str, Any], told: str
+) -> None:
+    seen = settings.model_copy(update={"models_dir": tmp_path / "models"})
+    written(tmp_path / "models" / "my-ber", **changed)
+    (detail,) = details(seen)
+    assert detail.startswith(f"the checkpoint my-ber {told}")
+    headers = bearer(settings.key_file.read_text().strip())
+    spec = {**SPEC, "baseline": SPEC["model"]}
+    with TestClient(create_app(seen), headers=headers) as api:
+        answer = api.post("/v1/experiments", json={"spec": spec})
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {"pointer": f"/spec/{part}/checkpoint", "detail": detail} for part in ("model", "baseline")
+    ]
+
+
+def test_a_pickle_is_not_taken_for_weights(settings: Settings, tmp_path: Path) -> None:
+    seen = settings.model_copy(update={"models_dir": tmp_path / "models"})
+    folder = written(tmp_path / "models" / "my-ber", model=None)
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    (detail,) = details(seen)
+    assert "no weights in safetensors, only pytorch_model.bin, which is never read" in detail
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"tokenizer_config": {"tokenizer_class": "BertTokenizer"}},
+        {"tokenizer_config": None},
+        {"config": {"model_type": "roberta"}},
+        {"config": {"model_type": "esm", "pad_token_id": 0}},
+    ],
+)
+def test_a_checkpoint_whose_class_has_the_tokens_is_accepted(
+    settings: Settings, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    seen = settings.model_copy(update={"models_dir": tmp_path / "models"})
+    written(tmp_path / "models" / "my-ber", **changed)
+    assert details(seen) == []
+
+
+def test_special_tokens_may_be_in_a_file_of_their_own(settings: Settings, tmp_path: Path) -> None:
+    seen = settings.model_copy(update={"models_dir": tmp_path / "models"})
+    folder = written(tmp_path / "models" / "my-ber", tokenizer_config=NO_PAD)
+    (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": "<pad>"}))
+    assert details(seen) == []
+
+
+def test_random_weights_need_none_of_the_checkpoint(settings: Settings, tmp_path: Path) -> None:
+    seen = settings.model_copy(update={"models_dir": tmp_path / "models"})
+    written(tmp_path / "models" / "my-ber", model=None, config=None)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "intermediate_size": 12, "max_position_embeddings": 32}  # fmt: skip
+    model = {**SPEC["model"], "init": "random"}
+    (detail,) = [
+        one.detail for one in Inputs(seen).problems(validate_spec({**SPEC, "model": model}))
+    ]
+    assert "has no config.json" in detail
+    spec = validate_spec({**SPEC, "model": {**model, "architecture": sizes}})
+    assert [*Inputs(seen).problems(spec)] == []

@@ -1,6 +1,7 @@
 """Tokenizers as transformers saves them for each type of model: the tokens and the scores are the
 same."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,12 @@ def test_a_tokenizer_without_a_token_is_refused_by_name(models: Path, name: str,
     tokenizer.save_pretrained(models / "tiny")
     with pytest.raises(RunError, match=f"the checkpoint tiny has a tokenizer without a {told}"):
         source("tiny").tokenizer()
+
+
+def test_a_config_without_a_pad_token_is_refused_by_name(models: Path) -> None:
+    tiny_lm.published_checkpoint(models / "esm", "esm")
+    config = json.loads((models / "esm" / "config.json").read_text())
+    (models / "esm" / "config.json").write_text(json.dumps({**config, "pad_token_id": None}))
+    told = "the checkpoint esm is of type esm, but its config.json has no pad_token_id"
+    with pytest.raises(RunError, match=told):
+        source("esm").config()
