@@ -14,10 +14,11 @@ const CSV_PAGE = 10_000;
 const MAX_SHOWN = 120; // characters of a text in a row; an open row has all
 const START = { order: "row", group: null, offsets: [0] };
 
-/** Columns of numbers that a row shows, by the spec's `evaluate.texts`. */
-export function columnsOf({ scores, group_size: size, group_column: groups, label_column: label }) {
+/** Columns of numbers that a row shows, by the spec's `evaluate.texts` and the names of the table's columns. */
+export function columnsOf({ scores, group_size: size, group_column: groups, label_column: label }, names = []) {
   const hasGroups = Boolean(size ?? groups);
-  return { hasGroups, numbers: [...scores, ...(hasGroups ? ["difference"] : []), ...(label ? ["label"] : []), "tokens"] };
+  const counts = ["tokens", ...(names.includes("unknown") ? ["unknown"] : [])]; // tables of earlier versions lack it
+  return { hasGroups, numbers: [...scores, ...(hasGroups ? ["difference"] : []), ...(label ? ["label"] : []), ...counts] };
 }
 
 /** The other columns, which an open row shows, as names and texts. */
@@ -108,7 +109,7 @@ function Row({ row, columns, spec, path, place, onGroup }) {
     <tr>
       <td class="number muted">${row.row}</td>
       <th scope="row"><button type="button" class="opener" aria-expanded=${open} aria-controls=${open ? id : null} onClick=${() => setOpen(!open)}>
-        <span class="muted" aria-hidden="true">${open ? "▾" : "▸"}</span><span>${cut(row.text, MAX_SHOWN)}</span>
+        <span class="muted" aria-hidden="true">${open ? "▾" : "▸"}</span><span>${row.text ? cut(row.text, MAX_SHOWN) : html`<em class="muted">no text</em>`}</span>
       </button></th>
       ${numbers.map((name) => html`<td key=${name} class="number" title=${row[name] === null ? row.reason : null}>${withError(row[name], row[`${name}_std_err`])}</td>`)}
       ${hasGroups && html`<td>${row.group === null ? DASH : html`<button type="button" class="opener link" title="Show this group" onClick=${() => onGroup(row.group)}>${row.group}</button>`}</td>`}
@@ -137,7 +138,7 @@ function Table({ id, spec }) {
   const wanted = { order: view.order, group: view.group, offset: view.offsets.at(-1) };
   const url = withQuery(path, { ...wanted, limit: PAGE });
   const { data, error } = useLive(async () => ({ ...(await get(url)), wanted, url }), [url], () => true);
-  const columns = columnsOf(spec);
+  const columns = columnsOf(spec, data?.columns);
   const onGroup = (group) => setView({ ...START, group });
   const headerOf = (name) => ({ order: directionOf(view.order, name), onSort: (next) => setView({ ...view, order: next === "asc" ? name : `-${name}`, offsets: [0] }) });
   return html`<section class="card flush texts" aria-labelledby="texts">

@@ -120,7 +120,7 @@ def test_a_group_is_shown_alone(section: Locator) -> None:
     section.get_by_label("Group", exact=True).fill("pair 12")
     section.get_by_role("button", name="Show", exact=True).click()
     expect(rows_of(section)).to_have_count(2)
-    differences = section.locator("tbody td:nth-child(6)")
+    differences = section.locator("tbody td:nth-child(7)")
     expect(differences).to_have_text(["0", "−0.333"])  # the reference first
     expect(section.get_by_role("status")).to_have_text("Texts 1 to 2 of 2")
     section.get_by_role("button", name="All groups").click()
@@ -238,7 +238,7 @@ def test_open_rows_are_for_everyone(browser: Browser, lab: BrowsedLab) -> None:
 
 LINES = [
     "the old red cat sat on a red mat",
-    "the old red cat on sat mat a red",
+    "the old red cat on sat mat a zebra",  # an unknown token
     "a dog ran on the old mat on the mat",
     "a dog on ran the old mat the on mat",
 ]
@@ -265,7 +265,7 @@ def scored(settings: Settings, tmp_path: Path) -> Iterator[tuple[BrowsedLab, lis
         experiment = api.wait(api.submit(SCORED)["id"])
         assert experiment["status"] == "succeeded", experiment["failure"]
         names = ["text", "pll", "cumulative", "cumulative_std_err", "difference",
-                 "difference_std_err", "by_token"]  # fmt: skip
+                 "difference_std_err", "unknown", "by_token"]  # fmt: skip
         rows = api.texts(experiment["id"], columns=names)
         yield BrowsedLab(service, database, api, {"scored": experiment["id"]}), rows
 
@@ -288,6 +288,10 @@ def test_a_run_of_a_worker_is_shown(browser: Browser, scored: tuple[BrowsedLab, 
         lowest = sorted(rows, key=lambda row: row["cumulative"])
         expect(rows_of(section).locator("th")).to_have_text(
             [containing(row["text"]) for row in lowest]
+        )
+        expect(section.locator("thead th").nth(6)).to_have_text("unknown")
+        expect(rows_of(section).locator("td:nth-child(7)")).to_have_text(
+            [str(row["unknown"]) for row in lowest]
         )
         cells = rows_of(section).first.locator("td")
         found = with_error(lowest[0]["cumulative"], lowest[0]["cumulative_std_err"])

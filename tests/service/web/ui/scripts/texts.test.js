@@ -46,6 +46,10 @@ test("columns are the scores, and what the spec adds", () => {
   assert.deepEqual(columnsOf({ scores: ["pll"], ...none, group_column: "pair", label_column: "ok" }).numbers, ["pll", "difference", "label", "tokens"]);
 });
 
+test("unknown tokens have a column where the table counts them", () => {
+  assert.deepEqual(columnsOf({ scores: ["pll"] }, ["row", "text", "unknown", "pll"]).numbers, ["pll", "tokens", "unknown"]);
+});
+
 test("an open row has the other columns", () => {
   const row = { row: 3, text: "a", group: "g", words: 1, pll: -1, pll_std_err: 0.1, pll_masks: 123456.7, decided: false, rank: null };
   assert.deepEqual(factsOf(row, ["pll"]), [["words", "1"], ["pll_masks", "123457"], ["decided", "false"]]);
