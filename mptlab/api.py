@@ -337,7 +337,7 @@ class Client(Administration):
         self,
         texts: Any,
         model: str | Json,
-        scores: Sequence[str] = ("pll",),
+        scores: str | Sequence[str] = ("pll",),
         *,
         column: str | None = None,
         compute: Json | None = None,
@@ -351,7 +351,8 @@ class Client(Administration):
         the other fields of `evaluate.texts`. Waits until the texts are scored. Raises Refused,
         NotSucceeded, ValueError."""
         table = texts_of(texts, column)
-        spec = score_spec(table, model, self.upload, compute, scores=list(scores), **options)
+        names = [scores] if isinstance(scores, str) else list(scores)
+        spec = score_spec(table, model, self.upload, compute, scores=names, **options)
         experiment = self.experiments.create(spec, wait=True, name=name)
         rows = experiment.texts()
         rows.add(table)

@@ -156,7 +156,7 @@ def _json_lines(file: Path) -> Columns:
     rows = []
     for number, line in read_numbered_lines(file):
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=lambda _: None)  # NaN: no value
         except ValueError as error:
             raise ValueError(f"{file}, line {number} is not JSON: {error}") from None
         if not isinstance(row, dict):
@@ -242,10 +242,11 @@ def _has_text(values: Iterable[Any]) -> bool:
 
 
 def _is_number(cell: str) -> bool:
+    """Return whether a cell is a number, also one with a decimal comma, or is missing."""
     if cell.strip() in MISSING_CELLS:
         return True
     try:
-        float(cell)
+        float(cell.replace(",", "."))
     except ValueError:
         return False
     return True

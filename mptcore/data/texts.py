@@ -179,7 +179,11 @@ def columns_of(schema: Any, *kinds: str) -> list[str]:
     import pyarrow as arrow
 
     tests = [getattr(arrow.types, kind) for kind in kinds]
-    return [one.name for one in schema if any(test(one.type) for test in tests)]
+    types = {  # pandas writes a column of categories as a dictionary
+        one.name: one.type.value_type if arrow.types.is_dictionary(one.type) else one.type
+        for one in schema
+    }
+    return [name for name, of in types.items() if any(test(of) for test in tests)]
 
 
 def _file_of(spec: PlainText) -> tuple[Path, str]:

@@ -8,6 +8,8 @@ from typing import Any
 import httpx
 import pandas
 import pytest
+import torch
+import transformers
 
 from mptlab import Client
 from mptlab.checkpoints import taken
@@ -95,7 +97,7 @@ def test_a_client_and_plain_http_give_the_same_scores(
 
 
 def test_a_string_is_one_text(client: Client, checkpoint: Path) -> None:
-    (row,) = client.score("the cat", taken(checkpoint))
+    (row,) = client.score("the cat", taken(checkpoint), "pll")
     assert row["pll"] == pytest.approx(tiny_lm.plain_pll(checkpoint, "the cat"), abs=1e-4)
 
 
@@ -107,19 +109,45 @@ def test_columns_that_options_name_are_used(client: Client, checkpoint: Path) ->
     assert rows[2]["difference"] == rows[2]["pll"] - rows[0]["pll"]
 
 
+@pytest.fixture(scope="module")
+def esm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of ESM as transformers saves it: with vocab.txt, without tokenizer.json."""
+    folder = tiny_lm.published_checkpoint(tmp_path_factory.mktemp("model") / "esm", "esm")
+    assert not (folder / "tokenizer.json").exists()
+    return folder
+
+
 def test_a_fasta_file_of_several_sequences_is_scored(
-    environment: Environment, tmp_path: Path
+    environment: Environment, tmp_path: Path, esm: Path
 ) -> None:
-    letters = "ACDEFGHIKLMNPQRSTVWY"
-    folder = tmp_path / "letters"
-    tiny_lm.network("esm", [*letters, "XX"], scale=8).save_pretrained(folder)
-    tiny_lm.letter_tokenizer(letters).save_pretrained(folder)
     file = tmp_path / "two.fasta"
     file.write_bytes(b"\xef\xbb\xbf>one\r\nMKT\r\nAYI*\r\n>two\r\nACDE\r\n")
-    code, output, error = mpt(environment, "score", str(file), "--model", str(folder), "--json")
+    code, output, error = mpt(environment, "score", str(file), "--model", str(esm), "--json")
     assert code == 0, error
     rows = json.loads(output)
     assert [(row["header"], row["text"]) for row in rows] == [("one", "MKTAYI"), ("two", "ACDE")]
     for row in rows:
-        assert row["pll"] == pytest.approx(tiny_lm.plain_pll(folder, row["text"]), abs=1e-4)
+        assert row["pll"] == pytest.approx(tiny_lm.plain_pll(esm, row["text"]), abs=1e-4)
     assert "1 of 2 sequences end in *" in error
+
+
+def test_a_final_stop_changes_no_score_of_a_mutation(
+    environment: Environment, tmp_path: Path, esm: Path
+) -> None:
+    file = tmp_path / "protein.fasta"
+    file.write_text("\ufeff>one\nMKT\nAYI*\n")
+    options = ("--wild-type", str(file), "--model", str(esm), "--json")
+    code, output, error = mpt(environment, "score", "K2A", *options)
+    assert code == 0, error
+    (row,) = json.loads(output)
+    network = transformers.EsmForMaskedLM.from_pretrained(esm).eval()
+    tokenizer = transformers.EsmTokenizer.from_pretrained(esm)
+    inputs = tokenizer("M<mask>TAYI", return_tensors="pt")
+    with torch.no_grad():
+        log_probs = network(**inputs).logits[0, 2].log_softmax(-1)
+    new, old = tokenizer.convert_tokens_to_ids(["A", "K"])
+    assert row["masked_marginal"] == pytest.approx(
+        (log_probs[new] - log_probs[old]).item(), abs=1e-4
+    )
+    assert row["unknown"] == 0
+    assert "1 of 1 sequences end in *" in error

@@ -63,6 +63,13 @@ def test_a_frame_keeps_its_index(index: list[Any]) -> None:
     assert [*rows.to_pandas().index] == index
 
 
+def test_rows_of_json_may_lack_values(tmp_path: Path) -> None:
+    lines = '{"smiles": "CCO"}\n\n{"y": 2}\n{"smiles": null, "y": NaN}\n'
+    table = read_texts(written(tmp_path, "t.jsonl", lines))
+    assert table.texts == ["CCO", "", ""]
+    assert table.columns == {"y": [None, 2, None]}
+
+
 def test_the_index_of_a_parquet_file_is_not_its_text(tmp_path: Path) -> None:
     file = tmp_path / "t.parquet"
     pandas.DataFrame({"smiles": ["CCO", "C"]}, index=["a", "b"]).to_parquet(file)
@@ -107,6 +114,8 @@ def test_a_table_that_could_be_read_wrongly_is_refused(
 def test_a_column_or_a_separator_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     table = written(tmp_path, "t.csv", "id;smiles\n1;CCO\n")
     assert read_texts(table, separator=";").texts == ["CCO"]
+    decimals = written(tmp_path, "decimals.csv", "smiles;y\nCCO;0,5\n")
+    assert read_texts(decimals, separator=";").column == "smiles"
     tabs = written(tmp_path, "tabs.csv", "id\tsmiles\n1\tCCO\n")
     assert read_texts(tabs, separator=r"\t").texts == ["CCO"]
     with pytest.raises(ValueError, match="has no column text; it has id, smiles"):

@@ -148,6 +148,17 @@ def test_an_empty_line_of_a_table_of_one_column_is_a_row(folder: Path) -> None:
     assert texts(plain(file="a.csv")) == [("one",), ("two",)]
 
 
+def test_a_column_of_categories_is_text(folder: Path) -> None:
+    """As pandas writes it."""
+    arrow: Any = importlib.import_module("pyarrow")
+    column = arrow.array(["one", None, "one"]).dictionary_encode()
+    importlib.import_module("pyarrow.parquet").write_table(
+        arrow.table({"text": column}), folder / "text" / "a.parquet"
+    )
+    assert texts(plain(file="a.parquet")) == [("one",), ("",), ("one",)]
+    assert look(folder / "text" / "a.parquet").problems == []
+
+
 def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:
     told = refused(plain(dataset="gone"))
     assert told.startswith("the upload gone cannot be used: the store has no file of it")
