@@ -12,7 +12,6 @@ from rich.table import Table
 
 from mptlab import plots, serve
 from mptlab.api import Client
-from mptlab.means import over_seeds
 from mptlab.progress import shown_progress
 
 OUTPUT = Path("demo-output")
@@ -110,8 +109,8 @@ def _values(experiment: dict[str, Any], name: str) -> list[float]:
 
 def _std_err(experiment: dict[str, Any]) -> str:
     """Return the standard error of the mean over seeds."""
-    (mean,) = over_seeds(one for one in experiment["metrics"] if one["name"] == "mpt")
-    return "–" if mean.std_err is None else f"{mean.std_err:.3f}"
+    (mean,) = (row for row in experiment["summary"] if row["title"] == "mpt")
+    return "–" if mean["std_err"] is None else f"{mean['std_err']:.3f}"
 
 
 if __name__ == "__main__":

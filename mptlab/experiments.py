@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from mptlab.curves import Curves, table_html
 from mptlab.errors import Json, NotSucceeded
-from mptlab.means import over_seeds
 from mptlab.progress import followed
 from mptlab.tables import summary, with_error
 from mptlab.texts import Texts
@@ -57,9 +56,9 @@ class Experiment:
     def metrics(self) -> Json:
         """Each metric by its name: its mean over seeds, and the mean's standard error as `…
         std_err`. `document["metrics"]` has the values of each seed."""
-        if "metrics" not in self.document:
+        if "metrics" not in self.document or self.document.get("summary") is None:
             self.refresh()
-        return summary(self.document["metrics"])
+        return summary(self.document["summary"])
 
     def refresh(self) -> "Experiment":
         """Request the current document."""
@@ -158,8 +157,8 @@ class Experiment:
         told = {name: self.document.get(name) for name in ("id", "name", "status", "tags")}
         if failure := self.document.get("failure"):
             told["failure"] = f"{failure['kind']}: {failure['message']}"
-        means = over_seeds(self.document.get("metrics", []))
-        told |= {one.title: with_error(one.value, one.std_err) for one in means}
+        rows = self.document.get("summary") or []
+        told |= {row["title"]: with_error(row["value"], row["std_err"]) for row in rows}
         return table_html(("", ""), told.items())
 
 

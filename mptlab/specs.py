@@ -151,17 +151,6 @@ def quick(spec: Mapping[str, Any]) -> Json:
     return made | ({"seeds": spec["seeds"][:1]} if isinstance(spec.get("seeds"), list) else {})
 
 
-def flat(value: Any, path: str = "") -> Json:
-    """Return the leaves of a spec by their dotted paths."""
-    if not isinstance(value, Mapping):
-        return {path: value}
-    return {
-        name: leaf
-        for key, part in value.items()
-        for name, leaf in flat(part, f"{path}.{key}" if path else str(key)).items()
-    }
-
-
 class _Loader(yaml.SafeLoader):
     """Read 1e-3 as a number: YAML 1.1 requires a decimal point in it."""
 

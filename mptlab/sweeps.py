@@ -64,14 +64,17 @@ class Sweep:
         """Return a row for each point: its number, experiment and status, the swept fields by their
         paths, and each metric over its seeds, with its standard error as `… std_err` and the number
         of seeds as `… count`."""
-        answer = self._client._call("GET", f"{self._path}/table")
-        return [_flat(row) for row in answer["items"]]
+        return [flat_row(row) for row in self.table_document()["items"]]
 
     def means(self) -> list[Json]:
         """Return the same over all seeds: a row for each choice of the swept fields other than
         `seeds`, with its number of `points`. If seeds are not swept, it is the table."""
-        answer = self._client._call("GET", f"{self._path}/table")
-        return [_flat(row) for row in answer["pooled"] or answer["items"]]
+        return [flat_row(row) for row in rows_of(self.table_document())]
+
+    def table_document(self) -> Json:
+        """Return the service's table: its points, also pooled over seeds, with the best row and
+        what to say about it."""
+        return self._client._call("GET", f"{self._path}/table")
 
     def plot(
         self,
@@ -85,14 +88,16 @@ class Sweep:
         needed("matplotlib", "plots")
         from mptlab import plots, swept_plots
 
-        sweep = self.get()
-        figure = swept_plots.draw(self.means(), sweep["fields"], y, x, sweep["name"] or "")
+        figure = swept_plots.draw(self.table_document(), y, x, self.get()["name"] or "")
         if file is not None:
             plots.save(figure, file)
         return figure
 
     def _repr_html_(self) -> str:
-        rows = sweep_for_people(self.means())
+        document = self.table_document()
+        rows = [flat_row(row) for row in rows_of(document)]
+        best = document["best"]
+        rows = sweep_for_people(rows, best and rows[best["row"]])
         names = list(dict.fromkeys(name for row in rows for name in row))
         return table_html(names, ([row.get(name) for name in names] for row in rows))
 
@@ -143,7 +148,14 @@ def points_of(points: Mapping[str, Any]) -> Json:
     return {"grid": {path: list(values) for path, values in points.items()}}
 
 
-def _flat(row: Json) -> Json:
+def rows_of(document: Json) -> list[Json]:
+    """Return the rows of the service's table that are means over all seeds."""
+    rows: list[Json] = document["pooled"] or document["items"]
+    return rows
+
+
+def flat_row(row: Json) -> Json:
+    """Return a row of the service's table with a column for each field, metric and error."""
     heads = ("point", "experiment_id", "status", "points")
     flat: Json = {name: row[name] for name in heads if name in row} | row["fields"]
     for name, metric in row["metrics"].items():

@@ -11,17 +11,11 @@ from matplotlib.ticker import MaxNLocator
 from mptlab.errors import Json
 from mptlab.plots import BAND, STYLE, Plot
 from mptlab.sorting import ERROR
-from mptlab.tables import (
-    BEHIND_BEST,
-    BY_MERIT,
-    SIZE,
-    best_of,
-    choosing,
-    deciding,
-    smallest_as_good,
-)
+from mptlab.sweeps import flat_row, rows_of
 
 HELDOUT = "lml_heldout"
+BEHIND_BEST = "lml_heldout_behind_best"
+SIZE = "model.latent_dim"
 NAMES = {
     "lml": "log marginal likelihood, nats",
     "lml_heldout": "held-out log marginal likelihood, nats",
@@ -32,19 +26,15 @@ NAMES = {
 """Titles of axes."""
 
 
-def draw(
-    rows: Sequence[Json], fields: Sequence[str], y: str | None, x: str | None, title: str = ""
-) -> Plot:
-    """Return the figure of a sweep's means over seeds: a line for each choice of the fields other
-    than `x`, with bars of two standard errors: of the difference from the best for the held-out
-    LML, whose points share their observations. Raises ValueError with the known names."""
-    swept = [name for name in fields if name in rows[0]] if rows else []
-    metrics = [name[: -len(" count")] for row in rows for name in row if name.endswith(" count")]
+def draw(table: Json, y: str | None, x: str | None, title: str = "") -> Plot:
+    """Return the figure of a sweep's table, of its means over seeds: a line for each choice of the
+    fields other than `x`, with bars of two standard errors: of the difference from the best for the
+    held-out LML, whose points share their observations. Raises ValueError with the known names."""
+    rows = [flat_row(row) for row in rows_of(table)]
+    swept = [name for name in table["fields"] if name in rows[0]] if rows else []
     x = _known("swept field", x or next(iter(swept), None), swept)
-    is_measurement = any(name != "seeds" for name in swept) and not deciding(rows)
-    by_merit = ("mpt_heldout", "mpt", *BY_MERIT) if is_measurement else BY_MERIT
-    best = next((name for name in (*by_merit, *metrics) if name in metrics), None)
-    metric = _known("metric", (y or best or "").removesuffix(ERROR), list(dict.fromkeys(metrics)))
+    chief = table["chief_metric"] or ""
+    metric = _known("metric", (y or chief).removesuffix(ERROR), table["metrics"])
     y = f"{metric}{ERROR}" if y is not None and y.endswith(ERROR) else metric
     with mpl.rc_context(STYLE):
         figure = Plot(figsize=(5.5, 3.4), layout="constrained")
@@ -52,8 +42,7 @@ def draw(
         axes.set(title=title, xlabel=NAMES.get(x, x), ylabel=_title(y))
         if y != metric and all(_is_positive(row[x]) and _is_positive(row.get(y)) for row in rows):
             axes.set(xscale="log", yscale="log")
-        distinct = choosing(rows, [x, *(name for name in swept if name != x)])
-        others = [name for name in distinct if name != x]
+        others = [group[0] for group in table["varying"] if x not in group]
         lines: dict[str, list[Json]] = {}
         for row in rows:
             label = ", ".join(f"{name.split('.')[-1]} {_text(row[name])}" for name in others)
@@ -61,7 +50,7 @@ def draw(
         paired = y == HELDOUT and any(row.get(f"{BEHIND_BEST} std_err") for row in rows)
         for label, found in lines.items():
             _line(axes, found, x, y, BEHIND_BEST if paired else y, label)
-        _mark_best(axes, rows, [x, *others], x, y)
+        _mark_best(axes, rows, table["best"], x, y)
         if paired:
             axes.plot(
                 [], [], " ", label="bars: two standard errors of\nthe difference from the best"
@@ -101,16 +90,14 @@ def _line(axes: Axes, rows: Sequence[Json], x: str, y: str, of_error: str, label
                   marker=".", linewidth=1, capsize=2, label=label or None)  # fmt: skip
 
 
-def _mark_best(axes: Axes, rows: Sequence[Json], fields: Sequence[str], x: str, y: str) -> None:
+def _mark_best(axes: Axes, rows: Sequence[Json], best: Json | None, x: str, y: str) -> None:
     """Mark the best point and, of models that differ by their size alone, the smallest that is as
     good."""
-    best = best_of(rows)
-    if best is None or best.metric != y:
+    if best is None or best["metric"] != y:
         return
-    marked = {"best": rows[best.row]}
-    smallest = smallest_as_good(best, rows, fields)
-    if smallest is not None and smallest is not rows[best.row]:
-        marked["smallest as good"] = smallest
+    marked = {"best": rows[best["row"]]}
+    if best["smallest"] not in (None, best["row"]):
+        marked["smallest as good"] = rows[best["smallest"]]
     for (label, row), marker in zip(marked.items(), "os", strict=False):
         axes.plot([_place(row[x])], [row[y]], marker, markersize=9, color="black",
                   fillstyle="none", label=label)  # fmt: skip

@@ -1,31 +1,68 @@
 """Tables that show what several experiments share and where they differ."""
 
-import json
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from mptlab.errors import Json
-from mptlab.means import over_seeds
-from mptlab.sorting import BESIDE
-from mptlab.specs import flat
 
 MISSING = object()
 
 
 def comparison(experiments: Sequence[Json]) -> list[Json]:
     """Return a row for each experiment: id, name, status, the spec fields that differ by their
-    dotted paths, and each metric by its name, with its standard error as `… std_err`."""
-    specs = [flat(one["spec"]) for one in experiments]
-    paths = [path for path in _union(specs) if _differs(path, specs)]
-    metrics = [summary(one["metrics"]) for one in experiments]
+    dotted paths, and each metric by its name, with its standard error as `… std_err`. An object
+    that others do not have is one column, with its fields that differ."""
+    columns = differing([one["spec"] for one in experiments])
+    metrics = [summary(one["summary"]) for one in experiments]
     names = _union(metrics)
     return [
         {"id": one["id"], "name": one["name"], "status": one["status"]}
-        | {path: spec.get(path) for path in paths}
-        | {name: found.get(name) for name in names}
-        for one, spec, found in zip(experiments, specs, metrics, strict=True)
+        | {path: values[i] for path, values in columns.items()}
+        | {name: metrics[i].get(name) for name in names}
+        for i, one in enumerate(experiments)
     ]
+
+
+def differing(values: Sequence[Any], path: str = "") -> dict[str, list[Any]]:
+    """Return the values of each field that is not the same in all specs, by its dotted path. Of an
+    object that some specs do not have, those that have it get its fields that differ among them."""
+    if all(value == values[0] for value in values):
+        return {}
+    if all(isinstance(value, Mapping) for value in values):
+        columns: dict[str, list[Any]] = {}
+        for key in _union(values):
+            parts = [value.get(key, MISSING) for value in values]
+            columns |= differing(parts, f"{path}.{key}" if path else key)
+        return columns
+    objects = [value for value in values if isinstance(value, Mapping)]
+    keys = {
+        key
+        for key in _union(objects)
+        if any(one.get(key) != objects[0].get(key) for one in objects)
+    }
+    return {
+        path: [
+            {key: part for key, part in value.items() if key in (keys or value)}
+            if isinstance(value, Mapping)
+            else None
+            if value is MISSING
+            else value
+            for value in values
+        ]
+    }
+
+
+def data_note(experiments: Sequence[Json]) -> str | None:
+    """Return a sentence that names the fields in which the data of experiments differ. None if they
+    are the same."""
+    paths = differing([{"data": one["spec"]["data"]} for one in experiments])
+    seeds = [one["spec"]["seeds"] for one in experiments]
+    if any(one["spec"]["data"].get("seed") == "run" for one in experiments):
+        paths |= differing([{"seeds": one} for one in seeds])
+    if not paths:
+        return None
+    return f"The data differ ({', '.join(paths)}): their metrics do not tell which model is better."
 
 
 def for_people(rows: Sequence[Json]) -> list[Json]:
@@ -34,21 +71,22 @@ def for_people(rows: Sequence[Json]) -> list[Json]:
     return [_for_people(row) for row in rows]
 
 
-def sweep_for_people(rows: Sequence[Json], kept: str | None = None) -> list[Json]:
+def sweep_for_people(
+    rows: Sequence[Json], best: Json | None = None, kept: str | None = None
+) -> list[Json]:
     """Return a sweep's table as `for_people` does, without derived columns other than `kept` and
-    columns that are the same in all rows, and with a mark at the best row."""
-    best = best_of(rows)
+    columns that are the same in all rows, and with a mark at the row `best`, if there is one."""
     hidden = {"point", "points"}
     if all(row.get("status") in (None, "succeeded") for row in rows):
         hidden.add("status")
     return [
         {
             name: value
-            for name, value in row.items()
+            for name, value in shown.items()
             if name == kept or not (name in hidden or _is_derived(name))
         }
-        | ({"best": "*" if i == best.row else ""} if best else {})
-        for i, row in enumerate(for_people(rows))
+        | ({"best": "*" if row is best else ""} if best is not None else {})
+        for row, shown in zip(rows, for_people(rows), strict=True)
     ]
 
 
@@ -58,80 +96,6 @@ def _is_derived(name: str) -> bool:
         or "half_interval" in name
         or name == "lml_heldout_population"  # the value of lml_heldout again
     )
-
-
-class Best(NamedTuple):
-    """The metric that decides, the index of its best row, and of the rows that its error does not
-    tell from the best."""
-
-    metric: str
-    row: int
-    alike: list[int]
-
-
-def best_of(rows: Sequence[Json]) -> Best | None:
-    """Return the best row by the held-out LML or, without one, by the best known measure. None if
-    the rows differ in nothing but their measurement."""
-    if rows and not deciding(rows):
-        return None
-    metric = next((name for name in BY_MERIT if any(name in row for row in rows)), None)
-    known = [i for i, row in enumerate(rows) if row.get(metric or "") is not None]
-    if metric is None or len(known) < 2:
-        return None
-    best = max(known, key=lambda i: float(rows[i][metric]))
-    others = (i for i in known if i != best)
-    return Best(metric, best, [i for i in others if _is_as_good(rows[i], rows[best], metric)])
-
-
-def deciding(rows: Sequence[Json]) -> list[str]:
-    """Return the swept fields that choose the model, its data or its training."""
-    metrics = {name for row in rows for name in row if f"{name} std_err" in row}
-    beside = {f"{name} {what}" for name in metrics for what in ("std_err", "count")}
-    fields = (name for name in rows[0] if name not in {*BESIDE, *metrics, *beside})
-    return [name for name in fields if name.split(".")[0] not in MEASURING]
-
-
-def choosing(rows: Sequence[Json], fields: Iterable[str]) -> list[str]:
-    """Return the swept fields that tell rows apart: none that has one value only, and the first of
-    those that change together."""
-    groups: dict[tuple[int, ...], str] = {}
-    for field in fields:
-        known: dict[str, int] = {}
-        values = (json.dumps(row.get(field)) for row in rows)
-        group = tuple(known.setdefault(value, len(known)) for value in values)
-        if len(known) > 1:
-            groups.setdefault(group, field)  # fields with equal groups change together
-    return [*groups.values()]
-
-
-def smallest_as_good(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> Json | None:
-    """Return the row with the fewest latent dimensions of those that are as good as the best. None
-    if other fields than the family were swept too, or if the best is the only one."""
-    if SIZE not in fields or not {*fields} <= {SIZE, "model.family"} or not best.alike:
-        return None
-    return min((rows[i] for i in (best.row, *best.alike)), key=lambda row: int(row[SIZE]))
-
-
-def _is_as_good(row: Json, best: Json, metric: str) -> bool:
-    """Return whether a row is behind the best by at most two standard errors of the difference:
-    over held-out rows that both share, where the service has compared these two, otherwise from the
-    errors of both."""
-    gap, error = best[metric] - row[metric], f"{metric} std_err"
-    if metric == "lml_heldout" and row.get(BEHIND_BEST) == gap:
-        spread = row[f"{BEHIND_BEST} std_err"] or 0.0
-    else:
-        spread = math.hypot(best.get(error) or 0.0, row.get(error) or 0.0)
-    return bool(gap <= max(2 * spread, TIE))
-
-
-MEASURING = ("evaluate", "compute", "seeds")
-"""Parts of a spec that change the measurement, and nothing that is measured."""
-BY_MERIT = ("lml_heldout", "mpt_heldout", "lml", "mpt")
-"""Metrics that choose between models, the most trustworthy first; larger is better."""
-TIE = 1e-6
-"""Difference in nats up to which rows are equal."""
-SIZE = "model.latent_dim"
-BEHIND_BEST = "lml_heldout_behind_best"
 
 
 def _for_people(row: Json) -> Json:
@@ -161,19 +125,14 @@ def with_error(mean: float | None, error: float | None) -> str | None:
     return f"{mean:.{decimals}f} ± {error:.{decimals}f}"
 
 
-def summary(metrics: Sequence[Json]) -> Json:
-    """Return each metric by its name and its labels other than the seed: the mean over seeds, and
-    its standard error as `… std_err` (see `mptlab.means`)."""
+def summary(rows: Sequence[Json]) -> Json:
+    """Return each mean of a service's summary by its name and its labels other than the seed, and
+    its standard error as `… std_err`."""
     columns: Json = {}
-    for mean in over_seeds(metrics):
-        columns |= {mean.title: mean.value, f"{mean.title} std_err": mean.std_err}
+    for row in rows:
+        columns |= {row["title"]: row["value"], f"{row['title']} std_err": row["std_err"]}
     return columns
 
 
-def _union(mappings: Iterable[Json]) -> list[str]:
+def _union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for one in mappings for key in one))
-
-
-def _differs(path: str, specs: Sequence[Json]) -> bool:
-    first = specs[0].get(path, MISSING)
-    return any(spec.get(path, MISSING) != first for spec in specs)

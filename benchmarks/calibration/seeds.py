@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from mptlab.means import over_seeds
+from service.records.means import over_seeds
 
 REPEATS = 20_000
 SEEDS = 5

@@ -24,17 +24,8 @@ from mptlab.api import Client
 from mptlab.errors import Json, Refused
 from mptlab.progress import printable
 from mptlab.sorting import in_order
-from mptlab.sweeps import Sweep
-from mptlab.tables import (
-    SIZE,
-    Best,
-    best_of,
-    choosing,
-    deciding,
-    for_people,
-    smallest_as_good,
-    sweep_for_people,
-)
+from mptlab.sweeps import Sweep, flat_row, rows_of
+from mptlab.tables import for_people, sweep_for_people
 from mptlab.uploads import reading_lines
 
 PLAIN_WIDTH = 1000
@@ -79,20 +70,19 @@ class CommandContext:
         the order of a column. Raises ValueError if there is no such column."""
         if self.as_json:
             return self.dump(in_order(sweep.table(), order))
-        rows = in_order(sweep.means(), order)
-        shown = sweep_for_people(rows, (order or "").removeprefix("-"))
+        document = sweep.table_document()
+        means = [flat_row(row) for row in rows_of(document)]
+        best = document["best"] and means[document["best"]["row"]]
+        rows = in_order(means, order)
+        shown = sweep_for_people(rows, best, (order or "").removeprefix("-"))
         for row, one in zip(shown, short_ids(rows), strict=True):
             row.update(one)
         columns = dict.fromkeys(column for row in shown for column in row)
         print_table(columns, ([row.get(column) for column in columns] for row in shown))
         if any(row.get("mpt") is not None and row["mpt std_err"] is None for row in rows):
             warn(WITHOUT_ERROR)
-        document = sweep.get()
-        if best := best_of(rows):
-            fields = [one for one in document["fields"] if one in deciding(rows)]
-            typer.echo(_best_line(best, rows, choosing(rows, fields) or fields))
-        if (document["spec"].get("data") or {}).get("standardize"):
-            typer.echo(STANDARDIZED)
+        for i, note in enumerate(document["notes"]):
+            typer.echo(f"* {note}" if best and i == 0 else f"  {note}")
 
     def sweep(self, typed: str) -> Sweep:
         """Return the caller's sweep with this id, this beginning of an id or this name, the newest
@@ -204,40 +194,11 @@ class CommandContext:
 
 
 WITHOUT_ERROR = "a score without ± has no error: that needs 12 masks of each size, or three seeds"
-STANDARDIZED = "  All results are of standardized values."
-OTHER_ROWS = (
-    "  Errors do not cover which rows the models were fitted to. Values that are close may change "
-    "their order with others: --set data.seed=1"
-)
-
-SAME_ROWS = (
-    "  The LML of the data that a model was fitted to rises with the latent dimensions. To choose, "
-    "hold rows out: --set data.heldout=0.2"
-)
 
 
 def choice(row: Json, fields: Iterable[str]) -> str:
     """Return the values of the swept fields in a row of a sweep's table."""
     return ", ".join(f"{name}={cell(row[name])}" for name in fields if name in row)
-
-
-def _best_line(best: Best, rows: Sequence[Json], fields: Sequence[str]) -> str:
-    """Return the best choice of the swept fields, and those that are as good within the error."""
-    chosen = choice(rows[best.row], fields)
-    told = f"* best by {best.metric}: {chosen}"
-    alike = dict.fromkeys(choice(rows[i], fields) for i in best.alike)
-    alike.pop(chosen, None)
-    if alike:
-        same = f"{fields[0]}=" if len(fields) == 1 else ""
-        listed = (", " if same else "; ").join(one.removeprefix(same) for one in alike)
-        told += f"; within two standard errors: {listed}"
-    if smallest := smallest_as_good(best, rows, fields):
-        told += f"\n  The smallest model as good as the best: {choice(smallest, fields)}"
-    if best.metric.startswith("lml_heldout"):
-        told += f"\n{OTHER_ROWS}"
-    elif best.metric.startswith("lml") and SIZE in fields:
-        told += f"\n{SAME_ROWS}"
-    return told
 
 
 def short_ids(rows: Sequence[Json]) -> list[Json]:

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 
 import typer
 
 from mptlab.commands.context import WITHOUT_ERROR, CommandContext, warn
 from mptlab.errors import Json, NotSucceeded
-from mptlab.meanings import meaning
 from mptlab.progress import followed, printable
 from mptlab.tables import with_error
 
@@ -17,6 +16,8 @@ MAX_NAMED = 5
 """Maximum number of experiments whose ids are printed when the waiting ends."""
 NUMBER = 20
 """Characters of a number with its error."""
+INTERIM = ("epoch", "step")
+"""Labels of metrics that are not final."""
 MAX_LOGS = 10
 """Maximum number of experiments whose logs are read for warnings."""
 
@@ -42,7 +43,7 @@ def print_ended(ended: Sequence[Json]) -> None:
     for one in ended:
         if len(ended) > 1:
             typer.echo(f"{one['id']}  {printable(one['name'] or '')}".rstrip())
-        for line in metric_lines(one):
+        for line in chain(result_lines(one), metric_lines(one)):
             typer.echo(line)
     if any(lacks_error(one["metrics"]) for one in ended):
         warn(WITHOUT_ERROR)
@@ -85,13 +86,47 @@ def comes_back(command: str, ids: Sequence[str]) -> Iterator[None]:
         raise
 
 
+def result_lines(experiment: Json) -> Iterator[str]:
+    """Yield the results of an experiment: means over seeds, after training, and below them what
+    they were before."""
+    results = [row for row in experiment["summary"] or () if row["label"] is not None]
+    width = max([16, *(len(row["label"]) for row in results)])
+    for row in results:
+        number = with_error(row["value"], row["std_err"]) or row["reason"] or "-"
+        yield f"{row['label']:{width}} {number}{_beside_result(row)}"
+        if before := row["before"]:
+            at = " ".join(f"{unit} {time}" for unit, time in before["at"].items())
+            first = with_error(before["value"], before["std_err"]) or "-"
+            yield f"{'':{width}} {first} at {at} → {number}"
+
+
+def _beside_result(row: Json) -> str:
+    """Return what to print after the value of a result: its unit, the number of seeds, and whether
+    it agrees with the LML."""
+    if row["value"] is None:
+        return ""
+    unit = f" {row['unit']}" if row["unit"] else ""
+    seeds = f", mean over {row['count']} seeds" if row["count"] > 1 else ""
+    tokens = ""
+    if row["tokens"]:
+        tokens = f" = {row['value'] / row['tokens']:.5g} × {row['tokens']} tokens"
+    agreement = ""
+    if found := row["agreement"]:
+        gap = with_error(found["value"], found["std_err"])
+        agreement = f"; {found['text']}: MPT - LML is {gap}"
+    return f"{unit}{tokens}{seeds}{agreement}"
+
+
 def metric_lines(experiment: Json) -> Iterator[str]:
-    """Yield a line for each metric, with its meaning where its name stands for the first time."""
-    metrics, seen = experiment["metrics"], set()
+    """Yield a line for each metric, final ones first, with its meaning where its name stands for
+    the first time."""
+    meanings = {row["name"]: row["meaning"] for row in experiment["summary"] or ()}
+    metrics = sorted(experiment["metrics"], key=lambda one: bool({*INTERIM} & {*one["labels"]}))
+    seen = set()
     width = max([16, *(len(metric["name"]) for metric in metrics)])
     for metric in metrics:
         labels = " ".join(f"{key}={value}" for key, value in metric["labels"].items())
         number = with_error(metric["value"], metric["std_err"]) or metric["reason"] or "-"
-        told = "" if metric["name"] in seen else meaning(metric["name"], experiment["spec"])
+        told = "" if metric["name"] in seen else meanings.get(metric["name"], "")
         seen.add(metric["name"])
         yield f"{metric['name']:{width}} {labels:12} {number:{NUMBER}}  {told}".rstrip()

@@ -12,8 +12,7 @@ from mptlab.checkpoints import is_folder, taken
 from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, Refused
 from mptlab.specs import kind_of_data
-from mptlab.sweeps import Sweep
-from mptlab.tables import best_of, deciding, smallest_as_good
+from mptlab.sweeps import Sweep, rows_of
 from mptlab.uploads import SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES, missing_lines
 
 MODELS = ("ppca", "factor_analysis")
@@ -112,15 +111,21 @@ def columns_of(client: Client, fitted: Json) -> list[str] | None:
 
 def _best_runs(sweep: Sweep) -> str:
     """Return the ids of a sweep's best run and of the smallest model as good."""
-    rows = sweep.table()
-    best = best_of(rows)
+    table = sweep.table_document()
+    best, rows = table["best"], rows_of(table)
     if best is None:
         return ""
-    told = f", such as the best, {rows[best.row]['experiment_id']}"
-    smallest = smallest_as_good(best, rows, deciding(rows))
-    if smallest is None or smallest is rows[best.row]:
+
+    def run(index: int) -> str:
+        fields = rows[index]["fields"].items()
+        return str(
+            next(one["experiment_id"] for one in table["items"] if fields <= one["fields"].items())
+        )
+
+    told = f", such as the best, {run(best['row'])}"
+    if best["smallest"] in (None, best["row"]):
         return told
-    return f"{told}, or the smallest as good, {smallest['experiment_id']}"
+    return f"{told}, or the smallest as good, {run(best['smallest'])}"
 
 
 def is_text(typed: str) -> bool:

@@ -27,12 +27,13 @@ from mptlab.commands.following import (
     metric_lines,
     print_ended,
     print_warnings,
+    result_lines,
 )
 from mptlab.errors import Json
 from mptlab.experiments import MAX_A_PAGE
 from mptlab.progress import printable
 from mptlab.sorting import in_order
-from mptlab.tables import comparison
+from mptlab.tables import comparison, data_note, with_error
 
 GIB = 2**30
 
@@ -67,18 +68,27 @@ def list_experiments(
     filters: Json = {key: value for key, value in given.items() if value}
     if lab:
         filters["whose"] = "lab"
-    found = context.client.experiments(limit=min(limit, MAX_A_PAGE), **filters)
-    columns = ("id", "name", "status", *(["owner"] if lab else []), "created")
-    context.show([one | {"created": moment(one)} for one in islice(found, limit)], *columns)
+    limit_a_page = min(limit, MAX_A_PAGE)
+    found = islice(context.client.experiments(limit=limit_a_page, summary=True, **filters), limit)
+    if context.as_json:
+        return context.dump([one | {"created": moment(one)} for one in found])
+    columns = ("id", "name", "status", *(["owner"] if lab else []), "result", "created")
+    rows = [
+        one | {"name": one["title"], "result": _result(one), "created": moment(one)}
+        for one in found
+    ]
+    context.show(rows, *columns)
 
 
 @app.command()
 @with_context
 def show(context: CommandContext, experiment_id: ExperimentId) -> None:
-    """Show an experiment's status and its metrics so far, each ± one standard error."""
+    """Show an experiment's status, its results, and its metrics so far, each ± one standard error.
+    Its warnings are printed on stderr."""
     one = context.client.get(context.id(experiment_id, newest=True))
     facts = (f"{what:10} {printable(cell(value))}" for what, value in _told(one).items())
-    context.tell(one, chain(facts, metric_lines(one)))
+    context.tell(one, chain(facts, result_lines(one), metric_lines(one)))
+    print_warnings(context, {one["id"]: one["title"]})
 
 
 @app.command()
@@ -189,7 +199,10 @@ def compare(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     one standard error. A name stands for all experiments of that name, the 20 newest if there are
     more."""
     ids = [one for typed in experiment_ids for one in _compared(context, typed)]
-    context.show_metrics(comparison(context.client.get_many(dict.fromkeys(ids))))
+    found = context.client.get_many(dict.fromkeys(ids))
+    context.show_metrics(comparison(found))
+    if not context.as_json and (note := data_note(found)):
+        typer.echo(note)
 
 
 def _compared(context: CommandContext, typed: str) -> list[str]:
@@ -308,6 +321,21 @@ def _log_line(one: Json) -> str:
     return f"{at} {one['level']:7} {printable(one['message'])}"
 
 
+MAX_RESULTS = 2
+"""Maximum number of results of an experiment in a list."""
+
+
+def _result(one: Json) -> str:
+    """Return the first results of an experiment with their names."""
+    results = [row for row in one["summary"] if row["label"] is not None][:MAX_RESULTS]
+    return "; ".join(f"{row['title']} {_number(row)}" for row in results)
+
+
+def _number(row: Json) -> str:
+    number = with_error(row["value"], row["std_err"]) or "-"
+    return f"{number} (× {row['tokens']} tokens)" if row["tokens"] else number
+
+
 def _model(model: Json) -> str:
     """Return the family of a model, with its latent dimensions or checkpoint."""
     beside = {key: model[key] for key in ("latent_dim", "checkpoint") if model.get(key) is not None}
@@ -323,6 +351,8 @@ def _data(data: Json) -> str:
 def _told(one: Json) -> Json:
     """Return the most important facts of an experiment, without empty fields."""
     told = {key: one[key] for key in ("id", "name", "tags", "note", "status", "owner", "sweep")}
+    if one["name"] is None:
+        told["title"] = one["title"]
     told["model"] = _model(one["spec"]["model"])
     told["data"] = _data(one["spec"]["data"])
     for key in ("created_at", "started_at", "finished_at"):

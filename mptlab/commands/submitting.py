@@ -54,6 +54,7 @@ from mptlab.commands.own_data import (
 from mptlab.commands.standings import newest_runs, print_verdict, standing
 from mptlab.errors import Json
 from mptlab.specs import changed, kind_of_data, parse_spec, parse_value, quick
+from mptlab.sweeps import Sweep
 from mptlab.uploads import spec_for, spec_of_fitted, text_spec
 
 MAX_VALUES = 10_000
@@ -72,6 +73,10 @@ Name = Annotated[str | None, typer.Option(help="name, to find it later")]
 Tags = Annotated[list[str] | None, typer.Option("--tag", help="tag, to find it later; repeatable")]
 Share = Annotated[bool, typer.Option("--share", help="let the whole lab read it")]
 Watch = Annotated[bool, typer.Option("--watch", "--wait", help="show progress to the end")]
+Over = Annotated[
+    list[str],
+    typer.Option(help="field and values: model.latent_dim=1..12, data.n=100,500; repeatable"),
+]
 NoCache = Annotated[bool, typer.Option("--no-cache", help="compute even if computed before")]
 
 
@@ -240,10 +245,7 @@ def verdict(
 def sweep(
     context: CommandContext,
     spec: SpecFile,
-    over: Annotated[
-        list[str],
-        typer.Option(help="field and values: model.latent_dim=1..12, data.n=100,500; repeatable"),
-    ],
+    over: Over,
     set_: Changes = None,
     name: Name = None,
     tag: Tags = None,
@@ -267,6 +269,25 @@ def sweep(
     _queue_sweep(context, _spec(spec, set_), grid, beside, watch, sort)
 
 
+@app.command()
+@with_context
+def extend(
+    context: CommandContext,
+    sweep_id: Annotated[str, typer.Argument(help="sweep: id, beginning of an id, or name")],
+    over: Over,
+    no_cache: NoCache = False,
+    watch: Watch = False,
+    sort: Sort = None,
+) -> None:
+    """Add points to a sweep: each combination of values of some fields. With --watch, also print
+    its table at the end."""
+    grid = {path: _swept(path, text) for path, text in map(_pair, over)}
+    extended = context.sweep(sweep_id)
+    how: Json = {"cache": False} if no_cache else {}
+    extended.add(grid, **how)
+    _follow_sweep(context, extended, grid, watch, sort)
+
+
 def _queue_sweep(
     context: CommandContext,
     spec: Json,
@@ -276,7 +297,12 @@ def _queue_sweep(
     sort: str | None = None,
 ) -> None:
     """Queue a sweep and print its id or, if requested, wait for it and print its table."""
-    made = context.client.sweep(spec, grid, **beside)
+    _follow_sweep(context, context.client.sweep(spec, grid, **beside), grid, watch, sort)
+
+
+def _follow_sweep(
+    context: CommandContext, made: Sweep, grid: Json, watch: bool, sort: str | None
+) -> None:
     if not watch:
         context.dump(made.get()) if context.as_json else typer.echo(made.id)
         return

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -130,6 +130,66 @@ class MetricOut(ResponseModel):
     """Reason why a number is null, or the method that computed it."""
 
 
+class Before(ResponseModel):
+    """A result before training, or early in it."""
+
+    at: dict[str, int]
+    """Epoch or step."""
+    value: float | None
+    """Mean over seeds."""
+    std_err: float | None
+    """Standard error. null: unknown."""
+
+
+class Agreement(ResponseModel):
+    """Comparison of an MPT score with the LML that it estimates."""
+
+    outcome: Literal["agree", "unclear", "differ"]
+    """`agree`: they differ by at most two standard errors; `differ`: by more than three."""
+    text: str
+    """The outcome in words."""
+    value: float
+    """MPT score minus LML."""
+    std_err: float
+    """Standard error of the difference."""
+
+
+class SummaryRow(ResponseModel):
+    """Mean of a metric over seeds."""
+
+    name: str
+    """Name of the metric."""
+    labels: dict[str, Any]
+    """Labels other than the seed."""
+    title: str
+    """Name with these labels: `lml[model=baseline]`."""
+    value: float | None
+    """Mean. null: a seed has no value."""
+    std_err: float | None
+    """Standard error, as in a sweep's table. null: unknown."""
+    count: int
+    """Number of seeds."""
+    reason: str | None
+    """Reason why a number is null, or the method that computed it."""
+    covers: str
+    """Description of the variation that the standard error covers."""
+    meaning: str
+    """The metric in a few words. Empty: not known."""
+    higher_is_better: bool
+    """True if a higher value means a better model of the same data."""
+    label: str | None
+    """Heading of a result of the model: its value after training. null: not a result."""
+    unit: str | None
+    """Unit of a result: nats. null: none."""
+    tokens: int | None
+    """Number of tokens that an area is for: it is this number times the score of a token. null: not
+    an area, or unknown."""
+    before: Before | None
+    """The first value of `train.curve_at`. null: there is none, or this is a list."""
+    agreement: Agreement | None
+    """For an MPT score: whether it agrees with the LML. null: unknown."""
+
+
 class ArtifactOut(ResponseModel):
     """A file of a run."""
 
@@ -221,6 +281,9 @@ class Listed(ResponseModel):
     """`private`, or `lab`: everyone in the lab may read it and start from its weights."""
     name: str | None
     """Name chosen by the owner."""
+    title: str
+    """The name or, without one, what distinguishes it: the swept fields of a sweep's point, or the
+    spec in short. The title of a large spec is its family."""
     tags: list[str]
     """Tags chosen by the owner."""
     note: str | None
@@ -266,6 +329,9 @@ class ExperimentSummary(Listed):
     """Cause of the failure. null: it has not failed."""
     last_seq: int
     """Number of its last record."""
+    summary: list[SummaryRow] | None = None
+    """Means over seeds, the results of the model first: its values after training. In lists, with
+    `summary=true`: the results and the requested metrics. null: not part of this answer."""
     urls: Urls
     """Addresses of the experiment."""
 

@@ -1,10 +1,9 @@
 """Convert rows to response models."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import orjson
-from pydantic import BaseModel
 from sqlalchemy import Row
 
 from service.experiments.schemas import (
@@ -23,19 +22,25 @@ from service.records.results import MetricRow, parsed_labels
 from service.tables.experiments import Artifact, Event, Experiment, Status
 
 
-def experiment_out(experiment: Experiment, place: QueuePosition | None) -> ExperimentOut:
+def experiment_out(
+    experiment: Experiment, place: QueuePosition | None, title: str
+) -> ExperimentOut:
     """Convert an experiment. `place` is the queue position of a queued one."""
-    summary = dict(summary_out(experiment, place))
+    summary = dict(summary_out(experiment, place, title))
     return ExperimentOut.model_construct(**summary, spec=experiment.spec)
 
 
-def summary_out(experiment: Experiment, place: QueuePosition | None) -> ExperimentSummary:
+def summary_out(
+    experiment: Experiment, place: QueuePosition | None, title: str
+) -> ExperimentSummary:
     """Convert an experiment without its spec."""
     path = f"/v1/experiments/{experiment.id}"
     parts = ("curves", "metrics", "artifacts", "events", "logs", "bundle")
     return ExperimentSummary.of(
         experiment,
         owner=experiment.owner.name,
+        title=title,
+        summary=None,
         terminal=states.is_terminal(experiment.status),
         sweep=experiment.sweep_id,
         after=experiment.comes_after or [],
@@ -53,10 +58,20 @@ def failure_out(row: Experiment | Row[Any]) -> FailureOut | None:
     return FailureOut(kind=row.failure_kind, message=row.failure_message or "")
 
 
-def with_metrics(item: BaseModel, metrics: Iterable[MetricRow]) -> bytes:
-    """Return an experiment as JSON with some of its metrics, as in `MetricOut`. There may be
-    MAX_METRICS, and objects of pydantic would take five times as long."""
-    return item.model_dump_json().encode()[:-1] + b',"metrics":' + metrics_json(metrics) + b"}"
+def with_results(
+    item: ExperimentSummary,
+    metrics: Iterable[MetricRow] | None,
+    summary: Sequence[Mapping[str, Any]] | None,
+) -> bytes:
+    """Return an experiment as JSON with some of its metrics, as in `MetricOut`, and their summary,
+    as in `SummaryRow`. There may be MAX_METRICS, and objects of pydantic would take five times as
+    long."""
+    text = item.model_dump_json(exclude=None if summary is None else {"summary"}).encode()[:-1]
+    if summary is not None:
+        text += b',"summary":' + orjson.dumps(summary)
+    if metrics is not None:
+        text += b',"metrics":' + metrics_json(metrics)
+    return text + b"}"
 
 
 def metrics_json(metrics: Iterable[MetricRow]) -> bytes:

@@ -58,6 +58,8 @@ class QueuedOut(ResponseModel):
     """Id of the experiment."""
     name: str | None
     """Name of the experiment."""
+    title: str
+    """Its name or, without one, its spec in short."""
     priority: int
     """Its priority among its owner's experiments."""
     device: str

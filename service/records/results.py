@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Integer, Result, Row, bindparam, func, literal, select
 from sqlalchemy.orm import Session, undefer
 
+from mptcore.protocol.metrics import INTERIM
 from service.refusals import TooLarge
 from service.tables.experiments import (
     Artifact,
@@ -66,6 +67,11 @@ def _all_rows(found: Result[*tuple[Any, ...]]) -> list[MetricRow]:
     return [row for some in found.partitions(ROWS_AT_ONCE) for row in some]
 
 
+def is_final(metric: Any) -> list[ColumnElement[bool]]:
+    """Return the clauses that match metrics other than those of `train.curve_at`."""
+    return [metric.labels.not_like(f'%"{label}":%') for label in sorted(INTERIM)]
+
+
 MAX_METRICS = 100_000
 """Maximum number of metrics that an answer is made from. One experiment has fewer, because its spec
 limits its curves."""
@@ -101,14 +107,18 @@ def metrics_of(
     ids: Sequence[str],
     names: Sequence[str] | None,
     max_count: int | None = None,
+    only_final: bool = False,
 ) -> dict[str, list[MetricRow]]:
-    """Return the metrics with these names, or all, by experiment. Raises TooManyMetrics if they are
-    more than `max_count`; default: MAX_METRICS of several experiments, and any number of one."""
+    """Return the metrics with these names, or all, by experiment; with `only_final`, without those
+    of `train.curve_at`. Raises TooManyMetrics if they are more than `max_count`; default:
+    MAX_METRICS of several experiments, and any number of one."""
     if names is not None and not names:
         return {}
-    wanted = [Metric.experiment_id.in_(ids)]
+    wanted: list[ColumnElement[bool]] = [Metric.experiment_id.in_(ids)]
     if names is not None:
         wanted.append(Metric.name.in_(names))
+    if only_final:
+        wanted.extend(is_final(Metric))
     if len(ids) > 1 or max_count:
         check_metrics(session, *wanted, max_count=max_count)
     found: dict[str, list[MetricRow]] = {one: [] for one in ids}

@@ -26,13 +26,14 @@ from service.experiments.cache import CacheKeys, answer_of, earlier_results
 from service.experiments.inputs import Inputs
 from service.experiments.references import ReferencedInputs, after_problems, reference_problems
 from service.experiments.schemas import Submission
+from service.experiments.titles import value_at
 from service.queue import quota
 from service.queue.dispatch import prefers_cpu
 from service.queue.memory import Memory, MemoryModel
 from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
-from service.sweeps.expansion import check_stored, value_at, with_values, without_repeats
+from service.sweeps.expansion import check_stored, with_values, without_repeats
 from service.tables.experiments import Experiment, Held
 from service.tables.visibility import Visibility
 

@@ -339,11 +339,3 @@ def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
             part = part[name]
         part[last] = value
     return spec
-
-
-def value_at(spec: Mapping[str, Any], path: str) -> Any:
-    """Return the value of a field in a spec, or None if it has no such field."""
-    value: Any = spec
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value

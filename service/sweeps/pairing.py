@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from service.experiments.titles import value_at
 from service.records.curves import read_curves
 from service.refusals import TooLarge
-from service.sweeps.expansion import value_at
 from service.tables.experiments import Block, Series
 
 HELDOUT = "lml_heldout"

@@ -160,6 +160,23 @@ class PooledRow(ResponseModel):
     """Means over the seeds of all points, by name and labels other than the seed."""
 
 
+class BestRow(ResponseModel):
+    """The best row of a table: one of `pooled` if seeds are swept, else of `items`."""
+
+    metric: str
+    """Metric that decides: the held-out LML or, without one, the best known measure."""
+    row: int
+    """Index of the best row."""
+    alike: list[int]
+    """Indices of the rows within two standard errors of the best, of the difference where the
+    points share their held-out observations."""
+    smallest: int | None
+    """Index of the smallest model of the best and these rows. null: the best is the only one, or
+    other fields than `model.latent_dim` and `model.family` are swept."""
+    fields: list[str]
+    """Swept fields that distinguish the rows."""
+
+
 class Table(ResponseModel):
     """Table of a sweep."""
 
@@ -173,6 +190,17 @@ class Table(ResponseModel):
     """A row for each point, in their order."""
     pooled: list[PooledRow]
     """A row for each choice of the fields other than `seeds`. Empty if `seeds` are not swept."""
+    chief_metric: str | None
+    """Metric that a chart shows first. null: there are none."""
+    varying: list[list[str]]
+    """Swept fields other than `seeds` with several values. Fields that change together are one
+    list."""
+    best: BestRow | None
+    """The best row. null: fewer than two values, only the measurement is swept, or the data differ
+    (see `notes`)."""
+    notes: list[str]
+    """Sentences about the best row and those as good, for people: the first names the best, if
+    there is one."""
 
 
 class TableFormat(StrEnum):

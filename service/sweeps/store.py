@@ -26,13 +26,14 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstrumentedAttribute, Session
 from uuid6 import uuid7
 
+from mptcore.protocol.metrics import INTERIM
 from mptcore.specs import Problem
-from mptlab.means import SEED, title
 from service.accounts.users import Caller
 from service.experiments import deletion
 from service.fair_share import FairShare
 from service.queue import quota, sizes, states
 from service.records import results
+from service.records.means import SEED, title
 from service.refusals import ApiError, invalid
 from service.sweeps.schemas import SweepSubmission
 from service.tables.engine import now
@@ -207,6 +208,7 @@ class Column:
 
     name: str
     title: str
+    is_interim: bool
 
 
 SweepMetric = tuple[Column, Mapping[str, Any], float | None, float | None]
@@ -237,7 +239,10 @@ def metrics(session: Session, sweep_id: str) -> dict[str, list[SweepMetric]]:
         if column_and_labels is None:
             labels = results.parsed_labels(text)
             others = {key: labels[key] for key in labels if key != SEED}
-            column = columns.setdefault((name, *others.items()), Column(name, title(name, others)))
+            column = columns.setdefault(
+                (name, *others.items()),
+                Column(name, title(name, others), not INTERIM.isdisjoint(others)),
+            )
             column_and_labels = known[name, text] = column, labels
         found[experiment_id].append((*column_and_labels, value, std_err))
     return found

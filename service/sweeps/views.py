@@ -9,12 +9,13 @@ from typing import Any
 from sqlalchemy import Row
 
 from mptcore.specs import Problem
-from mptlab.means import mean_of
 from service.experiments.schemas import Progress
+from service.experiments.titles import sweep_title, value_at
 from service.experiments.views import failure_out
+from service.records.means import mean_of
 from service.records.spreadsheets import csv_text
 from service.refusals import ApiError, invalid
-from service.sweeps.expansion import value_at
+from service.sweeps.best import SEEDS, chief_metric, conclusion, varying
 from service.sweeps.pairing import HELDOUT, Parts, add_behind_best, data_of, mean_part
 from service.sweeps.schemas import SweepOut, SweepSummary, SweepUrls
 from service.sweeps.store import Column, SweepMetric
@@ -32,8 +33,6 @@ IN_TURN = (
 )
 """Order of precedence: the first status that a point has is that of the sweep. Otherwise it has
 succeeded."""
-SEEDS = "seeds"
-"""The field whose points are pooled."""
 POINT = ("point", "experiment_id", "status")
 """The first columns of a table of points."""
 PER_RUN = 100
@@ -56,6 +55,7 @@ def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
     return SweepSummary.of(
         sweep,
         owner=sweep.owner.name,
+        title=sweep_title(sweep),
         status=status,
         terminal=status in TERMINAL,
         points=sum(counts.values()),
@@ -104,11 +104,13 @@ def table(
     *,
     pooled: bool = True,
 ) -> Document:
-    """Return the table of a sweep, as in `Table`, with or without pooled points. `parts_of` returns
-    the `heldout_parts` of experiments. Raises ApiError."""
+    """Return the table of a sweep, as in `Table`; if not `pooled`, without pooled points and
+    without the best. `parts_of` returns the `heldout_parts` of experiments. Raises ApiError."""
     rows, data = [], []
     size = 0
+    spec: Mapping[str, Any] = {}
     for one in points:
+        spec = spec or one.spec
         row = _row(sweep, one, metrics.get(one.id, ()))
         data.append(data_of(one.spec, sweep.fields))
         size += len(json.dumps(row["fields"]))
@@ -125,12 +127,24 @@ def table(
             for group in groups
         ]
         add_behind_best(in_groups, of_groups, [data[group[0]] for group in groups])
-    return {
-        "fields": sweep.fields,
-        "metrics": [*dict.fromkeys(name for row in rows for name in row["metrics"])],
-        "items": rows,
-        "pooled": in_groups,
+    names = _names(rows, metrics)
+    made = {"fields": sweep.fields, "metrics": names, "items": rows, "pooled": in_groups}
+    if not pooled:
+        return made
+    shown = in_groups or rows
+    others = [path for path in sweep.fields if path != SEEDS]
+    return made | {
+        "chief_metric": chief_metric(names, sweep.fields),
+        "varying": varying(shown, others),
+        **conclusion(sweep, shown, rows, spec),
     }
+
+
+def _names(rows: Sequence[Document], metrics: Metrics) -> list[str]:
+    """Return the names of all columns of metrics, final ones first."""
+    interim = {one[0].title for of_run in metrics.values() for one in of_run if one[0].is_interim}
+    names = dict.fromkeys(name for row in rows for name in row["metrics"])
+    return sorted(names, key=interim.__contains__)
 
 
 def _too_large(what: str, limit: int) -> ApiError:
@@ -154,7 +168,7 @@ def _row(sweep: Sweep, one: Row[Any], metrics: Sequence[SweepMetric]) -> Documen
 
 
 def _cells(metrics: Iterable[SweepMetric]) -> dict[str, Document]:
-    """Return the mean of each column over seeds, as in `MetricCell`."""
+    """Return the mean of each column over seeds, as in `MetricCell`, final ones first."""
     groups: dict[Column, tuple[list[float | None], list[float | None]]] = {}
     for column, _, value, std_err in metrics:
         group = groups.get(column)
@@ -164,7 +178,7 @@ def _cells(metrics: Iterable[SweepMetric]) -> dict[str, Document]:
             group[0].append(value)
             group[1].append(std_err)
     cells = {}
-    for column, (values, errors) in groups.items():
+    for column, (values, errors) in sorted(groups.items(), key=lambda pair: pair[0].is_interim):
         mean, std_err = mean_of(column.name, values, errors)
         cells[column.title] = {"value": mean, "std_err": std_err, "count": len(values)}
     return cells

@@ -32,7 +32,7 @@ SMALL_BATCH = 100
 SMALL_TEXTS = 500_000
 """Maximum of a first try: metrics, bytes of specs, stored points of curves, lines of a log,
 experiments whose curves are read, and characters of notes, tags and ids of predecessors."""
-SEARCH_PARAMETERS = frozenset({"filter", "q", "metrics", "fields"})
+SEARCH_PARAMETERS = frozenset({"filter", "q", "metrics", "fields", "summary"})
 
 T = TypeVar("T", covariant=True)
 Run = Callable[[Database, Callable[[Session], Any]], Any]

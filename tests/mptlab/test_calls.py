@@ -348,7 +348,7 @@ def test_a_comparison_is_a_frame(
     client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The frame needs an optional package."""
-    one = {"name": "n", "status": "succeeded", "metrics": []}
+    one = {"name": "n", "status": "succeeded", "metrics": [], "summary": []}
     first, second = ({**one, "id": id_, "spec": {"n": n}} for n, id_ in enumerate("ba"))
     documents = {**first, "items": [first, second]}, second
     answers.says(*documents)

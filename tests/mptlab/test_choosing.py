@@ -9,24 +9,10 @@ from typing import Any
 import pytest
 
 from mptlab import Client
-from mptlab.commands.context import (
-    OTHER_ROWS,
-    SAME_ROWS,
-    WITHOUT_ERROR,
-    _best_line,
-    short_ids,
-)
+from mptlab.commands.context import WITHOUT_ERROR, short_ids
 from mptlab.sorting import in_order
-from mptlab.swept_plots import draw
-from mptlab.tables import (
-    BEHIND_BEST,
-    Best,
-    best_of,
-    choosing,
-    deciding,
-    sweep_for_people,
-    with_error,
-)
+from mptlab.swept_plots import BEHIND_BEST, draw
+from mptlab.tables import sweep_for_people, with_error
 from tests.support.commands import mpt_here
 from tests.support.ppca_spec import ppca_spec
 
@@ -38,64 +24,6 @@ def rows(*lml: float | None, error: float | None = None, **more: Any) -> list[di
         {K: k, "status": "succeeded", "lml": value, "lml std_err": error, "lml count": 1, **more}
         for k, value in enumerate(lml, 1)
     ]
-
-
-def test_the_best_row_and_those_within_its_error() -> None:
-    assert best_of(rows(-3.0, -1.0, None, -1.5)) == ("lml", 1, [])
-    assert best_of(rows(-3.0, -1.0, None, -1.5, error=0.2)) == ("lml", 1, [3])
-    assert best_of(rows(-3.0, -1.0, -1.5, error=0.17)) == ("lml", 1, [])
-    assert best_of(rows(-3.0, None)) is None
-    assert best_of([{K: 1}, {K: 2}]) is None
-
-
-def test_what_was_held_out_decides() -> None:
-    found = rows(-3.0, -2.0, -1.0)
-    for row, heldout in zip(found, (-5.0, -4.0, -6.0), strict=True):
-        row |= {"lml_heldout": heldout, "lml_heldout std_err": None, "lml_heldout count": 1}
-    assert best_of(found) == ("lml_heldout", 1, [])
-    shown = sweep_for_people(found)
-    assert [row["best"] for row in shown] == ["", "*", ""]
-    assert list(shown[0]) == [K, "lml", "lml_heldout", "best"]
-
-
-def test_held_out_rows_that_are_shared_tell_which_are_as_good() -> None:
-    def of(*behind: tuple[float, float | None]) -> list[dict[str, Any]]:
-        return [
-            {K: k, "lml_heldout": -lack, "lml_heldout std_err": 9.0, BEHIND_BEST: lack,
-             f"{BEHIND_BEST} std_err": error} for k, (lack, error) in enumerate(behind, 2)
-        ]  # fmt: skip
-
-    found = of((0.5, 0.26), (0.0, 0.0), (0.5, 0.24), (0.5, None))
-    assert best_of(found) == ("lml_heldout", 1, [0])
-    told = _best_line(Best("lml_heldout", 1, [0]), found, [K])
-    assert f"{K}=3; within two standard errors: 2\n" in told
-    assert f"The smallest model as good as the best: {K}=2\n" in told
-    assert "smallest" not in _best_line(Best("lml_heldout", 1, []), found, [K])
-    families = [row | {"model.family": "ppca"} for row in found]
-    of_families = _best_line(Best("lml_heldout", 1, [0]), families, [K, "model.family"])
-    assert f"as good as the best: {K}=2, model.family=ppca\n" in of_families
-    both = _best_line(Best("lml_heldout", 1, [0, 2]), [row | {"init": "a"} for row in found],
-                      [K, "init"])  # fmt: skip
-    assert f"{K}=3, init=a; within two standard errors: {K}=2, init=a; {K}=4, init=a\n" in both
-    assert "smallest" not in both
-    (other,) = of((0.0, 0.0))
-    of_other_data = [{**other, "lml_heldout": 0.25}, *found]  # compared by their own errors
-    assert best_of(of_other_data) == ("lml_heldout", 0, [1, 2, 3, 4])
-    ties = of((0.0, 0.0), (0.5, 0.24), (0.0, 0.0), (0.5, 0.26))
-    assert best_of(ties) == ("lml_heldout", 0, [2, 3])
-
-
-def test_the_best_held_out_row_is_told_with_what_its_error_leaves_out() -> None:
-    """A user took the error of the masks for that of the held-out value."""
-    for metric, field, ending in (
-        ("lml_heldout", K, OTHER_ROWS),
-        ("lml", K, SAME_ROWS),
-        ("lml", "train.epochs", "=3"),
-        ("area", K, "=3"),
-    ):
-        told = _best_line(Best(metric, 0, []), [{field: 3}], [field])
-        assert told.startswith(f"* best by {metric}: {field}=3")
-        assert told.endswith(ending)
 
 
 def test_a_status_is_shown_if_not_all_succeeded() -> None:
@@ -122,7 +50,7 @@ def test_a_followed_sweep_ends_with_means_and_the_best_row(
     assert [first.split()[0], second.split()[0]] == ["1", "2"]
     assert (first + second).count("*") == 1
     assert last.startswith(f"* best by lml: {K}=")
-    assert note in SAME_ROWS
+    assert note.startswith("  The LML of the data that a model was fitted to rises")
     assert mpt_here(environment, "table", "choose K") == (0, sweep, f"mpt: {WITHOUT_ERROR}\n")
 
 
@@ -209,40 +137,67 @@ def test_ids_in_a_table_are_as_long_as_they_need_to_be() -> None:
     assert short_ids([{K: 1}]) == [{}]
 
 
+def test_the_best_row_is_marked() -> None:
+    found = rows(-3.0, -2.0, -1.0)
+    shown = sweep_for_people(found, found[1])
+    assert [row["best"] for row in shown] == ["", "*", ""]
+    assert list(shown[0]) == [K, "lml", "best"]
+    assert "best" not in sweep_for_people(found)[0]
+
+
+def test_numbers_have_the_digits_of_their_errors() -> None:
+    assert with_error(4.2e-10, 5.8e-11) == "4.2e-10 ± 5.8e-11"
+    assert with_error(-27.5, 5.8e-11) == "-27.50000000"
+    assert with_error(-27.5, 1e-7) == "-27.50000000 ± 0.00000010"
+
+
+def table(
+    found: list[dict[str, Any]],
+    *fields: str,
+    chief: str = "lml",
+    varying: list[list[str]] | None = None,
+    best: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The service's table of these flat rows."""
+    names = dict.fromkeys(
+        name.removesuffix(" count") for row in found for name in row if name.endswith(" count")
+    )
+    items = [
+        {
+            "fields": {path: row[path] for path in fields if path in row},
+            "metrics": {
+                name: {part: row.get(f"{name} {part}") for part in ("std_err", "count")}
+                | {"value": row[name]}
+                for name in names
+                if name in row
+            },
+        }
+        for row in found
+    ]
+    return {"fields": [*fields], "metrics": [*names], "items": items, "pooled": [],
+            "chief_metric": chief, "varying": varying or [[fields[0]]], "best": best}  # fmt: skip
+
+
 def points(line: Any) -> Any:
     return line.get_xydata().tolist()
 
 
 def test_lines_bars_and_the_best_point_of_a_figure() -> None:
     found = rows(-3.0, -1.0, -2.0, error=0.25, init="a") + rows(-4.0, -5.0, None, init="b")
-    (axes,) = draw(found, [K, "init", "seeds"], None, None, "title").axes
+    best = {"metric": "lml", "row": 1, "alike": [], "smallest": None, "fields": [K, "init"]}
+    given = table(found, K, "init", varying=[[K], ["init"]], best=best)
+    (axes,) = draw(given, None, None, "title").axes
     bars = [points(one.lines[0]) for one in axes.containers]  # type: ignore[attr-defined]
     assert bars == [[[1, -3.0], [2, -1.0], [3, -2.0]], [[1, -4.0], [2, -5.0]]]
     (segments,) = axes.containers[0].lines[2]  # type: ignore[attr-defined]
     assert segments.get_segments()[0].tolist() == [[1, -3.5], [1, -2.5]]  # two standard errors
-    best = next(line for line in axes.lines if line.get_label() == "best")
-    assert points(best) == [[2, -1.0]]
+    marked = next(line for line in axes.lines if line.get_label() == "best")
+    assert points(marked) == [[2, -1.0]]
     legend = axes.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["best", "init a", "init b"]
     assert (axes.get_xlabel(), axes.get_title()) == ("latent dimensions K", "title")
     assert all(tick == int(tick) for tick in axes.get_xticks())
-
-
-def test_fields_that_do_not_tell_rows_apart_are_not_named() -> None:
-    found = [
-        {K: k, "train.epochs": 10 * k, "data.n": 5, "lml": -float(k), "lml std_err": None,
-         "lml count": 1} for k in (1, 2, 3)
-    ]  # fmt: skip
-    fields = [K, "train.epochs", "data.n"]
-    assert choosing(found, fields) == [K]
-    assert choosing(found, fields[1:]) == ["train.epochs"]
-    crossed = [*found, {**found[0], "train.epochs": 20}]
-    assert choosing(crossed, fields) == fields[:2]
-    (axes,) = draw(found, fields, None, None).axes
-    assert len(axes.containers) == 1
-    (axes,) = draw(crossed, fields, None, None).axes
-    assert len(axes.containers) == 3
 
 
 PER_SIZE = "evaluate.masks.per_size"
@@ -256,32 +211,18 @@ def measured(*latent_dims: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_nothing_is_best_where_only_the_measurement_differs() -> None:
-    found = measured(1)
-    assert deciding(found) == []
-    assert best_of(found) is None
-    assert "best" not in sweep_for_people(found)[0]
-    (axes,) = draw(found, [PER_SIZE], None, None).axes
-    assert axes.get_ylabel() == "MPT score, nats"
-    both = measured(1, 2)
-    assert deciding(both) == [K]
-    best = best_of(both)
-    assert best is not None
-    assert _best_line(best, both, deciding(both)).startswith(f"* best by lml: {K}=1\n")
-    (axes,) = draw(both, [K, PER_SIZE], None, None).axes
-    assert axes.get_ylabel() == "log marginal likelihood, nats"
-
-
 def test_the_error_of_a_metric_is_drawn_and_sorted() -> None:
     found = measured(1)
-    (axes,) = draw(found, [PER_SIZE], "mpt std_err", None).axes
+    given = table(found, PER_SIZE, chief="mpt")
+    assert draw(given, None, None).axes[0].get_ylabel() == "MPT score, nats"
+    (axes,) = draw(given, "mpt std_err", None).axes
     assert points(axes.containers[0].lines[0]) == [[4, 0.25], [16, 1 / 16]]  # type: ignore[attr-defined]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_ylabel() == "standard error of the MPT score, nats"
-    (axes,) = draw(found, [PER_SIZE], "lml std_err", None).axes
+    (axes,) = draw(given, "lml std_err", None).axes
     assert axes.get_yscale() == "linear"  # it is 0
     with pytest.raises(ValueError, match="no metric other"):
-        draw(found, [PER_SIZE], "other std_err", None)
+        draw(given, "other std_err", None)
     assert [row[PER_SIZE] for row in in_order(found, "mpt std_err")] == [16, 4]
     assert [row[PER_SIZE] for row in in_order(found, "-mpt std_err")] == [4, 16]
     with pytest.raises(ValueError, match="there is no column other std_err"):
@@ -291,24 +232,17 @@ def test_the_error_of_a_metric_is_drawn_and_sorted() -> None:
 def test_a_table_shows_the_column_that_it_is_sorted_by() -> None:
     found = [{**row, "difference": 0.5, "difference std_err": 0.1} for row in measured(1)]
     assert "difference" not in sweep_for_people(found)[0]
-    assert sweep_for_people(found, "difference")[0]["difference"] == "0.50 ± 0.10"
-
-
-def test_rows_that_differ_by_rounding_are_equal() -> None:
-    found = rows(-3.0, -1.0, -1.0 - 1e-7)
-    assert best_of(found) == ("lml", 1, [2])
-    assert with_error(4.2e-10, 5.8e-11) == "4.2e-10 ± 5.8e-11"
-    assert with_error(-27.5, 5.8e-11) == "-27.50000000"
-    assert with_error(-27.5, 1e-7) == "-27.50000000 ± 0.00000010"
+    assert sweep_for_people(found, kept="difference")[0]["difference"] == "0.50 ± 0.10"
 
 
 def test_bars_of_the_held_out_lml_are_those_of_the_differences() -> None:
     found = [
         {K: k, "lml_heldout": value, "lml_heldout std_err": 9.0, "lml_heldout count": 1,
-         BEHIND_BEST: -1.0 - value, f"{BEHIND_BEST} std_err": error}
+         BEHIND_BEST: -1.0 - value, f"{BEHIND_BEST} std_err": error, f"{BEHIND_BEST} count": 1}
         for k, value, error in ((1, -3.0, 0.5), (2, -1.25, 0.25), (3, -1.0, 0.0))
     ]  # fmt: skip
-    (axes,) = draw(found, [K], None, None).axes
+    best = {"metric": "lml_heldout", "row": 2, "alike": [1], "smallest": 1, "fields": [K]}
+    (axes,) = draw(table(found, K, chief="lml_heldout", best=best), None, None).axes
     (segments,) = axes.containers[0].lines[2]  # type: ignore[attr-defined]
     heights = [[end[1] for end in bar] for bar in segments.get_segments()]
     assert heights == [[-4.0, -2.0], [-1.75, -0.75], [-1.0, -1.0]]
@@ -318,6 +252,3 @@ def test_bars_of_the_held_out_lml_are_those_of_the_differences() -> None:
     legend = axes.get_legend()
     assert legend is not None
     assert any("difference from the best" in text.get_text() for text in legend.get_texts())
-    two = [row | {"init": init} for row in found for init in "ab"]
-    (axes,) = draw(two, [K, "init"], None, None).axes
-    assert "smallest as good" not in {line.get_label() for line in axes.lines}

@@ -18,7 +18,8 @@ def test_submit_wait_curves(environment: dict[str, str], tmp_path: Path) -> None
     assert code == 0
     code, metrics, _ = mpt(environment, "wait", experiment_id.strip())
     assert code == 0
-    assert [line.split()[0] for line in metrics.splitlines()] == ["lml", "mpt", "difference"]
+    names = [line.split()[0] for line in metrics.splitlines()]
+    assert names == ["LML", "MPT", "lml", "mpt", "difference"]
     file = tmp_path / "curves.json"
     code, _, _ = mpt(environment, "curves", experiment_id.strip(), "--output", str(file))
     assert code == 0

@@ -7,7 +7,14 @@ import typer
 
 from mptlab.commands import context
 from mptlab.commands.context import cell, connected, print_table
-from mptlab.commands.following import comes_back, exit_unless_succeeded, print_ended, print_warnings
+from mptlab.commands.following import (
+    comes_back,
+    exit_unless_succeeded,
+    metric_lines,
+    print_ended,
+    print_warnings,
+    result_lines,
+)
 from mptlab.commands.reading import _log_line, _told
 from mptlab.commands.standings import print_verdict
 from mptlab.commands.submitting import MAX_VALUES, _swept, _values
@@ -38,20 +45,49 @@ def test_control_characters_are_not_sent_to_a_terminal() -> None:
     assert printable("a\x1b[31mb\u202e\n") == "a\ufffd[31mb\ufffd\ufffd"
 
 
-SPEC = {"data": {"source": "digits"}}
+RESULT = {"name": "mpt", "labels": {}, "title": "mpt", "label": "MPT", "unit": "nats", "count": 1,
+          "value": -10.1, "std_err": 0.1, "reason": None, "tokens": None, "before": None,
+          "agreement": None, "meaning": ""}  # fmt: skip
+"""A row of a summary."""
 METRIC = {"name": "mpt", "labels": {"seed": 4, "model": "a"}, "value": -1.5, "std_err": 0.01234,
           "reason": None}  # fmt: skip
 
 
 def test_how_experiments_ended_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     missing = {**METRIC, "labels": {}, "value": None, "std_err": None, "reason": "why"}
-    one = {"id": "a", "name": "n\x1b", "metrics": [METRIC, missing], "spec": SPEC}
     told = "sum of the masked scores: estimates lml"
+    rows = [RESULT | {"label": None, "meaning": told}]
+    one = {"id": "a", "name": "n\x1b", "metrics": [METRIC, missing], "summary": rows}
     lines = [f"{'mpt':16} seed=4 model=a -1.500 ± 0.012        {told}", f"{'mpt':16} {'':12} why"]
     print_ended([one])
     assert capsys.readouterr().out.splitlines() == lines
-    print_ended([one, {"id": "b", "name": None, "metrics": [], "spec": SPEC}])
+    print_ended([one, {"id": "b", "name": None, "metrics": [], "summary": []}])
     assert capsys.readouterr().out.splitlines() == ["a  n\ufffd", *lines, "b"]
+
+
+def test_the_result_is_printed_before_all_metrics() -> None:
+    trained = RESULT | {
+        "before": {"at": {"epoch": 0}, "value": -57.0, "std_err": 0.5}, "count": 3,
+        "agreement": {"outcome": "agree", "text": "they agree", "value": 0.1, "std_err": 0.1},
+    }  # fmt: skip
+    area = RESULT | {"label": "Area under the curve", "value": -956.75, "std_err": None,
+                     "tokens": 512}  # fmt: skip
+    missing = RESULT | {"label": "LML", "value": None, "std_err": None, "reason": "not final"}
+    rows = [trained, area, missing, RESULT | {"label": None}]
+    assert [*result_lines({"summary": rows})] == [
+        "MPT                  -10.10 ± 0.10 nats, mean over 3 seeds; "
+        "they agree: MPT - LML is 0.10 ± 0.10",
+        "                     -57.00 ± 0.50 at epoch 0 → -10.10 ± 0.10",
+        "Area under the curve -956.75 nats = -1.8687 × 512 tokens",
+        "LML                  not final",
+    ]
+
+
+def test_metrics_of_the_way_are_printed_after_final_ones() -> None:
+    metrics = [METRIC | {"labels": {"seed": 4, "epoch": 0}}, METRIC | {"labels": {"seed": 4}}]
+    first, second = metric_lines({"metrics": metrics, "summary": [RESULT]})
+    assert "epoch=0" not in first
+    assert "epoch=0" in second
 
 
 @pytest.mark.parametrize(("half_width", "told"), [(0.25, [HALF_WIDTH]), (0.0, []), (None, [])])
@@ -120,7 +156,7 @@ def test_a_score_without_an_error_is_explained(capsys: pytest.CaptureFixture[str
     def ended(name: str, value: float | None, error: float | None) -> dict[str, Any]:
         labels: dict[str, Any] = {}
         metric = {"name": name, "value": value, "std_err": error, "labels": labels, "reason": "few"}
-        return {"id": "a", "name": None, "metrics": [metric], "spec": SPEC}
+        return {"id": "a", "name": None, "metrics": [metric], "summary": []}
 
     for one in (ended("mpt", -1.0, 0.1), ended("mpt", None, None), ended("kl", 1.0, None)):
         print_ended([one])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mptlab import Curves
-from mptlab.specs import changed, flat, is_file, parse_spec, parse_value, plain, read_spec, to_json
+from mptlab.specs import changed, is_file, parse_spec, parse_value, plain, read_spec, to_json
 
 
 def test_other_types_are_converted_for_json() -> None:
@@ -111,11 +111,6 @@ def test_an_unknown_path_of_a_spec_is_refused() -> None:
     assert changed(spec, {"c": 2, "x.y.z": 3}) == {"a": {"b": 1}, "c": 2, "x": {"y": {"z": 3}}}
     assert changed(spec, {"a.b": 2})["a"] == {"b": 2}
     assert json.dumps(spec) == kept
-
-
-def test_the_leaves_of_a_spec_have_dotted_paths() -> None:
-    assert flat({"a": {"b": {"c": 1}, "d": [2]}, 3: None}) == {"a.b.c": 1, "a.d": [2], "3": None}
-    assert flat({}) == {}
 
 
 SERIES: list[dict[str, Any]] = [

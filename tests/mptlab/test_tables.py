@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from mptlab.tables import comparison, for_people, summary
+from mptlab.tables import comparison, data_note, for_people, summary
 
 
-def metric(value: float | None, std_err: float | None, **labels: Any) -> dict[str, Any]:
-    return {"name": "mpt", "labels": labels, "value": value, "std_err": std_err}
+def mean(value: float | None, std_err: float | None, title: str = "mpt") -> dict[str, Any]:
+    return {"title": title, "value": value, "std_err": std_err}
 
 
 def test_each_metric_is_a_column_with_its_error() -> None:
-    found = summary([metric(-1.0, 0.1, seed=1, model="a"), metric(-2.0, 0.2, seed=1, model="b")])
+    found = summary([mean(-1.0, 0.1, "mpt[model=a]"), mean(-2.0, 0.2, "mpt[model=b]")])
     assert found == {
         "mpt[model=a]": -1.0,
         "mpt[model=a] std_err": 0.1,
@@ -22,11 +22,11 @@ def test_each_metric_is_a_column_with_its_error() -> None:
 
 
 def test_only_different_fields_are_compared() -> None:
-    one = {"id": "a", "name": None, "status": "succeeded", "metrics": [metric(-1.0, 0.0)]}
+    one = {"id": "a", "name": None, "status": "succeeded", "summary": [mean(-1.0, 0.0)]}
     rows = comparison(
         [
             {**one, "spec": {"data": {"n": 1, "source": "x"}, "seeds": [1]}},
-            {**one, "spec": {"data": {"n": 2, "source": "x"}, "seeds": [1]}, "metrics": []},
+            {**one, "spec": {"data": {"n": 2, "source": "x"}, "seeds": [1]}, "summary": []},
         ]
     )
     assert list(rows[0]) == ["id", "name", "status", "data.n", "mpt", "mpt std_err"]
@@ -36,12 +36,40 @@ def test_only_different_fields_are_compared() -> None:
 
 def test_a_field_that_some_lack_is_shown_as_different() -> None:
     """It also differs from a field that is null; a single experiment differs in nothing."""
-    one: dict[str, Any] = {"id": "a", "name": None, "status": "queued", "metrics": []}
+    one: dict[str, Any] = {"id": "a", "name": None, "status": "queued", "summary": []}
     both = [{**one, "spec": {"n": 1, "seed": None}}, {**one, "spec": {"n": 1}}]
     for documents in (both, both[::-1]):
         rows = comparison(documents)
         assert [[*row] for row in rows] == [["id", "name", "status", "seed"]] * 2
     assert [[*row] for row in comparison([{**one, "spec": {"n": 1}}])] == [["id", "name", "status"]]
+
+
+def test_objects_that_some_lack_show_the_fields_that_differ() -> None:
+    one: dict[str, Any] = {"id": "a", "name": None, "status": "queued", "summary": []}
+
+    def cells(*architectures: Any) -> list[Any]:
+        specs = [{"model": {"architecture": value}} for value in architectures]
+        rows = comparison([{**one, "spec": spec} for spec in specs])
+        return [{key: row[key] for key in row if key not in one} for row in rows]
+
+    path = "model.architecture"
+    small, wide = {"layers": 1, "size": 32}, {"layers": 1, "size": 64}
+    assert cells(small, wide) == [{f"{path}.size": 32}, {f"{path}.size": 64}]
+    assert cells(None, small) == [{path: None}, {path: small}]
+    assert cells(None, small, wide) == [{path: None}, {path: {"size": 32}}, {path: {"size": 64}}]
+
+
+def test_a_comparison_says_which_data_differ() -> None:
+    def of(*specs: dict[str, Any]) -> str | None:
+        return data_note([{"spec": spec} for spec in specs])
+
+    spec = {"data": {"source": "ppca", "n": 50, "seed": 0}, "seeds": [1], "model": {"k": 1}}
+    assert of(spec, spec | {"model": {"k": 2}}, spec | {"seeds": [2]}) is None
+    note = of(spec, spec | {"data": {"source": "ppca", "n": 60, "seed": 0}})
+    assert note == "The data differ (data.n): their metrics do not tell which model is better."
+    each = spec | {"data": {"source": "ppca", "seed": "run"}}  # each seed draws its own data
+    assert of(each, each) is None
+    assert "(seeds)" in (of(each, each | {"seeds": [2]}) or "")
 
 
 @pytest.mark.parametrize("name", ["mpt", "mpt[model=a]"])

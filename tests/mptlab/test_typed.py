@@ -20,7 +20,8 @@ from mptlab.texts import Texts
 ID = "0123456789abcdef0123456789abcdef"
 FULL: dict[str, Any] = {
     "id": ID, "name": "mine", "status": "succeeded", "owner": "me",
-    "created_at": "2026-01-31T12:34:56.789Z",
+    "created_at": "2026-01-31T12:34:56.789Z", "title": "mine",
+    "summary": [{"title": "mpt", "label": "MPT", "value": -1.0, "std_err": 0.12, "tokens": None}],
 }  # fmt: skip
 
 
@@ -101,13 +102,25 @@ def test_a_list_sends_the_typed_filters(typed: Typed) -> None:
     )
     code, shown, _ = typed(client, *words, "--lab", "--limit", "1")
     given = {"name": "a", "tag": ["b"], "status": ["c"], "filter": "d", "order_by": "e"}
-    assert client.calls == [("experiments", {"limit": 1, **given, "whose": "lab"})]
+    wanted = {"limit": 1, "summary": True, **given, "whose": "lab"}
+    assert client.calls == [("experiments", wanted)]
     header, _, row = (line.split() for line in shown.splitlines() if line.strip())
-    assert (code, header) == (0, ["id", "name", "status", "owner", "created"])
-    assert row == [ID, "mine", "succeeded", "me", "2026-01-31", "12:34"]
+    assert (code, header) == (0, ["id", "name", "status", "owner", "result", "created"])
+    assert row == [
+        ID,
+        "mine",
+        "succeeded",
+        "me",
+        "mpt",
+        "-1.00",
+        "±",
+        "0.12",
+        "2026-01-31",
+        "12:34",
+    ]
     typed(client, "list", "--limit", "900")
-    assert client.calls[-1] == ("experiments", {"limit": 500})
-    assert typed(client, "list")[1].split()[:4] == ["id", "name", "status", "created"]
+    assert client.calls[-1] == ("experiments", {"limit": 500, "summary": True})
+    assert typed(client, "list")[1].split()[:5] == ["id", "name", "status", "result", "created"]
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,10 @@ from service.experiments.schemas import (
     ListedWithMetrics,
 )
 from service.experiments.store import find_all
-from service.experiments.views import (
-    experiment_out,
-    summary_out,
-    with_metrics,
-)
+from service.experiments.summaries import FOR_RESULTS
+from service.experiments.summaries import summary as summary_of
+from service.experiments.titles import specs_of, titles_of
+from service.experiments.views import experiment_out, summary_out, with_results
 from service.queue import helping, states
 from service.queue.position import queue_positions
 from service.queue.snapshot import QueueSnapshots
@@ -94,13 +93,19 @@ async def list_experiments(
     metrics: Annotated[
         list[str], Query(max_length=20, description="Names of metrics to include.")
     ] = [],  # noqa: B006 (FastAPI copies it)
+    summary: Annotated[
+        bool,
+        Query(description="True adds the results after training, and the means of `metrics`."),
+    ] = False,
 ) -> Response:
     """List the caller's experiments or, with `whose=lab`, those shared with the lab, newest first.
     Specs are included with `fields=full`, on pages of at most 50. `metrics` names the metrics to
-    include; a page of experiments with very many of them is shorter than `limit`. All filters must
-    match; a filter given several times matches any of its values."""
+    include, `summary=true` adds the results; a page of experiments with very many of them is
+    shorter than `limit`. All filters must match; a filter given several times matches any of its
+    values."""
     check_whose(wanted.whose, user)
     full = fields == Fields.FULL
+    names = [*dict.fromkeys((*FOR_RESULTS, *metrics))] if summary else []
     if full and limit > MAX_SPECS:
         detail = f"at most {MAX_SPECS} with fields=full, not {limit}"
         raise invalid([Problem("/query/limit", detail)])
@@ -111,15 +116,30 @@ async def list_experiments(
             if full:
                 check_specs(found.items)
             known = results.metrics_of(session, found.ids, metrics, long_reads.SMALL_METRICS)
+            final = results.metrics_of(
+                session, found.ids, names, long_reads.SMALL_METRICS, only_final=True
+            )
         else:
             found, known = _metrics_of_page(session, found, wanted, metrics)
+            found, final = _metrics_of_page(session, found, wanted, names, only_final=True)
         most = long_reads.SMALL_TEXTS if is_first else None
         loaded = load_texts(session, found.items, most, with_spec=full)
         waiting = queue_positions(session, loaded, queue_snapshots, user.id)
+        titles = titles_of(session, loaded, user)
         out = experiment_out if full else summary_out
-        items = [out(one, waiting.get(one.id)) for one in loaded]
-        if metrics:
-            texts = [orjson.Fragment(with_metrics(item, known[item.id])) for item in items]
+        items = [out(one, waiting.get(one.id), titles[one.id]) for one in loaded]
+        if metrics or summary:
+            specs = specs_of(session, loaded) if summary else {}
+            texts = [
+                orjson.Fragment(
+                    with_results(
+                        item,
+                        known[item.id] if metrics else None,
+                        summary_of(final[item.id], specs.get(item.id, {})) if summary else None,
+                    )
+                )
+                for item in items
+            ]
             return plain_json({"next_cursor": found.next_cursor, "items": texts})
         page = ExperimentPage.model_construct(items=items, next_cursor=found.next_cursor)
         return as_json(page)
@@ -130,13 +150,17 @@ async def list_experiments(
 
 
 def _metrics_of_page(
-    session: Session, found: Page, wanted: Wanted, names: Sequence[str]
+    session: Session,
+    found: Page,
+    wanted: Wanted,
+    names: Sequence[str],
+    only_final: bool = False,
 ) -> tuple[Page, dict[str, list[MetricRow]]]:
-    """Return the metrics with these names by experiment. The page is shortened if its experiments
-    have too many metrics together."""
+    """Return the metrics with these names by experiment; with `only_final`, without those of
+    `train.curve_at`. The page is shortened if its experiments have too many metrics together."""
     while True:
         try:
-            return found, results.metrics_of(session, found.ids, names)
+            return found, results.metrics_of(session, found.ids, names, only_final=only_final)
         except TooManyMetrics:
             found = found.first(len(found.items) // 2, wanted)
 
@@ -162,8 +186,15 @@ async def batch_get_experiments(
             if is_first:
                 raise
             raise invalid([Problem("/ids", f"name fewer experiments: {error}")]) from None
+        titles = titles_of(session, found, user)
         items = [
-            orjson.Fragment(with_metrics(experiment_out(one, waiting.get(one.id)), metrics[one.id]))
+            orjson.Fragment(
+                with_results(
+                    experiment_out(one, waiting.get(one.id), titles[one.id]),
+                    metrics[one.id],
+                    summary_of(metrics[one.id], one.spec),
+                )
+            )
             for one in found
         ]
         return plain_json({"items": items})
@@ -299,7 +330,7 @@ def _whole(
     rest = ExperimentWithMetrics.model_construct(
         **dict(answer), attempts=[*map(AttemptOut.of, begun)], helps=[*map(HelpOut.of, helps)]
     )
-    return with_metrics(rest, found)
+    return with_results(rest, found, summary_of(found, experiment.spec))
 
 
 def to_response(
@@ -307,4 +338,5 @@ def to_response(
 ) -> ExperimentOut:
     """Return an experiment as its reader may see it, with its queue position."""
     waiting = queue_positions(session, [experiment], queue_snapshots, reader.id)
-    return experiment_out(experiment, waiting.get(experiment.id))
+    title = titles_of(session, [experiment], reader)[experiment.id]
+    return experiment_out(experiment, waiting.get(experiment.id), title)

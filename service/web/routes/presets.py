@@ -15,6 +15,7 @@ from mptcore.specs.parsing.suggestions import meant
 from service.accounts.permission import find_readable
 from service.experiments.preset_runs import ran, runs_of_presets
 from service.experiments.schemas import ExperimentSummary
+from service.experiments.titles import titles_of
 from service.experiments.views import metric_out, summary_out
 from service.queue.position import queue_positions
 from service.records import results
@@ -126,10 +127,13 @@ async def list_preset_runs(
         found = runs_of_presets(session, settings, user, most)
         made = {one.id: one for runs in found.values() for one in runs if one is not None}
         waiting = queue_positions(session, list(made.values()), queue_snapshots, user.id)
+        titles = titles_of(session, list(made.values()), user)
         items = [
             PresetRuns(
                 name=name,
-                runs=[one and summary_out(one, waiting.get(one.id)) for one in runs],
+                runs=[
+                    one and summary_out(one, waiting.get(one.id), titles[one.id]) for one in runs
+                ],
             )
             for name, runs in found.items()
         ]

@@ -4,6 +4,7 @@ from fastapi import APIRouter
 
 from service.accounts import accounts
 from service.experiments import store
+from service.experiments.titles import titles_of
 from service.queue import quota, shares
 from service.queue.position import queue_positions
 from service.queue.schemas import QueuedOut, QueueOut, Share
@@ -42,6 +43,7 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         standings = shares.standings(session, fair_share)
         waiting = store.next_in_turn(session, user.id, SHOWN)
         found = queue_positions(session, waiting, queue_snapshots)
+        titles = titles_of(session, waiting, user)
         submitted, most = quota.submitted_of(session, user.id, fair_share)
         kept_bytes = quota.kept(session, user.id)
         max_bytes = quota.limit(session, user.id, fair_share)
@@ -56,7 +58,11 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         kept_bytes=kept_bytes,
         max_bytes=max_bytes,
         share=shares.share_of(user.id, standings),
-        items=[QueuedOut.of(one, queue=found[one.id]) for one in waiting if one.id in found],
+        items=[
+            QueuedOut.of(one, queue=found[one.id], title=titles[one.id])
+            for one in waiting
+            if one.id in found
+        ],
     )
 
 

@@ -35,7 +35,7 @@ def test_many_equal_the_single_requests(api: TestClient, ids: list[str]) -> None
     ]
     assert [len(one["metrics"]) for one in items] == [0, 4, 0]
     lml = [one for one in items[1]["metrics"] if one["name"] == "lml"]
-    query = {"fields": "full", "metrics": "lml", "status": "succeeded"}
+    query = {"fields": "full", "metrics": "lml", "summary": "true", "status": "succeeded"}
     assert api.get("/v1/experiments", params=query).json()["items"] == [items[1] | {"metrics": lml}]
     assert [one["queue"] is None for one in items] == [False, True, True]
 

@@ -1,29 +1,57 @@
 // Several experiments side by side: the fields in which their specs differ, their colours, the best of them.
 
-import { leaves, plain } from "./format.js";
-import { overSeeds } from "./means.js";
+import { distinctTitles, plain } from "./format.js";
+import { isInterim, meansOf } from "./means.js";
 
-/** Of the client's `tables.py`: metrics that choose between models, the most trustworthy first. */
-export const BY_MERIT = ["lml_heldout", "mpt_heldout", "lml", "mpt"];
-const LARGER_IS_BETTER = new Set([...BY_MERIT, "elbo", "elbo_heldout", "area"]);
 const ALIKE_ERRORS = 2;
 
-/** A row for each experiment: `{experiment, index, fields, means}`, its spec by path and its means by key. */
+/** A row for each experiment: `{experiment, index, title, fields, means}`, the fields of its spec that differ, by path, and its means by key. */
 export function rowsOf(experiments) {
+  const columns = differing(experiments.map(({ spec }) => spec));
+  const titles = distinctTitles(experiments);
   return experiments.map((experiment, index) => ({
     experiment,
     index,
-    fields: new Map(leaves(experiment.spec)),
-    means: new Map(overSeeds(experiment.metrics).map((mean) => [mean.key, mean])),
+    title: titles[index],
+    fields: new Map([...columns].map(([path, values]) => [path, values[index]])),
+    means: new Map(meansOf(experiment).map((mean) => [mean.key, mean])),
   }));
 }
 
-const textOf = (row, path) => (row.fields.has(path) ? plain(row.fields.get(path)) : "–");
+const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+const keysOf = (objects) => [...new Set(objects.flatMap((one) => Object.keys(one)))];
+const areSame = (values) => new Set(values.map((one) => JSON.stringify(one) ?? "missing")).size < 2;
 
-/** The paths of the fields that are not the same in all specs. */
-export function differing(rows) {
-  const paths = [...new Set(rows.flatMap(({ fields }) => [...fields.keys()]))];
-  return paths.filter((path) => new Set(rows.map((row) => textOf(row, path))).size > 1);
+/**
+ * The values of each field that is not the same in all specs, by its path, as in the client's `tables.py`. Of an
+ * object that some specs do not have, those that have it get its fields that differ among them.
+ */
+export function differing(values, path = "") {
+  if (areSame(values)) return new Map();
+  if (values.every(isObject)) {
+    const parts = keysOf(values).map((key) => [...differing(values.map((one) => one[key]), path ? `${path}.${key}` : key)]);
+    return new Map(parts.flat());
+  }
+  const objects = values.filter(isObject);
+  const keys = keysOf(objects).filter((key) => !areSame(objects.map((one) => one[key])));
+  const part = (one) => Object.fromEntries(Object.entries(one).filter(([key]) => !keys.length || keys.includes(key)));
+  return new Map([[path, values.map((one) => (isObject(one) ? part(one) : one))]]);
+}
+
+/** A value of a field as text: an object by its fields; "–" where there is no such field. */
+export function fieldText(value) {
+  if (value === undefined) return "–";
+  if (value === null) return "none";
+  if (!isObject(value)) return plain(value);
+  return Object.entries(value).map(([key, part]) => `${key} ${isObject(part) ? `(${fieldText(part)})` : fieldText(part)}`).join(", ");
+}
+
+const textOf = (row, path) => fieldText(row.fields.get(path));
+
+/** The fields in which the data of experiments differ: their metrics do not tell which model is better. */
+export function differentData(experiments) {
+  const seeds = experiments.some(({ spec }) => spec.data?.seed === "run") ? (spec) => spec.seeds : () => null;
+  return [...differing(experiments.map(({ spec }) => ({ data: spec.data, seeds: seeds(spec) }))).keys()];
 }
 
 /** The shortest end of each path that tells it from the others. */
@@ -44,17 +72,17 @@ export function coloursBy(rows, path) {
   return rows.map((row) => order.indexOf(textOf(row, path)));
 }
 
-/** The metrics of all rows, `[{key, name, labels}]`: those that choose between models first. */
+/** The metrics of all rows, `[{key, name, labels}]`: results first, those of `train.curve_at` last. */
 export function metricsOf(rows) {
   const found = [...new Map(rows.flatMap(({ means }) => [...means])).values()];
-  const rank = ({ name }) => (BY_MERIT.includes(name) ? BY_MERIT.indexOf(name) : BY_MERIT.length);
-  return found.sort((a, b) => rank(a) - rank(b));
+  return [...found.filter((one) => !isInterim(one)), ...found.filter(isInterim)];
 }
 
-/** The rows whose mean is the largest, or that its error does not tell from it; none if larger is not better, or if all are alike. */
-export function bestOf(rows, { key, name }) {
+/** The rows whose mean is the largest, or that its error does not tell from it; none if larger is not better, if all are alike, or among different data. */
+export function bestOf(rows, { key, higher_is_better: isHigherBetter, tokens }) {
   const known = rows.filter(({ means }) => (means.get(key)?.value ?? null) !== null);
-  if (!LARGER_IS_BETTER.has(name) || known.length < 2) return new Set();
+  const isComparable = !differentData(known.map(({ experiment }) => experiment)).length && known.every(({ means }) => means.get(key).tokens === tokens);
+  if (!isHigherBetter || known.length < 2 || !isComparable) return new Set();
   const meanOf = (row) => row.means.get(key);
   const best = known.reduce((one, other) => (meanOf(other).value > meanOf(one).value ? other : one));
   const isAlike = (row) => {

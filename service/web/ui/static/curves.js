@@ -1,21 +1,24 @@
 // Reading curves: the whole once, then only what came since.
 
 import { get, oneAtATime, post, withQuery } from "./api.js";
-import { labelText, titleOf } from "./format.js";
-import { meanOf, overSeeds, withoutSeed } from "./means.js";
+import { distinctTitles, labelText } from "./format.js";
+import { isInterim, meanOf, withoutSeed } from "./means.js";
 
 const MAX_POINTS = 20_000;
 
+const TIME = "epoch"; // or "step", for a training in steps
 const ABOUT = {
   score: ["Score by mask size", "mask size m", "S(m), nats"],
   score_by_rate: ["Score by masking rate", "masking rate", "nats per token"],
   score_by_rate_interim: ["Score by masking rate on the way, not final", "masks", "nats per token"],
   score_difference: ["Difference of scores", "mask size m", "nats"],
   convergence: ["Cumulative score less LML", "masks of each size P", "nats"],
-  loss: ["Loss", "epoch", "nats"],
-  mpt: ["MPT score in training", "epoch", "nats"],
-  elbo: ["ELBO in training", "epoch", "nats"],
-  lml: ["LML in training", "epoch", "nats"],
+  loss: ["Loss in training", TIME, "loss, nats"],
+  loss_heldout: ["Held-out loss in training", TIME, "loss, nats"],
+  mpt: ["MPT score in training", TIME, "nats"],
+  elbo: ["ELBO in training", TIME, "nats"],
+  lml: ["LML in training", TIME, "nats"],
+  lml_heldout: ["Held-out LML in training", TIME, "nats"],
   lml_fitting: ["LML while factor analysis is fitted", "EM iteration", "nats"],
   bias: ["Bias of a fixed mask size", "mask size m0", "D·S(m0) − LML, nats"],
 };
@@ -24,11 +27,14 @@ const LML_BELONGS_TO = new Set(["mpt", "elbo", "lml"]);
 
 const DIFFERENCE_BY_RATE = ["Difference of scores", "masking rate", "nats per token"];
 
-/** Title, x label and y label of a chart. */
-export function aboutSeries(name, isByRate = false) {
+/** Title, x label and y label of a chart. The loss of a training in steps, of a language model, is that of a token. */
+export function aboutSeries(name, isByRate = false, isBySteps = false) {
   if (name === "score_difference" && isByRate) return DIFFERENCE_BY_RATE;
-  return ABOUT[name] ?? [name, "", ""];
+  const [title, x, y] = ABOUT[name] ?? [name, "", name];
+  return isBySteps && x === TIME ? [title, "step", `${y} per token`] : [title, x, y];
 }
+
+const isBySteps = (spec) => Boolean(spec?.train?.steps);
 
 /** Whether x is a masking rate, at most 1; mask sizes are whole numbers from 1 on. */
 export const isByRate = ({ x }) => x.some((one) => one < 1);
@@ -80,10 +86,21 @@ function state(answer, series) {
  * The charts of one experiment: `[{key, about, name, series}]`, in the order of names and labels. Curves on the
  * way to a final one are left out when there will be no more points.
  */
-export function chartsOf(series, isPartial = true) {
-  const names = new Set(series.map(({ name }) => name));
-  const isPast = ({ name }) => !isPartial && name.endsWith(INTERIM) && names.has(name.slice(0, -INTERIM.length));
-  return charts(series.filter((one) => !isPast(one)).map((one) => ({ from: one, shown: drawn(one) }))).map(withArea);
+export function chartsOf(series, isPartial = true, spec = null) {
+  return charts(lasting(series, isPartial, spec).map((one) => ({ from: one, spec, shown: drawn(one) }))).map(withArea);
+}
+
+/**
+ * The series that are drawn. If there will be no more points, those that a later estimate has replaced are left
+ * out: those on the way to a final one, and those of `train.curve_at` at the end of the training.
+ */
+function lasting(series, isPartial, spec) {
+  const names = new Set(series.filter((one) => !isInterim(one)).map(({ name }) => name));
+  const { epochs, steps } = spec?.train ?? {};
+  const isReplaced = ({ name, labels }) =>
+    names.has(name.endsWith(INTERIM) ? name.slice(0, -INTERIM.length) : null) ||
+    (names.has(name) && isInterim({ labels }) && (labels.epoch ?? labels.step) === (epochs ?? steps));
+  return series.filter((one) => isPartial || !isReplaced(one));
 }
 
 /** Series of numbers that are read by a table and make no curve. */
@@ -102,15 +119,17 @@ function withArea(chart) {
  * experiment. Where seeds have the same x, their mean is drawn, and the seeds are faint.
  */
 export function chartsOfMany(experiments, curves, colours = experiments.map((_, index) => index)) {
+  const titles = distinctTitles(experiments);
   const found = curves.flatMap((item, index) => {
     const dashes = new Map();
-    const title = titleOf(experiments[index]);
-    return groupsOf(item.series).flatMap((group) => {
+    const title = titles[index];
+    return groupsOf(lasting(item.series, item.partial, experiments[index].spec)).flatMap((group) => {
       const { name } = group[0];
       const dash = dashes.get(name) ?? 0;
       dashes.set(name, dash + 1);
       const shown = (one, labels, more = {}) => ({
         from: one,
+        spec: experiments[index].spec,
         shown: { ...drawn(one), colour: colours[index], dash, label: [title, labelText(labels)].filter(Boolean).join(", "), ...more },
       });
       if (group.length === 1) return [shown(group[0], group[0].labels)];
@@ -138,41 +157,43 @@ function groupsOf(series) {
 /** The mean over seeds at each x, with the error of a metric's mean. */
 function meanCurve(group) {
   const [{ name, labels, x }] = group;
-  const points = x.map((_, i) => meanOf({ name, all: group.map((one) => ({ value: one.value[i], std_err: one.std_err[i] })) }));
+  const points = x.map((_, i) => meanOf(group.map((one) => ({ value: one.value[i], std_err: one.std_err[i] }))));
   return { name, labels: withoutSeed(labels), x, value: points.map((one) => one.value), std_err: points.map((one) => one.std_err) };
 }
 
-/** Series of one name share a chart, but what is by mask size and what is by rate do not. */
+/** Series of one name share a chart, final ones first, but what is by mask size and what is by rate do not. */
 function charts(found) {
   const groups = new Map();
-  for (const { from, shown } of found) {
+  for (const { from, spec, shown } of found) {
     if (NOT_DRAWN.has(from.name)) continue;
-    const about = aboutSeries(from.name, isByRate(from));
+    const about = aboutSeries(from.name, isByRate(from), isBySteps(spec));
     const key = `${from.name} ${about[1]}`;
     const chart = groups.get(key) ?? { key, about, name: from.name, series: [] };
     chart.series.push(shown);
     groups.set(key, chart);
   }
-  return [...groups.values()];
+  return [...groups.values()].map((chart) => ({ ...chart, series: sortBy(chart.series, (one) => (one.isInterim ? 1 : 0)) }));
 }
 
 function drawn(one) {
   const { x, value, std_err } = ascending(one);
-  return { label: labelText(one.labels) || one.name, x, value, std_err };
+  return { label: labelText(one.labels) || one.name, x, value, std_err, ...(isInterim(one) ? { isInterim: true } : {}) };
 }
 
+/** The points of a series by x. Of several points at one x the last is drawn: it replaced the others. */
 function ascending(one) {
   if (one.x.every((x, i) => i === 0 || one.x[i - 1] < x)) return one;
-  const order = one.x.map((_, i) => i).sort((a, b) => one.x[a] - one.x[b]);
+  const last = new Map(one.x.map((x, i) => [x, i]));
+  const order = [...last.values()].sort((a, b) => one.x[a] - one.x[b]);
   const pick = (values) => order.map((i) => values[i]);
   return { x: pick(one.x), value: pick(one.value), std_err: pick(one.std_err) };
 }
 
-/** The levels that a curve is to reach, where known: each model's LML, or 0 for what is told less it. */
-export function levelsOf(name, metrics, label = "LML") {
+/** The levels that a curve is to reach, where known: each model's final LML, or 0 for what is told less it. */
+export function levelsOf(name, summary, label = "LML") {
   if (name === "convergence" || name === "score_difference") return [{ label: "0", y: 0 }];
   if (!LML_BELONGS_TO.has(name)) return [];
-  const means = overSeeds(metrics.filter((one) => one.name === "lml")).filter(({ value }) => value !== null);
+  const means = summary.filter((one) => one.name === "lml" && one.value !== null && !isInterim(one));
   return means.map(({ labels, value }) => ({ label: [label, labelText(labels)].filter(Boolean).join(", "), y: value }));
 }
 

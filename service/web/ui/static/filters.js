@@ -3,6 +3,7 @@
 import { html, useState } from "./vendor/preact-htm.js";
 import { get } from "./api.js";
 import { leaves } from "./format.js";
+import { resultsOf } from "./result.js";
 
 const STATUSES = ["queued", "dispatched", "running", "paused", "succeeded", "failed", "cancelled"];
 const FAMILIES = ["ppca", "factor_analysis", "linear_vae", "vae", "masked_lm"];
@@ -24,11 +25,23 @@ const WORDS = [
 const COLUMNS = "columns";
 
 const MAX_COLUMNS = 12;
-const OFFERED = ["lml", "mpt", "lml_heldout", "mpt_heldout", "area", "spec.model.latent_dim", "spec.seeds"];
+const MAX_RESULTS = 4;
+const OFFERED = ["lml", "mpt", "lml_heldout", "mpt_heldout", "area", "pll", "spec.model.latent_dim", "spec.seeds"];
 
-/** What has a column, as it was last chosen in this browser: metrics, and fields of the spec by their paths. */
+/** What has a column, as it was last chosen in this browser: metrics, and fields of the spec by their paths; null: no choice yet. */
 export function chosenColumns() {
-  return JSON.parse(localStorage.getItem(COLUMNS) ?? '["lml", "mpt"]');
+  return JSON.parse(localStorage.getItem(COLUMNS) ?? "null");
+}
+
+/** The metrics that have a column without a choice: the first two results of each experiment of the page, the most frequent first. */
+export function resultColumns(items) {
+  const counts = new Map();
+  for (const { summary } of items) {
+    const names = [...new Set(resultsOf(summary).map(({ name }) => name))].slice(0, 2);
+    names.forEach((name) => counts.set(name, (counts.get(name) ?? 0) + 1));
+  }
+  const found = [...counts].sort(([, a], [, b]) => b - a).map(([name]) => name).slice(0, MAX_RESULTS);
+  return found.length ? found : ["lml", "mpt"];
 }
 
 export const isField = (name) => name.startsWith("spec.");

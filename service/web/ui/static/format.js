@@ -86,21 +86,13 @@ export function bytes(count) {
   return `${number(count / 1000 ** at, 3)} ${units[at]}`;
 }
 
-/** A spec in short: the family, its main size, and the source of the data, such as "ppca · K 3 · digits". */
-export function shortSpec({ model, data }) {
-  const size = model?.latent_dim === undefined ? model?.checkpoint : `K ${plain(model.latent_dim)}`;
-  const source = data?.source === "ppca" ? "drawn" : (data?.subset ?? data?.file ?? data?.source);
-  const shape = data?.n && data.dim && `${plain(data.n)} × ${plain(data.dim)}`;
-  return [model?.family, size, [source, shape].filter(Boolean).join(" ")].filter(Boolean).join(" · ");
-}
+/** The title of an experiment or sweep, as the service gives it. */
+export const titleOf = ({ title }) => title;
 
-/**
- * The name of an experiment or sweep. Without a name, a title that was made for it, or else what is known
- * of it, and the end of its id, which tells ids apart.
- */
-export function titleOf({ id, name, title, spec, fields, family }) {
-  const known = fields ? `sweep of ${fields.map((path) => path.split(".").pop()).join(", ")}` : spec ? shortSpec(spec) : family;
-  return name ?? title ?? `${known || "untitled"} · ${id.slice(-6)}`;
+/** The titles of several; those that are the same get the ends of their ids. */
+export function distinctTitles(experiments) {
+  const count = (title) => experiments.filter((one) => titleOf(one) === title).length;
+  return experiments.map((one) => (count(titleOf(one)) > 1 ? `${titleOf(one)} · ${one.id.slice(-6)}` : titleOf(one)));
 }
 
 /** Labels as text: "seed 4, model baseline". */

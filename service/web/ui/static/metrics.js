@@ -2,20 +2,23 @@
 
 import { html } from "./vendor/preact-htm.js";
 import { labelText, withError } from "./format.js";
-import { aboutMean, chosenOf, overSeeds } from "./means.js";
+import { aboutMean, isInterim, meansOf } from "./means.js";
 
 const MAX_SEEDS = 24;
 const POPULATION = "_population";
 
 const baseOf = (name) => (name.endsWith(POPULATION) ? name.slice(0, -POPULATION.length) : name);
 
+/** The choice that the error of a metric with `_population` covers: "texts". */
+const chosenOf = ({ covers }) => /^the choice of (.+?) and /.exec(covers)?.[1] ?? "others";
+
 /**
- * A table of metrics: `columns` are `{seed, model, title}`, where the seed `null` stands for the mean over
+ * A table of means, each with its seeds: `columns` are `{seed, model, title}`, where the seed `null` stands for the mean over
  * seeds, or for what has no seed; `rows` are `{title, cells}`, a cell for each column: `{metric,
  * population}` or null. `population` is the same metric with the error over the choice of texts.
  */
-export function tableOf(metrics) {
-  const means = overSeeds(metrics);
+export function tableOf(means) {
+  const metrics = means.flatMap(({ all }) => all);
   const models = [...new Set(metrics.map(({ labels }) => labels.model))];
   const seeds = [...new Set(metrics.map(({ labels }) => labels.seed))].filter((seed) => seed !== undefined);
   const hasMean = seeds.length !== 1 || means.some(({ all, count }) => count > 1 || all[0].labels.seed === undefined);
@@ -31,7 +34,7 @@ export function tableOf(metrics) {
     columns.forEach((column, i) => {
       if (column.model !== model) return;
       const metric = column.seed === null ? mean : mean.all.find((one) => one.labels.seed === column.seed);
-      if (metric) cells[i] = { ...cells[i], [mean.name.endsWith(POPULATION) ? "population" : "metric"]: metric };
+      if (metric) cells[i] = { ...cells[i], [mean.name.endsWith(POPULATION) ? "population" : "metric"]: { ...metric, covers: mean.covers } };
     });
   }
   return { columns, rows: [...rows.values()], hiddenSeeds: Math.max(0, seeds.length - MAX_SEEDS) };
@@ -43,15 +46,22 @@ function titleOf(seed, model, seeds, models) {
   return [models.length > 1 && model, ofSeed].filter(Boolean).join(", ") || "value";
 }
 
-/** Metrics of the model and the baseline, side by side, then those of the run. */
-export function MetricTable({ metrics }) {
-  const ofModels = metrics.filter(({ labels }) => labels.model !== undefined);
-  const others = metrics.filter(({ labels }) => labels.model === undefined);
-  return [ofModels, others].filter((some) => some.length).map((some) => html`<${Table} metrics=${some} />`);
+/** Metrics of the model and the baseline, side by side, then those of the run, and below them those of `train.curve_at`. */
+export function MetricTable({ experiment }) {
+  const means = meansOf(experiment);
+  const final = means.filter((one) => !isInterim(one));
+  const interim = means.filter(isInterim);
+  const tables = (some) => {
+    const ofModels = some.filter(({ labels }) => labels.model !== undefined);
+    const others = some.filter(({ labels }) => labels.model === undefined);
+    return [ofModels, others].filter((one) => one.length).map((one) => html`<${Table} means=${one} />`);
+  };
+  return html`${tables(final)}
+    ${interim.length > 0 && html`<details open=${!final.length}><summary>During training</summary>${tables(interim)}</details>`}`;
 }
 
-function Table({ metrics }) {
-  const { columns, rows, hiddenSeeds } = tableOf(metrics);
+function Table({ means }) {
+  const { columns, rows, hiddenSeeds } = tableOf(means);
   return html`<table>
     <thead><tr>
       <th scope="col">Metric</th>

@@ -70,7 +70,7 @@ export function Curves({ preset, runs }) {
 function Drawn({ preset, runs }) {
   const read = useMemo(() => curvesOfMany(runs.map((one) => one.id)), [runs.map((one) => one.id).join()]);
   const { data, error } = useLive(read, [read], (curves) => curves.every((one) => !one.partial));
-  const charts = useMemo(() => data && (runs.length === 1 ? chartsOf(data[0].series) : chartsOfMany(runs, data)), [data]);
+  const charts = useMemo(() => data && (runs.length === 1 ? chartsOf(data[0].series, data[0].partial) : chartsOfMany(runs, data)), [data]);
   if (error) return html`<${Problem} error=${error} />`;
   if (!charts) return html`<${Loading} />`;
   const ordered = withLevelsFirst(preset, charts);

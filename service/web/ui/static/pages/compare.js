@@ -3,11 +3,11 @@
 import { html, useMemo, useState } from "../vendor/preact-htm.js";
 import { post } from "../api.js";
 import { Chart, colourOf } from "../chart.js";
-import { bestOf, coloursBy, differing, metricsOf, rowsOf, shortNames } from "../compared.js";
+import { bestOf, coloursBy, differentData, fieldText, metricsOf, rowsOf, shortNames } from "../compared.js";
 import { chartsOfMany, curvesOfMany, levelsOf } from "../curves.js";
-import { cut, plain, titleOf, withError } from "../format.js";
+import { cut, labelText, withError } from "../format.js";
 import { useLive } from "../live.js";
-import { aboutMean, meanTitle, paired } from "../means.js";
+import { aboutMean, paired } from "../means.js";
 import { Empty, Loading, Missing, Scroll, Status } from "../parts.js";
 import { SortHeader, useSorting } from "../sorting.js";
 
@@ -34,9 +34,9 @@ function reader(ids) {
 const hasEnded = ({ experiments, curves }) =>
   experiments.every((one) => one.terminal) && curves.every((one) => !one.partial);
 
-function Name({ experiment, colour }) {
+function Name({ row, colour }) {
   return html`<span class="swatch" ref=${(node) => node && (node.style.background = colourOf(colour))}></span>
-    <a class="name" href=${`/experiments/${experiment.id}`}>${titleOf(experiment)}</a>`;
+    <a class="name" href=${`/experiments/${row.experiment.id}`}>${row.title}</a>`;
 }
 
 function ColourBy({ paths, value, set }) {
@@ -48,11 +48,11 @@ function ColourBy({ paths, value, set }) {
 }
 
 /** A chart for each name of a series: an experiment's curves have its colour. */
-function Charts({ experiments, curves, colours }) {
+function Charts({ experiments, rows, curves, colours }) {
   const charts = useMemo(() => chartsOfMany(experiments, curves, colours), [curves, colours.join()]);
   return charts.map(({ key, about: [title, xLabel, yLabel], name, series }) => {
     const lines = experiments.flatMap((one, index) =>
-      levelsOf(name, one.metrics, `LML of ${titleOf(one)}`).map((line) => ({ ...line, colour: colours[index] })),
+      levelsOf(name, one.summary, `LML of ${rows[index].title}`).map((line) => ({ ...line, colour: colours[index] })),
     );
     const note = series.some(({ faint }) => faint) && "Means over seeds; the seeds are faint.";
     return html`<${Chart} key=${key} title=${title} note=${note} mayHide series=${series} lines=${lines} xLabel=${xLabel} yLabel=${yLabel} />`;
@@ -64,7 +64,7 @@ function MetricCell({ mean, first, isBest }) {
   const difference = first && first !== mean ? paired(mean, first) : null;
   const value = withError(mean.value, mean.std_err);
   return html`<td class="number" title=${aboutMean(mean)}>
-    ${isBest ? html`<strong>${value}</strong>` : value}${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
+    ${isBest ? html`<strong>${value}</strong>` : value}${mean.tokens && html` <span class="muted small">× ${mean.tokens} tokens</span>`}${mean.count > 1 && html` <span class="muted small">×${mean.count}</span>`}
     ${difference && html`<div class="small muted">${difference.value > 0 && "+"}${withError(difference.value, difference.std_err)}</div>`}
   </td>`;
 }
@@ -72,8 +72,7 @@ function MetricCell({ mean, first, isBest }) {
 const FIELD_CHARACTERS = 40;
 
 function FieldCell({ row, path }) {
-  if (!row.fields.has(path)) return html`<td class="muted">–</td>`;
-  const text = plain(row.fields.get(path));
+  const text = fieldText(row.fields.get(path));
   return html`<td class="mono" title=${text}>${cut(text, FIELD_CHARACTERS)}</td>`;
 }
 
@@ -81,7 +80,7 @@ function FieldCell({ row, path }) {
 function sortedBy(row, [kind, name]) {
   if (kind === "metric") return row.means.get(name)?.value;
   if (kind === "status") return row.experiment.status;
-  return kind === "name" ? titleOf(row.experiment) : row.fields.get(name);
+  return kind === "name" ? row.title : row.fields.get(name);
 }
 
 /** A row for each run: where its spec differs from the others', then its metrics. */
@@ -95,23 +94,25 @@ function Runs({ rows, paths, colours }) {
   const names = shortNames(paths);
   const best = new Map(metrics.map((metric) => [metric.key, bestOf(rows, metric)]));
   const isAnyBest = [...best.values()].some((one) => one.size > 0);
+  const different = differentData(rows.map(({ experiment }) => experiment));
   return html`<section class="card flush">
     <h2>Runs</h2>
     <p class="bar muted small">On the left are the settings that differ. Values are means over seeds ± standard error (×5: five seeds).
-      Small numbers are differences from ${titleOf(rows[0].experiment)}, paired by seed.${
+      ${!different.length && ` Small numbers are differences from ${rows[0].title}, paired by seed.`}${
       isAnyBest && " Bold is the best, and what is within two standard errors of it."}</p>
+    ${different.length > 0 && html`<p class="bar small"><strong>The data differ</strong> (${different.join(", ")}): their metrics do not tell which model is better.</p>`}
     <${Scroll} label="Runs"><table class="runs">
       <thead><tr>
         <${SortHeader} ...${headerOf("name")}>Run<//>
         ${hasStatus && html`<${SortHeader} ...${headerOf("status")}>Status<//>`}
         ${paths.map((path, i) => html`<${SortHeader} key=${path} ...${headerOf(`field ${path}`)}><span title=${path}>${names[i]}</span><//>`)}
-        ${metrics.map((metric) => html`<${SortHeader} key=${metric.key} ...${headerOf(`metric ${metric.key}`)} number>${meanTitle(metric)}<//>`)}
+        ${metrics.map((metric) => html`<${SortHeader} key=${metric.key} ...${headerOf(`metric ${metric.key}`)} number>${[metric.name, labelText(metric.labels)].filter(Boolean).join(", ")}<//>`)}
       </tr></thead>
       <tbody>${shown.map((row) => html`<tr key=${row.experiment.id}>
-        <th scope="row"><${Name} experiment=${row.experiment} colour=${colours[row.index]} /></th>
+        <th scope="row"><${Name} row=${row} colour=${colours[row.index]} /></th>
         ${hasStatus && html`<td><${Status} of=${row.experiment.status} /></td>`}
         ${paths.map((path) => html`<${FieldCell} key=${path} row=${row} path=${path} />`)}
-        ${metrics.map(({ key }) => html`<${MetricCell} key=${key} mean=${row.means.get(key)} first=${rows[0].means.get(key)} isBest=${best.get(key).has(row)} />`)}
+        ${metrics.map(({ key }) => html`<${MetricCell} key=${key} mean=${row.means.get(key)} first=${different.length ? null : rows[0].means.get(key)} isBest=${best.get(key).has(row)} />`)}
       </tr>`)}</tbody>
     </table><//>
   </section>`;
@@ -137,14 +138,14 @@ function Compared({ ids }) {
 function Shown({ experiments, curves }) {
   const [by, setBy] = useState("");
   const rows = useMemo(() => rowsOf(experiments), [experiments]);
-  const paths = differing(rows);
+  const paths = [...rows[0].fields.keys()];
   const colours = coloursBy(rows, by);
   return html`<div class="stack">
     <div class="row spread end">
       <h1>Compare ${experiments.length} experiments</h1>
       ${paths.length > 0 && html`<${ColourBy} paths=${paths} value=${by} set=${setBy} />`}
     </div>
-    <${Charts} experiments=${experiments} curves=${curves} colours=${colours} />
+    <${Charts} experiments=${experiments} rows=${rows} curves=${curves} colours=${colours} />
     <${Runs} rows=${rows} paths=${paths} colours=${colours} />
   </div>`;
 }

@@ -40,6 +40,17 @@ function Failure({ of: failure }) {
   return html`<div class="notice error"><strong>${CAUSES[failure.kind] ?? failure.kind}</strong><pre>${failure.message}</pre></div>`;
 }
 
+/** The warnings of a run, above its results. */
+function Warnings({ experiment }) {
+  const path = `/v1/experiments/${experiment.id}/logs?level=warning&limit=100`;
+  const { data } = useLive(() => get(path), [path, experiment.last_seq], () => true);
+  const messages = [...new Set((data?.items ?? []).map(({ message }) => message))];
+  if (!messages.length) return null;
+  return html`<section class="notice warning" aria-label="Warnings">
+    <ul class="list">${messages.map((message) => html`<li key=${message} class="wrap">${message}</li>`)}</ul>
+  </section>`;
+}
+
 function Facts({ experiment }) {
   const { started_at: started, finished_at: finished } = experiment;
   const ran = started && finished && duration((Date.parse(finished) - Date.parse(started)) / 1000);
@@ -65,7 +76,7 @@ function Facts({ experiment }) {
 }
 
 function Curves({ experiment, curves }) {
-  const charts = useMemo(() => chartsOf(curves.series, curves.partial), [curves]);
+  const charts = useMemo(() => chartsOf(curves.series, curves.partial, experiment.spec), [curves]);
   if (!charts.length) {
     return experiment.terminal ? null : html`<div class="card empty"><p>Curves appear here as soon as there are points.</p></div>`;
   }
@@ -74,7 +85,7 @@ function Curves({ experiment, curves }) {
     const hasSum = name === "score" && experiment.metrics.some((one) => one.name === "mpt");
     const note = hasSum && "The shaded area is the MPT score, an estimate of the LML.";
     return html`<${Chart} key=${key} title=${title} note=${note} series=${series} xLabel=${xLabel} yLabel=${yLabel}
-      lines=${colouredAlike(levelsOf(name, experiment.metrics), series)}>
+      lines=${colouredAlike(levelsOf(name, experiment.summary), series)}>
       <a class="button quiet" href=${csv} download=${`${experiment.id}-${name}.csv`}>CSV</a>
     <//>`;
   });
@@ -139,8 +150,9 @@ export default function Experiment({ me, may }) {
       <${Actions} experiment=${experiment} me=${me} may=${may} onDone=${() => { one.refresh(); curves.refresh(); }} />
     </div>
     <${Failure} of=${experiment.failure} />
+    <${Warnings} experiment=${experiment} />
     ${experiment.note && html`<p class="wrap">${experiment.note}</p>`}
-    <${Result} metrics=${experiment.metrics} />
+    <${Result} summary=${experiment.summary} />
     <div class="columns three">
       <div class="first"><${Standing} experiment=${experiment} /></div>
       <div class="main stack">
@@ -149,7 +161,7 @@ export default function Experiment({ me, may }) {
         ${curves.data && !experiment.spec.evaluate?.texts && html`<${Curves} experiment=${experiment} curves=${curves.data} />`}
         ${experiment.metrics.length > 0 && html`<section class="card flush">
           <h2>Metrics</h2>
-          <${Scroll} label="Metrics"><${MetricTable} metrics=${experiment.metrics} /><//>
+          <${Scroll} label="Metrics"><${MetricTable} experiment=${experiment} /><//>
         </section>`}
         <${Spec} experiment=${experiment} />
         <${Attempts} experiment=${experiment} />

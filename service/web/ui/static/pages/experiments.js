@@ -2,34 +2,36 @@
 
 import { html, useEffect, useState } from "../vendor/preact-htm.js";
 import { get, withQuery } from "../api.js";
-import { Filters, chosenColumns, isField } from "../filters.js";
+import { Filters, chosenColumns, isField, resultColumns } from "../filters.js";
 import { cut, labelText, leaves, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
-import { aboutMean, overSeeds } from "../means.js";
+import { aboutMean } from "../means.js";
 import { Empty, Loading, Problem, Progress, Scroll, Status, Tags, When, useQuery } from "../parts.js";
 import { SavedViews } from "../saved.js";
 import { Selection } from "../selection.js";
 import { SortHeader } from "../sorting.js";
-import { useTitles } from "../titles.js";
 
 const PAGE = 50;
 const ASKED = ["q", "status", "family", "tag", "whose", "filter", "order_by", "cursor"];
 
-/** The means of a metric: one line for each set of labels, such as model and baseline. */
+/** The final means of a metric: one line for each set of labels, such as model and baseline. */
 function Metric({ experiment, name }) {
-  const means = overSeeds(experiment.metrics.filter((one) => one.name === name));
+  const means = experiment.summary.filter((one) => one.name === name);
   if (!means.length) return html`<td class="number muted wide">–</td>`;
-  return html`<td class="number wide">${means.map((mean) => html`<div key=${mean.key} title=${aboutMean(mean)}>
+  return html`<td class="number wide">${means.map((mean) => html`<div key=${mean.title} title=${aboutMean(mean)}>
     ${withError(mean.value, mean.std_err)}
+    ${mean.tokens && mean.value !== null && html` <span class="muted small">× ${mean.tokens} tokens</span>`}
     ${mean.count > 1 && mean.value !== null && html` <span class="muted small">×${mean.count}</span>`}
     ${labelText(mean.labels) && html` <span class="muted small">${labelText(mean.labels)}</span>`}
   </div>`)}</td>`;
 }
 
-/** A metric below the status, for screens without room for its column. */
-function FirstMetric({ experiment, name }) {
-  const [mean] = overSeeds(experiment.metrics.filter((one) => one.name === name));
-  return mean ? html`<div class="small only-small">${name} ${withError(mean.value, mean.std_err)}</div>` : null;
+/** The first metric that an experiment has, below its status, for screens without room for columns. */
+function FirstMetric({ experiment, names }) {
+  const mean = names.map((name) => experiment.summary.find((one) => one.name === name)).find(Boolean);
+  if (!mean) return null;
+  const tokens = mean.tokens && mean.value !== null ? ` × ${mean.tokens} tokens` : "";
+  return html`<div class="small only-small">${mean.name} ${withError(mean.value, mean.std_err)}${tokens}</div>`;
 }
 
 const FIELD_CHARACTERS = 30;
@@ -55,7 +57,7 @@ function Row({ experiment, columns, selected, onSelect }) {
     </th>
     <td>
       <${Status} of=${status} />
-      ${columns.metrics.length > 0 && html`<${FirstMetric} experiment=${experiment} name=${columns.metrics[0]} />`}
+      ${columns.metrics.length > 0 && html`<${FirstMetric} experiment=${experiment} names=${columns.metrics} />`}
       ${status === "running" && html`<${Progress} experiment=${experiment} label=${`Progress of ${title}`} />`}
       ${queue && html`<div class="small muted">${queue.reason}</div>`}
       ${failure && html`<div class="small bad-text wrap">${failure.message.slice(0, 120)}</div>`}
@@ -126,11 +128,12 @@ export default function Experiments({ me, may }) {
   const [chosen, setChosen] = useState(chosenColumns);
   const [selected, select, clear] = useSelection();
   const asked = Object.fromEntries(ASKED.map((name) => [name, query.getAll(name)]));
-  const metrics = chosen.filter((name) => !isField(name));
-  const fields = chosen.filter(isField);
-  const path = withQuery("/v1/experiments", { ...asked, metrics, limit: PAGE, fields: fields.length ? "full" : null });
+  const fields = (chosen ?? []).filter(isField);
+  const asksMetrics = (chosen ?? []).filter((name) => !isField(name));
+  const path = withQuery("/v1/experiments", { ...asked, summary: true, metrics: asksMetrics, limit: PAGE, fields: fields.length ? "full" : null });
   const { data, error, refresh } = useLive(() => get(path), [path]);
-  const items = useTitles(data?.items, query.get("whose"));
+  const items = data?.items;
+  const metrics = chosen ? asksMetrics : resultColumns(items ?? []);
   const hasFamilies = new Set(data?.items.map(({ family }) => family)).size > 1;
   const columns = { metrics, fields, family: hasFamilies, owner: (query.get("whose") ?? "mine") !== "mine" };
   const filtered = ASKED.some((name) => query.has(name));
@@ -140,7 +143,7 @@ export default function Experiments({ me, may }) {
     <h1>Experiments</h1>
     <${SavedViews} query=${query} />
     <${Filters} key=${query.toString()} query=${query} change=${change} error=${error} me=${me}
-      chosen=${chosen} setChosen=${setChosen} example=${data?.items[0]?.id} />
+      chosen=${chosen ?? metrics} setChosen=${setChosen} example=${data?.items[0]?.id} />
     ${error && !error.at("/query/filter") && html`<${Problem} error=${error} />`}
     ${!data && !error && html`<${Loading} />`}
     ${data && html`<div class="card flush">

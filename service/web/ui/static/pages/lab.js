@@ -6,7 +6,6 @@ import { call, get, withQuery } from "../api.js";
 import { bytes, dateTime, duration, number, titleOf } from "../format.js";
 import { useLive } from "../live.js";
 import { Confirm, Empty, Problem, Progress, Scroll, Status, When } from "../parts.js";
-import { useTitles } from "../titles.js";
 import { WorkerHistory } from "../worker-history.js";
 
 const Title = ({ of }) => html`<a class=${of.name ? "name" : "name muted"} href=${`/experiments/${of.id}`}>${titleOf(of)}</a>`;
@@ -27,7 +26,7 @@ function Running({ experiments }) {
 }
 
 function Queue({ queue }) {
-  const items = useTitles(queue.items);
+  const { items } = queue;
   return html`<section class="card flush">
     <h2>My waiting experiments</h2>
     ${items.length === 0 && html`<${Empty} title="Nothing waits" />`}
@@ -124,14 +123,13 @@ export default function Lab({ me, may }) {
     return { queue, running: running.items, workers: workers.items, keys: keys.items };
   };
   const { data, error, refresh } = useLive(read, []);
-  const running = useTitles(data?.running);
   return html`<div class="stack">
     <h1>The lab</h1>
     <${Problem} error=${error} />
     ${data && html`
       <div class="halves">
-        <${Workers} workers=${data.workers} experiments=${running} />
-        <${Running} experiments=${running} />
+        <${Workers} workers=${data.workers} experiments=${data.running} />
+        <${Running} experiments=${data.running} />
       </div>
       <div class="halves"><${Queue} queue=${data.queue} /><${Usage} queue=${data.queue} /></div>
       <${WorkerHistory} />

@@ -9,7 +9,7 @@ import { useLive } from "../live.js";
 import { Parallel } from "../parallel.js";
 import { Confirm, Loading, Missing, Problem, Scroll, Status, Tags } from "../parts.js";
 import { SortHeader, useSorting } from "../sorting.js";
-import { SEEDS, axesOf, bestRow, chartOf, chiefMetric, rowsOf } from "../swept.js";
+import { SEEDS, axesOf, bestRow, chartOf, errorOf, rowsOf } from "../swept.js";
 
 const SHOWN = 500;
 
@@ -22,19 +22,17 @@ function Pick({ id, label, values, value, set }) {
 
 const LABELS = { lml_heldout: "LML, held out", mpt_heldout: "MPT, held out", lml: "LML", mpt: "MPT" };
 
-/** The result of a sweep that has ended; it is bold in its table. */
+/** The result of a sweep, with the sentences that `mpt table` prints; the best is bold in its table. */
 function Best({ table, best }) {
-  if (best === null) return null;
-  const { value, std_err: error } = best.row.metrics[best.metric];
-  const isInSample = best.metric === "lml" && table.fields.includes("model.latent_dim");
-  return html`<section class="result" aria-label="Result">
-    <div class="figure">
+  if (best === null && !table.notes.length) return null;
+  const cell = best?.row.metrics[best.metric];
+  return html`<section class="stack" aria-label="Result">
+    ${best && html`<div class="result"><div class="figure">
       <div class="muted small">Best ${LABELS[best.metric]}</div>
-      <div class="amount">${withError(value, error)} <span class="muted small">nats</span></div>
+      <div class="amount">${withError(cell.value, cell.std_err)} <span class="muted small">nats</span></div>
       <div class="small">at ${best.at}</div>
-      ${best.alike.length > 0 && html`<div class="muted small">as good within two standard errors: ${best.alike.join("; ")}</div>`}
-      ${isInSample && html`<div class="muted small">of the training data, where it rises with latent_dim</div>`}
-    </div>
+    </div></div>`}
+    <ul class="list">${table.notes.map((note) => html`<li key=${note} class="small wrap">${note}</li>`)}</ul>
   </section>`;
 }
 
@@ -42,17 +40,19 @@ function Against({ table }) {
   const fields = axesOf(table);
   const [field, setField] = useState(fields[0]);
   const [metric, setMetric] = useState(null);
-  const shown = metric ?? chiefMetric(table);
+  const shown = metric ?? table.chief_metric;
   if (!field || !shown) return null;
   const { series, lines } = chartOf(table, field, shown);
   const others = table.fields.filter((one) => one !== SEEDS);
   const rows = rowsOf(table);
+  const isPaired = field !== SEEDS && errorOf(table, shown) !== shown;
+  const note = isPaired && "Bands are two standard errors of the difference from the best point with the same held-out rows.";
   return html`
     <div class="row">
       <${Pick} id="metric" label="Metric" values=${table.metrics} value=${shown} set=${setMetric} />
       <${Pick} id="against" label="Against" values=${fields} value=${field} set=${setField} />
     </div>
-    <${Chart} key=${`${field} ${shown}`} title=${`${shown} by ${field}`} xLabel=${field} yLabel=${shown} series=${series} lines=${lines} />
+    <${Chart} key=${`${field} ${shown}`} title=${`${shown} by ${field}`} note=${note} xLabel=${field} yLabel=${shown} series=${series} lines=${lines} />
     ${others.length > 2 && html`<${Parallel} rows=${rows} fields=${others} metric=${shown} />`}`;
 }
 
@@ -164,7 +164,7 @@ export default function Sweep({ me, may }) {
   if (error) return html`<${Missing} error=${error} />`;
   if (!data) return html`<${Loading} />`;
   const { sweep, table } = data;
-  const best = sweep.terminal ? bestRow(table) : null;
+  const best = bestRow(table);
   document.title = `${titleOf(sweep)} · MPT Lab`;
   return html`<div class="stack">
     <div class="row spread">

@@ -4,41 +4,68 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import * as compared from "../../../../../service/web/ui/static/compared.js";
 
-const metric = (name, value, seed = 1, std_err = null, labels = {}) => ({ name, value, std_err, labels: { seed, ...labels } });
-const run = (spec, ...metrics) => ({ spec, metrics });
+const mean = (name, value, std_err = null, more = {}) => ({ name, title: name, labels: {}, value, std_err, tokens: null, higher_is_better: true, ...more });
+const run = (spec, ...summary) => ({ id: "0".repeat(32), title: "a", spec, summary, metrics: [] });
+const rowsOf = (...specs) => compared.rowsOf(specs.map((spec) => run(spec)));
 
 test("the fields that differ, missing ones too, by their shortest names", () => {
-  const rows = compared.rowsOf([run({ model: { k: 1, p: 2 }, data: { k: 1 }, seeds: [1] }), run({ model: { k: 2, p: 2 }, data: { k: 2, n: 3 }, seeds: [1] })]);
-  const paths = compared.differing(rows);
+  const rows = rowsOf({ model: { k: 1, p: 2 }, data: { k: 1 }, seeds: [1] }, { model: { k: 2, p: 2 }, data: { k: 2, n: 3 }, seeds: [1] });
+  const paths = [...rows[0].fields.keys()];
   assert.deepEqual(paths, ["model.k", "data.k", "data.n"]);
+  assert.deepEqual(rows.map(({ fields }) => compared.fieldText(fields.get("data.n"))), ["–", "3"]);
   assert.deepEqual(compared.shortNames(paths), ["model.k", "data.k", "n"]);
   assert.deepEqual(compared.shortNames(["model.k", "k"]), ["model.k", "k"]);
-  assert.deepEqual(compared.differing(compared.rowsOf([run({ a: 1 }), run({ a: 1 })])), []);
+  assert.equal(rowsOf({ a: 1 }, { a: 1 })[0].fields.size, 0);
+});
+
+test("objects that some runs lack show the fields that differ", () => {
+  const texts = (...architectures) => {
+    const rows = rowsOf(...architectures.map((architecture) => ({ model: { architecture } })));
+    return rows.map(({ fields }) => [...fields].map(([path, value]) => [path, compared.fieldText(value)]));
+  };
+  const [small, wide] = [{ layers: 1, size: 32 }, { layers: 1, size: 64 }];
+  assert.deepEqual(texts(small, wide), [[["model.architecture.size", "32"]], [["model.architecture.size", "64"]]]);
+  assert.deepEqual(texts(null, small), [[["model.architecture", "none"]], [["model.architecture", "layers 1, size 32"]]]);
+  assert.deepEqual(texts(null, small, wide).map(([[, text]]) => text), ["none", "size 32", "size 64"]);
+  assert.equal(compared.fieldText({ steps: 5, masks: { schedule: "fixed", rates: [1, 2] } }), "steps 5, masks (schedule fixed, rates [1,2])");
 });
 
 test("runs with one value of a field have one colour, in the order of the values", () => {
-  const rows = compared.rowsOf([10, 9, 10].map((k) => run({ k, of: k === 9 ? "b" : "a" })));
+  const rows = rowsOf(...[10, 9, 10].map((k) => ({ k, of: k === 9 ? "b" : "a" })));
   assert.deepEqual(compared.coloursBy(rows, ""), [0, 1, 2]);
   assert.deepEqual(compared.coloursBy(rows, "k"), [1, 0, 1]);
   assert.deepEqual(compared.coloursBy(rows, "of"), [0, 1, 0]);
-  const missing = compared.rowsOf([run({ k: 2 }), run({})]);
-  assert.deepEqual(compared.coloursBy(missing, "k"), [1, 0]);
 });
 
-test("metrics that choose between models come first", () => {
-  const rows = compared.rowsOf([run({}, metric("bias", 1), metric("mpt", 1), metric("lml", 1)), run({}, metric("lml_heldout", 1), metric("lml", 2, 1, null, { model: "b" }))]);
-  assert.deepEqual(compared.metricsOf(rows).map(({ name }) => name), ["lml_heldout", "lml", "lml", "mpt", "bias"]);
+test("results come first, and what was measured in training last", () => {
+  const interim = mean("lml", 1, null, { title: "lml[epoch=0]", labels: { epoch: 0 } });
+  const rows = compared.rowsOf([run({}, mean("lml", 1), interim), run({}, mean("lml", 2), mean("bias", 2))]);
+  assert.deepEqual(compared.metricsOf(rows).map(({ title }) => title), ["lml", "bias", "lml[epoch=0]"]);
 });
+
+const best = (name, ...values) => {
+  const rows = compared.rowsOf(values.map(([value, error, more, spec = {}]) => run(spec, mean(name, value, error, more))));
+  return [...compared.bestOf(rows, compared.metricsOf(rows)[0])].map(({ index }) => index);
+};
 
 test("the best are those that the errors do not tell apart", () => {
-  const best = (name, ...values) => {
-    const rows = compared.rowsOf(values.map(([value, error]) => run({}, metric(name, value, 1, error))));
-    return [...compared.bestOf(rows, compared.metricsOf(rows)[0])].map(({ index }) => index);
-  };
   assert.deepEqual(best("lml", [-1, 0.3], [-3, 0.3], [-1.8, 0.3]), [0, 2]);
   assert.deepEqual(best("lml", [-1, null], [-1.1, null], [null, null]), [0]);
   assert.deepEqual(best("lml", [-1, null]), []);
   assert.deepEqual(best("lml", [-1, null], [null, null]), []);
   assert.deepEqual(best("lml", [-1, 0], [-1, 0]), []);
-  assert.deepEqual(best("perplexity", [1, 0], [2, 0]), []);
+  const lowerIsBetter = { higher_is_better: false };
+  assert.deepEqual(best("perplexity", [1, 0, lowerIsBetter], [2, 0, lowerIsBetter]), []);
+});
+
+test("nothing is best among different data, and the fields that differ are named", () => {
+  const spec = (n, seeds = [1]) => ({ data: { source: "ppca", n, seed: 0 }, seeds });
+  assert.deepEqual(best("lml", [-1, 0, {}, spec(50)], [-2, 0, {}, spec(50, [2])]), [0]);
+  assert.deepEqual(best("lml", [-1, 0, {}, spec(50)], [-2, 0, {}, spec(60)]), []);
+  assert.deepEqual(best("area", [-1, 0, { tokens: 512 }], [-2, 0, { tokens: 128 }]), []);
+  const different = (...specs) => compared.differentData(specs.map((one) => run(one)));
+  assert.deepEqual(different(spec(50), spec(60)), ["data.n"]);
+  assert.deepEqual(different(spec(50), spec(50, [2])), []);
+  const ofSeed = (seeds) => ({ data: { source: "ppca", seed: "run" }, seeds });
+  assert.deepEqual(different(ofSeed([1]), ofSeed([2])), ["seeds"]); // each seed draws its own data
 });

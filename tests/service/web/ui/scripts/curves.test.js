@@ -9,7 +9,7 @@ const metric = (value, labels, name = "lml") => ({ name, labels, value, std_err:
 
 test("a chart for each name, with x ascending", () => {
   const found = curves.chartsOf([series("score", { seed: 1 }, [3, 1, 2], [30, null, 20]), series("loss", {}), series("score", { seed: 2 })]);
-  assert.deepEqual(found.map(({ name, about }) => [name, about[0]]), [["score", "Score by mask size"], ["loss", "Loss"]]);
+  assert.deepEqual(found.map(({ name, about }) => [name, about[0]]), [["score", "Score by mask size"], ["loss", "Loss in training"]]);
   const [first, second] = found[0].series;
   assert.deepEqual([first.label, first.x, first.value], ["seed 1", [1, 2, 3], [null, 20, 30]]);
   assert.equal(second.label, "seed 2");
@@ -29,11 +29,11 @@ test("differences by rate are drawn over the rate", () => {
   assert.equal(curves.chartsOf(onTheWay.slice(1), false).length, 1);
   const keys = curves.chartsOf([byRate, bySize]).map(({ key }) => key);
   assert.equal(new Set(keys).size, 2);
-  assert.deepEqual(curves.aboutSeries("mine"), ["mine", "", ""]);
+  assert.deepEqual(curves.aboutSeries("mine"), ["mine", "", "mine"]);
 });
 
 test("seeds with the same x have a mean at each, with the error of a metric's mean", () => {
-  const mean = (...found) => curves.chartsOfMany([{ id: "1".repeat(32), name: "a" }], [{ series: found }])[0].series;
+  const mean = (...found) => curves.chartsOfMany([{ id: "1".repeat(32), title: "a" }], [{ series: found }])[0].series;
   const labels = (seed, model = "m") => ({ seed, model });
   const found = mean(series("score", labels(1), [1, 2], [1, null]), series("score", labels(2), [1, 2], [2, 5]), series("score", labels(1, "n"), [1, 2]));
   assert.deepEqual(found.map(({ label }) => label), ["a, seed 1, model m", "a, seed 2, model m", "a, model m", "a, seed 1, model n"]);
@@ -45,7 +45,7 @@ test("seeds with the same x have a mean at each, with the error of a metric's me
 });
 
 test("of many experiments each has a colour, and its series of one name a dash each", () => {
-  const experiments = [{ id: "1".repeat(32), name: "a" }, { id: "2".repeat(32), name: "b" }];
+  const experiments = [{ id: "1".repeat(32), title: "a" }, { id: "2".repeat(32), title: "b" }];
   const items = [{ series: [series("score", { seed: 1 }), series("score", { seed: 2 }), series("loss", {})] }, { series: [series("score", {})] }];
   const [score, loss] = curves.chartsOfMany(experiments, items);
   const looks = ({ series: some }) => some.map(({ label, colour, dash, faint = false }) => [label, colour, dash, faint]);
@@ -55,14 +55,35 @@ test("of many experiments each has a colour, and its series of one name a dash e
   assert.deepEqual(loss.series.map(({ label, colour, dash }) => [label, colour, dash]), [["a", 0, 0]]);
 });
 
-test("levels: zero, each model's mean LML over seeds, or none", () => {
-  const metrics = [metric(-10, { seed: 1, model: "model" }), metric(-12, { seed: 2, model: "model" }), metric(-30, { seed: 1, model: "baseline" }), metric(-99, { seed: 1 }, "mpt")];
-  assert.deepEqual(curves.levelsOf("convergence", metrics), [{ label: "0", y: 0 }]);
+test("levels: zero, each model's final LML, or none", () => {
+  const mean = (value, labels, name = "lml") => ({ name, labels, value });
+  const summary = [mean(-11, { model: "model" }), mean(-30, { model: "baseline" }), mean(-99, {}, "mpt"), mean(-50, { epoch: 0, model: "model" })];
+  assert.deepEqual(curves.levelsOf("convergence", summary), [{ label: "0", y: 0 }]);
   assert.deepEqual(curves.levelsOf("score_difference", []), [{ label: "0", y: 0 }]);
-  assert.deepEqual(curves.levelsOf("score", metrics), []);
-  assert.deepEqual(curves.levelsOf("elbo", metrics), [{ label: "LML, model model", y: -11 }, { label: "LML, model baseline", y: -30 }]);
-  assert.deepEqual(curves.levelsOf("lml", [metric(-5, { seed: 1 })], "LML of x"), [{ label: "LML of x", y: -5 }]);
-  assert.deepEqual(curves.levelsOf("lml", [metric(null, { seed: 1 })]), []);
+  assert.deepEqual(curves.levelsOf("score", summary), []);
+  assert.deepEqual(curves.levelsOf("elbo", summary), [{ label: "LML, model model", y: -11 }, { label: "LML, model baseline", y: -30 }]);
+  assert.deepEqual(curves.levelsOf("lml", [mean(-5, {})], "LML of x"), [{ label: "LML of x", y: -5 }]);
+  assert.deepEqual(curves.levelsOf("lml", [mean(null, {})]), []);
+});
+
+test("the loss of a training in steps is drawn over the steps", () => {
+  const about = (spec) => curves.chartsOf([series("loss", { seed: 0 })], false, spec)[0].about;
+  assert.deepEqual(about({ train: { epochs: 60 } }), ["Loss in training", "epoch", "loss, nats"]);
+  assert.deepEqual(about({ train: { steps: 30 } }), ["Loss in training", "step", "loss, nats per token"]);
+  assert.equal(curves.chartsOf([series("loss_heldout", {})], false, { train: { steps: 30 } })[0].about[0], "Held-out loss in training");
+});
+
+test("after the end no points are drawn that a later estimate has replaced", () => {
+  const found = [series("score", { seed: 1, epoch: 0 }), series("score", { seed: 1, epoch: 60 }), series("score", { seed: 1 })];
+  const labels = (...given) => curves.chartsOf(found, ...given)[0].series.map(({ label, area }) => [label, area ?? false]);
+  const final = ["seed 1", true]; // the area below the final curve is the score
+  assert.deepEqual(labels(false, { train: { epochs: 60 } }), [final, ["seed 1, epoch 0", false]]);
+  assert.deepEqual(labels(true, { train: { epochs: 60 } }).length, 3);
+  const experiment = { id: "1".repeat(32), title: "a", spec: { train: { epochs: 60 } } };
+  const [many] = curves.chartsOfMany([experiment], [{ series: [...found, series("score_by_rate_interim", {}), series("score_by_rate", {})], partial: false }]);
+  assert.deepEqual(many.series.map(({ label }) => label), ["a, seed 1", "a, seed 1, epoch 0"]);
+  const twice = curves.chartsOf([series("score", {}, [1, 2, 1], [10, 20, 11])])[0].series[0];
+  assert.deepEqual([twice.x, twice.value], [[1, 2], [11, 20]]);
 });
 
 test("levels have the colour of the only curve of their objective", () => {

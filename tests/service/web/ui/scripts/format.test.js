@@ -33,21 +33,11 @@ check("an expected time", expected, [
   ["1 min", { median_s: 60, low_s: 60, high_s: 60 }],
 ]);
 check("bytes", bytes, [["–", null], ["0 B", 0], ["999 B", 999], ["1 kB", 1000], ["1.5 MB", 1.5e6], ["2 GB", 2e9], ["3000 TB", 3e15]]);
-check("a title", titleOf, [
-  ["mine", { name: "mine", title: "other", id: "x" }], ["mine: n 50", { name: null, title: "mine: n 50", id: "0123456789" }],
-  ["untitled · 456789", { name: null, id: "0123456789" }], ["vae · 456789", { name: null, family: "vae", id: "0123456789" }],
-  ["ppca · K 3 · 456789", { name: null, family: "ppca", spec: { model: { family: "ppca", latent_dim: 3 } }, id: "0123456789" }],
-  ["sweep of latent_dim, n · 456789", { name: null, fields: ["model.latent_dim", "data.n"], spec: {}, id: "0123456789" }],
-]);
-check("a spec in short", format.shortSpec, [
-  ["ppca · K 3 · digits", { model: { family: "ppca", latent_dim: 3 }, data: { source: "digits" } }],
-  ["ppca · K 2 · drawn 50 × 6", { model: { family: "ppca", latent_dim: 2 }, data: { source: "ppca", n: 50, dim: 6 } }],
-  ["vae · K 2 · upload 300 × 12", { model: { family: "vae", latent_dim: 2 }, data: { source: "upload", dataset: "a", n: 300, dim: 12 } }],
-  ["masked_lm · tiny · mrpc", { model: { family: "masked_lm", checkpoint: "tiny" }, data: { source: "glue", subset: "mrpc" } }],
-  ["masked_lm · tiny · pairs.jsonl", { model: { family: "masked_lm", checkpoint: "tiny" }, data: { source: "text", file: "pairs.jsonl" } }],
-  ["masked_lm · tiny · text", { model: { family: "masked_lm", checkpoint: "tiny" }, data: { source: "text", file: null, dataset: "a" } }],
-  ["", {}],
-]);
+test("experiments of one title are told apart by their ids", () => {
+  const experiments = ["a", "b", "a"].map((title, i) => ({ title, id: `${i}`.repeat(32) }));
+  assert.deepEqual(format.distinctTitles(experiments), ["a · 000000", "b", "a · 222222"]);
+  assert.equal(titleOf(experiments[0]), "a");
+});
 check("labels", labelText, [["", {}], ["seed 4, model baseline", { seed: 4, model: "baseline" }]]);
 check("a plain value", plain, [["a", "a"], ["[1,2]", [1, 2]], ["null", null], ["true", true]]);
 

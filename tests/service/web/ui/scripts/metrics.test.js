@@ -2,9 +2,22 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { tableOf } from "../../../../../service/web/ui/static/metrics.js";
+import { tableOf as tableOfMeans } from "../../../../../service/web/ui/static/metrics.js";
+import { meanOf, meansOf, withoutSeed } from "../../../../../service/web/ui/static/means.js";
 
 const metric = (name, value, labels, std_err = 0.5) => ({ name, value, std_err, labels });
+
+/** The table of metrics, with their summary as the service makes it. */
+function tableOf(metrics) {
+  const groups = new Map();
+  for (const one of metrics) {
+    const key = `${one.name} ${JSON.stringify(withoutSeed(one.labels))}`;
+    groups.set(key, [...(groups.get(key) ?? []), one]);
+  }
+  const summary = [...groups].map(([title, all]) => ({ title, name: all[0].name, labels: withoutSeed(all[0].labels), count: all.length, covers: "the choice of texts and the masks", ...meanOf(all) }));
+  return tableOfMeans(meansOf({ summary, metrics }));
+}
+
 const titles = ({ columns }) => columns.map(({ title }) => title);
 const values = ({ rows }) => rows.map(({ title, cells }) => [title, ...cells.map((cell) => cell?.metric?.value ?? null)]);
 

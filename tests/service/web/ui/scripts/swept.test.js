@@ -2,15 +2,10 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { axesOf, bestRow, chartOf, chiefMetric, rowsOf } from "../../../../../service/web/ui/static/swept.js";
+import { axesOf, bestRow, chartOf, errorOf, rowsOf } from "../../../../../service/web/ui/static/swept.js";
 
 const row = (fields, value, count = 1) => ({ fields, metrics: value === undefined ? {} : { lml: { value, std_err: 0.5, count } } });
-const table = (fields, items, pooled = []) => ({ fields, items, pooled, metrics: ["lml"] });
-
-test("a chart shows the metric that chooses between models", () => {
-  assert.equal(chiefMetric({ metrics: ["lml", "mpt", "lml_heldout"] }), "lml_heldout");
-  assert.equal(chiefMetric({ metrics: ["bias", "masks"] }), "bias");
-});
+const table = (fields, items, pooled = [], varying = fields.map((one) => [one]), best = null) => ({ fields, items, pooled, metrics: ["lml"], varying, best });
 
 test("a curve for each choice of the other fields", () => {
   const items = [row({ "a.k": 2, "b.f": "x" }, -2), row({ "a.k": 1, "b.f": "x" }, -1), row({ "a.k": 1, "b.f": "y" }, -3), row({ "a.k": 3, "b.f": "y" }, null), row({ "a.k": 4, "b.f": "y" })];
@@ -24,58 +19,44 @@ test("a curve for each choice of the other fields", () => {
   assert.deepEqual(lines, []);
 });
 
-test("fields with one value, and fields that change with the axis, separate no curves and are not told", () => {
+test("fields with one value, and fields that change with the axis, separate no curves", () => {
   const items = [1, 2, 3].map((k) => row({ "a.k": k, "b.epochs": 10 * k, "c.n": 5 }, -k));
-  const made = table(["a.k", "b.epochs", "c.n"], items);
+  const made = table(["a.k", "b.epochs", "c.n"], items, [], [["a.k", "b.epochs"]]);
   assert.deepEqual(chartOf(made, "a.k", "lml").series.map(({ label, x }) => [label, x]), [["lml", [1, 2, 3]]]);
   assert.deepEqual(chartOf(made, "b.epochs", "lml").series.map(({ x }) => x), [[10, 20, 30]]);
-  assert.equal(bestRow(made).at, "k 1");
   const crossed = table(["a.k", "b.epochs"], [...items, row({ "a.k": 1, "b.epochs": 20 }, -9)]);
   assert.equal(chartOf(crossed, "a.k", "lml").series.length, 3);
-  assert.equal(bestRow(crossed).at, "k 1, epochs 10");
-  const one = table(["c.n"], items);
-  assert.equal(bestRow(one).at, "n 5");
-});
-
-test("nothing is best where only the measurement differs", () => {
-  const items = [4, 16].flatMap((masks) => [1, 2].map((k) => row({ "evaluate.masks.per_size": masks, "a.k": k }, -k)));
-  const made = { ...table(["evaluate.masks.per_size"], items), metrics: ["lml", "mpt"] };
-  assert.equal(bestRow(made), null);
-  assert.equal(chiefMetric(made), "mpt");
-  assert.equal(bestRow({ ...made, fields: ["evaluate.masks.per_size", "a.k"] }).at, "k 1");
-  assert.equal(chiefMetric({ ...made, fields: ["evaluate.masks.per_size", "a.k"] }), "lml");
-  assert.equal(chiefMetric({ ...made, fields: ["seeds"] }), "lml");
 });
 
 test("where seeds are swept, a curve is of means over them", () => {
   const items = [1, 2].flatMap((k) => [0, 1].map((seed) => row({ k, seeds: [seed] }, -k - seed)));
-  const made = table(["seeds", "k"], items, [row({ k: 1 }, -1.5, 2), row({ k: 2 }, -2.5, 2)]);
+  const made = table(["seeds", "k"], items, [row({ k: 1 }, -1.5, 2), row({ k: 2 }, -2.5, 2)], [["k"]]);
   assert.equal(rowsOf(made), made.pooled);
   assert.deepEqual(axesOf(made), ["k", "seeds"]);
   assert.deepEqual(chartOf(made, "k", "lml").series, [{ label: "lml", x: [1, 2], value: [-1.5, -2.5], std_err: [0.5, 0.5], dots: false }]);
 });
 
-test("the best row is by the metric that chooses between models", () => {
-  const items = [row({ "a.k": 2 }, -2), row({ "a.k": 1 }, -1), row({ "a.k": 3 }, null), row({ "a.k": 4 })];
-  const { metric, row: best, at } = bestRow(table(["a.k"], items));
-  assert.deepEqual([metric, best, at], ["lml", items[1], "k 1"]);
-  const heldOut = items.map((one, i) => ({ ...one, metrics: { ...one.metrics, lml_heldout: { value: -i * (i - 5), std_err: null } } }));
-  assert.equal(bestRow({ ...table(["a.k"], heldOut), metrics: ["lml", "lml_heldout"] }).at, "k 3");
-  assert.equal(bestRow(table(["a.k"], items.slice(1))), null);
-  assert.equal(bestRow(table(["seeds"], items, items)), null);
-  const pooled = [row({ k: 1 }, -1.5, 2), row({ k: 2 }, -2.5, 2)];
-  assert.equal(bestRow(table(["seeds", "k"], [row({ k: 2, seeds: [0] }, 9)], pooled)).at, "k 1");
+test("the best row is the one that the service names, and it is marked", () => {
+  const items = [row({ "a.k": 2 }, -2), row({ "a.k": 1 }, -1), row({ "a.k": 3 }, null)];
+  const best = { metric: "lml", row: 1, alike: [0], smallest: 0, fields: ["a.k"] };
+  const made = table(["a.k"], items, [], [["a.k"]], best);
+  assert.deepEqual(bestRow(made), { metric: "lml", row: items[1], at: "k 1" });
+  assert.equal(bestRow({ ...made, best: null }), null);
+  const marks = chartOf(made, "a.k", "lml").series.slice(1);
+  assert.deepEqual(marks.map(({ label, x, value, dots }) => [label, x, value, dots]), [["best: k 1", [1], [-1], true], ["smallest as good: k 2", [2], [-2], true]]);
+  assert.equal(chartOf({ ...made, best: { ...best, smallest: 1 } }, "a.k", "lml").series.length, 2);
+  assert.equal(chartOf({ ...made, best: { ...best, metric: "mpt" } }, "a.k", "lml").series.length, 1);
+  const pooled = [row({ "a.k": 1 }, -1.5, 2), row({ "a.k": 2 }, -2.5, 2)];
+  assert.equal(bestRow({ ...made, pooled, best: { ...best, row: 0 } }).row, pooled[0]);
 });
 
-test("rows that the held-out observations do not tell from the best are told", () => {
+test("the bands of the held-out LML are those of the difference from the best", () => {
   const cell = (value, std_err) => ({ value, std_err, count: 1 });
-  const rowOf = (k, lml, behind, error) => ({ fields: { "a.k": k }, metrics: { lml_heldout: cell(lml, 0), lml_heldout_behind_best: cell(behind, error) } });
-  const items = [rowOf(1, -4, 3, 1.6), rowOf(2, -1, 0, 0), rowOf(3, -1.5, 0.5, 0.24), rowOf(4, -1.5, 0.5, null), rowOf(5, -1.5, 0.5, 0.26)];
-  const made = (rows) => ({ fields: ["a.k"], items: rows, pooled: [], metrics: ["lml_heldout"] });
-  assert.deepEqual(bestRow(made(items)).alike, ["k 1", "k 5"]);
-  assert.deepEqual(bestRow(made([...items, rowOf(6, -1.75, 0, 0)])).alike, ["k 1", "k 5"]); // of other data
-  assert.deepEqual(bestRow(made([...items, rowOf(6, -1, 0, 0)])).alike, ["k 1", "k 5", "k 6"]); // a tie
-  assert.deepEqual(bestRow(made([...items, { fields: { "a.k": 7 }, metrics: { lml_heldout: cell(-9, 0) } }])).alike, ["k 1", "k 5"]);
+  const rowOf = (k, lml, error) => ({ fields: { "a.k": k }, metrics: { lml_heldout: cell(lml, 9), lml_heldout_behind_best: cell(-1 - lml, error) } });
+  const made = table(["a.k"], [rowOf(1, -3, 0.5), rowOf(2, -1, 0)]);
+  assert.equal(errorOf(made, "lml_heldout"), "lml_heldout_behind_best");
+  assert.equal(errorOf(made, "mpt"), "mpt");
+  assert.deepEqual(chartOf(made, "a.k", "lml_heldout").series[0].std_err, [0.5, 0]);
 });
 
 test("against seeds it is a dot for each, and a line at their mean", () => {

@@ -1,16 +1,15 @@
-"""Means of metrics over seeds. The dashboard's `means.js` follows the same rule."""
+"""Means of metrics over seeds. The dashboard's `means.js` follows the same rule for points of
+curves."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mptcore.protocol.metrics import OF_ROWS, POPULATION
+
 SEED = "seed"
 """Label over which means are computed; metrics that differ in other labels are never mixed."""
-POPULATION = "_population"
-"""Suffix of metrics whose errors cover the choice of texts or rows, which all seeds share."""
-OF_ROWS = {"lml_heldout_population": "held-out rows", "lml_population": "rows"}
-"""Choices that the errors of these metrics cover; those of others cover the choice of texts."""
 
 MIN_SEEDS = 3
 """Number of seeds from which their spread alone is an error. That of two has one degree of freedom:
@@ -34,6 +33,8 @@ class Mean:
     value: float | None
     std_err: float | None
     count: int
+    reason: str | None = None
+    """Reason of the first seed why a number is null, or the method that computed it."""
 
     @property
     def title(self) -> str:
@@ -65,7 +66,8 @@ def over_seeds(metrics: Iterable[Mapping[str, Any]]) -> list[Mean]:
     means = []
     for (name, labels), found in groups.items():
         values, errors = [one["value"] for one in found], [one["std_err"] for one in found]
-        means.append(Mean(name, dict(labels), *mean_of(name, values, errors), len(found)))
+        reason = next((one["reason"] for one in found if one.get("reason")), None)
+        means.append(Mean(name, dict(labels), *mean_of(name, values, errors), len(found), reason))
     return means
 
 

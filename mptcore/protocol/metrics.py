@@ -1,7 +1,13 @@
-"""Short meanings of metrics, printed beside their values."""
+"""Metrics by their names: their short meanings, which of them are the result of a run, and which
+choose between models."""
 
-from mptlab.errors import Json
-from mptlab.means import OF_ROWS, POPULATION
+from collections.abc import Mapping
+from typing import Any
+
+POPULATION = "_population"
+"""Suffix of metrics whose errors cover the choice of texts or rows, which all seeds share."""
+OF_ROWS = {"lml_heldout_population": "held-out rows", "lml_population": "rows"}
+"""Choices that the errors of these metrics cover; those of others cover the choice of texts."""
 
 OF = {
     "lml": "log marginal likelihood of a row, in nats",
@@ -53,7 +59,31 @@ FORMS = {
 """Meanings by the end of a metric's name; `of` is its beginning."""
 
 
-def meaning(name: str, spec: Json) -> str:
+RESULTS = {
+    "lml": "LML",
+    "mpt": "MPT",
+    "lml_heldout": "LML, held out",
+    "mpt_heldout": "MPT, held out",
+    "area": "Area under the curve",
+    "cumulative": "Cumulative score",
+    "pll": "Pseudo-log-likelihood",
+    "pll_word_l2r": "Pseudo-log-likelihood, word by word",
+    "conditional": "Conditional pseudo-log-likelihood",
+    "unmasked": "Score without masks",
+    "accuracy": "Accuracy",
+    "spearman": "Rank correlation",
+}
+"""Labels of the metrics that are the result of a run, in the order in which they are shown."""
+WITHOUT_UNIT = ("accuracy", "spearman")
+"""Results that are not in nats."""
+INTERIM = frozenset({"epoch", "step"})
+"""Labels of metrics of `train.curve_at`, which are not the final result."""
+BY_MERIT = ("lml_heldout", "mpt_heldout", "lml", "mpt")
+"""Metrics that choose between models, the most trustworthy first; larger is better."""
+HIGHER_IS_BETTER = frozenset({*BY_MERIT, "elbo", "elbo_heldout", "area"})
+
+
+def meaning(name: str, spec: Mapping[str, Any]) -> str:
     """Return what a metric of an experiment with this spec is, in a few words. Empty if it is not
     known."""
     told = OF.get(name, "").format(dimensions=spec.get("evaluate", {}).get("dimensions"))

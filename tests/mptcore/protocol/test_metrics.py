@@ -1,11 +1,11 @@
-"""Meanings of metrics, as the commands print them."""
+"""Meanings of metrics."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from mptlab.meanings import meaning
+from mptcore.protocol.metrics import meaning
 
 ROWS = {"data": {"source": "upload"}}
 TEXTS = {"data": {"source": "text"}, "evaluate": {"dimensions": 20}}
@@ -40,7 +40,7 @@ def test_an_lml_of_standardized_values_says_so() -> None:
 
 @pytest.mark.parametrize("page", ["spec.md", "language-models.md"])
 def test_the_metrics_of_the_docs_have_meanings(page: str) -> None:
-    text = (Path(__file__).parents[2] / "docs" / page).read_text()
+    text = (Path(__file__).parents[3] / "docs" / page).read_text()
     (table,) = re.findall(r"\n\| metric \|[^\n]*\n\|---\|---\|\n((?:\|.*\n)+)", text)
     cells = (row.split("|")[1] for row in table.splitlines())
     names = [name for one in cells for name in re.findall("`(.+?)`", one)]

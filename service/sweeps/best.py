@@ -1,0 +1,219 @@
+"""The best row of a sweep's table, the rows that are as good, and what to say about them."""
+
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mptcore.protocol.metrics import BY_MERIT
+from service.experiments.titles import text_of, value_at
+from service.sweeps.pairing import BEHIND_BEST, HELDOUT
+from service.tables.sweeps import Sweep
+
+Row = dict[str, Any]
+"""A row of a table, with its `fields` and `metrics`."""
+
+SEEDS = "seeds"
+"""The field whose points are pooled."""
+SIZE = "model.latent_dim"
+MEASURING = ("evaluate", "compute", SEEDS)
+"""Parts of a spec that change the measurement, and nothing that is measured."""
+TIE = 1e-6
+"""Difference in nats up to which rows are equal."""
+ALIKE = 2.0
+"""Standard errors of the difference up to which a row is as good as the best."""
+BELOW_DIM = ("ppca", "factor_analysis")
+"""Families whose latent dimensions are fewer than the columns of the data."""
+OTHER_ROWS = (
+    "Errors do not cover which rows the models were fitted to. Values that are close may change "
+    "their order with others: data.seed=1"
+)
+SAME_ROWS = (
+    "The LML of the data that a model was fitted to rises with the latent dimensions. To choose, "
+    "hold rows out: data.heldout=0.2"
+)
+STANDARDIZED = "All results are of standardized values."
+
+
+class Best(NamedTuple):
+    """The metric that decides, the index of its best row, and of the rows that its error does not
+    tell from the best."""
+
+    metric: str
+    row: int
+    alike: list[int]
+
+
+def deciding(fields: Sequence[str]) -> list[str]:
+    """Return the swept fields that choose the model, its data or its training."""
+    return [path for path in fields if path.split(".")[0] not in MEASURING]
+
+
+def varying(rows: Sequence[Row], fields: Sequence[str]) -> list[list[str]]:
+    """Return the fields that have several values; those that change together are one list."""
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for field in fields:
+        numbers: dict[str, int] = {}
+        values = (json.dumps(row["fields"].get(field)) for row in rows)
+        group = tuple(numbers.setdefault(value, len(numbers)) for value in values)
+        if len(numbers) > 1:
+            groups.setdefault(group, []).append(field)
+    return [*groups.values()]
+
+
+def chief_metric(metrics: Sequence[str], fields: Sequence[str]) -> str | None:
+    """Return the metric that a chart shows first: the one that chooses between models or, if only
+    the measurement is swept, the score."""
+    is_measurement = any(path != SEEDS for path in fields) and not deciding(fields)
+    names = ("mpt_heldout", "mpt", *BY_MERIT) if is_measurement else BY_MERIT
+    return next((name for name in (*names, *metrics) if name in metrics), None)
+
+
+def best_of(rows: Sequence[Row]) -> Best | None:
+    """Return the best of rows with the same data, by the held-out LML or, without one, by the best
+    known measure. None for fewer than two values."""
+    metric = next((name for name in BY_MERIT if any(name in row["metrics"] for row in rows)), None)
+    if metric is None:
+        return None
+    values = {i: _cell(row, metric)["value"] for i, row in enumerate(rows)}
+    with_value = [i for i, value in values.items() if value is not None]
+    if len(with_value) < 2:
+        return None
+    best = max(with_value, key=lambda i: float(values[i]))
+    others = (i for i in with_value if i != best)
+    return Best(metric, best, [i for i in others if _is_as_good(rows[i], rows[best], metric)])
+
+
+def smallest_as_good(best: Best, rows: Sequence[Row], fields: Sequence[str]) -> int | None:
+    """Return the row with the fewest latent dimensions of those that are as good as the best. None
+    if other fields than the family were swept too, or if the best is the only one."""
+    if SIZE not in fields or not {*fields} <= {SIZE, "model.family"} or not best.alike:
+        return None
+    return min((best.row, *best.alike), key=lambda i: int(rows[i]["fields"][SIZE]))
+
+
+def conclusion(
+    sweep: Sweep, rows: Sequence[Row], points: Sequence[Row], spec: Mapping[str, Any]
+) -> Row:
+    """Return `best` and `notes` of a table. `rows` are its points, or the pooled ones if seeds are
+    swept; `spec` is that of a point."""
+    swept = deciding(sweep.fields)
+    notes = []
+    best = best_of(rows) if swept else None
+    of_data = [path for path in swept if path.split(".")[0] == "data"]
+    different = [path for group in varying(rows, of_data) for path in group]
+    fields = [group[0] for group in varying(rows, swept)] or swept
+    smallest = None
+    if best is not None and different:
+        best = None
+        notes.append(f"No row is the best, because the data differ: {', '.join(different)}")
+    elif best is not None:
+        smallest = smallest_as_good(best, rows, fields)
+        notes += _sentences(best, smallest, rows, fields)
+        if best.metric.endswith("_heldout") and (edge := _edge(sweep, best, rows, points, spec)):
+            notes.append(edge)
+    if (sweep.spec.get("data") or {}).get("standardize"):
+        notes.append(STANDARDIZED)
+    shown = best and {**best._asdict(), "smallest": smallest, "fields": fields}
+    return {"best": shown, "notes": notes}
+
+
+def _sentences(
+    best: Best, smallest: int | None, rows: Sequence[Row], fields: Sequence[str]
+) -> list[str]:
+    """Return the best choice of the swept fields, and those that are as good within the error."""
+    chosen = _choice(rows[best.row], fields)
+    text = f"best by {best.metric}: {chosen}"
+    alike = dict.fromkeys(_choice(rows[i], fields) for i in best.alike)
+    alike.pop(chosen, None)
+    if alike:
+        same = f"{fields[0]}=" if len(fields) == 1 else ""
+        listed = (", " if same else "; ").join(one.removeprefix(same) for one in alike)
+        text += f"; within two standard errors: {listed}"
+    sentences = [text]
+    if smallest is not None:
+        words = _choice(rows[smallest], fields)
+        sentences.append(f"The smallest model as good as the best: {words}")
+    if best.metric == HELDOUT:
+        sentences.append(OTHER_ROWS)
+    elif best.metric == "lml" and SIZE in fields:
+        sentences.append(SAME_ROWS)
+    return sentences
+
+
+def _edge(
+    sweep: Sweep,
+    best: Best,
+    rows: Sequence[Row],
+    points: Sequence[Row],
+    spec: Mapping[str, Any],
+) -> str | None:
+    """Return a sentence if the best latent dimension is the first or last of several, with the
+    command that extends the sweep. None if no further value is possible."""
+    sizes = sorted({row["fields"].get(SIZE) for row in rows} - {None})
+    if len(sizes) < 2:
+        return None
+    size = rows[best.row]["fields"][SIZE]
+    more: range
+    if size == sizes[-1]:
+        step, last = size - sizes[-2], 2 * size
+        dim = value_at(spec, "data.dim")
+        if value_at(spec, "model.family") in BELOW_DIM and dim is not None:
+            last = min(last, dim - 1)
+        more, place = range(size + step, last + 1, step), "last"
+    elif size == sizes[0]:
+        step = sizes[1] - size
+        more, place = range(size % step or step, size, step), "first"
+    else:
+        return None
+    if not more:
+        return None
+    text = f"K = {size} is the {place} value: extend to {more[-1] if place == 'last' else more[0]}"
+    command = _command(sweep, points, more)
+    return f"{text}: {command}" if command else text
+
+
+def _command(sweep: Sweep, points: Sequence[Row], sizes: range) -> str | None:
+    """Return the command that adds points with more latent dimensions. None if the points are no
+    grid."""
+    grid: dict[str, list[Any]] = {}
+    for path in sweep.fields:
+        by_text = {json.dumps(row["fields"].get(path)): row["fields"].get(path) for row in points}
+        grid[path] = [*by_text.values()]
+    if len(points) != math.prod(map(len, grid.values())):
+        return None
+    words = ["mpt", "extend", sweep.id]
+    for path, values in grid.items():
+        if path != SIZE:
+            text = json.dumps(values, separators=(",", ":"))
+        elif sizes.step == 1:
+            text = f"{sizes[0]}..{sizes[-1]}"
+        else:
+            text = ",".join(map(str, sizes))
+        words += ["--over", f"{path}={text}"]
+    return shlex.join(words)
+
+
+def _cell(row: Row, metric: str) -> Row:
+    cell: Row = row["metrics"].get(metric) or {"value": None, "std_err": None}
+    return cell
+
+
+def _is_as_good(row: Row, best: Row, metric: str) -> bool:
+    """Return whether a row is behind the best by at most two standard errors of the difference:
+    over held-out rows that both share, where these two were compared, otherwise from the errors of
+    both."""
+    cell, of_best, behind = _cell(row, metric), _cell(best, metric), _cell(row, BEHIND_BEST)
+    gap = of_best["value"] - cell["value"]
+    if metric == HELDOUT and behind["value"] == gap:
+        std_err = behind["std_err"] or 0.0
+    else:
+        std_err = math.hypot(of_best["std_err"] or 0.0, cell["std_err"] or 0.0)
+    return bool(gap <= max(ALIKE * std_err, TIE))
+
+
+def _choice(row: Row, fields: Sequence[str]) -> str:
+    """Return the values of fields in a row: "model.latent_dim=3, model.family=ppca"."""
+    values = ((path, row["fields"][path]) for path in fields if path in row["fields"])
+    return ", ".join(f"{path}={text_of(value)}" for path, value in values)
