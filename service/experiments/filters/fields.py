@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, and_, func, not_, or_, select, true
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
+from mptcore.protocol.metrics import INTERIM
 from mptcore.protocol.records import LABELS
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.parsing.suggestions import meant
@@ -22,6 +23,7 @@ from service.experiments.filters.stored_json import (
     spec_is_one_of,
     tag_is,
 )
+from service.records.results import is_final
 from service.tables.experiments import Device, Experiment, Metric, Status
 from service.tables.users import User
 from service.tables.visibility import Visibility
@@ -232,14 +234,15 @@ def _of_metric(session: Session, name: str, one: Comparison, value: Given) -> Cl
 def metric_is(
     session: Session, metric: Any, name: str, labels: Labels, column: int
 ) -> list[ColumnElement[bool]]:
-    """Return the clauses that match a metric with this name and at least these labels. Raises
-    Wrong."""
+    """Return the clauses that match a metric with this name and at least these labels: a final one,
+    unless a label of `train.curve_at` is given. Raises Wrong."""
     check_metric(session, name, column)
     for label, given in labels:
         if label not in LABELS:
             raise Wrong(given.column, unknown("label", label, [*LABELS]))
     of_labels = [is_label(session, metric, label, given.text) for label, given in labels]
-    return [metric.name == name, *of_labels]
+    is_interim = any(label in INTERIM for label, _ in labels)
+    return [metric.name == name, *of_labels, *([] if is_interim else is_final(metric))]
 
 
 MAX_NAMED = 50

@@ -217,3 +217,21 @@ def test_a_point_is_named_by_its_sweep_and_swept_fields(api: TestClient) -> None
         assert newest["title"] == f"{title}: latent_dim 3, seeds [4,44], noise_precision 5"
         expected = name or f"sweep of latent_dim, seeds, noise_precision · {made.json()['id'][-6:]}"
         assert made.json()["title"] == expected
+
+
+def test_lists_are_filtered_and_ordered_by_the_final_value(
+    api: TestClient, database: Database
+) -> None:
+    """A model that was the worst before its training was the first of all."""
+    low = stored(database, metric("lml", -99.0, epoch=0), metric("lml", -5.0), name="low at first")
+    high = stored(database, metric("lml", -1.0, epoch=0), metric("lml", -9.0), name="high")
+
+    def ids(**query: str) -> list[str]:
+        items = api.get("/v1/experiments", params=query).json()["items"]
+        return [one["id"] for one in items]
+
+    assert ids(order_by="metrics.lml asc") == [high, low]
+    assert ids(order_by="metrics.lml desc") == [low, high]
+    assert ids(filter="metrics.lml > -6") == [low]
+    assert ids(filter="metrics.lml{epoch=0} > -6") == [high]
+    assert ids(order_by="metrics.lml{epoch=0} desc") == [high, low]
