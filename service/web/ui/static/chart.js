@@ -101,6 +101,13 @@ export function isFlat(series) {
   return Math.max(Math.abs(least), Math.abs(most)) > FLAT * (most - least);
 }
 
+const Y_AXIS_PX = 64;
+const TICK_PX = 22; // a tick's line and the gaps beside it
+const CHARACTER_PX = 7;
+
+/** The width of the y axis: enough for its longest number, which would reach the axis label otherwise. */
+export const widthOf = (values) => Math.max(Y_AXIS_PX, TICK_PX + CHARACTER_PX * Math.max(0, ...(values ?? []).map((one) => `${one ?? ""}`.length)));
+
 export function optionsOf(shown, width) {
   const { series, xLabel, yLabel, logX, logY } = shown;
   const axis = {
@@ -125,7 +132,7 @@ export function optionsOf(shown, width) {
     scales: { x: { time: false, distr: logX ? 3 : 1 }, y: { distr: logY ? 3 : 1, ...rangeOf(shown) } },
     axes: [
       { ...axis, ...valuesOf(logX), label: xLabel, size: 34, ...(hasWholeX(series) ? { incrs: WHOLE_STEPS } : {}) },
-      { ...axis, ...valuesOf(logY), label: yLabel, size: 64 },
+      { ...axis, ...valuesOf(logY), label: yLabel, size: (plot, values) => widthOf(values) },
     ],
     cursor: { drag: { x: true, y: true, uni: 24 }, focus: { prox: 24, dist: distanceOf } },
     focus: { alpha: 0.35 },

@@ -2,7 +2,7 @@
 // a sweep. Of libraries that draw them the smallest are several times all our own scripts.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact-htm.js";
-import { number, plain } from "./format.js";
+import { cut, number, plain } from "./format.js";
 
 const HEIGHT = 300;
 const TOP = 34;
@@ -12,6 +12,8 @@ const MIN_GAP = 130;
 const FEW_TICKS = 8;
 const LOG_FROM = 50; // times the least value is the greatest, on a logarithmic axis
 const MAX_LINES = 1000;
+const LINE_PX = 15; // height of a tick's number
+const NAME_CHARACTERS = 17; // of an axis' name, between two axes
 
 /** Where values stand on an axis, from 0 below to 1 above, and what is written there. */
 export function axisOf(name, values) {
@@ -38,6 +40,17 @@ function useWidth() {
   return [place, width];
 }
 
+/** The ticks of an axis without those that would stand over another; the ends stay. */
+export function apart({ ticks, at }) {
+  const places = [...ticks].sort((a, b) => at(a) - at(b));
+  const isClose = (a, b) => Math.abs(y(at(a)) - y(at(b))) < LINE_PX;
+  const kept = [];
+  for (const one of [places[0], places[places.length - 1], ...places.slice(1, -1)]) {
+    if (!kept.some((other) => isClose(one, other))) kept.push(one);
+  }
+  return ticks.filter((one) => kept.includes(one));
+}
+
 const written = (value) => (typeof value === "number" ? number(value) : value);
 const y = (share) => BOTTOM - share * (BOTTOM - TOP);
 
@@ -45,8 +58,8 @@ function Axis({ axis, x, isFirst }) {
   const beside = isFirst ? { x: x - 6, "text-anchor": "end" } : { x: x + 6 };
   return html`<g>
     <path d=${`M${x} ${TOP}V${BOTTOM}`} class="axis" />
-    <text x=${x} y="14" text-anchor="middle" class="axis-name">${axis.name.split(".").pop()}<title>${axis.name}</title></text>
-    ${axis.ticks.map((one) => html`<text ...${beside} y=${y(axis.at(one)) + (isFirst ? 4 : -5)}>${written(one)}</text>`)}
+    <text x=${x} y="14" text-anchor="middle" class="axis-name">${cut(axis.name.split(".").pop(), NAME_CHARACTERS)}<title>${axis.name}</title></text>
+    ${apart(axis).map((one) => html`<text ...${beside} y=${y(axis.at(one)) + (isFirst ? 4 : -5)}>${written(one)}</text>`)}
   </g>`;
 }
 

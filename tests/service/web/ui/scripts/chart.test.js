@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { bandSeries, endsOf } from "../../../../../service/web/ui/static/bands.js";
-import { farCurves, isFlat, isPositive, move, optionsOf, summaryOf } from "../../../../../service/web/ui/static/chart.js";
+import { farCurves, isFlat, isPositive, move, optionsOf, summaryOf, widthOf } from "../../../../../service/web/ui/static/chart.js";
 import { bandsOf, pathOf, thumbnailOf } from "../../../../../service/web/ui/static/drawing.js";
-import { axisOf } from "../../../../../service/web/ui/static/parallel.js";
+import { apart, axisOf } from "../../../../../service/web/ui/static/parallel.js";
 
 globalThis.document = { documentElement: null };
 globalThis.getComputedStyle = () => ({ getPropertyValue: (name) => ` ${name} ` });
@@ -172,4 +172,16 @@ test("a small picture has the curves that are not faint, and the levels, on one 
 test("a flat curve is in the middle", () => {
   const { paths } = thumbnailOf([curve({ x: [1], value: [5] })], []);
   assert.deepEqual(paths, [{ d: "M60.00 16.00h0", colour: 3 }]);
+});
+
+test("the y axis is as wide as its longest number needs", () => {
+  assert.equal(widthOf(["0", "−1"]), 64);
+  assert.equal(widthOf(["−1234.567", "0"]), 22 + 7 * 9);
+  assert.equal(widthOf(null), 64);
+});
+
+test("no tick of a parallel axis stands over another, and the ends stay", () => {
+  const ticks = (values) => apart(axisOf("k", values));
+  assert.deepEqual(ticks([1, 2, 3, 40]), [1, 40]);
+  assert.deepEqual(ticks([1, 20, 40]), [1, 20, 40]);
 });
