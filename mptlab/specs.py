@@ -71,13 +71,13 @@ def is_file(given: object) -> bool:
     return isinstance(given, str) and (given.endswith(SUFFIXES) or "/" in given)
 
 
-def kind_of_data(given: object) -> str | None:
+def kind_of_data(value: object) -> str | None:
     """Return the kind of data if a value is an array or a data frame, or names a file of them by
     its suffix, and so is no spec."""
-    if hasattr(given, "shape"):  # numpy's, pandas' and torch's, which are not imported here
+    if hasattr(value, "shape"):  # numpy's, pandas' and torch's, which are not imported here
         return "array"
-    if isinstance(given, str | os.PathLike):
-        name = os.fspath(given).lower()
+    if isinstance(value, str | os.PathLike):
+        name = os.fspath(value).lower()
         return next((kind for kind, ends in DATA_SUFFIXES.items() if name.endswith(ends)), None)
     return None
 

@@ -87,7 +87,7 @@ def fitted_by(context: CommandContext, typed: str) -> Json:
             told = f"{typed} is a sweep: give the id of one of its runs"
             raise typer.BadParameter(f"{told}{_best_runs(sweep)}") from None
         names = typed.lower().replace("-", "_").split(",")
-        near = [name for one in names for name in get_close_matches(one, MODELS, n=1)]
+        near = [model for name in names for model in get_close_matches(name, MODELS, n=1)]
         if len(near) == len(names):
             told = f"{refused}; did you mean --model {','.join(near)}?"
             raise typer.BadParameter(told) from None

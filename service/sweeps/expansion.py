@@ -306,7 +306,7 @@ def _together(problems: Sequence[Problem]) -> Problem:
     assert swept is not None
     if swept["before"] == "/list" or swept["after"]:
         return Problem(first.pointer, f"{first.detail}; and {len(problems) - 1} more like it")
-    reasons = [one.reason for one in problems if isinstance(one, PointProblem)]
+    reasons = [problem.reason for problem in problems if isinstance(problem, PointProblem)]
     allowed, is_named, _ = reasons[0].rpartition(NOT)
     if not is_named:
         return Problem(swept["before"], f"{len(problems)} values: {reasons[0]}")

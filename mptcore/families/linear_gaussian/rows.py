@@ -60,11 +60,11 @@ def _unusual_columns(
     nothing for the others."""
     rows = (p_values < UNUSUAL).nonzero().flatten()
     columns, values = (part.tolist() for part in largest_residuals(density, x[rows]))
-    found = [""] * len(x)
+    texts = [""] * len(x)
     for row, places, residuals in zip(rows.tolist(), columns, values, strict=True):
         known = (pair for pair in zip(places, residuals, strict=True) if pair[1] == pair[1])
-        found[row] = "; ".join(f"{names[place]} {residual:+.3g}" for place, residual in known)
-    return found
+        texts[row] = "; ".join(f"{names[place]} {residual:+.3g}" for place, residual in known)
+    return texts
 
 
 def _in_order(data: Dataset) -> tuple[Tensor, list[int]]:

@@ -93,13 +93,17 @@ def _with_whole_unions(errors: Sequence[Any], value: object, model: Any) -> Sequ
     return merged
 
 
-def _is_same_union(one: Any, other: Any, value: object, model: Any) -> bool:
+def _is_same_union(error: Any, following: Any, value: object, model: Any) -> bool:
     """Return whether two errors are about one value: their locations end in the names of types."""
-    if one["loc"][:-1] != other["loc"][:-1] or one.get("input") is not other.get("input"):
+    pair = error, following
+    outer, inputs = {part["loc"][:-1] for part in pair}, {id(part.get("input")) for part in pair}
+    if len(outer) > 1 or len(inputs) > 1 or any(part["type"] in OF_OBJECTS for part in pair):
         return False
-    if {one["type"], other["type"]} & {"missing", "extra_forbidden", "spec_problems", MORE_ERRORS}:
-        return False
-    return _locate(one["loc"], value, model)[0] == _locate(other["loc"], value, model)[0]
+    return len({_locate(part["loc"], value, model)[0] for part in pair}) == 1
+
+
+OF_OBJECTS = ("missing", "extra_forbidden", "spec_problems", MORE_ERRORS)
+"""Types of errors about objects, not about members of a union of plain types."""
 
 
 def _problems(
@@ -132,18 +136,18 @@ def _problems(
             return [Problem(pointer, f"{sentence_of(error)}{_or_null(error, holder)}")]
 
 
-def _as_object(given: object, members: Sequence[type[BaseModel]]) -> str:
+def _as_object(value: object, members: Sequence[type[BaseModel]]) -> str:
     """Return the end of a sentence about a value that is not an object: the object that has this
     text as its tag, if there is one."""
     tags = (
         name
         for member in members
         for name in member.model_fields
-        if isinstance(given, str) and given in _tags(member, name)
+        if isinstance(value, str) and value in _tags(member, name)
     )
     tag = next(tags, None) if len(members) > 1 else None
-    cure = "" if tag is None else f": {json.dumps({tag: given})}"
-    return f"{not_given(given)}{cure}"
+    cure = "" if tag is None else f": {json.dumps({tag: value})}"
+    return f"{not_given(value)}{cure}"
 
 
 def _or_null(error: Any, holder: type[BaseModel]) -> str:

@@ -63,8 +63,8 @@ def sentence(error: Any) -> str:
         case "string_pattern_mismatch":
             return PATTERNS.get(context["pattern"], f"text like {context['pattern']}")
         case kind if kind in KINDS:
-            given = error.get("input")
-            wrong = _unquoted(error) or f"{not_given(given, kind)}{_as_written(given, kind)}"
+            value = error.get("input")
+            wrong = _unquoted(error) or f"{not_given(value, kind)}{_as_written(value, kind)}"
             return f"{KINDS[kind]}{wrong}"
         case kind if kind in BOUNDS:
             return f"{_plain(error['msg'])}{not_given(error.get('input'))}"
@@ -86,9 +86,11 @@ def _union_sentence(error: Any) -> str:
             case _:
                 allowed.append(sentence(member).removesuffix(not_given(member.get("input"))))
     listed = " or ".join(filter(None, [", ".join(allowed[:-1]), allowed[-1]]))
-    given = error["input"]
-    near = meant(given, [one.strip("'") for one in allowed]) if isinstance(given, str) else ""
-    return f"{listed}{not_given(given)}{f'; {near.strip()}' if near else ''}"
+    value = error["input"]
+    types = [member["type"] for member in error["ctx"]["errors"]]
+    wrong = not_given(value, "string_type" if "string_type" in types else "")
+    near = meant(value, [text.strip("'") for text in allowed]) if isinstance(value, str) else ""
+    return f"{listed}{wrong}{f'; {near.strip()}' if near else ''}"
 
 
 def not_given(value: object, kind: str = "") -> str:
@@ -144,22 +146,22 @@ def _unquoted(error: Any) -> str:
     return ", without quotes"
 
 
-def _as_written(given: object, kind: str) -> str:
+def _as_written(value: object, kind: str) -> str:
     """Return how to write a value that was meant for this type, or nothing."""
-    match kind.partition("_")[0], given:
-        case _, str() if len(given) > MAX_SHOWN:
+    match kind.partition("_")[0], value:
+        case _, str() if len(value) > MAX_SHOWN:
             return ""
-        case "bool", str() if near := meant(given, ("true", "false")):
+        case "bool", str() if near := meant(value, ("true", "false")):
             return f"; {near.strip()}"
-        case "list" | "tuple", str() if given and ".." not in given:
-            return f": write {json.dumps([_value(part) for part in given.split(',')])}"
-        case "list" | "tuple", int() | float() if not isinstance(given, bool):
-            return f": write [{given}]"
-        case "int", float() if given.is_integer() and abs(given) < 2**53:
-            return f": write {given:.0f}"
-        case "float", str() if number := NUMBER.fullmatch(given):
-            value = float(number[1].replace(",", ".")) / (100 if number[2] else 1)
-            return f": write {value:g}"
+        case "list" | "tuple", str() if value and ".." not in value:
+            return f": write {json.dumps([_value(part) for part in value.split(',')])}"
+        case "list" | "tuple", int() | float() if not isinstance(value, bool):
+            return f": write [{value}]"
+        case "int", float() if value.is_integer() and abs(value) < 2**53:
+            return f": write {value:.0f}"
+        case "float", str() if number := NUMBER.fullmatch(value):
+            exact = float(number[1].replace(",", ".")) / (100 if number[2] else 1)
+            return f": write {exact:.15g}"
     return ""
 
 
