@@ -149,7 +149,7 @@ def test_an_empty_line_of_a_table_of_one_column_is_a_row(folder: Path) -> None:
 
 
 def test_a_column_of_categories_is_text(folder: Path) -> None:
-    """As pandas writes it."""
+    """The form in which pandas writes it."""
     arrow: Any = importlib.import_module("pyarrow")
     column = arrow.array(["one", None, "one"]).dictionary_encode()
     importlib.import_module("pyarrow.parquet").write_table(

@@ -151,6 +151,7 @@ def _in_fives(self: MaskedLm, masks: Any, as_fits: bool = False) -> Any:
         ("K2E:A4A", "A4A changes nothing"),
         ("M1B", "the letter B is not a token of its own at place 1"),
         ("M1X", "the letter X is not a token of its own at place 1"),
+        (" ", "it has no text"),
     ],
 )
 def test_a_mutation_that_does_not_fit_has_a_reason(
