@@ -15,6 +15,8 @@ COUNTED_FROM_PADDING = {"roberta": 1, "esm": None}
 """Types whose positions are counted from the number of the padding token, with its default."""
 POINTER = b"version https://git-lfs"
 """Beginning of a file that Git LFS has not fetched."""
+INDEX = "model.safetensors.index.json"
+"""File that names the parts of large weights."""
 NO_WEIGHTS = "has no weights in safetensors"
 SAVE = "save_pretrained of transformers writes them"
 
@@ -59,6 +61,9 @@ def _weight_problems(folder: Path) -> Iterator[str]:
         pickles = sorted(one.name for one in folder.glob("*.bin"))
         other = f", only {pickles[0]}, which is never read" if pickles else ""
         yield f"{NO_WEIGHTS}{other}: {SAVE}"
+    shards = (_json(folder / INDEX) or {}).get("weight_map") or {}
+    if missing := sorted({*shards.values()} - {file.name for file in weights}):
+        yield f"lacks {missing[0]}, a part of its weights that {INDEX} names"
     for file in weights:
         with file.open("rb") as content:
             if content.read(len(POINTER)) == POINTER:

@@ -206,6 +206,18 @@ def test_a_checkpoint_that_a_run_cannot_use_is_refused_by_name(
     ]
 
 
+def test_all_parts_of_weights_are_needed(settings: Settings, tmp_path: Path) -> None:
+    seen = settings.model_copy(update={"models_dir": tmp_path / "models"})
+    folder = written(tmp_path / "models" / "my-ber", model=None)
+    shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    (folder / "model-1.safetensors").write_bytes(b"weights")
+    (detail,) = details(seen)
+    assert detail.startswith("the checkpoint my-ber lacks model-2.safetensors, a part of")
+    (folder / "model-2.safetensors").write_bytes(b"weights")
+    assert details(seen) == []
+
+
 def test_a_pickle_is_not_taken_for_weights(settings: Settings, tmp_path: Path) -> None:
     seen = settings.model_copy(update={"models_dir": tmp_path / "models"})
     folder = written(tmp_path / "models" / "my-ber", model=None)

@@ -98,6 +98,23 @@ def test_rows_without_text_keep_their_number_and_their_group(
     ]
 
 
+def test_a_pair_that_lacks_a_text_keeps_its_place(tmp_path: Path) -> None:
+    """The other pairs are compared as before."""
+    good, bad = ["the cat sat", "a cat", None, "the mat"], ["cat the sat", "", "cats a", "mat the"]
+    (tmp_path / "text").mkdir()
+    write_table(tmp_path / "text" / "t.jsonl", {"good": good, "bad": bad})
+    data = {"file": "t.jsonl", "column": "good", "second_column": "bad"}
+    rows, found = scored(of(data, group_size=2), tmp_path)
+    assert [row["text"] for row in rows[2:6]] == ["a cat", "", "", "cats a"]
+    assert [row["pll"] is not None for row in rows] == [
+        True, True, True, False, False, True, True, True,
+    ]  # fmt: skip
+    assert rows[7]["difference"] == rows[7]["pll"] - rows[6]["pll"]
+    right = [rows[0]["rank"] == 1, rows[6]["rank"] == 1]
+    assert value_of(metric(found, "accuracy")) == sum(right) / 2
+    assert value_of(metric(found, "groups_left_out")) == 2
+
+
 def test_blank_lines_of_a_file_of_lines_are_no_rows(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "t.txt").write_bytes(b"the cats\r\n\r\ncats sat\r\n \r\na mat\r\n")
