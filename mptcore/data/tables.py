@@ -53,12 +53,14 @@ class Table:
 class _Columns:
     """Columns of a table as they are read."""
 
+    file: "_TextFile | None" = None
     values: dict[str, Floats] = field(default_factory=dict)
     ids: dict[str, Any] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    not_numbers: dict[str, str] = field(default_factory=dict)
+    """Columns of other values, with the first of them."""
+    empty: dict[str, str] = field(default_factory=dict)
+    """Columns without a name and without a value, with this reason."""
     notes: list[str] = field(default_factory=list)
-
-    file: "_TextFile | None" = None
 
     def row_name(self, row: int) -> str:
         """Return a name for a row: its line in a text file, or its number."""
@@ -67,21 +69,21 @@ class _Columns:
     def table(self, options: TableOptions) -> Table:
         """Return the table. Raises UnreadableError if a column is not numbers, and may not be left
         out."""
-        texts = {name: why for name, why in self.left_out.items() if why.startswith(NOT_NUMBERS)}
-        if texts and not options.drop_non_numeric:
-            shown = [f"column {name} is {why}" for name, why in islice(texts.items(), MAX_NAMED)]
-            if len(texts) > MAX_NAMED:
-                shown.append(f"and {len(texts) - MAX_NAMED} more columns")
+        if self.not_numbers and not options.drop_non_numeric:
+            first = islice(self.not_numbers.items(), MAX_NAMED)
+            shown = [f"column {name} is not numbers: {why}" for name, why in first]
+            if (more := len(self.not_numbers) - MAX_NAMED) > 0:
+                shown.append(f"and {more} more columns")
             raise UnreadableError(f"{'; '.join(shown)}. {LEAVE_OUT}")
         if not self.values:
             raise UnreadableError("it has no column of numbers")
         x = np.column_stack([*self.values.values()])
         header = None if self.file is None else self.file.header
-        names = [*self.values]
-        return Table(x, names, self.ids, header, self.left_out, self.notes, self.row_name)
+        left_out = {name: f"not numbers: {why}" for name, why in self.not_numbers.items()}
+        left_out |= self.empty
+        return Table(x, [*self.values], self.ids, header, left_out, self.notes, self.row_name)
 
 
-NOT_NUMBERS = "not numbers"
 LEAVE_OUT = (
     "Leave such columns out: --index NAME keeps one as an id of the rows, --drop-non-numeric drops "
     "all (in a request index=NAME or drop_non_numeric=yes)"
@@ -117,8 +119,8 @@ def _read_parquet(path: Path, options: TableOptions) -> Table:
             continue
         first = next(file.iter_batches(1, columns=[place.name]), None)
         cell = "" if first is None or not len(first) else str(first.column(0)[0])
-        columns.left_out[place.name] = f"{NOT_NUMBERS}: it has {place.type}, such as {cell[:40]!r}"
-    if columns.left_out and not options.drop_non_numeric:
+        columns.not_numbers[place.name] = f"it has {place.type}, such as {cell[:40]!r}"
+    if columns.not_numbers and not options.drop_non_numeric:
         columns.table(options)  # refuses, before more is read
     data = file.read(columns=[*kept, *ids])
     for name in kept:
@@ -327,8 +329,8 @@ def _add_cells(columns: _Columns, name: str, cells: Any, file: _TextFile) -> Non
     if len(bad):
         cell = str(cells[int(bad[0])])[:40]
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-        why = f"{NOT_NUMBERS}: {file.row(int(bad[0]))} is {cell!r}{more}"
-        columns.left_out[name] = why + _format_advice(cell, file.options)
+        advice = _format_advice(cell, file.options)
+        columns.not_numbers[name] = f"{file.row(int(bad[0]))} is {cell!r}{more}{advice}"
         return None
     text = compute.if_else(is_missing, None, text)
     return _add_numbers(columns, name, compute.replace_substring(text, file.options.decimal, "."))
@@ -382,7 +384,7 @@ def _add_nameless(columns: _Columns, name: str, cells: Any, is_first: bool) -> N
     values = columns.values.get(name)
     if values is not None and np.isnan(values).all():
         del columns.values[name]
-        columns.left_out[name or "column 1"] = "it has no name and no value"
+        columns.empty[name or "column 1"] = "it has no name and no value"
         return
     if name.startswith("f"):  # the last column of a file without names
         return
@@ -391,5 +393,5 @@ def _add_nameless(columns: _Columns, name: str, cells: Any, is_first: bool) -> N
         which = repr(name) if name else "the first column"
         raise UnreadableError(f"{which} has no name: name it, or give --no-header if it has data")
     columns.values.pop(name, None)
-    columns.left_out.pop(name, None)
+    columns.not_numbers.pop(name, None)
     columns.ids[INDEX] = cells
