@@ -16,7 +16,9 @@ class Residuals:
     which changes no residual given x_R,
         v_j / psi_j = 1 + |t_j|²,   e_j / psi_j = |r_j − (Qᵀ r)ᵀ t_j|².
     Nothing large cancels: the relative error is about ε |[I; W]|, where sums of moments have its
-    square and more (Björck 1996, Sec. 1.4 and 2.4). Data enter by a factor F of their moment F Fᵀ.
+    square and more (Björck 1996, Sec. 1.4 and 2.4). If rows are sorted by size, it is ε where few
+    rows are far larger than the others (Cox & Higham 1998). Data enter by a factor F of their
+    moment F Fᵀ.
 
     Differentiable. Several models, and factors, may be stacked along a leading dimension.
     """
@@ -30,8 +32,12 @@ class Residuals:
         prior = eye.expand(*loadings.shape[:-2], latent_dim, latent_dim)
         self.noise_variance = noise_variance  # (D,)
         self.loadings = loadings / deviation  # (D, K)
-        self.design = torch.cat([prior, self.loadings], -2)  # (K + D, K)
+        design = torch.cat([prior, self.loadings], -2)  # (K + D, K)
+        sizes = design.detach().abs().amax(-1)
+        self.order = sizes.argsort(dim=-1, descending=True, stable=True)  # (K + D,)
+        self.design = _rows(design, self.order)  # the largest rows first
         basis, self.root = torch.linalg.qr(self.design)
+        basis = _rows(basis, self.order.argsort(-1))
         scaled = factor / deviation
         data = torch.cat([scaled.new_zeros(*prior.shape[:-1], factor.shape[-1]), scaled], -2)
         data = data - basis @ (basis.mT @ data)
@@ -85,15 +91,22 @@ class Residuals:
         return -0.5 * total.double()
 
     def _observe(self, observed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return, for observed dimensions R (B, D), the observed rows of the design (B, K + D), T
-        (B, K, K) and Qᵀ r (B, K, Q)."""
+        """Return, for observed dimensions R (B, D), the observed rows of [I; W] as 1 and 0 (B, K +
+        D), T (B, K, K) and Qᵀ r (B, K, Q)."""
         latent_dim = self.loadings.shape[-1]
         prior = observed.new_ones(*observed.shape[:-1], latent_dim)
         weight = torch.cat([prior, observed], -1).to(self.design)
-        basis, root = torch.linalg.qr(weight[..., None] * self.design[..., None, :, :])
-        picked = (weight[..., None] * basis).mT  # (B, K, K + D)
-        seen = picked.flatten(-3, -2) @ self.residuals.factor
+        order = self.order[..., None, :].expand(weight.shape)
+        is_seen = weight.gather(-1, order)[..., None]
+        basis, root = torch.linalg.qr(is_seen * self.design[..., None, :, :])
+        picked = (is_seen * basis).mT  # (B, K, K + D)
+        seen = picked.flatten(-3, -2) @ _rows(self.residuals.factor, self.order)
         return weight, root, seen.view(*picked.shape[:-1], -1)
+
+
+def _rows(matrix: Tensor, order: Tensor) -> Tensor:
+    """Return the rows of a matrix (R, C) in an order (R,)."""
+    return matrix.gather(-2, order[..., None].expand(*order.shape, matrix.shape[-1]))
 
 
 def _log_det(root: Tensor) -> Tensor:

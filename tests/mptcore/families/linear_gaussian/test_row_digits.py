@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.families.linear_gaussian.densities import log_probs
+from mptcore.families.linear_gaussian.densities import BY_RESIDUALS, log_probs, scorable_complete
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.rows import keep_rows
+from tests.support.exact import Exact, relative_error
 
 DIM, K = 8, 3
 BOUND = K * (DIM + K) * torch.finfo(torch.float64).eps
@@ -97,3 +98,21 @@ def test_the_table_of_rows_with_missing_values_keeps_digits(noise: float, tmp_pa
         scale = max(1, abs(log_prob))
         assert abs(float(line["log_likelihood"]) - log_prob) <= BOUND * scale
         assert abs(float(line["p_value"]) - p_value) <= 4 * BOUND * scale
+
+
+@pytest.mark.parametrize("noise", SMALL_NOISE[:4])
+def test_scores_and_likelihoods_by_residuals_keep_their_digits(noise: float) -> None:
+    """Masks that hide the precise dimension, and masks that show it."""
+    density = density_of(noise)
+    x = rows_of(density, True)
+    model = scorable_complete(density, x, torch.device("cpu"))
+    assert model.note == BY_RESIDUALS
+    truth = Exact.of(x, density.mean, density.loadings, density.noise_variance)
+    masks = torch.rand(20, DIM, generator=torch.Generator().manual_seed(2)) < 0.5
+    masks[:, 0] = True
+    joint = truth.log_prob(torch.ones(DIM, dtype=torch.bool))
+    assert relative_error(model.log_marginal_likelihood(), joint) <= BOUND
+    rows = zip(masks, model.scores(masks).tolist(), model.joint_scores(masks).tolist(), strict=True)
+    for mask, score, of_masked in rows:
+        assert relative_error(score, truth.score(mask)) <= BOUND
+        assert relative_error(of_masked, joint - truth.log_prob(~mask)) <= 4 * BOUND
