@@ -84,10 +84,11 @@ class CommandContext:
         for i, note in enumerate(document["notes"]):
             typer.echo(f"* {note}" if best and i == 0 else f"  {note}")
 
-    def sweep(self, typed: str) -> Sweep:
-        """Return the caller's sweep with this id, this beginning of an id or this name, the newest
-        of several with this name. Raises BadParameter for the beginning of several ids."""
-        found = self._sweeps(typed)
+    def sweep(self, typed: str, newest: bool = True) -> Sweep:
+        """Return the caller's sweep with this id, this beginning of an id or this name. Raises
+        BadParameter for the beginning of several ids, and for several sweeps with this name, unless
+        `newest` is true: then return the newest, and say so."""
+        found = self._sweeps(typed, newest)
         if not found and not WHOLE_ID.fullmatch(typed):
             names = [one["name"] for one in self._newest_sweeps() if one["name"]]
             near = next(iter(get_close_matches(typed, names, n=1)), None)
@@ -105,7 +106,7 @@ class CommandContext:
                 raise
             return None
 
-    def _sweeps(self, typed: str) -> list[str]:
+    def _sweeps(self, typed: str, newest: bool = True) -> list[str]:
         found = [
             one
             for one in self._newest_sweeps()
@@ -114,6 +115,10 @@ class CommandContext:
         if any(one["name"] != typed for one in found) and len(found) > 1:
             each = ", ".join(one["id"] for one in found)
             raise typer.BadParameter(f"{typed} is the beginning of several ids: {each}")
+        if len(found) > 1 and not newest:
+            each = ", ".join(f"{one['id']} ({one['status']}, {moment(one)})" for one in found)
+            told = f"{typed} matches several sweeps, give an id; newest first: {each}"
+            raise typer.BadParameter(told)
         if len(found) > 1:
             warn_of_several(typed, "sweeps", found)
         return [one["id"] for one in found[:1]]

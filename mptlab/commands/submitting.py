@@ -282,7 +282,7 @@ def extend(
     """Add points to a sweep: each combination of values of some fields. With --watch, also print
     its table at the end."""
     grid = {path: _swept(path, text) for path, text in map(_pair, over)}
-    extended = context.sweep(sweep_id)
+    extended = context.sweep(sweep_id, newest=False)
     how: Json = {"cache": False} if no_cache else {}
     extended.add(grid, **how)
     _follow_sweep(context, extended, grid, watch, sort)

@@ -1,11 +1,10 @@
 """The result of an experiment, which lists, pages and commands show first."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mptcore.protocol.metrics import HIGHER_IS_BETTER, INTERIM, RESULTS, WITHOUT_UNIT, meaning
-from service.records.means import Mean, over_seeds, title
+from service.records.means import Mean, over_seeds
 from service.records.results import MetricRow, parsed_labels
 
 Document = dict[str, Any]
@@ -38,19 +37,19 @@ def summary(metrics: Iterable[MetricRow], spec: Mapping[str, Any]) -> list[Docum
     results = _results(means, spec)
     shown = {id(mean) for mean, _ in results}
     others = [mean for mean in means if id(mean) not in shown]
-    return [_row(mean, spec, beside) for mean, beside in results] + [
-        _row(mean, spec, {}) for mean in others
-    ]
+    meanings = {name: meaning(name, spec) for name in {mean.name for mean in means}}
+    rows = [*results, *((mean, {}) for mean in others)]
+    return [_row(mean, meanings[mean.name], spec, result) for mean, result in rows]
 
 
 def _results(means: Sequence[Mean], spec: Mapping[str, Any]) -> list[tuple[Mean, Document]]:
     """Return the results of the model itself, each with the fields that only results have. Until
     there is a final value, the latest of `train.curve_at` is the result."""
-    by_key: dict[tuple[str, str], list[Mean]] = {}
+    by_key: dict[tuple[tuple[tuple[str, Any], ...], str], list[Mean]] = {}
     for mean in means:
         if mean.name in FOR_RESULTS and mean.labels.get("model", "model") == "model":
-            others = {key: mean.labels[key] for key in mean.labels if key not in INTERIM}
-            by_key.setdefault((json.dumps(others), mean.name), []).append(mean)
+            others = tuple(pair for pair in mean.labels.items() if pair[0] not in INTERIM)
+            by_key.setdefault((others, mean.name), []).append(mean)
     groups = list(dict.fromkeys(labels for labels, name in by_key if name in RESULTS))
     objectives = {mean.labels.get("objective") for mean in means} - {None}
     results = []
@@ -112,19 +111,19 @@ def _agreement(mpt: Mean, lml: Mean | None, difference: Mean | None) -> Document
     return {"outcome": outcome, "text": text, "value": gap, "std_err": std_err}
 
 
-def _row(mean: Mean, spec: Mapping[str, Any], result: Document) -> Document:
+def _row(mean: Mean, words: str, spec: Mapping[str, Any], result: Document) -> Document:
     is_in_nats = mean.name in RESULTS and mean.name not in WITHOUT_UNIT
     tokens = (spec.get("evaluate") or {}).get("dimensions") if mean.name == PER_TOKEN else None
     return {
         "name": mean.name,
         "labels": mean.labels,
-        "title": title(mean.name, mean.labels),
+        "title": mean.title,
         "value": mean.value,
         "std_err": mean.std_err,
         "count": mean.count,
         "reason": mean.reason,
         "covers": mean.covers,
-        "meaning": meaning(mean.name, spec),
+        "meaning": words,
         "higher_is_better": mean.name in HIGHER_IS_BETTER,
         "label": result.get("label"),
         "unit": "nats" if is_in_nats else None,

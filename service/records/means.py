@@ -66,7 +66,9 @@ def over_seeds(metrics: Iterable[Mapping[str, Any]]) -> list[Mean]:
     means = []
     for (name, labels), found in groups.items():
         values, errors = [one["value"] for one in found], [one["std_err"] for one in found]
-        reason = next((one["reason"] for one in found if one.get("reason")), None)
+        reason = None
+        for one in found:
+            reason = reason or one.get("reason")
         means.append(Mean(name, dict(labels), *mean_of(name, values, errors), len(found), reason))
     return means
 

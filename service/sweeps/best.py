@@ -103,6 +103,8 @@ def conclusion(
     best = best_of(rows) if swept else None
     of_data = [path for path in swept if path.split(".")[0] == "data"]
     different = [path for group in varying(rows, of_data) for path in group]
+    if value_at(spec, "data.seed") == "run" and not _have_same_seeds(points):
+        different.append(SEEDS)
     fields = [group[0] for group in varying(rows, swept)] or swept
     smallest = None
     if best is not None and different:
@@ -117,6 +119,15 @@ def conclusion(
         notes.append(STANDARDIZED)
     shown = best and {**best._asdict(), "smallest": smallest, "fields": fields}
     return {"best": shown, "notes": notes}
+
+
+def _have_same_seeds(points: Sequence[Row]) -> bool:
+    """Return whether the points of each choice of the other fields have the same seeds."""
+    seeds: dict[str, set[str]] = {}
+    for row in points:
+        others = {path: value for path, value in row["fields"].items() if path != SEEDS}
+        seeds.setdefault(json.dumps(others), set()).add(json.dumps(row["fields"].get(SEEDS)))
+    return all(one == next(iter(seeds.values())) for one in seeds.values())
 
 
 def _sentences(

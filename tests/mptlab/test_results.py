@@ -115,6 +115,18 @@ def test_the_best_k_at_the_edge_is_said_with_the_command_that_extends_it(
     assert notes[-len(table["notes"]) :] == table["notes"]
 
 
+def test_a_sweep_is_extended_only_if_its_name_is_not_ambiguous(
+    environment: dict[str, str], client: Client
+) -> None:
+    ids = [client.sweep(ppca_spec(), {"seeds": [[n]]}, name="twice").id for n in (1, 2)]
+    code, _, error = mpt_here(environment, "extend", "twice", "--over", "seeds=3")
+    assert code == 2
+    assert "matches several sweeps, give an id" in " ".join(error.replace("│", "").split())
+    assert mpt_here(environment, "extend", ids[0], "--over", "seeds=3,4") == (0, f"{ids[0]}\n", "")
+    assert [row["seeds"] for row in client.get_sweep(ids[0]).table()] == [[1], [3], [4]]
+    assert len(client.get_sweep(ids[1]).table()) == 1
+
+
 def test_a_comparison_of_different_data_says_so(
     environment: dict[str, str], client: Client
 ) -> None:

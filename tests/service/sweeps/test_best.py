@@ -150,6 +150,16 @@ def test_nothing_is_best_among_different_data() -> None:
     made = conclude(found, K, "data.n")
     assert made["best"] is None
     assert made["notes"] == ["No row is the best, because the data differ: data.n"]
+    each = {"model": {"family": "ppca"}, "data": {"dim": 14, "seed": "run"}}  # draws its own data
+    pooled = rows(-3.0, -1.0)
+
+    def of_seeds(*seeds: int) -> Any:
+        points = [row({K: k, "seeds": [seed]}) for k, seed in zip((1, 1, 2, 2), seeds, strict=True)]
+        sweep = Sweep(id="a" * 32, fields=[K, "seeds"], spec={})
+        return conclusion(sweep, pooled, points, each)
+
+    assert of_seeds(1, 2, 2, 1)["best"]["row"] == 1
+    assert of_seeds(1, 2, 3, 4)["notes"] == ["No row is the best, because the data differ: seeds"]
     same = conclude(rows(-3.0, -1.0, **{"data.n": 50}), K, "data.n")
     assert same["best"]["fields"] == [K]
 

@@ -121,12 +121,11 @@ function withArea(chart) {
 export function chartsOfMany(experiments, curves, colours = experiments.map((_, index) => index)) {
   const titles = distinctTitles(experiments);
   const found = curves.flatMap((item, index) => {
-    const dashes = new Map();
     const title = titles[index];
-    return groupsOf(lasting(item.series, item.partial, experiments[index].spec)).flatMap((group) => {
-      const { name } = group[0];
-      const dash = dashes.get(name) ?? 0;
-      dashes.set(name, dash + 1);
+    const groups = groupsOf(lasting(item.series, item.partial, experiments[index].spec));
+    const finalFirst = sortBy(groups, ([one]) => (isInterim(one) ? 1 : 0));
+    return groups.flatMap((group) => {
+      const dash = finalFirst.filter(([one]) => one.name === group[0].name).indexOf(group);
       const shown = (one, labels, more = {}) => ({
         from: one,
         spec: experiments[index].spec,

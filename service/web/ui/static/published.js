@@ -56,10 +56,13 @@ export function Comparisons({ verdict, title }) {
   </table><//>`;
 }
 
+/** The runs of a preset with its specs, which have the same order. */
+const withSpecs = ({ specs }, runs) => runs.map((one, i) => one && { ...one, spec: specs[i] });
+
 /** The runs' curves, with what was published of them as levels; read once they are asked for. */
 export function Curves({ preset, runs }) {
   const [isOpen, setOpen] = useState(false);
-  const made = runs.filter(Boolean);
+  const made = withSpecs(preset, runs).filter(Boolean);
   if (!made.length) return null;
   return html`<details onToggle=${(event) => setOpen(event.target.open)}>
     <summary>Curves, with what was published</summary>
@@ -70,7 +73,7 @@ export function Curves({ preset, runs }) {
 function Drawn({ preset, runs }) {
   const read = useMemo(() => curvesOfMany(runs.map((one) => one.id)), [runs.map((one) => one.id).join()]);
   const { data, error } = useLive(read, [read], (curves) => curves.every((one) => !one.partial));
-  const charts = useMemo(() => data && (runs.length === 1 ? chartsOf(data[0].series, data[0].partial) : chartsOfMany(runs, data)), [data]);
+  const charts = useMemo(() => data && (runs.length === 1 ? chartsOf(data[0].series, data[0].partial, runs[0].spec) : chartsOfMany(runs, data)), [data]);
   if (error) return html`<${Problem} error=${error} />`;
   if (!charts) return html`<${Loading} />`;
   const ordered = withLevelsFirst(preset, charts);
@@ -93,7 +96,7 @@ export function Thumbnail({ preset, runs }) {
   useEffect(() => {
     if (!isDone) return;
     const read = post("/v1/curves:batchGet", { ids, max_points: 1000 });
-    read.then(({ items }) => setChart(withLevelsFirst(preset, chartsOfMany(runs, items))[0] ?? null), () => setChart(null));
+    read.then(({ items }) => setChart(withLevelsFirst(preset, chartsOfMany(withSpecs(preset, runs), items))[0] ?? null), () => setChart(null));
   }, [ids.join()]);
   if (!chart) return null;
   const { paths, levels } = thumbnailOf(chart.series, linesOf(preset, chart.name));

@@ -81,7 +81,7 @@ test("after the end no points are drawn that a later estimate has replaced", () 
   assert.deepEqual(labels(true, { train: { epochs: 60 } }).length, 3);
   const experiment = { id: "1".repeat(32), title: "a", spec: { train: { epochs: 60 } } };
   const [many] = curves.chartsOfMany([experiment], [{ series: [...found, series("score_by_rate_interim", {}), series("score_by_rate", {})], partial: false }]);
-  assert.deepEqual(many.series.map(({ label }) => label), ["a, seed 1", "a, seed 1, epoch 0"]);
+  assert.deepEqual(many.series.map(({ label, dash }) => [label, dash]), [["a, seed 1", 0], ["a, seed 1, epoch 0", 1]]);
   const twice = curves.chartsOf([series("score", {}, [1, 2, 1], [10, 20, 11])])[0].series[0];
   assert.deepEqual([twice.x, twice.value], [[1, 2], [11, 20]]);
 });
