@@ -90,7 +90,11 @@ def inspect(path: Path) -> Inspection:
     except UnreadableError as error:
         return Inspection(suffix, problems=[str(error)])
     problems = [] if usable else ["it has no text in it"]
-    return Inspection(suffix, usable, None, None, columns or None, problems)
+    empty, reading = len(found.rows) - usable, None
+    if empty and usable:
+        detail = f"{empty} of {len(found.rows)} rows have no text: they keep their numbers"
+        reading = {"warnings": [f"{detail} and have no score"]}
+    return Inspection(suffix, usable, columns=columns or None, problems=problems, reading=reading)
 
 
 def read(path: Path) -> Table:

@@ -253,11 +253,16 @@ def test_an_inspection_counts_the_texts_of_the_fullest_column(tmp_path: Path) ->
     }
     for name in ("x.jsonl", "x.parquet"):
         found = look(written(tmp_path / name, columns))
-        assert found == Inspection(name[2:], 2, None, None, ["a", "b"], [])
+        assert (found.format, found.n, found.columns) == (name[2:], 2, ["a", "b"])
+        assert (found.dim, found.problems) == (None, [])
     (tmp_path / "x.txt").write_text("one\ntwo\nthree\n")
     assert look(tmp_path / "x.txt") == Inspection("txt", 3, None, None, None, [])
     (tmp_path / "x.jsonl").write_text('{"a": ""}')
     assert look(tmp_path / "x.jsonl").problems == ["it has no text in it"]
+    (tmp_path / "x.jsonl").write_text('{"a": "x"}\n{"a": null}\n{"a": " "}\n')
+    found = look(tmp_path / "x.jsonl")
+    warning = "2 of 3 rows have no text: they keep their numbers and have no score"
+    assert (found.n, found.reading) == (1, {"warnings": [warning]})
 
 
 def test_exit_status_of_an_inspection_reports_problems(
