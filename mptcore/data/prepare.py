@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mptcore.data.dataset import Dataset, Scaling, mean_of, scale_of
+from mptcore.data.dataset import MAX_SQUARED, Dataset, Scaling, mean_of, scale_of
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import MeasuredData
@@ -46,11 +46,13 @@ def scaling_of(data: Dataset, by_column: bool) -> Scaling:
             which = columns_are(constant, data.columns is not None, "constant")
             raise RunError("invalid", f"{which}: data.standardize cannot scale them")
         return Scaling(data.mean, data.scale)
-    observed = data.x[~data.x.isnan()].double()[:, None]
-    scale = scale_of(observed)
+    observed = data.x[~data.x.isnan()].double()
+    center, scale = observed.mean()[None], observed.std(correction=0)[None]
+    if not 1 / MAX_SQUARED < scale < MAX_SQUARED:
+        center, scale = mean_of(observed[:, None]), scale_of(observed[:, None])
     if scale == 0:
         raise RunError("invalid", "data.standardize needs values that are not all the same")
-    return Scaling(mean_of(observed), scale)
+    return Scaling(center, scale)
 
 
 def _binary(x: Tensor, spec: MeasuredData) -> Tensor:

@@ -50,7 +50,7 @@ class Moments:
         a third of torch's time on small arrays."""
         count = rows.shape[1]
         means = rows.sum(1) / count
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             squares = np.square(rows - means[:, None])
             fourths = np.square(squares).sum(1)
         if (fourths > MAX_FOURTH).any() and np.isfinite(rows).all():
@@ -177,8 +177,8 @@ def total_of(estimates: Sequence[Estimate]) -> Estimate:
     degrees = min((one.degrees for one in estimates), default=math.inf)
     unit = max(errors, default=0.0) or 1.0  # fourth powers might overflow
     shares = [error / unit for error in errors]
-    degrees_of = (one.interval_degrees for one in estimates)
-    parts = math.fsum(share**4 / own for share, own in zip(shares, degrees_of, strict=True))
+    pairs = zip(shares, estimates, strict=True)
+    parts = math.fsum(share**4 / estimate.interval_degrees for share, estimate in pairs)
     measured = math.hypot(*shares) ** 4 / parts if parts else math.inf
     return Estimate(mean, math.hypot(*errors), n, degrees, measured)
 

@@ -246,6 +246,20 @@ def test_a_non_finite_loss_stops_training_and_keeps_the_records() -> None:
     assert 1 < len(curve(found, "loss", seed=0)) < 50
 
 
+def test_uploads_whose_squares_overflow_in_single_precision_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPT_STORE", str(tmp_path))
+    (tmp_path / "datasets/a").mkdir(parents=True)
+    np.save(tmp_path / "datasets/a/data.npy", 1e20 * np.random.default_rng(0).normal(size=(8, 4)))
+    data = {"source": "upload", "dataset": "a", "n": 8, "dim": 4}
+    spec = changed({**DEEP, "model": {**DEEP["model"], "latent_dim": 1}}, "data", data)
+    with pytest.raises(RunError, match=r"^column 0 .* whose squares overflow in float32: multiply"):
+        ran(spec)
+    assert ran(changed(spec, "data/standardize", "columns"))
+    assert ran(changed(spec, "compute/precision", "float64"))
+
+
 def test_annealing_and_its_bracket() -> None:
     """It agrees with importance sampling, and the bracket is narrow."""
     ais = {"temperatures": 60, "chains": 16, "observations": 10, "simulated": 12}
