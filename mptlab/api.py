@@ -72,9 +72,9 @@ class Client(Administration):
     `experiments` returns `Experiment` objects. The methods of this class use ids and return the
     service's JSON documents unchanged."""
 
-    on_upload: Callable[[Json], object] = staticmethod(print_reading)
-    """Called with each data set that was uploaded. By default it prints what was read of the file
-    on standard error."""
+    on_upload: Callable[[str, Json], object] = staticmethod(print_reading)
+    """Called with the name of each uploaded file and its data set. By default it prints what was
+    read of the file on standard error."""
 
     @cached_property
     def experiments(self) -> Experiments:
@@ -156,7 +156,7 @@ class Client(Administration):
         options = {name: value for name, value in given.items() if value is not None}
         send = partial(send_file, self._http, Path(file), options)
         answer: Json = checked(self._send(send, idempotent=True)).json()
-        self.on_upload(answer)
+        self.on_upload(Path(file).name, answer)
         return answer
 
     def datasets(self, **filters: Any) -> Iterator[Json]:

@@ -93,6 +93,14 @@ def score_spec(
     return spec | ({"compute": compute} if compute else {})
 
 
+def _plain(value: Any) -> Any:
+    """Return a value that JSON has: of a date its text."""
+    try:
+        return plain(value)
+    except TypeError:
+        return str(value)
+
+
 def _uploaded(table: TextTable, names: Sequence[str], upload: Callable[[Path], Json]) -> Json:
     """Upload the texts and these columns, and return the source of the spec. Raises ValueError."""
     column = table.column or TEXT_COLUMN
@@ -106,6 +114,6 @@ def _uploaded(table: TextTable, names: Sequence[str], upload: Callable[[Path], J
             for cells in zip(*(columns[name] for name in kept), strict=True):
                 values = [None if is_missing(cell) else cell for cell in cells]
                 row = dict(zip(kept, values, strict=True))
-                lines.write(json.dumps(row, default=plain, allow_nan=False) + "\n")
+                lines.write(json.dumps(row, default=_plain, allow_nan=False) + "\n")
         source: Json = {"dataset": upload(file)["id"]}
     return source if column == TEXT_COLUMN else {**source, "column": column}

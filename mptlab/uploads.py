@@ -32,15 +32,16 @@ def send_file(http: httpx.Client, file: Path, options: Mapping[str, Any]) -> htt
         return http.post("/v1/datasets", params=query, content=content, timeout=patience)
 
 
-def reading_lines(upload: Json) -> Iterator[str]:
+def reading_lines(file: str, upload: Json) -> Iterator[str]:
     """Yield what the service has read of a file, and its warnings."""
-    yield f"{upload['name']}: {upload['summary']}"
+    before = "" if upload["name"] == file else f" (uploaded before as {upload['name']})"
+    yield f"{file}: {upload['summary']}{before}"
     yield from upload["warnings"]
 
 
-def print_reading(upload: Json) -> None:
+def print_reading(file: str, upload: Json) -> None:
     """Print what the service has read of a file on standard error."""
-    sys.stderr.write("".join(f"{line}\n" for line in reading_lines(upload)))
+    sys.stderr.write("".join(f"{line}\n" for line in reading_lines(file, upload)))
 
 
 def missing_lines(

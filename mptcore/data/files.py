@@ -56,5 +56,7 @@ def check_beginning(path: Path, suffix: str) -> None:
     if kind == suffix or (kind == "csv" and suffix in ("csv", "tsv")):
         return
     found = f"begins as .{kind} does" if kind in BEGINNINGS else f"begins with {begin!r}"
+    if kind == "npz" and suffix in ("csv", "tsv"):
+        found = "is a zip archive, as .npz and .xlsx are: save a spreadsheet as .csv"
     cure = f"; {WRITERS[suffix]} writes one" if suffix in WRITERS else ""
     raise UnreadableError(f"not a .{suffix} file: it {found if begin else 'is empty'}{cure}")

@@ -49,6 +49,24 @@ def refuse_other_columns(
         raise RunError("invalid", f"experiment {experiment} {detail}{more}")
 
 
+def unnamed_columns_warning(
+    family: str, experiments: Iterable[str | None], columns: Sequence[str] | None
+) -> str | None:
+    """Return a sentence if either the data or those of a fitted model have no names of columns, so
+    that columns are taken in their order."""
+    for experiment in experiments:
+        if experiment is None:
+            continue
+        known = load_weights(family, experiment)[1].get(COLUMNS)
+        if (known is None) == (columns is None):
+            continue
+        names = [*columns] if columns is not None else json.loads(known or "[]")
+        listed = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
+        without = f"the data of experiment {experiment}" if columns is not None else "these data"
+        return f"{without} have no names of columns: the columns are taken in this order: {listed}"
+    return None
+
+
 def kept_scaling(
     family: str, experiments: Iterable[str | None], spec: DataSource
 ) -> Scaling | None:

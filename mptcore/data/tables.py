@@ -18,15 +18,25 @@ from mptcore.specs.data.reading import TableOptions
 
 SAMPLE_LINES = 1000
 """Lines that decide whether the first one has names."""
+QUOTED_LINES = 100
+"""Lines that are searched for quotes."""
 LONGEST_LINE = 10_000_000
 MAX_NAMED = 10
 MAX_CHECKED = 100_000
 """Maximum number of a column's cells that are compared with their rounded values."""
 EXACT = 2.0**53
 """Whole numbers up to this one are exact in float64."""
+MAX_ID_BYTES = 1000
+MAX_IDS_BYTES = 256 * 2**20
+BYTES_OF_ID = 8
+"""Bytes of an id besides its text, in Arrow."""
+SEP_LINE = ("sep=", '"sep=')
+"""Beginning of a first line that Excel writes."""
+ROWS_ALIKE = ". Rows have as many cells as the names: remove titles, notes and totals"
+ABOVE = ": remove the lines above the names of the columns"
 TOO_LONG = "a line is longer than 1 MiB: line breaks are missing, or the table is so wide: use .npy"
-NAMELESS = ("", "Unnamed: 0")
-"""Names of a column that was the index of a pandas table, in text files."""
+NAMELESS = ("", "Unnamed: 0", "__index_level_0__")
+"""Names of a column that was the index of a pandas table."""
 INDEX = "index"
 """Name of the ids from a column without a name."""
 
@@ -59,7 +69,7 @@ class _Columns:
     not_numbers: dict[str, str] = field(default_factory=dict)
     """Columns of other values, with the first of them."""
     empty: dict[str, str] = field(default_factory=dict)
-    """Columns without a name and without a value, with this reason."""
+    """Columns without a value that are left out, with this reason."""
     notes: list[str] = field(default_factory=list)
 
     def row_name(self, row: int) -> str:
@@ -75,8 +85,14 @@ class _Columns:
             if (more := len(self.not_numbers) - MAX_NAMED) > 0:
                 shown.append(f"and {more} more columns")
             raise UnreadableError(f"{'; '.join(shown)}. {LEAVE_OUT}")
+        if options.drop_non_numeric:
+            for name in [name for name, values in self.values.items() if np.isnan(values).all()]:
+                del self.values[name]
+                self.empty[name] = "it has no value"
         if not self.values:
             raise UnreadableError("it has no column of numbers")
+        for name, cells in self.ids.items():
+            _check_ids(name, cells)
         x = np.column_stack([*self.values.values()])
         header = None if self.file is None else self.file.header
         left_out = {name: f"not numbers: {why}" for name, why in self.not_numbers.items()}
@@ -109,12 +125,13 @@ def _read_parquet(path: Path, options: TableOptions) -> Table:
     _refuse_duplicates(schema.names)
     pandas_index = index_columns(schema)
     ids = [*dict.fromkeys([*_known(options.index, schema.names), *pandas_index])]
+    nameless = [name for name in schema.names if name in NAMELESS and name not in ids]
     columns = _Columns()
     kept = []
     for place in schema:
         if place.name in ids:
             continue
-        if _is_numeric(place.type):
+        if _is_numeric(place.type) or place.name in nameless:
             kept.append(place.name)
             continue
         first = next(file.iter_batches(1, columns=[place.name]), None)
@@ -124,17 +141,48 @@ def _read_parquet(path: Path, options: TableOptions) -> Table:
         columns.table(options)  # refuses, before more is read
     data = file.read(columns=[*kept, *ids])
     for name in kept:
-        _add_numbers(columns, name, data.column(name))
-    for name in ids:
-        columns.ids[name] = data.column(name).combine_chunks().cast("string").fill_null("")
+        if _is_numeric(data.column(name).type):
+            _add_numbers(columns, name, data.column(name))
+    columns.ids |= {name: _as_ids(name, data.column(name)) for name in ids}
+    for name in nameless:
+        _add_nameless(columns, name, _as_ids(name, data.column(name)), is_first=True)
     return columns.table(options)
+
+
+def _check_ids(name: str, cells: Any) -> None:
+    """Raises UnreadableError if ids take too much memory. A run keeps them."""
+    from pyarrow import compute
+
+    lengths = compute.binary_length(cells)
+    total = (compute.sum(lengths).as_py() or 0) + BYTES_OF_ID * len(cells)
+    if (compute.max(lengths).as_py() or 0) > MAX_ID_BYTES or total > MAX_IDS_BYTES:
+        limits = f"at most {MAX_ID_BYTES} bytes each and {MAX_IDS_BYTES >> 20} MiB in all"
+        cure = "leave the column out (--drop-non-numeric), or write the table without its index"
+        raise UnreadableError(f"column {name}: ids take {limits}: {cure}")
+
+
+def _as_ids(name: str, cells: Any) -> Any:
+    """Return the cells of a Parquet file's column as text. Raises UnreadableError."""
+    import pyarrow as arrow
+
+    try:
+        return cells.combine_chunks().cast("string").fill_null("")
+    except arrow.ArrowException as error:
+        detail = f"column {name} cannot be an id: it has {cells.type}"
+        raise UnreadableError(detail) from error
 
 
 def index_columns(schema: Any) -> list[str]:
     """Return the columns of a Parquet file that were the index of a pandas table."""
-    metadata = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
-    names = metadata.get("index_columns", []) if isinstance(metadata, dict) else []
-    return [name for name in names if isinstance(name, str) and name in schema.names]
+    try:
+        metadata = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+    except (ValueError, RecursionError):
+        return []
+    names = metadata.get("index_columns") if isinstance(metadata, dict) else None
+    known = {*schema.names}
+    if not isinstance(names, list):
+        return []
+    return [name for name in names if isinstance(name, str) and name in known]
 
 
 def _is_numeric(kind: Any) -> bool:
@@ -160,8 +208,8 @@ class _TextFile:
     nameless: list[str]
     """Names that stand for a blank one."""
     header: bool
-    first_line: int
-    """Number of the line with the first cells, from 1."""
+    skipped: int
+    """Number of lines before the first row."""
     options: TableOptions
 
     def columns(self, names: Sequence[str], as_text: bool = False) -> Any:
@@ -171,9 +219,7 @@ class _TextFile:
 
         return csv.read_csv(
             self.path,
-            read_options=csv.ReadOptions(
-                column_names=self.names, skip_rows=self.first_line - (0 if self.header else 1)
-            ),
+            read_options=csv.ReadOptions(column_names=self.names, skip_rows=self.skipped),
             parse_options=csv.ParseOptions(
                 delimiter=self.separator, newlines_in_values=self._has_quotes
             ),
@@ -184,9 +230,13 @@ class _TextFile:
             ),
         )
 
-    def text(self, name: str) -> Any:
-        """Return the cells of a column as they are written, as an Arrow array."""
-        return self.columns([name], as_text=True).column(0).combine_chunks()
+    def texts(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the cells of columns as they are written, as Arrow arrays by name."""
+        names = [*dict.fromkeys(names)]
+        if not names:
+            return {}
+        cells = self.columns(names, as_text=True).columns
+        return {name: c.combine_chunks() for name, c in zip(names, cells, strict=True)}
 
     def row(self, row: int) -> str:
         """Return a name for a row: its line from 1, or its number if cells have line breaks."""
@@ -196,9 +246,9 @@ class _TextFile:
     def _lines(self) -> list[int]:
         """Numbers of the lines of the rows. Empty if there are not as many lines as rows."""
         with self.path.open(encoding="utf-8", errors="replace") as file:
-            full = [number for number, line in enumerate(file, 1) if line.strip()]
-        lines = full[full.index(self.first_line) + (1 if self.header else 0) :]
-        return lines if len(lines) == len(self.text(self.names[0])) else []
+            rows = islice(enumerate(file, 1), self.skipped, None)
+            lines = [number for number, line in rows if line.strip()]
+        return lines if len(lines) == len(self.columns(self.names[:1], as_text=True)) else []
 
     @cached_property
     def _has_quotes(self) -> bool:
@@ -214,14 +264,26 @@ def _read(path: Path, options: TableOptions) -> Table:
     if not measured:
         raise UnreadableError("it has no column of numbers")
     columns = _Columns(file=file)
-    data = _parsed(file, measured)
-    for name in measured:
-        _add_cells(columns, name, data.column(name), file)
-    for name in file.nameless:
-        if name in measured:
-            _add_nameless(columns, name, file.text(name), is_first=name == file.names[0])
-    columns.ids |= {name: file.text(name) for name in ids}
+    data = dict(zip(measured, _parsed(file, measured).columns, strict=True))
+    nameless = [name for name in file.nameless if name in data]
+    written = [name for name, cells in data.items() if _is_shown_otherwise(cells)]
+    texts = file.texts([*ids, *written, *nameless])
+    for name, cells in data.items():
+        _add_cells(columns, name, cells, texts.get(name), file)
+    columns.ids |= {name: texts[name] for name in ids}
+    for name in nameless:
+        _add_nameless(columns, name, texts[name], is_first=name == file.names[0])
     return columns.table(options)
+
+
+def _is_shown_otherwise(cells: Any) -> bool:
+    """Return whether cells were converted so that the text of one may be needed: dates, and numbers
+    that may be rounded whole ones."""
+    from pyarrow import compute, types
+
+    if types.is_floating(cells.type):
+        return bool(compute.any(compute.greater_equal(compute.abs(cells), EXACT)).as_py())
+    return not (_is_numeric(cells.type) or types.is_string(cells.type))
 
 
 def _parsed(file: _TextFile, names: list[str]) -> Any:
@@ -236,10 +298,14 @@ def _parsed(file: _TextFile, names: list[str]) -> Any:
             raise
         expected, found, row = counts.groups()
         with file.path.open(encoding="utf-8-sig", errors="replace") as lines:
-            places = [n for n, line in enumerate(lines, 1) if line.rstrip("\n") == row]
-        where = f"line {places[0]}" if places else "a row"
+            same = (n for n, line in enumerate(lines, 1) if line.strip("\n") == row)
+            number = next(same, None)
+        where = "a row" if number is None else f"line {number}"
+        if not row.strip():
+            raise UnreadableError(f"{where} has blanks only: remove it") from error
         detail = f"{where} has {found} cells, the first line {expected}: {row.strip()[:60]!r}"
-        raise UnreadableError(f"{detail}{_other_separator(file.separator, row)}") from error
+        advice = _other_separator(file.separator, row)
+        raise UnreadableError(f"{detail}{advice or ROWS_ALIKE}") from error
 
 
 def _text_file(path: Path, options: TableOptions) -> _TextFile:
@@ -247,25 +313,38 @@ def _text_file(path: Path, options: TableOptions) -> _TextFile:
     lines = _first_lines(path)
     if not lines:
         raise UnreadableError("the file is empty")
-    (first_line, first), following = lines[0], [line for _, line in lines[1:]]
+    first, following = lines[0][1], [line for _, line in lines[1:]]
+    reader = python_csv.reader([first, *following], delimiter=separator)
     try:
-        cells, *rows = python_csv.reader([first, *following], delimiter=separator)
+        cells = next(reader)
+        last = lines[reader.line_num - 1][0]  # of the first row, which may have line breaks
+        rows = [*reader]
     except python_csv.Error as error:
         raise UnreadableError(f"its first lines cannot be read: {error}") from error
     if len(cells) < 2:
         detail = f"its first line, {first.strip()[:60]!r}, has one cell"
-        raise UnreadableError(f"{detail}{_other_separator(separator, first)}")
+        advice = _other_separator(separator, first) or ABOVE
+        raise UnreadableError(f"{detail}{ABOVE if first.startswith(SEP_LINE) else advice}")
     header = options.header
     if header is None:
-        only_quoted = '"' in first and not any('"' in line for line in following)
-        header = is_header(cells, rows, options, only_quoted)
+        quoted = _quoted(first, separator)
+        for line in following[:QUOTED_LINES]:
+            quoted -= _quoted(line, separator)
+        header = is_header(cells, rows, options, quoted)
     if not header:
         names = [f"f{c}" for c in range(len(cells))]
-        return _TextFile(path, separator, names, names[-1:], header, first_line, options)
+        return _TextFile(path, separator, names, names[-1:], header, lines[0][0] - 1, options)
     blank = {c: f"column {c + 1}" if c else "" for c, cell in enumerate(cells) if not cell.strip()}
-    names = [blank.get(c, cell.strip()) for c, cell in enumerate(cells)]
+    names = [blank.get(c, " ".join(cell.split())) for c, cell in enumerate(cells)]
     nameless = [name for c, name in enumerate(names) if c in blank or name in NAMELESS]
-    return _TextFile(path, separator, names, nameless, header, first_line, options)
+    return _TextFile(path, separator, names, nameless, header, last, options)
+
+
+def _quoted(line: str, separator: str) -> set[int]:
+    """Return the places of the cells in a line that are in quotes."""
+    other = re.escape(separator)
+    cells = re.findall(rf' *("(?:[^"]|"")*")? *([^{other}]*)(?:{other}|$)', line.rstrip("\r\n"))
+    return {place for place, (quoted, _) in enumerate(cells) if quoted}
 
 
 def _first_lines(path: Path) -> list[tuple[int, str]]:
@@ -306,16 +385,19 @@ def _known(names: Sequence[str], columns: Sequence[str]) -> list[str]:
     return [*names]
 
 
-def _add_cells(columns: _Columns, name: str, cells: Any, file: _TextFile) -> None:
+def _add_cells(
+    columns: _Columns, name: str, cells: Any, written: Any | None, file: _TextFile
+) -> None:
     """Add a column of a text file. Cells that Arrow took as text may be numbers with blanks around
-    them or with thousands separators."""
+    them or with thousands separators. `written` are the cells as text, where Arrow has converted
+    them."""
     from pyarrow import compute, types
 
     if types.is_binary(cells.type):
         raise UnreadableError(f"column {name} is not UTF-8 text: save the file as UTF-8")
     if _is_numeric(cells.type):
-        return _add_numbers(columns, name, cells)
-    cells = file.text(name)  # dates and times too
+        return _add_numbers(columns, name, cells, written)
+    cells = cells.combine_chunks() if written is None else written
     decimal = re.escape(file.options.decimal)
     text = compute.utf8_trim_whitespace(cells)
     if thousands := file.options.thousands:
@@ -350,8 +432,9 @@ def _missing_cells() -> Any:
     return arrow.array(sorted(MISSING))
 
 
-def _add_numbers(columns: _Columns, name: str, cells: Any) -> None:
-    """Add a column of numbers in float64, and note the cells that are changed by this."""
+def _add_numbers(columns: _Columns, name: str, cells: Any, written: Any | None = None) -> None:
+    """Add a column of numbers in float64, and note the cells that are changed by this. `written`
+    are the cells as text."""
     import pyarrow as arrow
     from pyarrow import types
 
@@ -363,17 +446,16 @@ def _add_numbers(columns: _Columns, name: str, cells: Any) -> None:
     floats = cells.cast("float64", safe=False).to_numpy(zero_copy_only=False)
     columns.values[name] = floats
     large = np.flatnonzero(np.abs(floats) >= EXACT)[:MAX_CHECKED]
-    if len(large) and columns.file is not None and types.is_floating(cells.type):
-        cells = columns.file.text(name)
-    exact = cells.take(arrow.array(large)).to_pylist() if len(large) else []
+    exact = (cells if written is None else written).take(arrow.array(large, "int64")).to_pylist()
     for row, cell in zip(large.tolist(), exact, strict=True):
-        is_whole = not isinstance(cell, float) and re.fullmatch(r"\s*[+-]?\d+\s*", str(cell))
-        if is_whole and int(cell) != int(floats[row]):
+        is_whole = not isinstance(cell, float) and WHOLE.fullmatch(str(cell))
+        if is_whole and np.isfinite(floats[row]) and int(cell) != int(floats[row]):
             where = f"{columns.row_name(row)}, {cell}"
             columns.notes.append(f"column {name}: {ROUNDED}, such as {where}")
             return
 
 
+WHOLE = re.compile(r"\s*[+-]?\d{1,400}\s*")
 ROUNDED = "whole numbers beyond 2^53 are rounded to float64"
 
 
@@ -391,7 +473,8 @@ def _add_nameless(columns: _Columns, name: str, cells: Any, is_first: bool) -> N
     is_whole = values is None or bool((values == np.round(values)).all())
     if not is_first or not is_whole or len(cells.unique()) < len(cells):
         which = repr(name) if name else "the first column"
-        raise UnreadableError(f"{which} has no name: name it, or give --no-header if it has data")
+        cure = "name it, make it an id by --index, or give --no-header if the first line has data"
+        raise UnreadableError(f"{which} has no name: {cure}")
     columns.values.pop(name, None)
     columns.not_numbers.pop(name, None)
-    columns.ids[INDEX] = cells
+    columns.ids[name if INDEX in columns.ids else INDEX] = cells

@@ -29,7 +29,7 @@ MAX_NAMED = 10
 MIN_ROWS = 5
 """Minimum number of rows of a column that is described as a counter, or as nearly constant."""
 CELL_CURE = "every cell is a finite number, or empty or NaN where a value is missing"
-EMPTY_CURE = "leave out rows and columns without any value"
+EMPTY_CURE = "leave out rows and columns without any value (columns: --drop-non-numeric)"
 TOO_LARGE = "numbers are at most 1.8e308, the largest of float64"
 OLDER = ". If it is from an earlier version, which read headers differently: upload it again"
 

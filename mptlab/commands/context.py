@@ -238,7 +238,7 @@ def with_context(function: Callable[..., None]) -> Callable[..., None]:
 def connected(url: str | None) -> Client:
     """Return the client of a command; it reports on stderr when the service does not answer."""
     client = Client(url, on_outage=warn)
-    client.on_upload = lambda upload: [*map(warn, reading_lines(upload))]
+    client.on_upload = lambda *uploaded: [*map(warn, reading_lines(*uploaded))]
     return client
 
 

@@ -156,9 +156,10 @@ def shape_of(
         return n, dim
     have = _arrays(dataset) or listed(dataset.columns or ()) or "none"
     pointer = "/data/columns" if columns else "/data/array"
-    detail = f"not in the upload, which has {have}"
-    left_out = (dataset.reading or {}).get("left_out", {})
     wanted = columns or ([] if array is None else [array])
+    missing = [name for name in wanted if name not in dataset.column_names]
+    detail = f"{listed(missing)}: not in the upload, which has {have}"
+    left_out = (dataset.reading or {}).get("left_out", {})
     reasons = [f"{name} was left out: {left_out[name]}" for name in wanted if name in left_out]
     raise SpecError([Problem(pointer, "; ".join([detail, *reasons[:MAX_NAMED]]))])
 

@@ -31,6 +31,7 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def checkpoint(folder: str) -> None:
     Path(folder).mkdir()
     Path(folder, "config.json").write_bytes(b"{}")
+    Path(folder, "tokenizer.json").write_bytes(b"{}")
     Path(folder, "model.safetensors").write_bytes(b"weights")
 
 
@@ -299,10 +300,13 @@ def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
     words = ("submit", "--data", file, "--latent-dim", "1", "--columns", "a,id")
     code, _, error = mpt_here(environment, *words)
     assert code == 1
-    assert "columns: not in the upload, which has a, b, c, d; id was left out: not numbers" in error
+    assert (
+        "columns: id: not in the upload, which has a, b, c, d; id was left out: not numbers"
+        in error
+    )
     Path("own.csv").write_text("id,a,b\n1,2,3\n2,3\n")
     code, _, error = mpt_here(environment, "upload", "own.csv", "--index", "id")
-    assert error == "mpt: line 3 has 2 cells, the first line 3: '2,3'\n"
+    assert error.startswith("mpt: line 3 has 2 cells, the first line 3: '2,3'. Rows have as many")
 
 
 @pytest.mark.parametrize(
@@ -343,7 +347,8 @@ def test_one_command_scores_texts_with_the_users_checkpoint(
     models = Path(environment["MPT_STORE"], "models")
     assert [path.name for path in models.iterdir()] == names[:1] == names[1:]
     taken = {path.name: path.read_bytes() for path in (models / names[0]).iterdir()}
-    assert taken == {"config.json": b"{}", "model.safetensors": b"weights"}
+    of_text = dict.fromkeys(["config.json", "tokenizer.json"], b"{}")
+    assert taken == {**of_text, "model.safetensors": b"weights"}
 
 
 def test_a_checkpoint_without_safetensors_is_refused(environment: dict[str, str]) -> None:

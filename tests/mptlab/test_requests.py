@@ -170,6 +170,9 @@ def test_an_upload(
     answers.given = [httpx.Response(503), httpx.Response(200, json=made)]
     assert client.upload(form(file), header=False, index="a") == made
     assert capsys.readouterr().err == "data.csv: one row\na warning\n"
+    uploads.print_reading("again.csv", made)
+    shown = "again.csv: one row (uploaded before as data.csv)\na warning\n"
+    assert capsys.readouterr().err == shown
     assert [request.content for request in answers.seen] == [b"1,2\n"] * 2
     last = answers.seen[-1]
     assert (last.method, last.url.path) == ("POST", "/v1/datasets")

@@ -9,7 +9,13 @@ from torch import Tensor
 from mptcore.data.arrays import Dataset, load_arrays
 from mptcore.data.dataset import copies_warning, refuse_extreme, refuse_missing
 from mptcore.data.ids import keep_heldout_rows
-from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
+from mptcore.data.kept import (
+    header_of,
+    kept_of,
+    kept_scaling,
+    refuse_other_columns,
+    unnamed_columns_warning,
+)
 from mptcore.estimation.estimate import over_rows
 from mptcore.estimation.evaluate import Evaluation, labelled
 from mptcore.estimation.model import TractableModel
@@ -116,6 +122,10 @@ class LinearGaussianRun:
         if has_folder and (file := keep_heldout_rows(models.dataset, self.session.work_dir)):
             yield Step(file)
 
+    @property
+    def _models(self) -> tuple[LinearGaussianSpec | None, ...]:
+        return self.spec.model, self.spec.baseline
+
     def models_of(self, seed: int) -> Work[SeedModels]:
         """Return the data and the models of a seed. They are built once if they do not depend on
         the seed."""
@@ -134,7 +144,9 @@ class LinearGaussianRun:
         if is_new and isinstance(spec.data, UploadData):
             refuse_extreme(dataset, torch.float64)
             yield from self._scale_warning(dataset)
-            if warning := copies_warning(dataset):
+            experiments = [None if one is None else one.experiment for one in self._models]
+            unnamed = unnamed_columns_warning(FAMILY, experiments, dataset.columns)
+            for warning in filter(None, (copies_warning(dataset), unnamed)):
                 yield Step(Log("warning", warning))
         if spec.estimates_each_noise:
             refuse_constant_columns(dataset)
@@ -149,8 +161,7 @@ class LinearGaussianRun:
     def _load(self, seed: int, generator: torch.Generator) -> Dataset:
         """Load the data. If a model was fitted to standardized data, they get the same shift and
         scale. Raises RunError."""
-        models = (self.spec.model, self.spec.baseline)
-        experiments = [None if model is None else model.experiment for model in models]
+        experiments = [None if model is None else model.experiment for model in self._models]
         scaling = kept_scaling(FAMILY, experiments, self.spec.data)
         dataset = load_arrays(self.spec.data, seed, generator, scaling)
         refuse_other_columns(FAMILY, experiments, dataset.columns)

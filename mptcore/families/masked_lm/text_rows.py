@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -223,9 +224,11 @@ def _length_of(prefix: Any, text: str) -> int | None:
 
 
 def _number(value: Any) -> tuple[float | None, str | None]:
-    """Return a label, or the reason why it is not a number."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value), None
+    """Return a label, which may be a number as text, or the reason why it is none."""
+    with suppress(ValueError):
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+        if not isinstance(value, bool) and math.isfinite(number):
+            return number, None
     return None, f"the label {str(value)[:40]!r} is not a number"
 
 

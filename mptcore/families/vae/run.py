@@ -9,7 +9,13 @@ from torch import Tensor
 from mptcore.data.arrays import load_arrays
 from mptcore.data.dataset import Dataset, copies_warning, refuse_extreme, refuse_missing
 from mptcore.data.ids import keep_heldout_rows
-from mptcore.data.kept import header_of, kept_of, kept_scaling, refuse_other_columns
+from mptcore.data.kept import (
+    header_of,
+    kept_of,
+    kept_scaling,
+    refuse_other_columns,
+    unnamed_columns_warning,
+)
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.families.linear_gaussian.baseline import Baseline, baseline_of
@@ -51,7 +57,10 @@ class VaeRun:
     def records(self, resumed: TrainingState | None) -> Work[None]:
         starts = [start for seed in self.spec.seeds for start in self._starts(seed)]
         if isinstance(self.spec.data, UploadData):
-            if warning := copies_warning(starts[0].dataset):
+            dataset = starts[0].dataset
+            experiments = [self.spec.model.experiment]
+            unnamed = unnamed_columns_warning(FAMILY, experiments, dataset.columns)
+            for warning in filter(None, (copies_warning(dataset), unnamed)):
                 yield Step(Log("warning", warning))
         if self.spec.train is not None:
             yield from self._train(starts, resumed)

@@ -1,6 +1,7 @@
 """Sources of vectors: N observations × D dimensions."""
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -221,6 +222,9 @@ class UploadData(MeasuredData):
         if self.columns is not None and len(self.columns) != self.dim:
             detail = f"dim, {self.dim}, columns, not {len(self.columns)}"
             problems.append(Problem("/data/columns", detail))
+        twice = [name for name, count in Counter(self.columns or ()).items() if count > 1]
+        if twice:
+            problems.append(Problem("/data/columns", f"each column once; {twice[0]} is repeated"))
         return problems + super().problems()
 
 

@@ -1,5 +1,7 @@
 """The first line of a text file: names or numbers."""
 
+from collections.abc import Collection
+
 import pytest
 
 from mptcore.data.files import UnreadableError
@@ -10,10 +12,10 @@ DECIMALS = ["0.11,0.52,0.93", "1.51,0.22,3.53"]
 WHOLE = ["4,1,9", "5,6,2"]
 
 
-def header(first: str, rows: list[str], only_quoted: bool = False, separator: str = ",") -> bool:
+def header(first: str, rows: list[str], quoted: Collection[int] = (), separator: str = ",") -> bool:
     cells, *below = (line.split(separator) for line in (first, *rows))
     options = TableOptions(decimal="," if separator == ";" else ".")
-    return is_header(cells, below, options, only_quoted)
+    return is_header(cells, below, options, quoted)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,9 @@ def header(first: str, rows: list[str], only_quoted: bool = False, separator: st
         "1e3,2e3,3e3",
         "999.1,995.2,991.3",
         ",1,2",
+        "age,0.5,1.0",
+        "%,#,€",
+        "a,b,?",
     ],
 )
 def test_names_are_recognised(first: str) -> None:
@@ -39,8 +44,9 @@ def test_names_are_recognised(first: str) -> None:
 def test_equal_spacing_may_be_rounded() -> None:
     rows = ["0.12345,0.2,0.34567".replace("0.2", "0.23456"), "1.1,2.2,3.3"]
     assert header("9999.104,9995.247,9991.391", rows)
-    assert not header("9999.104,9995.247,9991.322", rows)
-    assert not header("1.1,1.2,1.4", rows)
+    for first in ("9999.104,9995.247,9991.322", "1.1,1.2,1.4"):
+        with pytest.raises(UnreadableError, match="may be the names"):
+            header(first, rows)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +55,7 @@ def test_equal_spacing_may_be_rounded() -> None:
         "0.25,0.13,0.77",  # neither rises nor falls
         "2019,2019,2020",  # equal cells
         "1,4",  # two numbers
-        "31.5,63,125",  # neither whole nor equally spaced
+        "31.51,63.22,125.13",  # neither whole nor equally spaced, as many decimals
     ],
 )
 def test_other_numbers_are_data(first: str) -> None:
@@ -65,6 +71,7 @@ def test_other_numbers_are_data(first: str) -> None:
         ("0.1,0.2,0.3", ["0.7,0.5,0.1"]),
         ("1,2,3", []),
         ("1,2,3", ["0.5,7,1.5"]),  # one column has no more decimals
+        ("31.5,63,125", DECIMALS),  # unequal steps, but fewer decimals than the columns
         ("1,NA,3", WHOLE),
         (",NA,3", WHOLE),
         ("country,2019,2020,2021", ["France,4,1,9"]),
@@ -80,9 +87,17 @@ def test_a_text_column_beside_names_of_numbers() -> None:
     assert header("sample,400,410,420", ["s1,0.12,0.5,0.3", "s2,0.22,0.25,0.1"])
 
 
-def test_the_only_quoted_line_has_names() -> None:
-    assert header("2019,2020", ["1,2", "3,4"], only_quoted=True)
+def test_a_quoted_line_above_numbers_without_quotes_has_names() -> None:
+    assert header("2019,2020", ["1,2", "3,4"], {0, 1})
+    assert header(",2019,2020", ["1,0,2", "2,3,4"], {1, 2})  # as R writes row names
     assert not header("2019,2020", ["1,2", "3,4"])
+    assert not header("2019,2020", ["1,2", "3,4"], {0})
+    with pytest.raises(UnreadableError):  # the label of a row
+        header("Smith,1.5,2.5", ["Jones,3.25,0.5"], {0})
+
+
+def test_huge_numbers_are_no_numbers() -> None:
+    assert header("a,b", ["1e999999999,2", "0.5,1.5"])
 
 
 def test_decimal_commas_are_counted_as_decimals() -> None:

@@ -1,6 +1,8 @@
 """Tables: what a user sees in a file is what is read, and what is changed or left out is said."""
 
 import decimal
+import gzip
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from mptcore.protocol.records import RunError
 from mptcore.specs import UploadData
 from mptcore.specs.data.reading import TableOptions
 
+arrow: Any = importlib.import_module("pyarrow")
+parquet: Any = importlib.import_module("pyarrow.parquet")
 X = np.random.default_rng(3).normal(size=(12, 3)).round(4)
 NAMES = ["a", "b", "c"]
 
@@ -137,8 +141,38 @@ def test_commas_at_the_ends_of_lines(folder: Path) -> None:
         found = inspected(path, text)
         assert (found.n, found.dim) == (2, 2)
         assert {*reading(found, "left_out").values()} == {"it has no name and no value"}
-    assert problem(path, "a,b\n1,2,\n") == "line 2 has 3 cells, the first line 2: '1,2,'"
+    assert problem(path, "a,b\n1,2,\n").startswith("line 2 has 3 cells, the first line 2: '1,2,'")
     assert "'column 3' has no name: name it" in problem(path, "a,b,\n1,2,5\n")
+
+
+def test_lines_above_and_below_a_table_are_refused(folder: Path) -> None:
+    path = folder / "data.csv"
+    for above in ("# made today", "sep=;", '"sep=,"'):
+        assert "remove the lines above the names" in problem(path, f"{above}\na;b\n1,5;2\n")
+    assert "line 4 has 1 cells" in problem(path, "a,b\n1,2\n3,4\nend\n")
+    assert problem(path, "a,b\n1,2\n  \n3,4\n") == "line 3 has blanks only: remove it"
+    assert "save a spreadsheet as .csv" in problem(path, b"PK\x03\x04" + bytes(30))
+
+
+def test_names_with_line_breaks(folder: Path) -> None:
+    path = folder / "data.csv"
+    found = inspected(path, lines(X, '"long\nname",b,"with, comma"'))
+    assert found.columns == ["long name", "b", "with, comma"]
+    assert np.array_equal(read(path, found), X)
+    bad = lines(X, '"long\nname",b,c').replace(str(X[2, 0]), "x")
+    assert "column long name is not numbers: line 5 is 'x'" in problem(path, bad)
+
+
+def test_the_first_of_the_rows_with_an_odd_cell_is_not_a_header(folder: Path) -> None:
+    """It was, with no word but that the first line has the names."""
+    path = folder / "data.csv"
+    for cell in ("?", "-", ".", "None", "NAN", "1..2", "<0.1", "\u2212", '"1,234"', "inf", "n.d."):
+        text = f"5.1,{cell},0.2\n0.5,0.25,7\n1.5,2,0.125\n"
+        assert "may be the names" in problem(path, text)
+        assert inspected(path, text, header=True).n == 2
+    assert "may be the names" in problem(path, "age,0.25,7.5\n0.5,0.25,0.5\n")
+    found = inspected(path, "true,false\nfalse,false\ntrue,true\n")
+    assert (found.n, read(path, found).tolist()[0]) == (3, [1, 0])
 
 
 def test_whole_numbers_that_float64_rounds_are_said(folder: Path) -> None:
@@ -170,8 +204,6 @@ def test_values_beyond_float64_are_refused(folder: Path) -> None:
 
 def test_files_in_other_encodings_are_named(folder: Path) -> None:
     path = folder / "data.csv"
-    import gzip
-
     assert problem(path, gzip.compress(b"a,b\n1,2\n")) == (
         "it is compressed (gzip): upload the decompressed file"
     )
@@ -207,7 +239,52 @@ def test_the_index_of_a_pandas_table_is_the_id(folder: Path, name: str, labels: 
     assert [*upload.ids.values()] == [[*map(str, table.index)]]
 
 
+@pytest.mark.parametrize("metadata", [b"{", b"[" * 100_000, b"5", b'{"index_columns": 5}', b"null"])
+def test_other_metadata_of_pandas_are_ignored(folder: Path, metadata: bytes) -> None:
+    table = arrow.table({"a": [1.5, 2.5], "b": [0.5, 4.5]})
+    parquet.write_table(
+        table.replace_schema_metadata({b"pandas": metadata}), folder / "data.parquet"
+    )
+    assert look(folder / "data.parquet").columns == ["a", "b"]
+
+
+def test_long_ids_are_refused(folder: Path) -> None:
+    """A run keeps them in memory; a file of some kilobytes may hold gigabytes of them."""
+    path = folder / "data.csv"
+    assert inspected(path, f"id,a,b\n{'x' * 1000},1.5,2\n", index=["id"]).problems == []
+    refused = problem(path, f"id,a,b\n{'x' * 1001},1.5,2\n", index=["id"])
+    assert refused.startswith("column id: ids take at most 1000 bytes each and 256 MiB in all")
+    assert inspected(path, f"id,a,b\n{'x' * 1001},1.5,2\n", drop_non_numeric=True).dim == 2
+
+
+def test_numbers_of_many_digits(folder: Path) -> None:
+    path = folder / "data.csv"
+    assert "column a is inf" in inspected(path, f"a,b\n{'9' * 400},2\n").problems[0]
+    assert "column a is inf" in inspected(path, "a,b\n1e1000000000000000000000,2\n").problems[0]
+    assert "may be the names" in problem(path, f"{'9' * 5000},2\n3,4\n")
+
+
+def test_many_columns_of_text_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    csv: Any = importlib.import_module("pyarrow.csv")
+    reads = []
+    read_csv = csv.read_csv
+    monkeypatch.setattr(csv, "read_csv", lambda *a, **k: reads.append(1) or read_csv(*a, **k))
+    names = [f"c{i}" for i in range(300)]
+    cells = ["2020-01-01" if i % 3 else " NA" for i in range(300)]
+    text = f"{','.join(names)},a,b\n" + f"{','.join(cells)},1.5,2.5\n" * 2
+    assert inspected(folder / "data.csv", text, drop_non_numeric=True).columns is not None
+    assert len(reads) <= 3
+
+
 def test_an_unnamed_column_of_measurements_is_refused(folder: Path) -> None:
+    table = pd.DataFrame({"__index_level_0__": [1.5, 1.5], "b": [2.5, 3], "c": [1.5, 2]})
+    table.to_parquet(folder / "data.parquet", index=False)
+    assert "'__index_level_0__' has no name" in look(folder / "data.parquet").problems[0]
+    table["__index_level_0__"] = [7, 3]
+    table.to_parquet(folder / "data.parquet", index=False)
+    found = look(folder / "data.parquet")
+    assert (found.columns, reading(found, "ids")) == (["b", "c"], ["index"])
+    (folder / "data.parquet").unlink()
     for text in (",b,c\n1.5,2,3\n1.5,4,5\n", ",b,c\n1,2,3\n1,4,5\n"):
         assert "the first column has no name" in problem(folder / "data.csv", text)
 
@@ -231,6 +308,13 @@ def test_named_index_and_kinds_of_columns_of_parquet(folder: Path) -> None:
     assert [*reading(found, "left_out")] == ["kind", "day"]
     assert reading(found, "warnings")[0] == "column flag: true and false are read as 1 and 0"
     (folder / "reading.json").write_text('{"drop_non_numeric": true}')
+    table["list"] = [[1.5]] * 12
+    table.to_parquet(path)
+    options = TableOptions(drop_non_numeric=True, index=("list",))
+    assert look(path, options=options).problems == [
+        "column list cannot be an id: it has list<element: double>"
+    ]
+    table.drop(columns="list").to_parquet(path)
     x = read(path, found)
     assert x[:2, 3:].tolist() == [[1, 1.25, 1], [0, 1.25, 2]]
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mptcore.data.uploads import Upload, uploaded
-from mptcore.protocol.records import Artifact, Metric, Record, RunError
+from mptcore.protocol.records import Artifact, Log, Metric, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.session import Session
 from mptcore.specs import UploadData
@@ -131,9 +131,17 @@ def test_columns_of_other_names_or_in_another_order_are_refused(fitted: str, sto
             list(run(spec_of({**spec, "data": table(name, name)})))
     chosen = table("moved", "edcba", columns=[*"abcde"])
     assert metric(list(run(spec_of({**spec, "data": chosen}))), "lml", seed=0)
-    assert metric(
-        list(run(spec_of({**spec, "data": upload(store, "bare", sample())}))), "lml", seed=0
-    )
+    records = list(run(spec_of({**spec, "data": upload(store, "bare", sample())})))
+    assert metric(records, "lml", seed=0)
+    order = "have no names of columns: the columns are taken in this order: a, b, c, d, e"
+    assert [one.message for one in records if isinstance(one, Log) and order in one.message] == [
+        f"these data {order}"
+    ]
+    fit(store, {**FITS[fitted], "data": upload(store, "unnamed", sample())})
+    records = list(run(spec_of({**spec, "data": table("named", "abcde")})))
+    assert [one.message for one in records if isinstance(one, Log) and order in one.message] == [
+        f"the data of experiment first {order}"
+    ]
 
 
 def test_data_that_are_not_standardized_keep_nothing_but_the_rows_of_an_upload(

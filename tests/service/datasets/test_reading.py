@@ -81,10 +81,14 @@ def test_columns_that_were_left_out_are_named(api: TestClient) -> None:
         "data": {"source": "upload", "dataset": made["id"], "columns": ["400", "batch"]},
         "evaluate": {"masks": {"schedule": "all", "per_size": 1}},
     }
+    spec["data"]["columns"] = ["400", "410", "400"]
+    refused = problems(api.post("/v1/experiments:validate", json={"spec": spec}))
+    assert refused["/spec/data/columns"] == "each column once; 400 is repeated"
+    spec["data"]["columns"] = ["400", "batch"]
     refused = problems(api.post("/v1/experiments:validate", json={"spec": spec}))
     assert refused["/spec/data/columns"] == (
-        "not in the upload, which has 400, 410, 420; batch was left out: not numbers: line 2 is "
-        "'x', and 7 more"
+        "batch: not in the upload, which has 400, 410, 420; batch was left out: not numbers: line "
+        "2 is 'x', and 7 more"
     )
 
 

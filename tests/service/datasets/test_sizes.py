@@ -109,9 +109,9 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"dim": 5}, "/data/dim", "the upload's dim is 4, not 5"),
     ({"dataset": "0" * 32}, "/data/dataset", "you have no data set of this id"),
     ({"dataset": 7}, "/data/dataset", "the id or name of an upload, in quotes, not 7"),
-    ({"array": "b"}, "/data/array", "not in the upload, which has none"),
+    ({"array": "b"}, "/data/array", "b: not in the upload, which has none"),
     ({"array": ["b"]}, "/data/array", "text"),
-    ({"columns": ["x", "y"]}, "/data/columns", "not in the upload, which has none"),
+    ({"columns": ["x", "y"]}, "/data/columns", "x, y: not in the upload, which has none"),
     ({"columns": 5}, "/data/columns", "list"),
     ({"sead": 1}, "/data/sead", "unknown field"),
 ]
@@ -392,7 +392,7 @@ def test_a_problem_names_the_first_columns_of_very_many(api: TestClient) -> None
     table = post(api, "a.csv", f"{head}\n{rows}".encode()).json()["id"]
     wrong = {"spec": spec_of(table, columns=["x", "y"])}
     (told,) = api.post("/v1/experiments", json=wrong).json()["errors"]
-    assert told["detail"].startswith("not in the upload, which has c0, c1, c2,")
+    assert told["detail"].startswith("x, y: not in the upload, which has c0, c1, c2,")
     assert told["detail"].endswith(f"c{MAX_LISTED - 1}, …")
 
 
