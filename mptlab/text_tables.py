@@ -179,7 +179,7 @@ def _parquet(file: Path) -> tuple[Columns, frozenset[str]]:
 def _plain(value: Any) -> Any:
     """Return a value that JSON has, such as the text of a date."""
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        return value.decode()
     return value if isinstance(value, str | int | float | list | dict | None) else str(value)
 
 

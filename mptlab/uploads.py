@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def reading_lines(file: str, upload: Json) -> Iterator[str]:
     """Yield what the service has read of a file, and its warnings."""
     before = "" if upload["name"] == file else f" (uploaded before as {upload['name']})"
     yield f"{file}: {upload['summary']}{before}"
+    for column, reason in islice(upload["left_out"].items(), MAX_NAMED):
+        yield f"{column} is left out: {reason}"
     yield from upload["warnings"]
 
 

@@ -1,5 +1,6 @@
 """Decide whether the first line of a text file has the names of its columns or numbers."""
 
+import re
 from collections.abc import Collection, Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
@@ -65,10 +66,12 @@ def is_header(
         return _is_name_line(heads[1:], [below[c] for c in numeric[1:]], options, 2)
     if {*heads} & MISSING:
         raise UnreadableError(f"the first line, {_shown(cells)}, lacks numbers or names: {CURE}")
+    labels = [c for c, cell in enumerate(cells) if c not in numeric and cell not in MISSING]
     if _is_name_line(heads, [below[c] for c in numeric], options):
+        if any(_is_like(cells[c], below[c]) for c in labels):
+            raise _ambiguous(cells)  # s1 above s2
         return True
-    labels = (cell for c, cell in enumerate(cells) if c not in numeric)
-    if any(as_number(cell, options) is None and cell not in MISSING for cell in labels):
+    if any(as_number(cells[c], options) is None for c in labels):
         raise _ambiguous(cells)  # labels of rows, or names above them
     return False
 
@@ -107,6 +110,13 @@ def _is_regular(numbers: Sequence[Decimal], steps: Sequence[Decimal]) -> bool:
     unit = Decimal(1).scaleb(-max(map(_decimals, numbers)))
     spread = max(steps, default=Decimal()) - min(steps, default=Decimal())
     return spread == 0 or (spread <= 2 * unit and min(map(abs, steps)) >= ROUNDED_STEPS * unit)
+
+
+def _is_like(cell: str, column: Sequence[str]) -> bool:
+    """Return whether a cell has digits and letters in the same places as those below it, such as
+    the date of a row."""
+    forms = {re.sub("[^\\W\\d_]+", "a", re.sub(r"\d+", "0", text)) for text in (cell, *column[:10])}
+    return len(forms) == 1 and "0" in forms.pop()
 
 
 def _is_whole(cell: str, options: TableOptions) -> bool:

@@ -30,12 +30,12 @@ MAX_ID_BYTES = 1000
 MAX_IDS_BYTES = 256 * 2**20
 BYTES_OF_ID = 8
 """Bytes of an id besides its text, in Arrow."""
-SEP_LINE = ("sep=", '"sep=')
-"""Beginning of a first line that Excel writes."""
+MARKUP = ("[", "{", "<!", "<?", "<html", "<table", "<xml")
+"""Beginnings of files that are no tables."""
 ROWS_ALIKE = ". Rows have as many cells as the names: remove titles, notes and totals"
-ABOVE = ": remove the lines above the names of the columns"
+ABOVE = ": a table has two columns or more; remove titles and comments above their names"
 TOO_LONG = "a line is longer than 1 MiB: line breaks are missing, or the table is so wide: use .npy"
-NAMELESS = ("", "Unnamed: 0", "__index_level_0__")
+NAMELESS = ("Unnamed: 0", "__index_level_0__")
 """Names of a column that was the index of a pandas table."""
 INDEX = "index"
 """Name of the ids from a column without a name."""
@@ -93,6 +93,7 @@ class _Columns:
             raise UnreadableError("it has no column of numbers")
         for name, cells in self.ids.items():
             _check_ids(name, cells)
+            self.ids[name] = _on_one_line(cells)
         x = np.column_stack([*self.values.values()])
         header = None if self.file is None else self.file.header
         left_out = {name: f"not numbers: {why}" for name, why in self.not_numbers.items()}
@@ -145,7 +146,7 @@ def _read_parquet(path: Path, options: TableOptions) -> Table:
             _add_numbers(columns, name, data.column(name))
     columns.ids |= {name: _as_ids(name, data.column(name)) for name in ids}
     for name in nameless:
-        _add_nameless(columns, name, _as_ids(name, data.column(name)), is_first=True)
+        _add_nameless(columns, name, _as_ids(name, data.column(name)), is_index=True)
     return columns.table(options)
 
 
@@ -159,6 +160,13 @@ def _check_ids(name: str, cells: Any) -> None:
         limits = f"at most {MAX_ID_BYTES} bytes each and {MAX_IDS_BYTES >> 20} MiB in all"
         cure = "leave the column out (--drop-non-numeric), or write the table without its index"
         raise UnreadableError(f"column {name}: ids take {limits}: {cure}")
+
+
+def _on_one_line(cells: Any) -> Any:
+    """Return ids with a blank in place of line breaks and other control characters."""
+    from pyarrow import compute
+
+    return compute.replace_substring_regex(cells, r"[\x00-\x1f\x7f]+", " ")
 
 
 def _as_ids(name: str, cells: Any) -> Any:
@@ -221,7 +229,7 @@ class _TextFile:
             self.path,
             read_options=csv.ReadOptions(column_names=self.names, skip_rows=self.skipped),
             parse_options=csv.ParseOptions(
-                delimiter=self.separator, newlines_in_values=self._has_quotes
+                delimiter=self.separator, newlines_in_values=self.has_quotes
             ),
             convert_options=csv.ConvertOptions(
                 include_columns=names,
@@ -240,18 +248,27 @@ class _TextFile:
 
     def row(self, row: int) -> str:
         """Return a name for a row: its line from 1, or its number if cells have line breaks."""
-        return f"line {self._lines[row]}" if self._lines else f"row {row} (counted from 0)"
+        return f"line {self.lines[row]}" if self.lines else f"row {row} (counted from 0)"
 
     @cached_property
-    def _lines(self) -> list[int]:
+    def lines(self) -> list[int]:
         """Numbers of the lines of the rows. Empty if there are not as many lines as rows."""
-        with self.path.open(encoding="utf-8", errors="replace") as file:
-            rows = islice(enumerate(file, 1), self.skipped, None)
-            lines = [number for number, line in rows if line.strip()]
+        lines = self._full_lines
         return lines if len(lines) == len(self.columns(self.names[:1], as_text=True)) else []
 
+    @property
+    def count(self) -> int:
+        """Number of lines below the names that are not blank."""
+        return len(self._full_lines)
+
     @cached_property
-    def _has_quotes(self) -> bool:
+    def _full_lines(self) -> list[int]:
+        with self.path.open(encoding="utf-8", errors="replace") as file:
+            rows = islice(enumerate(file, 1), self.skipped, None)
+            return [number for number, line in rows if line.strip()]
+
+    @cached_property
+    def has_quotes(self) -> bool:
         with self.path.open("rb") as file:
             return any(b'"' in piece for piece in iter(lambda: file.read(2**20), b""))
 
@@ -272,7 +289,12 @@ def _read(path: Path, options: TableOptions) -> Table:
         _add_cells(columns, name, cells, texts.get(name), file)
     columns.ids |= {name: texts[name] for name in ids}
     for name in nameless:
-        _add_nameless(columns, name, texts[name], is_first=name == file.names[0])
+        is_index = name == file.names[0] or name in NAMELESS
+        _add_nameless(columns, name, texts[name], is_index)
+    if file.has_quotes and not file.lines:
+        rows = len(data[measured[0]])
+        note = f"cells in quotes have line breaks: {file.count} lines are read as {rows} rows"
+        columns.notes.append(note)
     return columns.table(options)
 
 
@@ -321,10 +343,14 @@ def _text_file(path: Path, options: TableOptions) -> _TextFile:
         rows = [*reader]
     except python_csv.Error as error:
         raise UnreadableError(f"its first lines cannot be read: {error}") from error
+    shown = f"its first line, {first.strip()[:60]!r},"
+    if first.lstrip('"').startswith("sep="):
+        raise UnreadableError(f"{shown} is Excel's: remove it, and give that separator by --sep")
+    if first.startswith(MARKUP):
+        raise UnreadableError(f"{shown} is that of JSON, HTML or XML, not of a table")
     if len(cells) < 2:
-        detail = f"its first line, {first.strip()[:60]!r}, has one cell"
         advice = _other_separator(separator, first) or ABOVE
-        raise UnreadableError(f"{detail}{ABOVE if first.startswith(SEP_LINE) else advice}")
+        raise UnreadableError(f"{shown} has one cell{advice}")
     header = options.header
     if header is None:
         quoted = _quoted(first, separator)
@@ -334,8 +360,10 @@ def _text_file(path: Path, options: TableOptions) -> _TextFile:
     if not header:
         names = [f"f{c}" for c in range(len(cells))]
         return _TextFile(path, separator, names, names[-1:], header, lines[0][0] - 1, options)
-    blank = {c: f"column {c + 1}" if c else "" for c, cell in enumerate(cells) if not cell.strip()}
-    names = [blank.get(c, " ".join(cell.split())) for c, cell in enumerate(cells)]
+    names = [" ".join(cell.split()) for cell in cells]
+    blank = [c for c, name in enumerate(names) if not name]
+    for c in blank:
+        names[c] = f"column {c + 1}" + " (no name)" * (f"column {c + 1}" in names)
     nameless = [name for c, name in enumerate(names) if c in blank or name in NAMELESS]
     return _TextFile(path, separator, names, nameless, header, last, options)
 
@@ -401,6 +429,8 @@ def _add_cells(
     decimal = re.escape(file.options.decimal)
     text = compute.utf8_trim_whitespace(cells)
     if thousands := file.options.thousands:
+        if thousands == " ":
+            text = compute.replace_substring_regex(text, OTHER_BLANKS, " ")
         groups = rf"^[+-]?\d{{1,3}}({re.escape(thousands)}\d{{3}})+({decimal}\d*)?$"
         plain = compute.replace_substring(text, thousands, "")
         text = compute.if_else(compute.match_substring_regex(text, groups), plain, text)
@@ -455,26 +485,29 @@ def _add_numbers(columns: _Columns, name: str, cells: Any, written: Any | None =
             return
 
 
+OTHER_BLANKS = "[\u00a0\u202f]"
+"""Blanks that do not break a line: French and Swiss programs group digits by them."""
 WHOLE = re.compile(r"\s*[+-]?\d{1,400}\s*")
 ROUNDED = "whole numbers beyond 2^53 are rounded to float64"
 
 
-def _add_nameless(columns: _Columns, name: str, cells: Any, is_first: bool) -> None:
-    """Leave out a column without a name if it is empty. Make the first one the ids of the rows if
-    it is text or distinct whole numbers, as an index of pandas is. Raises UnreadableError for any
-    other."""
+def _add_nameless(columns: _Columns, name: str, cells: Any, is_index: bool) -> None:
+    """Leave out a column without a name if it is empty. Make it the ids of the rows if it is where
+    an index of pandas is, and is text or distinct whole numbers as such an index. Raises
+    UnreadableError for any other."""
     values = columns.values.get(name)
     if values is not None and np.isnan(values).all():
         del columns.values[name]
-        columns.empty[name or "column 1"] = "it has no name and no value"
+        columns.empty[name] = "it has no name and no value"
         return
     if name.startswith("f"):  # the last column of a file without names
         return
     is_whole = values is None or bool((values == np.round(values)).all())
-    if not is_first or not is_whole or len(cells.unique()) < len(cells):
-        which = repr(name) if name else "the first column"
-        cure = "name it, make it an id by --index, or give --no-header if the first line has data"
-        raise UnreadableError(f"{which} has no name: {cure}")
+    if not is_index or not is_whole or len(cells.unique()) < len(cells):
+        cure = f"name it, make it an id by --index '{name}'"
+        if columns.file is not None:
+            cure += ", or give --no-header if the first line has data"
+        raise UnreadableError(f"{name} has no name: {cure}")
     columns.values.pop(name, None)
     columns.not_numbers.pop(name, None)
     columns.ids[name if INDEX in columns.ids else INDEX] = cells

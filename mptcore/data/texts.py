@@ -170,6 +170,8 @@ def _arrow(path: Path, *, of_text: bool = False) -> Any:
         if found.num_columns == 1:  # an empty line of such a file is a row without text
             options = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
             found = csv.read_csv(path, parse_options=options)
+        if len({*found.column_names}) < found.num_columns:
+            raise UnreadableError("several of its columns have the same name")
         if not_text := columns_of(found.schema, "is_binary"):
             raise UnreadableError(f"column {not_text[0]} is not UTF-8 text")
         return found.select(columns_of(found.schema, *TEXT_TYPES)) if of_text else found

@@ -21,6 +21,7 @@ from mptcore.data.files import (
 )
 from mptcore.data.tables import EXACT, ROUNDED, Table, read_table
 from mptcore.protocol.records import RunError
+from mptcore.runtime.inputs import InputError, MissingInput, input_file
 from mptcore.specs import UploadData
 from mptcore.specs.data.reading import DEFAULTS, OPTIONS_FILE, TableOptions
 
@@ -129,7 +130,7 @@ def uploaded(spec: UploadData) -> Upload:
     """Return the observations of an upload, from $MPT_STORE/datasets/<id>/. Raises RunError."""
     try:
         path = stored_file(spec.dataset, FORMATS)
-        content = _read(path, path.suffix[1:], _stored_options(path))
+        content = _read(path, path.suffix[1:], _stored_options(spec.dataset))
         upload = _chosen(content, spec)
     except UnreadableError as error:
         raise RunError("invalid", f"the upload {spec.dataset} cannot be used: {error}") from error
@@ -163,10 +164,17 @@ def _chosen(content: _Content, spec: UploadData) -> Upload:
     return Upload(np.ascontiguousarray(x, dtype=np.float64), names, ids or None)
 
 
-def _stored_options(path: Path) -> TableOptions:
-    """Return the options that a stored table is read with. Uploads of version 0.2 have none."""
-    file = path.with_name(OPTIONS_FILE)
-    return TableOptions.model_validate_json(file.read_bytes()) if file.exists() else DEFAULTS
+def _stored_options(dataset: str) -> TableOptions:
+    """Return the options that a stored table is read with. Uploads of version 0.2 have none. Raises
+    UnreadableError if their file is damaged."""
+    name = f"{dataset}/{OPTIONS_FILE}"
+    try:
+        file = input_file(name, f"datasets/{name}")
+    except MissingInput:
+        return DEFAULTS
+    except InputError as error:
+        raise UnreadableError(f"{OPTIONS_FILE}: {error}") from error
+    return TableOptions.model_validate_json(file.read_bytes())
 
 
 def _read(path: Path, suffix: str, options: TableOptions) -> _Content:
@@ -211,6 +219,9 @@ def _matrix(name: str, array: Any, notes: list[str]) -> Floats:
     if array.ndim != 2 or array.shape[0] < 1 or array.shape[1] < 2:
         shape = " × ".join(map(str, array.shape)) or "a single number"
         raise UnreadableError(f"an array is N observations × D dimensions, D ≥ 2, not {shape}")
+    if array.dtype.kind == "b":
+        within = f"array {name}: " if name else ""
+        notes.append(f"{within}true and false are read as 1 and 0")
     with np.errstate(over="ignore"):
         x: Floats = array.astype(np.float64, copy=False)
     if array.dtype.kind in "iu" and array.dtype.itemsize == 8:

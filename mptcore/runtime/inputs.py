@@ -16,6 +16,10 @@ class InputError(Exception):
     """A file is missing, or differs from the stored one."""
 
 
+class MissingInput(InputError):
+    """A file is not there, or the service did not name it."""
+
+
 class Located(Protocol):
     """Path of a file, and its SHA-256."""
 
@@ -59,7 +63,7 @@ def input_file(name: str, pattern: str) -> Path:
 
 def _as_located(name: str, located: Mapping[str, Located]) -> Path:
     if name not in located:
-        raise InputError(DELETED)
+        raise MissingInput(DELETED)
     path = Path(located[name].file)
     if digest(path) != located[name].sha256:
         detail = (
@@ -78,7 +82,7 @@ def _stored(pattern: str) -> Path:
         raise InputError("MPT_STORE, the folder that holds it, is not set")
     found = sorted(Path(store).glob(pattern))
     if not found:
-        raise InputError(DELETED)
+        raise MissingInput(DELETED)
     return found[-1]
 
 

@@ -13,6 +13,7 @@ from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, Refused
 from mptlab.specs import kind_of_data
 from mptlab.sweeps import Sweep, rows_of
+from mptlab.text_files import FASTA_SUFFIXES
 from mptlab.uploads import SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES, missing_lines
 
 MODELS = ("ppca", "factor_analysis")
@@ -135,8 +136,11 @@ def is_text(typed: str) -> bool:
 
 def refuse_table_of_texts(typed: str, model: str) -> None:
     """Raise BadParameter if the texts are in a table, which would be read as numbers."""
+    checkpoint = "NAME" if model in MODELS else model
+    if typed.lower().endswith(FASTA_SUFFIXES):
+        told = f"mpt score {typed} --checkpoint {checkpoint} scores the sequences of a FASTA file"
+        raise typer.BadParameter(told)
     if kind_of_data(typed) == "table":
-        checkpoint = "NAME" if model in MODELS else model
         cure = f"mpt score {typed} --column COLUMN --checkpoint {checkpoint} scores each text of it"
         told = f"{typed} is a table: {cure}. For one curve of all texts, write them to a .txt or"
         raise typer.BadParameter(f"{told} .jsonl file")

@@ -66,11 +66,18 @@ def move(file: Path, place: Path) -> None:
     sync_folder(place.parent.parent)
 
 
+def options_file(reading: Mapping[str, Any] | None) -> bytes | None:
+    """Return the content of the file with the options that a table is read with, if there are
+    any."""
+    options = (reading or {}).get("options")
+    return None if options is None else json.dumps(options, sort_keys=True).encode()
+
+
 def keep_options(folder: Path, reading: Mapping[str, Any] | None) -> None:
     """Write the options that a table is read with beside its file, durably."""
-    if reading is not None and "options" in reading:
+    if (content := options_file(reading)) is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_durably(folder / OPTIONS_FILE, json.dumps(reading["options"]).encode())
+        write_durably(folder / OPTIONS_FILE, content)
 
 
 def inspect(file: Path, max_cells: int, options: TableOptions = DEFAULTS) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Uploads and experiments that a spec refers to. They must be its owner's or shared with the lab,
 and fit the spec."""
 
+import hashlib
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,10 @@ from sqlalchemy import case, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
+from mptcore.specs.data.reading import OPTIONS_FILE
 from mptcore.specs.data.text import too_few
 from service.accounts.permission import readable_ones
+from service.datasets.files import options_file
 from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, listed, shape_of
 from service.settings import Settings
 from service.tables.datasets import Dataset, forget_contents
@@ -266,7 +269,13 @@ def input_files(
     """Return the files of the uploads and experiments that a stored spec refers to, by id, each
     with its recorded SHA-256. Deleted ones are missing: the run reports them."""
     uploads = session.scalars(select(Dataset).where(Dataset.id == spec["data"].get("dataset")))
-    found = {one.id: _input(settings.datasets(one.id) / one.file, one.sha256) for one in uploads}
+    found = {}
+    for upload in uploads:
+        folder = settings.datasets(upload.id)
+        found[upload.id] = _input(folder / upload.file, upload.sha256)
+        if (options := options_file(upload.reading)) is not None:
+            digest = hashlib.sha256(options).hexdigest()
+            found[f"{upload.id}/{OPTIONS_FILE}"] = _input(folder / OPTIONS_FILE, digest)
     models = [spec.get("model") or {}, spec.get("baseline") or {}]
     named = [model["experiment"] for model in models if model.get("experiment")]
     for one in _kept(session, named):

@@ -99,7 +99,7 @@ def _agreement(mpt: Mean, lml: Mean | None, difference: Mean | None) -> Document
     score where the LML is exact."""
     if difference is not None and difference.value is not None:
         gap, std_err = difference.value, difference.std_err
-    elif lml is None or lml.value is None or lml.std_err or mpt.value is None:
+    elif lml is None or lml.value is None or lml.std_err != 0 or mpt.value is None:
         return None
     else:
         gap, std_err = mpt.value - lml.value, mpt.std_err

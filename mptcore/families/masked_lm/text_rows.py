@@ -217,7 +217,7 @@ def _name(value: Any) -> str | None:
 def _length_of(prefix: Any, text: str) -> int | None:
     """Return the number of characters of a text's beginning, which is given itself or by this
     number. None: the text does not begin so."""
-    if isinstance(prefix, str):
+    if isinstance(prefix, str) and (text.startswith(prefix) or not prefix.isdecimal()):
         return len(prefix) if text.startswith(prefix) else None
     count, _ = _number(prefix)
     return int(count) if count is not None and count in range(len(text) + 1) else None

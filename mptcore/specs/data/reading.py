@@ -52,10 +52,8 @@ class TableOptions(Spec):
             problems.append(Problem("", f"a .{format} file has no columns: {ONLY_TABLES}"))
         elif self.is_for_text and format == "parquet":
             problems.append(Problem("", f"a .parquet file has its own types: {ONLY_TEXT}"))
-        for name, other in (("decimal", "sep"), ("thousands", "decimal")):
-            value = getattr(self, name)
-            if value == (getattr(self, other) or SEPARATORS.get(format)):
-                problems.append(Problem(f"/{name}", f"not the same as {other}, {value!r}"))
+        if self.thousands == self.decimal:
+            problems.append(Problem("/thousands", f"not the same as decimal, {self.decimal!r}"))
         return problems
 
 

@@ -222,6 +222,8 @@ async def upload(
             folder.mkdir(parents=True)
             received = await receive(request, folder / dataset.file, settings, room)
             dataset.bytes, dataset.sha256 = received.bytes, received.sha256
+            if request.headers.get("Content-Type", "").startswith(FORM):
+                await run_in_threadpool(_check_line_breaks, folder / dataset.file)
             arrival = _Arrival(database, settings, dataset, user, folder / dataset.file, options)
             kept = await run_in_threadpool(arrival.known)
             if kept is None:
@@ -241,6 +243,23 @@ async def upload(
     if kept.id != dataset.id:
         response.status_code = HTTPStatus.OK
     return kept
+
+
+FORM = "application/x-www-form-urlencoded"
+"""Type that curl gives to a body unless it is told another."""
+
+
+def _check_line_breaks(file: FilePath) -> None:
+    """Refuse a text file without line breaks, which `curl -d` has removed. Raise ApiError."""
+    if file.suffix[1:] not in ("csv", "tsv", "txt", "jsonl"):
+        return
+    with file.open("rb") as content:
+        if any(
+            b"\n" in piece or b"\r" in piece for piece in iter(lambda: content.read(2**16), b"")
+        ):
+            return
+    detail = "the file has no line break: curl --data-binary @FILE keeps them, -d removes them"
+    raise invalid([Problem("", detail)])
 
 
 def _room(database: Database, settings: Settings, user: Caller) -> Room:

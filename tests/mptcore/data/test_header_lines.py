@@ -76,6 +76,8 @@ def test_other_numbers_are_data(first: str) -> None:
         (",NA,3", WHOLE),
         ("country,2019,2020,2021", ["France,4,1,9"]),
         ("s1,1.53,0.27,0.4", ["s2,0.52,0.61,0.9"]),  # labels of rows, without a line of names
+        ("2020-01-01,1,2,3", ["2020-01-02,0.5,2.5,1.5"]),
+        ("s1,1,2,3", ["s2,0.5,2.5,1.5"]),
     ],
 )
 def test_two_plausible_readings_are_refused(first: str, rows: list[str]) -> None:

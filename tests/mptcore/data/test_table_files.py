@@ -125,6 +125,17 @@ def test_cells_with_blanks_commas_and_groups_of_digits(folder: Path) -> None:
     assert "line 2 is '1.5'" in problem(path, "a;b\n1.5;2\n", sep=";", decimal=",")
 
 
+def test_decimal_commas_in_quotes_and_other_blanks(folder: Path) -> None:
+    path = folder / "data.csv"
+    found = inspected(path, 'a,b\n"1,5",2\n"0,25","3,5"\n', decimal=",")
+    (folder / "reading.json").write_text('{"decimal": ","}')
+    assert read(path, found).tolist() == [[1.5, 2], [0.25, 3.5]]
+    for blank in ("\u00a0", "\u202f", " "):
+        found = inspected(path, f"a;b\n1{blank}234;2\n5;6\n", sep=";", thousands=" ")
+        (folder / "reading.json").write_text('{"sep": ";", "thousands": " "}')
+        assert read(path, found)[0, 0] == 1234
+
+
 def test_other_separators(folder: Path) -> None:
     path = folder / "data.csv"
     for separator, name in (("\t", "tab"), ("|", "|"), (";", ";")):
@@ -142,13 +153,15 @@ def test_commas_at_the_ends_of_lines(folder: Path) -> None:
         assert (found.n, found.dim) == (2, 2)
         assert {*reading(found, "left_out").values()} == {"it has no name and no value"}
     assert problem(path, "a,b\n1,2,\n").startswith("line 2 has 3 cells, the first line 2: '1,2,'")
-    assert "'column 3' has no name: name it" in problem(path, "a,b,\n1,2,5\n")
+    assert "column 3 has no name: name it" in problem(path, "a,b,\n1,2,5\n")
 
 
 def test_lines_above_and_below_a_table_are_refused(folder: Path) -> None:
     path = folder / "data.csv"
-    for above in ("# made today", "sep=;", '"sep=,"'):
-        assert "remove the lines above the names" in problem(path, f"{above}\na;b\n1,5;2\n")
+    assert "remove titles and comments" in problem(path, "# made today\na;b\n1,5;2\n")
+    assert "Excel" in problem(path, "sep=;\na;b\n1,5;2\n", sep=";")
+    for text in ('[{"a": 1}]\n', "<html>\n", '{"a": [1]}\n'):
+        assert "JSON, HTML or XML" in problem(path, text)
     assert "line 4 has 1 cells" in problem(path, "a,b\n1,2\n3,4\nend\n")
     assert problem(path, "a,b\n1,2\n  \n3,4\n") == "line 3 has blanks only: remove it"
     assert "save a spreadsheet as .csv" in problem(path, b"PK\x03\x04" + bytes(30))
@@ -188,6 +201,8 @@ def test_whole_numbers_that_float64_rounds_are_said(folder: Path) -> None:
         found = inspected(path, f"a,b\n{exact},2\n4,3\n")
         assert reading(found, "warnings") is None
     path.unlink()
+    np.save(folder / "data.npy", np.eye(3, dtype=bool))
+    assert reading(look(folder / "data.npy"), "warnings") == ["true and false are read as 1 and 0"]
     np.save(folder / "data.npy", np.array([[1, 2**60 + 1], [2, 5]]))
     found = look(folder / "data.npy")
     assert "array[0, 1], 1152921504606846977" in reading(found, "warnings")[0]
@@ -217,6 +232,9 @@ def test_line_breaks_in_cells(folder: Path) -> None:
     found = inspected(path, text, index=["id"])
     (folder / "reading.json").write_text('{"index": ["id"]}')
     assert read(path, found).tolist() == [[1.5, 2], [0.5, 4]]
+    assert reading(found, "warnings") == [
+        "cells in quotes have line breaks: 3 lines are read as 2 rows"
+    ]
     bad = problem(path, text.replace("0.5", "half"), index=["id"])
     assert "row 1 (counted from 0) is 'half'" in bad
 
@@ -257,6 +275,13 @@ def test_long_ids_are_refused(folder: Path) -> None:
     assert inspected(path, f"id,a,b\n{'x' * 1001},1.5,2\n", drop_non_numeric=True).dim == 2
 
 
+def test_ids_stand_on_one_line(folder: Path) -> None:
+    inspected(folder / "data.csv", 'id,a,b\n"one\r\ntwo",1.5,2\n"x\ty",0.5,4\n', index=["id"])
+    (folder / "reading.json").write_text('{"index": ["id"]}')
+    upload = uploaded(UploadData(source="upload", dataset="d", n=2, dim=2))
+    assert upload.ids == {"id": ["one two", "x y"]}
+
+
 def test_numbers_of_many_digits(folder: Path) -> None:
     path = folder / "data.csv"
     assert "column a is inf" in inspected(path, f"a,b\n{'9' * 400},2\n").problems[0]
@@ -266,27 +291,46 @@ def test_numbers_of_many_digits(folder: Path) -> None:
 
 def test_many_columns_of_text_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     csv: Any = importlib.import_module("pyarrow.csv")
-    reads = []
+    reads = 0
     read_csv = csv.read_csv
-    monkeypatch.setattr(csv, "read_csv", lambda *a, **k: reads.append(1) or read_csv(*a, **k))
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return read_csv(*arguments, **options)
+
+    monkeypatch.setattr(csv, "read_csv", counted)
     names = [f"c{i}" for i in range(300)]
     cells = ["2020-01-01" if i % 3 else " NA" for i in range(300)]
     text = f"{','.join(names)},a,b\n" + f"{','.join(cells)},1.5,2.5\n" * 2
-    assert inspected(folder / "data.csv", text, drop_non_numeric=True).columns is not None
-    assert len(reads) <= 3
+    found = inspected(folder / "data.csv", text, drop_non_numeric=True)
+    assert found.columns == ["a", "b"]
+    assert reading(found, "left_out")["c0"] == "it has no value"
+    assert reads <= 3
 
 
 def test_an_unnamed_column_of_measurements_is_refused(folder: Path) -> None:
     table = pd.DataFrame({"__index_level_0__": [1.5, 1.5], "b": [2.5, 3], "c": [1.5, 2]})
     table.to_parquet(folder / "data.parquet", index=False)
-    assert "'__index_level_0__' has no name" in look(folder / "data.parquet").problems[0]
+    assert "__index_level_0__ has no name" in look(folder / "data.parquet").problems[0]
     table["__index_level_0__"] = [7, 3]
     table.to_parquet(folder / "data.parquet", index=False)
     found = look(folder / "data.parquet")
     assert (found.columns, reading(found, "ids")) == (["b", "c"], ["index"])
     (folder / "data.parquet").unlink()
+    path = folder / "data.csv"
     for text in (",b,c\n1.5,2,3\n1.5,4,5\n", ",b,c\n1,2,3\n1,4,5\n"):
-        assert "the first column has no name" in problem(folder / "data.csv", text)
+        assert "column 1 has no name: name it, make it an id by --index 'column 1'" in problem(
+            path, text
+        )
+        assert inspected(path, text, index=["column 1"]).columns == ["b", "c"]
+
+
+def test_an_index_that_was_saved_twice(folder: Path) -> None:
+    found = inspected(folder / "data.csv", ",Unnamed: 0,a,b\n0,7,1.5,2\n1,3,0.5,4\n")
+    assert (found.columns, reading(found, "ids")) == (["a", "b"], ["index", "Unnamed: 0"])
+    text = "column 2,,a,b\n0,,1.5,2\n1,,0.5,4\n"
+    assert inspected(folder / "data.csv", text).columns == ["column 2", "a", "b"]
 
 
 def test_named_index_and_kinds_of_columns_of_parquet(folder: Path) -> None:

@@ -179,7 +179,7 @@ def test_an_upload_of_another_kind_is_refused(folder: Path) -> None:
         ("a.csv", b"text\n1\n", "none of its columns holds text"),
         ("a.csv", b"text\none\ntwo,2\n", "not a readable .csv file: "),
         ("a.csv", b"text,n\n\xff,2\n", "column text is not UTF-8 text"),
-        ("a.csv", b"text,text\na,b\n", "not a readable .csv file: "),
+        ("a.csv", b"text,text\na,b\n", "several of its columns have the same name"),
         ("a.csv", b"", "not a readable .csv file: "),
         ("a.tsv", b"text\none\n", "text is in .txt, .jsonl, .csv or .parquet files, not .tsv"),
     ],

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from mptcore.data.uploads import uploaded
+from mptcore.protocol.orders import Input
+from mptcore.protocol.records import RunError
+from mptcore.runtime import inputs
+from mptcore.specs import UploadData
+from service.experiments.references import input_files
 from service.settings import Settings
+from service.tables.engine import Database
 from tests.support.uploads import npy
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
@@ -74,6 +81,30 @@ def test_a_repeated_upload_restores_its_options(api: TestClient, settings: Setti
     assert file.read_text() == content
 
 
+def test_a_run_refuses_damaged_or_lost_options(api: TestClient, settings: Settings) -> None:
+    """Read without them, the numbers would be others: 1.234 for 1234."""
+    made = upload(api, "lab.csv", TABLE, **OPTIONS).json()
+    data = {"source": "upload", "dataset": made["id"], "n": 8, "dim": 3}
+    with Database(settings.url).snapshot() as session:
+        given = input_files(session, settings, {"data": data})
+    assert [*given] == [made["id"], f"{made['id']}/reading.json"]
+    located = {name: Input.model_validate(one) for name, one in given.items()}
+    inputs.locate(located)
+    try:
+        assert uploaded(UploadData.model_validate(data)).x[0, 0] == 1.25
+        file = settings.datasets(made["id"]) / "reading.json"
+        file.write_bytes(b"{}")
+        inputs.digest.cache_clear()
+        with pytest.raises(RunError, match=r"reading\.json: it differs from the stored file"):
+            uploaded(UploadData.model_validate(data))
+        file.unlink()
+        inputs.digest.cache_clear()
+        with pytest.raises(RunError, match=r"reading\.json: its file cannot be read"):
+            uploaded(UploadData.model_validate(data))
+    finally:
+        inputs.locate(None)
+
+
 def test_columns_that_were_left_out_are_named(api: TestClient) -> None:
     made = upload(api, "lab.csv", TABLE, **OPTIONS).json()
     spec = {
@@ -96,7 +127,6 @@ def test_columns_that_were_left_out_are_named(api: TestClient) -> None:
     ("name", "options", "pointer", "detail"),
     [
         ("a.csv", {"sep": ":"}, "/query/sep", "one of ',', ';', 'tab' or '|'"),
-        ("a.csv", {"decimal": ","}, "/query/decimal", "not the same as sep, ','"),
         ("a.csv", {"thousands": "."}, "/query/thousands", "not the same as decimal, '.'"),
         ("a.csv", {"header": "maybe"}, "/query/header", "true or false"),
         ("a.npy", {"index": "id"}, "/query", "a .npy file has no columns: index, "),
@@ -113,6 +143,17 @@ def test_options_that_do_not_fit_are_refused(
     ((where, what),) = found.items()
     assert where.startswith(pointer)
     assert what.startswith(detail)
+
+
+def test_a_body_without_its_line_breaks_is_refused(api: TestClient) -> None:
+    """`curl -d @FILE` removes them: three rows became one of nine columns."""
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    for name, content in (("a.csv", "1.5,2,34,5,6"), ("a.txt", "CCOCCN"), ("a.jsonl", "{}{}")):
+        answer = api.post("/v1/datasets", params={"name": name}, content=content, headers=headers)
+        assert "curl --data-binary @FILE" in problems(answer)[""]
+    content = "a,b\n1.5,2\n0.5,4"
+    answer = api.post("/v1/datasets?name=a.csv", content=content, headers=headers)
+    assert answer.status_code == 201
 
 
 def test_endings_in_capital_letters(api: TestClient) -> None:
