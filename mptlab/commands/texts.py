@@ -1,5 +1,6 @@
 """Commands that score texts, and show the scores of texts and of rows."""
 
+import os
 import re
 from collections.abc import Iterator
 from itertools import combinations
@@ -197,6 +198,8 @@ def table_of(texts: list[str], column: str | None, separator: str | None) -> Tex
         return read_texts(Path(texts[0]), column, separator)
     if len(texts) == 1 and texts[0].lower().endswith(SUFFIXES) and not re.search(r"\s", texts[0]):
         raise typer.BadParameter(f"there is no file {texts[0]}")
+    if len(texts) == 1 and "/" in texts[0] and os.path.isdir(texts[0]):
+        raise typer.BadParameter(f"{texts[0]} is a folder: give a text, or a file of texts")
     if column is not None or separator is not None:
         raise typer.BadParameter("--column and --sep are for a file with a table")
     return TextTable(texts)

@@ -66,6 +66,8 @@ def test_texts_are_arguments_or_lines(tmp_path: Path) -> None:
         lines_of([str(file), "a"])
     assert lines_of(["no file"]) == ["no file"]
     assert lines_of(["it ends in a.txt"]) == ["it ends in a.txt"]
+    with pytest.raises(typer.BadParameter, match="is a folder: give a text, or a file"):
+        lines_of([f"{tmp_path}/"])
     for missing in ("gone.txt", "gone.CSV", "gone.fasta"):
         with pytest.raises(typer.BadParameter, match=f"there is no file {missing}"):
             lines_of([missing])
