@@ -67,8 +67,6 @@ def read_fasta(file: Path) -> Fasta:
             stops[len(sequences)] = number
         lower += letters != letters.upper()
         sequences[-1] += letters.upper()
-    if not any(sequences):
-        raise ValueError(f"{file} has no sequence in it")
     notes = []
     if stops:
         counts = f"{len(stops)} of {len(sequences)} sequences"

@@ -78,6 +78,8 @@ def read_texts(file: Path, column: str | None = None, separator: str | None = No
         raise ValueError(f"{file} has no columns: columns are in {', '.join(TABLE_SUFFIXES)} files")
     if suffix in FASTA_SUFFIXES:
         fasta = read_fasta(file)
+        if not any(fasta.sequences):
+            raise ValueError(f"{file} has no sequence in it")
         told = f"{file}: {len(fasta.sequences)} sequences; their headers are in the column header"
         headers: Columns = {"header": [*fasta.headers]}
         return TextTable(fasta.sequences, "sequence", headers, [told, *fasta.notes])
@@ -170,8 +172,12 @@ def _parquet(file: Path) -> tuple[Columns, frozenset[str]]:
     """Read a .parquet file, with the names of the columns that were the index of a DataFrame."""
     table = needed("pyarrow.parquet", "frames").read_table(file)
     _check_names(str(file), table.column_names)
-    metadata = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
-    index = frozenset(name for name in metadata.get("index_columns", ()) if isinstance(name, str))
+    try:
+        metadata = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
+        names = metadata["index_columns"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        names = []
+    index = frozenset(name for name in names or () if isinstance(name, str))
     columns = {name: table.column(name).to_pylist() for name in table.column_names}
     return {name: [*map(_plain, values)] for name, values in columns.items()}, index
 

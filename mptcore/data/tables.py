@@ -269,8 +269,16 @@ class _TextFile:
 
     @cached_property
     def has_quotes(self) -> bool:
+        return self._has(b'"')
+
+    @cached_property
+    def has_hexadecimals(self) -> bool:
+        """Return whether cells may be numbers such as 0x1F, which Arrow reads and others do not."""
+        return self._has(b"0x") or self._has(b"0X")
+
+    def _has(self, text: bytes) -> bool:
         with self.path.open("rb") as file:
-            return any(b'"' in piece for piece in iter(lambda: file.read(2**20), b""))
+            return any(text in line for line in file)
 
 
 def _read(path: Path, options: TableOptions) -> Table:
@@ -283,7 +291,7 @@ def _read(path: Path, options: TableOptions) -> Table:
     columns = _Columns(file=file)
     data = dict(zip(measured, _parsed(file, measured).columns, strict=True))
     nameless = [name for name in file.nameless if name in data]
-    written = [name for name, cells in data.items() if _is_shown_otherwise(cells)]
+    written = [name for name, cells in data.items() if _is_shown_otherwise(cells, file)]
     texts = file.texts([*ids, *written, *nameless])
     for name, cells in data.items():
         _add_cells(columns, name, cells, texts.get(name), file)
@@ -298,11 +306,13 @@ def _read(path: Path, options: TableOptions) -> Table:
     return columns.table(options)
 
 
-def _is_shown_otherwise(cells: Any) -> bool:
-    """Return whether cells were converted so that the text of one may be needed: dates, and numbers
-    that may be rounded whole ones."""
+def _is_shown_otherwise(cells: Any, file: _TextFile) -> bool:
+    """Return whether cells were converted so that their text may be needed: dates, numbers that may
+    be rounded whole ones, and whole numbers that may be hexadecimal."""
     from pyarrow import compute, types
 
+    if types.is_integer(cells.type):
+        return file.has_hexadecimals
     if types.is_floating(cells.type):
         return bool(compute.any(compute.greater_equal(compute.abs(cells), EXACT)).as_py())
     return not (_is_numeric(cells.type) or types.is_string(cells.type))
@@ -369,10 +379,10 @@ def _text_file(path: Path, options: TableOptions) -> _TextFile:
 
 
 def _quoted(line: str, separator: str) -> set[int]:
-    """Return the places of the cells in a line that are in quotes."""
+    """Return the places of the cells in a line that are in quotes and not empty."""
     other = re.escape(separator)
     cells = re.findall(rf' *("(?:[^"]|"")*")? *([^{other}]*)(?:{other}|$)', line.rstrip("\r\n"))
-    return {place for place, (quoted, _) in enumerate(cells) if quoted}
+    return {place for place, (quoted, _) in enumerate(cells) if quoted not in ("", '""')}
 
 
 def _first_lines(path: Path) -> list[tuple[int, str]]:
@@ -423,7 +433,8 @@ def _add_cells(
 
     if types.is_binary(cells.type):
         raise UnreadableError(f"column {name} is not UTF-8 text: save the file as UTF-8")
-    if _is_numeric(cells.type):
+    is_hexadecimal = types.is_integer(cells.type) and written is not None
+    if _is_numeric(cells.type) and not is_hexadecimal:
         return _add_numbers(columns, name, cells, written)
     cells = cells.combine_chunks() if written is None else written
     decimal = re.escape(file.options.decimal)

@@ -156,6 +156,22 @@ def test_commas_at_the_ends_of_lines(folder: Path) -> None:
     assert "column 3 has no name: name it" in problem(path, "a,b,\n1,2,5\n")
 
 
+def test_hexadecimal_cells_are_no_numbers(folder: Path) -> None:
+    path = folder / "data.csv"
+    assert "line 3 is '0x10'" in problem(path, "a,b\n5,1.5\n0x10,2\n")
+    assert inspected(path, "a,b,c\n5,1.5,8\n0x10,2,9\n", drop_non_numeric=True).columns == [
+        "b",
+        "c",
+    ]
+
+
+def test_quotes_around_names_of_numbers(folder: Path) -> None:
+    """As Python's csv writes them with QUOTE_NONNUMERIC: a missing value is in quotes too."""
+    path = folder / "data.csv"
+    assert inspected(path, '"2019","2020"\n1,2\n"",4\n3,""\n').columns == ["2019", "2020"]
+    assert "may be the names" in problem(path, '"Smith, John",1.5,2.5\nBob,1.25,2.75\n')
+
+
 def test_lines_above_and_below_a_table_are_refused(folder: Path) -> None:
     path = folder / "data.csv"
     assert "remove titles and comments" in problem(path, "# made today\na;b\n1,5;2\n")
