@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -154,9 +155,13 @@ class Client(Administration):
             "drop_non_numeric": drop_non_numeric or None,
         }
         options = {name: value for name, value in given.items() if value is not None}
-        send = partial(send_file, self._http, Path(file), options)
-        answer: Json = checked(self._send(send, idempotent=True)).json()
+        answer = self._upload(Path(file), options)
         self.on_upload(Path(file).name, answer)
+        return answer
+
+    def _upload(self, file: Path, options: Mapping[str, Any] = MappingProxyType({})) -> Json:
+        send = partial(send_file, self._http, file, options)
+        answer: Json = checked(self._send(send, idempotent=True)).json()
         return answer
 
     def datasets(self, **filters: Any) -> Iterator[Json]:
@@ -352,7 +357,7 @@ class Client(Administration):
         NotSucceeded, ValueError."""
         table = texts_of(texts, column)
         names = [scores] if isinstance(scores, str) else list(scores)
-        spec = score_spec(table, model, self.upload, compute, scores=names, **options)
+        spec = score_spec(table, model, self._upload, compute, scores=names, **options)
         experiment = self.experiments.create(spec, wait=True, name=name)
         rows = experiment.texts()
         rows.add(table)

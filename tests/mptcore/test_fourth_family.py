@@ -67,7 +67,7 @@ def test_the_toy_family_runs_through_the_whole_filter(tree: Path, tmp_path: Path
 def test_bad_specs_of_the_toy_family_are_refused_by_field(tree: Path) -> None:
     wrong = {**SPEC, "model": {"family": "markov", "stay": 2}}
     done = run(tree, "-m", "mptcore", text=json.dumps(wrong))
-    assert (done.returncode, done.stderr) == (INVALID, "/model/stay: less than 1\n")
+    assert (done.returncode, done.stderr) == (INVALID, "/model/stay: less than 1, not 2\n")
 
 
 DESCRIPTION = "Probability that a dimension repeats the one before."

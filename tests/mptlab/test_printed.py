@@ -170,7 +170,12 @@ def test_an_outage_is_printed_at_once(
 ) -> None:
     """A command reports on stderr the cause of its client's wait."""
     made: list[Any] = []
-    monkeypatch.setattr(context, "Client", lambda url, on_outage: made.append((url, on_outage)))
+
+    class Recorded:
+        def __init__(self, url: str, on_outage: Any):
+            made.append((url, on_outage))
+
+    monkeypatch.setattr(context, "Client", Recorded)
     connected("http://lab")
     ((url, on_outage),) = made
     on_outage("the service is away")

