@@ -19,7 +19,8 @@ from mptcore.data.files import (
     stored_file,
     told_of,
 )
-from mptcore.data.tables import EXACT, ROUNDED, Table, read_table
+from mptcore.data.table_columns import EXACT, ROUNDED, Table
+from mptcore.data.tables import read_table
 from mptcore.protocol.records import RunError
 from mptcore.runtime.inputs import InputError, MissingInput, input_file
 from mptcore.specs import UploadData

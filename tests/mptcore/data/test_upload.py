@@ -13,7 +13,7 @@ import pytest
 
 from mptcore.data.files import told_of
 from mptcore.data.inspect import look
-from mptcore.data.tables import LEAVE_OUT
+from mptcore.data.table_columns import LEAVE_OUT
 from mptcore.data.uploads import CELL_CURE, EMPTY_CURE, inspect, uploaded
 from mptcore.protocol.records import RunError
 from mptcore.specs import UploadData
