@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pandas as pd
 import pytest
 
 from mptlab import Client
@@ -198,6 +199,30 @@ def test_a_fitted_model_scores_other_rows(environment: dict[str, str], client: C
     code, _, error = mpt_here(environment, *words[:3], "--model", "fited")
     assert code == 2
     assert "you have no experiment fited: did you mean fitted?" in " ".join(error.split())
+
+
+def test_ids_of_rows_come_back(environment: dict[str, str], client: Client) -> None:
+    """Held-out rows and unusual rows are found by their ids, in the order of the file."""
+    rows = [[f"s{i}", f"b{i % 3}", *row] for i, row in enumerate(ROWS.tolist())]
+    rows[7][3] = 50.0  # of column b
+    text = "\n".join(",".join(map(str, row)) for row in rows)
+    Path("named.csv").write_text(f"id,batch,a,b,c,d\n{text}\n")
+    words = ("submit", "--data", "named.csv", "--index", "id,batch", "--watch", "--json")
+    fit = ("--latent-dim", "1", *FIELDS, "--name", "with ids")
+    code, shown, error = mpt_here(environment, *words, *fit)
+    assert code == 0, error
+    assert "40 rows × 4 columns; header: first line; ids: id, batch" in error
+    (file,) = client.download(json.loads(shown)["id"], ".", "heldout_rows.csv")
+    held_out = pd.read_csv(file)
+    assert len(held_out) == 12
+    assert held_out["id"].tolist() == [f"s{row}" for row in held_out["row"]]
+    assert held_out["batch"].tolist() == [f"b{row % 3}" for row in held_out["row"]]
+    code, shown, error = mpt_here(environment, *words, "--model", "with ids")
+    assert code == 0, error
+    code, shown, _ = mpt_here(environment, "rows", json.loads(shown)["id"], "--json", "--top", "1")
+    (least,) = json.loads(shown)
+    assert (least["row"], least["id"], least["batch"]) == (7, "s7", "b1")
+    assert least["unusual_columns"].startswith("b +")
 
 
 def test_a_sweep_as_a_model_names_its_best_runs(environment: dict[str, str]) -> None:
