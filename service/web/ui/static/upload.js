@@ -61,12 +61,17 @@ export function Upload({ onUploaded }) {
 
 /** How a table is read: its first lines, and the options that change it. */
 function Reading({ file, text, busy, onUpload }) {
-  const [options, setOptions] = useState({ index: "" });
+  const [options, setOptions] = useState({});
+  const [ids, setIds] = useState([]);
+  const [typed, setTyped] = useState("");
   const set = (name) => (event) => setOptions((last) => ({ ...last, [name]: event.target.value }));
   const isText = text !== null;
   const separator = options.sep || SEPARATORS[endingOf(file)];
   const rows = isText ? firstRows(text, separator === "tab" ? "\t" : separator) : [];
-  const index = options.index.split(",").map((name) => name.trim()).filter(Boolean);
+  const names = options.header === "no" ? [] : (rows[0] ?? []).map((cell) => cell.trim()).filter(Boolean);
+  const offered = [...new Set(names)].slice(0, PREVIEW_COLUMNS);
+  const index = [...offered.filter((name) => ids.includes(name)), ...typed.split(",").map((name) => name.trim()).filter(Boolean)];
+  const toggle = (name) => (event) => setIds((last) => (event.target.checked ? [...last, name] : last.filter((other) => other !== name)));
   return html`<form class="stack" onSubmit=${(event) => { event.preventDefault(); onUpload({ ...options, index }); }}>
     ${isText && html`<${Scroll} label="First lines of the file">
       <table class="small"><tbody>
@@ -83,11 +88,18 @@ function Reading({ file, text, busy, onUpload }) {
     <${Select} name="decimal" label="Decimal separator" onChange=${set("decimal")} values=${{ "": "point: 1.5", ",": "comma: 1,5" }} />
     <${Select} name="thousands" label="Thousands are separated by" onChange=${set("thousands")}
       values=${{ "": "nothing", ",": "commas", ".": "points", " ": "spaces", "'": "'", _: "_" }} />`}
-    <div class="field">
-      <label for="upload-index">Columns of ids, with commas between</label>
-      <input id="upload-index" value=${options.index} onInput=${set("index")} autocomplete="off" spellcheck="false" />
+    ${offered.length > 0 && html`<div class="field">
+      <span id="upload-ids" class="label">Columns of ids</span>
+      <div class="chips" role="group" aria-labelledby="upload-ids">
+        ${offered.map((name) => html`<label><input type="checkbox" checked=${ids.includes(name)} onChange=${toggle(name)} />${name}</label>`)}
+      </div>
       <span class="small muted">They identify the rows and are no measurements.</span>
-    </div>
+    </div>`}
+    ${(!isText || names.length > PREVIEW_COLUMNS) && html`<div class="field">
+      <label for="upload-index">${isText ? "More columns of ids" : "Columns of ids"}, with commas between</label>
+      <input id="upload-index" value=${typed} onInput=${(event) => setTyped(event.target.value)} autocomplete="off" spellcheck="false" />
+      <span class="small muted">They identify the rows and are no measurements.</span>
+    </div>`}
     <label class="row"><input type="checkbox" onChange=${(event) => setOptions((last) => ({ ...last, drop_non_numeric: event.target.checked ? "yes" : "" }))} />
       Leave out columns that are not numbers</label>
     <button class="primary" disabled=${busy}>Upload ${file.name}</button>
