@@ -158,7 +158,7 @@ def _json_lines(file: Path) -> Columns:
     rows = []
     for number, line in read_numbered_lines(file):
         try:
-            row = json.loads(line, parse_constant=lambda _: None)  # NaN: no value
+            row = json.loads(line, parse_constant=_constant, object_pairs_hook=_unique)
         except ValueError as error:
             raise ValueError(f"{file}, line {number} is not JSON: {error}") from None
         if not isinstance(row, dict):
@@ -166,6 +166,20 @@ def _json_lines(file: Path) -> Columns:
         rows.append(row)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _constant(name: str) -> None:
+    """Return None for NaN, a value that a row lacks. Raises ValueError for infinity."""
+    if name != "NaN":
+        raise ValueError(f"{name} is no value")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> Json:
+    """Return an object. Raises ValueError for a name that it has twice."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("an object has the same name twice")
+    return row
 
 
 def _parquet(file: Path) -> tuple[Columns, frozenset[str]]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Sequence
 from decimal import Decimal, InvalidOperation
+from enum import Enum
 from itertools import pairwise
 
 from mptcore.data.files import MISSING, UnreadableError
@@ -23,6 +24,14 @@ MARKS = {
 CURE = "give --header or --no-header (in a request header=yes or header=no)"
 
 
+class Line(Enum):
+    """Readings of a line of numbers."""
+
+    NAMES = "names"
+    DATA = "data"
+    EITHER = "either"
+
+
 def is_header(
     first: Sequence[str],
     rows: Sequence[Sequence[str]],
@@ -34,72 +43,101 @@ def is_header(
     Words above columns of numbers are names. A line of numbers is taken as names if they are at
     least three distinct numbers that only rise or only fall, are whole or equally spaced, and have
     fewer decimals than the columns below them. So is one whose cells are in quotes while those
-    below are not (`quoted` has the places of such cells). Any other line of numbers is data. `rows`
-    are the next lines.
+    below are not (`quoted` has the places of such cells), and one that begins with a blank above
+    ids of rows, as tables of pandas do. Any other line of numbers is data. `rows` are the next
+    lines.
 
     Raises UnreadableError if both readings are plausible: for such numbers above columns with no
-    more decimals, or at unequal steps above columns with more; for numbers with decimals beside
-    words; and for cells that are neither numbers nor words, such as ? and <0.1."""
+    more decimals; for others that only rise or fall and have fewer or more decimals than all
+    columns, or equal ratios; for other numbers beside words; and for cells that are neither numbers
+    nor words, such as ? and <0.1."""
     cells = [cell.strip() for cell in first]
     below = [[row[c].strip() for row in rows if c < len(row)] for c in range(len(cells))]
-    numeric = [c for c, column in enumerate(below) if _has_numbers(column, options)]
-    if not numeric:
-        if any(as_number(cell, options) is None and cell not in MISSING for cell in cells):
-            return True
-        return not rows and _is_name_line(cells, below, options)
-    heads = [cells[c] for c in numeric]
-    if any(as_number(head, options) is None and head not in MISSING for head in heads):
-        numbers = [c for c in numeric if as_number(cells[c], options) is not None]
-        if any(map(_is_word, heads)) and all(_is_whole(cells[c], options) for c in numbers):
-            return True
-        if not numbers and not any(map(_is_mark, heads)):
-            return True  # %, #, €
-        names = [cells[c] for c in numbers], [below[c] for c in numbers]
-        if any(map(_is_word, heads)) and _is_name_line(*names, options, 1):
-            return True
-        raise _ambiguous(cells)
-    named = [c for c in numeric if cells[c]]
-    if named and all(c in quoted for c in named):
-        return True
-    if heads[0] == "" and numeric[0] == 0 and len(heads) > 1 and not {*heads[1:]} & MISSING:
-        # the header of a table of pandas, whose index has no name
-        return _is_name_line(heads[1:], [below[c] for c in numeric[1:]], options, 2)
-    if {*heads} & MISSING:
-        raise UnreadableError(f"the first line, {_shown(cells)}, lacks numbers or names: {CURE}")
-    labels = [c for c, cell in enumerate(cells) if c not in numeric and cell not in MISSING]
-    if _is_name_line(heads, [below[c] for c in numeric], options):
-        if any(_is_like(cells[c], below[c]) for c in labels):
-            raise _ambiguous(cells)  # s1 above s2
-        return True
-    if any(as_number(cells[c], options) is None for c in labels):
-        raise _ambiguous(cells)  # labels of rows, or names above them
-    return False
+    line = _decided(cells, below, options, quoted)
+    if line == Line.EITHER:
+        shown = ",".join(cells[:MAX_SHOWN])[:80] + (",…" if len(cells) > MAX_SHOWN else "")
+        told = "may be the names of the columns or data"
+        raise UnreadableError(f"the first line, {shown}, {told}: {CURE}")
+    return line == Line.NAMES
 
 
-def _is_name_line(
+def _decided(
     cells: Sequence[str],
+    below: Sequence[Sequence[str]],
+    options: TableOptions,
+    quoted: Collection[int],
+) -> Line:
+    numeric = [c for c, column in enumerate(below) if _has_numbers(column, options)]
+    numbers = {c: n for c, cell in enumerate(cells) if (n := as_number(cell, options)) is not None}
+    if not numeric:
+        if any(c not in numbers and cell not in MISSING for c, cell in enumerate(cells)):
+            return Line.NAMES
+        return Line.DATA if any(below) else _of_numbers([*numbers.values()], below, options)
+    # a column without any value may have a name or a number in this line
+    empty = [c for c, column in enumerate(below) if cells[c] not in MISSING >= {*column}]
+    judged = sorted({*numeric, *empty})
+    named = [c for c in judged if cells[c]]
+    if named and all(c in quoted for c in named):
+        return Line.NAMES
+    others = [c for c in judged if c not in numbers and cells[c] not in MISSING]
+    if others:
+        return _beside_words(cells, below, options, judged, others, numbers)
+    if not cells[0] and not {*cells[1:]} & MISSING:
+        return Line.NAMES if _are_ids(below[0], options) else Line.EITHER
+    if any(cells[c] in MISSING for c in judged):
+        return Line.EITHER
+    labels = [c for c, cell in enumerate(cells) if c not in judged and cell not in MISSING]
+    line = _of_numbers([numbers[c] for c in judged], [below[c] for c in judged], options)
+    if line == Line.NAMES and any(_is_like(cells[c], below[c]) for c in labels):
+        return Line.EITHER  # s1 above s2
+    if line == Line.DATA and any(c not in numbers for c in labels):
+        return Line.EITHER  # labels of rows, or names above them
+    return line
+
+
+def _beside_words(
+    cells: Sequence[str],
+    below: Sequence[Sequence[str]],
+    options: TableOptions,
+    judged: Sequence[int],
+    others: Sequence[int],
+    numbers: dict[int, Decimal],
+) -> Line:
+    """Decide about a line with cells above numbers that are no numbers (`others`)."""
+    beside = [c for c in judged if c in numbers]
+    if not beside and not any(_is_mark(cells[c]) for c in others):
+        return Line.NAMES  # also %, #, €
+    if not any(_is_word(cells[c]) for c in others):
+        return Line.EITHER
+    if not beside:
+        return Line.NAMES
+    line = _of_numbers([numbers[c] for c in beside], [below[c] for c in beside], options, 1)
+    return Line.NAMES if line == Line.NAMES else Line.EITHER
+
+
+def _of_numbers(
+    numbers: Sequence[Decimal],
     columns: Sequence[Sequence[str]],
     options: TableOptions,
     min_names: int = MIN_NAMES,
-) -> bool:
-    """Return whether numbers are names of these columns. Raises UnreadableError if they may be."""
-    numbers = [as_number(cell, options) for cell in cells]
-    known = [number for number in numbers if number is not None]
-    steps = [second - first for first, second in pairwise(known)]
+) -> Line:
+    """Decide about numbers above these columns."""
+    steps = [second - first for first, second in pairwise(numbers)]
     only_rise_or_fall = all(step > 0 for step in steps) or all(step < 0 for step in steps)
-    if len(known) < max(min_names, len(cells)) or not only_rise_or_fall:
-        return False
-    finer = all(
-        max((_decimals(as_number(cell, options)) for cell in column), default=0) > _decimals(number)
+    if len(numbers) < min_names or not only_rise_or_fall:
+        return Line.DATA
+    decimals = [
+        (
+            _decimals(number),
+            max((_decimals(as_number(cell, options)) for cell in column), default=0),
+        )
         for number, column in zip(numbers, columns, strict=True)
-    )
-    if _is_regular(known, steps):
-        if finer:
-            return True
-        raise _ambiguous(cells)
-    if finer:  # concentrations, or frequencies of octaves
-        raise _ambiguous(cells)
-    return False
+    ]
+    fewer, more = (all(a < b for a, b in decimals), all(a > b for a, b in decimals))
+    if _is_regular(numbers, steps):
+        return Line.NAMES if fewer else Line.EITHER
+    ratios = {a * c == b * b for a, b, c in zip(numbers, numbers[1:], numbers[2:], strict=False)}
+    return Line.EITHER if fewer or more or ratios == {True} else Line.DATA
 
 
 def _is_regular(numbers: Sequence[Decimal], steps: Sequence[Decimal]) -> bool:
@@ -112,16 +150,18 @@ def _is_regular(numbers: Sequence[Decimal], steps: Sequence[Decimal]) -> bool:
     return spread == 0 or (spread <= 2 * unit and min(map(abs, steps)) >= ROUNDED_STEPS * unit)
 
 
+def _are_ids(column: Sequence[str], options: TableOptions) -> bool:
+    """Return whether cells are words or distinct whole numbers, as an index of pandas has."""
+    numbers = [as_number(cell, options) for cell in column]
+    whole = all(n is None or n == n.to_integral_value() for n in numbers)
+    return bool(column) and whole and len({*column}) == len(column)
+
+
 def _is_like(cell: str, column: Sequence[str]) -> bool:
-    """Return whether a cell has digits and letters in the same places as those below it, such as
-    the date of a row."""
-    forms = {re.sub("[^\\W\\d_]+", "a", re.sub(r"\d+", "0", text)) for text in (cell, *column[:10])}
-    return len(forms) == 1 and "0" in forms.pop()
-
-
-def _is_whole(cell: str, options: TableOptions) -> bool:
-    number = as_number(cell, options)
-    return number is not None and number == number.to_integral_value()
+    """Return whether a cell stands below again, or has digits and letters in the same places as
+    those below, such as the date of a row."""
+    forms = {re.sub(r"[^\W\d_]+", "a", re.sub(r"\d+", "0", text)) for text in (cell, *column[:10])}
+    return cell in column or (len(forms) == 1 and "0" in forms.pop())
 
 
 def _is_word(cell: str) -> bool:
@@ -131,17 +171,18 @@ def _is_word(cell: str) -> bool:
 
 def _is_mark(cell: str) -> bool:
     """Return whether a cell stands for a value that is missing or no number."""
-    return cell.casefold().strip("+-.") in MARKS
+    return cell.casefold().strip("+-.<>") in MARKS
 
 
 def _has_numbers(column: Sequence[str], options: TableOptions) -> bool:
-    """Return whether cells are numbers or missing, and some are numbers."""
+    """Return whether most cells that are not missing are numbers."""
     observed = [cell for cell in column if cell not in MISSING]
-    return bool(observed) and all(as_number(cell, options) is not None for cell in observed)
+    count = sum(as_number(cell, options) is not None for cell in observed)
+    return bool(observed) and count >= len(observed) / 2
 
 
 def as_number(cell: str, options: TableOptions) -> Decimal | None:
-    """Return the finite number that a cell writes, or None."""
+    """Return the finite number that a cell writes, 1 and 0 for true and false, or None."""
     text = cell.strip()
     if len(text) > MAX_DIGITS:
         return None
@@ -164,13 +205,3 @@ def _decimals(number: Decimal | None) -> int:
         return 0
     exponent = number.as_tuple().exponent
     return max(0, -exponent) if isinstance(exponent, int) else 0
-
-
-def _ambiguous(cells: Sequence[str]) -> UnreadableError:
-    return UnreadableError(
-        f"the first line, {_shown(cells)}, may be the names of the columns or data: {CURE}"
-    )
-
-
-def _shown(cells: Sequence[str]) -> str:
-    return ",".join(cells[:MAX_SHOWN])[:80] + (",…" if len(cells) > MAX_SHOWN else "")

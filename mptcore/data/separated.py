@@ -15,7 +15,7 @@ from mptcore.data.files import MISSING, UnreadableError
 from mptcore.data.headers import is_header
 from mptcore.data.table_columns import (
     EXACT,
-    NAMELESS,
+    SAVED_INDEX,
     Columns,
     Table,
     add_nameless,
@@ -28,10 +28,8 @@ from mptcore.specs.data.reading import TableOptions
 
 SAMPLE_LINES = 1000
 """Lines that decide whether the first one has names."""
-QUOTED_LINES = 100
-"""Lines that are searched for quotes."""
 LONGEST_LINE = 10_000_000
-MARKUP = ("[", "{", "<!", "<?", "<html", "<table", "<xml")
+MARKUP = ("[{", "[[", '["', '{"', "<!", "<?", "<html", "<table", "<xml")
 """Beginnings of files that are no tables."""
 ROWS_ALIKE = ". Rows have as many cells as the names: remove titles, notes and totals"
 ABOVE = ": a table has two columns or more; remove titles and comments above their names"
@@ -56,7 +54,7 @@ def read_separated(path: Path, options: TableOptions) -> Table:
         _add_cells(columns, name, cells, texts.get(name), file)
     columns.ids |= {name: texts[name] for name in ids}
     for name in nameless:
-        is_index = name == file.names[0] or name in NAMELESS
+        is_index = name == file.names[0] or bool(SAVED_INDEX.fullmatch(name))
         add_nameless(columns, name, texts[name], is_index)
     if file.has_quotes and not file.lines:
         rows = len(data[measured[0]])
@@ -156,7 +154,7 @@ def _text_file(path: Path, options: TableOptions) -> _TextFile:
     shown = f"its first line, {first.strip()[:60]!r},"
     if first.lstrip('"').startswith("sep="):
         raise UnreadableError(f"{shown} is Excel's: remove it, and give that separator by --sep")
-    if first.startswith(MARKUP):
+    if first.startswith(MARKUP) or first.strip() in ("[", "{"):
         raise UnreadableError(f"{shown} is that of JSON, HTML or XML, not of a table")
     if len(cells) < 2:
         advice = _other_separator(separator, first) or ABOVE
@@ -164,9 +162,13 @@ def _text_file(path: Path, options: TableOptions) -> _TextFile:
     header = options.header
     if header is None:
         quoted = _quoted(first, separator)
-        for line in following[:QUOTED_LINES]:
+        for line in following:
             quoted -= _quoted(line, separator)
-        header = is_header(cells, rows, options, quoted)
+        quoted -= {c for c, cell in enumerate(cells) if separator in cell or '"' in cell}
+        try:
+            header = is_header(cells, rows, options, quoted)
+        except UnreadableError as error:
+            raise UnreadableError(f"{error}{_other_separator(separator, first)}") from None
     if not header:
         names = [f"f{c}" for c in range(len(cells))]
         return _TextFile(path, separator, names, names[-1:], header, lines[0][0] - 1, options)
@@ -174,7 +176,7 @@ def _text_file(path: Path, options: TableOptions) -> _TextFile:
     blank = [c for c, name in enumerate(names) if not name]
     for c in blank:
         names[c] = f"column {c + 1}" + " (no name)" * (f"column {c + 1}" in names)
-    nameless = [name for c, name in enumerate(names) if c in blank or name in NAMELESS]
+    nameless = [name for c, name in enumerate(names) if c in blank or SAVED_INDEX.fullmatch(name)]
     return _TextFile(path, separator, names, nameless, header, last, options)
 
 

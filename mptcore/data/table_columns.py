@@ -20,15 +20,16 @@ MAX_ID_BYTES = 1000
 MAX_IDS_BYTES = 256 * 2**20
 BYTES_OF_ID = 8
 """Bytes of an id besides its text, in Arrow."""
-NAMELESS = ("Unnamed: 0", "__index_level_0__")
-"""Names of a column that was the index of a pandas table."""
+SAVED_INDEX = re.compile(r"Unnamed: 0|__index_level_\d+__")
+"""Names of columns that were the index of a pandas table."""
 INDEX = "index"
 """Name of the ids from a column without a name."""
 ROUNDED = "whole numbers beyond 2^53 are rounded to float64"
 WHOLE = re.compile(r"\s*[+-]?\d{1,400}\s*")
 LEAVE_OUT = (
-    "Leave such columns out: --index NAME keeps one as an id of the rows, --drop-non-numeric drops "
-    "all (in a request index=NAME or drop_non_numeric=yes)"
+    "A missing value is an empty cell or NA. Leave other such columns out: --index NAME keeps one "
+    "as an id of the rows, --drop-non-numeric drops all (in a request index=NAME or "
+    "drop_non_numeric=yes)"
 )
 
 
@@ -176,7 +177,8 @@ def add_nameless(columns: Columns, name: str, cells: Any, is_index: bool) -> Non
     if columns.header is False:  # no column has a name
         return
     is_whole = values is None or bool((values == np.round(values)).all())
-    if not is_index or not is_whole or len(cells.unique()) < len(cells):
+    is_level = name.startswith("__index_level_")  # a level of several, whose values recur
+    if not is_level and not (is_index and is_whole and len(cells.unique()) == len(cells)):
         cure = f"name it, make it an id by --index '{name}'"
         if columns.header is not None:
             cure += ", or give --no-header if the first line has data"

@@ -7,7 +7,7 @@ from typing import Any
 from mptcore.data.files import UnreadableError, told_of
 from mptcore.data.separated import read_separated
 from mptcore.data.table_columns import (
-    NAMELESS,
+    SAVED_INDEX,
     Columns,
     Table,
     add_nameless,
@@ -42,7 +42,7 @@ def _read_parquet(path: Path, options: TableOptions) -> Table:
     refuse_duplicates(schema.names)
     pandas_index = index_columns(schema)
     ids = [*dict.fromkeys([*known(options.index, schema.names), *pandas_index])]
-    nameless = [name for name in schema.names if name in NAMELESS and name not in ids]
+    nameless = [name for name in schema.names if SAVED_INDEX.fullmatch(name) and name not in ids]
     columns = Columns()
     kept = []
     for place in schema:

@@ -184,7 +184,11 @@ def _read(path: Path, suffix: str, options: TableOptions) -> _Content:
         check_beginning(path, suffix)
         if suffix == "npy":
             notes: list[str] = []
-            return _Content({"": _matrix("", np.load(path, allow_pickle=False), notes)}, {}, notes)
+            with path.open("rb") as file:
+                array = np.load(file, allow_pickle=False)
+                if file.read(1):
+                    raise UnreadableError("it goes on after its first array: use .npz for several")
+            return _Content({"": _matrix("", array, notes)}, {}, notes)
         if suffix == "npz":
             return _archive(path)
         table = read_table(path, options)

@@ -122,11 +122,14 @@ def submit(
         raise typer.BadParameter("give a spec file, or your numbers: --data mine.csv")
     grid: dict[str, list[Any]] = {}
     fitted = None
+    options = reading_options(index, header, sep, decimal, thousands, drop_non_numeric)
     if spec is not None:
+        if options or columns or array or latent_dim:
+            told = "options of --data are not for a spec: upload its file by mpt upload FILE with "
+            raise typer.BadParameter(f"{told}them, and give the id, or set fields by --set")
         sent = _spec(spec, set_)
     else:
         assert data is not None
-        options = reading_options(index, header, sep, decimal, thousands, drop_non_numeric)
         names = names_of(columns)
         if is_text(data):
             checkpoint = checkpoint_of(model)

@@ -169,7 +169,8 @@ def summary(dataset: Dataset) -> str:
     reading = dataset.reading or {}
     if dataset.dim is None:
         columns = f"; columns of text: {listed(dataset.columns)}" if dataset.columns else ""
-        return f"{dataset.n} texts{columns}"
+        numbers = "; for numbers give --index or --drop-non-numeric" * (dataset.format == "parquet")
+        return f"{dataset.n} texts{columns}{numbers}"
     if len(dataset.arrays or {}) > 1:
         parts = [f"arrays {_arrays(dataset)}"]
     else:

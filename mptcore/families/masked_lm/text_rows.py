@@ -226,7 +226,8 @@ def _length_of(prefix: Any, text: str) -> int | None:
 def _number(value: Any) -> tuple[float | None, str | None]:
     """Return a label, which may be a number as text, or the reason why it is none."""
     with suppress(ValueError):
-        number = float(value) if isinstance(value, str | int | float) else math.nan
+        text = str(value).replace("_", "no number")  # as in 1_0, which Python would read
+        number = float(text) if isinstance(value, str | int | float) else math.nan
         if not isinstance(value, bool) and math.isfinite(number):
             return number, None
     return None, f"the label {str(value)[:40]!r} is not a number"

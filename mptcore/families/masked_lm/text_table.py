@@ -138,6 +138,9 @@ class TextTable:
             yield from self._group_warnings()
         if self.spec.label_column is not None and of_all:
             labels = [self.texts.rows[i].label for i in self.texts.scored]
+            if missing := labels.count(None):
+                told = f"{missing} of {len(labels)} scored texts have no label that is a number"
+                yield Log("warning", f"{told}: spearman leaves them out")
             yield rank_correlation(self.first.value.tolist(), labels, self.labels)
 
     def _group_warnings(self) -> Iterator[Record]:

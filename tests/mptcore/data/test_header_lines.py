@@ -31,7 +31,6 @@ def header(first: str, rows: list[str], quoted: Collection[int] = (), separator:
         "0,10,1000",
         "1e3,2e3,3e3",
         "999.1,995.2,991.3",
-        ",1,2",
         "age,0.5,1.0",
         "%,#,€",
         "a,b,?",
@@ -72,6 +71,9 @@ def test_other_numbers_are_data(first: str) -> None:
         ("1,2,3", []),
         ("1,2,3", ["0.5,7,1.5"]),  # one column has no more decimals
         ("31.5,63,125", DECIMALS),  # unequal steps, but fewer decimals than the columns
+        ("100.0757,150.1123,250.3012", WHOLE),  # or more
+        ("1e-3,1e-2,1e-1", ["0.125,0.512,0.933"]),  # equal ratios
+        ("ctrl,0,1,2", ["ctrl,0.5,1.5,2.5", "drug,1.5,0.5,0.25"]),  # a label that recurs
         ("1,NA,3", WHOLE),
         (",NA,3", WHOLE),
         ("country,2019,2020,2021", ["France,4,1,9"]),
@@ -96,6 +98,37 @@ def test_a_quoted_line_above_numbers_without_quotes_has_names() -> None:
     assert not header("2019,2020", ["1,2", "3,4"], {0})
     with pytest.raises(UnreadableError):  # the label of a row
         header("Smith,1.5,2.5", ["Jones,3.25,0.5"], {0})
+
+
+@pytest.mark.parametrize("first", [",405.5,561.2,488.0", ",7,7,7", ",1,2,3", ",a,b,c"])
+@pytest.mark.parametrize("ids", ["0 1 2", "7 3 12", "cell0 cell1 cell2", "2020-01-01 x y"])
+def test_a_blank_above_ids_begins_a_line_of_names(first: str, ids: str) -> None:
+    """A table of pandas with any names: its header was a row, and its index a measurement."""
+    assert header(first, [f"{name},2.08,-2.48,1.25" for name in ids.split()])
+    for others in ("1.5 2.5 3.5", "1 1 2"):
+        rows = [f"{name},2.08,-2.48,1.25" for name in others.split()]
+        if "a" in first:
+            assert header(first, rows)
+            continue
+        with pytest.raises(UnreadableError):
+            header(first, rows)
+
+
+def test_an_odd_cell_beside_whole_numbers_is_no_name() -> None:
+    for cell in ("<NA>", "<LOD", "#NV", "NaT", "n.b.", "3a", "1O", "3 mg", "below LOD"):
+        with pytest.raises(UnreadableError):
+            header(f"5,7,{cell}", ["61,2,3", "4,5,6", "9,1,2"])
+    assert header("age,2019,2020", ["61.5,2.5,3.5", "4,5,6"])
+
+
+def test_columns_without_values_or_with_one_odd_cell_have_names_too() -> None:
+    for rows in (["1.5,2.5,", "0.5,1.5,"], ["1.5,2.5,7.25", "0.5,sat,0.25", "1,2.5,0.5"]):
+        if rows[0].endswith(","):
+            with pytest.raises(UnreadableError):
+                header("1990,1991,1992", rows)
+        else:
+            assert header("1990,1991,1992", rows)
+    assert not header("1.5,0.2,", ["0.4,1.1,"])
 
 
 def test_huge_numbers_are_no_numbers() -> None:

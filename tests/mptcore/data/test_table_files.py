@@ -291,6 +291,34 @@ def test_long_ids_are_refused(folder: Path) -> None:
     assert inspected(path, f"id,a,b\n{'x' * 1001},1.5,2\n", drop_non_numeric=True).dim == 2
 
 
+def test_levels_of_an_index_without_metadata(folder: Path) -> None:
+    names = ["__index_level_0__", "__index_level_1__", "a", "b"]
+    table = arrow.table(dict(zip(names, [[1, 1], ["x", "y"], [1.5, 2], [0.5, 4]], strict=True)))
+    parquet.write_table(table, folder / "data.parquet")
+    found = look(folder / "data.parquet", options=TableOptions(drop_non_numeric=True))
+    assert (found.columns, reading(found, "ids")) == (["a", "b"], ["index", "__index_level_1__"])
+
+
+def test_quotes_that_a_separator_needs_are_no_sign_of_names(folder: Path) -> None:
+    path = folder / "data.csv"
+    text = '"1,234","2,345","1,001"\n999,2,3\n4,5,6\n'
+    assert inspected(path, text, thousands=",").n == 3
+    assert "may be" in problem(
+        path, '"2019","2020","2021"\n1,2,3\n' + "4,5,6\n" * 200 + '"7",8,9\n'
+    )
+
+
+def test_names_in_brackets_and_several_arrays(folder: Path) -> None:
+    assert inspected(folder / "data.csv", "[Na+],[K+]\n1.5,2\n").columns == ["[Na+]", "[K+]"]
+    (folder / "data.csv").unlink()
+    with (folder / "data.npy").open("wb") as file:
+        np.save(file, X)
+        np.save(file, X)
+    assert look(folder / "data.npy").problems == [
+        "it goes on after its first array: use .npz for several"
+    ]
+
+
 def test_ids_stand_on_one_line(folder: Path) -> None:
     inspected(folder / "data.csv", 'id,a,b\n"one\r\ntwo",1.5,2\n"x\ty",0.5,4\n', index=["id"])
     (folder / "reading.json").write_text('{"index": ["id"]}')
@@ -326,10 +354,10 @@ def test_many_columns_of_text_are_read_once(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_an_unnamed_column_of_measurements_is_refused(folder: Path) -> None:
-    table = pd.DataFrame({"__index_level_0__": [1.5, 1.5], "b": [2.5, 3], "c": [1.5, 2]})
+    table = pd.DataFrame({"Unnamed: 0": [1.5, 1.5], "b": [2.5, 3], "c": [1.5, 2]})
     table.to_parquet(folder / "data.parquet", index=False)
-    assert "__index_level_0__ has no name" in look(folder / "data.parquet").problems[0]
-    table["__index_level_0__"] = [7, 3]
+    assert "Unnamed: 0 has no name" in look(folder / "data.parquet").problems[0]
+    table["Unnamed: 0"] = [7, 3]
     table.to_parquet(folder / "data.parquet", index=False)
     found = look(folder / "data.parquet")
     assert (found.columns, reading(found, "ids")) == (["b", "c"], ["index"])
