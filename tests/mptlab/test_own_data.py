@@ -340,6 +340,8 @@ def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
     [
         ([], "give a spec file, or your numbers: --data mine.csv"),
         (["--data", "own.csv"], "give --latent-dim: a number, or several: --latent-dim 2..10"),
+        (["own.json", "--no-header"], "options of --data are not for a spec"),
+        (["own.json", "--latent-dim", "2"], "options of --data are not for a spec"),
         (["--data", "own.csv", "--model", "vae"], "vae; or give ppca or factor_analysis"),
         (["--data", "a.xlsx", "--latent-dim", "2"], "is not a file of numbers: give one of .csv"),
         (["--data", "a.npy", "--latent-dim", "2", "--index", "a"], "there is no file a.npy: an "),

@@ -96,6 +96,8 @@ def test_the_index_of_a_parquet_file_is_not_its_text(tmp_path: Path) -> None:
         ("t.csv", b"text\n\xff\xfe\n", "is not UTF-8 text"),
         ("t.jsonl", '{"text": "a"}\n{"text"\n', "line 2 is not JSON"),
         ("t.jsonl", '"CCO"\n', "line 1 is not a JSON object"),
+        ("t.jsonl", '{"text": "a", "text": "b"}\n', "an object has the same name twice"),
+        ("t.jsonl", '{"text": "a", "y": Infinity}\n', "Infinity is no value"),
         ("t.jsonl", '{"text": "a"}\n\n{"text": 5}\n', "row 1 of column text is 5, not text"),
         ("t.jsonl", '{"a": "x", "b": "y"}\n', "several columns of text: a, b"),
         ("t.smi", "CCO ethanol\n", r"files, not .smi"),

@@ -64,6 +64,18 @@ def test_groups_and_labels_come_from_columns(tmp_path: Path) -> None:
     assert value_of(metric(found, "accuracy")) == sum(right) / 2
     assert std_err_of(metric(found, "accuracy")) > 0
     assert -1 <= value_of(metric(found, "spearman")) <= 1
+    warnings = [one.message for one in found if isinstance(one, Log) and one.level == "warning"]
+    told = "1 of 6 scored texts have no label that is a number: spearman leaves them out"
+    assert told in warnings
+
+
+def test_labels_may_be_numbers_as_text(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    labels = ["1.5", "2", "1_0", "inf", "x", True, 4]
+    lines = [json.dumps({"text": "the cats", "score": label}) for label in labels]
+    (tmp_path / "text" / "t.jsonl").write_text("\n".join(lines))
+    rows, _ = scored(of({"file": "t.jsonl"}, label_column="score"), tmp_path)
+    assert [row["label"] for row in rows] == [1.5, 2, None, None, None, None, 4]
 
 
 EMPTY = ["the cats", None, "a mat", "the mat", " ", "cats sat", "", "unlikely cats"]
