@@ -16,9 +16,9 @@ COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"(\xb5/\
 """First bytes of compressed files."""
 MISSING = frozenset(
     {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"}
-    | {"N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"}
+    | {"N/A", "NA", "NULL", "NaN", "n/a", "nan", "null", "NAN", "Nan"}
 )
-"""Cells of text files that mark a missing value: Arrow's."""
+"""Cells of text files that mark a missing value: Arrow's, and those that it reads as NaN."""
 
 
 class UnreadableError(ValueError):

@@ -13,6 +13,8 @@ MIN_NAMES = 3
 """Minimum number of distinct numbers in a line that may be names."""
 ROUNDED_STEPS = 100
 """Minimum step, in units of the last digit, of numbers that are equally spaced up to rounding."""
+RARE_NAMES, COMPARED_ROWS = 5, 10
+"""Number of numbers that rarely rise by chance, and of rows that are compared with them."""
 MAX_SHOWN = 5
 MAX_DIGITS = 400
 """Maximum digits, and exponent, of a number: more than float64 has."""
@@ -48,9 +50,9 @@ def is_header(
     lines.
 
     Raises UnreadableError if both readings are plausible: for such numbers above columns with no
-    more decimals; for others that only rise or fall and have fewer or more decimals than all
-    columns, or equal ratios; for other numbers beside words; and for cells that are neither numbers
-    nor words, such as ? and <0.1."""
+    more decimals; for others that only rise or fall, and have fewer or more decimals than all
+    columns, equal ratios, or are five or more; for other numbers beside words; and for cells that
+    are neither numbers nor words, such as ? and <0.1."""
     cells = [cell.strip() for cell in first]
     below = [[row[c].strip() for row in rows if c < len(row)] for c in range(len(cells))]
     line = _decided(cells, below, options, quoted)
@@ -83,16 +85,31 @@ def _decided(
     if others:
         return _beside_words(cells, below, options, judged, others, numbers)
     if not cells[0] and not {*cells[1:]} & MISSING:
-        return Line.NAMES if _are_ids(below[0], options) else Line.EITHER
+        return _below_blank(cells, below, options)
     if any(cells[c] in MISSING for c in judged):
         return Line.EITHER
     labels = [c for c, cell in enumerate(cells) if c not in judged and cell not in MISSING]
     line = _of_numbers([numbers[c] for c in judged], [below[c] for c in judged], options)
     if line == Line.NAMES and any(_is_like(cells[c], below[c]) for c in labels):
         return Line.EITHER  # s1 above s2
-    if line == Line.DATA and any(c not in numbers for c in labels):
+    if line == Line.DATA and any(
+        c not in numbers and not _is_like(cells[c], below[c]) for c in labels
+    ):
         return Line.EITHER  # labels of rows, or names above them
     return line
+
+
+def _below_blank(
+    cells: Sequence[str], below: Sequence[Sequence[str]], options: TableOptions
+) -> Line:
+    """Decide about a line that begins with a blank: that of a table of pandas, or a row whose first
+    value is missing."""
+    numbers = [n for cell in cells[1:] if (n := as_number(cell, options)) is not None]
+    are_all = len(numbers) == len(cells) - 1
+    if are_all and _of_numbers(numbers, below[1:], options) == Line.DATA:
+        if all(a == b for a, b in _decimals_above(numbers, below[1:], options)):
+            return Line.EITHER
+    return Line.NAMES if _are_ids(below[0], options) else Line.EITHER
 
 
 def _beside_words(
@@ -122,29 +139,46 @@ def _of_numbers(
     min_names: int = MIN_NAMES,
 ) -> Line:
     """Decide about numbers above these columns."""
-    steps = [second - first for first, second in pairwise(numbers)]
-    only_rise_or_fall = all(step > 0 for step in steps) or all(step < 0 for step in steps)
-    if len(numbers) < min_names or not only_rise_or_fall:
+    if len(numbers) < min_names or not _only_rise_or_fall(numbers):
         return Line.DATA
-    decimals = [
+    decimals = _decimals_above(numbers, columns, options)
+    fewer, more = (all(a < b for a, b in decimals), all(a > b for a, b in decimals))
+    if _is_regular(numbers):
+        return Line.NAMES if fewer else Line.EITHER
+    ratios = {a * c == b * b for a, b, c in zip(numbers, numbers[1:], numbers[2:], strict=False)}
+    if fewer or more or ratios == {True}:
+        return Line.EITHER
+    # chance makes few rows of many numbers rise, unless all rows do
+    rows = [*zip(*(column[:COMPARED_ROWS] for column in columns), strict=False)]
+    others = [[as_number(cell, options) or Decimal() for cell in row] for row in rows]
+    is_rare = len(numbers) >= RARE_NAMES and not all(map(_only_rise_or_fall, others))
+    return Line.EITHER if is_rare else Line.DATA
+
+
+def _only_rise_or_fall(numbers: Sequence[Decimal]) -> bool:
+    steps = [second - first for first, second in pairwise(numbers)]
+    return all(step > 0 for step in steps) or all(step < 0 for step in steps)
+
+
+def _decimals_above(
+    numbers: Sequence[Decimal], columns: Sequence[Sequence[str]], options: TableOptions
+) -> list[tuple[int, int]]:
+    """Return the decimals of each number, and the most in the column below it."""
+    return [
         (
             _decimals(number),
             max((_decimals(as_number(cell, options)) for cell in column), default=0),
         )
         for number, column in zip(numbers, columns, strict=True)
     ]
-    fewer, more = (all(a < b for a, b in decimals), all(a > b for a, b in decimals))
-    if _is_regular(numbers, steps):
-        return Line.NAMES if fewer else Line.EITHER
-    ratios = {a * c == b * b for a, b, c in zip(numbers, numbers[1:], numbers[2:], strict=False)}
-    return Line.EITHER if fewer or more or ratios == {True} else Line.DATA
 
 
-def _is_regular(numbers: Sequence[Decimal], steps: Sequence[Decimal]) -> bool:
+def _is_regular(numbers: Sequence[Decimal]) -> bool:
     """Return whether numbers are whole or equally spaced. Large steps may differ by rounding:
     9999.10, 9995.25, 9991.39."""
     if all(number == number.to_integral_value() for number in numbers):
         return True
+    steps = [second - first for first, second in pairwise(numbers)]
     unit = Decimal(1).scaleb(-max(map(_decimals, numbers)))
     spread = max(steps, default=Decimal()) - min(steps, default=Decimal())
     return spread == 0 or (spread <= 2 * unit and min(map(abs, steps)) >= ROUNDED_STEPS * unit)

@@ -31,7 +31,12 @@ SAMPLE_LINES = 1000
 LONGEST_LINE = 10_000_000
 MARKUP = ("[{", "[[", '["', '{"', "<!", "<?", "<html", "<table", "<xml")
 """Beginnings of files that are no tables."""
+UNNAMED_ROWS = (
+    ". If the first line lacks the name of the column of row names, as R's write.table leaves it "
+    "out, put a name before it; else remove titles, notes and totals"
+)
 ROWS_ALIKE = ". Rows have as many cells as the names: remove titles, notes and totals"
+BLANKS = ". Cells are separated by commas, not by blanks; remove titles and comments"
 ABOVE = ": a table has two columns or more; remove titles and comments above their names"
 OTHER_BLANKS = "[\u00a0\u202f]"
 """Blanks that do not break a line: French and Swiss programs group digits by them."""
@@ -122,7 +127,7 @@ class _TextFile:
     def _full_lines(self) -> list[int]:
         with self.path.open(encoding="utf-8", errors="replace") as file:
             rows = islice(enumerate(file, 1), self.skipped, None)
-            return [number for number, line in rows if line.strip()]
+            return [number for number, line in rows if line.strip("\n ")]
 
     @cached_property
     def has_quotes(self) -> bool:
@@ -157,14 +162,20 @@ def _text_file(path: Path, options: TableOptions) -> _TextFile:
     if first.startswith(MARKUP) or first.strip() in ("[", "{"):
         raise UnreadableError(f"{shown} is that of JSON, HTML or XML, not of a table")
     if len(cells) < 2:
-        advice = _other_separator(separator, first) or ABOVE
+        blanks = BLANKS if len(first.split()) > 1 else ABOVE
+        advice = _other_separator(separator, first) or blanks
         raise UnreadableError(f"{shown} has one cell{advice}")
+    if not any(cell.strip() for cell in cells):
+        raise UnreadableError("its first line has empty cells only: remove it")
     header = options.header
+    if header is None and {*options.index} & {" ".join(cell.split()) for cell in cells}:
+        header = True  # an id is named by this line
     if header is None:
         quoted = _quoted(first, separator)
         for line in following:
             quoted -= _quoted(line, separator)
-        quoted -= {c for c, cell in enumerate(cells) if separator in cell or '"' in cell}
+        needed = {separator, '"', options.decimal, options.thousands or separator} - {"."}
+        quoted -= {c for c, cell in enumerate(cells) if any(mark in cell for mark in needed)}
         try:
             header = is_header(cells, rows, options, quoted)
         except UnreadableError as error:
@@ -176,7 +187,12 @@ def _text_file(path: Path, options: TableOptions) -> _TextFile:
     blank = [c for c, name in enumerate(names) if not name]
     for c in blank:
         names[c] = f"column {c + 1}" + " (no name)" * (f"column {c + 1}" in names)
-    nameless = [name for c, name in enumerate(names) if c in blank or SAVED_INDEX.fullmatch(name)]
+    saved = re.compile(r"Unnamed: \d+")  # as pandas names a blank one
+    nameless = [
+        name
+        for c, name in enumerate(names)
+        if c in blank or SAVED_INDEX.fullmatch(name) or saved.fullmatch(name)
+    ]
     return _TextFile(path, separator, names, nameless, header, last, options)
 
 
@@ -192,7 +208,7 @@ def _first_lines(path: Path) -> list[tuple[int, str]]:
     try:
         with path.open(encoding="utf-8-sig") as file:
             lines = islice(iter(lambda: file.readline(LONGEST_LINE), ""), SAMPLE_LINES)
-            return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+            return [(number, line) for number, line in enumerate(lines, 1) if line.strip("\n ")]
     except UnicodeDecodeError as error:
         detail = f"it is not UTF-8 text ({error.reason} at byte {error.start})"
         raise UnreadableError(f"{detail}: save it as UTF-8") from error
@@ -217,6 +233,8 @@ def _parsed(file: _TextFile, names: list[str]) -> Any:
             raise UnreadableError(f"{where} has blanks only: remove it") from error
         detail = f"{where} has {found} cells, the first line {expected}: {row.strip()[:60]!r}"
         advice = _other_separator(file.separator, row)
+        if int(found) == int(expected) + 1:
+            advice = advice or UNNAMED_ROWS
         raise UnreadableError(f"{detail}{advice or ROWS_ALIKE}") from error
 
 
@@ -261,7 +279,9 @@ def _add_cells(
     if thousands := file.options.thousands:
         if thousands == " ":
             text = compute.replace_substring_regex(text, OTHER_BLANKS, " ")
-        groups = rf"^[+-]?\d{{1,3}}({re.escape(thousands)}\d{{3}})+({decimal}\d*)?$"
+        if thousands == "'":
+            text = compute.replace_substring(text, "’", "'")
+        groups = rf"^[+-]?[1-9]\d{{0,2}}({re.escape(thousands)}\d{{3}})+({decimal}\d*)?$"
         plain = compute.replace_substring(text, thousands, "")
         text = compute.if_else(compute.match_substring_regex(text, groups), plain, text)
     number = rf"^[+-]?(\d+({decimal}\d*)?|{decimal}\d+)([eE][+-]?\d+)?$"

@@ -20,7 +20,7 @@ MAX_ID_BYTES = 1000
 MAX_IDS_BYTES = 256 * 2**20
 BYTES_OF_ID = 8
 """Bytes of an id besides its text, in Arrow."""
-SAVED_INDEX = re.compile(r"Unnamed: 0|__index_level_\d+__")
+SAVED_INDEX = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")
 """Names of columns that were the index of a pandas table."""
 INDEX = "index"
 """Name of the ids from a column without a name."""
@@ -82,14 +82,27 @@ class Columns:
             for name in [name for name, values in self.values.items() if np.isnan(values).all()]:
                 del self.values[name]
                 self.empty[name] = "it has no value"
-        if not self.values:
-            raise UnreadableError("it has no column of numbers")
+        left_out = {name: f"not numbers: {why}" for name, why in self.not_numbers.items()}
+        left_out |= self.empty
+        if len(self.values) < 2:
+            reasons = [f"{name} is left out: {why}" for name, why in left_out.items()]
+            told = f"it has {len(self.values)} columns of numbers, and needs two"
+            raise UnreadableError("; ".join([told, *reasons[:MAX_NAMED]]))
+        x = np.column_stack([*self.values.values()])
+        if self.header is not None:
+            rows = np.flatnonzero(~np.isnan(x).all(1))
+            count = int(rows[-1]) + 1 if len(rows) else len(x)
+            if count < len(x):
+                self.notes.append(f"{len(x) - count} empty rows at the end are left out")
+                x = x[:count]
+                self.ids = {name: cells.slice(0, count) for name, cells in self.ids.items()}
         for name, cells in self.ids.items():
             _check_ids(name, cells)
             self.ids[name] = _on_one_line(cells)
-        x = np.column_stack([*self.values.values()])
-        left_out = {name: f"not numbers: {why}" for name, why in self.not_numbers.items()}
-        left_out |= self.empty
+            is_empty = (self.ids[name].slice(0, 2)).to_pylist()
+            if len(is_empty) == 2 and not is_empty[0].strip() and is_empty[1].strip():
+                told = f"the first row has no id in {name}: is it a second line of names?"
+                self.notes.append(told)
         return Table(x, [*self.values], self.ids, self.header, left_out, self.notes, self.row_name)
 
 
@@ -178,7 +191,8 @@ def add_nameless(columns: Columns, name: str, cells: Any, is_index: bool) -> Non
         return
     is_whole = values is None or bool((values == np.round(values)).all())
     is_level = name.startswith("__index_level_")  # a level of several, whose values recur
-    if not is_level and not (is_index and is_whole and len(cells.unique()) == len(cells)):
+    is_distinct = values is None or len(cells.unique()) == len(cells)
+    if not is_level and not (is_index and is_whole and is_distinct):
         cure = f"name it, make it an id by --index '{name}'"
         if columns.header is not None:
             cure += ", or give --no-header if the first line has data"

@@ -77,7 +77,9 @@ def test_other_numbers_are_data(first: str) -> None:
         ("1,NA,3", WHOLE),
         (",NA,3", WHOLE),
         ("country,2019,2020,2021", ["France,4,1,9"]),
-        ("s1,1.53,0.27,0.4", ["s2,0.52,0.61,0.9"]),  # labels of rows, without a line of names
+        ("sample,1.53,0.27,0.4", ["s2,0.52,0.61,0.9"]),  # a label, or a name
+        ("1.25,2.5,3.75,7.5,9.25", ["1.5,1.25,7.75,0.25,3.5"]),  # five numbers that rise
+        (",5.1,3.5,1.4", ["23,4.9,3.0,1.4", "31,4.7,3.2,1.3"]),  # a missing value, or a corner
         ("2020-01-01,1,2,3", ["2020-01-02,0.5,2.5,1.5"]),
         ("s1,1,2,3", ["s2,0.5,2.5,1.5"]),
     ],
@@ -112,6 +114,13 @@ def test_a_blank_above_ids_begins_a_line_of_names(first: str, ids: str) -> None:
             continue
         with pytest.raises(UnreadableError):
             header(first, rows)
+
+
+def test_labels_of_rows_without_names_are_data() -> None:
+    assert not header("s1,1.53,0.27,0.4", ["s2,0.52,0.61,0.9"])
+    assert not header("M,0.455,0.365,0.095", ["M,0.35,0.265,0.09", "F,0.53,0.42,0.135"])
+    rising = ["1.25,2.5,3.75,7.5,9.25", "1.5,2.25,3.75,4.5,9.25", "0.5,2.25,3.25,4.5,7.25"]
+    assert not header(rising[0], rising[1:])  # all rows rise
 
 
 def test_an_odd_cell_beside_whole_numbers_is_no_name() -> None:

@@ -319,6 +319,53 @@ def test_names_in_brackets_and_several_arrays(folder: Path) -> None:
     ]
 
 
+def test_an_id_that_is_named_settles_the_header(folder: Path) -> None:
+    path = folder / "data.csv"
+    for text in ("Well,450,620\nA01,0.5,0.25\nA02,0.5,0.75\n", "<>,1,2\nA,120,110\nB,20,11\n"):
+        name = text.split(",")[0]
+        found = inspected(path, text, index=[name])
+        assert (found.n, found.columns) == (2, text.split("\n")[0].split(",")[1:])
+
+
+def test_empty_rows_at_the_end_are_left_out(folder: Path) -> None:
+    path = folder / "data.csv"
+    for text in ("a,b,c\n1,2.5,3\n4,5,6\n,,\n,,\n", "a,b,c\n1,2.5,3\n4,5,6\n,,\n\n,,\n"):
+        found = inspected(path, text)
+        assert read(path, found).tolist() == [[1, 2.5, 3], [4, 5, 6]]
+        assert reading(found, "warnings") == ["2 empty rows at the end are left out"]
+    assert "line 3 has no value" in inspected(path, "a,b\n1,2\n,\n3,4\n").problems
+    path = folder / "data.tsv"
+    assert "empty cells only" in problem(path, "\t\t\n1\t2\t3\n", header=False)
+
+
+def test_groups_of_digits_do_not_begin_with_zero(folder: Path) -> None:
+    path = folder / "data.csv"
+    options: Any = {"sep": ";", "decimal": ",", "thousands": "."}
+    assert "line 2 is '0.123'" in problem(path, "a;b\n0.123;1,5\n1.234;2,5\n", **options)
+    found = inspected(path, "a;b\n1’234;2\n5;6\n", sep=";", thousands="'")
+    assert found.problems == []
+
+
+def test_cells_in_capitals_are_missing_too(folder: Path) -> None:
+    path = folder / "data.csv"
+    text = "1.5,2.5,NAN\nNAN,NAN,3.5\nNAN,4.5,NAN\n6.5,NAN,NAN\nNAN,NAN,7.5\n"
+    assert inspected(path, text, header=False).n == 5
+    assert "may be the names" in problem(path, text)
+
+
+def test_words_beside_what_is_read(folder: Path) -> None:
+    path = folder / "data.csv"
+    found = inspected(path, "site,a,b\n,1,2\nx,3.5,4.5\n", index=["site"])
+    assert reading(found, "warnings") == [
+        "the first row has no id in site: is it a second line of names?"
+    ]
+    assert "row names, as R's write.table" in problem(path, "a,b\n1,2.5,3\n2,3.5,4\n")
+    assert "not by blanks" in problem(path, "1.0 2.0 3.5\n4.0 5.0 6.5\n")
+    assert "B is left out" not in problem(path, "g,a,b\nA,1,2\nB,x,4\n", drop_non_numeric=True)
+    refused = problem(path, "g,a,b\nA,1,2\nB,x,4\n", drop_non_numeric=True)
+    assert refused.startswith("it has 1 columns of numbers, and needs two; g is left out: not num")
+
+
 def test_ids_stand_on_one_line(folder: Path) -> None:
     inspected(folder / "data.csv", 'id,a,b\n"one\r\ntwo",1.5,2\n"x\ty",0.5,4\n', index=["id"])
     (folder / "reading.json").write_text('{"index": ["id"]}')
