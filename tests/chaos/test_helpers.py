@@ -34,16 +34,16 @@ SLOW: dict[str, Any] = {
     "compute": {"threads": 1, "precision": "float32", "device": "cpu"},
     "seeds": [1],
 }  # fmt: skip
-"""A mask takes some thirty milliseconds. All that comes before the masks is computed again in each
+"""A mask takes ten to thirty milliseconds. All that comes before the masks is computed again in each
 attempt and in each help, so it is short."""
 FIXED = {
     **SLOW,
     "evaluate": {"lml": {"method": "iwae", "samples": 2},
-                 "masks": {"schedule": "fixed", "rate": 0.33, "per_size": 60}},
+                 "masks": {"schedule": "fixed", "rate": 0.33, "per_size": 180}},
 }  # fmt: skip
 TARGET = {
     **SLOW,
-    "evaluate": {"lml": {"method": "iwae", "samples": 2}, "target_std_err": 0.02, "max_masks": 200,
+    "evaluate": {"lml": {"method": "iwae", "samples": 2}, "target_std_err": 0.02, "max_masks": 500,
                  "masks": {"schedule": "sizes", "sizes": [3, 30, 60]}},
 }  # fmt: skip
 
