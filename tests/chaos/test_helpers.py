@@ -34,8 +34,8 @@ SLOW: dict[str, Any] = {
     "compute": {"threads": 1, "precision": "float32", "device": "cpu"},
     "seeds": [1],
 }  # fmt: skip
-"""A mask takes ten to thirty milliseconds. All that comes before the masks is computed again in each
-attempt and in each help, so it is short."""
+"""A mask takes ten to thirty milliseconds. All that comes before the masks is computed again in
+each attempt and in each help, so it is short."""
 FIXED = {
     **SLOW,
     "evaluate": {"lml": {"method": "iwae", "samples": 2},
