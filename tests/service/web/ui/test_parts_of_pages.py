@@ -92,10 +92,10 @@ def test_a_table_is_read_as_the_options_of_its_upload_say(page: Page, lab: Brows
         ["id", "note", "2019", "2020", "2021"]
     )
     page.get_by_label("Decimal separator").select_option(",")
-    page.get_by_role("group", name="Columns of ids").get_by_label("id", exact=True).check()
     page.get_by_label("Leave out columns that are not numbers").check()
     send.click()
     expect(page.get_by_role("alert")).to_contain_text("may be the names of the columns or data")
+    page.get_by_role("group", name="Columns of ids").get_by_label("id", exact=True).check()
     page.get_by_label("First line", exact=True).select_option("yes")
     send.click()
     summary = "excel.csv: 7 rows × 3 columns; header: first line; ids: id; left out: note."
