@@ -74,7 +74,9 @@ def _decided(
     if not numeric:
         if any(c not in numbers and cell not in MISSING for c, cell in enumerate(cells)):
             return Line.NAMES
-        return Line.DATA if any(below) else _of_numbers([*numbers.values()], below, options)
+        if any(below) or len(numbers) < len(cells):
+            return Line.DATA
+        return _of_numbers([*numbers.values()], below, options)
     # a column without any value may have a name or a number in this line
     empty = [c for c, column in enumerate(below) if cells[c] not in MISSING >= {*column}]
     judged = sorted({*numeric, *empty})

@@ -140,6 +140,10 @@ def test_columns_without_values_or_with_one_odd_cell_have_names_too() -> None:
     assert not header("1.5,0.2,", ["0.4,1.1,"])
 
 
+def test_a_single_row_with_a_missing_value_is_data() -> None:
+    assert not header("1,,2,3", [])
+
+
 def test_huge_numbers_are_no_numbers() -> None:
     assert header("a,b", ["1e999999999,2", "0.5,1.5"])
 
