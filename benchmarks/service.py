@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import insert, text, update
 from sqlalchemy.orm import Session
 
-from benchmarks import asking, dashboard, helpers, large, listening, peer, queries, scale
+from benchmarks import asking, dashboard, large, listening, peer, queries, scale
 from benchmarks.figures import Figure, percentile
 from benchmarks.modes import LONG, MODES, SMALL, running
 from mptlab import Client
@@ -294,7 +294,6 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "pages": dashboard.pages,
     "dashboards": dashboard.dashboards,
     "mlflow": peer.peer,
-    "helpers": helpers.helpers,
 }
 
 

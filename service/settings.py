@@ -20,8 +20,6 @@ from mptcore.specs import Limits
 from service.fair_share import FairShare
 from service.logs import LogForm
 
-LAB_RUN_WORKERS = 8
-"""Maximum number of workers of an experiment in a lab that does not set it."""
 SECRETS = ("database_url", "database_password", "redis_url", "redis_password")
 """Settings that may be in files, named by the variable with _FILE at its end."""
 
@@ -76,13 +74,6 @@ class Settings(BaseSettings):
     """Limits of the size of an experiment."""
     share: FairShare = FairShare()
     """Fair share among users."""
-    max_workers: int | None = Field(default=None, ge=1)
-    """Maximum number of workers that compute one experiment. Above 1, idle workers help with the
-    scores of running experiments until another experiment needs them. Unset: 8 in a lab (with a
-    broker), else 1."""
-    help_after_s: float = Field(default=10.0, ge=0)
-    """Minimum time that an experiment has run before another worker helps it. Its expected
-    remaining time must be as long."""
     redis_url: SecretStr | None = None
     """URL of the broker in lab mode."""
     redis_password: SecretStr | None = None
@@ -191,13 +182,6 @@ class Settings(BaseSettings):
         """Time after which a silent worker is gone: three heartbeats, and the grace period of a
         run."""
         return 3 * self.heartbeat_s + self.kill_grace_s
-
-    @property
-    def run_workers(self) -> int:
-        """Maximum number of workers that compute one experiment."""
-        if self.max_workers is None:
-            return 1 if self.redis_url is None else LAB_RUN_WORKERS
-        return self.max_workers
 
     @cached_property
     def url(self) -> str:

@@ -13,8 +13,8 @@ from service.logs import write_line
 from service.settings import Settings
 from service.tables.experiments import Queue
 
-RUN, HELP = "run", "help"
-"""Names of the Celery tasks."""
+RUN = "run"
+"""Name of the Celery task."""
 
 TIMEOUT_S = 3.0
 """Timeout after which the broker counts as unavailable."""
@@ -75,9 +75,3 @@ def broker_answers(settings: Settings) -> bool:
 def ring(app: Celery, queue: Queue, experiment_id: str, dispatch_no: int) -> None:
     """Notify one worker of a queue. Raises kombu's errors if the broker is unavailable."""
     app.send_task(RUN, args=[experiment_id, dispatch_no], queue=queue.value, retry=False)
-
-
-def ring_for_help(app: Celery, queue: Queue, help_id: int) -> None:
-    """Notify one worker of a queue that it may help a run. Raises kombu's errors if the broker is
-    unavailable."""
-    app.send_task(HELP, args=[help_id], queue=queue.value, retry=False)

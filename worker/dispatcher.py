@@ -6,7 +6,6 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 
 from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
@@ -14,14 +13,13 @@ from sqlalchemy.orm import Session
 
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import dispatch, helper_choice, helping, workers
+from service.queue import dispatch, workers
 from service.queue.dispatch import Dispatch
-from service.queue.helper_choice import OFFER_EVERY_S, PATIENCE_S, SETTLE_S, Rules
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from service.tables.experiments import Queue
-from worker.celery_app import make_celery, ring, ring_for_help
+from worker.celery_app import make_celery, ring
 from worker.lifetime import Lifetime
 
 log = logging.getLogger(__name__)
@@ -29,11 +27,12 @@ log = logging.getLogger(__name__)
 EAGER_S = 1.0
 EAGERNESS = 5
 """Factor by which it polls faster for EAGER_S after a choice, because short runs end soon."""
-
-
-MAX_OFFERS = 8
-"""Maximum number of helpers that are offered in one transaction: nothing is dispatched meanwhile.
-"""
+LOOK_S = 0.5
+"""Interval between looks for unclaimed dispatches."""
+PATIENCE_S = 2.0
+"""Seconds after which a worker is notified again of an unclaimed dispatch."""
+SETTLE_S = 5.0
+"""Seconds between further messages about the same dispatch."""
 
 
 class Dispatcher:
@@ -49,18 +48,15 @@ class Dispatcher:
 
     def run(self, stopping: threading.Event) -> None:
         pause_s, eager_until = self.settings.poll_s, 0.0
-        shared_at = -math.inf
+        looked_at = -math.inf
         while not stopping.wait(pause_s):
             for chosen in self.dispatch():
                 eager_until = time.monotonic() + EAGER_S
                 if not self._ring(chosen):
                     break
-            if time.monotonic() >= shared_at + OFFER_EVERY_S:
-                shared_at = time.monotonic()
+            if time.monotonic() >= looked_at + LOOK_S:
+                looked_at = time.monotonic()
                 self._ring_again()
-                if self.settings.run_workers > 1:
-                    for queue, help_id in self.share_idle_workers():
-                        self._ring_for_help(queue, help_id)
             is_eager = time.monotonic() < eager_until
             pause_s = self.settings.poll_s / (EAGERNESS if is_eager else 1)
 
@@ -88,35 +84,6 @@ class Dispatcher:
                     break
                 yield chosen
 
-    def share_idle_workers(self) -> list[tuple[Queue, int]]:
-        """Let idle workers help running experiments, or stop helpers where experiments wait. Return
-        the queues and numbers of new helps."""
-        try:
-            rules = Rules.of(self.settings)
-            with self.database.snapshot() as session:
-                could_help = (helper_choice.could_help(session, queue, rules) for queue in Queue)
-                if not helping.helped_queues(session) and not any(could_help):
-                    return []
-            with self.database.transaction() as session:
-                workers.lock_dispatching(session)
-                return list(self._helps(session))
-        except TRANSIENT_DB_ERRORS as error:
-            log.warning("the database is unreachable: %s", error)
-            return []
-
-    def _helps(self, session: Session) -> Iterator[tuple[Queue, int]]:
-        rules = Rules.of(self.settings)
-        idle, helped = self._idle(session), helping.helped_queues(session)
-        for queue in Queue:
-            may_hang = not idle.get(queue) or helper_choice.is_late(session, queue)
-            if may_hang and queue in helped:
-                helper_choice.give_way(session, queue, rules)
-            for _ in range(min(MAX_OFFERS, idle.get(queue, 0))):
-                found = helper_choice.offer(session, queue, rules)
-                if found is None:
-                    break
-                yield queue, found
-
     def _idle(self, session: Session) -> dict[Queue, int]:
         """Return the number of idle workers of each queue that has workers."""
         slots = workers.slots(session, self.settings.worker_silent_s)
@@ -127,7 +94,7 @@ class Dispatcher:
         worker that hangs. At most one claim of a dispatch succeeds."""
         try:
             with self.database.snapshot() as session:
-                late = dispatch.unclaimed(session, PATIENCE_S, *Queue)
+                late = dispatch.unclaimed(session, PATIENCE_S)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             return
@@ -149,14 +116,6 @@ class Dispatcher:
             log.warning("the broker is unreachable, the reaper will requeue the run: %s", error)
             return False
         return True
-
-    def _ring_for_help(self, queue: Queue, help_id: int) -> None:
-        try:
-            ring_for_help(self.celery, queue, help_id)
-        except (BrokerError, OSError) as error:
-            log.warning("the broker is unreachable, the help is withdrawn: %s", error)
-            with suppress(*TRANSIENT_DB_ERRORS), self.database.transaction() as session:
-                helping.withdraw(session, [help_id])
 
 
 @logged_process

@@ -3,13 +3,11 @@ itself, with the reaper, the sweeper and the messenger."""
 
 import argparse
 import logging
-import time
 
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import dispatch, helper_choice
+from service.queue import dispatch
 from service.queue.dispatch import Dispatch
-from service.queue.helper_choice import OFFER_EVERY_S, Rules
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
@@ -33,13 +31,11 @@ class LocalWorker:
         self.queue = queue
         self.database = Database(settings.url, connections=5)  # one for each thread
         self.lifetime = Lifetime()
-        self._help_at = 0.0
         self.stopping = self.lifetime.stopping
 
     def run(self) -> None:
         """Work until told to stop. Call it in the main thread."""
-        name = worker_name()
-        slot = Slot(self.database, self.settings, name, self.queue)
+        slot = Slot(self.database, self.settings, worker_name(), self.queue)
         reaper = Reaper(self.database, self.settings)
         sweeper = Sweeper(self.database, self.settings)
         messenger = Messenger(self.database, self.settings)
@@ -55,8 +51,6 @@ class LocalWorker:
                     taken = chosen.experiment_id, chosen.dispatch_no
                     if not slot.run(*taken, self.stopping.is_set):  # another GPU has the room
                         self.stopping.wait(self.settings.poll_s)
-                elif (help_id := self._help_now_and_then(name)) is not None:
-                    slot.help(help_id, self.stopping.is_set)
                 else:
                     self.stopping.wait(self.settings.poll_s)
         finally:
@@ -75,28 +69,6 @@ class LocalWorker:
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             self.stopping.wait(self.settings.heartbeat_s)
-            return None
-
-    def _help_now_and_then(self, name: str) -> int | None:
-        """Look for a help once in OFFER_EVERY_S."""
-        if time.monotonic() < self._help_at:
-            return None
-        self._help_at = time.monotonic() + OFFER_EVERY_S
-        return self._help(name)
-
-    def _help(self, name: str) -> int | None:
-        """Return the number of a help of this worker for another one of this machine."""
-        if self.settings.run_workers == 1:
-            return None
-        try:
-            rules = Rules.of(self.settings, name)
-            with self.database.snapshot() as session:
-                if not helper_choice.could_help(session, self.queue, rules):
-                    return None
-            with self.database.transaction() as session:
-                return helper_choice.offer(session, self.queue, rules)
-        except TRANSIENT_DB_ERRORS as error:
-            log.warning("the database is unreachable: %s", error)
             return None
 
 

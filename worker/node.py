@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -21,7 +20,7 @@ from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Queue
 from worker import gpus
-from worker.celery_app import HELP, RUN, broker_answers, make_celery
+from worker.celery_app import RUN, broker_answers, make_celery
 from worker.fitness import UnfitWorker, hide_gpus, require_gpu
 from worker.lifetime import Lifetime, duration
 from worker.presence import vitals, worker_name
@@ -47,7 +46,6 @@ class Node:
     def run(self) -> None:
         """Work until told to stop. Call it in the main thread."""
         self.celery.task(name=RUN)(self._run)
-        self.celery.task(name=HELP)(self._help)
         worker_shutting_down.connect(self._shut_down)
         worker_ready.connect(self._take_notice)
         if self.ends_at is not None:
@@ -74,15 +72,9 @@ class Node:
         self.lifetime.end()
 
     def _run(self, experiment_id: str, dispatch_no: int) -> None:
-        self._work(lambda: self.slot.run(experiment_id, dispatch_no, self.stopping.is_set))
-
-    def _help(self, help_id: int) -> None:
-        self._work(lambda: self.slot.help(help_id, self.stopping.is_set))
-
-    def _work(self, work: Callable[[], object]) -> None:
         if not (self.stopping.is_set() or self.lifetime.retiring.is_set()):
             try:
-                work()
+                self.slot.run(experiment_id, dispatch_no, self.stopping.is_set)
             except UnfitWorker:
                 log.exception("no run can start here: this worker ends")
                 return self.lifetime.fail()

@@ -1,6 +1,5 @@
 """Requeue runs and dispatches that nobody will finish."""
 
-import itertools
 import logging
 import threading
 
@@ -9,8 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import clock, dispatch, helper_choice, helping, lease, ledger, quota, workers
-from service.queue.helper_choice import Rules
+from service.queue import clock, lease, ledger, quota, workers
 from service.records import statistics
 from service.settings import Settings
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
@@ -25,9 +23,6 @@ log = logging.getLogger(__name__)
 FORGET_S = 3600.0
 REAP_EVERY = 2
 """Number of heartbeats from one look for what is lost to the next."""
-CHECK_LIMITS_EVERY = 10
-"""Number of heartbeats from one check of the users' limits to the next. Helpers give way to
-experiments that wait at each heartbeat."""
 
 
 class Reaper:
@@ -41,17 +36,12 @@ class Reaper:
         self._last_tick: float | None = None  # both by the database's clock
 
     def run(self, stopping: threading.Event) -> None:
-        for count in itertools.count():
-            if stopping.wait(self.settings.heartbeat_s):
-                break
-            self.tick(reaps=count % REAP_EVERY == 0, checks=count % CHECK_LIMITS_EVERY == 0)
+        while not stopping.wait(REAP_EVERY * self.settings.heartbeat_s):
+            self.tick()
 
-    def tick(self, *, reaps: bool = True, checks: bool = True) -> None:
+    def tick(self) -> None:
         try:
-            if reaps:
-                self._tidy_up()
-            if self.settings.run_workers > 1:
-                self._give_way(checks)
+            self._tidy_up()
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             self._last_tick = None
@@ -68,27 +58,12 @@ class Reaper:
         with self.database.transaction() as session:
             limits = self.settings.dispatch_timeout_s, self.settings.max_lost
             reaped = lease.reap(session, *limits, as_of=self._last_tick)
-            if self._last_tick is not None:
-                helping.reap(session, self.settings.dispatch_timeout_s, self._last_tick)
         for experiment_id, status in reaped:
             log.warning("reaped: now %s", status, extra={"experiment_id": experiment_id})
         with self.database.transaction() as session:
             ledger.fold(session, self.settings.share)
             statistics.fold(session)
             quota.fold(session)
-
-    def _give_way(self, checks: bool = True) -> None:
-        """Stop helpers where experiments wait: embedded workers that help choose no experiment.
-        With `checks`, stop those of users beyond a limit, too."""
-        with self.database.snapshot() as session:  # most of the time nobody helps
-            helped = helping.helped_queues(session)
-            if not helped or not (checks or dispatch.any_waits(session)):
-                return
-        with self.database.transaction() as session:
-            if not workers.try_to_lock_dispatching(session):
-                return  # a dispatcher has it, and stops helpers itself
-            for queue in helped:
-                helper_choice.give_way(session, queue, Rules.of(self.settings))
 
     def _has_been_up(self, session: Session) -> bool:
         """Return whether nothing has prevented heartbeats for a whole lease. A gap between two

@@ -92,10 +92,6 @@ class Runner:
         """Report that this checkpoint is in the database."""
         self._send({"checkpoint": file})
 
-    def order(self, order: dict[str, Any]) -> None:
-        """Send an order that concerns the division of the run."""
-        self._send(order)
-
     def read(self, timeout_s: float) -> list[Record] | None:
         """Return the records that arrived within the timeout, or None after the last one, when the
         process has ended and its output was read."""

@@ -11,8 +11,7 @@ from dataclasses import replace
 import structlog
 
 from service.experiments.references import input_files
-from service.queue import helping, lease, states, workers
-from service.queue.helping import HelpClaim
+from service.queue import lease, states, workers
 from service.queue.lease import Claim
 from service.records import results
 from service.settings import Settings
@@ -21,7 +20,6 @@ from service.tables.engine import Database
 from service.tables.experiments import Experiment, Queue
 from worker.children import Spawned, WarmParent
 from worker.fitness import DEVICE_FAILED, UNFIT, UnfitWorker, gpu_defect
-from worker.helper import HelpSupervision
 from worker.presence import Presence
 from worker.runner import Runner
 from worker.supervisor import Supervision
@@ -140,42 +138,6 @@ class Slot:
             raise UnfitWorker
         if outcome == DEVICE_FAILED and (why := gpu_defect()) is not None:
             raise UnfitWorker(why)
-
-    def help(self, help_id: int, is_stopping: Callable[[], bool]) -> bool:
-        """Help another worker's run. Return False if the help is no longer current or the database
-        is unavailable."""
-        with self.occupied:
-            self.be_ready(is_stopping)
-            try:
-                claim = self._claim_help(help_id)
-            except TRANSIENT_DB_ERRORS as error:
-                log.warning("the database is unreachable: %s", error)
-                return False
-            if claim is None:
-                log.info("help %d is no longer current", help_id)
-                return False
-            with structlog.contextvars.bound_contextvars(experiment_id=claim.experiment_id):
-                self._supervise_help(claim, is_stopping)
-            return True
-
-    def _claim_help(self, help_id: int) -> HelpClaim | None:
-        with self.database.transaction() as session:
-            claim = helping.begin(session, help_id, self.name, self.settings.lease_s)
-            if claim is None:
-                return None
-            return replace(claim, inputs=input_files(session, self.settings, claim.spec))
-
-    def _supervise_help(self, claim: HelpClaim, is_stopping: Callable[[], bool]) -> None:
-        runner = self.runner = self.new_runner()
-        log.info("it helps attempt %d", claim.attempt)
-        reason = HelpSupervision(self.database, self.settings, claim, runner).run(is_stopping)
-        self.runner = None
-        log.info("its help has ended: %s", reason)
-        try:
-            with self.database.transaction() as session:
-                helping.end(session, claim.id, reason)
-        except TRANSIENT_DB_ERRORS as error:
-            log.warning("the database is unreachable, the lease of the help expires: %s", error)
 
     def _clean_up(self, claim: Claim) -> None:
         """Delete files that nobody will read: those of attempts without recorded artifacts, and

@@ -17,7 +17,7 @@ from mptcore.protocol.exit_codes import COMPLETE, INVALID, STOPPED
 from mptcore.specs.stored import stored_spec
 from service.datasets.child_environment import hub_environment
 from service.experiments.inputs import Inputs
-from service.queue import helping, lease
+from service.queue import lease
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.records.recording import Batch, record
 from service.settings import Settings
@@ -29,14 +29,13 @@ from worker.eta import EtaEstimate
 from worker.fitness import DEVICE, DEVICE_FAILED, NO_GPU, UNFIT
 from worker.memory import Memory, kernel_kills
 from worker.runner import Record, Runner
-from worker.sharing import Sharing
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 0.2
 """Interval between commits of records."""
 PROGRESS_S = 0.5
-"""Interval between commits of progress alone, and between looks for the scores of helpers."""
+"""Interval between commits of progress alone."""
 READ_S = FLUSH_S / 2
 BATCH_RECORDS = 20_000
 """Maximum number of records in a transaction, so that it is short compared to the lease."""
@@ -90,7 +89,6 @@ class Supervision:
         """Numbered records of the whole run, by the runner's end record."""
         self._device_peak: int | None = None
         self._pace = EtaEstimate()
-        self._sharing = Sharing(claim, settings.run_workers)
         self._kill_at: float | None = None
         self._checkpoint_dir = settings.checkpoints(claim.experiment_id) / str(claim.attempt)
         self._work_dir = settings.artifacts(claim.experiment_id, claim.attempt)
@@ -156,10 +154,8 @@ class Supervision:
     def _flush_after_s(self) -> float:
         if self._is_away:
             return self.settings.heartbeat_s
-        if self._sharing.is_urgent:
-            return 0.0
         if not self._spooled:
-            return PROGRESS_S if self._sharing.is_divided else self.settings.heartbeat_s
+            return self.settings.heartbeat_s
         if len(self._batches) > 1:
             return 0.0
         return PROGRESS_S if self._batches[0].is_progress_alone else FLUSH_S
@@ -181,8 +177,6 @@ class Supervision:
                     self._device_peak = line["device_bytes"]
                 case "end":
                     self._announced = line["count"]
-                case "division" | "claim" | "plan":
-                    self._sharing.take(line)
                 case "snapshot":  # what is stored ends before the next checkpoint
                     self._batches.append(Batch())
                 case _:
@@ -226,7 +220,6 @@ class Supervision:
         try:
             with self.database.transaction() as session:
                 self.desired = record(session, self.claim, batch, self.settings.lease_s)
-                self._sharing.exchange(session)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable, the run continues: %s", error)
             self._is_away = True
@@ -235,7 +228,6 @@ class Supervision:
             self._refuse_records(error)
             return True
         self._is_away = False
-        self._sharing.answer(self.runner)
         self._batches.popleft()
         self._spooled -= batch.size
         if batch.last_seq:
@@ -336,9 +328,6 @@ class Supervision:
             log.error("no run can start here: %s", self.runner.stderr[-4000:] or f"status {status}")
             return Outcome(UNFIT, self._release().commit)
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
-            if self._had_helpers_beside():
-                log.warning("the runner was killed for lack of memory beside helpers")
-                return self._lost_beside_helpers()
             return self._finish(Status.FAILED, self._out_of_memory())
         if self._is_past_grace:
             log.warning("the runner left no checkpoint in time")
@@ -357,25 +346,6 @@ class Supervision:
         return Outcome(
             outcome, lambda session: lease.mark_lost(session, self.claim, most, self._peak)
         )
-
-    def _had_helpers_beside(self) -> bool:
-        """Return whether helpers may have used the memory. True if the database does not answer."""
-        try:
-            with self.database.snapshot() as session:
-                of = self.claim.experiment_id, self.claim.attempt
-                return helping.uses_memory_of(session, *of)
-        except TRANSIENT_DB_ERRORS:
-            return True
-
-    def _lost_beside_helpers(self) -> Outcome:
-        """Queue the experiment again, without helpers: they may have used the memory."""
-        lost = self._lost("lost")
-
-        def commit(session: Session) -> object:
-            helping.end_for_memory(session, self.claim.experiment_id, self.claim.attempt)
-            return lost.commit(session)
-
-        return Outcome(lost.name, commit)
 
     def _outcome_of_complete_run(self) -> Outcome:
         """Succeed only if every record has arrived."""

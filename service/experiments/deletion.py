@@ -23,7 +23,6 @@ from service.tables.experiments import (
     Series,
     Wait,
 )
-from service.tables.helpers import DividedRun, Help, SentBatch
 from service.tables.sweeps import SweepPoint
 from service.tables.users import User
 from service.tables.webhooks import Delivery
@@ -150,26 +149,24 @@ def _started_from(session: Session) -> Iterator[str]:
 
 
 RECORDS = (
-    Series, Metric, Event, Artifact, Checkpoint, Attempt, Help, DividedRun, SentBatch, Wait,
-    SweepPoint, Delivery,
+    Series, Metric, Event, Artifact, Checkpoint, Attempt, Wait, SweepPoint, Delivery,
 )  # fmt: skip
 """Tables whose rows belong to an experiment and are deleted with it."""
 
 
 def purge(session: Session, experiment_id: str) -> bool:
     """Delete a deleted experiment's records and row. Return False if another transaction has locked
-    it, or if its attempts and helps are not yet added to its owner's usage."""
+    it, or if its attempts are not yet added to its owner's usage."""
     held = select(Experiment.id).where(
         Experiment.id == experiment_id, Experiment.deleted_at.is_not(None)
     )
     if session.scalar(held.with_for_update(skip_locked=True)) is None:
         return False
-    for lines in (Attempt, Help):
-        unfolded = select(lines.experiment_id).where(
-            lines.experiment_id == experiment_id, lines.folded.is_(False)
-        )
-        if session.scalar(select(unfolded.exists())):
-            return False
+    unfolded = select(Attempt.experiment_id).where(
+        Attempt.experiment_id == experiment_id, Attempt.folded.is_(False)
+    )
+    if session.scalar(select(unfolded.exists())):
+        return False
     sizes.note(session, experiment_id, -sizes.of_experiment(session, experiment_id))
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(delete(Block).where(Block.series_id.in_(series)))

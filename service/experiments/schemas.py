@@ -411,32 +411,13 @@ class AttemptOut(ResponseModel):
     """Code, packages and hardware. null: not reported."""
 
 
-class HelpOut(ResponseModel):
-    """A worker's help with the scores of an attempt."""
-
-    attempt: int
-    """Number of the attempt."""
-    worker: str
-    """The helping worker."""
-    started_at: Moment
-    """Time of the start."""
-    ended_at: Moment | None
-    """Time of the end. null: it still helps."""
-    batches: int
-    """Number of batches of scores that it has sent."""
-    reason: str | None
-    """Reason why it ended. null: it still helps."""
-
-
 class ExperimentWithMetrics(ExperimentOut):
-    """An experiment with its metrics, attempts and helps."""
+    """An experiment with its metrics and attempts."""
 
     metrics: list[MetricOut]
     """Metrics so far."""
     attempts: list[AttemptOut]
     """The latest 50 attempts, oldest first."""
-    helps: list[HelpOut]
-    """The last 50 helps of other workers, oldest first."""
 
 
 class ExperimentPage(Page):

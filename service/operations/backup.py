@@ -26,7 +26,7 @@ from service.accounts import audit
 from service.datasets.files import options_file
 from service.operations.prepare import migrate
 from service.operations.start import OWNER_ONLY, begin, restrict
-from service.queue import helping, lease
+from service.queue import lease
 from service.revisions import NewerTables, WrongEncoding
 from service.settings import Settings
 from service.tables.datasets import Dataset
@@ -104,7 +104,6 @@ def restore(settings: Settings, folder: Path, store_only: bool = False) -> list[
     with closing(Database(settings.url, timeouts=NO_TIMEOUTS)) as database:
         with database.transaction() as session:
             put_back = lease.begin_anew(session)
-            helping.end_all(session)
             audit.note(session, PROCESS, "backup.restored", folder.name[:100], put_back=put_back)
         with database.snapshot() as session:
             return sorted(_broken(session, settings))

@@ -5,7 +5,6 @@ from sqlalchemy.orm import Session
 
 from service.tables.engine import now
 from service.tables.experiments import Experiment, Status
-from service.tables.helpers import Help
 from service.tables.workers import Worker
 
 LEASE_S = bindparam("lease_s", type_=Float)
@@ -13,8 +12,6 @@ _LATEST = (
     (Experiment.lease_expires_at, now() + LEASE_S, Experiment.status == Status.RUNNING),
     (Experiment.dispatched_at, now(), Experiment.status == Status.DISPATCHED),
     (Worker.heartbeat_at, now(), Worker.id.is_not(None)),
-    (Help.dispatched_at, now(), Help.ended_at.is_(None)),
-    (Help.lease_expires_at, now() + LEASE_S, Help.ended_at.is_(None)),
 )
 """Columns, the latest time that they may contain, and the rows that are looked at."""
 _IS_AHEAD = select(

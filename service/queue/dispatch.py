@@ -102,25 +102,16 @@ def dispatch_next(
     return None
 
 
-def unclaimed(session: Session, for_s: float, *queues: Queue) -> list[Dispatch]:
-    """Return dispatches to these queues that no worker has claimed for `for_s` seconds: the oldest
-    ones, at most MAX_UNCLAIMED."""
+def unclaimed(session: Session, for_s: float) -> list[Dispatch]:
+    """Return dispatches that no worker has claimed for `for_s` seconds: the oldest ones,
+    at most MAX_UNCLAIMED."""
     late = (
         select(Experiment.id, Experiment.dispatch_no, Experiment.queue)
         .where(Experiment.status == Status.DISPATCHED, Experiment.dispatched_at < now() - for_s)
-        .where(Experiment.queue.in_(queues))
         .order_by(Experiment.dispatched_at)
         .limit(MAX_UNCLAIMED)
     )
     return [Dispatch(row.id, row.dispatch_no, Queue(row.queue)) for row in session.execute(late)]
-
-
-_ANY_WAITS = select(exists().where(Experiment.status.in_((Status.QUEUED, Status.DISPATCHED))))
-
-
-def any_waits(session: Session) -> bool:
-    """Return whether any experiment is queued or dispatched."""
-    return bool(session.scalar(_ANY_WAITS))
 
 
 def is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool:

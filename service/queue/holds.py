@@ -14,7 +14,6 @@ from typing import Any
 from sqlalchemy import Select, bindparam, case, delete, func, insert, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from service.queue import division
 from service.tables.engine import among, now
 from service.tables.experiments import TERMINAL, WAITING, Experiment, Held, Status, Wait
 from service.tables.sweeps import Sweep, SweepPoint, Turn
@@ -86,7 +85,6 @@ def settle(session: Session, ended: Collection[str], status: str) -> Mapping[str
     mine = select(Experiment.id).where(among(Experiment.id, ended))
     session.execute(mine.order_by(Experiment.id).with_for_update())
     _forget(session, Wait.experiment_id, ended)
-    division.forget(session, ended)  # behind the lock, so that no helper adds to them
     return release(session, ended, status)
 
 

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from service.queue import division, ledger, sizes
+from service.queue import ledger, sizes
 from service.queue.states import is_terminal, note_status
 from service.tables.engine import now
 from service.tables.experiments import (
@@ -125,7 +125,6 @@ def claim(
         _put_back(session, experiment_id, dispatch_no, "no memory for it here")
         return None
     ledger.begin(session, row, worker)
-    division.forget(session, [experiment_id])
     found = checkpoints(session, experiment_id)
     begun = Claim(experiment_id, row.attempt, row.spec, row.queue or Queue.CPU, found)
     _delete_records(session, experiment_id, begun.after_seq)

@@ -1,4 +1,4 @@
-"""The ledger of slots: which attempts and helps used one, and how much of that use still counts.
+"""The ledger of slots: which attempts used one, and how much of that use still counts.
 
 The use of a slot from a to b with the weight w counts at the time t as the integral over u from a
 to b of w 2^(−(t−u)/h), where h is the half-life. So a running attempt counts from its start, and
@@ -8,10 +8,9 @@ function takes a session and commits nothing.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Row, case, func, insert, select, update
 from sqlalchemy.orm import Session
@@ -19,9 +18,6 @@ from sqlalchemy.orm import Session
 from service.fair_share import FairShare
 from service.tables.engine import insert_new, now
 from service.tables.experiments import Attempt, Queue, Usage
-from service.tables.helpers import Help
-
-LineT = TypeVar("LineT", Attempt, Help)
 
 FOLDED_AT_ONCE = 1000
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -92,7 +88,12 @@ def end(
 def fold(session: Session, fair_share: FairShare) -> None:
     """Add ended attempts to their users' usage. Rows locked by other transactions are left for the
     next time."""
-    ended: list[Attempt | Help] = [*_ended(session, Attempt), *_ended(session, Help)]
+    ended = session.scalars(
+        select(Attempt)
+        .where(Attempt.folded.is_(False), Attempt.ended_at.is_not(None))
+        .limit(FOLDED_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    ).all()
     owners = sorted({one.owner_id for one in ended})
     insert_new(
         session, Usage, [{"owner_id": owner, "slot_s": 0.0, "as_of": 0.0} for owner in owners]
@@ -110,30 +111,19 @@ def fold(session: Session, fair_share: FairShare) -> None:
             one.folded = True
 
 
-def _ended(session: Session, table: type[LineT]) -> Sequence[LineT]:
-    return session.scalars(
-        select(table)
-        .where(table.folded.is_(False), table.ended_at.is_not(None))
-        .limit(FOLDED_AT_ONCE)
-        .with_for_update(skip_locked=True)
-    ).all()
-
-
 def gpu_hours_of_the_day(session: Session) -> dict[int, float]:
     """Return the hours of GPU slots that users have had within the last 24 hours, by owner."""
     clock: float = session.execute(select(now())).scalar_one()
-    since, found = clock - DAY_S, Counter[int]()
-    for table in (Attempt, Help):
-        began_at = case((table.started_at < since, since), else_=table.started_at)
-        lasted_s = func.sum(func.coalesce(table.ended_at, clock) - began_at)
-        rows = session.execute(
-            select(table.owner_id, lasted_s)
-            .where(table.queue == Queue.GPU, table.started_at.is_not(None))
-            .where(table.ended_at.is_(None) | (table.ended_at > since))
-            .group_by(table.owner_id)
-        )
-        found.update({owner_id: seconds / HOUR_S for owner_id, seconds in rows})
-    return dict(found)
+    since = clock - DAY_S
+    began_at = case((Attempt.started_at < since, since), else_=Attempt.started_at)
+    lasted_s = func.sum(func.coalesce(Attempt.ended_at, clock) - began_at)
+    rows = session.execute(
+        select(Attempt.owner_id, lasted_s)
+        .where(Attempt.queue == Queue.GPU)
+        .where(Attempt.ended_at.is_(None) | (Attempt.ended_at > since))
+        .group_by(Attempt.owner_id)
+    )
+    return {owner_id: seconds / HOUR_S for owner_id, seconds in rows}
 
 
 def decayed_usage(fair_share: FairShare, uses: Iterable[Use], at: float) -> float:
@@ -141,7 +131,6 @@ def decayed_usage(fair_share: FairShare, uses: Iterable[Use], at: float) -> floa
     return math.fsum(use.decayed(fair_share, at) for use in uses)
 
 
-def use_of(line: Attempt | Help) -> Use:
-    """Return the use of a slot that a line of the ledger records. The line must have begun."""
-    assert line.started_at is not None
+def use_of(line: Attempt) -> Use:
+    """Return the use of a slot that a line of the ledger records."""
     return Use(line.owner_id, line.queue, line.started_at, line.ended_at)

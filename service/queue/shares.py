@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import ScalarSelect, bindparam, func, select, union_all
+from sqlalchemy import ScalarSelect, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from service.fair_share import FairShare
@@ -28,7 +28,6 @@ from service.tables.experiments import (
     Status,
     Usage,
 )
-from service.tables.helpers import Help
 from service.tables.users import ROLE_SCOPES, Role, Scope, User
 
 MAX_PRIORITY = 100
@@ -258,17 +257,14 @@ def firsts(session: Session, users: Iterable[Standing]) -> dict[int, dict[Device
 
 # Tables, not classes: the ORM needs more time for a statement than the database does.
 _TABLES = User.metadata.tables
-_USERS, _USAGE, _ATTEMPTS, _HELPS, EXPERIMENTS = (
-    _TABLES[one.__tablename__] for one in (User, Usage, Attempt, Help, Experiment)
+_USERS, _USAGE, _ATTEMPTS, EXPERIMENTS = (
+    _TABLES[one.__tablename__] for one in (User, Usage, Attempt, Experiment)
 )
-_LINES = union_all(
-    *(
-        select(lines.c.owner_id, lines.c.queue, lines.c.started_at, lines.c.ended_at).where(
-            lines.c.folded.is_(False), lines.c.started_at.is_not(None)
-        )
-        for lines in (_ATTEMPTS, _HELPS)
-    )
-).subquery("lines")
+_LINES = (
+    select(_ATTEMPTS.c.owner_id, _ATTEMPTS.c.queue, _ATTEMPTS.c.started_at, _ATTEMPTS.c.ended_at)
+    .where(_ATTEMPTS.c.folded.is_(False))
+    .subquery("lines")
+)
 """Lines of the ledger that are not folded."""
 
 

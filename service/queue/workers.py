@@ -13,7 +13,6 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    or_,
     select,
     text,
     update,
@@ -23,7 +22,6 @@ from sqlalchemy.orm import Session, aliased
 from mptcore.specs.compute import GPU_SHARE
 from service.tables.engine import insert_new, limit_hanging, now
 from service.tables.experiments import Experiment, Queue, Status
-from service.tables.helpers import Help
 from service.tables.workers import Worker
 
 GPU_RUNTIME_BYTES = 700 * 2**20
@@ -39,8 +37,6 @@ class Slots:
     workers: int
     idle: int
     """Number of idle workers minus the dispatches in transit."""
-    missing: int = 0
-    """Dispatches in transit for which no idle worker is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,38 +86,28 @@ def forget_silent(session: Session, after_s: float) -> None:
 
 
 def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | None, float]]:
-    """Return the workers with a heartbeat within `within_s` seconds, the experiment that each runs
-    or helps, and the age of the heartbeat."""
+    """Return the workers with a heartbeat within `within_s` seconds, the experiment that each
+    runs, and the age of the heartbeat."""
     running = select(Experiment.id).where(
         Experiment.worker == Worker.id, Experiment.status == Status.RUNNING
     )
-    helped = select(Help.experiment_id).where(Help.worker == Worker.id, Help.ended_at.is_(None))
     age = now() - Worker.heartbeat_at
-    works_on = func.coalesce(running.limit(1).scalar_subquery(), helped.limit(1).scalar_subquery())
-    query = select(Worker, works_on, age).where(age <= within_s)
+    query = select(Worker, running.limit(1).scalar_subquery(), age).where(age <= within_s)
     return [(row[0], row[1], row[2]) for row in session.execute(query.order_by(Worker.id))]
 
 
-BUSY = or_(
-    exists().where(Experiment.worker == Worker.id, Experiment.status == Status.RUNNING),
-    exists().where(Help.worker == Worker.id, Help.ended_at.is_(None)),
-)
-"""True for a worker that runs an experiment or helps one."""
+BUSY = exists().where(Experiment.worker == Worker.id, Experiment.status == Status.RUNNING)
+"""True for a worker that runs an experiment."""
 _ON_THEIR_WAY = (
     select(func.count())
     .where(Experiment.status == Status.DISPATCHED, Experiment.queue == Worker.queue)
-    .scalar_subquery()
-)
-_HELP_ON_ITS_WAY = (
-    select(func.count())
-    .where(Help.started_at.is_(None), Help.ended_at.is_(None), Help.queue == Worker.queue)
     .scalar_subquery()
 )
 _SLOTS = (
     select(
         Worker.queue,
         func.count(),
-        func.sum(case((BUSY, 0), else_=1)) - _ON_THEIR_WAY - _HELP_ON_ITS_WAY,
+        func.sum(case((BUSY, 0), else_=1)) - _ON_THEIR_WAY,
     )
     .where(Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float))
     .group_by(Worker.queue)
@@ -154,7 +140,7 @@ def alive_in(session: Session, queue: Queue, within_s: float) -> int:
 def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
     """Return the slots of each queue that has workers."""
     rows = session.execute(_SLOTS, {"within_s": within_s})
-    return {Queue(queue): Slots(count, max(idle, 0), max(-idle, 0)) for queue, count, idle in rows}
+    return {Queue(queue): Slots(count, max(idle, 0)) for queue, count, idle in rows}
 
 
 @dataclass(slots=True)
@@ -289,15 +275,6 @@ def lock_dispatching(session: Session) -> None:
     if session.get_bind().dialect.name == "postgresql":
         limit_hanging(session)
         session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": DISPATCH_LOCK})
-
-
-def try_to_lock_dispatching(session: Session) -> bool:
-    """Take the same lock if it is free, and return whether it was."""
-    if session.get_bind().dialect.name != "postgresql":
-        return True
-    limit_hanging(session)
-    lock = text("SELECT pg_try_advisory_xact_lock(:key)")
-    return bool(session.scalar(lock, {"key": DISPATCH_LOCK}))
 
 
 def oldest_dispatch_age(session: Session, queue: Queue) -> float:

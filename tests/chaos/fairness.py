@@ -1,5 +1,4 @@
-"""`python -m tests.chaos.fairness [SEEDS]`: whether anyone starves, over a thousand random labs,
-half of them with helpers.
+"""`python -m tests.chaos.fairness [SEEDS]`: whether anyone starves, over a thousand random labs.
 
 The suite runs a few of them. The last line is a summary; the exit status is 1 if anyone does.
 """
@@ -14,8 +13,6 @@ from service.operations.prepare import prepare
 from service.settings import Settings
 from service.tables.engine import Database
 from tests.support.fairness import starved
-from tests.support.helped_lab import HelpedLab
-from tests.support.shared_lab import SharedLab
 
 
 def main() -> int:
@@ -27,7 +24,7 @@ def main() -> int:
         for seed in range(seeds):
             file = shutil.copy(settings.store / "mptlab.sqlite3", Path(folder, f"{seed}.sqlite3"))
             with closing(Database(f"sqlite:///{file}")) as database:
-                for line in starved(database, seed, SharedLab if seed % 2 else HelpedLab):
+                for line in starved(database, seed):
                     print(line)
                     count += 1
             Path(file).unlink()

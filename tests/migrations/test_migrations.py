@@ -16,7 +16,7 @@ import migrations
 import service.web.main  # noqa: F401  # knows all tables
 from service.records.statistics import Statistics, statistics
 from service.tables.engine import Base, Database
-from service.tables.experiments import Attempt, Status
+from service.tables.experiments import Attempt, Status, Usage
 from service.tables.requests import KeptRequest
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
 
@@ -149,6 +149,46 @@ def test_current_runs_are_in_the_ledger_from_their_dispatch(config: Config) -> N
     assert (line.experiment_id, line.attempt, line.owner_id) == ("a" * 32, 2, 1)
     assert (line.queue, line.worker, line.family) == ("cpu", "w", "ppca")
     assert (line.started_at, line.ended_at, line.folded) == (5.0, None, False)
+
+
+def test_time_of_helpers_that_is_not_charged_stays_in_the_usage_of_its_owner(
+    config: Config,
+) -> None:
+    """Each help is (owner, start, end, end of its lease, charged)."""
+    helps = [
+        (1, 100.0, 130.0, 140.0, "true"),
+        (1, 100.0, 104.0, 140.0, "false"),
+        (1, 200.0, None, 208.0, "false"),
+        (1, None, None, None, "false"),
+        (2, 50.0, 66.0, 70.0, "false"),
+        (2, 60.0, 92.0, 95.0, "false"),
+    ]
+    database = Database(config.attributes["url"])
+    command.upgrade(config, VERSION_0_1)
+    with database.transaction() as session:
+        for number, name in ((1, "ann"), (2, "ben"), (3, "eve")):
+            values = f"({number}, '{name}', 0)"
+            session.execute(text(f"INSERT INTO users (id, name, created_at) VALUES {values}"))
+        session.execute(text(experiment("a")))
+    command.upgrade(config, "0035")
+    with database.transaction() as session:
+        session.execute(text("INSERT INTO usage VALUES (1, 1000.0, 90.0), (3, 7.0, 90.0)"))
+        for number, row in enumerate(helps):
+            owner, start, end, lease_end, charged = (
+                "NULL" if one is None else str(one) for one in row
+            )
+            session.execute(
+                text(
+                    "INSERT INTO helps (id, experiment_id, attempt, owner_id, queue, worker, "
+                    "dispatched_at, started_at, ended_at, lease_expires_at, must_stop, batches, "
+                    f"folded) VALUES ({number}, '{'a' * 32}', 1, {owner}, 'cpu', 'w', 0, {start}, "
+                    f"{end}, {lease_end}, false, 0, {charged})"
+                )
+            )
+    command.upgrade(config, "head")
+    with database.snapshot() as session:
+        found = {one.owner_id: (one.slot_s, one.as_of) for one in session.scalars(select(Usage))}
+    assert found == {1: (1000.0 + 4 + 8, 90.0), 2: (16.0 + 32, 92.0), 3: (7.0, 90.0)}
 
 
 def test_no_id_of_an_event_is_given_twice(config: Config) -> None:

@@ -9,15 +9,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text, update
 
 from service.limiter import FairLimiter
-from service.queue import division, helping, lease, quota
-from service.queue.helping import HelpOver
+from service.queue import quota
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
-from service.tables.helpers import SentBatch
 from service.web.main import create_app
 from service.web.routes.webhooks import MAX_WEBHOOKS
-from tests.support.helps import LEASE_S, PACKED, add_workers, begun, long_run
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
 
@@ -98,25 +95,3 @@ def test_two_requests_at_once_do_not_add_the_last_webhook_twice(
             both = [pool.submit(add, i) for i in range(2)]
             wait_for_waiting(database, 2)
         assert sorted(one.result() for one in both) == [201, 409]
-
-
-def test_a_helper_that_waits_for_the_end_of_a_run_sends_nothing(database: Database) -> None:
-    """Its scores would stay after the run."""
-    run = long_run(database)
-    add_workers(database, "w", "w1")
-    claim = begun(database)
-
-    def send() -> None:
-        with database.transaction() as session:
-            helping.beat(session, claim, LEASE_S)
-            division.send_scores(session, claim.experiment_id, claim.attempt, claim.id, [PACKED])
-
-    with ThreadPoolExecutor(1) as pool:
-        with database.transaction() as session:
-            lease.finish(session, run, Status.CANCELLED)
-            sent = pool.submit(send)
-            wait_for_waiting(database, 1)
-        with pytest.raises(HelpOver, match="the attempt has ended"):
-            sent.result()
-    with database.snapshot() as session:
-        assert session.scalars(select(SentBatch.number)).all() == []

@@ -6,17 +6,14 @@ import random
 from service.fair_share import FairShare
 from service.queue.shares import Standing, standings
 from service.tables.engine import Database
-from tests.support.helped_lab import HelpedLab
 from tests.support.shared_lab import SharedLab
 
 LONGEST_S = 200.0
-CPUS = {SharedLab: (1, 2), HelpedLab: (4, 6)}
-"""Range of the number of CPU workers."""
 
 
-def starved(database: Database, seed: int, kind: type[SharedLab] = SharedLab) -> list[str]:
-    """Return one line for each experiment that waited longer than the shares allow, or forever, in
-    a lab of a kind, with helpers or without.
+def starved(database: Database, seed: int) -> list[str]:
+    """Return one line for each experiment that waited longer than the shares allow, or
+    forever.
 
     A user with one experiment waits at most until each other user has had as much for its shares,
     which each may exceed by one run, and until a run that began before has ended.
@@ -24,7 +21,7 @@ def starved(database: Database, seed: int, kind: type[SharedLab] = SharedLab) ->
     pick = random.Random(seed)
     half_life_s, gpu_weight = pick.choice([500.0, 5000.0]), pick.uniform(1, 10)
     fair_share = FairShare(half_life_s=half_life_s, gpu_weight=gpu_weight, spare_slots=0)
-    lab = kind(database, fair_share, cpus=pick.randint(*CPUS[kind]), gpus=1)
+    lab = SharedLab(database, fair_share, cpus=pick.randint(1, 2), gpus=1)
     users = [
         lab.user(f"user {seed} {i}", shares=pick.randint(1, 4)) for i in range(pick.randint(2, 4))
     ]

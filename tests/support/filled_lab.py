@@ -8,15 +8,14 @@ from mptcore.presets import PRESETS
 from mptcore.presets.judges import SEEDS
 from mptlab import Client
 from service.accounts import accounts
-from service.queue import helping, lease, workers
+from service.queue import lease, workers
 from service.queue.lease import Claim, FailureCause
 from service.queue.worker_samples import last_minute
 from service.queue.workers import Vitals
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.engine import Database, now
+from service.tables.engine import Database
 from service.tables.experiments import Queue, Status
-from service.tables.helpers import Help
 from service.tables.users import ROLE_SCOPES, Role
 from service.tables.workers import WorkerSample
 from tests.support.attempts import claim_next, submitted
@@ -103,17 +102,6 @@ def succeeded(database: Database, name: str, latent_dim: int = 2, **beside: Any)
     metrics(database, claim, after, -60.34 - latent_dim)
     end(database, claim, Status.SUCCEEDED)
     return claim.experiment_id
-
-
-def helped(database: Database, experiment_id: str) -> None:
-    """Add two helps with an experiment: one that computed scores and one that could not."""
-    ends = {"node3:cpu0": (34, "nothing is left to compute"),
-            "node4:cpu0": (0, f"{helping.UNLIKE}cpu")}  # fmt: skip
-    with database.transaction() as session:
-        for worker, (batches, reason) in ends.items():
-            session.add(Help(experiment_id=experiment_id, attempt=1, owner_id=1, queue=Queue.CPU,
-                             worker=worker, batches=batches, reason=reason,
-                             started_at=now(), ended_at=now()))  # fmt: skip
 
 
 def running(database: Database, name: str) -> tuple[Claim, int]:
@@ -264,7 +252,6 @@ def fill(database: Database, api: Client, settings: Settings) -> dict[str, str]:
         f"succeeded {k}": succeeded(database, f"digits K={k}", k, tags=["table1", f"K={k}"])
         for k in (1, 2, 3)
     }
-    helped(database, found["succeeded 1"])
     found["markup"] = succeeded(database, MARKUP, tags=["<i>tag</i>"])
     found["long"] = succeeded(database, LONG)
     found["texts"] = of_texts(database, settings, "pairs of sentences")

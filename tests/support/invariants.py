@@ -3,8 +3,8 @@
 Every accepted experiment is there and has ended or is paused; its records are those of an
 undisturbed run, each once; each claim began one attempt; nothing is left dispatched or leased. The
 ledger has a line for each attempt, ended where that has; each user's usage is the sum of its lines;
-no help outlives its experiment; the bytes that each user keeps are counted as the tables have them;
-no user had more under way at once than its limit.
+the bytes that each user keeps are counted as the tables have them; no user had more
+under way at once than its limit.
 """
 
 import json
@@ -38,7 +38,6 @@ from service.tables.experiments import (
     Status,
     Usage,
 )
-from service.tables.helpers import DividedRun, Help, SentBatch
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep
 from service.tables.users import User
@@ -61,7 +60,6 @@ class Counts:
     doubled_attempts: int = 0
     wrong_ledger_lines: int = 0
     wrong_usages: int = 0
-    wrong_helps: int = 0
     wrong_bytes: int = 0
     passed_limits: int = 0
 
@@ -94,7 +92,6 @@ def check(
             _check_state(session, experiment, counts, settled)
             _check_ledger(session, experiment, counts)
             _check_records(session, experiment, records, counts)
-            _check_helps(session, experiment, counts)
         if fair_share is not None:
             _check_usage(session, fair_share, counts)
             counts.wrong_bytes += not bytes_agree(session)
@@ -120,30 +117,9 @@ def _check_ledger(session: Session, experiment: Experiment, counts: Counts) -> N
     counts.wrong_ledger_lines += not right
 
 
-def _check_helps(session: Session, experiment: Experiment, counts: Counts) -> None:
-    """Check that no help outlives its experiment, and that an ended one leaves no claim and no
-    scores behind."""
-    ended = experiment.status in TERMINAL
-    for help_ in session.scalars(select(Help).where(Help.experiment_id == experiment.id)):
-        right = help_.owner_id == experiment.owner_id and help_.attempt <= experiment.attempt
-        if help_.ended_at is None:
-            right &= not ended
-        else:
-            right &= help_.started_at is not None and help_.started_at <= help_.ended_at
-        counts.wrong_helps += not right
-    for table in (DividedRun, SentBatch):
-        for attempt in session.scalars(
-            select(table.attempt).where(table.experiment_id == experiment.id)
-        ):
-            counts.wrong_helps += ended or attempt > experiment.attempt
-
-
 def _check_usage(session: Session, fair_share: FairShare, counts: Counts) -> None:
     """Check that folded and unfolded usage together equal the sum of all lines."""
-    lines: list[Attempt | Help] = [
-        *session.scalars(select(Attempt)),
-        *session.scalars(select(Help).where(Help.started_at.is_not(None))),
-    ]
+    lines = session.scalars(select(Attempt)).all()
     for usage in session.scalars(select(Usage)):
         folded = [line for line in lines if line.owner_id == usage.owner_id and line.folded]
         expected = decayed_usage(fair_share, map(use_of, folded), usage.as_of)

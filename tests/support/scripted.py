@@ -68,9 +68,6 @@ class ScriptedRunner:
     def start(self, order: dict[str, Any]) -> None:
         self.orders.append(order)
 
-    def order(self, order: dict[str, Any]) -> None:
-        self.orders.append(order)
-
     def read(self, timeout_s: float) -> list[Record] | None:
         self.clock.now += timeout_s
         if self.looks:

@@ -1,7 +1,6 @@
 """Times at which the dispatcher looks for idle workers, and the experiments it gives them."""
 
 import threading
-from functools import partial
 from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
@@ -9,25 +8,22 @@ from typing import Any
 import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
-from pydantic import SecretStr
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from service.queue import dispatch as queued
 from service.queue import workers
 from service.queue.dispatch import Dispatch
-from service.queue.helper_choice import PATIENCE_S, SETTLE_S
 from service.queue.workers import Vitals
-from service.settings import LAB_RUN_WORKERS, Settings
+from service.settings import Settings
 from service.tables.engine import Database, now
 from service.tables.experiments import Queue, Status
 from service.tables.workers import Worker
 from tests.support import stored
 from tests.support.attempts import submitted
-from tests.support.helps import add_workers, helps, long_run
 from tests.support.ppca_spec import LONG_MASKS, ppca_spec
 from worker import dispatcher
-from worker.dispatcher import EAGER_S, EAGERNESS, Dispatcher
+from worker.dispatcher import EAGER_S, EAGERNESS, PATIENCE_S, SETTLE_S, Dispatcher
 
 
 class Clock(threading.Event):
@@ -81,42 +77,22 @@ def register(database: Database, **counts: int) -> None:
                 workers.beat(session, f"{name}{i}", Vitals("host", Queue(name), 1))
 
 
-def test_idle_workers_and_unclaimed_dispatches_are_looked_for_twice_a_second(
+def test_unclaimed_dispatches_are_looked_for_twice_a_second(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = settings.model_copy(update={"poll_s": 0.125, "max_workers": 2})
-    day, looked, shared = Clock(), [], []
+    given = settings.model_copy(update={"poll_s": 0.125})
+    day, looked = Clock(), []
     monkeypatch.setattr(dispatcher, "time", SimpleNamespace(monotonic=lambda: day.now))
 
     class Scripted(Dispatcher):
         def dispatch(self) -> list[Dispatch]:
             return []
 
-        def share_idle_workers(self) -> list[tuple[Queue, int]]:
-            shared.append(day.now)
-            return []
-
         def _ring_again(self) -> None:
             looked.append(day.now)
 
     Scripted(Database(given.url), given, Celery()).run(day)
-    assert looked == shared == [0.125, 0.625, 1.125, 1.625, 2.125, 2.625]
-    alone = given.model_copy(update={"max_workers": 1})
-    day = Clock()
-    Scripted(Database(given.url), alone, Celery()).run(day)
-    assert len(shared) == 6
-    assert len(looked) == 12
-
-
-@pytest.mark.parametrize(
-    ("broker", "number", "expected"),
-    [(None, None, 1), (None, 3, 3), ("redis://h", None, LAB_RUN_WORKERS), ("redis://h", 1, 1)],
-)
-def test_a_lab_lets_idle_workers_help(
-    broker: str | None, number: int | None, expected: int
-) -> None:
-    secret = None if broker is None else SecretStr(broker)
-    assert Settings(redis_url=secret, max_workers=number).run_workers == expected
+    assert looked == [0.125, 0.625, 1.125, 1.625, 2.125, 2.625]
 
 
 def test_as_many_are_dispatched_as_workers_are_idle(
@@ -170,26 +146,6 @@ def test_silent_workers_get_nothing(database: Database, doorbell: Dispatcher) ->
     assert doorbell.dispatch() == []
     register(database, cpu=1)
     assert len(doorbell.dispatch()) == 1
-
-
-def test_offers_are_made_a_few_at_a_time(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is dispatched while the lock is held for them. A help whose message is not sent is
-    withdrawn."""
-    for _ in range(4):
-        long_run(database)
-    add_workers(database, *(f"w{i}" for i in range(30)))
-    many = Dispatcher(database, settings.model_copy(update={"max_workers": 9}), Celery())
-    offers = many.share_idle_workers()
-    assert len(offers) == dispatcher.MAX_OFFERS
-
-    def no_broker(*_: object) -> None:
-        raise BrokerError("away")
-
-    monkeypatch.setattr(dispatcher, "ring_for_help", no_broker)
-    many._ring_for_help(*offers[0])
-    assert [one.id for one in helps(database)] == [help_id for _, help_id in offers[1:]]
 
 
 def test_a_dispatcher_survives_a_database_outage(
@@ -285,7 +241,7 @@ def test_a_broker_that_is_away_is_tried_once_in_a_round(
         raise BrokerError("away")
 
     monkeypatch.setattr(dispatcher, "ring", ring)
-    doorbell = Dispatcher(database, settings.model_copy(update={"max_workers": 1}), Celery())
+    doorbell = Dispatcher(database, settings, Celery())
     for _ in range(3):
         dispatched = {"status": Status.DISPATCHED, "queue": Queue.CPU}
         stored.change(database, submitted(database), **dispatched, dispatched_at=0.0)
@@ -301,35 +257,14 @@ def test_a_broker_that_is_away_is_tried_once_in_a_round(
     assert len(rung) == 1
 
 
-def test_what_waits_is_dispatched_before_helpers_stop_for_it(
-    doorbell: Dispatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker of another queue may take it."""
-    done: list[str] = []
-    doorbell.settings = doorbell.settings.model_copy(update={"max_workers": 3})
-
-    def noted(name: str) -> list[Dispatch]:
-        done.append(name)
-        return []
-
-    for name in ("dispatch", "share_idle_workers"):
-        monkeypatch.setattr(doorbell, name, partial(noted, name))
-    left = iter([False, True])
-    doorbell.run(SimpleNamespace(wait=lambda _: next(left)))  # type: ignore[arg-type]
-    assert done == ["dispatch", "share_idle_workers"]
-
-
 def test_the_oldest_unclaimed_dispatches_are_found_first(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dispatches of another queue do not take their room."""
     monkeypatch.setattr(queued, "MAX_UNCLAIMED", 2)
     times = {submitted(database): at for at in (3.0, 1.0, 2.0, 0.5)}
     for one, at in times.items():
-        queue = Queue.GPU if at == 0.5 else Queue.CPU
-        columns = {"status": Status.DISPATCHED, "queue": queue, "dispatched_at": at}
+        columns = {"status": Status.DISPATCHED, "queue": Queue.CPU, "dispatched_at": at}
         stored.change(database, one, **columns)
     with database.snapshot() as session:
-        for queues, expected in (((Queue.CPU,), [1.0, 2.0]), ((*Queue,), [0.5, 1.0])):
-            late = queued.unclaimed(session, 1.0, *queues)
-            assert [times[one.experiment_id] for one in late] == expected
+        late = queued.unclaimed(session, 1.0)
+    assert [times[one.experiment_id] for one in late] == [0.5, 1.0]

@@ -6,16 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import select
-from sqlalchemy.exc import OperationalError
 
-from service.queue import helping, lease, quota, workers
-from service.queue.workers import Vitals
+from service.queue import lease, quota
 from service.records import results
-from service.tables.engine import now
-from service.tables.experiments import Attempt, Experiment, Queue
-from service.tables.helpers import Help
-from tests.support.attempts import claim_next, claimed, submitted
+from service.tables.experiments import Attempt, Queue
+from tests.support.attempts import claim_next, claimed
 from tests.support.scripted import Watch, checkpoint, points
 from tests.support.stored import change
 from worker import supervisor
@@ -135,66 +130,6 @@ def test_only_a_kill_that_the_kernel_counts_is_out_of_memory(
     assert kind == ("oom" if ended == "failed" else None)
     if message:
         assert message.startswith("out of memory: peak 0.00 GiB")
-
-
-def test_a_run_killed_for_memory_beside_its_helpers_tries_again_without(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel may have killed it, or one of its helpers."""
-    counts = [5, 6]
-    monkeypatch.setattr(supervisor, "kernel_kills", lambda: counts.pop(0))
-    watch.settings = watch.settings.model_copy(update={"max_workers": 2})
-    of = {"experiment_id": watch.claim.experiment_id, "attempt": watch.claim.attempt}
-    with watch.database.transaction() as session:
-        session.add(Help(**of, owner_id=1, queue="cpu", worker="w", started_at=now()))
-    assert watch.run(points(1), status=-signal.SIGKILL)[0] == "lost"
-    assert watch.found.status == "queued"
-    with watch.database.snapshot() as session:
-        assert session.scalars(select(Help.reason)).all() == [helping.NO_MEMORY]
-
-
-@pytest.mark.parametrize(
-    ("host", "ended_s", "becomes"),
-    [("here", None, "lost"), ("here", 30.0, "lost"), ("here", 90.0, "failed"),
-     ("elsewhere", None, "failed")],
-)  # fmt: skip
-def test_a_run_killed_for_memory_beside_helpers_of_others_tries_again(
-    watch: Watch,
-    monkeypatch: pytest.MonkeyPatch,
-    host: str,
-    ended_s: float | None,
-    becomes: str,
-) -> None:
-    """They may have used the memory of its machine. Their run gets no more helpers."""
-    counts = [5, 6]
-    monkeypatch.setattr(supervisor, "kernel_kills", lambda: counts.pop(0))
-    other = submitted(watch.database)
-    with watch.database.transaction() as session:
-        worker = session.get_one(Experiment, watch.claim.experiment_id).worker
-        assert worker is not None
-        workers.beat(session, worker, Vitals("here", Queue.CPU, 2**30))
-        workers.beat(session, "helper", Vitals(host, Queue.CPU, 2**30))
-        ended_at = None if ended_s is None else now() - ended_s
-        session.add(Help(experiment_id=other, attempt=1, owner_id=1, queue="cpu",
-                         worker="helper", started_at=now() - 100, ended_at=ended_at))  # fmt: skip
-    assert watch.run(points(1), status=-signal.SIGKILL)[0] == becomes
-    with watch.database.snapshot() as session:
-        reason = session.scalars(select(Help.reason)).one()
-    assert reason == (helping.NO_MEMORY if becomes == "lost" else None)
-
-
-def test_without_a_database_a_run_killed_for_memory_tries_again(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not known whether helpers were beside it."""
-    counts = [5, 6]
-    monkeypatch.setattr(supervisor, "kernel_kills", lambda: counts.pop(0))
-
-    def away(*_: object) -> bool:
-        raise OperationalError("away", None, Exception())
-
-    monkeypatch.setattr(helping, "uses_memory_of", away)
-    assert watch.run(points(1), status=-signal.SIGKILL)[0] == "lost"
 
 
 def peak_bytes(watch: Watch) -> int | None:

@@ -15,11 +15,9 @@ from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Queue
-from service.tables.helpers import Barred, Help
 from tests.support.attempts import submitted
-from tests.support.helps import add_workers, long_run
 from tests.support.ppca_spec import ppca_spec
-from worker import local, slot
+from worker import slot
 from worker.local import LocalWorker
 from worker.messenger import Messenger
 from worker.presence import Presence, worker_name
@@ -159,19 +157,6 @@ def test_it_runs_what_it_has_taken(settings: Settings, monkeypatch: pytest.Monke
     assert waited == [settings.poll_s]
 
 
-def test_it_helps_only_runs_that_it_can_help(settings: Settings) -> None:
-    """Another worker that only seems to be idle is not offered the help instead."""
-    worker = LocalWorker(settings.model_copy(update={"max_workers": 3}))
-    run = long_run(worker.database)
-    add_workers(worker.database, "running", "me", "seems idle")
-    with worker.database.transaction() as session:
-        session.add(Help(experiment_id=run.experiment_id, attempt=run.attempt, owner_id=1,
-                         queue=Queue.CPU, worker="me", started_at=0.0, ended_at=0.0,
-                         barred=Barred.WORKER))  # fmt: skip
-    assert worker._help("me") is None
-    assert worker._help("seems idle") is not None
-
-
 def test_each_of_its_threads_has_a_connection(settings: Settings) -> None:
     """The main thread, the heartbeats, and three that run beside them. A connection that is not
     free raises an error after a while."""
@@ -179,20 +164,6 @@ def test_each_of_its_threads_has_a_connection(settings: Settings) -> None:
     with ExitStack() as stack:
         for _ in range(5):
             stack.enter_context(worker.database.snapshot()).execute(select(1))
-
-
-def test_it_looks_for_a_run_to_help_twice_a_second(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = LocalWorker(settings)
-    looks: list[float] = []
-    day: Any = SimpleNamespace(now=100.0)
-    day.monotonic = lambda: day.now
-    monkeypatch.setattr(local, "time", day)
-    monkeypatch.setattr(worker, "_help", lambda name: looks.append(day.now))
-    for day.now in (100.0, 100.25, 100.5, 100.75, 101.5):
-        worker._help_now_and_then("me")
-    assert looks == [100.0, 100.5, 101.5]
 
 
 def test_it_takes_no_lock_while_nothing_is_queued(

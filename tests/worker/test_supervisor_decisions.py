@@ -128,13 +128,6 @@ def test_progress_alone_is_committed_twice_a_second(watch: Watch, other: Record)
     assert LOOK_S <= gaps[2] <= supervisor.FLUSH_S
 
 
-def test_a_run_that_shares_its_work_looks_for_scores_twice_a_second(watch: Watch) -> None:
-    divides = {"seq": None, "record": "division", "next": 0}
-    watch.run([divides], *[[] for _ in range(30)], points(1))
-    gaps = [later - early for (early, _), (later, _) in pairwise(watch.commits)]
-    assert gaps[:2] == pytest.approx([supervisor.PROGRESS_S] * 2)
-
-
 def test_a_checkpoint_closes_its_batch(watch: Watch) -> None:
     records = [*points(1, 2), checkpoint(2, "a"), *points(3), checkpoint(3, "b"), *points(4)]
     _, runner = watch.run(records)

@@ -22,7 +22,6 @@ from service.experiments.schemas import (
     ExperimentPage,
     ExperimentWithMetrics,
     Fields,
-    HelpOut,
     ListedWithMetrics,
 )
 from service.experiments.store import find_all
@@ -30,7 +29,7 @@ from service.experiments.summaries import FOR_RESULTS
 from service.experiments.summaries import summary as summary_of
 from service.experiments.titles import specs_of, titles_of
 from service.experiments.views import experiment_out, summary_out, with_results
-from service.queue import helping, states
+from service.queue import states
 from service.queue.position import queue_positions
 from service.queue.snapshot import QueueSnapshots
 from service.records import results
@@ -326,9 +325,8 @@ def _whole(
     found = results.metrics(session, experiment.id, max_metrics) if experiment.last_seq else []
     answer = to_response(session, experiment, queue_snapshots, user)
     begun = results.attempts(session, experiment.id) if experiment.attempt else []
-    helps = helping.of_experiment(session, experiment.id) if experiment.attempt else []
     rest = ExperimentWithMetrics.model_construct(
-        **dict(answer), attempts=[*map(AttemptOut.of, begun)], helps=[*map(HelpOut.of, helps)]
+        **dict(answer), attempts=[*map(AttemptOut.of, begun)]
     )
     return with_results(rest, found, summary_of(found, experiment.spec))
 

@@ -52,7 +52,7 @@ class WorkerOut(ResponseModel):
     busy: bool
     """True if it runs an experiment."""
     experiment_id: str | None
-    """Id of the experiment that it runs or helps. null: none, or you may not read it."""
+    """Id of the experiment that it runs. null: none, or you may not read it."""
     memory_free: int
     """Free main memory of the machine, in bytes."""
     gpu: str | None

@@ -30,9 +30,7 @@ def test_many_equal_the_single_requests(api: TestClient, ids: list[str]) -> None
     order = [ids[2], ids[0], ids[1]]
     items = api.post(URL, json={"ids": order}).json()["items"]
     each: list[Any] = [api.get(f"/v1/experiments/{one}").json() for one in order]
-    assert items == [
-        {k: v for k, v in one.items() if k not in ("attempts", "helps")} for one in each
-    ]
+    assert items == [{k: v for k, v in one.items() if k != "attempts"} for one in each]
     assert [len(one["metrics"]) for one in items] == [0, 4, 0]
     lml = [one for one in items[1]["metrics"] if one["name"] == "lml"]
     query = {"fields": "full", "metrics": "lml", "summary": "true", "status": "succeeded"}

@@ -36,22 +36,8 @@ function Attempt({ attempt, isLast }) {
   </details>`;
 }
 
-/** What a worker did for a run, as "node2: 34 batches of scores, helps now". */
-function Help({ help }) {
-  const sent = `${help.batches} ${help.batches === 1 ? "batch" : "batches"} of scores`;
-  return html`<li class="wrap">${help.worker}: ${sent}, <span class="muted">${help.reason ?? "helps now"}</span></li>`;
-}
-
-function Helps({ helps }) {
-  const now = helps.filter((one) => !one.ended_at).length;
-  return html`<details>
-    <summary><strong>Helpers</strong> <span class="muted small">${now} now, ${helps.length} in all</span></summary>
-    <ul class="inset">${helps.map((one, i) => html`<${Help} key=${i} help=${one} />`)}</ul>
-  </details>`;
-}
-
 export function Attempts({ experiment }) {
-  const { attempts, helps } = experiment;
+  const { attempts } = experiment;
   if (!attempts.length) return null;
   return html`<section class="card stack" aria-labelledby="attempts">
     <div class="row spread">
@@ -60,6 +46,5 @@ export function Attempts({ experiment }) {
     </div>
     ${experiment.terminal && html`<p class="muted small">The command takes <code>spec.json</code> out of the zip below Download, and needs no service. With the same code, vector instructions and threads a processor gives the same numbers to the last bit.</p>`}
     ${attempts.map((one, i) => html`<${Attempt} key=${one.attempt} attempt=${one} isLast=${i === attempts.length - 1} />`)}
-    ${helps.length > 0 && html`<${Helps} helps=${helps} />`}
   </section>`;
 }

@@ -285,11 +285,6 @@ def test_the_machine_of_each_attempt_is_shown(page: Page, lab: BrowsedLab) -> No
     for text in ("Attempt 1", "3f9a61c07e52d84b", "AMD EPYC 7B13, AVX2", "torch 2.13.0+cpu"):
         expect(attempts).to_contain_text(text)
     expect(attempts.get_by_text("ba891046e6505d7a")).to_be_visible()
-    attempts.get_by_text("Helpers").click()
-    expect(attempts).to_contain_text("0 now, 2 in all")
-    expect(attempts).to_contain_text("node3:cpu0: 34 batches of scores, nothing is left to compute")
-    unlike = "node4:cpu0: 0 batches of scores, its worker is unlike the run's: cpu"
-    expect(attempts).to_contain_text(unlike)
 
 
 def test_a_sweep_over_three_fields_has_parallel_coordinates(page: Page, lab: BrowsedLab) -> None:
