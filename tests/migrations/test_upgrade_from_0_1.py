@@ -16,7 +16,6 @@ from sqlalchemy import select
 
 from service.operations.prepare import prepare
 from service.queue import lease, quota
-from service.queue.dispatch import dispatch_next
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
@@ -24,6 +23,7 @@ from service.tables.users import User
 from service.web.main import create_app
 from tests.support.invariants import bytes_in_tables
 from tests.support.servers import PostgreSQL
+from tests.support.starting import start_next
 
 DUMPS = Path(__file__).parent / "version_0_1"
 
@@ -89,10 +89,6 @@ def test_existing_bytes_are_counted(upgraded: Settings) -> None:
 
 def test_queued_experiments_run_after_an_upgrade(upgraded: Settings) -> None:
     with closing(Database(upgraded.url)) as database, database.transaction() as session:
-        dispatch = dispatch_next(session)
-        assert dispatch is not None
-        claimed = lease.claim(
-            session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=60
-        )
+        claimed = start_next(session)
         assert claimed is not None
         lease.finish(session, claimed, Status.SUCCEEDED)

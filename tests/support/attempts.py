@@ -1,15 +1,14 @@
-"""Attempts at experiments without a worker: submitted, dispatched and claimed in the store."""
+"""Attempts at experiments without a worker: submitted and claimed in the store."""
 
 from typing import Any
 
 from service.experiments.schemas import Submission
-from service.queue import lease
-from service.queue.dispatch import dispatch_next
 from service.queue.lease import Claim
 from service.tables.engine import Database
 from service.tables.experiments import Artifact
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import start_next
 
 
 def submitted(database: Database, spec: dict[str, Any] | None = None, **beside: Any) -> str:
@@ -19,19 +18,10 @@ def submitted(database: Database, spec: dict[str, Any] | None = None, **beside: 
         return stored.submit(session, 1, submission).id
 
 
-def dispatched(database: Database) -> tuple[str, int]:
-    """The next experiment of the queue, and its dispatch number."""
-    with database.transaction() as session:
-        dispatch = dispatch_next(session)
-    assert dispatch is not None
-    return dispatch.experiment_id, dispatch.dispatch_no
-
-
 def claim_next(database: Database, lease_s: float = 60.0) -> Claim:
     """An attempt at the next experiment of the queue."""
-    dispatch = dispatched(database)
     with database.transaction() as session:
-        claim = lease.claim(session, *dispatch, worker="w", lease_s=lease_s)
+        claim = start_next(session, lease_s=lease_s)
     assert claim is not None
     return claim
 

@@ -1,4 +1,4 @@
-"""A lab of made-up slots and a fake clock, shared by users: every choice is the real dispatch."""
+"""A lab of made-up slots and a fake clock, shared by users: every choice is the real one."""
 
 import heapq
 import sqlite3
@@ -11,7 +11,6 @@ from uuid6 import uuid7
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease, ledger, workers
-from service.queue.dispatch import dispatch_next
 from service.queue.lease import Claim
 from service.queue.workers import Vitals
 from service.tables.engine import Database
@@ -19,6 +18,7 @@ from service.tables.experiments import Experiment, Queue, Status
 from service.tables.users import User
 from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import start_next
 from tests.support.stored import submit
 
 LIKE = ("owner_id", "tags", "priority", "spec", "device", "prefers_cpu")
@@ -107,15 +107,11 @@ class SharedLab:
 
     def _start(self, queue: Queue, worker: str) -> bool:
         with self.database.transaction() as session:
-            chosen = dispatch_next(session, queue, self.fair_share, WITHIN_S)
-        if chosen is None:
+            claim = start_next(session, worker, queue, lease_s=1e9, fair_share=self.fair_share,
+                               within_s=WITHIN_S)  # fmt: skip
+        if claim is None:
             return False
-        with self.database.transaction() as session:
-            claim = lease.claim(
-                session, chosen.experiment_id, chosen.dispatch_no, worker=worker, lease_s=1e9
-            )
-        assert claim is not None
-        one = chosen.experiment_id
+        one = claim.experiment_id
         self.starts.append((self.time, self.owners[one], one))
         heapq.heappush(self._running, (self.time + self.lengths[one], worker, queue, one, claim))
         return True

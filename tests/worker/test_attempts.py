@@ -14,7 +14,6 @@ from mptcore.runtime import inputs
 from mptcore.runtime.tensor_files import load_weights, weights_digest
 from service.experiments.references import WEIGHTS, input_files
 from service.queue import lease
-from service.queue.dispatch import dispatch_next
 from service.queue.lease import Claim, LeaseLost
 from service.records import results
 from service.records.recording import Batch, record
@@ -25,6 +24,7 @@ from service.tables.experiments import Checkpoint, Event, Experiment, Series, St
 from service.web.main import create_app
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.records import point
+from tests.support.starting import run_next
 from tests.support.stub import stub
 from worker.slot import Slot
 from worker.supervisor import Supervision
@@ -216,12 +216,9 @@ def test_files_of_earlier_attempts_are_deleted(database: Database, settings: Set
     assert not earlier.exists()
     runner.kill()
     lose(database, second)
-    with database.transaction() as session:
-        dispatch = dispatch_next(session)
-    assert dispatch is not None
     slot = Slot(database, settings, "test")
     assert unrecorded.exists()
-    assert slot.run(experiment_id, dispatch.dispatch_no, lambda: False)
+    assert run_next(slot)
     slot.close()
     assert not unrecorded.exists()
     assert not settings.checkpoints(experiment_id).exists()

@@ -11,12 +11,12 @@ import pytest
 
 from service.experiments.schemas import Submission
 from service.queue import states
-from service.queue.dispatch import dispatch_next
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment
 from tests.support import stored
 from tests.support.invariants import Record, check
+from tests.support.starting import run_next
 from tests.support.undisturbed import KINDS, undisturbed_records
 from worker.slot import Slot
 
@@ -39,10 +39,7 @@ def load(database: Database, experiment_id: str) -> Experiment:
 
 
 def attempt(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> None:
-    with slot.database.transaction() as session:
-        dispatch = dispatch_next(session)
-    assert dispatch is not None
-    assert slot.run(dispatch.experiment_id, dispatch.dispatch_no, is_stopping)
+    assert run_next(slot, is_stopping)
 
 
 def interrupt(slot: Slot, experiment_id: str, how: str, further: int) -> None:

@@ -11,16 +11,17 @@ from sqlalchemy.exc import OperationalError
 
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
-from service.queue.dispatch import dispatch_next
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Experiment, Queue
 from tests.support import stored
-from tests.support.attempts import claimed, dispatched, submitted
+from tests.support.attempts import claimed, submitted
+from tests.support.dispatches import dispatched
 from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
+from tests.support.starting import start_next
 from worker.reaper import Reaper
 
 LEASE_S = 0.6
@@ -31,9 +32,7 @@ def running(database: Database) -> str:
     """A run whose lease is over: its worker could not renew it, or is gone."""
     with database.transaction() as session:
         made = stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
-        dispatch = dispatch_next(session)
-        assert dispatch is not None
-        lease.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=-1)
+        assert start_next(session, lease_s=-1) is not None
     assert made is not None
     return made.id
 

@@ -11,7 +11,6 @@ from sqlalchemy import select
 
 from service.experiments.schemas import Submission
 from service.queue import lease
-from service.queue.dispatch import dispatch_next
 from service.settings import Settings
 from service.tables.datasets import Dataset
 from service.tables.engine import Database
@@ -20,6 +19,7 @@ from tests.support import stored
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import CHECKPOINT_AFTER, RECORDS
+from tests.support.starting import run_next
 from tests.support.stub import started, stub
 from tests.support.undisturbed import undisturbed_records
 from worker import presence
@@ -52,10 +52,7 @@ def submitted(database: Database, **changes: object) -> str:
 
 
 def attempt(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> None:
-    with slot.database.transaction() as session:
-        dispatch = dispatch_next(session)
-    assert dispatch is not None
-    assert slot.run(dispatch.experiment_id, dispatch.dispatch_no, is_stopping)
+    assert run_next(slot, is_stopping)
 
 
 def load(database: Database, experiment_id: str) -> Experiment:
@@ -91,27 +88,6 @@ def test_a_claim_reads_no_checkpoint(
     assert resumed_after(database, experiment_id) == [None, CHECKPOINT_AFTER]
     counts = check(database, {experiment_id: RECORDS})
     assert counts.clean, str(counts)
-
-
-def test_an_old_message_costs_no_preparation(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker that hung may find hundreds of them."""
-    slot = Slot(database, settings, "w")
-    experiment_id = submitted(database)
-    with database.transaction() as session:
-        chosen = dispatch_next(session)
-    assert chosen is not None
-
-    def prepared(_: Callable[[], bool]) -> None:
-        raise UnfitWorker("prepared")
-
-    monkeypatch.setattr(slot, "be_ready", prepared)
-    assert not slot.run(experiment_id, chosen.dispatch_no - 1, lambda: False)
-    with pytest.raises(UnfitWorker):
-        slot.run(experiment_id, chosen.dispatch_no, lambda: False)
-    stored.change(database, experiment_id, status="running")
-    assert not slot.run(experiment_id, chosen.dispatch_no, lambda: False)
 
 
 @pytest.mark.parametrize("broken", [1, 2])

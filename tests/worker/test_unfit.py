@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from service.queue import lease
-from service.queue.dispatch import dispatch_next
 from service.settings import Settings
 from service.tables.engine import Database
 from tests.support.processes import wait_until
+from tests.support.starting import run_next
 from tests.support.stub import started
 from tests.worker.test_endings import claimed, load
 from worker import children, supervisor
@@ -37,11 +37,9 @@ def test_a_runner_that_never_was_ready_does_not_fail_the_run(
     claim = claimed(database)
     with database.transaction() as session:
         lease.release(session, claim)
-        dispatch = dispatch_next(session)
-    assert dispatch is not None
     slot = Slot(database, settings, "test")
     with pytest.raises(UnfitWorker):
-        slot.run(dispatch.experiment_id, dispatch.dispatch_no, lambda: False)
+        run_next(slot)
     slot.close()
     waiting = load(database, claim)
     assert (waiting.status, waiting.lost, waiting.failure_kind) == ("queued", 0, None)

@@ -11,7 +11,6 @@ from sqlalchemy import event, select
 from service.experiments.references import MAX_READ_BYTES, ReferencedInputs
 from service.experiments.schemas import Submission
 from service.queue import lease, states
-from service.queue.dispatch import dispatch_next
 from service.queue.lease import Claim, FailureCause
 from service.settings import Settings
 from service.tables.engine import Database
@@ -20,6 +19,7 @@ from tests.service.accounts.test_users import admin, bearer, database_of, member
 from tests.support import stored
 from tests.support.attempts import claim_next, keep_weights, submitted
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import start_next
 
 __all__ = ["admin", "place", "processes"]  # fixtures
 
@@ -55,7 +55,7 @@ def finish(database: Database, claim: Claim, status: Status = Status.SUCCEEDED) 
 
 def is_idle(database: Database) -> bool:
     with database.transaction() as session:
-        return dispatch_next(session) is None
+        return start_next(session) is None
 
 
 def from_weights(experiment_id: str) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from service.experiments.schemas import Submission
 from service.operations import backup
 from service.operations.backup import BackupFailed
 from service.queue import lease, states
-from service.queue.dispatch import dispatch_next
 from service.queue.lease import LeaseLost
 from service.settings import Settings
 from service.tables.engine import Database
@@ -33,6 +32,7 @@ from tests.support.invariants import Record
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, environment, wait_until
 from tests.support.servers import PostgreSQL
+from tests.support.starting import start_next
 from tests.support.undisturbed import undisturbed_records
 
 LONG = ppca_spec(data__dim=60, evaluate__masks__per_size=36_000)
@@ -120,11 +120,9 @@ def known_checkpoints(settings: Settings, experiment_id: str) -> int:
 
 
 def running(session: Any) -> lease.Claim:
-    """An experiment that was submitted, dispatched and claimed."""
+    """An experiment that was submitted and started."""
     stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
-    chosen = dispatch_next(session)
-    assert chosen is not None
-    claim = lease.claim(session, chosen.experiment_id, chosen.dispatch_no, worker="w", lease_s=60)
+    claim = start_next(session)
     assert claim is not None
     return claim
 
@@ -206,8 +204,6 @@ def test_running_experiments_are_queued_again_after_a_restore(
                 if desired != DesiredState.RUN:
                     assert states.request(session, claim.experiment_id, desired) == Status.RUNNING
             stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
-            dispatched = dispatch_next(session)
-            assert dispatched is not None
         backup.save(there, tmp_path / "backup")
     assert backup.restore(elsewhere, tmp_path / "backup") == []
     with closing(Database(elsewhere.url)) as database:
@@ -216,16 +212,8 @@ def test_running_experiments_are_queued_again_after_a_restore(
             wanted = dict(zip(DesiredState, (one.status for one in found), strict=True))
             assert wanted == lease.UNFINISHED
             assert [one.lost for one in found] == [0, 0, 0]
-            assert session.get_one(Experiment, dispatched.experiment_id).status == Status.QUEUED
             assert session.scalars(select(Attempt).where(Attempt.ended_at.is_(None))).all() == []
-            stale = lease.claim(
-                session, dispatched.experiment_id, dispatched.dispatch_no, worker="w", lease_s=60
-            )
-            assert stale is None
-            anew = [dispatch_next(session) for _ in range(2)]
-            for one in anew:
-                assert one is not None
-                lease.claim(session, one.experiment_id, one.dispatch_no, worker="v", lease_s=60)
+            assert all(start_next(session, "v") is not None for _ in range(2))
         for attempt in (1, 2):  # 2 began after the backup
             late = lease.Claim(claims[0].experiment_id, attempt, {})
             with pytest.raises(LeaseLost), database.transaction() as session:

@@ -1,19 +1,18 @@
 """Choice of the next experiment, and skipped experiments."""
 
-import time
-
 import pytest
 from sqlalchemy import update
 
 from service.queue import workers
-from service.queue.dispatch import Dispatch, _dispatch, dispatch_next
+from service.queue.dispatch import _dispatch
 from service.queue.workers import Vitals
 from service.tables.engine import Database
 from service.tables.experiments import Held, Queue
 from service.tables.users import User
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import LONG_MASKS, ppca_spec
-from tests.support.stored import change, row, status_events
+from tests.support.starting import start_next
+from tests.support.stored import change, row
 
 GIB = 2**30
 
@@ -31,14 +30,11 @@ def waiting(database: Database, device: str, gib: float | None = None, priority:
     return experiment_id
 
 
-def dispatch(database: Database, queue: Queue = Queue.CPU) -> Dispatch | None:
-    with database.transaction() as session:
-        return dispatch_next(session, queue)
-
-
 def chosen(database: Database, queue: Queue = Queue.CPU) -> str | None:
-    dispatched = dispatch(database, queue)
-    return None if dispatched is None else dispatched.experiment_id
+    """Start a run on the worker "c" or "g"."""
+    with database.transaction() as session:
+        claim = start_next(session, queue[0], queue)
+    return None if claim is None else claim.experiment_id
 
 
 def idle_cpus(database: Database, *names: str) -> None:
@@ -59,20 +55,6 @@ def idle_gpu(database: Database, free: float, ours: float = 0.0, name: str = "g"
     )
     with database.transaction() as session:
         workers.beat(session, name, vitals)
-
-
-@pytest.mark.parametrize("queue", Queue)
-def test_a_dispatch_is_stored(database: Database, queue: Queue) -> None:
-    """Under a new number each time."""
-    one = waiting(database, "auto")
-    change(database, one, dispatch_no=4)
-    other = waiting(database, "auto")
-    assert dispatch(database, queue) == Dispatch(one, 5, queue)
-    found = row(database, one)
-    assert (found.status, found.queue, found.dispatch_no) == ("dispatched", queue, 5)
-    assert found.dispatched_at == pytest.approx(time.time(), abs=60)
-    assert status_events(database, one)[-1] == {"status": "dispatched", "dispatch_no": 5}
-    assert (row(database, other).status, row(database, other).dispatch_no) == ("queued", 0)
 
 
 @pytest.mark.parametrize(

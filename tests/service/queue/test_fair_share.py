@@ -1,4 +1,4 @@
-"""Fair share between users, through the real dispatch with a fake clock."""
+"""Fair share between users, through the real choice with a fake clock."""
 
 import time
 from collections import Counter
@@ -12,7 +12,6 @@ from sqlalchemy import select, update
 
 from service.accounts.users import ensure_key
 from service.fair_share import FairShare
-from service.queue.dispatch import dispatch_next
 from service.queue.shares import share_of, standings
 from service.settings import Settings
 from service.tables.engine import Database
@@ -21,6 +20,7 @@ from service.tables.users import User
 from tests.support.fairness import starved
 from tests.support.ppca_spec import ppca_spec
 from tests.support.shared_lab import SharedLab
+from tests.support.starting import start_next
 
 JOB_S = 100.0
 
@@ -174,31 +174,31 @@ def test_running_experiments_count_as_usage(either: Database) -> None:
     assert Counter(owner for _, owner, _ in lab.starts) == {first: 3, second: 3}
 
 
-def test_dispatched_experiments_count_as_usage(either: Database) -> None:
-    """A dispatcher that fills four slots in one transaction deals them out."""
+def test_runs_that_start_at_the_same_moment_count_as_usage(either: Database) -> None:
+    """Four slots that are filled in one transaction are shared by both users."""
     lab = SharedLab(either, FairShare())
     users = [lab.user("first"), lab.user("second")]
     for user in users:
         lab.submit(user, 4, JOB_S)
     with either.transaction() as session:
-        chosen = [dispatch_next(session, fair_share=lab.fair_share) for _ in range(4)]
-    owners = Counter(lab.owners[one.experiment_id] for one in chosen if one is not None)
+        claims = [start_next(session, f"w{i}", fair_share=lab.fair_share) for i in range(4)]
+    owners = Counter(lab.owners[claim.experiment_id] for claim in claims if claim is not None)
     assert owners == dict.fromkeys(users, 2)
 
 
-def test_the_limit_of_running_experiments_with_concurrent_dispatchers(either: Database) -> None:
+def test_the_limit_of_running_experiments_with_concurrent_starts(either: Database) -> None:
     lab = SharedLab(either, FairShare(max_running=3))
     capped = lab.user("capped", max_running=2)
     for owner in (1, capped):
         lab.submit(owner, 20, JOB_S)
 
-    def dispatch(_: int) -> int | None:
+    def start(i: int) -> int | None:
         with either.transaction() as session:
-            chosen = dispatch_next(session, fair_share=lab.fair_share)
-            return None if chosen is None else lab.owners[chosen.experiment_id]
+            claim = start_next(session, f"w{i}", fair_share=lab.fair_share)
+            return None if claim is None else lab.owners[claim.experiment_id]
 
     with ThreadPoolExecutor(2) as pool:
-        found = Counter(pool.map(dispatch, range(12)))
+        found = Counter(pool.map(start, range(12)))
     assert found == {1: 3, capped: 2, None: 7}
 
 

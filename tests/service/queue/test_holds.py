@@ -9,13 +9,13 @@ from sqlalchemy import delete, event, insert, select, text
 from uuid6 import uuid7
 
 from service.queue import holds, lease, states
-from service.queue.dispatch import dispatch_next
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment, Held, Status, Wait
 from service.tables.sweeps import Sweep, Turn
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import start_next
 from tests.support.stored import row
 
 
@@ -47,8 +47,8 @@ def limited_sweeps(database: Database, number: int, *points: dict[str, Any]) -> 
 
 def chosen(database: Database) -> str | None:
     with database.transaction() as session:
-        found = dispatch_next(session)
-    return None if found is None else found.experiment_id
+        claim = start_next(session)
+    return None if claim is None else claim.experiment_id
 
 
 def statements_of_a_choice(database: Database) -> int:

@@ -1,5 +1,6 @@
 """The exact writes of each step of an attempt; it writes nothing of other experiments."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +25,10 @@ from service.tables.experiments import (
     Series,
     Status,
 )
-from tests.support.attempts import claim_next, claimed, dispatched, submitted
+from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.ppca_spec import ppca_spec
 from tests.support.records import RECORDS, point
+from tests.support.starting import start_next
 from tests.support.stored import change, row, status_events
 
 SOON_S = 60.0
@@ -146,53 +149,39 @@ def test_the_latest_checkpoint_of_one_record_is_the_latest_attempts(database: Da
     assert saved(database, claim.experiment_id) == ["2/b", "2/a", "1/z", "3/z"]
 
 
-@pytest.mark.parametrize("off", [-1, 1])
-def test_a_claim_of_another_dispatch_is_refused(database: Database, off: int) -> None:
-    submitted(database)
-    experiment_id, number = dispatched(database)
-    with database.transaction() as session:
-        assert lease.claim(session, experiment_id, number + off, worker="w", lease_s=1) is None
-        assert lease.claim(session, "0" * 32, number, worker="w", lease_s=1) is None
-    assert row(database, experiment_id).status == "dispatched"
-
-
 @pytest.mark.parametrize(
     ("takes", "room", "may"),
     [
-        (5, 5, True), (6, 5, False), (None, 0, True), (1, 0, False), (lease.MAX_BYTES, None, True)
+        (5, 5, True),
+        (6, 5, False),
+        (None, 0, True),
+        (1, 0, False),
+        (lease.MAX_BYTES, math.inf, True),
     ],
-)  # fmt: skip
+)
 def test_a_claim_without_enough_memory_is_refused(
-    database: Database, takes: int | None, room: int | None, may: bool
+    database: Database, takes: int | None, room: float, may: bool
 ) -> None:
-    """It goes back to the queue, and counts no attempt."""
-    submitted(database)
-    experiment_id, number = dispatched(database)
+    """It stays in the queue, and counts no attempt."""
+    experiment_id = submitted(database)
     change(database, experiment_id, memory_bytes=takes)
     with database.transaction() as session:
-        given = {} if room is None else {"room": float(room)}
-        begun = lease.claim(session, experiment_id, number, worker="w", lease_s=1, **given)
-    assert (begun is not None) == may
+        claim = start_next(session, room=room)
+    assert (claim is not None) == may
     found = row(database, experiment_id)
     assert (found.status, found.attempt) == (("running", 1) if may else ("queued", 0))
-    if not may:
-        assert status_events(database, experiment_id)[-1] == {
-            "status": "queued", "unclaimed_dispatch": number, "reason": "no memory for it here",
-        }  # fmt: skip
 
 
-@pytest.mark.parametrize("queue", [None, *Queue])
-def test_a_claim_uses_a_slot_of_its_queue(database: Database, queue: Queue | None) -> None:
-    """A dispatch from before there were two queues names none: it belongs to the CPU queue."""
-    submitted(database)
-    experiment_id, number = dispatched(database)
-    change(database, experiment_id, queue=queue, estimated_bytes=7)
+@pytest.mark.parametrize("queue", Queue)
+def test_a_claim_uses_a_slot_of_its_queue(database: Database, queue: Queue) -> None:
+    experiment_id = submitted(database, ppca_spec(compute__device="auto"))
+    change(database, experiment_id, estimated_bytes=7)
     with database.transaction() as session:
-        begun = lease.claim(session, experiment_id, number, worker="w", lease_s=1)
-    assert begun is not None
-    assert begun.queue == (queue or Queue.CPU)
-    line = slot(database, begun)
-    assert (line.queue, line.worker, line.estimated_bytes) == (begun.queue, "w", 7)
+        claim = start_next(session, "w", queue)
+    assert claim is not None
+    assert claim.queue == queue
+    line = slot(database, claim)
+    assert (line.queue, line.worker, line.estimated_bytes) == (queue, "w", 7)
     assert line.ended_at is None
     assert is_now(line.started_at)
 
@@ -208,11 +197,9 @@ def test_a_claim_by_another_core_is_not_cached_for_others(database: Database) ->
 
 
 def test_a_cancelled_experiment_is_not_claimed(database: Database) -> None:
-    submitted(database)
-    experiment_id, number = dispatched(database)
-    change(database, experiment_id, status=Status.CANCELLED)
+    change(database, submitted(database), status=Status.CANCELLED)
     with database.transaction() as session:
-        assert lease.claim(session, experiment_id, number, worker="w", lease_s=1) is None
+        assert start_next(session) is None
 
 
 def test_a_restarted_run_deletes_records_and_checkpoints(database: Database) -> None:
@@ -357,33 +344,12 @@ def test_a_valid_lease_is_not_reaped(database: Database, expires: float, is_over
         }
 
 
-@pytest.mark.parametrize(("at", "is_over"), [(69.0, True), (70.0, False), (71.0, False)])
-def test_a_dispatch_that_may_be_claimed_is_not_reaped(
-    database: Database, at: float, is_over: bool
-) -> None:
-    submitted(database)
-    experiment_id, number = dispatched(database)
-    change(database, experiment_id, dispatched_at=at)
-    with database.transaction() as session:
-        reaped = lease.reap(session, dispatch_timeout_s=30, max_lost=3, as_of=100.0)
-    assert reaped == ([(experiment_id, "queued")] if is_over else [])
-    found = row(database, experiment_id)
-    assert (found.status, found.lost) == ("queued" if is_over else "dispatched", 0)
-    if is_over:
-        assert status_events(database, experiment_id)[-1] == {
-            "status": "queued",
-            "unclaimed_dispatch": number,
-        }
-
-
-def test_only_running_leases_and_open_dispatches_are_reaped(database: Database) -> None:
-    """A waiting run has no lease, and a running one no dispatch to be claimed."""
-    running, ended = claimed(database), claimed(database)
-    waiting = submitted(database)
-    change(database, waiting, lease_expires_at=1.0, dispatched_at=1.0)
-    change(database, running.experiment_id, dispatched_at=1.0)
-    change(database, ended.experiment_id, status=Status.FAILED, dispatched_at=1.0)
-    change(database, ended.experiment_id, lease_expires_at=1.0)
+def test_only_running_leases_are_reaped(database: Database) -> None:
+    """A waiting run has no lease."""
+    claimed(database)
+    ended = claimed(database)
+    change(database, submitted(database), lease_expires_at=1.0)
+    change(database, ended.experiment_id, status=Status.FAILED, lease_expires_at=1.0)
     with database.transaction() as session:
         assert lease.reap(session, dispatch_timeout_s=30, max_lost=3) == []
 
@@ -392,12 +358,9 @@ def test_reaping_reads_the_clock_by_default(database: Database) -> None:
     over, good = claimed(database), claimed(database)
     change(database, over.experiment_id, lease_expires_at=time.time() - SOON_S)
     change(database, good.experiment_id, lease_expires_at=time.time() + SOON_S)
-    submitted(database)
-    unclaimed, _ = dispatched(database)
-    change(database, unclaimed, dispatched_at=time.time() - 2 * SOON_S)
     with database.transaction() as session:
         reaped = lease.reap(session, dispatch_timeout_s=SOON_S, max_lost=0)
-    assert reaped == [(over.experiment_id, "failed"), (unclaimed, "queued")]
+    assert reaped == [(over.experiment_id, "failed")]
 
 
 def test_usable_checkpoints_are_kept(database: Database) -> None:

@@ -13,7 +13,6 @@ from mptcore.specs import validate_spec
 from service.experiments.schemas import AttemptOut, Submission
 from service.fair_share import FairShare
 from service.queue import lease, ledger, workers
-from service.queue.dispatch import Dispatch, dispatch_next
 from service.queue.memory import MIN_RUNS, RUNTIME_BYTES, Memory, MemoryModel, learned_ratio
 from service.queue.position import queue_positions
 from service.queue.snapshot import QueueSnapshots
@@ -26,6 +25,7 @@ from tests.support import lm_specs, stored
 from tests.support.attempts import submitted
 from tests.support.nvml import Card, Nvml
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import run_next, start_next
 from worker import gpus, presence
 from worker.slot import Slot
 
@@ -63,20 +63,12 @@ def submit(database: Database, gib: float, priority: int = 0) -> str:
         return stored.submit(session, 1, submission, memory=memory).id
 
 
-def dispatch(database: Database) -> Dispatch | None:
-    with database.transaction() as session:
-        return dispatch_next(session, Queue.GPU)
-
-
-def claim(database: Database, chosen: Dispatch, worker: str) -> bool:
-    """Claim as a slot does, with the GPU of its worker's last heartbeat."""
+def start(database: Database, worker: str) -> str | None:
+    """Start a run as a slot does, with the GPU of its worker's last heartbeat."""
     with database.transaction() as session:
         room = workers.room_at(session, worker)
-        number = chosen.dispatch_no
-        found = lease.claim(
-            session, chosen.experiment_id, number, worker=worker, lease_s=60, room=room
-        )
-        return found is not None
+        claim = start_next(session, worker, Queue.GPU, room=room)
+        return None if claim is None else claim.experiment_id
 
 
 def reason(database: Database, experiment_id: str) -> str:
@@ -90,48 +82,37 @@ def test_gpu_memory_used_by_others_delays_a_run_with_a_reason(either: Database) 
     large, small = submit(either, 60), submit(either, 40)
     used = "GPU 0 is used by a process outside this service (31 GiB)"
     assert reason(either, large) == f"{used}; the run takes about 60 GiB"
-    chosen = dispatch(either)
-    assert chosen is not None
-    assert chosen.experiment_id == small
-    assert dispatch(either) is None
+    assert start(either, "g") == small
+    assert start(either, "g") is None
+    stored.change(either, small, status=Status.SUCCEEDED)
     register(either, "g", free=80)
-    freed = dispatch(either)
-    assert freed is not None
-    assert freed.experiment_id == large
+    assert start(either, "g") == large
 
 
 def test_a_claim_without_gpu_memory_is_queued_again(either: Database) -> None:
-    """The message went to the wrong one of two workers: no attempt is counted."""
+    """The wrong one of two workers looked for work: no attempt is counted."""
     register(either, "full", free=10, uuid="GPU-a")
     register(either, "free", free=80, uuid="GPU-b")
     large = submit(either, 60)
-    chosen = dispatch(either)
-    assert chosen is not None
-    assert not claim(either, chosen, "full")
+    assert start(either, "full") is None
     with either.snapshot() as session:
         one = session.get_one(Experiment, large)
         assert (one.status, one.attempt, one.lost) == (Status.QUEUED, 0, 0)
-    again = dispatch(either)
-    assert again is not None
-    assert not claim(either, chosen, "free")  # that dispatch is over
-    assert claim(either, again, "free")
+    assert start(either, "free") == large
 
 
 def test_two_workers_of_a_gpu_do_not_use_its_memory_twice(either: Database) -> None:
     register(either, "b", free=80)
     register(either, "a", free=80)
     first, second = submit(either, 50), submit(either, 50)
-    chosen = dispatch(either)
-    assert chosen is not None
-    assert chosen.experiment_id == first
-    assert claim(either, chosen, "a")  # and has taken nothing of its memory yet
-    assert dispatch(either) is None
+    assert start(either, "a") == first  # and has taken nothing of its memory yet
+    assert start(either, "b") is None
     with either.transaction() as session:
         assert workers.room_at(session, "b") == 30 * GIB
         running = [(worker.id, run) for worker, run, _ in workers.alive(session, 60)]
     assert running == [("a", first), ("b", None)]
     register(either, "a", free=30, ours=50)
-    assert dispatch(either) is None
+    assert start(either, "b") is None
     assert reason(either, second) == "next in turn"
 
 
@@ -147,9 +128,7 @@ def test_a_language_model_keeps_the_memory_of_its_parts(
     own = GIB - workers.GPU_RUNTIME_BYTES
     for one in (first, second):
         stored.change(either, one, estimated_bytes=own, gpu_part_bytes=23 * GIB)
-    chosen = dispatch(either)
-    assert chosen is not None
-    assert claim(either, chosen, "a")
+    assert start(either, "a") == first
 
     def room() -> tuple[float, float]:
         with either.transaction() as session:
@@ -163,10 +142,7 @@ def test_a_language_model_keeps_the_memory_of_its_parts(
     register(either, "a", free=total - 2 - parts, ours=2 + parts, total=total)
     register(either, "b", free=2, total=total)
     assert room() == (2, 2)
-    following = dispatch(either)
-    assert following is not None
-    assert following.experiment_id == second
-    assert claim(either, following, "b")
+    assert start(either, "b") == second
 
 
 @pytest.mark.parametrize(("expected", "room"), [(20, 80 - 24), (30, 80 - 30)])
@@ -177,9 +153,7 @@ def test_parts_are_not_counted_twice_if_earlier_runs_told_the_peak(
     own = GIB - workers.GPU_RUNTIME_BYTES
     run = submit(either, expected)
     stored.change(either, run, estimated_bytes=own, gpu_part_bytes=23 * GIB)
-    chosen = dispatch(either)
-    assert chosen is not None
-    assert claim(either, chosen, "a")
+    assert start(either, "a") == run
     with either.transaction() as session:
         (gpu,) = workers.gpus(session, 60)
     assert gpu.room == room * GIB
@@ -205,22 +179,18 @@ def test_parts_of_a_language_model_of_the_spec(
 def test_small_runs_do_not_keep_a_large_one_from_a_gpu_that_they_share(either: Database) -> None:
     register(either, "a", free=80)
     register(either, "b", free=80)
-    submit(either, 20)
-    chosen = dispatch(either)
-    assert chosen is not None
-    assert claim(either, chosen, "a")
+    small = submit(either, 20)
+    assert start(either, "a") == small
     register(either, "a", free=60, ours=20)
     large = submit(either, 70)
     submit(either, 20)
-    assert dispatch(either) is None  # the large one waits for our own run to end
+    assert start(either, "b") is None  # the large one waits for our own run to end
     with either.transaction() as session:
-        found = session.get_one(Experiment, chosen.experiment_id)
+        found = session.get_one(Experiment, small)
         begun = lease.Claim(found.id, found.attempt, found.spec)
         lease.finish(session, begun, Status.SUCCEEDED)
     register(either, "a", free=80)
-    following = dispatch(either)
-    assert following is not None
-    assert following.experiment_id == large
+    assert start(either, "a") == large
 
 
 def test_experiments_too_large_for_every_worker_are_refused(
@@ -290,10 +260,9 @@ def _finish(database: Database, by_spec: int, peak: int) -> None:
     with database.transaction() as session:
         submission = Submission.model_validate({"spec": ppca_spec()})
         made = stored.submit(session, 1, submission, memory=Memory(by_spec, by_spec))
-        chosen = dispatch_next(session)
-        assert chosen is not None
-        begun = lease.claim(session, made.id, chosen.dispatch_no, worker="w", lease_s=60)
+        begun = start_next(session)
         assert begun is not None
+        assert begun.experiment_id == made.id
         lease.finish(session, begun, Status.SUCCEEDED, peak_bytes=peak)
         ledger.fold(session, FairShare())
 
@@ -303,10 +272,7 @@ def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path:
     with database.transaction() as session:
         spec = ppca_spec(data__dim=60, evaluate__masks__per_size=1500)
         stored.submit(session, 1, Submission.model_validate({"spec": spec}))
-        chosen = dispatch_next(session)
-    assert chosen is not None
-    slot = Slot(database, settings, "w")
-    assert slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)
+    assert run_next(Slot(database, settings, "w"))
     with database.snapshot() as session:
         (line,) = session.scalars(select(Attempt)).all()
         assert AttemptOut.of(line).peak_bytes == line.peak_bytes

@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session
 
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
-from service.queue import forecast, lease, shares, snapshot, workers
-from service.queue.dispatch import _dispatch, dispatch_next
+from service.queue import forecast, shares, snapshot, workers
+from service.queue.dispatch import _dispatch
 from service.queue.position import ON_CPU, position_of_next, queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.shares import Standing
@@ -33,6 +33,7 @@ from service.web.main import create_app
 from tests.support import stored
 from tests.support.ppca_spec import LONG_MASKS, ppca_spec
 from tests.support.processes import wait_until
+from tests.support.starting import start_next
 from tests.support.stored import change
 from worker.celery_app import make_celery
 from worker.dispatcher import Dispatcher
@@ -60,9 +61,7 @@ def occupy(database: Database, worker: str) -> None:
     for_queue = Queue(worker[:3])
     submit(database, DEVICES[for_queue][0], priority=100)
     with database.transaction() as session:
-        chosen = dispatch_next(session, for_queue)
-        assert chosen is not None
-        lease.claim(session, chosen.experiment_id, chosen.dispatch_no, worker=worker, lease_s=60)
+        assert start_next(session, worker, for_queue) is not None
 
 
 def found_places(

@@ -9,7 +9,6 @@ from sqlalchemy import func, select, text, update
 
 from service.experiments.schemas import Submission
 from service.queue import lease, states, workers
-from service.queue.dispatch import dispatch_next
 from service.queue.lease import Claim, LeaseLost
 from service.queue.workers import Vitals
 from service.records import recording
@@ -20,7 +19,9 @@ from service.tables.engine import Database, now
 from service.tables.experiments import DesiredState, Event, Experiment, Queue, Status
 from service.tables.workers import Worker
 from tests.support import stored
+from tests.support.dispatches import dispatched
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import start_next
 
 LEASE_S = 60.0
 
@@ -33,21 +34,14 @@ def submit(database: Database, **beside: Any) -> str:
     return made.id
 
 
-def dispatch(database: Database) -> tuple[str, int]:
+def start(database: Database) -> Claim | None:
     with database.transaction() as session:
-        dispatched = dispatch_next(session)
-    assert dispatched is not None
-    return dispatched.experiment_id, dispatched.dispatch_no
-
-
-def claim(database: Database, dispatched: tuple[str, int]) -> Claim | None:
-    with database.transaction() as session:
-        return lease.claim(session, *dispatched, worker="w", lease_s=LEASE_S)
+        return start_next(session, lease_s=LEASE_S)
 
 
 def running(database: Database) -> Claim:
     submit(database)
-    claimed = claim(database, dispatch(database))
+    claimed = start(database)
     assert claimed is not None
     return claimed
 
@@ -97,31 +91,9 @@ def stored_x(database: Database, experiment_id: str) -> list[float]:
 def test_priority_then_age(either: Database) -> None:
     first, second = submit(either), submit(either)
     urgent = submit(either, priority=5)
-    assert [dispatch(either)[0] for _ in range(3)] == [urgent, first, second]
-    with either.transaction() as session:
-        assert dispatch_next(session) is None
-
-
-def test_a_dispatch_is_claimed_once(either: Database) -> None:
-    experiment_id = submit(either)
-    dispatched = dispatch(either)
-    assert claim(either, (experiment_id, dispatched[1] - 1)) is None
-    claimed = claim(either, dispatched)
-    assert claimed is not None
-    assert claimed.attempt == 1
-    assert claim(either, dispatched) is None
-    assert status(either, experiment_id) == ("running", 1)
-
-
-def test_a_dispatch_from_before_the_reaper_is_stale(either: Database) -> None:
-    experiment_id = submit(either)
-    old = dispatch(either)
-    assert reap(either) == []
-    with either.transaction() as session:
-        assert lease.reap(session, dispatch_timeout_s=-1, max_lost=3) == [(experiment_id, "queued")]
-    new = dispatch(either)
-    assert claim(either, old) is None
-    assert claim(either, new) is not None
+    claims = [start(either) for _ in range(4)]
+    ids = [None if claim is None else claim.experiment_id for claim in claims]
+    assert ids == [urgent, first, second, None]
 
 
 def test_a_repeated_batch_changes_nothing(either: Database) -> None:
@@ -162,7 +134,7 @@ def test_the_fence_refuses_an_older_attempt(either: Database) -> None:
     ):
         with pytest.raises(LeaseLost):
             write_late()
-    new = claim(either, dispatch(either))
+    new = start(either)
     assert new is not None
     assert new.attempt == 2
     assert stored_x(either, old.experiment_id) == []  # the new attempt starts from the beginning
@@ -188,7 +160,7 @@ def test_lost_too_often(either: Database) -> None:
     claimed = running(either)
     expire(either, claimed)
     assert reap(either, max_lost=1) == [(claimed.experiment_id, "queued")]
-    again = claim(either, dispatch(either))
+    again = start(either)
     assert again is not None
     expire(either, again)
     assert reap(either, max_lost=1) == [(claimed.experiment_id, "failed")]
@@ -259,7 +231,7 @@ def test_a_frozen_transaction_delays_only_its_own_rows(lab: Settings) -> None:
         for one in (ended_held, ended):
             end(database, one)
         unclaimed_held, unclaimed = submit(database), submit(database)
-        assert {dispatch(database)[0] for _ in range(2)} == {unclaimed_held, unclaimed}
+        assert {dispatched(database)[0] for _ in range(2)} == {unclaimed_held, unclaimed}
         waits_held, waits = submit(database), submit(database)
         with database.transaction() as session:
             for name in ("held", "silent"):
@@ -272,7 +244,9 @@ def test_a_frozen_transaction_delays_only_its_own_rows(lab: Settings) -> None:
         ids = "', '".join([*of_runs, unclaimed_held, waits_held])
         touch = f"UPDATE experiments SET note = 'x' WHERE id IN ('{ids}')"
         with frozen(lab, touch, "UPDATE workers SET host = 'x' WHERE id = 'held'"):
-            assert dispatch(database)[0] == waits
+            claim = start(database)
+            assert claim is not None
+            assert claim.experiment_id == waits
             assert dict(reap(database)) == {lost.experiment_id: "queued", unclaimed: "queued"}
             with database.transaction() as session:
                 both = [ended_held.experiment_id, ended.experiment_id]

@@ -9,7 +9,7 @@ from service.queue import lease
 from service.queue.lease import BEYOND
 from service.tables.engine import Database
 from service.tables.experiments import Attempt, DesiredState, Status
-from tests.support.attempts import claimed, dispatched, submitted
+from tests.support.attempts import claimed, submitted
 from tests.support.stored import change, row, status_events
 
 RAN_UNTIL = 2e9
@@ -44,15 +44,6 @@ def test_restored_running_experiments_follow_the_desired_state(
     assert status_events(database, claim.experiment_id)[3:] == [told]
     with database.snapshot() as session:
         assert session.scalars(select(Attempt.ended_at)).all() == [RAN_UNTIL]
-
-
-def test_restored_dispatched_experiments_are_queued(database: Database) -> None:
-    submitted(database)
-    experiment_id, number = dispatched(database)
-    assert begin_anew(database) == 1
-    found = row(database, experiment_id)
-    assert (found.status, found.dispatch_no) == ("queued", number + BEYOND)
-    assert status_events(database, experiment_id)[-1] == {"status": "queued", "restored": True}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from sqlalchemy import event, func, select, update
 
 from service.operations import retention as files
 from service.queue import lease
-from service.queue.dispatch import dispatch_next
 from service.queue.lease import Claim, FailureCause
 from service.records import recording
 from service.settings import Settings
@@ -24,6 +23,7 @@ from service.tables.sweeps import Sweep, SweepPoint, Turn
 from service.tables.users import User
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import start_next
 
 __all__ = ["admin", "place", "processes"]  # fixtures
 
@@ -61,12 +61,7 @@ def states(api: TestClient, sweep_id: str) -> list[str]:
 
 def claim_next(database: Database) -> Claim | None:
     with database.transaction() as session:
-        chosen = dispatch_next(session)
-        if chosen is None:
-            return None
-        return lease.claim(
-            session, chosen.experiment_id, chosen.dispatch_no, worker="w", lease_s=60
-        )
+        return start_next(session)
 
 
 def finish(database: Database, claim: Claim | None, status: Status = Status.SUCCEEDED) -> None:
@@ -149,9 +144,11 @@ def test_resumed_and_retried_points_wait_for_the_limit(admin: TestClient) -> Non
     made = sweep(admin, concurrency=1)
     database = database_of(admin)
     ids = [row["experiment_id"] for row in rows(admin, made["id"])]
-    with database.transaction() as session:
-        assert dispatch_next(session) is not None
+    first = claim_next(database)
+    assert first is not None
     admin.post(f"/v1/experiments/{ids[0]}:pause")
+    with database.transaction() as session:
+        assert lease.release(session, first) == Status.PAUSED
     assert claim_next(database) is not None  # in its place
     admin.post(f"/v1/experiments/{ids[0]}:resume")
     admin.post(f"/v1/experiments/{ids[2]}:cancel")

@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 from service.experiments import deletion
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
-from service.queue.dispatch import dispatch_next
 from service.queue.lease import Claim, FailureCause
 from service.queue.workers import Vitals
 from service.records import statistics
@@ -26,6 +25,7 @@ from service.tables.workers import Worker
 from service.web.main import create_app
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import start_next
 
 LEASE_S = 60.0
 IDLE, BUSY = "host:1", "host:2"
@@ -60,11 +60,7 @@ def history(api: TestClient) -> str:
         lease.finish(session, _run(session), Status.CANCELLED)
         lost = _run(session)
         assert lease.mark_lost(session, lost, max_lost=1) == Status.QUEUED
-        dispatch = dispatch_next(session)
-        assert dispatch is not None
-        again = lease.claim(
-            session, dispatch.experiment_id, dispatch.dispatch_no, worker=IDLE, lease_s=LEASE_S
-        )
+        again = start_next(session, IDLE, lease_s=LEASE_S)
         assert again is not None
         assert lease.mark_lost(session, again, max_lost=1) == Status.FAILED
         running = _run(session)
@@ -76,13 +72,9 @@ def history(api: TestClient) -> str:
 
 
 def _run(session: Session, started_s: float = 0.0) -> Claim:
-    """Submit, dispatch and claim; it waited 10 s and began `started_s` ago."""
+    """Submit and start; it waited 10 s and began `started_s` ago."""
     stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
-    dispatch = dispatch_next(session)
-    assert dispatch is not None
-    claim = lease.claim(
-        session, dispatch.experiment_id, dispatch.dispatch_no, worker=BUSY, lease_s=LEASE_S
-    )
+    claim = start_next(session, BUSY, lease_s=LEASE_S)
     assert claim is not None
     began = now() - started_s
     session.execute(

@@ -10,11 +10,11 @@ from mptcore.presets import PRESETS
 from mptcore.specs import stored_spec
 from service.experiments import preset_runs
 from service.queue import lease
-from service.queue.dispatch import dispatch_next
 from service.records.recording import Batch, record
 from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
 from tests.support import stored
+from tests.support.starting import start_next
 
 
 def test_every_preset_can_be_submitted(api: TestClient) -> None:
@@ -34,10 +34,9 @@ def store_results(api: TestClient, database: Database, difference: float) -> str
     (spec,) = api.get("/v1/presets/fig4-left").json()["specs"]
     submitted: str = api.post("/v1/experiments", json={"spec": spec, "cache": False}).json()["id"]
     with database.transaction() as session:
-        dispatch = dispatch_next(session)
-        assert dispatch is not None
-        claim = lease.claim(session, submitted, dispatch.dispatch_no, worker="w", lease_s=60)
+        claim = start_next(session)
     assert claim is not None
+    assert claim.experiment_id == submitted
     batch = Batch()
     seq = 0
     for seed in spec["seeds"]:
