@@ -1,9 +1,11 @@
 """A state machine over the store with a virtual clock: what may happen, in any order.
 
-Three workers, two dispatchers, a reaper, users, and messages that are lost, doubled or late.
+Three workers, users, and background processes whose steps come in any order. A worker looks for a
+run at any time: its ticket may be late or doubled.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,16 +18,24 @@ from sqlalchemy.orm import aliased
 from service.accounts.users import Caller
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
-from service.queue import lease, ledger, quota, states
-from service.queue.dispatch import Dispatch, dispatch_next
+from service.queue import lease, states
 from service.queue.lease import Claim, FailureCause, LeaseLost
+from service.queue.ledger import Use, decayed_usage
 from service.records.recording import Batch, record
 from service.submission.preparation import Entry
 from service.submission.submit import insert_all
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
 from service.tables.engine import Database
-from service.tables.experiments import TERMINAL, DesiredState, Experiment, Held, Status, Wait
+from service.tables.experiments import (
+    TERMINAL,
+    Attempt,
+    DesiredState,
+    Experiment,
+    Held,
+    Status,
+    Wait,
+)
 from service.tables.sweeps import Sweep
 from service.tables.users import Role, User
 from tests.support import stored
@@ -34,19 +44,27 @@ from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import RECORDS
 from tests.support.shared_lab import not_for_ever
+from tests.support.starting import (
+    DISPATCH_TIMEOUT_S,
+    charges,
+    controller_steps,
+    fold,
+    start_next,
+)
 from worker.supervisor import UNSTORABLE
 
-LEASE_S, DISPATCH_TIMEOUT_S, MAX_LOST = 10.0, 30.0, 3
+LEASE_S, MAX_LOST = 10.0, 3
+STEPS = controller_steps(LEASE_S, MAX_LOST)
 SHARING = FairShare(half_life_s=100, advance_s=1)
 LIMITS = {2: 1, 3: 2}
 """Maximum number of concurrent runs of these users; user 1 has no limit."""
 
-UNDER_WAY = Experiment.status.in_((Status.DISPATCHED, Status.RUNNING))
-OWNERS_UNDER_WAY = select(Experiment.owner_id).where(UNDER_WAY)
-SWEEPS_UNDER_WAY = (
+RUNNING = Experiment.status == Status.RUNNING
+OWNERS_AND_WORKERS = select(Experiment.owner_id, Experiment.worker).where(RUNNING)
+RUNNING_OF_SWEEPS = (
     select(func.count(), Sweep.concurrency)
     .join(Experiment, Experiment.sweep_id == Sweep.id)
-    .where(UNDER_WAY)
+    .where(RUNNING)
     .group_by(Sweep.id, Sweep.concurrency)
 )
 AFTER = aliased(Experiment)
@@ -87,8 +105,8 @@ class QueueMachine(RuleBasedStateMachine):
                 session.add(User(id=user, name=f"user {user}", max_running=limit))
         self.submitted: list[str] = []
         self.touched: set[str] = set()  # since the last check
-        self.messages: list[Dispatch] = []
         self.runs: dict[int, Run] = {}
+        self.crashes = 0
         self.disabled: set[int] = set()
 
     @property
@@ -156,46 +174,24 @@ class QueueMachine(RuleBasedStateMachine):
         with self.database.transaction() as session:
             session.execute(update(User).where(User.id == user).values(disabled_at=at))
 
-    # Dispatchers and the broker
-
-    @rule(dispatcher=st.integers(1, 2), copies=st.integers(0, 2))
-    def dispatch(self, dispatcher: int, copies: int) -> None:
-        dispatched = self._dispatch_next()
-        if dispatched is not None:
-            self.messages += [dispatched] * copies
-
-    def _dispatch_next(self) -> Dispatch | None:
-        with self.database.transaction() as session:
-            dispatched = dispatch_next(session, fair_share=SHARING)
-        if dispatched is not None:
-            assert self._load(dispatched.experiment_id).owner_id not in self.disabled
-        return dispatched
-
-    @precondition(lambda self: self.messages)
-    @rule(data=st.data(), worker=st.integers(1, 3), keep=st.booleans())
-    def deliver(self, data: st.DataObject, worker: int, keep: bool) -> None:
-        """A worker receives a message, perhaps an old one. The message may remain and be received
-        again."""
-        message = data.draw(st.sampled_from(self.messages))
-        if not keep:
-            self.messages.remove(message)
-        if worker not in self.runs:
-            self._claim(worker, message)
-
     # Workers
 
-    def _claim(self, worker: int, message: Dispatch) -> None:
+    @rule(worker=st.integers(1, 3))
+    def start(self, worker: int) -> None:
+        """An idle worker has a ticket, or looks by itself. A busy one reads no tickets."""
+        if worker not in self.runs:
+            self._start(worker)
+
+    def _start(self, worker: int) -> bool:
+        """Start a run. After a crash the worker is another process, with another name."""
+        name = f"worker {worker} {self.crashes}"
         with self.database.transaction() as session:
-            claim = lease.claim(
-                session,
-                message.experiment_id,
-                message.dispatch_no,
-                worker=f"worker {worker}",
-                lease_s=LEASE_S,
-            )
-        self.touched.add(message.experiment_id)
-        if claim is not None:
-            self.runs[worker] = Run(claim, claim.after_seq)
+            claim = start_next(session, name, lease_s=LEASE_S, fair_share=SHARING)
+        if claim is None:
+            return False
+        assert self._load(claim.experiment_id).owner_id not in self.disabled
+        self.runs[worker] = Run(claim, claim.after_seq)
+        return True
 
     def _write(
         self,
@@ -298,6 +294,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def crash(self, data: st.DataObject) -> None:
         del self.runs[data.draw(st.sampled_from(sorted(self.runs)))]
+        self.crashes += 1
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
@@ -337,43 +334,74 @@ class QueueMachine(RuleBasedStateMachine):
     def advance(self, seconds: float) -> None:
         self.clock += seconds
 
-    @rule()
-    def reap(self) -> None:
-        owned = {w: r for w, r in self.runs.items() if self._owns(r)}
-        fresh = {
-            w for w, r in owned.items()
-            if (self._load(r.claim.experiment_id).lease_expires_at or 0) >= self.clock
-        }  # fmt: skip
+    # Background processes
+
+    @rule(names=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=2 * len(STEPS)))
+    def controller(self, names: list[str]) -> None:
+        """Steps in any order, some of them twice, as if two processes took turns."""
+        for name in names:
+            self._step(name)
+
+    @rule(order=st.permutations(sorted(STEPS)))
+    def look(self, order: list[str]) -> None:
+        """One look at everything: then nothing waits for what has ended."""
+        for name in order:
+            self._step(name)
+        with self.database.snapshot() as session:
+            assert not session.scalars(WAITS_FOR_ENDED).all()
+
+    def _step(self, name: str) -> None:
+        within_lease = [
+            worker for worker, run in self.runs.items()
+            if self._owns(run)
+            and (self._load(run.claim.experiment_id).lease_expires_at or 0) >= self.clock
+        ]  # fmt: skip
         with self.database.transaction() as session:
-            lease.reap(session, DISPATCH_TIMEOUT_S, MAX_LOST)
-        for worker in fresh:
-            assert self._owns(self.runs[worker]), "a run within its lease was reaped"
+            STEPS[name](session)
+        for worker in within_lease:
+            assert self._owns(self.runs[worker]), f"{name} ended a run within its lease"
 
     @rule()
     def fold(self) -> None:
+        """The usage that fair share charges is the sum over all attempts."""
         with self.database.transaction() as session:
-            ledger.fold(session, SHARING)
-            quota.fold(session, from_rows=2)
+            fold(session, SHARING)
+        with self.database.snapshot() as session:
+            found = charges(session, SHARING)
+            lines = session.scalars(select(Attempt)).all()
+        assert all(line.folded for line in lines if line.ended_at is not None)
+        for owner_id, charged_s in found.items():
+            expected = decayed_usage(SHARING, self._charged(owner_id, lines), self.clock)
+            assert math.isclose(charged_s, expected, rel_tol=1e-6, abs_tol=1e-6)
+
+    def _charged(self, owner_id: int, lines: Sequence[Attempt]) -> Iterator[Use]:
+        """Yield the uses of slots of a user. A current run is charged in advance."""
+        for line in lines:
+            began_at = line.started_at
+            if line.ended_at is None:
+                began_at = min(began_at, self.clock - SHARING.advance_s)
+            if line.owner_id == owner_id:
+                yield Use(owner_id, line.queue, began_at, line.ended_at)
 
     # Invariants
 
     @invariant()
-    def no_user_has_more_under_way_than_its_limit(self) -> None:
+    def no_user_has_more_runs_than_its_limit_and_no_worker_two(self) -> None:
         with self.database.snapshot() as session:
-            owners = session.scalars(OWNERS_UNDER_WAY).all()
+            rows = session.execute(OWNERS_AND_WORKERS).all()
+        owners, names = [row.owner_id for row in rows], {row.worker for row in rows}
         assert all(owners.count(user) <= limit for user, limit in LIMITS.items())
+        assert len(rows) <= len(names)
 
     @invariant()
-    def no_sweep_has_more_under_way_than_its_limit(self) -> None:
+    def no_sweep_has_more_runs_than_its_limit(self) -> None:
         with self.database.snapshot() as session:
-            rows = session.execute(SWEEPS_UNDER_WAY).all()
+            rows = session.execute(RUNNING_OF_SWEEPS).all()
         assert all(limit is not None and count <= limit for count, limit in rows)
 
     @invariant()
-    def what_is_held_waits_for_what_has_not_ended(self) -> None:
-        """Check that exactly the experiments with unfinished predecessors are held."""
+    def exactly_the_held_experiments_wait(self) -> None:
         with self.database.snapshot() as session:
-            assert not session.scalars(WAITS_FOR_ENDED).all()
             assert set(session.scalars(WAITS)) == set(session.scalars(HELD))
 
     @invariant()
@@ -399,20 +427,19 @@ class QueueMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Let everything come to its end: nothing may be stuck."""
         self.runs.clear()
-        self.messages.clear()
+        self.crashes += 1
         self.clock += DISPATCH_TIMEOUT_S + LEASE_S + 1
         for user in self.disabled:
             self._set_disabled(user, None)
         self.disabled.clear()
-        with self.database.transaction() as session:
-            lease.reap(session, DISPATCH_TIMEOUT_S, MAX_LOST)
+        self.look(sorted(STEPS))
         self._resume_what_is_waited_for()
-        while (dispatched := self._dispatch_next()) is not None:
-            self._claim(1, dispatched)
+        while self._start(1):
             self._write(1, len(RECORDS))
             if 1 in self.runs:
                 claim = self.runs[1].claim
                 self._end(1, partial(lease.finish, claim=claim, status=Status.SUCCEEDED))
+            self.look(sorted(STEPS))
         everything = dict.fromkeys(self.submitted, RECORDS)
         counts = check(self.database, everything, fair_share=SHARING)
         self.database.close()

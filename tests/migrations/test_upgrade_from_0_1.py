@@ -21,7 +21,7 @@ from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
 from service.tables.users import User
 from service.web.main import create_app
-from tests.support.invariants import bytes_in_tables
+from tests.support.kept_bytes import bytes_in_tables
 from tests.support.servers import PostgreSQL
 from tests.support.starting import start_next
 

@@ -1,10 +1,9 @@
 """The only checker of the queue's guarantees; every queue test calls it.
 
 Every accepted experiment is there and has ended or is paused; its records are those of an
-undisturbed run, each once; each claim began one attempt; nothing is left dispatched or leased. The
+undisturbed run, each once; each claim began one attempt; nothing is left waiting or leased. The
 ledger has a line for each attempt, ended where that has; each user's usage is the sum of its lines;
-the bytes that each user keeps are counted as the tables have them; no user had more
-under way at once than its limit.
+no user had more runs at once than its limit, and no worker more than one.
 """
 
 import json
@@ -18,28 +17,19 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.fair_share import FairShare
-from service.queue import quota
 from service.queue.ledger import decayed_usage, use_of
 from service.records import results
 from service.records.curves import read_series
 from service.records.recording import canonical
-from service.tables.datasets import Dataset
 from service.tables.engine import Database
 from service.tables.experiments import (
     TERMINAL,
-    Artifact,
     Attempt,
-    Block,
-    Checkpoint,
     Event,
     Experiment,
-    Metric,
-    Series,
     Status,
     Usage,
 )
-from service.tables.requests import KeptRequest
-from service.tables.sweeps import Sweep
 from service.tables.users import User
 
 Record = Mapping[str, Any]
@@ -60,8 +50,8 @@ class Counts:
     doubled_attempts: int = 0
     wrong_ledger_lines: int = 0
     wrong_usages: int = 0
-    wrong_bytes: int = 0
     passed_limits: int = 0
+    shared_workers: int = 0
 
     @property
     def clean(self) -> bool:
@@ -79,8 +69,8 @@ def check(
     fair_share: FairShare | None = None,
 ) -> Counts:
     """Check the experiments named in `undisturbed`, each against the records of a run of its spec
-    that nothing disturbed. Unless `settled`, experiments may still be under way. With the `sharing`
-    of the whole lab, all users too."""
+    that nothing disturbed. Unless `settled`, experiments may still be under way. With the
+    `fair_share` of the whole lab, all users and workers too."""
     counts = Counts()
     with database.snapshot() as session:
         for experiment_id, records in undisturbed.items():
@@ -94,7 +84,6 @@ def check(
             _check_records(session, experiment, records, counts)
         if fair_share is not None:
             _check_usage(session, fair_share, counts)
-            counts.wrong_bytes += not bytes_agree(session)
             _check_limits(session, fair_share, counts)
     return counts
 
@@ -128,56 +117,8 @@ def _check_usage(session: Session, fair_share: FairShare, counts: Counts) -> Non
     counts.wrong_usages += any(line.folded and line.owner_id not in known for line in lines)
 
 
-def bytes_agree(session: Session) -> bool:
-    """Compare the bytes that are counted for each user with those in the tables."""
-    kept = {owner_id: total for owner_id, total in quota.kept_by_user(session).items() if total}
-    return kept == bytes_in_tables(session)
-
-
-def bytes_in_tables(session: Session) -> dict[int, int]:
-    """Count the bytes of each user in Python, row by row."""
-    owners: dict[str, int] = {}
-    found: Counter[int] = Counter()
-    for one in session.scalars(select(Experiment)):
-        owners[one.id] = one.owner_id
-        found[one.owner_id] += len(json.dumps(one.spec))
-        found[one.owner_id] += _bytes_of(one.name, one.note, *one.tags)
-        found[one.owner_id] += len(json.dumps(one.comes_after)) if one.comes_after else 0
-    for request in session.scalars(select(KeptRequest)):
-        found[request.owner_id] += len(json.dumps(request.made))
-    for sweep in session.scalars(select(Sweep)):
-        found[sweep.owner_id] += len(json.dumps(sweep.spec)) + len(json.dumps(sweep.comes_after))
-        found[sweep.owner_id] += _bytes_of(sweep.name, sweep.note, *sweep.tags)
-    for dataset in session.scalars(select(Dataset)):
-        found[dataset.owner_id] += dataset.bytes
-        for part in (dataset.arrays, dataset.columns, dataset.constant, dataset.missing):
-            found[dataset.owner_id] += len(json.dumps(part)) if part is not None else 0
-    for metric in session.scalars(select(Metric)):
-        texts = (metric.name, metric.labels, metric.reason or "")
-        found[owners[metric.experiment_id]] += 16 + sum(map(len, texts))
-    for log in session.scalars(select(Event).where(Event.kind == "log")):
-        found[owners[log.experiment_id]] += len(json.dumps(log.data))
-    for artifact in session.scalars(select(Artifact)):
-        found[owners[artifact.experiment_id]] += artifact.bytes or 0
-    saved = select(Checkpoint, Experiment.status).join(
-        Experiment, Experiment.id == Checkpoint.experiment_id
-    )
-    for checkpoint, status in session.execute(saved):
-        if status not in TERMINAL:
-            found[owners[checkpoint.experiment_id]] += checkpoint.bytes or 0
-    blocks = select(Block, Series.experiment_id).join(Series, Series.id == Block.series_id)
-    for block, experiment_id in session.execute(blocks):
-        columns = (block.seq or b"", block.x, block.value, block.std_err, block.n, block.reason)
-        found[owners[experiment_id]] += sum(map(len, columns)) + len(json.dumps(block.reasons))
-    return dict(+found)
-
-
-def _bytes_of(*texts: str | None) -> int:
-    return len("".join(text or "" for text in texts).encode())
-
-
 def _check_limits(session: Session, fair_share: FairShare, counts: Counts) -> None:
-    """Compute from the events how many runs of each user were dispatched or running at once."""
+    """Compute from the events how many runs of each user and worker there were at once."""
     limits = {
         one.id: fair_share.max_running if one.max_running is None else one.max_running
         for one in session.scalars(select(User))
@@ -188,14 +129,15 @@ def _check_limits(session: Session, fair_share: FairShare, counts: Counts) -> No
         .where(Event.kind == "status")
         .order_by(Event.at, Event.id)
     )
-    under_way: dict[int, set[str]] = defaultdict(set)
+    runs: dict[int, dict[str, str]] = defaultdict(dict)
     for owner_id, experiment_id, data in events:
-        if data["status"] in (Status.DISPATCHED, Status.RUNNING):
-            under_way[owner_id].add(experiment_id)
-        else:
-            under_way[owner_id].discard(experiment_id)
+        runs[owner_id].pop(experiment_id, None)
+        if data["status"] == Status.RUNNING:
+            busy = {worker for own in runs.values() for worker in own.values()}
+            counts.shared_workers += data["worker"] in busy
+            runs[owner_id][experiment_id] = data["worker"]
         limit = limits[owner_id]
-        counts.passed_limits += limit is not None and len(under_way[owner_id]) > limit
+        counts.passed_limits += limit is not None and len(runs[owner_id]) > limit
 
 
 def _check_state(session: Session, experiment: Experiment, counts: Counts, settled: bool) -> None:

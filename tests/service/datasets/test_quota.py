@@ -16,7 +16,7 @@ from service.settings import Settings
 from service.tables.engine import Database
 from service.web.bodies import Bodies
 from service.web.main import create_app
-from tests.support.invariants import bytes_agree, bytes_in_tables
+from tests.support.kept_bytes import bytes_agree, bytes_in_tables
 from tests.support.uploads import GOOD, npy, post, stored
 
 pytestmark = pytest.mark.usefixtures("inspected_here")

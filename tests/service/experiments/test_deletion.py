@@ -20,7 +20,7 @@ from tests.service.accounts.test_users import admin, bearer, database_of, member
 from tests.service.web.test_api import points
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted
-from tests.support.invariants import bytes_agree
+from tests.support.kept_bytes import bytes_agree
 from tests.support.ppca_spec import ppca_spec
 from worker.sweeper import Sweeper
 

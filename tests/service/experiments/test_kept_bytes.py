@@ -29,7 +29,7 @@ from service.tables.users import User
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted
-from tests.support.invariants import bytes_agree
+from tests.support.kept_bytes import bytes_agree
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import point
 from tests.support.uploads import GOOD, npy

@@ -20,7 +20,7 @@ from service.tables.sweeps import SweepPoint
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.sweeps.test_sweeps import claim_next, finish
 from tests.support import stored
-from tests.support.invariants import bytes_agree
+from tests.support.kept_bytes import bytes_agree
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 

@@ -26,7 +26,7 @@ from tests.service.sweeps.test_sweeps import (
     rows,
     sweep,
 )
-from tests.support.invariants import bytes_agree
+from tests.support.kept_bytes import bytes_agree
 from tests.support.stored import change
 
 TEXT = {"model": {"family": "masked_lm", "checkpoint": "tiny"},

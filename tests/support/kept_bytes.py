@@ -1,0 +1,70 @@
+"""The bytes that each user keeps, counted from the tables."""
+
+import json
+from collections import Counter
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.queue import quota
+from service.tables.datasets import Dataset
+from service.tables.experiments import (
+    TERMINAL,
+    Artifact,
+    Block,
+    Checkpoint,
+    Event,
+    Experiment,
+    Metric,
+    Series,
+)
+from service.tables.requests import KeptRequest
+from service.tables.sweeps import Sweep
+
+
+def bytes_agree(session: Session) -> bool:
+    """Compare the bytes that are counted for each user with those in the tables."""
+    kept = {owner_id: total for owner_id, total in quota.kept_by_user(session).items() if total}
+    return kept == bytes_in_tables(session)
+
+
+def bytes_in_tables(session: Session) -> dict[int, int]:
+    """Count the bytes of each user in Python, row by row."""
+    owners: dict[str, int] = {}
+    found: Counter[int] = Counter()
+    for one in session.scalars(select(Experiment)):
+        owners[one.id] = one.owner_id
+        found[one.owner_id] += len(json.dumps(one.spec))
+        found[one.owner_id] += _bytes_of(one.name, one.note, *one.tags)
+        found[one.owner_id] += len(json.dumps(one.comes_after)) if one.comes_after else 0
+    for request in session.scalars(select(KeptRequest)):
+        found[request.owner_id] += len(json.dumps(request.made))
+    for sweep in session.scalars(select(Sweep)):
+        found[sweep.owner_id] += len(json.dumps(sweep.spec)) + len(json.dumps(sweep.comes_after))
+        found[sweep.owner_id] += _bytes_of(sweep.name, sweep.note, *sweep.tags)
+    for dataset in session.scalars(select(Dataset)):
+        found[dataset.owner_id] += dataset.bytes
+        for part in (dataset.arrays, dataset.columns, dataset.constant, dataset.missing):
+            found[dataset.owner_id] += len(json.dumps(part)) if part is not None else 0
+    for metric in session.scalars(select(Metric)):
+        texts = (metric.name, metric.labels, metric.reason or "")
+        found[owners[metric.experiment_id]] += 16 + sum(map(len, texts))
+    for log in session.scalars(select(Event).where(Event.kind == "log")):
+        found[owners[log.experiment_id]] += len(json.dumps(log.data))
+    for artifact in session.scalars(select(Artifact)):
+        found[owners[artifact.experiment_id]] += artifact.bytes or 0
+    saved = select(Checkpoint, Experiment.status).join(
+        Experiment, Experiment.id == Checkpoint.experiment_id
+    )
+    for checkpoint, status in session.execute(saved):
+        if status not in TERMINAL:
+            found[owners[checkpoint.experiment_id]] += checkpoint.bytes or 0
+    blocks = select(Block, Series.experiment_id).join(Series, Series.id == Block.series_id)
+    for block, experiment_id in session.execute(blocks):
+        columns = (block.seq or b"", block.x, block.value, block.std_err, block.n, block.reason)
+        found[owners[experiment_id]] += sum(map(len, columns)) + len(json.dumps(block.reasons))
+    return dict(+found)
+
+
+def _bytes_of(*texts: str | None) -> int:
+    return len("".join(text or "" for text in texts).encode())
