@@ -1,12 +1,9 @@
 """Disks that are really full or read-only: the answers while they are full, and the recovery once
 there is space. Needs the right to mount, so `make chaos` runs it, not `make test`."""
 
-import os
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -17,6 +14,7 @@ from service.operations.prepare import prepare
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import TERMINAL
+from tests.support.disks import Disk, DiskUnavailable
 from tests.support.invariants import Counts, check
 from tests.support.processes import Lab, environment, start_fresh, wait_until
 from tests.support.servers import PostgreSQL, Redis
@@ -29,67 +27,6 @@ START_TIMEOUT_S = 300
 pytestmark = [pytest.mark.mounts, pytest.mark.timeout(1800)]
 
 
-class Disk:
-    """A small ext4 file system of its own, in a file."""
-
-    def __init__(self, parent: Path, name: str, megabytes: int):
-        self.folder = parent / name
-        self.folder.mkdir()
-        self._image = parent / f"{name}.image"
-        with open(self._image, "wb") as file:
-            file.truncate(megabytes << 20)
-        if shutil.which("mkfs.ext4") is None:
-            pytest.skip("mkfs.ext4 is missing here")
-        _run("mkfs.ext4", "-q", "-m", "0", str(self._image))
-        try:
-            self._mount()
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"no mount is permitted here: {error.stderr.strip()}")
-
-    @contextmanager
-    def full(self) -> Iterator[None]:
-        """Fill the disk while the block runs."""
-        filler = self.folder / "filler"
-        with open(filler, "ab", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"\0" * 4096)
-            except OSError:
-                os.fsync(file.fileno())
-        try:
-            yield
-        finally:
-            filler.unlink()
-
-    def fail(self) -> None:
-        """Have the kernel make it read-only, as after an error of the device."""
-        found = _run("findmnt", "-n", "-o", "SOURCE", str(self.folder))
-        Path("/sys/fs/ext4", Path(found.strip()).name, "trigger_fs_error").write_text("1")
-
-    def repair(self) -> None:
-        """Make it writable again. No file of it may be open."""
-        self.unmount()
-        subprocess.run(["e2fsck", "-p", str(self._image)], capture_output=True)
-        self._mount()
-
-    @contextmanager
-    def read_only(self) -> Iterator[None]:
-        """Mount it read-only for the block. No file of it may be open for writing."""
-        _run("mount", "-o", "remount,ro", str(self.folder))
-        yield
-        _run("mount", "-o", "remount,rw", str(self.folder))
-
-    def unmount(self) -> None:
-        _run("umount", str(self.folder))
-
-    def _mount(self) -> None:
-        _run("mount", "-o", "loop,errors=remount-ro", str(self._image), str(self.folder))
-
-
-def _run(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture(scope="module")
 def disks() -> Iterator[list[Disk]]:
     """Two disks. Their folder is open to the user that PostgreSQL runs as."""
@@ -100,9 +37,11 @@ def disks() -> Iterator[list[Disk]]:
             for name in ("database", "store"):
                 mounted.append(Disk(Path(folder), name, 200))
             yield mounted
+        except DiskUnavailable as error:
+            pytest.skip(str(error))
         finally:
             for disk in mounted:
-                _run("umount", "--lazy", str(disk.folder))
+                disk.detach()
 
 
 @pytest.fixture(scope="module")
