@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import MIN_KURTOSIS, Estimate
 from mptcore.protocol.records import Labels, Log, Metric, Record
-from mptcore.runtime.session import MaskPlan, ScoreCache, Step, Work
+from mptcore.runtime.session import MaskPlan, Step, Work
 
 SHARES = (0.25, 0.5, 1.0)
 """Fraction of the masks still planned that each round draws. The last round draws all of them."""
@@ -157,7 +157,6 @@ def sample_to_target(
     row: int = 0,
     available: Tensor | None = None,  # (strata,), float64
     interim: Interim = lambda sample: (),
-    cache: ScoreCache | None = None,
     more_in_pilot: int = 0,
 ) -> Work[StratifiedSample]:
     """Score a pilot, then rounds of masks, so that the sum over strata of one row gets the standard
@@ -171,9 +170,7 @@ def sample_to_target(
 
     `more_in_pilot` masks are scored by the first `draw` without being values of a stratum.
 
-    The records of `interim` are emitted after each round except the last. The plans of the rounds
-    come from `cache`, because the run may be divided among processes."""
-    cache = cache or ScoreCache()
+    The records of `interim` are emitted after each round except the last."""
     progress = MaskPlan(max_masks, max_masks)
     yield Step(plan=progress)
     if available is None:
@@ -186,7 +183,7 @@ def sample_to_target(
     for share in SHARES:
         if not sample.least.any():
             break
-        wanted = yield from cache.plan(partial(_planned, sample, row, target**2, max_masks))
+        wanted = _planned(sample, row, target**2, max_masks)
         enumerated = wanted >= available
         wanted = torch.where(enumerated, available, wanted).long()
         progress.masks = sample.masks + int(wanted.sum())

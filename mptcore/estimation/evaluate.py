@@ -196,7 +196,6 @@ class Evaluation:
             pilot,
             row,
             available,
-            cache=self.cache,
             more_in_pilot=dim if uses_singles else 0,
         )
         curve = _with_grades(sizes, torch.cat(rounds.values, 2), sample.strata)

@@ -20,9 +20,8 @@ from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
 from mptcore.estimation.prefetch import Prefetch
 from mptcore.protocol.records import Record
 from mptcore.runtime.device import sent
-from mptcore.runtime.division import Shape
 from mptcore.runtime.out_of_memory import in_halves
-from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.runtime.session import ScoreCache, Shape, Step, Work
 from mptcore.specs import Masks
 
 
@@ -106,9 +105,6 @@ def score_batches(
     drawn = Prefetch(_positioned(batches, models[0].masks_scored))
     scorer = Scorer(models, joint, drawn.draw)
     for scored in cache.in_order(drawn, scorer.scores, scorer.shape):
-        if scored is None:
-            yield Step()
-            continue
         yield scored
         batch, _ = scored
         for model in models:

@@ -52,29 +52,6 @@ class Envelope(Spec):
     """Approximate number of seconds between checkpoints."""
     environment: dict[str, str] = Field({})
     """Additional environment variables of the run."""
-    helps: bool = False
-    """True for a helper: a process that computes scores for another process's run of this spec, and
-    sends no records of its own."""
-
-
-class SentScores(Spec):
-    """Scores of a batch that a helper has computed."""
-
-    number: int
-    """Number of the batch."""
-    shape: list[int]
-    """Models, rows, masks."""
-    data: str
-    """Little-endian float64 in base64."""
-
-
-class SentPlan(Spec):
-    """A plan of the run that a helper helps."""
-
-    number: int
-    """Number of the plan."""
-    values: list[int]
-    """Number of masks of each stratum."""
 
 
 class Order(Spec):
@@ -86,14 +63,6 @@ class Order(Spec):
     """File of a checkpoint that is stored."""
     stop: Literal["checkpoint"] | None = None
     """Request to save a checkpoint and stop."""
-    divide: bool | None = None
-    """Request to share the work with helpers."""
-    span: tuple[int, int] | None = Field(None, strict=False)
-    """Answer to a claim: the first batch, and the number of batches."""
-    scores: list[SentScores] = Field([])
-    """Scores of batches that helpers have computed."""
-    plans: list[SentPlan] = Field([])
-    """Plans of the run that this process helps."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +78,6 @@ class Assignment:
     """Approximate number of seconds between checkpoints."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables to set before the run starts."""
-    helps: bool = False
 
 
 def parse_assignment(text: bytes) -> Assignment:
@@ -131,7 +99,6 @@ def parse_assignment(text: bytes) -> Assignment:
         envelope.inputs,
         envelope.save_every_s,
         envelope.environment,
-        envelope.helps,
     )
 
 

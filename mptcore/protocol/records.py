@@ -186,43 +186,6 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
-class DivisionStart:
-    """The run shares its work from now on: it and its helpers claim the batches from number `next`
-    on. It has no `seq`, and neither have the records of claims, scores and plans."""
-
-    kind: ClassVar = "division"
-    next: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchClaim:
-    """Request to compute the next `count` batches that nobody has claimed."""
-
-    kind: ClassVar = "claim"
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class BatchScores:
-    """Scores of a batch that a helper has computed: `data` is little-endian float64 in base64."""
-
-    kind: ClassVar = "scores"
-    number: int
-    shape: Sequence[int]
-    data: str
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """Number of masks to draw from each stratum in a round. Helpers need it, because it depends on
-    scores."""
-
-    kind: ClassVar = "plan"
-    number: int
-    values: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """The last record of a run that failed: its cause and, if known, a remedy."""
 
@@ -252,10 +215,6 @@ Record = (
     | Ready
     | DeviceMemory
     | Environment
-    | DivisionStart
-    | BatchClaim
-    | BatchScores
-    | BatchPlan
     | Failure
     | End
 )

@@ -11,7 +11,7 @@ from typing import Protocol, TextIO
 
 import torch
 
-from mptcore.protocol.exit_codes import COMPLETE, FAILED, NOT_WORTHWHILE, STOPPED
+from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
 from mptcore.protocol.orders import Assignment, Order
 from mptcore.protocol.records import (
     Checkpoint,
@@ -27,9 +27,7 @@ from mptcore.protocol.records import (
 )
 from mptcore.runtime import checkpoint, inputs
 from mptcore.runtime.device import is_device_failure
-from mptcore.runtime.division import NotWorthwhile
 from mptcore.runtime.environment import environment
-from mptcore.runtime.exchange import Exchange
 from mptcore.runtime.out_of_memory import is_out_of_memory
 from mptcore.runtime.session import Session, TrainingState
 from mptcore.specs import ExperimentSpec
@@ -38,11 +36,6 @@ MEMORY_S = 0.5
 """Minimum interval between reports of the GPU memory."""
 MAX_SAVING = 0.1
 """Maximum share of a run's time for saving. A run with large checkpoints saves less often."""
-
-
-class NoCheckpointError(Exception):
-    """A helper can read none of the run's checkpoints. Training anew may give other weights, since
-    the run may have been trained on another machine."""
 
 
 class Resumable(Protocol):
@@ -64,7 +57,6 @@ class SpecRunner:
     """Leave the deletion of checkpoints to the supervisor, which knows which ones are needed."""
     stop_requested: bool = False
     _session: Session = field(default_factory=Session)
-    _exchange: Exchange = field(init=False)
     _given: int = 0
     _scored: int = 0
     """Number of masks whose progress was reported before."""
@@ -79,16 +71,12 @@ class SpecRunner:
     _being_written: Future[Checkpoint] | None = None
     _unacknowledged: str | None = None  # a checkpoint that the supervisor may not know yet
 
-    def __post_init__(self) -> None:
-        self._exchange = Exchange(self.assignment.helps, self._emit_shared)
-
     def obey(self, order: Order) -> None:
         """Handle an order. May be called from any thread."""
         if order.checkpoint is not None and order.checkpoint == self._unacknowledged:
             self._unacknowledged = None
         if order.stop is not None:
             self.stop_requested = True
-        self._exchange.obey(order)
 
     def run(self) -> int:
         """Run and return the exit status. Failures that a user can fix end with a failure
@@ -116,10 +104,6 @@ class SpecRunner:
                 if self._must_stop():
                     self.out.flush()
                     return STOPPED
-        except NotWorthwhile:  # a helper has no records
-            return NOT_WORTHWHILE
-        except NoCheckpointError:
-            return STOPPED
         except RunError as error:
             return self._fail(Failure(error.cause, str(error)))
         except (MemoryError, RuntimeError) as error:
@@ -133,10 +117,7 @@ class SpecRunner:
         return COMPLETE
 
     def _take(self, record: Record | None) -> None:
-        """Number a record, and write it unless an earlier attempt has written it. A helper writes
-        no records."""
-        if self.assignment.helps:
-            return
+        """Number a record, and write it unless an earlier attempt has written it."""
         if isinstance(record, Progress):
             if record.done > self._scored or self._scored == 0:
                 self._emit_unnumbered(record)
@@ -178,13 +159,9 @@ class SpecRunner:
             session.scores, session.saved_on = found.scores, found.device
             session.was_short_before = found.memory_was_short
             self._given, self._scored = max(self._given, found.after), found.masks
-        elif assignment.helps and files:
-            raise NoCheckpointError
         elif self._given:
             self._given = 0
             self._emit_unnumbered(Restart())
-        if self.supervised:
-            session.scores.division = self._exchange
         return self.resumable(assignment.spec, session, found.training if found else None)
 
     def _must_stop(self) -> bool:
@@ -238,13 +215,6 @@ class SpecRunner:
     def _emit_unnumbered(self, record: Record) -> None:
         self.out.write(encode(None, record) + "\n")
         self.out.flush()
-
-    def _emit_shared(self, record: Record) -> None:
-        """Write a record of the division. A helper first reports the inputs that its scores depend
-        on."""
-        if self.assignment.helps:
-            self._tell_environment()
-        self._emit_unnumbered(record)
 
     def _write(self, record: Record) -> None:
         seq = self._session.seq

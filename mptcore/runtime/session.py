@@ -4,7 +4,6 @@ A resumed run goes through its records again from the first, with two short cuts
 from the saved epoch, and masks that were scored before are not scored again. So its records equal
 those of an uninterrupted run, at whatever moment it was stopped."""
 
-import itertools
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from mptcore.protocol.records import Progress, Record, Stage
-from mptcore.runtime.division import BatchT, Division, Scored, Shape, coordinated, helped
 from mptcore.runtime.out_of_memory import shortages
 
 
@@ -41,6 +39,9 @@ class Step(NamedTuple):
     plan: MaskPlan | None = None
 
 
+BatchT = TypeVar("BatchT")
+Shape = tuple[int, int, int]
+"""Shape of the scores of a batch: models, rows, and masks or masked tokens."""
 Result = TypeVar("Result")
 Work = Generator[Step, None, Result]
 """Work that yields steps and returns its result. Parts are composed with `yield from`. Between two
@@ -66,10 +67,7 @@ class ScoreCache:
     """Scores in the order of their computation. A resumed run starts with the saved ones."""
 
     values: list[Tensor] = field(default_factory=list)  # (models, rows, B) each
-    division: Division | None = None
-    """Division of the work among processes. None: this process computes all scores."""
     _next: int = 0
-    _plans: int = 0
 
     @classmethod
     def of(cls, values: Tensor, shapes: list[Shape]) -> "ScoreCache":
@@ -77,61 +75,21 @@ class ScoreCache:
         parts = torch.split(values, [math.prod(shape) for shape in shapes])
         return cls([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
 
-    @property
-    def helps(self) -> bool:
-        """True in a process that only computes scores for the run of another process."""
-        return self.division is not None and self.division.helps
-
     def in_order(
         self,
         batches: Iterable[BatchT],
         compute: Callable[[BatchT], Tensor],
         shape: Callable[[BatchT], Shape],
-    ) -> Iterator[Scored[BatchT] | None]:
+    ) -> Iterator[tuple[BatchT, Tensor]]:
         """Yield each batch with its scores (models, rows, B), in order. Saved scores are not
         computed again. If a saved batch has another size, because it was cut for another machine,
-        it and all later saved scores are discarded. None is yielded where a divided run may be
-        interrupted."""
-        rest = iter(batches)
-        if not self.helps:
-            for batch in rest:
-                if not self._holds_next(shape(batch)):
-                    del self.values[self._next :]
-                    rest = itertools.chain([batch], rest)
-                    break
-                self._next += 1
-                yield batch, self.values[self._next - 1]
-        for scored in self._computed(rest, compute, shape):
-            if scored is not None:
-                self._next += 1
-                if not self.helps:
-                    self.values.append(scored[1])
-            yield scored
-
-    def _computed(
-        self,
-        batches: Iterator[BatchT],
-        compute: Callable[[BatchT], Tensor],
-        shape: Callable[[BatchT], Shape],
-    ) -> Iterator[Scored[BatchT] | None]:
-        if self.division is None:
-            return ((batch, compute(batch)) for batch in batches)
-        if self.helps:
-            return helped(batches, self._next, compute, shape, self.division)
-        return coordinated(batches, self._next, compute, shape, self.division)
-
-    def _holds_next(self, shape: Shape) -> bool:
-        return self._next < len(self.values) and self.values[self._next].shape == shape
-
-    def plan(self, compute: Callable[[], Tensor]) -> Work[Tensor]:
-        """Return a plan that depends on scores. A helper uses the plan of the run that it helps."""
-        found = None
-        while found is None:
-            found = compute() if self.division is None else self.division.plan(self._plans, compute)
-            if found is None:
-                yield Step()
-        self._plans += 1
-        return found
+        it and all later saved scores are discarded."""
+        for batch in batches:
+            if self._next == len(self.values) or self.values[self._next].shape != shape(batch):
+                del self.values[self._next :]
+                self.values.append(compute(batch))
+            self._next += 1
+            yield batch, self.values[self._next - 1]
 
 
 @dataclass

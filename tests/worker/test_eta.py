@@ -36,7 +36,7 @@ def test_too_few_updates_give_no_estimate() -> None:
 
 
 def test_long_pieces_give_an_early_estimate() -> None:
-    """A batch of masks of a language model may take ten seconds, and helpers wait for this."""
+    """A batch of masks of a language model may take ten seconds."""
     assert etas([(10, ENOUGH_S)])[-1] == pytest.approx((TOTAL - 10) / 10 * ENOUGH_S)
     assert etas([(10, ENOUGH_S - 0.1)])[-1] is None
 

@@ -108,7 +108,7 @@ class LinearGaussianRun:
             yield from self._train([*trained.values()], resumed)
         self.session.at_safe_point = True
         fitted: dict[int, LowRankGaussian] = {}
-        has_folder = self.session.work_dir is not None and not self.session.scores.helps
+        has_folder = self.session.work_dir is not None
         is_kept = has_folder and not trained and self.spec.model.init == "maximum_likelihood"
         for seed in self.spec.seeds:
             models = trained.get(seed) or (yield from self.models_of(seed))

@@ -171,7 +171,6 @@ class TextEvaluation:
             pilot,
             row,
             interim=self._interim,
-            cache=self.cache,
         )
         for record in self._sample_records(sample):
             yield Step(record)

@@ -17,9 +17,8 @@ from mptcore.families.masked_lm.masked_batch import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_of
 from mptcore.families.masked_lm.pretrained import Network
 from mptcore.runtime.device import sent
-from mptcore.runtime.division import Shape
 from mptcore.runtime.out_of_memory import in_halves
-from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.runtime.session import ScoreCache, Shape, Step, Work
 from mptcore.specs.compute import GPU_SHARE
 from mptcore.specs.families.masked_lm import GPU_PART_BYTES
 
@@ -315,11 +314,7 @@ def score_batches(
         return _parts(in_order[0], ScoredBatch(masks, given, values), of_tokens)
 
     parts = (part for one in batches for part in parts_of(*one))
-    for found in cache.in_order(parts, scored, lambda part: part.shape):
-        if found is None:
-            yield Step()
-            continue
-        part, values = found
+    for part, values in cache.in_order(parts, scored, lambda part: part.shape):
         part.set_scores(values)
         if part.empty:
             yield Step(masks=part.empty)

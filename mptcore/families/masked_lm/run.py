@@ -118,8 +118,7 @@ class MaskedLmRun:
         self.session.at_safe_point = True
         table = yield from scoring.records(generator_for(seed, "masks"))
         yield from map(Step, table.metrics())
-        if not cache.helps:
-            yield Step(table.keep(self.session.work_dir))
+        yield Step(table.keep(self.session.work_dir))
 
     def _train(self, models: Models, text: LoadedText, resumed: TrainingState | None) -> Work[None]:
         """Train the model. The spec allows only one seed."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -133,9 +132,8 @@ class CumulativeScores:
             found = Rounds.of_pilot(shared.with_differences(cross_fitted(folds)))
             floor = self.target_of(found.average[: len(part)])
             sums = torch.stack([fold.sums() for fold in folds]).sum(0)
-            planned = partial(shared.planned, found, floor, most, self.decides)
             while True:
-                counts, wanted = yield from self.cache.plan(planned)
+                counts, wanted = shared.planned(found, floor, most, self.decides)
                 masks = (found.count + wanted)[: len(part)]
                 plan.masks = before + int(masks.sum()) + to_come * MIN_TEXT_MASKS
                 if not bool(counts.any()):

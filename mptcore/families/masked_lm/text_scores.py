@@ -147,7 +147,7 @@ class TextScoring:
         corpus = self.texts.corpus
         decisions = Decisions.of(self.texts.groups, corpus, generator)
         while True:
-            sizes = yield from self.cache.plan(decisions.planned)
+            sizes = decisions.planned()
             chosen = decisions.chosen(sizes)
             if not bool(chosen.any()):
                 break

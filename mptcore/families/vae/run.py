@@ -17,7 +17,7 @@ from mptcore.data.kept import (
     unnamed_columns_warning,
 )
 from mptcore.estimation.evaluate import Evaluation
-from mptcore.estimation.model import Evidence, VectorModel
+from mptcore.estimation.model import VectorModel
 from mptcore.families.linear_gaussian.baseline import Baseline, baseline_of
 from mptcore.families.vae import diagnose
 from mptcore.families.vae.build import FAMILY, build_vae, for_scores, weights_header
@@ -121,8 +121,6 @@ class VaeRun:
         if self.spec.data.seed == "run":  # the data, then the masks, one generator
             masks.set_state(self._loaded(start.seed).generator_state)
         yield from self._evaluate(start, start.labels, self.session.scores, masks)
-        if self.session.scores.helps:
-            return  # the rest needs no scores
         if start.vae.encoder is not None:
             for record in diagnose.collapse(start.vae.encoder, start.x, start.labels):
                 yield Step(record)
@@ -164,9 +162,7 @@ class VaeRun:
         """Return the models of observations x (N, D), which a baseline takes as they were loaded.
         `draws` names the generator of the evidence."""
         vae = for_scores(start.vae, self.spec)
-        evidence = Evidence(0.0)  # a helper's scores do not depend on it
-        if not self.session.scores.helps:
-            evidence = yield from vae.evidence(x, generator_for(start.seed, draws, self.device))
+        evidence = yield from vae.evidence(x, generator_for(start.seed, draws, self.device))
         models: dict[str, VectorModel] = {"model": vae.scored_on(x, start.seed, evidence)}
         if self.spec.baseline is not None:
             baseline = self._baseline(self.spec.baseline, start)

@@ -6,19 +6,17 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mptcore.protocol.exit_codes import COMPLETE, FAILED, NOT_WORTHWHILE, STOPPED
-from mptcore.protocol.orders import Assignment, Resume, parse_assignment
+from mptcore.protocol.exit_codes import COMPLETE, FAILED, STOPPED
+from mptcore.protocol.orders import Assignment, parse_assignment
 from mptcore.protocol.records import Checkpoint, Log, Progress
-from mptcore.runtime import inputs, runner
+from mptcore.runtime import runner
 from mptcore.runtime.checkpoint import Snapshot, files
-from mptcore.runtime.division import NotWorthwhile
 from mptcore.runtime.runner import SpecRunner
 from mptcore.runtime.session import Session
 from tests.support.runs import spec_of
@@ -70,23 +68,6 @@ def test_the_memory_of_a_gpu_is_reported_when_it_grows(monkeypatch: pytest.Monke
         assert SpecRunner(growing, assignment, out, supervised).run() == COMPLETE
         found = [json.loads(text) for text in out.getvalue().splitlines()]
         assert [one["device_bytes"] for one in found if one["record"] == "memory"] == expected
-
-
-@pytest.mark.parametrize(("names", "status"), [(["gone"], STOPPED), ([], COMPLETE)])
-def test_a_helper_without_the_checkpoints_of_its_run_ends(
-    tmp_path: Path, names: list[str], status: int
-) -> None:
-    """It does not train anew: the run may have been trained on another machine."""
-    began = []
-
-    def run(*arguments: object) -> Iterator[None]:
-        began.append(arguments)
-        yield None
-
-    resume = Resume(files=[str(tmp_path / name) for name in names], after=0)
-    assignment = Assignment(spec_of(SMALL), resume=resume, helps=True)
-    assert SpecRunner(run, assignment, io.StringIO()).run() == status
-    assert bool(began) == (status == COMPLETE)
 
 
 @pytest.mark.parametrize(("saving_s", "saved_at"), [(0.5, [30, 60, 90, 120, 150]), (11, [30, 140])])
@@ -168,15 +149,6 @@ def test_progress_has_no_seq(tmp_path: Path) -> None:
     assert lines[0]["done"] == 30
 
 
-def test_a_helper_that_is_of_little_use_ends_with_a_status_of_its_own(tmp_path: Path) -> None:
-    def steps(*arguments: object) -> Iterator[Log]:
-        yield Log("info", "one")
-        raise NotWorthwhile
-
-    assignment = Assignment(spec_of(SMALL), helps=True)
-    assert SpecRunner(steps, assignment, io.StringIO()).run() == NOT_WORTHWHILE
-
-
 def test_a_run_continues_while_it_is_saved(tmp_path: Path, pen: threading.Semaphore) -> None:
     """No second save begins during the first."""
 
@@ -242,22 +214,3 @@ def test_a_stop_waits_for_the_checkpoint_in_progress(
         ("checkpoint", 1), ("snapshot", 2), ("checkpoint", 2),
     ]  # fmt: skip
     assert len(files(tmp_path)) == 2
-
-
-def test_a_helper_reports_its_inputs_before_scores() -> None:
-    """Also those that it has read since its last step."""
-
-    def scoring(spec: object, session: Session, resumed: object) -> Iterator[None]:
-        yield None
-        inputs.note_used("a.txt", "0" * 64)
-        assert session.scores.division is not None
-        session.scores.division.put(0, torch.zeros(1, 1, 1, dtype=torch.float64))
-        yield None
-
-    out = io.StringIO()
-    assignment = replace(parse_assignment(line(SMALL)), helps=True)
-    assert SpecRunner(scoring, assignment, out, supervised=True).run() == COMPLETE
-    told = [json.loads(one) for one in out.getvalue().splitlines()]
-    kinds = [one["record"] for one in told if one["record"] != "end"]
-    assert kinds == ["environment", "environment", "scores"]
-    assert told[1]["inputs"] == {"a.txt": "0" * 64}

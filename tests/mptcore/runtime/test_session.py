@@ -13,7 +13,7 @@ def in_order(cache: ScoreCache, sizes: list[int]) -> list[list[float]]:
     found = cache.in_order(
         sizes, lambda size: torch.full((2, 1, size), 9.0), lambda size: (2, 1, size)
     )
-    return [scored[1][0, 0].tolist() for scored in found if scored is not None]
+    return [scored[1][0, 0].tolist() for scored in found]
 
 
 def test_scores_of_batches_of_another_size_are_computed_again() -> None:
@@ -80,7 +80,7 @@ def test_more_masks_than_expected_are_all_masks() -> None:
 
 
 def test_a_new_total_is_reported_at_once() -> None:
-    """Helpers wait for the first expected end, and a target is planned after its pilot. Each part
+    """The expected end depends on it, and a target is planned after its pilot. Each part
     is a part of the total at that time."""
     steps, totals = [Step(masks=2)] * 6, [10_000, 10_000, 500, 500, 2000, 2000]
     found = told(steps, totals, Session(masks=10))

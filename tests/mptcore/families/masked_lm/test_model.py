@@ -192,8 +192,8 @@ def test_training_is_cut_into_larger_parts(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_parts_of_a_run_do_not_depend_on_what_fitted() -> None:
-    """Otherwise a process that helps a run would count other batches. Scores are computed in
-    smaller parts all the same."""
+    """Otherwise a resumed run would not use all saved scores. Scores are computed in smaller parts
+    all the same."""
     model = MaskedLm(tiny_lm.network(), CPU, torch.float32, 40_000)
     draws = Masker(corpus_of(tiny_lm.lines(8)), 4, 15).singles(0)
     before = [part.tolist() for part in model.parts(draws)]
