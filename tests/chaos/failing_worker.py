@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.experiments.schemas import Submission
-from service.queue import dispatch, lease
+from service.queue import dispatch, lease, ledger
 from service.settings import Settings
 from service.tables.engine import Database
 from tests.support import stored
@@ -23,7 +23,20 @@ from worker.slot import Slot
 
 EXIT = 77
 
-STEPS = ("dispatch_next", "claim", "record", "checkpoint", "finish", "release", "mark_lost", "reap")
+FUNCTIONS = {
+    "choose": (dispatch, "dispatch_next"),
+    "claim": (lease, "claim"),
+    "finish": (lease, "finish"),
+    "release": (lease, "release"),
+    "mark_lost": (lease, "mark_lost"),
+    "expire": (lease, "reap"),
+    "fold": (ledger, "fold"),
+}
+"""Module and function of each step but `record` and `checkpoint`."""
+RETURN_NOTHING = ("finish", "fold")
+BACKGROUND = ("expire", "fold")
+"""Steps of background processes. A run whose worker is gone leads to them."""
+STEPS = (*FUNCTIONS, "record", "checkpoint")
 """Every transaction of a run; `submit` is the API's."""
 
 _reached = threading.local()
@@ -44,16 +57,15 @@ def exit_at(step: str, when: str) -> None:
             os._exit(EXIT)
 
     Database.transaction = transaction  # type: ignore[method-assign]
-    dispatch.dispatch_next = _noting("dispatch_next", dispatch.dispatch_next)
-    for name in ("claim", "finish", "release", "mark_lost", "reap"):
-        setattr(lease, name, _noting(name, getattr(lease, name)))
+    for name, (module, function) in FUNCTIONS.items():
+        setattr(module, function, _noting(name, getattr(module, function)))
     supervisor.record = _noting_record(supervisor.record)  # type: ignore[attr-defined]
 
 
 def _noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def noting(*arguments: Any, **named: Any) -> Any:
         found = function(*arguments, **named)
-        if found is not None or name in ("finish",):
+        if found or name in RETURN_NOTHING:
             _reached.steps.add(name)
         return found
 
@@ -84,7 +96,7 @@ def submit(settings: Settings, when: str) -> None:
 def main(settings: Settings, step: str, when: str, *options: str) -> None:
     """Run the worker; it never returns."""
     exit_at(step, when)
-    if step == "reap":
+    if step in BACKGROUND:
         reaper.Reaper(Database(settings.url), settings).run(threading.Event())
     Slot.new_runner = lambda self: stub(*options)  # type: ignore[method-assign]
     LocalWorker(settings).run()

@@ -47,6 +47,9 @@ ORPHAN_S = 30.0
 LEASE_S = 3.0
 HORIZON_S = 90.0
 """A writer that was frozen ends within a minute (PostgreSQL's timeouts)."""
+BACKGROUND = {"dispatcher1": ("dispatcher",), "dispatcher2": ("dispatcher",), "reaper": ("reaper",)}
+"""Background processes of the queue by name, with their commands."""
+WORKERS = {"worker1": ("worker", "cpu"), "worker2": ("worker", "cpu")}
 LIMITS = {"second": 1, "third": 2}
 """Maximum number of concurrent runs of these users; the local user has no limit."""
 
@@ -67,23 +70,22 @@ class Tally:
 class Storm:
     """A lab that is kept running, as a restart policy would, while it is disturbed."""
 
-    def __init__(self, settings: Settings, postgresql: PostgreSQL, redis: Redis, plan: Plan):
+    def __init__(
+        self, settings: Settings, postgresql: PostgreSQL, redis: Redis, plan: Plan, log: Path
+    ):
         self.settings = settings
         self.postgresql = postgresql
         self.redis = redis
         self.plan = plan
         self.random = random.Random(plan.seed)
-        self.lab = Lab(settings, settings.store / "lab.log")
+        self.lab = Lab(settings, log)
         self.tally = Tally()
         self.accepted: dict[str, list[Record]] = {}
         self.kinds: dict[str, str] = {}
         self.commands: dict[str, tuple[str, ...]] = {
             "api": ("api", "--port", str(self.lab.port)),
-            "dispatcher1": ("dispatcher",),
-            "dispatcher2": ("dispatcher",),
-            "reaper": ("reaper",),
-            "worker1": ("worker", "cpu"),
-            "worker2": ("worker", "cpu"),
+            **BACKGROUND,
+            **WORKERS,
         }
         self._calm = threading.Event()
         self._foreign: psycopg.Connection | None = None
@@ -196,11 +198,9 @@ class Storm:
                 say(f"{i}/{len(deeds)} disturbances, {len(self.accepted)} experiments accepted")
 
     def _kill(self) -> None:
-        """Kill a random runner, node, dispatcher or API by SIGKILL."""
-        kind = self.random.choice(["runner", "worker", "dispatcher", "api"])
-        names = [
-            name for name in self.commands if name.startswith(kind.replace("runner", "worker"))
-        ]
+        """Kill a random runner, worker, background process or API by SIGKILL."""
+        kind = self.random.choice(["runner", "worker", "background", "api"])
+        names = {"background": [*BACKGROUND], "api": ["api"]}.get(kind, [*WORKERS])
         victim: psutil.Process = self.lab.processes[self.random.choice(names)]
         if kind in ("runner", "worker"):
             self.tally.blame.append((time.time(), f":{victim.pid}"))
@@ -220,7 +220,7 @@ class Storm:
             self._restart_database()
         else:
             victim: psutil.Process = self.lab.processes[name]
-            if name.startswith("worker"):
+            if name in WORKERS:
                 self.tally.blame.append((time.time(), f":{victim.pid}"))
             for process in (victim, *victim.children(recursive=True)):
                 process.kill()
@@ -237,7 +237,7 @@ class Storm:
 
     def _stop_past_lease(self) -> None:
         """SIGSTOP of a worker, but not of its runner, for longer than its lease; SIGCONT."""
-        worker = self.lab.processes[self.random.choice(["worker1", "worker2"])]
+        worker = self.lab.processes[self.random.choice([*WORKERS])]
         self.tally.blame.append((time.time(), f":{worker.pid}"))
         worker.suspend()
         time.sleep(LEASE_S * self.random.uniform(0.5, 2.5))
@@ -290,7 +290,7 @@ class Storm:
 
     def _stall(self) -> None:
         """SIGSTOP of a runner for longer than a run may be silent."""
-        workers = [self.lab.processes[name] for name in ("worker1", "worker2")]
+        workers = [self.lab.processes[name] for name in WORKERS]
         parents = [parent for worker in workers for parent in worker.children()]
         runners = [runner for parent in parents for runner in parent.children()]
         for runner in runners:
@@ -395,7 +395,7 @@ def main() -> int:
             redis_url=redis.new_url(),
         )
         prepare(settings)
-        storm = Storm(settings, postgresql, redis, plan)
+        storm = Storm(settings, postgresql, redis, plan, Path(folder, "lab.log"))
         counts, zeros = storm.run()
         postgresql.stop()
         redis.stop()

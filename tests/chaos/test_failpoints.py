@@ -12,19 +12,19 @@ import pytest
 from mptcore.protocol.exit_codes import COMPLETE
 from service.experiments.listing import Wanted, page_of
 from service.experiments.schemas import Submission
-from service.queue import lease, states
-from service.queue.dispatch import dispatch_next
+from service.queue import states
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment
 from tests.chaos import failing_runner, failing_worker
 from tests.chaos.failing_runner import SAVE_STEPS
-from tests.chaos.failing_worker import EXIT, STEPS
+from tests.chaos.failing_worker import BACKGROUND, EXIT, STEPS
 from tests.support import stored
 from tests.support.invariants import Record, check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 from tests.support.records import RECORDS
+from tests.support.starting import start_next
 from tests.support.stub import stub
 from tests.support.undisturbed import TRAINING, undisturbed_records
 from worker.local import LocalWorker
@@ -33,7 +33,7 @@ from worker.slot import Slot
 QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "dispatch_timeout_s": 0.5, "max_lost": 1000,
          "warm_parent": False}  # fmt: skip
 
-SCENARIO = {"release": "--slow", "mark_lost": "--die", "finish": "", "reap": ""}
+SCENARIO = {"release": "--slow", "mark_lost": "--die"}
 """Options of the stub runner for steps that need them."""
 
 
@@ -75,11 +75,9 @@ def recover(settings: Settings, database: Database, experiment_id: str) -> None:
 
 
 def leave_a_lost_run(database: Database) -> None:
-    """A claim whose worker is gone, for the reaper."""
+    """A claim whose worker is gone."""
     with database.transaction() as session:
-        dispatch = dispatch_next(session)
-        assert dispatch is not None
-        lease.claim(session, dispatch.experiment_id, dispatch.dispatch_no, worker="w", lease_s=0)
+        assert start_next(session, lease_s=0) is not None
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -91,7 +89,7 @@ def test_exit_at_a_step(
     with database.transaction() as session:
         made = stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
     assert made is not None
-    if step == "reap":
+    if step in BACKGROUND:
         leave_a_lost_run(database)
     failing = fail(quick, step, when)
     if step == "release":

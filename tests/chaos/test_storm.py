@@ -12,7 +12,7 @@ from tests.support.servers import PostgreSQL, Redis
 
 @pytest.mark.slow
 def test_short_storm(lab: Settings, postgresql: PostgreSQL, redis: Redis, tmp_path: Path) -> None:
-    storm = Storm(lab, postgresql, redis, SHORT)
+    storm = Storm(lab, postgresql, redis, SHORT, tmp_path / "lab.log")
     counts, zeros = storm.run()
     print(summary(storm.tally, counts, zeros))
     assert counts.experiments > 0
