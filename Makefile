@@ -53,13 +53,8 @@ docs: setup ## the pages of docs/ that are generated
 notebooks: setup ## what the notebooks of docs/ show, half a minute
 	$(BIN)/python -m docs.execute
 
-chaos: setup ## processes killed and servers restarted at random, for most of an hour
-	MPT_CHAOS_SQLITE_RUNS=2000 MPT_CHAOS_POSTGRESQL_RUNS=300 \
-		$(BIN)/pytest -q tests/chaos/test_queue_machine.py -m slow --timeout 3600
-	$(BIN)/pytest -q -m containers tests/deployment/test_containers.py
-	$(BIN)/pytest -q -m mounts tests/chaos/test_disks.py
-	$(BIN)/python -m tests.chaos.fairness
-	$(BIN)/python -m tests.chaos.storm
+chaos: setup ## processes killed, servers restarted and disks filled at random, for hours; SHORT=1: in minutes
+	$(BIN)/python -m tests.chaos $(if $(SHORT),--short) $(PARTS)
 
 fuzz: setup ## bad requests and the OpenAPI document's own, to a real process; REQUESTS=100000
 	$(BIN)/python -m tests.fuzz.contract
