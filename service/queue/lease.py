@@ -5,7 +5,7 @@ Every function takes a session and commits nothing. Times are the database's own
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from service.tables.engine import now
 from service.tables.experiments import (
     TERMINAL,
     Artifact,
+    Attempt,
     Block,
     Checkpoint,
     DesiredState,
@@ -69,7 +70,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Cause of a failed run (oom, error, lost, timeout or invalid) and a sentence."""
+    """Cause of a failed run (oom, error, lost, timeout, disk_full or invalid) and a sentence."""
 
     kind: str
     message: str
@@ -259,7 +260,8 @@ def finish(
 ) -> None:
     """End the attempt and the experiment. `peak_bytes` is the memory that it used. Raises
     LeaseLost."""
-    _end(session, claim, status, peak_bytes, finished_at=now(), **_failure_columns(failure))
+    columns = {"finished_at": now(), **_failure_columns(failure)}
+    _end(session, claim, status, peak_bytes, columns)
 
 
 def mark_lost(
@@ -285,7 +287,33 @@ def release(session: Session, claim: Claim, peak_bytes: int | None = None) -> St
     desired = heartbeat(session, claim, lease_s=0)
     status = UNFINISHED[desired]
     columns = {"finished_at": now()} if status == Status.CANCELLED else {}
-    _end(session, claim, status, peak_bytes, **columns)
+    _end(session, claim, status, peak_bytes, columns)
+    return status
+
+
+def hand_back(
+    session: Session,
+    claim: Claim,
+    reason: str,
+    max_times: int,
+    failure: FailureCause,
+    peak_bytes: int | None = None,
+) -> Status:
+    """End the attempt because its machine lacked something: `disk_full` or `memory`. The experiment
+    is queued again, and the attempt is not counted as lost. It fails with `failure` if `max_times`
+    attempts were handed back for the same reason before. A request of its owner to pause or cancel
+    it comes first. Raises LeaseLost."""
+    status = UNFINISHED[heartbeat(session, claim, lease_s=0)]
+    times = session.scalar(
+        select(func.count()).where(
+            Attempt.experiment_id == claim.experiment_id, Attempt.handed_back == reason
+        )
+    )
+    if status == Status.QUEUED and (times or 0) >= max_times:
+        finish(session, claim, Status.FAILED, failure, peak_bytes)
+        return Status.FAILED
+    columns = {"finished_at": now()} if status == Status.CANCELLED else {}
+    _end(session, claim, status, peak_bytes, columns, reason, failure.message)
     return status
 
 
@@ -298,7 +326,13 @@ UNFINISHED = {
 
 
 def _end(
-    session: Session, claim: Claim, status: Status, peak_bytes: int | None, **columns: object
+    session: Session,
+    claim: Claim,
+    status: Status,
+    peak_bytes: int | None,
+    columns: Mapping[str, object],
+    handed_back: str | None = None,
+    message: str | None = None,
 ) -> None:
     ended = session.execute(
         _owned(claim)
@@ -307,10 +341,12 @@ def _end(
     ).one_or_none()
     if ended is None:
         raise _lease_lost(claim)
-    ledger.end(session, claim.experiment_id, claim.attempt, peak_bytes=peak_bytes)
+    attempt = claim.experiment_id, claim.attempt
+    ledger.end(session, *attempt, peak_bytes=peak_bytes, handed_back=handed_back)
     if is_terminal(status):
         _forget_checkpoints(session, [claim.experiment_id])
-    note_status(session, claim.experiment_id, status, attempt=claim.attempt)
+    details = {} if handed_back is None else {"reason": handed_back, "message": message}
+    note_status(session, claim.experiment_id, status, attempt=claim.attempt, **details)
 
 
 def _failure_columns(failure: FailureCause | None) -> dict[str, object]:

@@ -69,8 +69,10 @@ def end(
     attempt: int,
     at: float | None = None,
     peak_bytes: int | None = None,
+    handed_back: str | None = None,
 ) -> None:
-    """End an attempt's use of its slot, now or at a given time."""
+    """End an attempt's use of its slot, now or at a given time. `handed_back` is what the machine
+    lacked, if that is why it ended."""
     ended_at = (
         now() if at is None else case((Attempt.started_at > at, Attempt.started_at), else_=at)
     )
@@ -81,7 +83,7 @@ def end(
             Attempt.attempt == attempt,
             Attempt.ended_at.is_(None),
         )
-        .values(ended_at=ended_at, peak_bytes=peak_bytes)
+        .values(ended_at=ended_at, peak_bytes=peak_bytes, handed_back=handed_back)
     )
 
 

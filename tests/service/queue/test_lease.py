@@ -222,10 +222,12 @@ def test_a_heartbeat_renews_the_lease_and_returns_the_desired_state(database: Da
     assert row(database, claim.experiment_id).last_seq == 9
 
 
+FULL = FailureCause("disk_full", "the disk is full")
 FENCED: list[Callable[[Session, Claim], object]] = [
     lambda session, claim: lease.heartbeat(session, claim, 60),
     lambda session, claim: lease.finish(session, claim, Status.SUCCEEDED),
     lambda session, claim: lease.mark_lost(session, claim, 3),
+    lambda session, claim: lease.hand_back(session, claim, "memory", 3, FULL),
     lambda session, claim: lease.release(session, claim),
 ]
 
@@ -282,6 +284,48 @@ def test_an_attempt_is_handed_back(database: Database, desired: str, becomes: st
     assert is_now(found.finished_at) if becomes == "cancelled" else found.finished_at is None
     assert saved(database, claim.experiment_id) == ([] if becomes == "cancelled" else ["1/a"])
     assert status_events(database, claim.experiment_id)[-1] == {"status": becomes, "attempt": 1}
+
+
+@pytest.mark.parametrize(
+    ("desired", "becomes"), [("run", "queued"), ("pause", "paused"), ("cancel", "cancelled")]
+)
+def test_an_attempt_whose_machine_lacked_something_is_handed_back(
+    database: Database, desired: str, becomes: str
+) -> None:
+    """It keeps its checkpoint, is not counted as lost, and says why."""
+    claim = claimed(database)
+    save(database, claim, 3, "a")
+    change(database, claim.experiment_id, desired_state=DesiredState(desired))
+    with database.transaction() as session:
+        assert lease.hand_back(session, claim, "disk_full", 3, FULL, peak_bytes=5) == becomes
+    assert is_now(slot(database, claim).ended_at)
+    assert slot(database, claim).peak_bytes == 5
+    experiment = row(database, claim.experiment_id)
+    assert (experiment.status, experiment.lost, experiment.failure_kind) == (becomes, 0, None)
+    assert (experiment.finished_at is not None) == (becomes == "cancelled")
+    assert saved(database, claim.experiment_id) == ([] if becomes == "cancelled" else ["1/a"])
+    assert status_events(database, claim.experiment_id)[-1] == {
+        "status": becomes,
+        "attempt": 1,
+        "reason": "disk_full",
+        "message": "the disk is full",
+    }
+
+
+def test_a_run_fails_after_the_maximum_of_attempts_for_one_reason(database: Database) -> None:
+    """Attempts that were handed back for other reasons do not count."""
+    experiment_id = submitted(database)
+    for reason in ("disk_full", "memory", "disk_full", "disk_full"):
+        claim = claim_next(database)
+        with database.transaction() as session:
+            assert lease.hand_back(session, claim, reason, 3, FULL) == "queued"
+    claim = claim_next(database)
+    with database.transaction() as session:
+        assert lease.hand_back(session, claim, "disk_full", 3, FULL) == "failed"
+    experiment = row(database, experiment_id)
+    assert (experiment.failure_kind, experiment.failure_message) == ("disk_full", FULL.message)
+    assert experiment.lost == 0
+    assert is_now(experiment.finished_at)
 
 
 @pytest.mark.parametrize(
