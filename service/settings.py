@@ -149,7 +149,8 @@ class Settings(BaseSettings):
     """Approximate time between checkpoints. It is longer if saving would take over a tenth of the
     run."""
     stall_s: float = Field(default=1800.0, gt=0)
-    """Time without a report after which a run is ended."""
+    """Time without a report after which a run is ended. A run that waits so long for space on a
+    full disk is queued again."""
     deaf_s: float = Field(default=10.0, gt=0)
     """Time that a dispatch waits for an idle node before the node is restarted."""
     run_memory_bytes: int | None = Field(default=None, gt=0)

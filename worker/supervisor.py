@@ -47,6 +47,10 @@ waits."""
 OTHER_RECORDS = 100_000
 """Maximum number of numbered records that a run may write beside its points: metrics, logs and
 artifacts."""
+DISK_FULL = "disk_full"
+"""Cause in a runner's failure record, and reason for which an attempt is handed back."""
+MAX_HANDED_BACK = 3
+"""Number of attempts that are handed back because of a full disk. The next one fails."""
 UNSTORABLE = (DataError, ArithmeticError, LookupError, TypeError, ValueError)
 """Errors that a malformed record raises. Retrying does not help."""
 
@@ -79,6 +83,9 @@ class Supervision:
         self._is_away = False
         self._deadline = time.monotonic() + claim.spec["compute"]["max_runtime_s"]
         self._silent_s = 0.0
+        self._full_disk: FailureCause | None = None
+        """Set while the run waits for space on a full disk."""
+        self._full_since = 0.0
         self._memory = Memory(settings.run_memory_bytes)
         self._kernel_kills = kernel_kills()
         self._decided: Outcome | None = None  # then the exit status does not count
@@ -169,8 +176,16 @@ class Supervision:
         """Keep a record until it is committed; one that is malformed ends the run."""
         if self._refused:
             return
+        if self._full_disk is not None:
+            log.info("the file that found no space is written: the run continues")
+            self._full_disk = None
+            self._deadline += time.monotonic() - self._full_since  # the wait is not run time
         try:
             match line["record"]:
+                case "disk_full":
+                    self._full_disk = _no_space(line["file"], line["bytes"])
+                    self._full_since = time.monotonic()
+                    log.warning("%s: the run waits", self._full_disk.message)
                 case "failure":
                     self.failure = FailureCause(line["cause"], line["message"])
                 case "memory":
@@ -277,6 +292,9 @@ class Supervision:
             self._decide(Status.CANCELLED)
             self.runner.signal(signal.SIGTERM)
             self._kill_after(self.settings.kill_grace_s)
+        elif self._full_disk is not None and self._silent_s > self.settings.stall_s:
+            self._decided = self._hand_back(self._full_disk)
+            self._kill_after(0)
         elif (failure := self._over_limit()) is not None:
             self._decide(Status.FAILED, failure)
             self._kill_after(0)
@@ -296,7 +314,7 @@ class Supervision:
         return self._kill_at is not None and time.monotonic() >= self._kill_at
 
     def _over_limit(self) -> FailureCause | None:
-        if time.monotonic() > self._deadline:
+        if self._full_disk is None and time.monotonic() > self._deadline:
             limit_s = self.claim.spec["compute"]["max_runtime_s"]
             message = f"over its time limit of {limit_s} s: raise compute.max_runtime_s"
             return FailureCause("timeout", message)
@@ -319,6 +337,8 @@ class Supervision:
             return self._release()
         if self.failure is not None and self.failure.kind == NO_GPU:
             return Outcome(UNFIT, self._release().commit)
+        if self.failure is not None and self.failure.kind == DISK_FULL:
+            return self._hand_back(self.failure)
         if self.failure is not None and self.failure.kind == DEVICE:
             log.error("%s", self.failure.message)
             return self._lost(DEVICE_FAILED)
@@ -345,6 +365,17 @@ class Supervision:
         most = self.settings.max_lost
         return Outcome(
             outcome, lambda session: lease.mark_lost(session, self.claim, most, self._peak)
+        )
+
+    def _hand_back(self, full_disk: FailureCause) -> Outcome:
+        """Queue the experiment again because of a full disk. After several times it fails, because
+        its files may be too large."""
+        log.warning("it is handed back: %s", full_disk.message)
+        return Outcome(
+            DISK_FULL,
+            lambda session: lease.hand_back(
+                session, self.claim, DISK_FULL, MAX_HANDED_BACK, full_disk, self._peak
+            ),
         )
 
     def _outcome_of_complete_run(self) -> Outcome:
@@ -397,6 +428,11 @@ class Supervision:
             except TRANSIENT_DB_ERRORS as error:
                 log.warning("the database is unreachable, the outcome waits: %s", error)
                 time.sleep(self.settings.heartbeat_s)
+
+
+def _no_space(file: str, size: int) -> FailureCause:
+    needs = f"the store's disk has no space for {file}, which needs {size} bytes"
+    return FailureCause(DISK_FULL, f"{needs}: an administrator has to free space")
 
 
 def _killed(status: int) -> str:

@@ -1,14 +1,13 @@
 """Ids of rows in the files of a run: the columns of an upload that name its observations."""
 
 import csv
-import hashlib
 import io
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from mptcore.data.dataset import Dataset
 from mptcore.protocol.records import Artifact
-from mptcore.runtime.durable import write_durably
+from mptcore.runtime.artifacts import keep
 
 HELDOUT_FILE = "heldout_rows.csv"
 ROW = "row"
@@ -41,6 +40,4 @@ def keep_heldout_rows(data: Dataset, folder: Path | None) -> Artifact | None:
     writer.writerow((ROW, *ids))
     writer.writerows(zip(rows, *([v[row] for row in rows] for v in ids.values()), strict=True))
     content = text.getvalue().encode()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / HELDOUT_FILE, content)
-    return Artifact(HELDOUT_FILE, "text/csv", hashlib.sha256(content).hexdigest())
+    return keep(folder, HELDOUT_FILE, "text/csv", lambda: [content])

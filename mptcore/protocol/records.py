@@ -30,7 +30,7 @@ LABELS: tuple[LabelName, ...] = get_args(LabelName)
 """Names of labels. Labels distinguish series or metrics that have the same name."""
 
 Labels = Mapping[LabelName, int | float | str]
-FailureKind = Literal["error", "oom", "invalid", "no_gpu", "device"]
+FailureKind = Literal["error", "oom", "invalid", "no_gpu", "device", "disk_full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +186,16 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True)
+class FullDisk:
+    """The disk has no space for `file`, of `bytes` bytes. The run waits for it, and sends no other
+    record before the file is written. It has no `seq`."""
+
+    kind: ClassVar = "disk_full"
+    file: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """The last record of a run that failed: its cause and, if known, a remedy."""
 
@@ -215,6 +225,7 @@ Record = (
     | Ready
     | DeviceMemory
     | Environment
+    | FullDisk
     | Failure
     | End
 )

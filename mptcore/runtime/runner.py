@@ -25,7 +25,7 @@ from mptcore.protocol.records import (
     Snapshot,
     encode,
 )
-from mptcore.runtime import checkpoint, inputs
+from mptcore.runtime import artifacts, checkpoint, inputs
 from mptcore.runtime.device import is_device_failure
 from mptcore.runtime.environment import environment
 from mptcore.runtime.out_of_memory import is_out_of_memory
@@ -36,6 +36,9 @@ MEMORY_S = 0.5
 """Minimum interval between reports of the GPU memory."""
 MAX_SAVING = 0.1
 """Maximum share of a run's time for saving. A run with large checkpoints saves less often."""
+FULL_DISK_S = 60.0
+"""Time before a supervised run ends that met a full disk where it cannot wait for space, as in a
+library. It is started again soon after that."""
 
 
 class Resumable(Protocol):
@@ -104,15 +107,13 @@ class SpecRunner:
                 if self._must_stop():
                     self.out.flush()
                     return STOPPED
-        except RunError as error:
-            return self._fail(Failure(error.cause, str(error)))
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                if is_device_failure(error):
-                    return self._fail(Failure("device", f"the GPU failed: {error}"))
+        except Exception as error:
+            failure = _failure_of(error)
+            if failure is None:
                 raise
-            advice = "lower data.n, compute.memory_mib or the size of the model"
-            return self._fail(Failure("oom", f"out of memory: {advice} ({error})"))
+            if failure.cause == "disk_full" and self.supervised:
+                time.sleep(FULL_DISK_S)
+            return self._fail(failure)
         self.out.flush()
         return COMPLETE
 
@@ -148,6 +149,7 @@ class SpecRunner:
         assignment, session = self.assignment, self._session
         session.work_dir = assignment.work_dir
         inputs.locate(assignment.inputs)
+        artifacts.report_full_disks(self._emit_unnumbered if self.supervised else None)
         files: Sequence[Path] = ()
         if assignment.resume is not None:
             self._given = assignment.resume.after
@@ -230,3 +232,18 @@ class SpecRunner:
         with suppress(BrokenPipeError):
             self.out.flush()
         return FAILED
+
+
+def _failure_of(error: Exception) -> Failure | None:
+    """Return the record of a failure that a user can understand, or None for a bug."""
+    if artifacts.is_full_disk(error):
+        return Failure("disk_full", f"a disk is full: {error}")
+    if isinstance(error, RunError):
+        return Failure(error.cause, str(error))
+    if isinstance(error, MemoryError | RuntimeError):
+        if is_out_of_memory(error):
+            advice = "lower data.n, compute.memory_mib or the size of the model"
+            return Failure("oom", f"out of memory: {advice} ({error})")
+        if is_device_failure(error):
+            return Failure("device", f"the GPU failed: {error}")
+    return None

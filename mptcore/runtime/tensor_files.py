@@ -3,7 +3,6 @@
 The header names the family of the model; other entries are defined by the family.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from mptcore.protocol.records import Artifact, Log, RunError
-from mptcore.runtime.durable import write_durably
+from mptcore.runtime.artifacts import keep
 from mptcore.runtime.inputs import InputError, digest, input_file
 
 FILE = "weights.safetensors"
@@ -31,9 +30,7 @@ def keep_weights(
     # One key: safetensors writes several in any order, and the same weights have the same digest.
     metadata = {HEADER: json.dumps({**header, "family": family}, sort_keys=True)}
     content = save({name: value.cpu().contiguous() for name, value in tensors.items()}, metadata)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / FILE, content)
-    return Artifact(FILE, MEDIA_TYPE, hashlib.sha256(content).hexdigest())
+    return keep(folder, FILE, MEDIA_TYPE, lambda: [content])
 
 
 def load_weights(family: str, experiment: str) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -110,7 +110,7 @@ class RunProgress(Progress):
 
 class FailureOut(ResponseModel):
     kind: str
-    """oom, error, lost, timeout or invalid."""
+    """oom, error, lost, timeout, invalid or disk_full."""
     message: str
     """Cause of the failure, as a sentence."""
 

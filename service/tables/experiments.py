@@ -265,8 +265,8 @@ class Attempt(Base):
     peak_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Peak memory: main memory on a CPU, GPU memory on a GPU."""
     handed_back: Mapped[str | None] = mapped_column(String(16))
-    """What the machine lacked (`disk_full` or `memory`) if the experiment was queued again for this
-    reason; null for any other end."""
+    """Reason (`disk_full` or `memory`) for which the experiment was queued again without a loss;
+    null for any other end."""
     environment: Mapped[dict[str, Any] | None] = mapped_column(
         JSON(none_as_null=True), deferred=True
     )

@@ -29,7 +29,7 @@ from tests.support.scripted import (
     checkpoint,
     points,
 )
-from tests.support.stored import change
+from tests.support.stored import change, status_events
 from worker import supervisor
 from worker.runner import Record
 
@@ -291,6 +291,69 @@ def test_a_run_that_leaves_no_checkpoint_in_time_is_handed_back(watch: Watch, re
     assert ended == "unfinished"
     assert runner.heard[:2] == [(LOOK_S, "stop"), (LOOK_S + GRACE_S, signal.SIGKILL)]
     assert (watch.found.status, watch.found.lost) == ("queued", 0)
+
+
+WAITS = {"seq": None, "record": "disk_full", "file": "rows.csv", "bytes": 12_345}
+
+
+def attempt_again(watch: Watch) -> None:
+    watch.claim = claim_next(watch.database)
+
+
+def test_a_run_that_waits_for_space_is_handed_back_and_then_fails(watch: Watch) -> None:
+    """It is not a loss. The reason is an event; the failure says how many bytes it needs."""
+    for _ in range(3):
+        ended, runner = watch.run([WAITS], status=None)
+        assert ended == "disk_full"
+        assert runner.heard[0][1] == signal.SIGKILL
+        assert (watch.found.status, watch.found.lost) == ("queued", 0)
+        event = status_events(watch.database, watch.claim.experiment_id)[-1]
+        assert (event["status"], event["reason"]) == ("queued", "disk_full")
+        attempt_again(watch)
+    ended, _ = watch.run([WAITS], status=None)
+    assert ended == "disk_full"
+    assert (watch.found.status, watch.found.lost) == ("failed", 0)
+    kind, message = watch.failure
+    assert kind == "disk_full"
+    assert message is not None
+    assert "rows.csv" in message
+    assert "12345 bytes" in message
+
+
+def test_a_runner_that_meets_a_full_disk_is_handed_back(watch: Watch) -> None:
+    """A library met it, which cannot wait for space."""
+    failure = {"seq": 1, "record": "failure", "cause": "disk_full", "message": "no space"}
+    ended, _ = watch.run([failure], status=1)
+    assert (ended, watch.found.status, watch.found.lost) == ("disk_full", "queued", 0)
+
+
+def test_a_run_continues_when_there_is_space_again(watch: Watch) -> None:
+    """The wait counts neither as silence nor as run time."""
+    watch.settings = watch.settings.model_copy(update={"stall_s": 4.0 * LIMIT_S})
+    wait: list[list[Record]] = [[]] * int(2 * LIMIT_S / LOOK_S)
+    ended, _ = watch.run(points(1), [WAITS], *wait, points(2), [], points(3))
+    assert (ended, watch.found.last_seq) == ("succeeded", 3)
+
+
+def test_a_run_that_has_waited_for_space_has_its_time_limit(watch: Watch) -> None:
+    watch.settings = watch.settings.model_copy(update={"stall_s": 4.0 * LIMIT_S})
+    ended, _ = watch.run([WAITS], [], points(1), status=None)
+    assert (ended, watch.failure[0]) == ("failed", "timeout")
+
+
+@pytest.mark.parametrize(("desired", "ends"), [("cancel", "cancelled"), ("pause", "paused")])
+def test_a_run_that_waits_for_space_obeys_its_owner(watch: Watch, desired: str, ends: str) -> None:
+    watch.settings = watch.settings.model_copy(update={"stall_s": 60.0})
+    desire(watch, DesiredState(desired))
+    _, runner = watch.run([WAITS], status=None)
+    assert watch.found.status == ends
+    assert runner.heard[1] == (LOOK_S + GRACE_S, signal.SIGKILL)
+
+
+def test_a_stopping_worker_hands_back_a_run_that_waits_for_space(watch: Watch) -> None:
+    watch.settings = watch.settings.model_copy(update={"stall_s": 60.0})
+    ended, _ = watch.run([WAITS], status=None, is_stopping=lambda: True)
+    assert (ended, watch.found.status, watch.found.lost) == ("unfinished", "queued", 0)
 
 
 SPOILED: list[tuple[dict[str, Any], str]] = [

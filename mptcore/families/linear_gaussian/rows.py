@@ -1,7 +1,6 @@
 """Save the log-likelihood of each row of the data as a table."""
 
 import csv
-import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from mptcore.families.linear_gaussian.densities import log_probs
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.unusual_columns import largest_residuals
 from mptcore.protocol.records import Artifact, Log
-from mptcore.runtime.durable import write_durably
+from mptcore.runtime.artifacts import keep
 
 FILE = "rows.csv"
 MEDIA_TYPE = "text/csv"
@@ -48,9 +47,7 @@ def keep_rows(
         each = observed.tolist(), scores.tolist(), p_values.tolist(), unusual
         writer.writerows(zip(places, *ids.values(), [seed] * len(x), *each, strict=True))
     content = text.getvalue().encode()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / FILE, content)
-    return Artifact(FILE, MEDIA_TYPE, hashlib.sha256(content).hexdigest())
+    return keep(folder, FILE, MEDIA_TYPE, lambda: [content])
 
 
 def _unusual_columns(

@@ -1,6 +1,5 @@
 """The table of scores of texts: a line of JSON for each text, and metrics over all of them."""
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -25,8 +24,8 @@ from mptcore.families.masked_lm.text_groups import (
     ranked,
 )
 from mptcore.families.masked_lm.text_rows import MAX_GROUP, TextRow, Texts
-from mptcore.protocol.records import Artifact, Labels, Log, Metric, Record
-from mptcore.runtime.durable import rename_durably
+from mptcore.protocol.records import Labels, Log, Metric, Record
+from mptcore.runtime.artifacts import keep
 from mptcore.specs import OF_MUTATIONS, TextScore, TextScores
 
 FILE = "texts.jsonl"
@@ -170,16 +169,11 @@ class TextTable:
         """Write the table into a folder, if there is one."""
         if folder is None:
             return Log("info", "the table of texts is not kept: no work directory was given")
-        folder.mkdir(parents=True, exist_ok=True)
-        digest = hashlib.sha256()
-        aside = folder / f"{FILE}.tmp"
-        with aside.open("wb") as file:
-            for row in self.rows():
-                line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
-                digest.update(line)
-                file.write(line)
-        rename_durably(aside, folder / FILE)
-        return Artifact(FILE, MEDIA_TYPE, digest.hexdigest())
+        return keep(folder, FILE, MEDIA_TYPE, self._lines)
+
+    def _lines(self) -> Iterator[bytes]:
+        for row in self.rows():
+            yield json.dumps(row, ensure_ascii=False).encode() + b"\n"
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of the table."""

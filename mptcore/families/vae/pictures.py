@@ -1,6 +1,5 @@
 """PNGs of a VAE's reconstructions of masked images and of its samples."""
 
-import hashlib
 import io
 import math
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from mptcore.families.vae.trainer import TrainingStart
 from mptcore.protocol.records import Artifact
-from mptcore.runtime.durable import write_durably
+from mptcore.runtime.artifacts import keep
 from mptcore.runtime.rng import generator_for
 
 SHOWN = 10
@@ -56,6 +55,4 @@ def _written(rows: Tensor, low: Tensor, high: Tensor, folder: Path, name: str) -
     large = (SCALE * image.width, SCALE * image.height)
     image.resize(large, Image.Resampling.NEAREST).save(out, "PNG")
     content = out.getvalue()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_durably(folder / name, content)
-    return Artifact(name, "image/png", hashlib.sha256(content).hexdigest())
+    return keep(folder, name, "image/png", lambda: [content])

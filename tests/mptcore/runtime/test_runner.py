@@ -4,6 +4,7 @@ import io
 import json
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
@@ -36,6 +37,32 @@ def test_a_failed_allocation_of_torch_is_reported_as_out_of_memory() -> None:
     assert (failure["record"], failure["cause"]) == ("failure", "oom")
     advice = "out of memory: lower data.n, compute.memory_mib or the size of the model ("
     assert failure["message"].startswith(advice)
+
+
+@pytest.mark.parametrize(("supervised", "waits_s"), [(True, 60), (False, 0)])
+def test_a_full_disk_is_reported_as_such(
+    monkeypatch: pytest.MonkeyPatch, supervised: bool, waits_s: float
+) -> None:
+    """Also by an error of a library that has the full disk as its cause: no traceback. The run is
+    not started again at once."""
+    waited_s = [0.0]
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=waited_s.append)
+    monkeypatch.setattr(runner, "time", clock)
+
+    def failing(*arguments: object) -> Iterator[None]:
+        yield None
+        try:
+            with open("/dev/full", "wb", buffering=0) as file:
+                file.write(b"x")
+        except OSError as error:
+            raise RuntimeError("the download failed") from error
+
+    out = io.StringIO()
+    assert SpecRunner(failing, parse_assignment(line(SMALL)), out, supervised).run() == FAILED
+    *_, failure = map(json.loads, out.getvalue().splitlines())
+    assert (failure["record"], failure["cause"]) == ("failure", "disk_full")
+    assert "the download failed" in failure["message"]
+    assert sum(waited_s) == waits_s
 
 
 def test_a_gpu_that_failed_is_reported_as_such() -> None:
