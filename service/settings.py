@@ -98,7 +98,7 @@ class Settings(BaseSettings):
     upload_stall_s: float = Field(default=60.0, gt=0)
     """Time in which an upload must transfer a megabyte. Slower uploads are ended."""
     reserve_bytes: int = Field(default=2**30, ge=0)
-    """Bytes of the store's disk that uploads leave free."""
+    """Bytes of the store's disk that uploads leave free. With less free, no run starts."""
     max_body_bytes: int = 256 * 1024
     """Maximum size of the body of other requests."""
     max_batch_bytes: int = 4 * 2**20

@@ -116,7 +116,7 @@ def test_only_run_imports_all_families() -> None:
 SERVICE = Path(__file__).parents[1] / "service"
 FOLDERS = (
     "revisions", "timings", "logs", "refusals", "fair_share", "settings", "schemas",
-    "limiter",
+    "limiter", "store_space",
     "tables", "accounts", "webhooks", "queue", "records", "datasets", "experiments", "sweeps",
     "submission", "streams", "operations", "web", "__main__",
 )  # fmt: skip

@@ -4,6 +4,7 @@ itself, with the reaper, the sweeper and the messenger."""
 import argparse
 import logging
 
+from service import store_space
 from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import dispatch
@@ -60,6 +61,8 @@ class LocalWorker:
             thread.join()
 
     def _next(self) -> Dispatch | None:
+        if store_space.shortage(self.settings) is not None:
+            return None
         try:
             with self.database.snapshot() as session:  # most of the time nothing is queued
                 if not dispatch.is_something_queued(session):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from service import store_space
 from service.queue import worker_samples, workers
 from service.queue.workers import Vitals
 from service.settings import Settings
@@ -32,6 +33,7 @@ def vitals(
     run_memory: int | None = None,
     run_pid: int | None = None,
     run_device_bytes: int = 0,
+    store_full: bool = False,
 ) -> Vitals:
     """Return the current resources of this machine, and of its first visible GPU. `run_pid` is the
     process of the current run, if there is one, and `run_device_bytes` the GPU memory that it has
@@ -41,6 +43,7 @@ def vitals(
         "queue": queue,
         "memory_free": free_memory(),
         "run_memory": memory_limit(run_memory),
+        "store_full": store_full,
     }
     if queue == Queue.CPU:
         return Vitals(**common)
@@ -65,12 +68,15 @@ class Presence:
         self.name = name
         self.queue = queue
         self._run_pid, self._run_device_bytes = run_pid, run_device_bytes
+        self._store_full = False
+        """True after it was logged that the store's disk is full."""
         self._sample_due = 0.0  # on the monotonic clock
 
     def vitals(self) -> Vitals:
         """Return the current resources."""
+        store_full = store_space.shortage(self.settings) is not None
         given = self.settings.run_memory_bytes, self._run_pid(), self._run_device_bytes()
-        return vitals(self.queue, *given)
+        return vitals(self.queue, *given, store_full)
 
     def run(
         self,
@@ -96,6 +102,7 @@ class Presence:
         try:
             with self.database.transaction() as session:
                 vitals = self.vitals()
+                self._log_space(vitals.store_full)
                 workers.beat(session, self.name, vitals)
                 if time.monotonic() >= self._sample_due:
                     worker_samples.take(session, self.name, vitals)
@@ -104,6 +111,13 @@ class Presence:
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             return 0.0
+
+    def _log_space(self, store_full: bool) -> None:
+        if store_full and not self._store_full:
+            log.warning("%s", store_space.shortage(self.settings))
+        elif self._store_full and not store_full:
+            log.info("the store's disk has space again: runs start")
+        self._store_full = store_full
 
     def _leave(self) -> None:
         try:

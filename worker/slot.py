@@ -110,6 +110,10 @@ class Slot:
     def _claim(self, experiment_id: str, dispatch_no: int) -> Claim | None:
         vitals = self.presence.vitals()
         with self.database.transaction() as session:
+            if vitals.store_full:  # the next choice sees it too
+                workers.beat(session, self.name, vitals)
+                lease.put_back(session, experiment_id, dispatch_no, "the store's disk is full")
+                return None
             room = math.inf
             if vitals.queue == Queue.GPU:  # as it is now, and as the next choice is to see it
                 workers.beat(session, self.name, vitals)

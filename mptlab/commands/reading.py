@@ -268,7 +268,8 @@ def workers(context: CommandContext) -> None:
     found = context.client.workers()
     shown = found if context.as_json else [{**one, **_gpu_columns(one)} for one in found]
     of_gpu = ("gpu", "gpu_memory") if any(one["gpu"] for one in found) else ()
-    context.show(shown, "host", "queue", *of_gpu, "busy", "experiment_id", "silent_s")
+    full = ("store_full",) if any(one.get("store_full") for one in found) else ()
+    context.show(shown, "host", "queue", *of_gpu, "busy", *full, "experiment_id", "silent_s")
 
 
 def _gpu_columns(worker: Json) -> Json:

@@ -123,7 +123,7 @@ def claim(
         )
     ).one_or_none()
     if row is None:
-        _put_back(session, experiment_id, dispatch_no, "no memory for it here")
+        put_back(session, experiment_id, dispatch_no, "no memory for it here")
         return None
     ledger.begin(session, row, worker)
     found = checkpoints(session, experiment_id)
@@ -146,7 +146,7 @@ def is_dispatched(session: Session, experiment_id: str, dispatch_no: int) -> boo
     return session.scalar(current) is not None
 
 
-def _put_back(session: Session, experiment_id: str, dispatch_no: int, reason: str) -> None:
+def put_back(session: Session, experiment_id: str, dispatch_no: int, reason: str) -> None:
     """Return a dispatched experiment to the queue, if this is still its current dispatch."""
     put_back = session.execute(
         update(Experiment)

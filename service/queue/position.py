@@ -14,6 +14,7 @@ from service.tables.engine import moment
 from service.tables.experiments import Device, Experiment, Queue, Status
 
 GIB = 2**30
+STORE_FULL = "the store's disk is full: no run starts until an administrator has freed space"
 ON_CPU = "a CPU takes less time for it than a GPU needs to start"
 
 
@@ -71,6 +72,9 @@ def _queue_position(
     if not served:
         kinds = " or ".join(queue.upper() for queue in wanted)
         return _unknown(position, f"no {kinds} worker is registered")
+    served = [queue for queue in served if not queue_snapshot.slots[queue].store_full]
+    if not served:
+        return _unknown(position, STORE_FULL)
     mine = queue_snapshot.standings[one.owner_id]
     if mine.is_disabled:
         return _unknown(position, "its owner is disabled: it starts once an admin enables the user")

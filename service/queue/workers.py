@@ -36,7 +36,9 @@ class Slots:
 
     workers: int
     idle: int
-    """Number of idle workers minus the dispatches in transit."""
+    """Number of idle workers that start runs, minus the dispatches in transit."""
+    store_full: bool = False
+    """True if none of them starts a run, because the store's disk is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Vitals:
     gpu_uuid: str | None = None
     gpu_memory_ours: int | None = None
     run_memory: int | None = None
+    store_full: bool = False
 
 
 _TABLE = cast(Table, Worker.__table__)
@@ -107,7 +110,8 @@ _SLOTS = (
     select(
         Worker.queue,
         func.count(),
-        func.sum(case((BUSY, 0), else_=1)) - _ON_THEIR_WAY,
+        func.sum(case((BUSY | Worker.store_full, 0), else_=1)) - _ON_THEIR_WAY,
+        func.sum(case((Worker.store_full, 1), else_=0)),
     )
     .where(Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float))
     .group_by(Worker.queue)
@@ -140,7 +144,9 @@ def alive_in(session: Session, queue: Queue, within_s: float) -> int:
 def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
     """Return the slots of each queue that has workers."""
     rows = session.execute(_SLOTS, {"within_s": within_s})
-    return {Queue(queue): Slots(count, max(idle, 0)) for queue, count, idle in rows}
+    return {
+        Queue(queue): Slots(count, max(idle, 0), full == count) for queue, count, idle, full in rows
+    }
 
 
 @dataclass(slots=True)
@@ -197,7 +203,7 @@ def gpus(session: Session, within_s: float) -> list[Gpu]:
         gpu.free, gpu.total = worker.gpu_memory_free, worker.gpu_memory_total  # the latest word
         ours = worker.gpu_memory_ours or 0
         gpu.ours += ours
-        gpu.idle |= run_id is None
+        gpu.idle |= run_id is None and not worker.store_full
         if run_id is not None:
             gpu.promised += _promised(expected, by_spec, part_bytes, gpu.total, ours)
     return list(found.values())

@@ -3,6 +3,7 @@
 from sqlalchemy import (
     BigInteger,
     String,
+    false,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -29,6 +30,8 @@ class Worker(Base):
     """The part of the used memory that belongs to this worker's own run."""
     run_memory: Mapped[int | None] = mapped_column(BigInteger)
     """Main memory that the worker allows a run."""
+    store_full: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """True if the store's disk has less free than its reserve, as this worker sees it."""
     started_at: Mapped[float] = mapped_column(default=now())
     heartbeat_at: Mapped[float] = mapped_column(default=now())
 

@@ -5,10 +5,11 @@ from http import HTTPStatus
 from fastapi import APIRouter
 from sqlalchemy import text
 
+from service import store_space
 from service.refusals import ApiError
 from service.schemas import ResponseModel
 from service.web.bodies import PublicRoute
-from service.web.dependencies import DatabaseDep
+from service.web.dependencies import DatabaseDep, SettingsDep
 
 router = APIRouter(tags=["health"], route_class=PublicRoute)
 
@@ -18,6 +19,11 @@ class Health(ResponseModel):
     """`ok` or `ready`."""
 
 
+class Readiness(Health):
+    warnings: list[str]
+    """Problems for an administrator that stop no request: a full disk of the store."""
+
+
 @router.get("/healthz")
 async def healthz() -> Health:
     """Report that the process answers. It needs no free thread."""
@@ -25,13 +31,14 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz")
-def readyz(database: DatabaseDep) -> Health:
+def readyz(database: DatabaseDep, settings: SettingsDep) -> Readiness:
     """Report that the database answers and accepts writes, and has the tables of this version; else
-    503."""
+    503. A full disk of the store is a warning: no run starts, but reading and deleting go on."""
     database.check_revision()
     with database.snapshot() as session:
         session.execute(text("SELECT 1 FROM experiments LIMIT 1"))
     trouble = database.check_writable()
     if trouble is not None:
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "not_writable", trouble)
-    return Health(status="ready")
+    shortage = store_space.shortage(settings)
+    return Readiness(status="ready", warnings=[] if shortage is None else [shortage])

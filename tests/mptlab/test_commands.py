@@ -7,6 +7,7 @@ import re
 import signal
 import stat
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ import pytest
 from mptlab import Client, serve
 from mptlab.commands import reading
 from mptlab.commands.context import print_table
+from service.queue import workers
+from service.queue.workers import Vitals
+from service.settings import Settings
+from service.tables.engine import Database
+from service.tables.experiments import Queue
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import MPT
@@ -361,6 +367,16 @@ def test_a_status_command_lists_the_workers(environment: Environment) -> None:
     header, local = (mpt(environment, "admin", "usage")[1].split("\n")[i] for i in (1, 3))
     assert ("fair share" in header, local.split()[0]) == (True, "local")
     assert asked_json(environment, "admin", "retention") == []
+
+
+def test_workers_that_start_no_run_say_so(environment: Environment) -> None:
+    assert "store full" not in mpt(environment, "workers")[1]
+    with closing(Database(Settings(store=Path(environment["MPT_STORE"])).url)) as database:
+        with database.transaction() as session:
+            workers.beat(session, "full", Vitals("host", Queue.CPU, 1, store_full=True))
+        assert "store full" in mpt(environment, "workers")[1]
+        with database.transaction() as session:
+            workers.leave(session, "full")
 
 
 def test_a_login_is_kept_for_its_own_url(environment: Environment, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import pytest
 from sqlalchemy import select
 
 from service.experiments.schemas import Submission
-from service.queue import lease
+from service.queue import lease, workers
+from service.queue.dispatch import dispatch_next
+from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.datasets import Dataset
 from service.tables.engine import Database
@@ -25,6 +27,7 @@ from tests.support.undisturbed import undisturbed_records
 from worker import presence
 from worker.children import Spawned
 from worker.fitness import UnfitWorker
+from worker.local import LocalWorker
 from worker.runner import Runner
 from worker.slot import Slot
 from worker.supervisor import Supervision
@@ -88,6 +91,33 @@ def test_a_claim_reads_no_checkpoint(
     assert resumed_after(database, experiment_id) == [None, CHECKPOINT_AFTER]
     counts = check(database, {experiment_id: RECORDS})
     assert counts.clean, str(counts)
+
+
+def test_a_queue_waits_while_the_store_is_full(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reserve larger than any disk stands for a full one. A run that was dispatched before
+    returns to the queue, and no other run is dispatched to this worker."""
+    monkeypatch.setattr(Slot, "new_runner", lambda self: stub())
+    ids = [submitted(database) for _ in range(20)]
+    full = settings.model_copy(update={"reserve_bytes": 2**60})
+    with database.transaction() as session:
+        workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
+        chosen = dispatch_next(session)
+    assert chosen is not None
+    slot = Slot(database, full, "w")
+    assert not slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)
+    with database.snapshot() as session:
+        assert workers.slots(session, 60)[Queue.CPU].idle == 0
+    assert LocalWorker(full)._next() is None
+    assert {load(database, one).status for one in ids} == {"queued"}
+    slot.settings = slot.presence.settings = settings
+    local = LocalWorker(settings)
+    while (chosen := local._next()) is not None:
+        assert slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)
+    slot.close()
+    assert {load(database, one).status for one in ids} == {"succeeded"}
+    assert {load(database, one).attempt for one in ids} == {1}
 
 
 @pytest.mark.parametrize("broken", [1, 2])
@@ -205,7 +235,7 @@ def test_a_worker_knows_the_process_of_its_run(
 ) -> None:
     """The process distinguishes the run's GPU memory from that of others."""
     asked: list[tuple[int | None, int]] = []
-    monkeypatch.setattr(presence, "vitals", lambda queue, memory, *given: asked.append(given))
+    monkeypatch.setattr(presence, "vitals", lambda queue, memory, *given: asked.append(given[:2]))
     slot = Slot(database, settings, "w")
     slot.presence.vitals()
     slot.runner = Runner(Spawned)

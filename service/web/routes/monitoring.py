@@ -67,6 +67,8 @@ class WorkerOut(ResponseModel):
     """Free memory of the GPU in bytes. null: no GPU."""
     gpu_memory_ours: int | None
     """Memory of the GPU that the worker's own run uses, in bytes. null: no GPU."""
+    store_full: bool
+    """True if it starts no run, because the store's disk has less free than its reserve."""
     started_at: Moment
     """Time of its start."""
     silent_s: float
@@ -203,6 +205,9 @@ def _families(session: Session, user: Caller) -> Iterator[Metric]:
     yield _leases_expired(session)
     alive = workers.alive(session, SILENT_S)
     yield _workers(alive)
+    about = "live workers that start no run because the store's disk is full"
+    full = sum(worker.store_full for worker, _, _ in alive)
+    yield GaugeMetricFamily("mpt_workers_store_full", about, value=full)
     yield _gpu_memory(alive, _shown_ids(session, user, alive))
 
 

@@ -163,6 +163,20 @@ def test_the_reason_names_the_missing_worker_or_limit(either: Database) -> None:
     assert (asked.position, asked.reason) == (0, "all 2 GPU workers are busy, next in turn")
 
 
+def test_the_reason_names_a_full_disk_of_the_store(either: Database) -> None:
+    """Only if it stops all workers that could run the experiment."""
+    anywhere, on_gpu = submit(either, "auto"), submit(either, "cuda")
+    register(either, cpu=2, gpu=1)
+    with either.transaction() as session:
+        workers.beat(session, "gpu0", Vitals("host", Queue.GPU, 1, store_full=True))
+        workers.beat(session, "cpu0", Vitals("host", Queue.CPU, 1, store_full=True))
+    assert "disk is full" in place(either, on_gpu)[1]
+    assert place(either, anywhere) == (0, "next in turn")
+    with either.transaction() as session:
+        workers.beat(session, "cpu1", Vitals("host", Queue.CPU, 1, store_full=True))
+    assert "disk is full" in place(either, anywhere)[1]
+
+
 def test_a_snapshot_is_used_for_the_experiments_that_it_contains(database: Database) -> None:
     mine = submit(database, "cuda")
     kept = QueueSnapshots(for_s=1000.0)

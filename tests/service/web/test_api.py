@@ -15,6 +15,7 @@ from service.records.recording import Batch, record
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Metric, Queue, Status
+from service.web.main import create_app
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec
 
@@ -63,7 +64,17 @@ def test_no_route_without_authorisation(api: TestClient) -> None:
 
 def test_health(api: TestClient) -> None:
     assert api.get("/healthz").json() == {"status": "ok"}
-    assert api.get("/readyz").json() == {"status": "ready"}
+    assert api.get("/readyz").json() == {"status": "ready", "warnings": []}
+
+
+def test_a_full_disk_of_the_store_is_a_warning(settings: Settings) -> None:
+    """The service stays ready: reading and deleting go on."""
+    full = settings.model_copy(update={"reserve_bytes": 2**60})
+    with TestClient(create_app(full)) as api:
+        ready = api.get("/readyz")
+    assert ready.status_code == 200
+    (warning,) = ready.json()["warnings"]
+    assert "MPT_RESERVE_BYTES" in warning
 
 
 def test_the_contract_describes_the_spec_of_each_family_and_every_error(api: TestClient) -> None:

@@ -256,6 +256,19 @@ def test_the_disk_of_the_store(api: TestClient, monkeypatch: pytest.MonkeyPatch)
     assert seen == [api.app.state.settings.store]  # type: ignore[attr-defined]
 
 
+@pytest.mark.usefixtures("history")
+def test_workers_that_see_a_full_store(api: TestClient) -> None:
+    def full() -> tuple[float, list[bool]]:
+        items = api.get("/v1/workers").json()["items"]
+        return scrape(api)["mpt_workers_store_full", ()], [one["store_full"] for one in items]
+
+    assert full() == (0, [False, False])
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    with database.transaction() as session:
+        workers.beat(session, IDLE, Vitals("host", Queue.CPU, 1, store_full=True))
+    assert full() == (1, [True, False])
+
+
 def test_workers(api: TestClient, history: str) -> None:
     idle, busy = api.get("/v1/workers").json()["items"]
     assert (idle["id"], idle["queue"], idle["experiment_id"]) == (IDLE, "cpu", None)
