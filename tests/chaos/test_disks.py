@@ -1,19 +1,23 @@
 """Disks that are really full or read-only: the answers while they are full, and the recovery once
 there is space. Needs the right to mount, so `make chaos` runs it, not `make test`."""
 
+import re
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from mptlab import Client, Refused
 from service.operations.prepare import prepare
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import TERMINAL
+from service.tables.experiments import TERMINAL, Attempt
 from tests.support.disks import Disk, DiskUnavailable
 from tests.support.invariants import Counts, check
 from tests.support.processes import Lab, environment, start_fresh, wait_until
@@ -23,6 +27,8 @@ from tests.support.undisturbed import TRAINING, undisturbed_records
 LONG = {**TRAINING, "seeds": list(range(1, 31))}
 """Several seconds of one core, with a checkpoint every half second."""
 START_TIMEOUT_S = 300
+RESERVE_BYTES = 16 << 20
+"""Reserve of the small disk in the lab."""
 
 pytestmark = [pytest.mark.mounts, pytest.mark.timeout(1800)]
 
@@ -103,7 +109,7 @@ def lab(
     prepare(settings)
     lab = Lab(settings, tmp_path_factory.mktemp("lab") / "log")
     try:
-        lab.start_all(MPT_RESERVE_BYTES="0")
+        lab.start_all(MPT_RESERVE_BYTES=str(RESERVE_BYTES))
         wait_until(lambda: is_ready(lab), START_TIMEOUT_S, "readiness")
         yield lab
     finally:
@@ -153,7 +159,14 @@ def begin(client: Client) -> str:
     return experiment_id
 
 
-def require_all(lab: Lab, client: Client, long: str, short: list[str]) -> None:
+def require_all(
+    lab: Lab,
+    client: Client,
+    long: str,
+    short: list[str],
+    long_spec: dict[str, Any] = LONG,
+    short_spec: dict[str, Any] = TRAINING,
+) -> None:
     """Wait for the ends of experiments: the long one, and others. Each has the records of an
     undisturbed run, and there are no other ones of these runs."""
     ids = [long, *short]
@@ -161,12 +174,26 @@ def require_all(lab: Lab, client: Client, long: str, short: list[str]) -> None:
         lambda: all(client.get(one)["status"] in TERMINAL for one in ids), 900, "the runs' ends"
     )
     assert {client.get(one)["status"] for one in ids} == {"succeeded"}
-    expected = {long: undisturbed_records(LONG)}
-    expected |= dict.fromkeys(short, undisturbed_records(TRAINING) if short else [])
+    expected = {long: undisturbed_records(long_spec)}
+    expected |= dict.fromkeys(short, undisturbed_records(short_spec) if short else [])
     with closing(Database(lab.settings.url)) as database:
         counts = check(database, expected)
     assert counts == Counts(experiments=len(ids), records=counts.records)
     assert counts.records == sum(map(len, expected.values()))
+
+
+def attempts_of(lab: Lab, experiment_id: str) -> list[tuple[int, str | None]]:
+    """The attempts at an experiment, and the reasons for which they were handed back."""
+    with closing(Database(lab.settings.url)) as database, database.snapshot() as session:
+        query = select(Attempt).where(Attempt.experiment_id == experiment_id)
+        rows = session.scalars(query.order_by(Attempt.attempt)).all()
+    return [(row.attempt, row.handed_back) for row in rows]
+
+
+def assert_no_traceback(lab: Lab) -> None:
+    log = lab.log.read_text()
+    assert '"exception"' not in log
+    assert "Traceback" not in log
 
 
 def test_read_only_store(store_disk: Disk, tmp_path: Path) -> None:
@@ -254,23 +281,61 @@ class TestLab:
         assert "Traceback" not in lab.log.read_text()
 
     def test_full_disk_of_the_store(self, store_disk: Disk, lab: Lab, tmp_path: Path) -> None:
-        """Uploads are refused and leave nothing. A run whose weights find no space fails and says
-        so. Once there is space, the upload succeeds."""
+        """Uploads are refused and leave nothing. A run whose weights find no space waits, and
+        succeeds once there is space; the upload does so too."""
         data = tmp_path / "a.csv"
         data.write_text("a,b\n" + "1.5,2.5\n" * 200_000)
-        saves = {**TRAINING, "seeds": [1]}
         with lab.client() as client:
+            long = begin(client)
             with store_disk.full():
                 with pytest.raises(Refused) as error:
                     client.upload(data)
                 assert (error.value.status, error.value.reason) == (507, "disk_full")
                 assert is_ready(lab), "the database has another disk"
-                run = client.submit(saves, cache=False)["id"]
-                wait_until(lambda: client.get(run)["status"] in TERMINAL, what="the run's end")
-                failed = client.get(run)
-                assert failed["status"] == "failed"
-                assert "No space left" in str(failed["failure"])
-                assert client.artifacts(run) == []
+                wait_until(lambda: "the run waits" in lab.log.read_text(), what="the wait")
+                assert client.get(long)["status"] == "running"
+                assert client.artifacts(long) == []
                 assert list(client.datasets()) == []
             assert client.upload(data)["bytes"] == data.stat().st_size
-        assert '"exception"' not in lab.log.read_text(), "only the run has a traceback"
+            require_all(lab, client, long, [])
+            assert attempts_of(lab, long) == [(1, None)]
+        assert_no_traceback(lab)
+
+    def test_queue_on_a_full_disk_of_the_store(self, store_disk: Disk, lab: Lab) -> None:
+        """No run starts, so none fails; the service stays ready and says why. All succeed at their
+        first attempt once there is space."""
+        spec = {**TRAINING, "seeds": [1]}
+        with lab.client() as client:
+            with store_disk.full():
+                wait_until(lambda: all(one["store_full"] for one in client.workers()))
+                ids = [client.submit(spec, cache=False)["id"] for _ in range(60)]
+                wait_until(lambda: "disk is full" in str(client.get(ids[0])["queue"]), what="it")
+                time.sleep(10)  # in which all failed before workers looked at the disk
+                assert {client.get(one)["status"] for one in ids} == {"queued"}
+                ready = readiness(lab)
+                assert (ready.status_code, len(ready.json()["warnings"])) == (200, 1)
+            require_all(lab, client, ids[0], ids[1:], spec, spec)
+            assert readiness(lab).json()["warnings"] == []
+            assert {attempts_of(lab, one)[-1] for one in ids} == {(1, None)}
+        assert_no_traceback(lab)
+
+    def test_run_whose_files_find_no_space(self, store_disk: Disk, lab: Lab) -> None:
+        """It is handed back after each wait, and fails at the fourth attempt. The next one, with
+        space, succeeds."""
+        lab.stop()
+        lab.start_all(MPT_RESERVE_BYTES="0", MPT_STALL_S="10")
+        wait_until(lambda: is_ready(lab), START_TIMEOUT_S, "readiness")
+        spec = {**TRAINING, "seeds": [1]}
+        with lab.client() as client:
+            with store_disk.full():
+                run = client.submit(spec, cache=False)["id"]
+                wait_until(lambda: client.get(run)["status"] in TERMINAL, 900, "the run's end")
+            failure = client.get(run)["failure"]
+            assert failure["kind"] == "disk_full"
+            assert re.search(r"weights.safetensors, which needs \d+ bytes", failure["message"])
+            handed_back = [(number, "disk_full") for number in (1, 2, 3)]
+            assert attempts_of(lab, run) == [*handed_back, (4, None)]
+            again = client.submit(spec, cache=False)["id"]
+            wait_until(lambda: client.get(again)["status"] in TERMINAL, 900, "the run's end")
+            assert client.get(again)["status"] == "succeeded"
+        assert_no_traceback(lab)
