@@ -268,7 +268,9 @@ class Client(Administration):
                     return experiment
                 if time.monotonic() > deadline:
                     name, status = id_of(experiment_id), experiment["status"]
-                    raise TimeoutError(f"{name} is {status} after {timeout_s} s")
+                    reason = (experiment.get("queue") or {}).get("reason")
+                    why = "" if reason is None else f": {reason}"
+                    raise TimeoutError(f"{name} is {status} after {timeout_s} s{why}")
                 pause_s = poll_s * max(1.0, self._waits / WAITS_AT_FULL_PACE)
                 time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
                 experiment = self._look(_path(experiment_id), deadline)
