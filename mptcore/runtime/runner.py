@@ -237,7 +237,7 @@ class SpecRunner:
 def _failure_of(error: Exception) -> Failure | None:
     """Return the record of a failure that a user can understand, or None for a bug."""
     if artifacts.is_full_disk(error):
-        return Failure("disk_full", f"a disk is full: {error}")
+        return Failure("disk_full", f"a disk is full (the store, HF_HOME or TMPDIR): {error}")
     if isinstance(error, RunError):
         return Failure(error.cause, str(error))
     if isinstance(error, MemoryError | RuntimeError):
