@@ -86,7 +86,7 @@ def resumable(
     if threads > MIN_THREADS:
         threads = min(threads, max(MIN_THREADS, processors()))
     torch.set_num_threads(threads)
-    device = device_of(spec.compute)
+    device = device_of(spec.device)
     dtype = dtype_of(spec.compute.precision, device)
     trains_network = isinstance(spec, MaskedLmExperiment) and spec.train is not None
     arithmetic = set_arithmetic(device, spec.compute, trains_network)

@@ -201,12 +201,12 @@ class Scorer:
         scores_of = _scores_and_joint if self.joint else _scores_alone
         if self.is_graded:
             scores_of = _graded_scores
-        masks = sent(batch.masks.masks, self.models[0].device)
+        found = []
         for model in self.models:
             model.masks_scored = batch.first
-        found = torch.stack([_in_parts(scores_of, model, masks) for model in self.models])
+            found.append(_in_parts(scores_of, model, sent(batch.masks.masks, model.device)))
         self.meanwhile()
-        return found.cpu()
+        return torch.stack([scores.cpu() for scores in found])
 
 
 def _in_parts(

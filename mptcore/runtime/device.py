@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.protocol.records import RunError
-from mptcore.specs.compute import Machine
+from mptcore.specs.compute import DeviceName, Machine
 
 DEVICE_SIGNS = re.compile(r"CUDA (driver )?error|CUBLAS_STATUS_|CUDNN_STATUS_|cuDNN error")
 """Errors of libraries that torch raises without a class of their own."""
@@ -19,15 +19,15 @@ ARITHMETIC = {
 """Names of the kernels that a GPU uses, by torch's mode of deterministic algorithms."""
 
 
-def device_of(compute: Machine) -> torch.device:
-    """Return the device of a spec. It is the first GPU, because a worker sees only one. Raises
+def device_of(name: DeviceName) -> torch.device:
+    """Return the device of a run. It is the first GPU, because a worker sees only one. Raises
     RunError if there is none, or if it has no memory left for a context."""
     available = torch.cuda.is_available()
-    if compute.device == "cuda" and not available:
+    if name == "cuda" and not available:
         raise RunError(
             "no_gpu", "compute.device is cuda and this machine has none: use auto or cpu"
         )
-    if not available or compute.device == "cpu":
+    if not available or name == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", 0)
     try:

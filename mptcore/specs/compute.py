@@ -14,12 +14,15 @@ GPU_SHARE = 0.3
 depend on the free memory, so that a resumed run cuts the same parts."""
 
 
+DeviceName = Literal["auto", "cpu", "cuda"]
+
+
 class Machine(Spec):
     """Device, threads, memory and time limit of a run."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the run. `auto` uses a GPU; it uses an idle CPU if no GPU is idle, or if the work
-    takes less time than a GPU needs to start."""
+    device: DeviceName = "auto"
+    """Device of the run. `auto` uses a GPU, or an idle CPU if no GPU is idle. For PPCA and factor
+    analysis `auto` is the CPU."""
     threads: Annotated[int, Field(ge=1, le=256)] = 2
     """CPU threads. On a CPU they determine the result to the last bit. A run gets no more threads
     than its worker has processors (or 2, if that is more); its log and environment show how

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import model_validator
 
 from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
-from mptcore.specs.compute import Compute, Limits, Machine
+from mptcore.specs.compute import Compute, DeviceName, Limits, Machine
 from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
 
@@ -86,6 +86,12 @@ class Experiment(Spec):
     def problems(self) -> list[Problem]:
         """Return the contradictions between fields."""
         raise NotImplementedError
+
+    @property
+    def device(self) -> DeviceName:
+        """Device of the run: `compute.device`. A family that a CPU computes as fast returns `cpu`
+        for `auto`."""
+        return self.compute.device
 
     @property
     def models(self) -> int:

@@ -72,7 +72,7 @@ def test_a_batch_of_masks_for_a_gaussian(observations: int, launches: int) -> No
 
 
 def test_the_next_masks_of_vectors_are_drawn_while_the_device_has_work() -> None:
-    """The scores of two models are fetched together; joint scores wait for nothing else."""
+    """The scores of two models are fetched after both were launched."""
     fetched: list[int] = []
 
     def drawn() -> Iterator[SizedMasks]:
@@ -84,8 +84,8 @@ def test_the_next_masks_of_vectors_are_drawn_while_the_device_has_work() -> None
         models = [gaussian(60), gaussian(5)]
         gpu.reset()
         result_of(score_masks(models, drawn(), ScoreCache(), joint=True))
-    assert fetched == [0, 0, 1]
-    assert (gpu.to_host, gpu.to_device, gpu.waited) == (3, 3, 0)
+    assert fetched == [0, 0, 2]
+    assert (gpu.to_host, gpu.to_device, gpu.waited) == (6, 6, 0)
 
 
 def test_a_gpu_scores_four_times_as_many_masks_by_the_same_launches(tmp_path: Path) -> None:

@@ -20,9 +20,9 @@ class Baseline:
 
     _density: LowRankGaussian
 
-    def scored_on(self, x: Tensor, device: torch.device) -> TractableModel:
-        """Return the density as a model of data (N, D)."""
-        return scorable(self._density, x, device)
+    def scored_on(self, x: Tensor) -> TractableModel:
+        """Return the density as a model of data (N, D), on the CPU."""
+        return scorable(self._density, x, torch.device("cpu"))
 
     def log_probs(self, x: Tensor) -> Tensor:
         """Return log p(x) of each observation (N, D): (N,), in float64 on the CPU."""

@@ -166,7 +166,7 @@ class VaeRun:
         models: dict[str, VectorModel] = {"model": vae.scored_on(x, start.seed, evidence)}
         if self.spec.baseline is not None:
             baseline = self._baseline(self.spec.baseline, start)
-            models["baseline"] = baseline.scored_on(as_loaded, self.device)
+            models["baseline"] = baseline.scored_on(as_loaded)
         return models
 
     def _baseline(self, spec: PpcaModel, start: TrainingStart) -> Baseline:

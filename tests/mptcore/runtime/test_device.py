@@ -26,19 +26,43 @@ from tests.support import tiny_lm
 from tests.support.pretended_gpu import DEVICE, pretended_gpu
 from tests.support.runs import records, spec_of
 from tests.support.specs import SMALL
+from tests.support.vae_specs import LINEAR
 
 CPU = torch.device("cpu")
 
 
 def test_auto_uses_a_gpu_if_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_of(Compute(device="auto")) == CPU
+    assert device_of("auto") == CPU
     with pytest.raises(RunError, match="this machine has none"):
-        device_of(Compute(device="cuda"))
+        device_of("cuda")
     with pretended_gpu():
-        assert device_of(Compute(device="auto")) == torch.device("cuda", 0)
-        assert device_of(Compute(device="cpu")) == CPU
+        assert device_of("auto") == torch.device("cuda", 0)
+        assert device_of("cpu") == CPU
         assert name_of(DEVICE) == "a pretended GPU"
+
+
+FEW_MASKS: dict[str, Any] = {
+    **LINEAR,
+    "evaluate": {"masks": {"schedule": "sizes", "sizes": [1, 2, 3], "per_size": 1}},
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "device", "used"),
+    [
+        (SMALL, "auto", "cpu"),
+        (SMALL, "cuda", "a pretended GPU"),
+        (FEW_MASKS, "auto", "a pretended GPU"),
+        (FEW_MASKS, "cpu", "cpu"),
+    ],
+)
+def test_auto_is_the_cpu_for_a_linear_gaussian(
+    spec: dict[str, Any], device: str, used: str, tmp_path: Path
+) -> None:
+    with pretended_gpu():
+        lines = records(spec_of({**spec, "compute": {"device": device}}), tmp_path, stop_after=1)
+    assert f" on {used}, " in json.loads(lines[0])["message"]
 
 
 @pytest.mark.parametrize(
@@ -67,9 +91,9 @@ def test_a_gpu_without_memory_for_a_context_is_not_the_fault_of_the_run(
     with pretended_gpu():
         monkeypatch.setattr(torch.cuda, "mem_get_info", full)
         with pytest.raises(RunError, match="no context could be made") as told:
-            device_of(Compute(device="cuda"))
+            device_of("cuda")
         assert told.value.cause == "device"
-        assert device_of(Compute(device="cpu")) == CPU
+        assert device_of("cpu") == CPU
 
 
 def settings() -> tuple[bool, ...]:
@@ -138,7 +162,7 @@ def resumed(spec: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def test_a_run_resumed_on_another_device_names_the_first_one(tmp_path: Path) -> None:
-    spec = {**SMALL, "compute": {"threads": 1, "device": "auto"}}
+    spec = {**FEW_MASKS, "compute": {"threads": 1, "device": "auto"}}
     with pretended_gpu():
         records(spec_of(spec), tmp_path, stop_after=2)
     assert resumed(spec, tmp_path)["resumed_from"] == "a pretended GPU"

@@ -142,10 +142,10 @@ def test_a_baseline_is_the_density_of_its_spec_and_seed(init: str) -> None:
     )
     expected = initial_density(spec, data(), 3, generator_for(3, "init"))
     x = normal(9, DIM)
-    found = baseline_of(spec, data(), 3).scored_on(x, torch.device("cpu"))
+    found = baseline_of(spec, data(), 3).scored_on(x)
     lml = expected.log_prob(x).mean().item()
     assert found.log_marginal_likelihood() == pytest.approx(lml)
-    other = baseline_of(spec, data(), 4).scored_on(x, torch.device("cpu"))
+    other = baseline_of(spec, data(), 4).scored_on(x)
     same = other.log_marginal_likelihood() == pytest.approx(lml)
     assert same == (init == "maximum_likelihood")
 

@@ -282,3 +282,19 @@ def test_masks_scored_together_have_the_same_scores_as_on_a_cpu(
             found.append(model.scores(masks(7).to(device)).cpu())
     torch.testing.assert_close(found[1], found[0])
     assert gpu.launches < 7 * 31
+
+
+def test_the_baseline_stays_on_the_cpu(tmp_path: Path) -> None:
+    """Its scores have the same bits on any device; those by torch on a GPU have other last bits."""
+    baseline = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
+    of = spec(GRID, baseline=baseline)
+    on_cpu = of.model_copy(update={"compute": of.compute.model_copy(update={"device": "cpu"})})
+
+    def of_baseline(lines: list[str]) -> list[str]:
+        return [line for line in lines if '"model": "baseline"' in line]
+
+    expected = of_baseline(records(on_cpu, tmp_path / "cpu"))
+    with pretended_gpu() as gpu:
+        found = of_baseline(records(of, tmp_path / "gpu"))
+        assert gpu.launches > 0
+    assert found == expected != []
