@@ -1,5 +1,7 @@
 """Choice of the next experiment, and skipped experiments."""
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import update
 
@@ -102,6 +104,18 @@ def test_no_run_on_a_gpu_without_the_memory_for_it(
         idle_gpu(database, free - 1, name="smaller")
     run = waiting(database, "cuda", takes)
     assert chosen(database, Queue.GPU) == (run if may else None)
+
+
+def test_a_gpu_whose_worker_sees_a_full_store_gives_no_room(database: Database) -> None:
+    waiting(database, "cuda", gib=40)
+    idle_gpu(database, free=10)
+    vitals = Vitals("host", Queue.GPU, 1, gpu_uuid="full", gpu_memory_free=80 * GIB)
+    with database.transaction() as session:
+        workers.beat(session, "full", replace(vitals, store_full=True))
+    assert chosen(database, Queue.GPU) is None
+    with database.transaction() as session:
+        workers.beat(session, "full", vitals)
+    assert chosen(database, Queue.GPU) is not None
 
 
 @pytest.mark.parametrize(("large", "waits"), [(60, False), (60.1, True), (80, True), (80.1, False)])
