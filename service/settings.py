@@ -154,7 +154,8 @@ class Settings(BaseSettings):
     deaf_s: float = Field(default=10.0, gt=0)
     """Time that a dispatch waits for an idle node before the node is restarted."""
     run_memory_bytes: int | None = Field(default=None, gt=0)
-    """Main memory that a run may use. Unset: nine tenths of the worker's machine or container."""
+    """Main memory that a run may use, at most that of the worker's machine or container. Unset:
+    nine tenths of it."""
 
     without_gpus: bool = False
     """True refuses specs with `device: cuda`. `mpt serve` sets it where it has no GPU."""

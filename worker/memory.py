@@ -1,27 +1,51 @@
 """The main memory of a runner, and whether the kernel killed a process for lack of memory."""
 
+import socket
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from mptcore.runtime.cgroups import memory_free_bytes, memory_limit_bytes
+from mptcore.runtime.cgroups import memory_groups
 
 GIB = 2**30
 
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def memory_pools() -> list[dict[str, Any]]:
+    """Return the main memories that bound this process: that of the machine, and that of each
+    control group with a smaller limit. Each has an `id`, which is equal for all processes that
+    share it, its `total` and its `free` bytes. The boot id of the kernel names the machine, because
+    each container has its own host name. A machine without one has no containers."""
+    try:
+        machine = BOOT_ID.read_text().strip()
+    except OSError:
+        machine = socket.gethostname()
+    memory = psutil.virtual_memory()
+    pools = [{"id": machine, "total": memory.total, "free": memory.available}]
+    for group in memory_groups():
+        if group.limit < memory.total:
+            id = f"{machine}/{group.inode}"
+            pools.append({"id": id, "total": group.limit, "free": group.free})
+    return pools
+
+
 def memory_limit(limit: int | None) -> int:
     """Return the main memory that a run may use: the setting, or nine tenths of the memory of the
-    worker's machine or container."""
-    total = psutil.virtual_memory().total
-    return limit or int(0.9 * min(total, memory_limit_bytes() or total))
+    worker's machine or container. It is never more than that memory."""
+    total: int = min(pool["total"] for pool in memory_pools())
+    return min(limit or int(0.9 * total), total)
 
 
-def free_memory() -> int:
-    """Return the main memory that is free on the worker's machine, or in its container if that is
-    less."""
-    machine, container = psutil.virtual_memory().available, memory_free_bytes()
-    return machine if container is None else min(machine, container)
+def resident_memory(pid: int | None) -> int:
+    """Return the main memory that a process uses, 0 if there is none."""
+    try:
+        return 0 if pid is None else int(psutil.Process(pid).memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
 
 
 class Memory:

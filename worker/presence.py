@@ -16,7 +16,7 @@ from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from service.tables.experiments import Queue
 from worker import gpus
-from worker.memory import free_memory, memory_limit
+from worker.memory import memory_limit, memory_pools, resident_memory
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,14 @@ def vitals(
     """Return the current resources of this machine, and of its first visible GPU. `run_pid` is the
     process of the current run, if there is one, and `run_device_bytes` the GPU memory that it has
     reported."""
+    pools = memory_pools()
     common: dict[str, Any] = {
         "host": socket.gethostname(),
         "queue": queue,
-        "memory_free": free_memory(),
+        "memory_free": min(pool["free"] for pool in pools),
         "run_memory": memory_limit(run_memory),
+        "memory_pools": pools,
+        "memory_ours": resident_memory(run_pid),
         "store_full": store_full,
     }
     if queue == Queue.CPU:

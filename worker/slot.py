@@ -1,7 +1,6 @@
 """A slot claims the experiments dispatched to it and runs them."""
 
 import logging
-import math
 import shutil
 import sys
 import threading
@@ -11,7 +10,7 @@ from dataclasses import replace
 import structlog
 
 from service.experiments.references import input_files
-from service.queue import lease, states, workers
+from service.queue import lease, rooms, states, workers
 from service.queue.lease import Claim
 from service.records import results
 from service.settings import Settings
@@ -110,21 +109,21 @@ class Slot:
     def _claim(self, experiment_id: str, dispatch_no: int) -> Claim | None:
         vitals = self.presence.vitals()
         with self.database.transaction() as session:
-            if vitals.store_full:  # the next choice sees it too
-                workers.beat(session, self.name, vitals)
+            workers.beat(session, self.name, vitals)  # as it is now, also for later choices
+            if vitals.store_full:
                 lease.put_back(session, experiment_id, dispatch_no, "the store's disk is full")
                 return None
-            room = math.inf
-            if vitals.queue == Queue.GPU:  # as it is now, and as the next choice is to see it
-                workers.beat(session, self.name, vitals)
-                room = workers.room_at(session, self.name)
+            place = rooms.lock_place(
+                session, self.name, vitals.queue, self.settings.worker_silent_s
+            )
             claim = lease.claim(
                 session,
                 experiment_id,
                 dispatch_no,
                 worker=self.name,
                 lease_s=self.settings.lease_s,
-                room=room,
+                room=place.room,
+                memories=place.memory_ids,
             )
             if claim is None:
                 return None

@@ -8,6 +8,7 @@ groups that do not exist are left out.
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,27 +17,31 @@ UNLIMITED_BYTES = 2**60
 """Version 1 reports a number above this if there is no limit."""
 
 
-def memory_limit_bytes(root: Path = ROOT) -> int | None:
-    """Return the memory that this process and its neighbours in its group may use together."""
-    return min((limit for limit, _ in _memory(root)), default=None)
+@dataclass(frozen=True, slots=True)
+class MemoryGroup:
+    """A control group with a memory limit, in which this process and its neighbours are. Sizes are
+    in bytes."""
+
+    inode: int
+    """Number of the group's folder. It is the same in every container that sees the group."""
+    limit: int
+    free: int
+    """Files that were read but not lately count as free: the kernel drops them first."""
 
 
-def memory_free_bytes(root: Path = ROOT) -> int | None:
-    """Return the memory that they may still use. None if there is no limit."""
-    return min((limit - used for limit, used in _memory(root)), default=None)
-
-
-def _memory(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the limit of each group that has one, and its used memory. Files that were read but not
-    lately do not count: the kernel drops them from memory first."""
-    for folder in _groups(root, "memory"):
+def memory_groups(root: Path = ROOT) -> list[MemoryGroup]:
+    """Return the groups with a limit, the largest group first."""
+    groups: list[MemoryGroup] = []
+    for folder in reversed(_groups(root, "memory")):
         for names in _MEMORY_FILES:
             limit = _numbers(folder / names[0])
             if limit and limit[0] < UNLIMITED_BYTES:
                 used = _numbers(folder / names[1])
                 lines = (line.split() for line in _text(folder / "memory.stat").splitlines())
                 dropped = sum(int(line[1]) for line in lines if line[0] == names[2])
-                yield limit[0], max(0, sum(used) - dropped)
+                free = limit[0] - max(0, sum(used) - dropped)
+                groups.append(MemoryGroup(folder.stat().st_ino, limit[0], free))
+    return groups
 
 
 _MEMORY_FILES = (

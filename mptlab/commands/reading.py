@@ -264,24 +264,26 @@ def datasets(context: CommandContext, limit: Limit = 50) -> None:
 @app.command()
 @with_context
 def workers(context: CommandContext) -> None:
-    """Show the live workers, with the memory that each run uses of its GPU."""
+    """Show the live workers, with the memory that each run uses, of its GPU if it has one."""
     found = context.client.workers()
-    shown = found if context.as_json else [{**one, **_gpu_columns(one)} for one in found]
-    of_gpu = ("gpu", "gpu_memory") if any(one["gpu"] for one in found) else ()
+    shown = found if context.as_json else [{**one, **_memory_columns(one)} for one in found]
+    of_gpu = ("gpu",) if any(one["gpu"] for one in found) else ()
     full = ("store_full",) if any(one.get("store_full") for one in found) else ()
-    context.show(shown, "host", "queue", *of_gpu, "busy", *full, "experiment_id", "silent_s")
+    columns = "host", "queue", *of_gpu, "memory", "busy", *full, "experiment_id", "silent_s"
+    context.show(shown, *columns)
 
 
-def _gpu_columns(worker: Json) -> Json:
-    """Return the number and name of a worker's GPU, and the memory of it that is used."""
+def _memory_columns(worker: Json) -> Json:
+    """Return the number and name of a worker's GPU, and how its memory is used: the GPU's if it has
+    one, else main memory."""
     if worker["gpu"] is None:
-        return {}
-    number = "" if worker.get("gpu_number") is None else f"{worker['gpu_number']}: "
-    names = ("gpu_memory_ours", "gpu_memory_free", "gpu_memory_total")
-    sizes = (worker.get(name) for name in names)
+        columns, prefix = {}, "memory"
+    else:
+        number = "" if worker.get("gpu_number") is None else f"{worker['gpu_number']}: "
+        columns, prefix = {"gpu": f"{number}{worker['gpu']}"}, "gpu_memory"
+    sizes = (worker.get(f"{prefix}_{name}") for name in ("ours", "free", "total"))
     ours, free, total = ("?" if size is None else f"{size / GIB:.3g}" for size in sizes)
-    memory = f"{ours} GiB by its run, {free} of {total} free"
-    return {"gpu": f"{number}{worker['gpu']}", "gpu_memory": memory}
+    return {**columns, "memory": f"{ours} GiB by its run, {free} of {total} free"}
 
 
 @app.command()

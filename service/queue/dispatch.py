@@ -12,6 +12,7 @@ from sqlalchemy import (
     Boolean,
     ScalarSelect,
     Select,
+    String,
     Subquery,
     bindparam,
     exists,
@@ -25,7 +26,7 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from mptcore.specs import ExperimentSpec
 from service.fair_share import FairShare
-from service.queue import holds, shares, workers
+from service.queue import holds, rooms, shares, workers
 from service.queue.lease import MAX_BYTES
 from service.queue.shares import EXPERIMENTS, Standing
 from service.queue.states import note_status
@@ -71,7 +72,7 @@ def dispatch_next(
     """Choose the next queued experiment that a worker of this queue may run, and mark it dispatched
     under a new number that only one claim can use. It is an experiment of the user with the least
     usage for its shares: the highest priority, then the oldest. Skipped are users at a limit, users
-    whose runs use all workers except the spare ones, experiments for which no idle GPU has the
+    whose runs use all workers except the spare ones, experiments for which no idle worker has the
     memory, those that an idle CPU runs in less time than a GPU needs to start, and held
     experiments. Return None if nothing may run. Only one choice is made at a time, so that limits
     hold. Workers that have not sent a heartbeat for `within_s` seconds do not count."""
@@ -83,18 +84,24 @@ def dispatch_next(
     may_run = [
         one for one in standings if one.may_begin(for_queue) and one.under_way[for_queue] < most
     ]
-    room: int | None = None
+    room: _Room | None = None
     idle_cpus, most_on_cpus = 0, 0.0
     for user in shares.in_turn(session, may_run, for_queue):
-        if for_queue == Queue.GPU and room is None:
-            room = _room(session, user, within_s)
-            cpus = workers.slots(session, within_s).get(Queue.CPU, Slots(0, 0))
-            idle_cpus = cpus.idle
-            most_on_cpus = shares.max_slots(standings, fair_share, cpus.workers)
         if for_queue == Queue.CPU and is_kept_for_a_gpu(session, user, within_s):
             continue
+        if room is None:
+            room = _room(session, user, for_queue, within_s)
+            if for_queue == Queue.GPU:
+                cpus = workers.slots(session, within_s).get(Queue.CPU, Slots(0, 0))
+                idle_cpus = cpus.idle
+                most_on_cpus = shares.max_slots(standings, fair_share, cpus.workers)
         cpu_may_take = user.leaves_short_runs_to(idle_cpus, most_on_cpus)
-        chosen = {"owner": user.owner_id, "room": room, "cpu_may_take": cpu_may_take}
+        chosen = {
+            "owner": user.owner_id,
+            "room": room.bytes,
+            "kept": room.kept_memory,
+            "cpu_may_take": cpu_may_take,
+        }
         row = session.execute(_dispatch(for_queue), chosen).one_or_none()
         if row is not None:
             note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
@@ -117,7 +124,7 @@ def unclaimed(session: Session, for_s: float) -> list[Dispatch]:
 def is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool:
     """Return whether a CPU run would use the last slot under the user's limit although a GPU run
     comes before it and a worker could run that."""
-    if not user.has_one_place or not workers.gpus(session, within_s):
+    if not user.has_one_place or not workers.alive_in(session, Queue.GPU, within_s):
         return False
     return shares.gpu_run_is_first(shares.firsts(session, [user])[user.owner_id])
 
@@ -131,23 +138,40 @@ def prefers_cpu(spec: ExperimentSpec) -> bool:
     return seconds is not None and seconds <= GPU_START_S
 
 
-def _room(session: Session, next_in_turn: Standing, within_s: float) -> int:
-    """Return the memory of the idle GPU with the most memory. It is -1 if the next user's run only
-    waits for our own runs on a shared GPU to end: otherwise smaller runs would take its place
-    forever."""
-    idle = [gpu for gpu in workers.gpus(session, within_s) if gpu.idle]
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Room for the next run."""
+
+    bytes: int
+    kept_memory: str | None = None
+    """Memory that is kept for a larger run, whose workers do not count."""
+
+
+def _room(session: Session, next_in_turn: Standing, for_queue: Queue, within_s: float) -> _Room:
+    """Return the room of the idle worker with the most. If the next user's run only waits for our
+    own runs to end, the memory where it lacks the least is kept for it: otherwise smaller runs
+    would take its place forever. Without an idle worker elsewhere, the room is -1."""
+    places = rooms.places_after_dispatches(session, for_queue, within_s)
+    idle = [place for place in places if place.is_idle]
     if not idle:
-        return MAX_BYTES
-    room = max(gpu.room for gpu in idle)
-    found = shares.firsts(session, [next_in_turn])[next_in_turn.owner_id]
-    first = shares.first_for(found, Queue.GPU)
-    needed = 0 if first is None else session.scalar(_MEMORY, {"id": first.id}) or 0
-    if room < needed <= max(gpu.room_without_ours for gpu in idle):
-        return -1
-    return int(min(room, MAX_BYTES))
+        return _Room(MAX_BYTES)
+    room, kept = max(place.room for place in idle), None
+    if room < max(place.room_without_ours for place in idle):
+        first = {"owner": next_in_turn.owner_id, "room": MAX_BYTES, "cpu_may_take": False}
+        needed = session.scalar(_memory(for_queue), first) or 0
+        later = [place for place in idle if room < needed <= place.room_without_ours]
+        if later:
+            kept = max(later, key=lambda place: place.room).short_memory(needed)
+    if kept is None:
+        return _Room(int(min(room, MAX_BYTES)))
+    others = (place.room for place in idle if kept.id not in place.memory_ids)
+    return _Room(int(min(max(others, default=-1), MAX_BYTES)), kept.id)
 
 
-_MEMORY = select(EXPERIMENTS.c.memory_bytes).where(EXPERIMENTS.c.id == bindparam("id"))
+@cache
+def _memory(for_queue: Queue) -> Select[int]:
+    """Return the statement for the expected memory of a user's first experiment."""
+    return select(EXPERIMENTS.c.memory_bytes).where(EXPERIMENTS.c.id == _next(for_queue))
 
 
 def _next(for_queue: Queue) -> ScalarSelect[str]:
@@ -169,8 +193,8 @@ def _first(device: Device, for_queue: Queue) -> Subquery:
         & (EXPERIMENTS.c.held == Held.NOT)
         & (EXPERIMENTS.c.device == device)
     )
+    waits &= func.coalesce(EXPERIMENTS.c.memory_bytes, 0) <= bindparam("room", type_=BigInteger)
     if for_queue == Queue.GPU:
-        waits &= func.coalesce(EXPERIMENTS.c.memory_bytes, 0) <= bindparam("room", type_=BigInteger)
         # What was dispatched before may have met a CPU worker that cannot run it.
         is_short = EXPERIMENTS.c.prefers_cpu & (EXPERIMENTS.c.dispatch_no == 0)
         waits &= ~(is_short & bindparam("cpu_may_take", type_=Boolean))
@@ -201,6 +225,7 @@ def _dispatch(for_queue: Queue) -> ReturningUpdate[Any, Any]:
             queue=for_queue,
             dispatch_no=EXPERIMENTS.c.dispatch_no + 1,
             dispatched_at=now(),
+            kept_memory=bindparam("kept", type_=String),
         )
         .returning(EXPERIMENTS.c.id, EXPERIMENTS.c.dispatch_no)
     )

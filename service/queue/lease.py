@@ -5,7 +5,7 @@ Every function takes a session and commits nothing. Times are the database's own
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,9 +84,11 @@ def claim(
     worker: str,
     lease_s: float,
     room: float = math.inf,
+    memories: Collection[str] = (),
 ) -> Claim | None:
     """Begin an attempt: increment the fence and acquire the lease. None if the dispatch is not the
-    current one, or if the run needs more than `room` bytes; then it returns to the queue. A run
+    current one. It is None as well, and the run returns to the queue, if the run needs more than
+    `room` bytes, or if one of the worker's `memories` was kept for a larger run. A run
     resumes from the latest checkpoint; the records after it (or all) are deleted in the same
     transaction. The runner checks the checkpoint file. If it is damaged, the runner resumes from an
     earlier one or restarts, with the same records."""
@@ -97,6 +99,7 @@ def claim(
             Experiment.status == Status.DISPATCHED,
             Experiment.dispatch_no == dispatch_no,
             func.coalesce(Experiment.memory_bytes, 0) <= min(room, MAX_BYTES),
+            func.coalesce(Experiment.kept_memory, "").not_in(memories),
         )
         .values(
             status=Status.RUNNING,

@@ -1,15 +1,17 @@
 """Position of a queued experiment, why it waits, and when it may start."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from service.queue import forecast, holds
+from service.queue.rooms import Place, SharedMemory
 from service.queue.schemas import QueuePosition
 from service.queue.shares import MAX_PRIORITY, First, Standing
 from service.queue.snapshot import LAST, QUEUES, QueueSnapshot, QueueSnapshots
-from service.queue.workers import Gpu, Slots
+from service.queue.workers import Slots
 from service.tables.engine import moment
 from service.tables.experiments import Device, Experiment, Queue, Status
 
@@ -101,18 +103,26 @@ def _queue_position(
         if mine.leaves_short_runs_to(idle, most):
             basis = f"{forecast.BASIS}; {ON_CPU}"
     gpu_run_is_first = mine.has_one_place and queue_snapshot.gpu_run_is_first(one.owner_id)
-    if served == [Queue.CPU] and queue_snapshot.gpus and gpu_run_is_first:
+    if served == [Queue.CPU] and queue_snapshot.places[Queue.GPU] and gpu_run_is_first:
         reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"
         reason = reason if is_readers else "a GPU run of its owner's before it has the last place"
         return _unknown(position, reason)
-    if served == [Queue.GPU] and (used := _no_memory(one, queue_snapshot.gpus)):
-        return _unknown(position, used)
-    starts = [
-        queue_snapshot.forecasts[q].start_after(positions[q], queue_snapshot.slots[q])
-        for q in served
-    ]
+    slots = queue_snapshot.slots
+    needed = one.memory_bytes or 0
+    short = {queue: short_memory(needed, queue_snapshot.places[queue]) for queue in served}
+    with_room = [queue for queue in served if short[queue] is None]
+    if not with_room:
+        reason = " and ".join(str(why) for why in short.values())
+        served = [queue for queue, why in short.items() if why is not None and why.ends]
+        if not served:
+            return _unknown(position, reason)
+        slots = {queue: replace(slots[queue], idle=0) for queue in served}
+    else:
+        served = with_room
+        reason = _turn(position, served, slots)
+    starts = [queue_snapshot.forecasts[q].start_after(positions[q], slots[q]) for q in served]
     start = min((s for s in starts if s is not None), default=None)
-    return _with_start(position, _turn(position, served, queue_snapshot.slots), start, basis)
+    return _with_start(position, reason, start, basis)
 
 
 def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) -> str:
@@ -125,19 +135,58 @@ def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) 
     return f"{which} busy, {turn}"
 
 
-def _no_memory(one: Experiment, gpus: Sequence[Gpu]) -> str | None:
-    """Return why no GPU has enough memory even after our own runs have ended; None if one has."""
-    needed = one.memory_bytes or 0
-    if not gpus or any(gpu.room_without_ours >= needed for gpu in gpus):
-        return None
-    used = [
-        f"GPU {'' if gpu.number is None else gpu.number} is used by a process outside this service "
-        f"({gpu.foreign / GIB:.0f} GiB)"
-        for gpu in gpus
-        if gpu.foreign
-    ]
+@dataclass(frozen=True, slots=True)
+class ShortMemory:
+    """Why no worker of a queue has memory for a run."""
+
+    reason: str
+    ends: bool
+    """True if there is room once our own runs have ended."""
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def short_memory(needed: int, places: Sequence[Place]) -> ShortMemory | None:
+    """Return why no idle worker has memory for a run, or no worker at all even after our own runs
+    have ended. None if one has, and if all that could ever have it are busy."""
     takes = f"the run takes about {needed / GIB:.3g} GiB"
-    return f"{' and '.join(used) or 'no GPU has the memory'}; {takes}"
+    fit = [place for place in places if place.room_without_ours >= needed]
+    if places and not fit:
+        return ShortMemory(f"{_too_small(places)}; {takes}", ends=False)
+    idle = [place for place in fit if place.is_idle]
+    if not idle or any(place.room >= needed for place in idle):
+        return None
+    place = max(idle, key=lambda place: place.room)
+    memory = place.short_memory(needed)
+    assert memory is not None  # since its worker would allow the run
+    left = f"{max(0, memory.room) / GIB:.3g} GiB are left beside current runs"
+    if memory.foreign and memory.room + memory.foreign >= needed:
+        left += f", and {memory.foreign / GIB:.3g} GiB are used by other programs"
+    return ShortMemory(f"it waits for {_name(memory)}: {takes}, {left}", ends=True)
+
+
+def _name(memory: SharedMemory) -> str:
+    if memory.queue == Queue.CPU:
+        return "main memory"
+    return f"the memory of GPU {'' if memory.gpu_number is None else memory.gpu_number}".strip()
+
+
+def _too_small(places: Sequence[Place]) -> str:
+    """Return why no worker could ever have room."""
+    memories = {memory.id: memory for place in places for memory in place.memories}
+    used = [
+        f"GPU {'' if memory.gpu_number is None else memory.gpu_number} is used by a process "
+        f"outside this service ({memory.foreign / GIB:.0f} GiB)"
+        for memory in memories.values()
+        if memory.queue == Queue.GPU and memory.foreign
+    ]
+    if used:
+        return " and ".join(used)
+    if any(memory.queue == Queue.GPU for memory in memories.values()):
+        return "no GPU has the memory"
+    largest = max(place.room_without_ours for place in places)
+    return f"the CPU workers hold at most {largest / GIB:.3g} GiB"
 
 
 def _start_at_limit(mine: Standing, queue_snapshot: QueueSnapshot) -> float | None:

@@ -14,12 +14,13 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from service.fair_share import FairShare
-from service.queue import forecast, shares, workers
+from service.queue import forecast, rooms, shares, workers
 from service.queue.forecast import Forecast
 from service.queue.ledger import slot_weight
+from service.queue.rooms import Place
 from service.queue.shares import MAX_PRIORITY, First, Firsts, Standing
 from service.queue.starts import Rival, Starts
-from service.queue.workers import Gpu, Slots
+from service.queue.workers import Slots
 from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from service.tables.experiments import DEVICES, Device, Experiment, Held, Queue, Status
@@ -43,7 +44,8 @@ class QueueSnapshot:
     """Number of each user's experiments in each queue, and how many of them have a priority above
     everyone's."""
     slots: Mapping[Queue, Slots]
-    gpus: Sequence[Gpu]
+    places: Mapping[Queue, Sequence[Place]]
+    """The workers of each queue, with the memory that is free for a run."""
     forecasts: Mapping[Queue, Forecast]
     firsts: Mapping[int, Firsts]
     """Next experiments of users that are tied on usage or are one run below their limit."""
@@ -200,7 +202,10 @@ class QueueSnapshots:
             firsts=shares.firsts(session, matter) if matter else {},
             queued=_queued(session),
             slots=workers.slots(session, self.within_s),
-            gpus=workers.gpus(session, self.within_s),
+            places={
+                queue: rooms.places_after_dispatches(session, queue, self.within_s)
+                for queue in Queue
+            },
             forecasts=forecast.forecasts(session),
             made_at=began_at,
         )

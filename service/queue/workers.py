@@ -1,9 +1,8 @@
 """The live workers, which report themselves by heartbeats on the database's clock."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from sqlalchemy import (
     Float,
@@ -17,9 +16,8 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy.orm import Session
 
-from mptcore.specs.compute import GPU_SHARE
 from service.tables.engine import insert_new, limit_hanging, now
 from service.tables.experiments import Experiment, Queue, Status
 from service.tables.workers import Worker
@@ -56,6 +54,9 @@ class Vitals:
     gpu_uuid: str | None = None
     gpu_memory_ours: int | None = None
     run_memory: int | None = None
+    memory_pools: list[dict[str, Any]] | None = None
+    """Main memories that bound the worker, the machine's first: each with `id`, `total`, `free`."""
+    memory_ours: int | None = None
     store_full: bool = False
 
 
@@ -147,108 +148,6 @@ def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
     return {
         Queue(queue): Slots(count, max(idle, 0), full == count) for queue, count, idle, full in rows
     }
-
-
-@dataclass(slots=True)
-class Gpu:
-    """One GPU, as reported by its workers. Sizes are in bytes. `free` is None if unknown."""
-
-    number: int | None
-    free: int | None
-    total: int | None = None
-    ours: int = 0
-    """Memory used by runs of this service."""
-    promised: int = 0
-    """Memory that these runs are still expected to allocate."""
-    idle: bool = False
-    """True if one of its workers is idle."""
-
-    @property
-    def room(self) -> float:
-        """Room for one more run."""
-        return math.inf if self.free is None else self.free - self.promised
-
-    @property
-    def room_without_ours(self) -> float:
-        """Room for one more run after our own runs have ended."""
-        return math.inf if self.free is None else self.free + self.ours
-
-    @property
-    def foreign(self) -> int:
-        """Memory used by other processes."""
-        if self.free is None or self.total is None:
-            return 0
-        return max(0, self.total - self.free - self.ours)
-
-
-_RUN = aliased(Experiment)
-_GPUS = (
-    select(Worker, _RUN.id, _RUN.memory_bytes, _RUN.estimated_bytes, _RUN.gpu_part_bytes)
-    .outerjoin(_RUN, (_RUN.worker == Worker.id) & (_RUN.status == Status.RUNNING))
-    .where(
-        Worker.queue == Queue.GPU,
-        Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float),
-    )
-    .order_by(Worker.heartbeat_at)
-)
-
-
-def gpus(session: Session, within_s: float) -> list[Gpu]:
-    """Return the GPUs of the workers with a heartbeat within `within_s` seconds, each once."""
-    rows = session.execute(_GPUS, {"within_s": within_s})
-    found: dict[str, Gpu] = {}
-    for worker, run_id, expected, by_spec, part_bytes in rows:
-        key = worker.gpu_uuid or worker.id
-        gpu = found.setdefault(key, Gpu(worker.gpu_number, None))
-        gpu.free, gpu.total = worker.gpu_memory_free, worker.gpu_memory_total  # the latest word
-        ours = worker.gpu_memory_ours or 0
-        gpu.ours += ours
-        gpu.idle |= run_id is None and not worker.store_full
-        if run_id is not None:
-            gpu.promised += _promised(expected, by_spec, part_bytes, gpu.total, ours)
-    return list(found.values())
-
-
-def _promised(
-    expected: int | None,
-    by_spec: int | None,
-    part_bytes: int,
-    total: int | None,
-    ours: int | None,
-) -> int:
-    """Return the memory that a run is still expected to allocate on a GPU of `total` bytes: as
-    expected from earlier runs, or its estimate with the parts that it takes if they are free. If a
-    run with large parts starts where less is free, it computes smaller parts."""
-    parts = min(part_bytes, int(GPU_SHARE * (total or 0)))
-    with_parts = GPU_RUNTIME_BYTES + (by_spec or 0) + parts if parts else 0
-    return max(0, max(expected or 0, with_parts) - (ours or 0))
-
-
-def room_at(session: Session, worker_id: str) -> float:
-    """Return the room for one more run on this worker's GPU. Workers of one GPU ask one at a time,
-    so that two do not both use the last of it."""
-    mine = select(Worker.gpu_uuid).where(Worker.id == worker_id)
-    uuid = session.scalar(mine)
-    if uuid is None:
-        return math.inf
-    session.execute(
-        select(Worker.id).where(Worker.gpu_uuid == uuid).order_by(Worker.id).with_for_update()
-    )
-    run = aliased(Experiment)
-    others = session.execute(
-        select(
-            run.memory_bytes,
-            run.estimated_bytes,
-            run.gpu_part_bytes,
-            Worker.gpu_memory_total,
-            Worker.gpu_memory_ours,
-        )
-        .join(run, (run.worker == Worker.id) & (run.status == Status.RUNNING))
-        .where(Worker.gpu_uuid == uuid, Worker.id != worker_id)
-    )
-    promised = sum(_promised(*one) for one in others)
-    free = session.scalar(select(Worker.gpu_memory_free).where(Worker.id == worker_id))
-    return math.inf if free is None else free - promised
 
 
 def least_taken(session: Session, uuids: Sequence[str], within_s: float) -> str:

@@ -174,6 +174,9 @@ class Experiment(Owned, Base):
     desired_state: Mapped[str] = mapped_column(String(16), default=DesiredState.RUN)
     queue: Mapped[str | None] = mapped_column(String(16))
     dispatch_no: Mapped[int] = mapped_column(default=0)
+    kept_memory: Mapped[str | None] = mapped_column(String(200))
+    """The memory that was kept for a larger run when this one was dispatched. Workers that use it
+    do not claim this dispatch."""
     attempt: Mapped[int] = mapped_column(default=0)
     lost: Mapped[int] = mapped_column(default=0)
     worker: Mapped[str | None] = mapped_column(String(200))

@@ -1,6 +1,9 @@
 """Tables of workers and of their samples."""
 
+from typing import Any
+
 from sqlalchemy import (
+    JSON,
     BigInteger,
     String,
     false,
@@ -30,10 +33,20 @@ class Worker(Base):
     """The part of the used memory that belongs to this worker's own run."""
     run_memory: Mapped[int | None] = mapped_column(BigInteger)
     """Main memory that the worker allows a run."""
+    memory_pools: Mapped[list[dict[str, Any]] | None] = mapped_column(JSON(none_as_null=True))
+    """Main memories that bound the worker, the machine's first: each with `id`, `total` and `free`.
+    Workers with an equal id share that memory."""
+    memory_ours: Mapped[int | None] = mapped_column(BigInteger)
+    """Resident main memory of this worker's own run."""
     store_full: Mapped[bool] = mapped_column(default=False, server_default=false())
     """True if the store's disk has less free than its reserve, as this worker sees it."""
     started_at: Mapped[float] = mapped_column(default=now())
     heartbeat_at: Mapped[float] = mapped_column(default=now())
+
+    @property
+    def memory_total(self) -> int | None:
+        """The least of the main memories that bound the worker. None if it reports none."""
+        return min((pool["total"] for pool in self.memory_pools or ()), default=None)
 
 
 class WorkerSample(Base):

@@ -436,14 +436,15 @@ def test_the_workers_with_the_memory_that_each_run_uses(typed: Typed) -> None:
     gpu = {**cpu, "queue": "gpu", "busy": True, "gpu": "A GPU", "gpu_number": 3}
     memory = {"gpu_memory_ours": 2**30, "gpu_memory_free": 5 * 2**29, "gpu_memory_total": 2**33}
     unknown = dict.fromkeys(["gpu_number", *memory])
-    found = [{**cpu, "gpu": None, **unknown}, {**gpu, **memory}, {**gpu, **unknown}]
+    main = {"memory_ours": 2**29, "memory_free": 2**32, "memory_total": 15 * 2**29}
+    found = [{**cpu, "gpu": None, **unknown, **main}, {**gpu, **memory}, {**gpu, **unknown}]
     _, shown, _ = typed(Recording(workers=found), "workers")
     lines = [
         " ".join(line.split()) for line in shown.splitlines() if "host" in line or "h " in line
     ]
     assert lines == [
-        "host queue gpu gpu memory busy experiment id silent s",
-        "h cpu - - no - 1",
+        "host queue gpu memory busy experiment id silent s",
+        "h cpu - 0.5 GiB by its run, 4 of 7.5 free no - 1",
         "h gpu 3: A GPU 1 GiB by its run, 2.5 of 8 free yes - 1",
         "h gpu A GPU ? GiB by its run, ? of ? free yes - 1",
     ]

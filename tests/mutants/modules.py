@@ -20,7 +20,7 @@ EXPERIMENTS = "tests/service/experiments"
 QUEUE = "tests/service/queue"
 LEASE = tuple(f"{QUEUE}/test_{name}.py" for name in ("lease", "queue", "restored", "going_on"))
 DISPATCH = tuple(
-    f"{QUEUE}/test_{name}.py" for name in ("dispatch", "queue", "memory", "fair_share")
+    f"{QUEUE}/test_{name}.py" for name in ("dispatch", "queue", "memory", "rooms", "fair_share")
 )
 KEYS = ("tests/service/accounts/test_whose_key.py", "tests/service/accounts/test_users.py")
 SIGN_INS = ("tests/service/web/ui/test_sign_in.py",)
@@ -52,6 +52,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/service/accounts/test_users.py",
     ),
     "service/queue/sizes.py": (f"{EXPERIMENTS}/test_kept_bytes.py",),
+    "service/queue/rooms.py": tuple(f"{QUEUE}/test_{name}.py" for name in ("rooms", "memory")),
     "service/queue/workers.py": (
         *(f"{QUEUE}/test_{name}.py" for name in ("memory", "position", "dispatch")),
         "tests/service/web/test_monitoring.py",

@@ -5,7 +5,7 @@ finds its next run.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -28,16 +28,20 @@ def start_next(
     queue: Queue = Queue.CPU,
     *,
     room: float = math.inf,
+    memories: Collection[str] = (),
     lease_s: float = 60.0,
     fair_share: FairShare | None = None,
     within_s: float = HEARD_OF_S,
 ) -> Claim | None:
-    """Start the next run that this worker may run with `room` bytes of memory, or return None."""
+    """Start the next run that this worker may run with `room` bytes of its `memories`, or return
+    None."""
     dispatch = dispatch_next(session, queue, fair_share, within_s)
     if dispatch is None:
         return None
     chosen = dispatch.experiment_id, dispatch.dispatch_no
-    return lease.claim(session, *chosen, worker=worker, lease_s=lease_s, room=room)
+    return lease.claim(
+        session, *chosen, worker=worker, lease_s=lease_s, room=room, memories=memories
+    )
 
 
 def run_next(

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import select
 
-from service.queue import workers
+from service.queue import rooms
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Queue
@@ -120,7 +120,8 @@ def test_workers_spread_over_the_gpus(
     with database.snapshot() as session:
         uuids = session.scalars(select(Worker.gpu_uuid).order_by(Worker.id)).all()
         assert uuids == taken
-        assert len(workers.gpus(session, 60)) == 4
+        gpus = {place.memories[0].id for place in rooms.places(session, Queue.GPU, 60)}
+        assert len(gpus) == 4
 
 
 @pytest.mark.usefixtures("can_compute")

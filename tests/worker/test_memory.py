@@ -1,16 +1,25 @@
 """The memory of a run is bounded by its worker's container."""
 
 import os
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from mptcore.runtime.cgroups import MemoryGroup
 from service.tables.experiments import Queue
 from worker import memory, presence
 
 GIB = 2**30
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *groups: MemoryGroup) -> None:
+    """A machine of 8 GiB, 7 of them free, and control groups with a limit."""
+    sizes = SimpleNamespace(total=8 * GIB, available=7 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: sizes)
+    monkeypatch.setattr(memory, "memory_groups", lambda: list(groups))
 
 
 @pytest.mark.parametrize(
@@ -19,21 +28,57 @@ GIB = 2**30
         (None, None, int(0.9 * 8 * GIB)),
         (None, 2 * GIB, int(0.9 * 2 * GIB)),
         (None, 16 * GIB, int(0.9 * 8 * GIB)),
-        (3 * GIB, 2 * GIB, 3 * GIB),
+        (GIB, 2 * GIB, GIB),
+        (3 * GIB, 2 * GIB, 2 * GIB),
+        (9 * GIB, None, 8 * GIB),
     ],
 )
 def test_memory_that_a_run_may_use(
     monkeypatch: pytest.MonkeyPatch, setting: int | None, container: int | None, expected: int
 ) -> None:
-    machine = type("Machine", (), {"total": 8 * GIB, "available": 7 * GIB})
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
-    monkeypatch.setattr(memory, "memory_limit_bytes", lambda: container)
-    free = None if container is None else container - GIB
-    monkeypatch.setattr(memory, "memory_free_bytes", lambda: free)
+    groups = [] if container is None else [MemoryGroup(7, container, container - GIB)]
+    machine(monkeypatch, *groups)
     assert memory.Memory(setting).limit == expected
     found = presence.vitals(Queue.CPU, setting)
     assert found.run_memory == expected
-    assert found.memory_free == min(7 * GIB, free or 7 * GIB)
+    assert found.memory_free == min(7 * GIB, *(group.free for group in groups), 7 * GIB)
+
+
+def test_memories_that_a_worker_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Containers of one machine have host names of their own, but one kernel. A container that sees
+    only its own group reports the same number of it as the machine does."""
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text("7d54\n")
+    monkeypatch.setattr(memory, "BOOT_ID", boot_id)
+    whole = {"id": "7d54", "total": 8 * GIB, "free": 7 * GIB}
+    machine(monkeypatch)
+    monkeypatch.setattr(socket, "gethostname", lambda: "a")
+    assert presence.vitals(Queue.CPU).memory_pools == [whole]
+    machine(monkeypatch, MemoryGroup(5, 4 * GIB, 3 * GIB), MemoryGroup(6, 2 * GIB, GIB))
+    monkeypatch.setattr(socket, "gethostname", lambda: "b")
+    assert presence.vitals(Queue.GPU).memory_pools == [
+        whole,
+        {"id": "7d54/5", "total": 4 * GIB, "free": 3 * GIB},
+        {"id": "7d54/6", "total": 2 * GIB, "free": GIB},
+    ]
+    machine(monkeypatch, MemoryGroup(5, 9 * GIB, 9 * GIB))
+    assert presence.vitals(Queue.CPU).memory_pools == [whole]
+
+
+def test_a_machine_without_control_groups_is_known_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "BOOT_ID", tmp_path / "none")
+    machine(monkeypatch)
+    monkeypatch.setattr(socket, "gethostname", lambda: "laptop")
+    assert [pool["id"] for pool in memory.memory_pools()] == ["laptop"]
+
+
+def test_a_worker_reports_the_memory_of_its_run() -> None:
+    assert presence.vitals(Queue.CPU).memory_ours == 0
+    mine = presence.vitals(Queue.CPU, run_pid=os.getpid()).memory_ours
+    assert mine == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
+    assert presence.vitals(Queue.CPU, run_pid=2**30).memory_ours == 0, "it has just ended"
 
 
 def test_a_process_is_over_its_limit_at_its_peak() -> None:

@@ -54,7 +54,12 @@ class WorkerOut(ResponseModel):
     experiment_id: str | None
     """Id of the experiment that it runs. null: none, or you may not read it."""
     memory_free: int
-    """Free main memory of the machine, in bytes."""
+    """Free main memory of the machine, or of its container or control group if that has less, in
+    bytes."""
+    memory_total: int | None
+    """All of this memory, in bytes. null: unknown."""
+    memory_ours: int | None
+    """Main memory that the worker's own run uses, in bytes. null: unknown."""
     gpu: str | None
     """Name of its GPU. null: none."""
     gpu_number: int | None

@@ -64,7 +64,8 @@ MEMORY: list[tuple[dict[str, str], dict[str, str], int | None]] = [
 def test_memory(
     tmp_path: Path, version: dict[str, str], limits: dict[str, str], expected: int | None
 ) -> None:
-    assert cgroups.memory_limit_bytes(tree(tmp_path, version, limits)) == expected
+    groups = cgroups.memory_groups(tree(tmp_path, version, limits))
+    assert min((group.limit for group in groups), default=None) == expected
 
 
 V2_USED = {
@@ -99,7 +100,8 @@ def test_free_memory(
     tmp_path: Path, version: dict[str, str], files: dict[str, str], expected: int | None
 ) -> None:
     """Read files that the kernel may drop are free. The group with the least counts."""
-    assert cgroups.memory_free_bytes(tree(tmp_path, version, files)) == expected
+    groups = cgroups.memory_groups(tree(tmp_path, version, files))
+    assert min((group.free for group in groups), default=None) == expected
 
 
 V1_CPU = "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us"
@@ -130,5 +132,5 @@ def test_processors(
 def test_here() -> None:
     """Linux's own files are understood."""
     assert 1 <= cgroups.processors() <= len(os.sched_getaffinity(0))
-    limit = cgroups.memory_limit_bytes()
-    assert limit is None or limit > psutil.Process().memory_info().rss
+    for group in cgroups.memory_groups():
+        assert group.limit > psutil.Process().memory_info().rss

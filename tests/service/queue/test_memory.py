@@ -12,9 +12,10 @@ from sqlalchemy import event, insert, select, text, update
 from mptcore.specs import validate_spec
 from service.experiments.schemas import AttemptOut, Submission
 from service.fair_share import FairShare
-from service.queue import lease, ledger, workers
+from service.queue import lease, ledger, rooms, workers
 from service.queue.memory import MIN_RUNS, RUNTIME_BYTES, Memory, MemoryModel, learned_ratio
 from service.queue.position import queue_positions
+from service.queue.rooms import Place
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
 from service.settings import Settings
@@ -66,9 +67,22 @@ def submit(database: Database, gib: float, priority: int = 0) -> str:
 def start(database: Database, worker: str) -> str | None:
     """Start a run as a slot does, with the GPU of its worker's last heartbeat."""
     with database.transaction() as session:
-        room = workers.room_at(session, worker)
-        claim = start_next(session, worker, Queue.GPU, room=room)
+        place = rooms.lock_place(session, worker, Queue.GPU, 60)
+        memories = place.memory_ids
+        claim = start_next(session, worker, Queue.GPU, room=place.room, memories=memories)
         return None if claim is None else claim.experiment_id
+
+
+def end(database: Database, experiment_id: str) -> None:
+    with database.transaction() as session:
+        found = session.get_one(Experiment, experiment_id)
+        begun = lease.Claim(found.id, found.attempt, found.spec)
+        lease.finish(session, begun, Status.SUCCEEDED)
+
+
+def place_of(database: Database, worker: str) -> Place:
+    with database.transaction() as session:
+        return rooms.lock_place(session, worker, Queue.GPU, 60)
 
 
 def reason(database: Database, experiment_id: str) -> str:
@@ -84,7 +98,7 @@ def test_gpu_memory_used_by_others_delays_a_run_with_a_reason(either: Database) 
     assert reason(either, large) == f"{used}; the run takes about 60 GiB"
     assert start(either, "g") == small
     assert start(either, "g") is None
-    stored.change(either, small, status=Status.SUCCEEDED)
+    end(either, small)
     register(either, "g", free=80)
     assert start(either, "g") == large
 
@@ -107,13 +121,16 @@ def test_two_workers_of_a_gpu_do_not_use_its_memory_twice(either: Database) -> N
     first, second = submit(either, 50), submit(either, 50)
     assert start(either, "a") == first  # and has taken nothing of its memory yet
     assert start(either, "b") is None
+    assert place_of(either, "b").room == 30 * GIB
     with either.transaction() as session:
-        assert workers.room_at(session, "b") == 30 * GIB
         running = [(worker.id, run) for worker, run, _ in workers.alive(session, 60)]
     assert running == [("a", first), ("b", None)]
     register(either, "a", free=30, ours=50)
     assert start(either, "b") is None
-    assert reason(either, second) == "next in turn"
+    assert reason(either, second) == (
+        "it waits for the memory of GPU 0: the run takes about 50 GiB, 30 GiB are left beside "
+        "current runs"
+    )
 
 
 @pytest.mark.parametrize(("total", "parts"), [(80, 23), (20, 6)])
@@ -130,18 +147,16 @@ def test_a_language_model_keeps_the_memory_of_its_parts(
         stored.change(either, one, estimated_bytes=own, gpu_part_bytes=23 * GIB)
     assert start(either, "a") == first
 
-    def room() -> tuple[float, float]:
-        with either.transaction() as session:
-            (gpu,) = workers.gpus(session, 60)
-            return workers.room_at(session, "b") / GIB, gpu.room / GIB
+    def room() -> float:
+        return place_of(either, "b").room / GIB
 
-    assert room() == pytest.approx((total - 1 - parts, total - 1 - parts))
+    assert room() == pytest.approx(total - 1 - parts)
     register(either, "a", free=total - 3, ours=3, total=total)
     register(either, "b", free=total - 3, total=total)
-    assert room() == pytest.approx((total - 1 - parts, total - 1 - parts))
+    assert room() == pytest.approx(total - 1 - parts)
     register(either, "a", free=total - 2 - parts, ours=2 + parts, total=total)
     register(either, "b", free=2, total=total)
-    assert room() == (2, 2)
+    assert room() == 2
     assert start(either, "b") == second
 
 
@@ -154,9 +169,7 @@ def test_parts_are_not_counted_twice_if_earlier_runs_told_the_peak(
     run = submit(either, expected)
     stored.change(either, run, estimated_bytes=own, gpu_part_bytes=23 * GIB)
     assert start(either, "a") == run
-    with either.transaction() as session:
-        (gpu,) = workers.gpus(session, 60)
-    assert gpu.room == room * GIB
+    assert place_of(either, "a").room == room * GIB
 
 
 @pytest.mark.parametrize(
@@ -185,10 +198,7 @@ def test_small_runs_do_not_keep_a_large_one_from_a_gpu_that_they_share(either: D
     large = submit(either, 70)
     submit(either, 20)
     assert start(either, "b") is None  # the large one waits for our own run to end
-    with either.transaction() as session:
-        found = session.get_one(Experiment, small)
-        begun = lease.Claim(found.id, found.attempt, found.spec)
-        lease.finish(session, begun, Status.SUCCEEDED)
+    end(either, small)
     register(either, "a", free=80)
     assert start(either, "a") == large
 
@@ -293,5 +303,5 @@ def test_gpu_figures_reported_by_a_worker(
     assert found.gpu_memory_ours == 5 * GIB
     with either.transaction() as session:
         workers.beat(session, "w", found)
-        (gpu,) = workers.gpus(session, 60)
+    (gpu,) = place_of(either, "w").memories
     assert (gpu.foreign, gpu.room, gpu.room_without_ours) == (31 * GIB, 44 * GIB, 49 * GIB)

@@ -1,0 +1,210 @@
+"""Memories that workers share, and the room in them for one more run.
+
+A run on a GPU needs room in the memory of that GPU. A run on a CPU needs room in each memory that
+bounds its worker: that of the machine, and that of each control group with a limit, for example of
+a container. The same rule holds for all of them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Float, bindparam, case, func, select
+from sqlalchemy.orm import Session
+
+from mptcore.specs.compute import GPU_SHARE
+from service.queue.shares import EXPERIMENTS
+from service.queue.workers import GPU_RUNTIME_BYTES, lock_dispatching
+from service.tables.engine import now
+from service.tables.experiments import Queue, Status
+from service.tables.workers import Worker
+
+
+@dataclass(slots=True)
+class SharedMemory:
+    """A memory that one or several workers use, as they report it. Sizes are in bytes."""
+
+    id: str
+    queue: Queue
+    total: int | None
+    free: int | None
+    """None if it is unknown: then every run has room."""
+    gpu_number: int | None = None
+    ours: int = 0
+    """Memory that runs of this service use."""
+    promised: int = 0
+    """Memory that these runs are still expected to allocate."""
+    runs: int = 0
+
+    @property
+    def room(self) -> float:
+        """Room for one more run. Main memory without a run has room for any run that fits into all
+        of it: the system frees much of what it does not report as free, and the run would wait
+        without an end for other programs."""
+        if self.free is None:
+            return math.inf
+        if self.queue == Queue.CPU and not self.runs:
+            return self.room_without_ours
+        return self.free - self.promised
+
+    @property
+    def room_without_ours(self) -> float:
+        """Room for one more run after our own runs have ended."""
+        if self.free is None:
+            return math.inf
+        if self.queue == Queue.CPU and self.total is not None:
+            return self.total
+        return self.free + self.ours
+
+    @property
+    def foreign(self) -> int:
+        """Memory used by other processes."""
+        if self.free is None or self.total is None:
+            return 0
+        return max(0, self.total - self.free - self.ours)
+
+    def add(self, promised: int) -> None:
+        """Count one more run."""
+        self.runs += 1
+        self.promised += promised
+
+
+@dataclass(slots=True)
+class Place:
+    """A worker as a place for a run."""
+
+    worker_id: str
+    memories: Sequence[SharedMemory]
+    """All memories in which a run needs room, the machine's first."""
+    max_run: float
+    """Main memory that the worker allows a CPU run."""
+    is_idle: bool
+    """True if it can start a run: it runs none, and sees no full store."""
+
+    @property
+    def memory_ids(self) -> list[str]:
+        return [memory.id for memory in self.memories]
+
+    @property
+    def room(self) -> float:
+        return min(self.max_run, *(memory.room for memory in self.memories), math.inf)
+
+    @property
+    def room_without_ours(self) -> float:
+        rooms = (memory.room_without_ours for memory in self.memories)
+        return min(self.max_run, *rooms, math.inf)
+
+    def short_memory(self, needed: float) -> SharedMemory | None:
+        """Return the first memory that has no room for a run."""
+        return next((memory for memory in self.memories if memory.room < needed), None)
+
+
+_WORKERS = Worker.metadata.tables[Worker.__tablename__]
+_NEED = (
+    EXPERIMENTS.c.memory_bytes,
+    EXPERIMENTS.c.estimated_bytes,
+    EXPERIMENTS.c.gpu_part_bytes,
+)
+_PLACES = (
+    select(
+        _WORKERS.c.id,
+        case(
+            (_WORKERS.c.heartbeat_at >= now() - bindparam("within_s", type_=Float), 1), else_=0
+        ).label("is_alive"),
+        _WORKERS.c.memory_pools,
+        _WORKERS.c.memory_ours,
+        _WORKERS.c.run_memory,
+        _WORKERS.c.gpu_uuid,
+        _WORKERS.c.gpu_number,
+        _WORKERS.c.gpu_memory_total,
+        _WORKERS.c.gpu_memory_free,
+        _WORKERS.c.gpu_memory_ours,
+        _WORKERS.c.store_full,
+        EXPERIMENTS.c.id.label("run_id"),
+        *_NEED,
+    )
+    .outerjoin(
+        EXPERIMENTS,
+        (EXPERIMENTS.c.worker == _WORKERS.c.id) & (EXPERIMENTS.c.status == Status.RUNNING),
+    )
+    .where(_WORKERS.c.queue == bindparam("queue"))
+    .order_by(_WORKERS.c.heartbeat_at)
+)
+_IN_TRANSIT = (
+    select(*_NEED)
+    .where(EXPERIMENTS.c.status == Status.DISPATCHED, EXPERIMENTS.c.queue == bindparam("queue"))
+    .order_by(func.coalesce(EXPERIMENTS.c.memory_bytes, 0).desc())
+    .limit(bindparam("idle"))
+)
+"""Built once: idle workers poll ten times a second."""
+
+
+def places(session: Session, queue: Queue, within_s: float) -> list[Place]:
+    """Return the workers of a queue with a heartbeat within `within_s` seconds, with the memories
+    that they share. A run of a silent worker keeps its memory until its lease expires."""
+    memories: dict[str, SharedMemory] = {}
+    places: dict[str, Place] = {}
+    for row in session.execute(_PLACES, {"queue": queue, "within_s": within_s}):
+        shared = tuple(_memories(row, queue, memories))
+        ours = (row.gpu_memory_ours if queue == Queue.GPU else row.memory_ours) or 0
+        for memory in shared:
+            memory.ours += ours
+            if row.run_id is not None:
+                memory.add(_promised(row, memory, ours))
+        if row.is_alive:
+            max_run = row.run_memory if queue == Queue.CPU else None
+            place = Place(row.id, shared, math.inf if max_run is None else max_run, True)
+            places.setdefault(row.id, place).is_idle &= row.run_id is None and not row.store_full
+    return list(places.values())
+
+
+def places_after_dispatches(session: Session, queue: Queue, within_s: float) -> list[Place]:
+    """Return the same places as if each unclaimed dispatch had gone to the idle worker that has the
+    most room. If that leaves no worker idle, a dispatch may be lost, and all are idle again."""
+    found = places(session, queue, within_s)
+    idle = [place for place in found if place.is_idle]
+    if not idle:
+        return found
+    for row in session.execute(_IN_TRANSIT, {"queue": queue, "idle": len(idle)}):
+        place = max((one for one in idle if one.is_idle), key=lambda one: one.room)
+        place.is_idle = False
+        for memory in place.memories:
+            memory.add(_promised(row, memory, 0))
+    if not any(place.is_idle for place in idle):
+        for place in idle:
+            place.is_idle = True
+    return found
+
+
+def lock_place(session: Session, worker_id: str, queue: Queue, within_s: float) -> Place:
+    """Return the place that a worker is, after its heartbeat. It is locked until the end of the
+    transaction, as are all others, so that no two claims use the same room."""
+    lock_dispatching(session)
+    found = places(session, queue, within_s)
+    return next(place for place in found if place.worker_id == worker_id)
+
+
+def _memories(row: Any, queue: Queue, memories: dict[str, SharedMemory]) -> Iterator[SharedMemory]:
+    """Yield the memories of a worker, with the sizes that the latest heartbeat reports."""
+    reports: Sequence[Mapping[str, Any]] = row.memory_pools or ()
+    if queue == Queue.GPU:
+        id = row.gpu_uuid or row.id
+        reports = [{"id": id, "total": row.gpu_memory_total, "free": row.gpu_memory_free}]
+    for report in reports:
+        memory = SharedMemory(gpu_number=row.gpu_number, queue=queue, **report)
+        memory = memories.setdefault(memory.id, memory)
+        memory.total, memory.free = report["total"], report["free"]
+        yield memory
+
+
+def _promised(run: Any, memory: SharedMemory, ours: int) -> int:
+    """Return the memory that a run is still expected to allocate: as expected from earlier runs. On
+    a GPU it is at least the estimate with the parts that the run takes if they are free. If a run
+    with large parts starts where less is free, it computes smaller parts."""
+    expected = run.memory_bytes or 0
+    if memory.queue == Queue.GPU:
+        parts = min(run.gpu_part_bytes, int(GPU_SHARE * (memory.total or 0)))
+        if parts:
+            expected = max(expected, GPU_RUNTIME_BYTES + (run.estimated_bytes or 0) + parts)
+    return max(0, expected - ours)
