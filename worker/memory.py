@@ -7,7 +7,7 @@ from typing import Any
 
 import psutil
 
-from mptcore.runtime.cgroups import memory_groups
+from mptcore.runtime.cgroups import memory_groups, memory_kills
 
 GIB = 2**30
 
@@ -71,8 +71,10 @@ class Memory:
 
 
 def kernel_kills() -> int:
-    """Return how many processes of this machine the kernel has killed for lack of memory; 0 if
-    unknown."""
+    """Return how many processes of the worker's control group the kernel has killed for lack of
+    memory, or of the whole machine if the group does not count them; 0 if unknown."""
+    if (kills := memory_kills()) is not None:
+        return kills
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -17,7 +17,7 @@ from mptcore.protocol.exit_codes import COMPLETE, INVALID, STOPPED
 from mptcore.specs.stored import stored_spec
 from service.datasets.child_environment import hub_environment
 from service.experiments.inputs import Inputs
-from service.queue import lease
+from service.queue import lease, rooms
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.records.recording import Batch, record
 from service.settings import Settings
@@ -49,8 +49,11 @@ OTHER_RECORDS = 100_000
 artifacts."""
 DISK_FULL = "disk_full"
 """Cause in a runner's failure record, and reason for which an attempt is handed back."""
-MAX_HANDED_BACK = 3
+MAX_HANDED_BACK_FOR_SPACE = 3
 """Number of attempts that are handed back because of a full disk. The next one fails."""
+LESS_MEMORY = "lower data.n, per_size or latent_dim"
+MAX_HANDED_BACK_FOR_MEMORY = 1
+"""Number of times that a run is handed back after an out-of-memory kill beside other runs."""
 UNSTORABLE = (DataError, ArithmeticError, LookupError, TypeError, ValueError)
 """Errors that a malformed record raises. Retrying does not help."""
 
@@ -322,12 +325,11 @@ class Supervision:
             message = f"it reported nothing for {self.settings.stall_s:.0f} s"
             return FailureCause("timeout", message)
         if self._memory.is_over(self.runner.child.pid):
-            return self._out_of_memory()
+            return self._out_of_memory(LESS_MEMORY)
         return None
 
-    def _out_of_memory(self) -> FailureCause:
-        advice = "lower data.n, per_size or latent_dim"
-        return FailureCause("oom", f"out of memory: {self._memory}; {advice}")
+    def _out_of_memory(self, *details: str) -> FailureCause:
+        return FailureCause("oom", "; ".join([f"out of memory: {self._memory}", *details]))
 
     def _outcome_of_exit(self) -> Outcome:
         status = self.runner.kill()
@@ -348,7 +350,7 @@ class Supervision:
             log.error("no run can start here: %s", self.runner.stderr[-4000:] or f"status {status}")
             return Outcome(UNFIT, self._release().commit)
         if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
-            return self._finish(Status.FAILED, self._out_of_memory())
+            return self._killed_for_memory()
         if self._is_past_grace:
             log.warning("the runner left no checkpoint in time")
             return self._release()
@@ -374,9 +376,30 @@ class Supervision:
         return Outcome(
             DISK_FULL,
             lambda session: lease.hand_back(
-                session, self.claim, DISK_FULL, MAX_HANDED_BACK, full_disk, self._peak
+                session, self.claim, DISK_FULL, MAX_HANDED_BACK_FOR_SPACE, full_disk, self._peak
             ),
         )
+
+    def _killed_for_memory(self) -> Outcome:
+        """Hand the run back, once, if other runs shared the memory: they may be the cause. Else it
+        fails."""
+
+        def commit(session: Session) -> None:
+            beside = rooms.runs_beside(session, self.claim.experiment_id)
+            runs = {0: "no other run", 1: "1 other run"}.get(beside, f"{beside} other runs")
+            killed = f"the kernel ended it while {runs} of this service used the same memory"
+            if not beside:
+                failure = self._out_of_memory(killed, LESS_MEMORY)
+                log.warning("it fails: %s", failure.message)
+                lease.finish(session, self.claim, Status.FAILED, failure, self._peak)
+                return
+            failure = self._out_of_memory(killed)
+            log.warning("%s", failure.message)
+            most = MAX_HANDED_BACK_FOR_MEMORY
+            lease.hand_back(session, self.claim, "memory", most, failure, self._peak)
+            rooms.expect_at_least(session, self.claim.experiment_id, self._peak or 0)
+
+        return Outcome("killed for memory", commit)
 
     def _outcome_of_complete_run(self) -> Outcome:
         """Succeed only if every record has arrived."""

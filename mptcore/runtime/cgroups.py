@@ -50,6 +50,17 @@ _MEMORY_FILES = (
 )
 
 
+def memory_kills(root: Path = ROOT) -> int | None:
+    """Return how many processes of this group the kernel has killed for lack of memory. None if the
+    group does not count them."""
+    for folder in _groups(root, "memory")[:1]:
+        for name in ("memory.events", "memory.oom_control"):
+            for line in _text(folder / name).splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return None
+
+
 def processors(root: Path = ROOT) -> int:
     """Return the number of processors that this process may use at once."""
     if hasattr(os, "sched_getaffinity"):

@@ -10,15 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Float, bindparam, case, func, select
+from sqlalchemy import Float, bindparam, case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from mptcore.specs.compute import GPU_SHARE
 from service.queue.shares import EXPERIMENTS
 from service.queue.workers import GPU_RUNTIME_BYTES, lock_dispatching
 from service.tables.engine import now
-from service.tables.experiments import Queue, Status
+from service.tables.experiments import Attempt, Queue, Status
 from service.tables.workers import Worker
+
+BESIDE_S = 10.0
+"""Time after its end in which a run still counts as beside another one. The kernel may kill several
+runs at once, and their workers store the ends one after the other."""
 
 
 @dataclass(slots=True)
@@ -208,3 +212,34 @@ def _promised(run: Any, memory: SharedMemory, ours: int) -> int:
         if parts:
             expected = max(expected, GPU_RUNTIME_BYTES + (run.estimated_bytes or 0) + parts)
     return max(0, expected - ours)
+
+
+def expect_at_least(session: Session, experiment_id: str, size: int) -> None:
+    """Raise the expected memory of a run to what it has used."""
+    session.execute(
+        update(EXPERIMENTS)
+        .where(EXPERIMENTS.c.id == experiment_id)
+        .where(func.coalesce(EXPERIMENTS.c.memory_bytes, 0) < size)
+        .values(memory_bytes=size)
+    )
+
+
+def runs_beside(session: Session, experiment_id: str) -> int:
+    """Return how many other experiments run, or ran a moment ago, in main memory that the worker of
+    this experiment uses."""
+    pools: Mapping[str, set[str]] = {
+        id: {pool["id"] for pool in memory_pools or ()}
+        for id, memory_pools in session.execute(select(Worker.id, Worker.memory_pools))
+    }
+    worker = select(EXPERIMENTS.c.worker).where(EXPERIMENTS.c.id == experiment_id)
+    mine = pools.get(session.scalar(worker) or "", set())
+    neighbours = [id for id, shared in pools.items() if shared & mine]
+    beside = select(func.count(Attempt.experiment_id.distinct())).where(
+        Attempt.worker.in_(neighbours),
+        Attempt.experiment_id != experiment_id,
+        or_(
+            Attempt.folded.is_(False) & Attempt.ended_at.is_(None),
+            Attempt.ended_at > now() - BESIDE_S,
+        ),
+    )
+    return session.scalar(beside) or 0

@@ -18,10 +18,10 @@ def submitted(database: Database, spec: dict[str, Any] | None = None, **beside: 
         return stored.submit(session, 1, submission).id
 
 
-def claim_next(database: Database, lease_s: float = 60.0) -> Claim:
+def claim_next(database: Database, lease_s: float = 60.0, worker: str = "w") -> Claim:
     """An attempt at the next experiment of the queue."""
     with database.transaction() as session:
-        claim = start_next(session, lease_s=lease_s)
+        claim = start_next(session, worker, lease_s=lease_s)
     assert claim is not None
     return claim
 

@@ -112,7 +112,7 @@ def test_a_cancelled_run_has_its_grace(database: Database, settings: Settings) -
     assert numbers(database, claim) == [1, 2]
 
 
-@pytest.mark.parametrize(("by_the_kernel", "ended"), [(True, "failed"), (False, "lost")])
+@pytest.mark.parametrize(("by_the_kernel", "ended"), [(True, "killed for memory"), (False, "lost")])
 def test_a_runner_that_the_kernel_kills_for_memory_is_out_of_memory(
     database: Database,
     settings: Settings,

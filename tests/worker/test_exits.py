@@ -1,5 +1,6 @@
 """Outcomes that a supervisor derives from the end of its runner."""
 
+import itertools
 import os
 import signal
 from dataclasses import replace
@@ -7,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from service.queue import lease, quota
+from service.queue import lease, quota, workers
+from service.queue.workers import Vitals
 from service.records import results
 from service.tables.experiments import Attempt, Queue
-from tests.support.attempts import claim_next, claimed
+from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.scripted import Watch, checkpoint, points
-from tests.support.stored import change
+from tests.support.stored import change, status_events
 from worker import supervisor
 from worker.children import GONE
 
@@ -116,7 +118,7 @@ def test_a_runner_that_was_killed_is_lost(
 @pytest.mark.parametrize(
     ("status", "counts", "ended"),
     [
-        (-signal.SIGKILL, [5, 6], "failed"),
+        (-signal.SIGKILL, [5, 6], "killed for memory"),
         (-signal.SIGKILL, [5, 5], "lost"),
         (-signal.SIGTERM, [5, 6], "lost"),
     ],
@@ -127,9 +129,37 @@ def test_only_a_kill_that_the_kernel_counts_is_out_of_memory(
     monkeypatch.setattr(supervisor, "kernel_kills", lambda: counts.pop(0))
     assert watch.run(points(1), status=status)[0] == ended
     kind, message = watch.failure
-    assert kind == ("oom" if ended == "failed" else None)
+    assert kind == ("oom" if ended == "killed for memory" else None)
     if message:
         assert message.startswith("out of memory: peak 0.00 GiB")
+
+
+def test_a_run_killed_for_memory_beside_others_is_handed_back_once(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run in the same memory may be the cause. At the second kill it fails, and the message
+    names the other run."""
+    counts = itertools.count()
+    monkeypatch.setattr(supervisor, "kernel_kills", lambda: next(counts))
+    pools = [{"id": "m", "total": 2**32, "free": 2**31}]
+    for name in ("other", "w"):
+        with watch.database.transaction() as session:
+            vitals = Vitals(name, Queue.CPU, 2**31, memory_pools=pools)
+            workers.beat(session, name, vitals)
+    submitted(watch.database)
+    claim_next(watch.database, worker="other")
+    me = type("Me", (), {"pid": os.getpid()})
+    watch.run(points(1), status=-signal.SIGKILL, child=me)
+    assert (watch.found.status, watch.found.lost, watch.failure) == ("queued", 0, (None, None))
+    event = status_events(watch.database, watch.claim.experiment_id)[-1]
+    assert event["reason"] == "memory"
+    assert watch.found.memory_bytes == peak_bytes(watch), "it was expected to need less"
+    watch.claim = claim_next(watch.database)
+    watch.run(points(1), status=-signal.SIGKILL)
+    kind, message = watch.failure
+    assert (watch.found.status, kind) == ("failed", "oom")
+    assert "peak 0.00 GiB" in (message or "")
+    assert "while 1 other run of this service used the same memory" in (message or "")
 
 
 def peak_bytes(watch: Watch) -> int | None:

@@ -121,12 +121,24 @@ def test_the_peak_and_the_limit_are_given_in_gibibytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vmstat", "kills"),
-    [("pgfree 9\noom_kill 7\noom_kill_x 3\n", 7), ("pgfree 9\n", 0), (None, 0)],
+    ("group", "vmstat", "kills"),
+    [
+        (2, "oom_kill 7\n", 2),
+        (0, "oom_kill 7\n", 0),
+        (None, "pgfree 9\noom_kill 7\noom_kill_x 3\n", 7),
+        (None, "pgfree 9\n", 0),
+        (None, None, 0),
+    ],
 )
 def test_the_kernel_counts_its_kills(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vmstat: str | None, kills: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    group: int | None,
+    vmstat: str | None,
+    kills: int,
 ) -> None:
+    """The kills in the worker's own control group count, if the group counts them."""
+    monkeypatch.setattr(memory, "memory_kills", lambda: group)
     file = tmp_path / "vmstat"
     if vmstat is not None:
         file.write_text(vmstat)

@@ -104,6 +104,29 @@ def test_free_memory(
     assert min((group.free for group in groups), default=None) == expected
 
 
+@pytest.mark.parametrize(
+    ("version", "files", "expected"),
+    [
+        (V2, {}, None),
+        (
+            V2,
+            {"sys/fs/cgroup/lab.slice/worker.service/memory.events": "oom 3\noom_kill 2\n"},
+            2,
+        ),
+        (V2, {"sys/fs/cgroup/lab.slice/memory.events": "oom_kill 2\n"}, None),
+        (
+            V1,
+            {"sys/fs/cgroup/memory/docker/abc/memory.oom_control": "under_oom 0\noom_kill 4\n"},
+            4,
+        ),
+    ],
+)
+def test_kills_of_the_own_group(
+    tmp_path: Path, version: dict[str, str], files: dict[str, str], expected: int | None
+) -> None:
+    assert cgroups.memory_kills(tree(tmp_path, version, files)) == expected
+
+
 V1_CPU = "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_quota_us"
 PROCESSORS: list[tuple[dict[str, str], dict[str, str], int]] = [
     ({}, {}, 4),

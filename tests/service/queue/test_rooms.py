@@ -245,6 +245,24 @@ def test_two_claims_at_the_same_moment_do_not_use_the_same_room(either: Database
     assert len(started(claims)) == 1
 
 
+def test_runs_beside_a_run(either: Database) -> None:
+    """Also those that ended a moment ago, since the kernel may kill several at once."""
+    for name in "ab":
+        register(either, name, pool("m", 8, 7))
+    register(either, "c", pool("n", 8, 7))
+    for _ in "abc":
+        submit(either, 1)
+    runs = [claim for name in "abc" if (claim := start(either, name)) is not None]
+
+    def beside() -> list[int]:
+        with either.snapshot() as session:
+            return [rooms.runs_beside(session, id) for id in started(runs)]
+
+    assert beside() == [1, 1, 0]
+    finish(either, runs[0])
+    assert beside() == [1, 1, 0]
+
+
 def test_a_run_too_large_for_every_worker_is_refused(api: TestClient, database: Database) -> None:
     body = {"spec": ppca_spec(data__n=620_000, data__dim=100)}
     assert api.post("/v1/experiments:validate", json=body).status_code == 200
