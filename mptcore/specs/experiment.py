@@ -89,8 +89,8 @@ class Experiment(Spec):
 
     @property
     def device(self) -> DeviceName:
-        """Device of the run: `compute.device`. A family that a CPU computes as fast returns `cpu`
-        for `auto`."""
+        """Device of the run: `compute.device`. For `auto`, a family returns `cpu` if most of its
+        runs take a CPU less time than a GPU needs to start."""
         return self.compute.device
 
     @property
@@ -116,11 +116,6 @@ class Experiment(Spec):
     def mask_count(self) -> int | None:
         """Return the number of masks that all seeds score, training included. None: it is known
         once the data has been read."""
-        return None
-
-    def cpu_seconds(self) -> float | None:
-        """Estimate the time that a run spends on a CPU for what a GPU could compute instead. None:
-        unknown."""
         return None
 
     def artifact_bytes(self) -> int:

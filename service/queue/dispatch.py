@@ -9,7 +9,6 @@ from typing import Any, TypeVarTuple
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     ScalarSelect,
     Select,
     String,
@@ -24,24 +23,17 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from mptcore.specs import ExperimentSpec
 from service.fair_share import FairShare
 from service.queue import holds, rooms, shares, workers
 from service.queue.lease import MAX_BYTES
 from service.queue.shares import EXPERIMENTS, Standing
 from service.queue.states import note_status
-from service.queue.workers import Slots
 from service.tables.engine import now
 from service.tables.experiments import DEVICES, Device, Experiment, Held, Queue, Status
 
 Ts = TypeVarTuple("Ts")
 
 HEARD_OF_S = 60.0
-GPU_START_S = 1.0
-"""Approximate time that a GPU needs to start a run: its context and the first kernels. It took 0.64
-s on an H100."""
-
-
 MAX_UNCLAIMED = 100
 """Maximum number of unclaimed dispatches that are looked at together."""
 
@@ -73,9 +65,9 @@ def dispatch_next(
     under a new number that only one claim can use. It is an experiment of the user with the least
     usage for its shares: the highest priority, then the oldest. Skipped are users at a limit, users
     whose runs use all workers except the spare ones, experiments for which no idle worker has the
-    memory, those that an idle CPU runs in less time than a GPU needs to start, and held
-    experiments. Return None if nothing may run. Only one choice is made at a time, so that limits
-    hold. Workers that have not sent a heartbeat for `within_s` seconds do not count."""
+    memory, and held experiments. Return None if nothing may run. Only one choice is made at a time,
+    so that limits hold. Workers that have not sent a heartbeat for `within_s` seconds do not
+    count."""
     workers.lock_dispatching(session)
     holds.release_sweeps(session)
     fair_share = fair_share or FairShare()
@@ -85,23 +77,12 @@ def dispatch_next(
         one for one in standings if one.may_begin(for_queue) and one.under_way[for_queue] < most
     ]
     room: _Room | None = None
-    idle_cpus, most_on_cpus = 0, 0.0
     for user in shares.in_turn(session, may_run, for_queue):
         if for_queue == Queue.CPU and is_kept_for_a_gpu(session, user, within_s):
             continue
         if room is None:
             room = _room(session, user, for_queue, within_s)
-            if for_queue == Queue.GPU:
-                cpus = workers.slots(session, within_s).get(Queue.CPU, Slots(0, 0))
-                idle_cpus = cpus.idle
-                most_on_cpus = shares.max_slots(standings, fair_share, cpus.workers)
-        cpu_may_take = user.leaves_short_runs_to(idle_cpus, most_on_cpus)
-        chosen = {
-            "owner": user.owner_id,
-            "room": room.bytes,
-            "kept": room.kept_memory,
-            "cpu_may_take": cpu_may_take,
-        }
+        chosen = {"owner": user.owner_id, "room": room.bytes, "kept": room.kept_memory}
         row = session.execute(_dispatch(for_queue), chosen).one_or_none()
         if row is not None:
             note_status(session, row.id, Status.DISPATCHED, dispatch_no=row.dispatch_no)
@@ -129,15 +110,6 @@ def is_kept_for_a_gpu(session: Session, user: Standing, within_s: float) -> bool
     return shares.gpu_run_is_first(shares.firsts(session, [user])[user.owner_id])
 
 
-def prefers_cpu(spec: ExperimentSpec) -> bool:
-    """Return whether an experiment may run on any device, and a CPU needs less time for it than a
-    GPU needs to start."""
-    if Device(spec.compute.device) != Device.AUTO:
-        return False
-    seconds = spec.cpu_seconds()
-    return seconds is not None and seconds <= GPU_START_S
-
-
 @dataclass(frozen=True, slots=True)
 class _Room:
     """Room for the next run."""
@@ -157,7 +129,7 @@ def _room(session: Session, next_in_turn: Standing, for_queue: Queue, within_s: 
         return _Room(MAX_BYTES)
     room, kept = max(place.room for place in idle), None
     if room < max(place.room_without_ours for place in idle):
-        first = {"owner": next_in_turn.owner_id, "room": MAX_BYTES, "cpu_may_take": False}
+        first = {"owner": next_in_turn.owner_id, "room": MAX_BYTES}
         needed = session.scalar(_memory(for_queue), first) or 0
         later = [place for place in idle if room < needed <= place.room_without_ours]
         if later:
@@ -194,10 +166,6 @@ def _first(device: Device, for_queue: Queue) -> Subquery:
         & (EXPERIMENTS.c.device == device)
     )
     waits &= func.coalesce(EXPERIMENTS.c.memory_bytes, 0) <= bindparam("room", type_=BigInteger)
-    if for_queue == Queue.GPU:
-        # What was dispatched before may have met a CPU worker that cannot run it.
-        is_short = EXPERIMENTS.c.prefers_cpu & (EXPERIMENTS.c.dispatch_no == 0)
-        waits &= ~(is_short & bindparam("cpu_may_take", type_=Boolean))
     highest = select(EXPERIMENTS.c.priority).where(waits).order_by(EXPERIMENTS.c.priority.desc())
     oldest = (
         select(EXPERIMENTS.c.id, EXPERIMENTS.c.priority)

@@ -45,7 +45,7 @@ class MemoryModel:
 
     def expected(self, spec: ExperimentSpec) -> Memory:
         """Return the expected memory of a run."""
-        queue = Queue.CPU if Device(spec.compute.device) == Device.CPU else Queue.GPU
+        queue = Queue.CPU if spec.device == "cpu" else Queue.GPU
         by_spec = spec.memory_estimate()
         ratio = self._ratio(spec.model.family, queue)
         return Memory(by_spec, RUNTIME_BYTES[queue] + int(ratio * by_spec))
@@ -53,7 +53,7 @@ class MemoryModel:
     def problems(self, spec: ExperimentSpec, memory: Memory) -> list[Problem]:
         """Return a problem if no known worker could ever run it. Workers that are absent or report
         no memory are not considered."""
-        device = Device(spec.compute.device)
+        device = Device(spec.device)
         holds = self._largest()
         largest = {
             queue: holds[queue] for queue in Queue if device in DEVICES[queue] and queue in holds

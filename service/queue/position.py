@@ -17,7 +17,6 @@ from service.tables.experiments import Device, Experiment, Queue, Status
 
 GIB = 2**30
 STORE_FULL = "the store's disk is full: no run starts until an administrator has freed space"
-ON_CPU = "a CPU takes less time for it than a GPU needs to start"
 
 
 def queue_positions(
@@ -97,11 +96,7 @@ def _queue_position(
         reason = f"your runs have all {kinds} workers but {spare}, kept for other users"
         reason = reason if is_readers else "its owner's runs have all workers but the spare ones"
         return _with_start(position, reason, _start_at_limit(mine, queue_snapshot))
-    served, basis = free, forecast.BASIS
-    if one.prefers_cpu and not one.dispatch_no and len(served) > 1:
-        idle, most = queue_snapshot.slots[Queue.CPU].idle, queue_snapshot.most_slots(Queue.CPU)
-        if mine.leaves_short_runs_to(idle, most):
-            basis = f"{forecast.BASIS}; {ON_CPU}"
+    served = free
     gpu_run_is_first = mine.has_one_place and queue_snapshot.gpu_run_is_first(one.owner_id)
     if served == [Queue.CPU] and queue_snapshot.places[Queue.GPU] and gpu_run_is_first:
         reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"
@@ -122,7 +117,7 @@ def _queue_position(
         reason = _turn(position, served, slots)
     starts = [queue_snapshot.forecasts[q].start_after(positions[q], slots[q]) for q in served]
     start = min((s for s in starts if s is not None), default=None)
-    return _with_start(position, reason, start, basis)
+    return _with_start(position, reason, start)
 
 
 def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) -> str:
@@ -199,10 +194,8 @@ def _unknown(position: int, reason: str) -> QueuePosition:
     return QueuePosition(position=position, reason=reason, estimated_start=None, estimate=reason)
 
 
-def _with_start(
-    position: int, reason: str, start: float | None, basis: str = forecast.BASIS
-) -> QueuePosition:
-    estimate = basis if start is not None else forecast.UNKNOWN
+def _with_start(position: int, reason: str, start: float | None) -> QueuePosition:
+    estimate = forecast.BASIS if start is not None else forecast.UNKNOWN
     return QueuePosition(
         position=position, reason=reason, estimated_start=moment(start), estimate=estimate
     )

@@ -31,7 +31,7 @@ SHARE = 0.8
 def expected_runtime(session: Session, spec: ExperimentSpec, within_s: float) -> RuntimeOut | None:
     """Return the expected runtime on the slowest of the machines whose workers reported within
     `within_s` seconds; None until a few runs of the family have ended."""
-    queues = [queue for queue in Queue if Device(spec.compute.device) in DEVICES[queue]]
+    queues = [queue for queue in Queue if Device(spec.device) in DEVICES[queue]]
     hosts = workers.hosts(session, within_s)
     found = [one for queue in queues for one in _on(session, spec, queue, hosts[queue])]
     return max(found, key=lambda one: one.median_s, default=None)

@@ -122,13 +122,6 @@ class Standing:
         waits = Device.CUDA in self.highest and not self.has_spent_gpu_hours
         return waits and self.max_running is not None and self.running + 1 == self.max_running
 
-    def leaves_short_runs_to(self, idle: int, most: float) -> bool:
-        """Return whether a GPU worker leaves this user's short runs to the `idle` CPU workers, of
-        which the user may have `most` in all. If other runs on GPUs could take the last places
-        under the user's limit, a short run would lose its turn."""
-        places = math.inf if self.max_running is None else self.max_running - self.running
-        return 0 < idle < places and self.under_way[Queue.CPU] < most
-
     def waits_for(self, queue: Queue) -> bool:
         return any(device in self.highest for device in DEVICES[queue])
 

@@ -28,7 +28,6 @@ from service.experiments.references import ReferencedInputs, after_problems, ref
 from service.experiments.schemas import Submission
 from service.experiments.titles import value_at
 from service.queue import quota
-from service.queue.dispatch import prefers_cpu
 from service.queue.memory import Memory, MemoryModel
 from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
@@ -274,7 +273,7 @@ class _Checks:
             raise SpecError(problems)
 
     def _device_problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
-        if self._without_gpus and spec.compute.device == "cuda":
+        if self._without_gpus and spec.device == "cuda":
             yield Problem("/compute/device", "this service has no GPU: use auto or cpu")
 
 
@@ -294,8 +293,7 @@ def columns_of(
     return {
         "spec": document,
         "spec_bytes": len(json.dumps(document)) + texts,
-        "device": document["compute"]["device"],
-        "prefers_cpu": prefers_cpu(submission.spec),
+        "device": submission.spec.device,
         "expected_bytes": submission.spec.point_count().total * POINT_BYTES
         + submission.spec.artifact_bytes(),
         "memory_bytes": memory.expected if memory else None,

@@ -146,11 +146,9 @@ class Experiment(Owned, Base):
     priority: Mapped[int]
     spec: Mapped[dict[str, Any]] = mapped_column(JSON)
     device: Mapped[str] = mapped_column(String(8), default=_device_of_spec)
-    """The spec's device, indexed for the queue."""
+    """Device of the spec, or what `auto` means for its family; indexed for the queue."""
     family: Mapped[str] = mapped_column(String(32), default=_family_of_spec)
     """Family of the spec's model, indexed in the same way."""
-    prefers_cpu: Mapped[bool] = mapped_column(default=False, server_default=false())
-    """True if it may run on any device, but takes a CPU less time than a GPU needs to start."""
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Expected memory of a run on its device, as corrected by earlier runs; null if unknown."""
     estimated_bytes: Mapped[int | None] = mapped_column(BigInteger)

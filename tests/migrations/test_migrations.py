@@ -83,7 +83,22 @@ def test_the_device_and_the_family_of_before_are_read_from_specs(config: Config)
     )
     with database.snapshot() as session:
         found = session.execute(text("SELECT device, family FROM experiments ORDER BY id"))
-        assert [tuple(row) for row in found] == [("cuda", "vae"), ("auto", "ppca")]
+        assert [tuple(row) for row in found] == [("cuda", "vae"), ("cpu", "ppca")]
+
+
+def test_auto_of_linear_gaussians_that_have_not_ended_is_the_cpu(config: Config) -> None:
+    families = {"a": "ppca", "b": "factor_analysis", "c": "vae", "d": "ppca"}
+    statuses = {"a": "paused", "b": "queued", "c": "queued", "d": "succeeded"}
+    database = upgraded(
+        config,
+        *(
+            experiment(name, f'{{"model": {{"family": "{family}"}}}}', status=statuses[name])
+            for name, family in families.items()
+        ),
+    )
+    with database.snapshot() as session:
+        found = session.scalars(text("SELECT device FROM experiments ORDER BY id"))
+        assert found.all() == ["cpu", "cpu", "auto", "auto"]
 
 
 def test_users_and_keys_of_before_may_do_what_they_could(config: Config) -> None:

@@ -1,9 +1,6 @@
-"""A small experiment that most tests submit."""
+"""Small experiments that most tests submit."""
 
 from typing import Any
-
-LONG_MASKS = {"schedule": "all", "per_size": 200_000}
-"""Masks that take a CPU longer than a GPU needs to start."""
 
 
 def ppca_spec(**changes: Any) -> dict[str, Any]:
@@ -32,3 +29,20 @@ def ppca_spec(**changes: Any) -> dict[str, Any]:
         else:
             part[last] = value
     return spec
+
+
+def spec_on(device: str) -> dict[str, Any]:
+    """A small experiment for a device. That for `auto` is a linear VAE, because PPCA then uses the
+    CPU."""
+    if device != "auto":
+        return ppca_spec(compute__device=device)
+    return {
+        "model": {
+            "family": "linear_vae",
+            "latent_dim": 2,
+            "likelihood": {"distribution": "gaussian", "noise_precision": 5.0},
+        },
+        "data": ppca_spec()["data"],
+        "evaluate": ppca_spec()["evaluate"],
+        "compute": {"device": "auto", "threads": 1},
+    }

@@ -17,11 +17,11 @@ from service.tables.engine import Database
 from service.tables.experiments import Experiment, Queue, Status
 from service.tables.users import User
 from tests.support.fake_clock import FakeClock
-from tests.support.ppca_spec import ppca_spec
+from tests.support.ppca_spec import spec_on
 from tests.support.starting import start_next
 from tests.support.stored import submit
 
-LIKE = ("owner_id", "tags", "priority", "spec", "device", "prefers_cpu")
+LIKE = ("owner_id", "tags", "priority", "spec", "device")
 FOLD_EVERY_S = 37.0
 WITHIN_S = 1e12
 
@@ -64,7 +64,7 @@ class SharedLab:
     ) -> list[str]:
         """Submit this number of experiments with this duration: the first through the API's
         functions, the others as copies."""
-        value = {"spec": ppca_spec(compute__device=device), "priority": priority}
+        value = {"spec": spec_on(device), "priority": priority}
         submission = Submission.model_validate(value)
         with self.database.transaction() as session:
             first = submit(session, owner, submission, fair_share=self.fair_share)

@@ -21,7 +21,7 @@ from service.tables.experiments import Queue, Status
 from service.tables.workers import Worker
 from tests.support import stored
 from tests.support.attempts import submitted
-from tests.support.ppca_spec import LONG_MASKS, ppca_spec
+from tests.support.ppca_spec import spec_on
 from worker import dispatcher
 from worker.dispatcher import EAGER_S, EAGERNESS, PATIENCE_S, SETTLE_S, Dispatcher
 
@@ -113,7 +113,7 @@ def test_a_queue_without_idle_workers_gets_nothing(
     database: Database, doorbell: Dispatcher, name: Queue
 ) -> None:
     register(database, **{name.value: 1})
-    first, _ = [submitted(database, ppca_spec(compute__device="auto")) for _ in range(2)]
+    first, _ = [submitted(database, spec_on("auto")) for _ in range(2)]
     assert doorbell.dispatch() == [Dispatch(first, 1, name)]
 
 
@@ -131,8 +131,7 @@ def test_gpu_workers_choose_first(database: Database, doorbell: Dispatcher) -> N
     is skipped."""
     register(database, gpu=1, cpu=3)
     devices = ("auto", "cuda", "auto", "cpu")
-    specs = [ppca_spec(compute__device=device, evaluate__masks=LONG_MASKS) for device in devices]
-    ids = [submitted(database, spec) for spec in specs]
+    ids = [submitted(database, spec_on(device)) for device in devices]
     assert [(one.queue, ids.index(one.experiment_id)) for one in doorbell.dispatch()] == [
         (Queue.GPU, 0), (Queue.CPU, 2), (Queue.CPU, 3),
     ]  # fmt: skip

@@ -3,18 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import update
 
 from service.queue import workers
 from service.queue.dispatch import _dispatch
 from service.queue.workers import Vitals
 from service.tables.engine import Database
 from service.tables.experiments import Held, Queue
-from service.tables.users import User
 from tests.support.attempts import submitted
-from tests.support.ppca_spec import LONG_MASKS, ppca_spec
+from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.starting import start_next
-from tests.support.stored import change, row
+from tests.support.stored import change
 
 GIB = 2**30
 
@@ -26,8 +24,7 @@ def _the_statement_is_made_anew() -> None:
 
 
 def waiting(database: Database, device: str, gib: float | None = None, priority: int = 0) -> str:
-    spec = ppca_spec(compute__device=device)
-    experiment_id = submitted(database, spec, priority=priority)
+    experiment_id = submitted(database, spec_on(device), priority=priority)
     change(database, experiment_id, memory_bytes=None if gib is None else int(gib * GIB))
     return experiment_id
 
@@ -37,12 +34,6 @@ def chosen(database: Database, queue: Queue = Queue.CPU) -> str | None:
     with database.transaction() as session:
         claim = start_next(session, queue[0], queue)
     return None if claim is None else claim.experiment_id
-
-
-def idle_cpus(database: Database, *names: str) -> None:
-    with database.transaction() as session:
-        for name in names:
-            workers.beat(session, name, Vitals("host", Queue.CPU, 1))
 
 
 def idle_gpu(database: Database, free: float, ours: float = 0.0, name: str = "g") -> None:
@@ -137,84 +128,8 @@ def test_a_run_with_unknown_memory_is_not_delayed(database: Database) -> None:
     assert chosen(database, Queue.GPU) == run
 
 
-@pytest.mark.parametrize(
-    ("device", "masks", "prefers"),
-    [("auto", 4, True), ("auto", 200_000, False), ("cpu", 4, False), ("cuda", 4, False)],
-)
-def test_only_short_experiments_for_any_device_prefer_a_cpu(
-    database: Database, device: str, masks: int, prefers: bool
-) -> None:
-    per_size = {"schedule": "all", "per_size": masks}
-    spec = ppca_spec(compute__device=device, evaluate__masks=per_size)
-    assert row(database, submitted(database, spec)).prefers_cpu == prefers
-
-
-def test_a_gpu_leaves_a_short_experiment_to_an_idle_cpu(database: Database) -> None:
-    """It takes the next experiment instead, and the short one if no CPU is idle."""
+def test_a_linear_gaussian_for_any_device_is_left_to_the_cpus(database: Database) -> None:
+    one = submitted(database, ppca_spec(compute__device="auto"))
     idle_gpu(database, 60)
-    short, also_short = waiting(database, "auto", priority=1), waiting(database, "auto")
-    long = submitted(database, ppca_spec(compute__device="auto", evaluate__masks=LONG_MASKS))
-    idle_cpus(database, "c")
-    assert [chosen(database, Queue.GPU) for _ in range(2)] == [long, None]
-    assert chosen(database, Queue.CPU) == short
-    assert chosen(database, Queue.GPU) == also_short
-
-
-def test_a_gpu_takes_a_short_experiment_if_the_cpus_are_gone(database: Database) -> None:
-    idle_gpu(database, 60)
-    short = waiting(database, "auto")
-    assert chosen(database, Queue.GPU) == short
-
-
-def test_a_gpu_takes_a_short_experiment_if_the_idle_cpu_is_kept_for_others(
-    database: Database,
-) -> None:
-    """The user's run has the only CPU worker except the spare one."""
-    with database.transaction() as session:
-        session.add(User(name="other"))
-    idle_gpu(database, 60)
-    idle_cpus(database, "c", "d")
-    first, short = waiting(database, "cpu"), waiting(database, "auto")
     assert chosen(database, Queue.GPU) is None
-    assert chosen(database, Queue.CPU) == first
-    assert chosen(database, Queue.GPU) == short
-
-
-@pytest.mark.parametrize(("places", "waits"), [(1, False), (2, False), (3, True), (None, True)])
-def test_a_short_experiment_keeps_its_turn_under_a_limit(
-    database: Database, places: int | None, waits: bool
-) -> None:
-    """Other runs of its user could take the last places before a CPU worker takes it: as many as
-    CPU workers are idle."""
-    with database.transaction() as session:
-        session.execute(update(User).values(max_running=places))
-    idle_gpu(database, 60)
-    idle_cpus(database, "c", "d")
-    short = waiting(database, "auto", priority=1)
-    long = submitted(database, ppca_spec(compute__device="auto", evaluate__masks=LONG_MASKS))
-    assert chosen(database, Queue.GPU) == (long if waits else short)
-
-
-def test_a_gpu_takes_a_short_experiment_if_its_last_place_is_kept_for_a_gpu_run(
-    database: Database,
-) -> None:
-    """Otherwise nothing would start until the GPU has the memory for the other run."""
-    with database.transaction() as session:
-        session.execute(update(User).values(max_running=1))
-    idle_gpu(database, 60)
-    idle_cpus(database, "c")
-    waiting(database, "cuda", gib=61, priority=1)
-    short = waiting(database, "auto")
-    assert chosen(database, Queue.CPU) is None
-    assert chosen(database, Queue.GPU) == short
-
-
-def test_a_gpu_takes_a_short_experiment_that_a_cpu_worker_did_not_run(database: Database) -> None:
-    """A worker that hangs may still report that it is idle."""
-    idle_gpu(database, 60)
-    idle_cpus(database, "hangs")
-    short = waiting(database, "auto")
-    assert chosen(database, Queue.GPU) is None
-    assert chosen(database, Queue.CPU) == short
-    change(database, short, status="queued")
-    assert chosen(database, Queue.GPU) == short
+    assert chosen(database, Queue.CPU) == one

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, text, update
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
-from service.queue import forecast, shares, snapshot, workers
+from service.queue import shares, snapshot, workers
 from service.queue.dispatch import _dispatch
-from service.queue.position import ON_CPU, position_of_next, queue_positions
+from service.queue.position import position_of_next, queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.shares import Standing
 from service.queue.snapshot import QUEUES, QueueSnapshots
@@ -31,16 +31,15 @@ from service.tables.experiments import DEVICES, Experiment, Queue, Status
 from service.tables.users import User
 from service.web.main import create_app
 from tests.support import stored
-from tests.support.ppca_spec import LONG_MASKS, ppca_spec
+from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.processes import wait_until
 from tests.support.starting import start_next
-from tests.support.stored import change
 from worker.celery_app import make_celery
 from worker.dispatcher import Dispatcher
 
 
 def submit(database: Database, device: str = "cpu", priority: int = 0) -> str:
-    spec = ppca_spec(compute__device=device, evaluate__masks=LONG_MASKS)
+    spec = spec_on(device)
     with database.transaction() as session:
         made = stored.submit(
             session, 1, Submission.model_validate({"spec": spec, "priority": priority})
@@ -92,35 +91,6 @@ def test_auto_uses_an_idle_gpu_or_else_a_cpu(lab: Settings) -> None:
     ]
     assert place(database, ids[1]) == (0, "all 2 GPU workers are busy, next in turn")
     assert place(database, ids[4]) == (0, "all 2 CPU workers are busy, next in turn")
-
-
-def test_a_short_experiment_for_any_device_waits_for_the_idle_cpu(database: Database) -> None:
-    """Without an idle CPU it waits for either."""
-    register(database, cpu=1, gpu=1)
-    occupy(database, "gpu0")
-    short, long = submit(database, "auto"), submit(database, "auto")
-    change(database, short, prefers_cpu=True)
-
-    def found(experiment_id: str) -> QueuePosition:
-        return found_places(database, experiment_id)[experiment_id]
-
-    assert (found(short).reason, found(long).reason) == ("next in turn", "1 before it")
-    assert found(short).estimate == f"{forecast.BASIS}; {ON_CPU}"
-    assert found(long).estimate == forecast.UNKNOWN
-    change(database, short, dispatch_no=1)  # a CPU worker did not run it
-    assert found(short).estimate == forecast.BASIS
-    change(database, short, dispatch_no=0)
-    with database.transaction() as session:
-        session.execute(update(User).values(max_running=2))  # and one run is on the GPU
-    assert found(short).estimate == forecast.BASIS
-    with database.transaction() as session:
-        session.execute(update(User).values(max_running=None))
-    occupy(database, "cpu0")
-    assert found(short).reason == "all 1 CPU and 1 GPU workers are busy, next in turn"
-    with database.snapshot() as session:
-        columns = {"device": "auto", "priority": 1, "prefers_cpu": True}
-        asked = position_of_next(session, 1, columns, QueueSnapshots())
-    assert asked.reason == found(short).reason
 
 
 def test_experiments_of_a_disabled_user_delay_nobody(either: Database) -> None:
@@ -418,3 +388,17 @@ def test_the_device_is_that_of_the_spec(either: Database, device: str) -> None:
     with either.snapshot() as session:
         one = session.get_one(Experiment, submit(either, device))
         assert (one.device, one.spec["compute"]["device"]) == (device, device)
+
+
+def test_auto_is_the_cpu_for_a_linear_gaussian(database: Database, settings: Settings) -> None:
+    """Its spec is stored as it was sent. A new experiment and a retry wait for a CPU."""
+    register(database, gpu=1)
+    key = settings.key_file.read_text().strip()
+    with TestClient(create_app(settings), headers={"Authorization": f"Bearer {key}"}) as api:
+        spec = ppca_spec(compute__device="auto")
+        made = api.post("/v1/experiments", json={"spec": spec, "cache": False}).json()
+        assert made["spec"]["compute"]["device"] == "auto"
+        assert made["queue"]["reason"] == "no CPU worker is registered"
+        api.post(f"/v1/experiments/{made['id']}:cancel")
+        again = api.post(f"/v1/experiments/{made['id']}:retry").json()
+        assert again["queue"]["reason"] == "no CPU worker is registered"

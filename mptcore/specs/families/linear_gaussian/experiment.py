@@ -18,8 +18,6 @@ from mptcore.specs.train import Train
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
 """Approximate number of multiplications a second on two cores, in scoring and in training: see
 docs/speed.md."""
-LML_STEP_S = 1e-3
-"""Approximate time of a training step by the LML for one start, whatever its size."""
 MAX_RANK = 128
 """Maximum rank of a moment that is treated as a moment of low rank."""
 MIN_WORK = 20_000
@@ -65,8 +63,7 @@ class LinearGaussianExperiment(VectorExperiment):
 
     @property
     def device(self) -> DeviceName:
-        """Device of the run. `auto` is the CPU: compiled loops score most masks in less time than a
-        GPU needs to start."""
+        """Device of the run. `auto` is the CPU."""
         return "cpu" if self.compute.device == "auto" else self.compute.device
 
     def model_problems(self) -> list[Problem]:
@@ -187,19 +184,6 @@ class LinearGaussianExperiment(VectorExperiment):
     def _mask_work(self) -> int:
         """Return the number of multiplications that a mask counts for."""
         return max(MIN_WORK, self.data.dim**2 * self._latent_dims())
-
-    def cpu_seconds(self) -> float:
-        """Estimate the time of the training and of the scores on two cores. Data are read and
-        models are fitted on a CPU anyway. Values of an upload may be missing: then the work for a
-        mask grows with its rows."""
-        rows = self.data.n if isinstance(self.data, UploadData) else 0
-        each = max(self._mask_work(), rows * self.data.dim * self._latent_dims())
-        scored = self.evaluations * self.evaluate.count(self.data.dim)
-        seconds = each * (scored / SCORED_A_SECOND + self.train_masks() / TRAINED_A_SECOND)
-        if self.train is not None and "lml" in self.train.objective:
-            steps = self.train.epochs * self.train.steps_per_epoch(self.data.kept_n)
-            seconds += self.starts * steps * LML_STEP_S
-        return seconds
 
     def _work_problems(
         self, masks: int, most: int, a_second: float, pointer: str, lower: str
