@@ -39,15 +39,7 @@ class StepMasks:
 
     def draw(self, fraction: float) -> Tensor:  # (S, B, D)
         """Return the masks for a step at this fraction of the training."""
-        ready = self._take_ready([fraction])
-        return self.draw_each(fraction, 1).squeeze(2) if ready is None else ready.squeeze(1)
-
-    def draw_ahead(self, fraction: float) -> None:
-        """Draw the next masks while a device is busy. The generators keep their states from before,
-        because they may be saved before the masks are used."""
-        before = self.states()
-        masks = self.draw_each(fraction, 1).transpose(1, 2)
-        self._keep([fraction], before, masks)
+        return self.draw_each(fraction, 1).squeeze(2)
 
     def draw_several(self, fractions: Sequence[float]) -> Tensor:  # (S, E, B, D)
         """Return the masks for E steps, as repeated calls of `draw` would."""

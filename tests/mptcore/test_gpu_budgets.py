@@ -22,7 +22,6 @@ from mptcore.families.vae.likelihoods import BernoulliLikelihood
 from mptcore.families.vae.networks import linear_decoder
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import PpcaModel, Train, UniformGrid
-from mptcore.training.step_masks import StepMasks
 from tests.support.pretended_gpu import DEVICE, pretended_gpu
 from tests.support.runs import records, result_of, spec_of
 
@@ -131,62 +130,10 @@ def gaussian_trainer(
     return LinearGaussianTrainer(model, spec, (1, 2), starts, data, device)
 
 
-@pytest.mark.parametrize(
-    ("launches", "changes"),
-    [
-        (107, {}),
-        (114, {"batch_size": 15}),  # more observations than dimensions
-        (108, {"dim": 80}),
-        (144, {"learn_mean": True, "learn_noise_precision": True}),
-        (70, {"objective": "lml"}),
-    ],
-)
-def test_a_training_step_of_a_gaussian(launches: int, changes: dict[str, Any]) -> None:
-    """The indices of its observations and its masks go to the device. The loss comes back, and
-    whether sums of moments keep their digits. The host also waits for the check of Cholesky."""
-    with pretended_gpu() as gpu:
-        trainer = gaussian_trainer(**{"evaluate_every": 4, **changes})
-        trainer.advance()
-        trainer.epoch = 1
-        gpu.reset()
-        trainer.advance()
-    steps = trainer.spec.steps_per_epoch(20)
-    assert gpu.launches <= launches * steps
-    assert gpu.synchronisations == 3 * steps + 1  # and once of all data
-    assert gpu.to_host == 2 * steps + 1
-    assert gpu.to_device == (1 if "objective" in changes else 2) * steps
-    assert gpu.waited == 0
-
-
-def test_the_masks_of_the_next_step_are_drawn_before_the_loss_is_fetched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each step checks its digits, then its loss."""
-    fetched: list[int] = []
-    draw = StepMasks.draw_each
-
-    def noted(masks: StepMasks, *given: Any) -> Tensor:
-        fetched.append(gpu.to_host)
-        return draw(masks, *given)
-
-    monkeypatch.setattr(StepMasks, "draw_each", noted)
-    with pretended_gpu() as gpu:
-        trainer = gaussian_trainer(evaluate_every=4)
-        trainer.epoch = 1
-        gpu.reset()
-        trainer.advance()
-        assert fetched == [2, 2, 4, 6, 8]  # 1 for the digits of all data
-        trainer.epoch = 4
-        trainer.advance()
-    assert len(fetched) == 6  # after the last step there is none
-
-
 @pytest.mark.parametrize(("dim", "batch_size"), [(DIM, 5), (DIM, 15), (80, 5), (150, None)])
 def test_whatever_the_form_of_its_moment_a_step_is_that_of_a_cpu(
     dim: int, batch_size: int | None
 ) -> None:
-    """A CPU looks for a low rank; a GPU uses the observations themselves."""
-
     def trained(device: torch.device) -> list[float | None]:
         trainer = gaussian_trainer(dim, device, batch_size=batch_size, learn_noise_precision=True)
         return [point.value for _ in range(2) for point in trainer.advance()[0][0]]
@@ -194,22 +141,6 @@ def test_whatever_the_form_of_its_moment_a_step_is_that_of_a_cpu(
     expected = trained(CPU)
     with pretended_gpu():
         assert trained(DEVICE) == pytest.approx(expected, rel=1e-9)
-
-
-def test_data_that_fill_a_gpu_are_sent_step_by_step() -> None:
-    """The same numbers for data of four times the device's memory."""
-    found = []
-    for memory_bytes in (2**20, 3 * 20 * DIM * 4):
-        with pretended_gpu(memory_bytes) as gpu:
-            trainer = gaussian_trainer()
-            held = {x.device for x in trainer._x}
-            gpu.reset()
-            [(points, _)] = trainer.advance()
-            found.append([point.value for point in points])
-        assert (held == {DEVICE}) == (memory_bytes == 2**20)
-        assert gpu.waited == 0
-        assert gpu.to_device == 2 * 4
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("learn_mean", [False, True])

@@ -18,7 +18,6 @@ from mptcore.families.linear_gaussian.moments import (
     compressed,
     data_factor,
     of_factor,
-    rows_factor,
     second_moment,
     stacked,
 )
@@ -29,7 +28,6 @@ from mptcore.protocol.records import Labels, Point, SeriesName
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_smaller_parts
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, Train
-from mptcore.specs.families.linear_gaussian.experiment import MAX_RANK
 from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
 from mptcore.training.loop import Schedule, Trained, diverged
@@ -40,10 +38,6 @@ from mptcore.training.step_rows import StepRows
 SMALL = 64
 """Up to this number of dimensions a moment of any rank is factored, so that the analytic gradient
 applies."""
-
-DATA_SHARE = 0.25
-"""Maximum share of a GPU's memory for the data. Larger data stay in main memory, and the
-observations of each step are copied."""
 
 NEVER = -1
 ROUTE = "by residuals from"
@@ -94,7 +88,7 @@ class LinearGaussianTrainer:
         """Number of masks of a start that fitted in memory at once, if all did not fit."""
         shared = all(dataset is datasets[0] for dataset in datasets)
         self._datasets = datasets[:1] if shared else datasets
-        self._x = placed([dataset.x for dataset in self._datasets], device)
+        self._x = [dataset.x.to(device) for dataset in self._datasets]
         self.loadings = self._tensor([d.loadings for d in starts], True)
         self.mean = self._tensor([d.mean for d in starts], spec.learn_mean)
         per_dimension = isinstance(model, FactorAnalysisModel)
@@ -118,10 +112,9 @@ class LinearGaussianTrainer:
     def _take_data(self) -> None:
         fixed_noise = not self.spec.learn_noise_precision
         self._full = self._centred([x[None] for x in self._x], fixed_noise)
-        # In few dimensions, finding the rank of a batch costs more than a low rank saves. On a GPU
-        # each step of the search must wait for the device.
+        # In few dimensions, finding the rank of a batch costs more than a low rank saves.
         low_rank = isinstance(self._full.moment, FactoredMoment)
-        self._low_rank_batches = low_rank and self.dim > SMALL and self.device.type == "cpu"
+        self._low_rank_batches = low_rank and self.dim > SMALL
         held = [d.heldout[None] for d in self._datasets if d.heldout is not None]
         self._heldout = self._centred(held, fixed_noise) if held else None
         self._at_once = self._epochs_at_once()
@@ -204,16 +197,14 @@ class LinearGaussianTrainer:
         self._choose_route(self._full)
         last = self.epoch == self.spec.epochs
         trained = self._trained(self.epoch, [], [], [])
-        for i, batch in enumerate(self._batches()):
+        for step, batch in enumerate(self._batches()):
             fraction = self.epoch / self.spec.epochs
             try:
                 loss = self._descent(batch, fraction)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 raise diverged(self.epoch, self.seeds, trained[0], torch.float64) from None
-            if not last:
-                self._draw_ahead(i + 1)
             losses = loss.tolist()
-            if i == 0 and self._is_recorded(self.epoch):
+            if step == 0 and self._is_recorded(self.epoch):
                 trained = self._trained(self.epoch, losses, *self._log_probs())
             self._check_finite(losses, trained[0])
             if last:
@@ -229,12 +220,6 @@ class LinearGaussianTrainer:
         lml = log_probs(self._conditionals(self._full))
         held = self._heldout
         return lml.tolist(), [] if held is None else log_probs(self._conditionals(held)).tolist()
-
-    def _draw_ahead(self, step: int) -> None:
-        """Draw the masks of the next step while a GPU computes."""
-        if self.device.type == "cuda" and self._by_score:
-            over = step == self.spec.steps_per_epoch(self._observations)
-            self.masks.draw_ahead((self.epoch + over) / self.spec.epochs)
 
     def _choose_route(self, data: _Centred) -> bool:
         """Switch to residuals if sums of moments are not precise enough on these data, and return
@@ -363,11 +348,10 @@ class LinearGaussianTrainer:
             yield self._batch(x) if route_changed else batch
 
     def _rows(self, rows: Tensor) -> Tensor:  # (S, B) to (S, B, D), on the device
-        rows = sent(rows, self._x[0].device)
+        rows = sent(rows, self.device)
         if len(self._x) == 1:
-            return sent(self._x[0][rows], self.device)
-        of_starts = [x[own] for x, own in zip(self._x, rows, strict=True)]
-        return sent(torch.stack(of_starts), self.device)
+            return self._x[0][rows]
+        return torch.stack([x[own] for x, own in zip(self._x, rows, strict=True)])
 
     def _batch(self, x: Tensor) -> _Centred:
         """Return the mean and the second moment of the observations x (S, B, D) of a step."""
@@ -388,10 +372,7 @@ class LinearGaussianTrainer:
         """Return the moments about the means, in the form that makes a training step fastest."""
         if self.by_residuals_from != NEVER:
             return _factors(data, means)
-        pairs = list(zip(data, means, strict=True))
-        if self.device.type == "cuda" and data[0].shape[-2] <= min(self.dim, MAX_RANK):
-            return of_factor(torch.cat([rows_factor(x, mean) for x, mean in pairs]))
-        matrices = torch.cat([second_moment(x, mean) for x, mean in pairs])
+        matrices = torch.cat([second_moment(x, m) for x, m in zip(data, means, strict=True)])
         if low_rank:
             least = self._noise().min().item()
             smaller = [compressed(matrix, least) for matrix in matrices]
@@ -420,12 +401,3 @@ def _add(parameter: Tensor, gradient: Tensor) -> None:
 def _factors(data: Sequence[Tensor], means: Sequence[Tensor]) -> FactoredMoment:
     """Return the moments of sets of observations about their means, as factors of the data."""
     return of_factor(torch.cat([data_factor(x, m) for x, m in zip(data, means, strict=True)]))
-
-
-def placed(data: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Copy data to a device, if enough memory remains there for the computation."""
-    if device.type == "cuda":
-        most = DATA_SHARE * torch.cuda.mem_get_info(device)[1]
-        if sum(x.nbytes for x in data) > most:
-            return list(data)
-    return [x.to(device) for x in data]

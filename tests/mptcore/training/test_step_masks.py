@@ -32,28 +32,22 @@ def masks_of(sizes: list[int], generator: torch.Generator) -> Tensor:
     return masks
 
 
-def test_prefetched_masks_are_those_of_the_next_step() -> None:
-    """Until they are asked for, the generators are where they were."""
-    plain, ready = (step_masks(schedule="all", per_size=2) for _ in range(2))
-    for fraction in (0.1, 0.2):
-        before = [one.get_state() for one in ready.generators().values()]
-        ready.draw_ahead(fraction)
-        after = [one.get_state() for one in ready.generators().values()]
-        assert all(map(torch.equal, before, after))
-        assert torch.equal(ready.draw(fraction), plain.draw(fraction))
-    assert torch.equal(ready.draw(0.3), plain.draw(0.3))
-
-
 def test_masks_for_another_step_than_the_next_are_drawn_again() -> None:
     """After a ramp has gone on, and after the generators were restored."""
     plain, ready = (step_masks(schedule="ramp", start=0.2, end=1.0, per_size=2) for _ in range(2))
-    ready.draw_ahead(0.1)
-    assert torch.equal(ready.draw(0.9), plain.draw(0.9))
-    ready.draw_ahead(0.9)
+
+    def draw_ahead(fraction: float) -> None:
+        with ready.several_ahead([fraction]) as calls:
+            for call in calls:
+                call()
+
+    draw_ahead(0.1)
+    assert torch.equal(ready.draw_several([0.9])[:, 0], plain.draw(0.9))
+    draw_ahead(0.9)
     for one, other in zip(*(m.generators().values() for m in (ready, plain)), strict=True):
         other.manual_seed(7)
         one.set_state(other.get_state())
-    assert torch.equal(ready.draw(0.9), plain.draw(0.9))
+    assert torch.equal(ready.draw_several([0.9])[:, 0], plain.draw(0.9))
 
 
 FRACTIONS = [0.1, 0.5, 0.9]
