@@ -1,6 +1,6 @@
 """A state machine over the store with a virtual clock: what may happen, in any order.
 
-Three workers, users, and background processes whose steps come in any order. A worker looks for a
+Five workers, users, and background processes whose steps come in any order. A worker looks for a
 run at any time: its ticket may be late or doubled.
 """
 
@@ -11,7 +11,13 @@ from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import aliased
 
@@ -56,6 +62,7 @@ from worker.supervisor import UNSTORABLE
 LEASE_S, MAX_LOST = 10.0, 3
 STEPS = controller_steps(LEASE_S, MAX_LOST)
 SHARING = FairShare(half_life_s=100, advance_s=1)
+WORKERS = (1, 2, 3, 4, 5)
 LIMITS = {2: 1, 3: 2}
 """Maximum number of concurrent runs of these users; user 1 has no limit."""
 
@@ -119,6 +126,13 @@ class QueueMachine(RuleBasedStateMachine):
 
     # Users
 
+    @initialize(count=st.integers(1, 2))
+    def begin(self, count: int) -> None:
+        """Most steps need experiments: each user has some, and workers begin."""
+        for user in (1, 2, 3) * count:
+            self.submit(user, 0)
+        self.start([*WORKERS], len(WORKERS))
+
     @rule(user=st.integers(1, 3), priority=st.integers(-1, 1))
     def submit(self, user: int, priority: int) -> None:
         submission = Submission.model_validate({"spec": ppca_spec(), "priority": priority})
@@ -176,11 +190,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     # Workers
 
-    @rule(worker=st.integers(1, 3))
-    def start(self, worker: int) -> None:
-        """An idle worker has a ticket, or looks by itself. A busy one reads no tickets."""
-        if worker not in self.runs:
-            self._start(worker)
+    @rule(workers=st.permutations(WORKERS), count=st.integers(1, len(WORKERS)))
+    def start(self, workers: list[int], count: int) -> None:
+        """Idle workers have tickets, or look by themselves. A busy one reads no tickets."""
+        for worker in workers[:count]:
+            if worker not in self.runs:
+                self._start(worker)
 
     def _start(self, worker: int) -> bool:
         """Start a run. After a crash the worker is another process, with another name."""
@@ -216,15 +231,17 @@ class QueueMachine(RuleBasedStateMachine):
                 "after": after,
             }
             batch.add(line)
+        owned = self._owns(run)
         try:
             for _ in range(times):
                 with self.database.transaction() as session:
                     desired = record(session, run.claim, batch, LEASE_S)
                     self.clock += commit_takes_s
         except LeaseLost:
-            assert not self._owns(run)
+            assert not owned
             del self.runs[worker]
             return
+        assert owned, "an attempt wrote that did not own its experiment"
         run.written = after
         if desired != DesiredState.RUN:
             self._end(worker, lambda session: lease.release(session, run.claim))
@@ -333,6 +350,20 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.5, 5.0, 11.0, 31.0]))
     def advance(self, seconds: float) -> None:
         self.clock += seconds
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), heartbeats=st.booleans())
+    def freeze(self, data: st.DataObject, heartbeats: bool) -> None:
+        """A worker is frozen for longer than its lease, perhaps all are. Its run is queued again,
+        and idle workers look for one. When it wakes, it goes on as if nothing had happened."""
+        frozen = data.draw(st.sampled_from(sorted(self.runs)))
+        self.clock += LEASE_S / 2
+        for worker in sorted(self.runs):
+            if heartbeats and worker != frozen:
+                self._write(worker, 0)
+        self.clock += LEASE_S / 2 + 1
+        self._step("expire")
+        self.start([*WORKERS], len(WORKERS))
 
     # Background processes
 
