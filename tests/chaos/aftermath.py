@@ -33,21 +33,35 @@ def false_reaps(database: Database, blame: Sequence[tuple[float, str]]) -> int:
 
 
 def false_failures(
-    database: Database, kinds: Mapping[str, str], may_fail: Mapping[str, str]
+    database: Database,
+    kinds: Mapping[str, str],
+    may_fail: Mapping[str, str],
+    full: Sequence[tuple[float, float]],
 ) -> int:
     """Number of experiments that failed although their kind may not fail so, and that no stall
-    explains."""
+    explains. While the disk was `full`, no stall is an explanation."""
     with database.snapshot() as session:
         failed = session.scalars(select(Experiment).where(Experiment.status == Status.FAILED))
         false = [
             f"{one.id}: {one.failure_kind}: {one.failure_message}"
             for one in failed
             if one.failure_kind != may_fail.get(kinds.get(one.id, ""))
-            and "reported nothing" not in (one.failure_message or "")
+            and (
+                "reported nothing" not in (one.failure_message or "")
+                or any(began < (one.finished_at or 0) < ended for began, ended in full)
+            )
         ]
     for line in false:
         say(f"false failure: {line}")
     return len(false)
+
+
+def starts_within(database: Database, spans: Sequence[tuple[float, float]]) -> int:
+    """Number of runs that started within these times."""
+    with database.snapshot() as session:
+        events = session.scalars(select(Event).where(Event.kind == "status")).all()
+    starts = [event.at for event in events if event.data["status"] == "running"]
+    return sum(began < at < ended for at in starts for began, ended in spans)
 
 
 def processes_of(store: str) -> list[psutil.Process]:

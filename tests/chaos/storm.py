@@ -13,7 +13,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,33 @@ from service.tables.db_errors import TRANSIENT_DB_ERRORS
 from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment, Status
 from service.tables.users import User
-from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say
-from tests.chaos.plan import LONG, SHORT, Plan
+from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say, starts_within
+from tests.chaos.plan import BRIEF, LONG, Plan
+from tests.support.disks import Disk, DiskUnavailable
 from tests.support.invariants import Counts, Record, check
+from tests.support.memory_limits import LimitUnavailable, MemoryLimit
+from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 from tests.support.servers import PostgreSQL, Redis
 from tests.support.undisturbed import ENDLESS, KINDS, undisturbed_records
 
 SPECS = {**KINDS, "endless": ENDLESS}
+LARGE = ppca_spec(
+    data__n=250_000,
+    data__dim=100,
+    evaluate__masks={"schedule": "fixed", "size": 5, "per_size": 2000},
+)
+"""A run of about 0.8 GiB. Two of them exceed the memory that a plan gives to both workers."""
 MAY_FAIL = {"endless": "timeout"}
 """Expected failure of each kind of experiment that may fail by itself."""
 SETTLE_S = 240.0
 STALL_S = 20.0
 ORPHAN_S = 30.0
 LEASE_S = 3.0
+NOTICE_S = 3.0
+"""Time that workers have to notice that the disk is full."""
+RESERVE_BYTES = 20 * 2**20
+DISK_MIB = 300
 HORIZON_S = 90.0
 """A writer that was frozen ends within a minute (PostgreSQL's timeouts)."""
 BACKGROUND = {"dispatcher1": ("dispatcher",), "dispatcher2": ("dispatcher",), "reaper": ("reaper",)}
@@ -60,6 +73,8 @@ class Tally:
 
     done: dict[str, int] = field(default_factory=dict)
     blame: list[tuple[float, str]] = field(default_factory=list)
+    full: list[tuple[float, float]] = field(default_factory=list)
+    """Times within which the store's disk was full, and the workers had noticed it."""
     hidden: int = 0
     """Number of times that a foreign transaction delayed the reading of events."""
 
@@ -71,12 +86,23 @@ class Storm:
     """A lab that is kept running, as a restart policy would, while it is disturbed."""
 
     def __init__(
-        self, settings: Settings, postgresql: PostgreSQL, redis: Redis, plan: Plan, log: Path
+        self,
+        settings: Settings,
+        postgresql: PostgreSQL,
+        redis: Redis,
+        plan: Plan,
+        log: Path,
+        disk: Disk | None = None,
+        memory: MemoryLimit | None = None,
     ):
+        """The store is on the disk, and the workers share the memory, where these are given."""
         self.settings = settings
         self.postgresql = postgresql
         self.redis = redis
         self.plan = plan
+        self.disk = disk
+        self.memory = memory
+        self.specs = {**SPECS, **({} if memory is None else {"large": LARGE})}
         self.random = random.Random(plan.seed)
         self.lab = Lab(settings, log)
         self.tally = Tally()
@@ -93,7 +119,7 @@ class Storm:
     def run(self) -> tuple[Counts, dict[str, int]]:
         """Disturb, let it settle, stop; the invariants' counts, and the others that must be 0."""
         self._add_users()
-        expected = {name: undisturbed_records(spec) for name, spec in SPECS.items()}
+        expected = {name: undisturbed_records(spec) for name, spec in self.specs.items()}
         for name in self.commands:
             self._start(name)
         with ThreadPoolExecutor(1) as beside:
@@ -109,9 +135,10 @@ class Storm:
         counts = check(database, self.accepted, fair_share=self.settings.share)
         zeros = {
             "false reaps": false_reaps(database, self.tally.blame),
-            "false failures": false_failures(database, self.kinds, MAY_FAIL),
+            "false failures": false_failures(database, self.kinds, MAY_FAIL, self.tally.full),
             "orphan processes": self._orphans(),
             "hidden events": self.tally.hidden,
+            "starts on a full disk": starts_within(database, self.tally.full),
         }
         database.close()
         return counts, zeros
@@ -132,6 +159,7 @@ class Storm:
         """Keep a few experiments of each waiting; a request without an answer is sent again."""
         files = [self.settings.key_file, *map(self._key_file, LIMITS)]
         pick = random.Random(self.plan.seed + 1)
+        kinds = sorted(SPECS) + (0 if self.memory is None else len(SPECS)) * ["large"]
         url = f"http://127.0.0.1:{self.lab.port}"
         with ExitStack() as stack:
             clients = [
@@ -141,8 +169,8 @@ class Storm:
             while not self._calm.is_set():
                 client = pick.choice(clients)
                 if self._outstanding(client) < self.plan.waiting:
-                    kind = pick.choice(sorted(SPECS))
-                    made = self._insist(client, SPECS[kind], f"storm-{uuid.uuid4().hex}")
+                    kind = pick.choice(kinds)
+                    made = self._insist(client, self.specs[kind], f"storm-{uuid.uuid4().hex}")
                     if made is not None:
                         self.accepted[made["id"]] = expected[kind]
                         self.kinds[made["id"]] = kind
@@ -185,6 +213,7 @@ class Storm:
             + [self._slow_disk] * plan.slow_disks
             + [self._failover] * plan.failovers
             + [self._foreign_transaction] * plan.foreign_transactions
+            + [self._full_disk] * (0 if self.disk is None else plan.disk_fills)
         )
         self.random.shuffle(deeds)
         if plan.database_away_s:
@@ -305,6 +334,14 @@ class Storm:
         time.sleep(self.random.uniform(1, 2 * LEASE_S))
         self.postgresql.thaw()
 
+    def _full_disk(self) -> None:
+        """Fill the store's disk, at times for longer than a run may be silent."""
+        assert self.disk is not None
+        with self.disk.full():
+            began = time.time()
+            time.sleep(self.random.choice([STALL_S / 4, STALL_S + 10]))
+            self.tally.full.append((began + NOTICE_S, time.time()))
+
     def _failover(self) -> None:
         """Switch to a standby that does not accept writes yet."""
         name = self.settings.url.rpartition("/")[2]
@@ -338,8 +375,11 @@ class Storm:
                 self._start(name)
 
     def _start(self, name: str) -> None:
-        more = {"LEASE_S": LEASE_S, "STALL_S": STALL_S}
-        self.lab.start(name, *self.commands[name], **{f"MPT_{k}": str(v) for k, v in more.items()})
+        more = {"LEASE_S": LEASE_S, "STALL_S": STALL_S, "RESERVE_BYTES": RESERVE_BYTES}
+        given = {f"MPT_{key}": str(value) for key, value in more.items()}
+        process = self.lab.start(name, *self.commands[name], **given)
+        if self.memory is not None and name in WORKERS:
+            self.memory.add(process.pid)
 
     # Invariants after the storm
 
@@ -379,32 +419,49 @@ def summary(tally: Tally, counts: Counts, zeros: dict[str, int]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true", help="as in the test suite")
+    parser.add_argument("--short", action="store_true", help="of minutes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    plan = SHORT if options.short else LONG
-    plan.seed = options.seed
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        postgresql, redis = PostgreSQL(Path(folder)), Redis(Path(folder))
+    plan = replace(BRIEF if options.short else LONG, seed=options.seed)
+    missing: list[str] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        postgresql, redis = PostgreSQL(folder), Redis(folder)
         postgresql.start()
         redis.start()
         postgresql.create("storm")
+        store, disk, memory = folder / "store", None, None
+        try:
+            disk = Disk(folder, "disk", DISK_MIB)
+            stack.callback(disk.detach)
+            store = disk.folder / "store"
+        except DiskUnavailable as error:
+            missing.append(f"full disks did not run: {error}")
+        try:
+            memory = MemoryLimit(plan.memory_mib * 2**20)
+            stack.callback(memory.remove)
+        except LimitUnavailable as error:
+            missing.append(f"large runs did not run: {error}")
         settings = Settings(
-            store=Path(folder, "store"),
+            store=store,
             database_url=postgresql.url("storm"),
             redis_url=redis.new_url(),
         )
         prepare(settings)
-        storm = Storm(settings, postgresql, redis, plan, Path(folder, "lab.log"))
+        storm = Storm(settings, postgresql, redis, plan, folder / "lab.log", disk, memory)
         counts, zeros = storm.run()
+        if memory is not None:
+            say(f"the kernel killed {memory.kills} processes for lack of memory")
         postgresql.stop()
         redis.stop()
         clean = counts.clean and not any(zeros.values())
         if not clean:
             shutil.copy(storm.lab.log, "storm.log")
             say("the lab's log is kept in storm.log")
+    for line in missing:
+        say(line)
     say(summary(storm.tally, counts, zeros))
-    return 0 if clean else 1
+    return 0 if clean and not missing else 1
 
 
 if __name__ == "__main__":
