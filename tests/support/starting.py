@@ -1,4 +1,4 @@
-"""How the queue is moved: starts of runs, and the steps of its background processes.
+"""Starts of runs, and the steps of the background processes of the queue.
 
 Tests of the queue start runs only through this module, so that they do not depend on how a worker
 finds its next run.

@@ -18,7 +18,7 @@ from service.tables.engine import Database
 from service.tables.experiments import Attempt, Queue, Status
 from tests.support.attempts import submitted
 from tests.support.dispatches import dispatched
-from tests.support.ppca_spec import ppca_spec
+from tests.support.ppca_spec import spec_on
 from tests.support.stored import change, row, status_events
 from worker.fitness import UnfitWorker
 from worker.slot import Slot
@@ -32,7 +32,7 @@ def claim(database: Database, dispatch: tuple[str, int]) -> Claim | None:
 @pytest.mark.parametrize("queue", Queue)
 def test_a_dispatch_is_stored(database: Database, queue: Queue) -> None:
     """Under a new number each time."""
-    one, other = (submitted(database, ppca_spec(compute__device="auto")) for _ in range(2))
+    one, other = (submitted(database, spec_on("auto")) for _ in range(2))
     change(database, one, dispatch_no=4)
     with database.transaction() as session:
         assert dispatch_next(session, queue) == Dispatch(one, 5, queue)
@@ -139,7 +139,7 @@ def test_a_dispatch_that_needs_more_memory_is_put_back(database: Database) -> No
 
 
 def test_only_open_dispatches_are_reaped(database: Database) -> None:
-    """By the clock: not those of a run that has begun or ended, nor an experiment in the queue."""
+    """Runs that have begun or ended, and experiments in the queue, are left as they are."""
     ids = [submitted(database) for _ in range(3)]
     numbers = [dispatched(database)[1] for _ in ids]
     assert claim(database, (ids[0], numbers[0])) is not None

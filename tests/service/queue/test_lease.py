@@ -26,7 +26,7 @@ from service.tables.experiments import (
     Status,
 )
 from tests.support.attempts import claim_next, claimed, submitted
-from tests.support.ppca_spec import ppca_spec
+from tests.support.ppca_spec import spec_on
 from tests.support.records import RECORDS, point
 from tests.support.starting import start_next
 from tests.support.stored import change, row, status_events
@@ -174,7 +174,7 @@ def test_a_claim_without_enough_memory_is_refused(
 
 @pytest.mark.parametrize("queue", Queue)
 def test_a_claim_uses_a_slot_of_its_queue(database: Database, queue: Queue) -> None:
-    experiment_id = submitted(database, ppca_spec(compute__device="auto"))
+    experiment_id = submitted(database, spec_on("auto"))
     change(database, experiment_id, estimated_bytes=7)
     with database.transaction() as session:
         claim = start_next(session, "w", queue)
