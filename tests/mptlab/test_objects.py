@@ -75,7 +75,6 @@ def test_a_spec_in_any_form(connected: Client, tmp_path: Path, form: str) -> Non
 def test_a_preset_by_its_name(connected: Client) -> None:
     made = connected.experiments.create("fig1-left", cache=False)
     assert made.spec == connected.preset("fig1-left")["specs"][0]
-    made.cancel()
     with pytest.raises(ValueError, match=r"3 specs: call client\.run_preset\('table1'\)"):
         connected.experiments.create("table1")
     with pytest.raises(Refused, match="did you mean table1"):
