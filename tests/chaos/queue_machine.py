@@ -60,6 +60,8 @@ from tests.support.starting import (
 from worker.supervisor import UNSTORABLE
 
 LEASE_S, MAX_LOST = 10.0, 3
+HANDED_BACK = {"disk_full": 3, "memory": 1}
+"""Maximum number of attempts that are handed back for each reason."""
 STEPS = controller_steps(LEASE_S, MAX_LOST)
 SHARING = FairShare(half_life_s=100, advance_s=1)
 WORKERS = (1, 2, 3, 4, 5)
@@ -325,7 +327,9 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.runs)
     @rule(
         data=st.data(),
-        how=st.sampled_from(["error", "timeout", "oom", "hand back", "cancelled", "killed"]),
+        how=st.sampled_from(
+            ["error", "timeout", "oom", "hand back", "cancelled", "killed", *HANDED_BACK]
+        ),
         pending=st.integers(0, 6),
     )
     def end_early(self, data: st.DataObject, how: str, pending: int) -> None:
@@ -342,6 +346,8 @@ class QueueMachine(RuleBasedStateMachine):
             "killed": lambda s: lease.mark_lost(s, claim, MAX_LOST),
         }
         cause = FailureCause(how, "x")
+        if (most := HANDED_BACK.get(how)) is not None:
+            commits[how] = lambda s: lease.hand_back(s, claim, how, most, cause)
         failed = partial(lease.finish, claim=claim, status=Status.FAILED, failure=cause)
         self._end(worker, commits.get(how, failed))
 
