@@ -1,4 +1,4 @@
-"""Compare some fifty runs with recorded ones to the last bit: `python -m tests.pin`.
+"""Compare some seventy runs with recorded ones to the last bit: `python -m tests.pin`.
 
 A run of the filter gives its numbered records and its artifacts; `pin.json` has their SHA-256. A
 change of the code that is meant to change no number ends with `Pin: equal`. Another order of a sum
