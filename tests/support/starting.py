@@ -1,7 +1,7 @@
-"""Starts of runs, and the steps of the background processes of the queue.
+"""Starts of runs, and the steps of the queue's background processes.
 
-Tests of the queue start runs only through this module, so that they do not depend on how a worker
-finds its next run.
+Tests of the queue start runs through this module, so that they do not depend on how a worker finds
+its next run. Only tests of a dispatch that nobody has claimed make one themselves.
 """
 
 import math

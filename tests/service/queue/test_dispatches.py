@@ -1,7 +1,6 @@
 """Dispatches: chosen for a worker under a number, claimed once, and put back if nobody claims them.
 
-Only these tests, those of the dispatcher, of its messages and of deafness know of dispatches; all
-others start runs through tests.support.starting.
+Tests that need no dispatch by itself start runs through tests.support.starting.
 """
 
 import time
@@ -139,7 +138,7 @@ def test_a_dispatch_that_needs_more_memory_is_put_back(database: Database) -> No
 
 
 def test_only_open_dispatches_are_reaped(database: Database) -> None:
-    """Runs that have begun or ended, and experiments in the queue, are left as they are."""
+    """The clock decides, but not for a run that has begun or ended, or is still in the queue."""
     ids = [submitted(database) for _ in range(3)]
     numbers = [dispatched(database)[1] for _ in ids]
     assert claim(database, (ids[0], numbers[0])) is not None
