@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastapi.testclient import TestClient
+from sqlalchemy import update
 
 from service.experiments.schemas import Submission
 from service.queue import lease, rooms, workers
@@ -16,8 +17,8 @@ from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
-from service.tables.engine import Database
-from service.tables.experiments import Experiment, Queue, Status
+from service.tables.engine import Database, now
+from service.tables.experiments import Attempt, Experiment, Queue, Status
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 
@@ -261,6 +262,10 @@ def test_runs_beside_a_run(either: Database) -> None:
     assert beside() == [1, 1, 0]
     finish(either, runs[0])
     assert beside() == [1, 1, 0]
+    with either.transaction() as session:
+        ended = update(Attempt).where(Attempt.ended_at.is_not(None))
+        session.execute(ended.values(ended_at=now() - 60))
+    assert beside() == [1, 0, 0]
 
 
 def test_a_run_too_large_for_every_worker_is_refused(api: TestClient, database: Database) -> None:
