@@ -29,9 +29,9 @@ EAGERNESS = 5
 """Factor by which it polls faster for EAGER_S after a choice, because short runs end soon."""
 LOOK_S = 0.5
 """Interval between looks for unclaimed dispatches."""
-PATIENCE_S = 2.0
+UNCLAIMED_S = 2.0
 """Seconds after which a worker is notified again of an unclaimed dispatch."""
-SETTLE_S = 5.0
+RING_AGAIN_S = 5.0
 """Seconds between further messages about the same dispatch."""
 
 
@@ -94,14 +94,14 @@ class Dispatcher:
         worker that hangs. At most one claim of a dispatch succeeds."""
         try:
             with self.database.snapshot() as session:
-                late = dispatch.unclaimed(session, PATIENCE_S)
+                late = dispatch.unclaimed(session, UNCLAIMED_S)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             return
         at = time.monotonic()
         self._rung_again = {one: self._rung_again.get(one, -math.inf) for one in late}
         for one, before in self._rung_again.items():
-            if at >= before + SETTLE_S:
+            if at >= before + RING_AGAIN_S:
                 if not self._ring(one):
                     break  # each failure may take seconds
                 self._rung_again[one] = at

@@ -23,7 +23,7 @@ from tests.support import stored
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import spec_on
 from worker import dispatcher
-from worker.dispatcher import EAGER_S, EAGERNESS, PATIENCE_S, SETTLE_S, Dispatcher
+from worker.dispatcher import EAGER_S, EAGERNESS, RING_AGAIN_S, UNCLAIMED_S, Dispatcher
 
 
 class Clock(threading.Event):
@@ -218,12 +218,12 @@ def test_an_unclaimed_dispatch_is_notified_again(
     stored.change(database, one, **dispatched, dispatched_at=now())
     doorbell._ring_again()
     assert rung == []
-    stored.change(database, one, dispatched_at=now() - PATIENCE_S - 0.1)
-    for clock.at in (0.0, SETTLE_S - 0.1, SETTLE_S, SETTLE_S + 0.1):
+    stored.change(database, one, dispatched_at=now() - UNCLAIMED_S - 0.1)
+    for clock.at in (0.0, RING_AGAIN_S - 0.1, RING_AGAIN_S, RING_AGAIN_S + 0.1):
         doorbell._ring_again()
     assert rung == [Dispatch(one, 3, Queue.CPU)] * 2
     stored.change(database, one, status=Status.RUNNING)
-    clock.at = 3 * SETTLE_S
+    clock.at = 3 * RING_AGAIN_S
     doorbell._ring_again()
     assert len(rung) == 2
     assert doorbell._rung_again == {}
