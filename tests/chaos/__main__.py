@@ -49,6 +49,8 @@ def run(name: str, arguments: tuple[str, ...], environment: dict[str, str]) -> t
         return False, f"{name}: DID NOT RUN: {'; '.join(reasons)} ({last})"
     if process.returncode:
         return False, f"{name}: FAILED with {process.returncode} after {took}: {last}"
+    if not last or "skipped" in last:  # as pytest does for a whole module, also if it must not
+        return False, f"{name}: DID NOT RUN: {last or 'it printed nothing'}"
     return True, f"{name}: ran {took}: {last}"
 
 

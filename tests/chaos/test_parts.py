@@ -13,6 +13,7 @@ from tests.chaos.__main__ import PARTS, run
         ("print('=== 3 passed ===')", True, "ran"),
         ("print('storm: did not run: no mount'); print('0 lost')", False, "DID NOT RUN: no mount"),
         ("print('2 lost'); exit(3)", False, "FAILED with 3"),
+        ("print('3 passed, 1 skipped')", False, "DID NOT RUN"),
     ],
 )
 def test_the_outcome_of_a_part(program: str, is_clean: bool, line: str) -> None:
@@ -20,6 +21,13 @@ def test_the_outcome_of_a_part(program: str, is_clean: bool, line: str) -> None:
     assert outcome == is_clean
     assert told.startswith(f"part: {line}")
     assert any(count in told for count in ("3 passed", "0 lost", "2 lost"))
+
+
+def test_a_part_without_counts_did_not_run() -> None:
+    assert run("part", ("-c", "pass"), {**os.environ}) == (
+        False,
+        "part: DID NOT RUN: it printed nothing",
+    )
 
 
 @pytest.mark.slow
