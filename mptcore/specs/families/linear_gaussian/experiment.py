@@ -152,7 +152,7 @@ class LinearGaussianExperiment(VectorExperiment):
         return BYTES_PER_SCORE * scores
 
     def _together_bytes(self) -> int:
-        if self.compute.device == "cpu":
+        if self.device == "cpu":
             return self.compute.memory_bytes or 0
         most = self.compute.memory_bytes or GPU_BATCH_BYTES
         return min(most, self.evaluate.count(self.data.dim) * self._bytes_per_mask())
