@@ -1,6 +1,6 @@
 """Drop the column for experiments that an idle CPU runs in less time than a GPU needs to start.
-PPCA and factor analysis with device `auto` use the CPU: those that have not ended get this device.
-"""
+PPCA and factor analysis with device `auto` use the CPU: those that have not ended get this device,
+and lose their estimates of memory, which were those of a GPU."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,11 +12,12 @@ depends_on = None
 
 TABLE = "experiments"
 FAMILIES = ("ppca", "factor_analysis")
+COLUMNS = ("device", "family", "status", "memory_bytes", "estimated_bytes")
 NOT_ENDED = ("queued", "dispatched", "running", "paused")
 
 
 def upgrade() -> None:
-    experiments = sa.table(TABLE, *map(sa.column, ("device", "family", "status")))
+    experiments = sa.table(TABLE, *map(sa.column, COLUMNS))
     op.execute(
         experiments.update()
         .where(
@@ -24,7 +25,7 @@ def upgrade() -> None:
             experiments.c.family.in_(FAMILIES),
             experiments.c.status.in_(NOT_ENDED),
         )
-        .values(device="cpu")
+        .values(device="cpu", memory_bytes=None, estimated_bytes=None)
     )
     op.drop_column(TABLE, "prefers_cpu")
 

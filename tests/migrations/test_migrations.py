@@ -87,18 +87,24 @@ def test_the_device_and_the_family_of_before_are_read_from_specs(config: Config)
 
 
 def test_auto_of_linear_gaussians_that_have_not_ended_is_the_cpu(config: Config) -> None:
+    """The estimate of their memory, which was that of a GPU, is dropped."""
     families = {"a": "ppca", "b": "factor_analysis", "c": "vae", "d": "ppca"}
     statuses = {"a": "paused", "b": "queued", "c": "queued", "d": "succeeded"}
-    database = upgraded(
-        config,
-        *(
-            experiment(name, f'{{"model": {{"family": "{family}"}}}}', status=statuses[name])
-            for name, family in families.items()
-        ),
-    )
+    database = Database(config.attributes["url"])
+    command.upgrade(config, VERSION_0_1)
+    with database.transaction() as session:
+        session.execute(text("INSERT INTO users (id, name, created_at) VALUES (1, 'local', 0)"))
+        for name, family in families.items():
+            spec = f'{{"model": {{"family": "{family}"}}}}'
+            session.execute(text(experiment(name, spec, status=statuses[name])))
+    command.upgrade(config, "0039")
+    with database.transaction() as session:
+        session.execute(text("UPDATE experiments SET memory_bytes = 9"))
+    command.upgrade(config, "head")
     with database.snapshot() as session:
-        found = session.scalars(text("SELECT device FROM experiments ORDER BY id"))
-        assert found.all() == ["cpu", "cpu", "auto", "auto"]
+        found = session.execute(text("SELECT device, memory_bytes FROM experiments ORDER BY id"))
+        on_cpu, kept = ("cpu", None), ("auto", 9)
+        assert [tuple(row) for row in found] == [on_cpu, on_cpu, kept, kept]
 
 
 def test_users_and_keys_of_before_may_do_what_they_could(config: Config) -> None:
