@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 SAMPLED_EVERY_S = worker_samples.MINUTE_S / 2
 """Interval of samples: one for each minute, even if a heartbeat is late."""
+LOOK_S = 0.05
+"""Interval between looks for the end of the run of a worker that stops."""
 
 
 def worker_name() -> str:
@@ -88,8 +90,9 @@ class Presence:
         broker_answers: Callable[[], bool] = lambda: True,
         on_deaf: Callable[[], object] = lambda: None,
     ) -> None:
-        """Send heartbeats until stopping, then sign off. `on_deaf` is called if a dispatch has
-        waited too long although this worker was idle and its broker answered."""
+        """Send heartbeats until stopping and the end of the current run, then sign off: the memory
+        of a run that saves its state is not free. `on_deaf` is called if a dispatch has waited too
+        long although this worker was idle and its broker answered."""
         idle_beats = 0
         while True:
             waited = self._beat()
@@ -99,7 +102,14 @@ class Presence:
                 log.error("a dispatch waited %.1f s while this node was idle: it is deaf", waited)
                 on_deaf()
             if stopping.wait(self.settings.heartbeat_s):
-                return self._leave()
+                break
+        beat_at = time.monotonic()
+        while self._run_pid() is not None:
+            time.sleep(LOOK_S)
+            if time.monotonic() >= beat_at + self.settings.heartbeat_s:
+                beat_at = time.monotonic()
+                self._beat()
+        self._leave()
 
     def _beat(self) -> float:
         try:

@@ -133,8 +133,10 @@ class Slot:
         runner = self.runner = self.new_runner()
         log.info("attempt %d begins", claim.attempt)
         self._supervision = Supervision(self.database, self.settings, claim, runner)
-        outcome = self._supervision.run(is_stopping)
-        self.runner = self._supervision = None
+        try:
+            outcome = self._supervision.run(is_stopping)
+        finally:
+            self.runner = self._supervision = None
         log.info("attempt %d: %s", claim.attempt, outcome)
         self._clean_up(claim)
         if outcome == UNFIT:

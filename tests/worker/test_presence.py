@@ -1,5 +1,6 @@
 """A node that receives nothing: it is deaf, or its broker is unreachable."""
 
+import os
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -51,6 +52,29 @@ def test_a_node_without_a_broker_is_not_deaf(settings: Settings, tmp_path: Path)
         finally:
             stopping.set()
             beats.join()
+
+
+def test_a_worker_that_stops_is_present_until_its_run_has_ended(
+    settings: Settings, database: Database
+) -> None:
+    """Until then, the memory of the run is not free, and a kill of it happens beside others."""
+    stopping, ended = threading.Event(), threading.Event()
+    quick = settings.model_copy(update={"heartbeat_s": 0.02})
+    run_pid = lambda: None if ended.is_set() else os.getpid()  # noqa: E731
+    presence = Presence(database, quick, "w", Queue.CPU, run_pid)
+    stopping.set()
+    beats = threading.Thread(target=presence.run, args=[stopping])
+    beats.start()
+    try:
+        beats.join(0.5)
+        with database.snapshot() as session:
+            [(worker, _, _)] = workers.alive(session, 60.0)
+        assert worker.memory_ours
+    finally:
+        ended.set()
+        beats.join()
+    with database.snapshot() as session:
+        assert not workers.alive(session, 60.0)
 
 
 def test_a_broker_that_is_frozen_does_not_answer(
