@@ -349,11 +349,11 @@ class Supervision:
         if not self.runner.ready and not self._is_past_grace:
             log.error("no run can start here: %s", self.runner.stderr[-4000:] or f"status {status}")
             return Outcome(UNFIT, self._release().commit)
-        if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
-            return self._killed_for_memory()
         if self._is_past_grace:
             log.warning("the runner left no checkpoint in time")
             return self._release()
+        if status == -signal.SIGKILL and kernel_kills() > self._kernel_kills:
+            return self._killed_for_memory()
         if status in (GONE, -signal.SIGKILL, -signal.SIGTERM):  # killed from outside
             log.warning("%s", _killed(status))
             return self._lost("lost")

@@ -167,6 +167,18 @@ def peak_bytes(watch: Watch) -> int | None:
         return session.get_one(Attempt, (watch.claim.experiment_id, 1)).peak_bytes
 
 
+def test_a_run_killed_after_its_grace_was_not_killed_for_memory(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel killed another process during the run. Then its worker stopped, and the run was
+    too slow."""
+    counts = itertools.count()
+    monkeypatch.setattr(supervisor, "kernel_kills", lambda: next(counts))
+    watch.settings = watch.settings.model_copy(update={"stall_s": 60.0})
+    ended, _ = watch.run(points(1), status=None, is_stopping=lambda: True)
+    assert (ended, watch.found.status, watch.failure) == ("unfinished", "queued", (None, None))
+
+
 MEMORY = [{"seq": None, "record": "memory", "device_bytes": size} for size in (5, 7)]
 
 
