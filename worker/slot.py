@@ -113,6 +113,9 @@ class Slot:
             if vitals.store_full:
                 lease.put_back(session, experiment_id, dispatch_no, "the store's disk is full")
                 return None
+            # A request that hangs may have locked it: then only this worker waits, not dispatching.
+            if not lease.is_dispatched(session, experiment_id, dispatch_no, lock=True):
+                return None
             place = rooms.lock_place(
                 session, self.name, vitals.queue, self.settings.worker_silent_s
             )

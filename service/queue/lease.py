@@ -139,13 +139,18 @@ def claim(
     return begun
 
 
-def is_dispatched(session: Session, experiment_id: str, dispatch_no: int) -> bool:
-    """Return whether this is the current dispatch of an experiment, which nobody has claimed."""
+def is_dispatched(
+    session: Session, experiment_id: str, dispatch_no: int, *, lock: bool = False
+) -> bool:
+    """Return whether this is the current dispatch of an experiment, which nobody has claimed. With
+    `lock`, it remains so until the end of the transaction."""
     current = select(Experiment.id).where(
         Experiment.id == experiment_id,
         Experiment.status == Status.DISPATCHED,
         Experiment.dispatch_no == dispatch_no,
     )
+    if lock:
+        current = current.with_for_update(key_share=True)
     return session.scalar(current) is not None
 
 

@@ -9,14 +9,17 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text, update
 
 from service.limiter import FairLimiter
-from service.queue import quota
+from service.queue import quota, workers
+from service.queue.dispatch import dispatch_next
+from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.engine import Database
-from service.tables.experiments import Experiment, Status
+from service.tables.experiments import Experiment, Queue, Status
 from service.web.main import create_app
 from service.web.routes.webhooks import MAX_WEBHOOKS
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
+from worker.slot import Slot
 
 
 @pytest.fixture
@@ -47,6 +50,27 @@ def test_a_change_of_a_sweep_locks_its_owner_before_its_runs(
             free = select(Experiment.id).with_for_update(skip_locked=True)
             assert len(session.scalars(free).all()) == 2
         assert changed.result().json()["visibility"] == "lab"
+
+
+def test_a_claim_that_waits_for_its_experiment_lets_others_dispatch(
+    api: TestClient, lab: Settings, database: Database
+) -> None:
+    """A request that hangs may have locked the experiment."""
+    api.post("/v1/experiments", json={"spec": ppca_spec()})
+    with database.transaction() as session:
+        workers.beat(session, "w", Vitals("w", Queue.CPU, 0))
+        chosen = dispatch_next(session)
+    assert chosen is not None
+    slot = Slot(database, lab, "w")
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as session:
+            session.execute(update(Experiment).values(priority=1))
+            claim = pool.submit(slot._claim, chosen.experiment_id, chosen.dispatch_no)
+            wait_for_waiting(database, 1)
+            free = text(f"SELECT pg_try_advisory_xact_lock({workers.DISPATCH_LOCK})")
+            with database.transaction() as dispatcher:
+                assert dispatcher.scalar(free)
+        assert claim.result() is not None
 
 
 def test_a_change_of_a_sweep_locks_the_runs_that_differ_in_the_order_of_their_ids(
