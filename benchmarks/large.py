@@ -17,6 +17,7 @@ from benchmarks import scale
 from benchmarks.figures import Figure
 from benchmarks.queries import FILTERS, SMALL
 from benchmarks.scale import ID, NUMBERS, vacuum
+from service.app import create_app
 from service.experiments import deletion
 from service.operations import retention
 from service.queue import clock, lease, ledger, quota, worker_samples, workers
@@ -29,7 +30,6 @@ from service.streams.changes import Changes
 from service.tables.engine import Database
 from service.tables.experiments import Queue, Status
 from service.tables.sweeps import Sweep, SweepPoint
-from service.web.main import create_app
 from service.webhooks import store as webhooks
 from tests.support.records import point
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 
+from service.app import create_app
 from service.logs import logged_process
 from service.operations.start import begin
 from service.web.connections import BoundedHeads, Server
-from service.web.main import create_app
 
 
 @logged_process

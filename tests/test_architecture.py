@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FORBIDDEN = {
-    "service.web.main": ["torch", "numba", "transformers", "datasets", "worker"],
+    "service.app": ["torch", "numba", "transformers", "datasets", "worker"],
     "mptlab, mptlab.cli, mptlab.demo": ["torch", "service", "worker", "sqlalchemy"],
     "worker.local": ["torch", "fastapi"],
     "mptcore.data.inspect": ["torch", "sklearn"],
@@ -114,15 +114,19 @@ def test_only_run_imports_all_families() -> None:
 
 
 SERVICE = Path(__file__).parents[1] / "service"
-FOLDERS = (
-    "revisions", "timings", "logs", "refusals", "fair_share", "settings", "schemas",
-    "limiter", "store_space",
-    "tables", "accounts", "webhooks", "queue", "records", "datasets", "experiments", "sweeps",
-    "submission", "streams", "operations", "web", "__main__",
+LAYERS_OF_SERVICE = (
+    "revisions", "timings", "logs", "refusals", "fair_share", "settings", "schemas", "limiter",
+    "store_space", "tables", "db", "models",
+    "accounts", "webhooks", "workers", "queue", "records", "datasets", "experiments", "sweeps",
+    "submission", "streams", "events", "presets", "curves", "operations",
+    "web", "routes", "ui", "app", "__main__",
 )  # fmt: skip
-"""Folders and single modules of the service, from the lowest. None imports a higher one."""
+"""Layers of the service, from the lowest: its folders and single modules, the `models.py` of all
+folders, and their routes. None imports a higher one, so any folder may use the tables of another
+one, and only the app knows routes."""
 HTTP = ("fastapi", "starlette")
-"""Only `service/web` imports these."""
+"""Only these know HTTP: routes, `web`, `ui` and the app."""
+KNOW_HTTP = ("web", "routes", "ui", "app")
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -139,24 +143,37 @@ def python_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.py") if "documents" not in path.parts)
 
 
+def layer_of(name: str) -> str:
+    """Return the layer of a name such as `service.accounts.models.User`."""
+    parts = name.split(".")[1:]
+    module = parts[1] if len(parts) > 1 else ""
+    if module == "models":
+        return "models"
+    if module == "routes" or module.endswith("_routes") or parts[:2] == ["curves", "formats"]:
+        return "routes"
+    return parts[0]
+
+
 @pytest.mark.parametrize("folder", sorted(path.stem for path in SERVICE.glob("[a-z_]*")))
 def test_each_folder_of_the_service_has_its_place(folder: str) -> None:
-    assert folder in (*FOLDERS, "__init__", "__pycache__", "py")
+    assert folder in (*LAYERS_OF_SERVICE, "__init__", "__pycache__", "py")
 
 
 @pytest.mark.parametrize("file", python_files(SERVICE), ids=lambda f: str(f.relative_to(SERVICE)))
-def test_a_folder_of_the_service_imports_only_lower_folders(file: Path) -> None:
-    own = file.relative_to(SERVICE).parts[0].removesuffix(".py")
+def test_a_module_of_the_service_imports_only_lower_layers(file: Path) -> None:
+    module = ".".join(file.relative_to(SERVICE.parent).with_suffix("").parts)
+    if module == "service.__init__":
+        return
+    layer = layer_of(module)
     for name in imports(file):
-        if own != "web":
-            assert name.split(".")[0] not in HTTP, f"{name}: only service/web imports it"
-        if name.startswith("service.") and own != "__init__":
-            other = name.split(".")[1]
-            assert FOLDERS.index(other) <= FOLDERS.index(own), f"{name} is above {file}"
+        if layer not in KNOW_HTTP:
+            assert name.split(".")[0] not in HTTP, f"{name}: only routes, web, ui and app import it"
+        if name.startswith("service."):
+            other = LAYERS_OF_SERVICE.index(layer_of(name))
+            assert other <= LAYERS_OF_SERVICE.index(layer), f"{name} is above {file}"
 
 
-def test_the_worker_imports_nothing_of_the_web() -> None:
+def test_the_worker_knows_nothing_of_http() -> None:
     for file in python_files(SERVICE.parent / "worker"):
-        assert not [name for name in imports(file) if name.split(".")[:2] == ["service", "web"]], (
-            file
-        )
+        ours = [name for name in imports(file) if name.startswith("service.")]
+        assert {layer_of(name) for name in ours}.isdisjoint(KNOW_HTTP), file

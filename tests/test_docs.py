@@ -18,8 +18,8 @@ import typer
 from docs.reference import pages
 from mptcore.specs import Limits, parse_spec
 from mptlab.cli import app
+from service.app import create_app
 from service.settings import Settings
-from service.web.main import create_app
 from tests.support.processes import embedded_service
 
 ROOT = Path(__file__).parents[1]

@@ -22,12 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from docs.reference import pages
 from mptlab import serve
 from mptlab.cli import app
+from service.app import create_app
 from service.queue import lease, workers
 from service.queue.workers import Vitals
 from service.settings import SECRETS, Settings
 from service.tables.engine import Database
 from service.tables.experiments import Queue, Status
-from service.web.main import create_app
 from tests.deployment.test_compose import PATH
 from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec

@@ -22,6 +22,7 @@ from sqlalchemy import select
 
 from mptlab import serve
 from service.accounts import accounts
+from service.app import create_app
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from service.sweeps import store as sweeps
@@ -32,7 +33,6 @@ from service.tables.experiments import Experiment
 from service.tables.sweeps import Sweep
 from service.tables.users import ROLE_SCOPES, Role, User
 from service.web.connections import HEAD_S
-from service.web.main import create_app
 from tests.fuzz.costs import KINDS, MAX_ANSWER_BYTES, TIMES, Cost, cpu_s, waits
 from tests.fuzz.hostile import ATTACKS, Connection, SlowLoris
 from tests.fuzz.mutations import Generator, Request, routes

@@ -13,7 +13,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, select, text
 
 import migrations
-import service.web.main  # noqa: F401  # knows all tables
+import service.app  # noqa: F401  # knows all tables
 from service.records.statistics import Statistics, statistics
 from service.tables.engine import Base, Database
 from service.tables.experiments import Attempt, Status, Usage

@@ -75,7 +75,7 @@ ASK_THE_SERVICE = """
 import json, sys
 from fastapi.testclient import TestClient
 from docs.reference import pages
-from service.web.main import create_app
+from service.app import create_app
 from service.settings import Settings
 settings = Settings()
 key = settings.key_file.read_text().strip()

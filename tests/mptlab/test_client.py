@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from mptlab import Client, Refused, api
 from mptlab.progress import shown_progress
+from service.app import create_app
 from service.settings import Settings
-from service.web.main import create_app
 from tests.support.ppca_spec import ppca_spec
 
 

@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 
 from mptcore.specs import validate_spec
 from mptlab import Client, serve
+from service.app import create_app
 from service.experiments.inputs import Inputs
 from service.settings import Settings
-from service.web.main import create_app
 from tests.support.commands import mpt_here
 from tests.support.lm_specs import BASE
 from tests.support.ppca_spec import ppca_spec

@@ -7,9 +7,9 @@ from fastapi.testclient import TestClient
 
 from mptcore.data.inspect import look
 from mptcore.data.uploads import as_json
+from service.app import create_app
 from service.datasets import files
 from service.settings import Settings
-from service.web.main import create_app
 
 
 @pytest.fixture

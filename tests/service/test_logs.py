@@ -25,10 +25,10 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.pool import QueuePool
 from starlette.types import Message, Receive, Scope, Send
 
+from service.app import create_app
 from service.logs import SHOWN, LogForm, configure_logs, logged_process, write_line
 from service.settings import Settings
 from service.web import access_log
-from service.web.main import create_app
 from service.web.meters import Meters
 from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec

@@ -14,11 +14,11 @@ import uvicorn
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from mptlab import Client, serve
+from service.app import create_app
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.web.connections import BoundedHeads, Server
-from service.web.main import create_app
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser")
 CHROMIUM = next(filter(None, map(shutil.which, PROGRAMS)), None)

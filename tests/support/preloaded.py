@@ -23,8 +23,8 @@ import worker.node
 import worker.reaper
 import worker.warm_parent
 from mptcore.protocol.code import core_digest
+from service.app import create_app
 from service.settings import Settings
-from service.web.main import create_app
 
 __all__ = ["celery", "kombu", "mptcore", "mptlab", "service", "uvicorn", "worker"]
 

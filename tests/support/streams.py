@@ -12,9 +12,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from mptlab import serve
+from service.app import create_app
 from service.settings import Settings
 from service.web.connections import BoundedHeads, Server
-from service.web.main import create_app
 from tests.support.processes import wait_until
 
 TIMEOUT_S = 30.0

@@ -12,6 +12,7 @@ from mptcore.data.files import UnreadableError, stored_file
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.runtime.tensor_files import load_weights, weights_digest
+from service.app import create_app
 from service.experiments.references import WEIGHTS, input_files
 from service.queue import lease
 from service.queue.lease import Claim, LeaseLost
@@ -21,7 +22,6 @@ from service.settings import Settings
 from service.tables.datasets import Dataset
 from service.tables.engine import Database
 from service.tables.experiments import Checkpoint, Event, Experiment, Series, Status
-from service.web.main import create_app
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.records import point
 from tests.support.starting import run_next

@@ -14,10 +14,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.accounts.users import ensure_key
+from service.app import create_app
 from service.datasets.retention import sweep
 from service.settings import Settings
 from service.tables.engine import Database
-from service.web.main import create_app
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, post, stored
 

@@ -21,12 +21,12 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from mptlab import serve
+from service.app import create_app
 from service.datasets import files, store
 from service.datasets.retention import ABANDONED_S, sweep
 from service.revisions import NotMigrated
 from service.settings import Settings
 from service.tables.engine import Database
-from service.web.main import create_app
 from service.web.routes import datasets
 from tests.support.processes import wait_until
 from tests.support.uploads import GOOD, npy, post, stored

@@ -10,6 +10,7 @@ from sqlalchemy import func, select, update
 
 from mptcore.protocol.code import core_digest
 from mptcore.specs import validate_spec
+from service.app import create_app
 from service.experiments import cache
 from service.experiments.cache import fingerprint
 from service.experiments.inputs import CURE, OFFLINE, Inputs
@@ -18,7 +19,6 @@ from service.queue.lease import FailureCause
 from service.settings import Settings
 from service.tables.experiments import Experiment, Status
 from service.tables.users import User
-from service.web.main import create_app
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec

@@ -7,10 +7,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from service.app import create_app
 from service.settings import Settings
 from service.tables.experiments import DesiredState, Experiment, Status
 from service.tables.webhooks import Delivery, Webhook
-from service.web.main import create_app
 from service.web.routes import experiments
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.locks import wait_for_waiting

@@ -13,11 +13,11 @@ from fastapi.testclient import TestClient
 
 from mptcore.specs import validate_spec
 from mptlab.serve import free_port
+from service.app import create_app
 from service.experiments import hub_reach
 from service.experiments.hub_reach import hub_answers, hub_url
 from service.experiments.inputs import LOCAL_CURE, OFFLINE, Inputs
 from service.settings import Settings
-from service.web.main import create_app
 from tests.service.accounts.test_users import bearer
 from tests.support.lm_specs import BASE
 from tests.support.processes import wait_until

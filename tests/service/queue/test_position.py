@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from service.app import create_app
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import shares, snapshot, workers
@@ -29,7 +30,6 @@ from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import DEVICES, Experiment, Queue, Status
 from service.tables.users import User
-from service.web.main import create_app
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.processes import wait_until

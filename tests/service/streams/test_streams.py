@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.accounts import accounts
+from service.app import create_app
 from service.queue import lease, states
 from service.queue.lease import Claim
 from service.records.recording import Batch, record
@@ -24,7 +25,6 @@ from service.streams.poller import Poller
 from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Status
 from service.tables.users import ROLE_SCOPES, Role, Scope
-from service.web.main import create_app
 from service.web.routes import streams
 from tests.service.accounts.test_users import bearer, place
 from tests.support.attempts import claim_next, claimed, submitted

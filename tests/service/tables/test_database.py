@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event, select, text
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
+from service.app import create_app
 from service.queue import lease, states
 from service.queue.lease import FailureCause
 from service.revisions import NotMigrated
@@ -29,7 +30,6 @@ from service.tables.db_errors import (
 )
 from service.tables.engine import Database
 from service.tables.experiments import Event, Experiment, Status
-from service.web.main import create_app
 from tests.service.queue.test_queue import running
 from tests.support.ppca_spec import ppca_spec
 

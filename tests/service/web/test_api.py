@@ -9,13 +9,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from service.accounts.users import ensure_key
+from service.app import create_app
 from service.queue import lease, workers
 from service.queue.workers import Vitals
 from service.records.recording import Batch, record
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Metric, Queue, Status
-from service.web.main import create_app
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec
 

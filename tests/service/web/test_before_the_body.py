@@ -19,12 +19,14 @@ from sqlalchemy import Engine, event, update
 from starlette.datastructures import QueryParams
 
 from mptcore.specs import parse_json
+from service import app as main
 from service.accounts.keys import new_key
 from service.accounts.users import store_key
+from service.app import create_app
 from service.settings import Settings
 from service.tables.engine import Database, now
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, User
-from service.web import bodies, main
+from service.web import bodies
 from service.web.bodies import (
     LARGE_BYTES,
     MAX_USER_LARGE,
@@ -33,7 +35,6 @@ from service.web.bodies import (
     PublicRoute,
     StrictRoute,
 )
-from service.web.main import create_app
 from service.web.parameters import MAX_PARAMETERS
 from tests.support.ppca_spec import ppca_spec
 

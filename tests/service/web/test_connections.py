@@ -17,10 +17,10 @@ import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from mptlab import serve
+from service.app import create_app
 from service.settings import Settings
 from service.web import bodies, connections
 from service.web.connections import HEAD_BYTES, BoundedHeads
-from service.web.main import create_app
 from tests.support.processes import wait_until
 
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from mptcore.specs import validate_spec
 from service.accounts.users import ensure_key
+from service.app import create_app
 from service.experiments.schemas import Changes, Submission
 from service.records.schemas import CurvesWanted
 from service.settings import Settings
@@ -23,7 +24,6 @@ from service.tables.experiments import Artifact, Event, Status
 from service.tables.sweeps import Sweep
 from service.tables.webhooks import Webhook
 from service.web.contract import EXAMPLES
-from service.web.main import create_app
 from service.web.routes.webhooks import NewWebhook
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec

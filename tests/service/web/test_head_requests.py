@@ -7,9 +7,9 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
+from service.app import create_app
 from service.settings import Settings
 from service.tables.experiments import Artifact
-from service.web.main import create_app
 from service.web.ui.pages import EDITION
 from tests.service.accounts.test_users import database_of
 from tests.support.browser import Service

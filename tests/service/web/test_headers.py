@@ -3,9 +3,9 @@
 import pytest
 from fastapi.testclient import TestClient
 
+from service.app import create_app
 from service.settings import Settings
 from service.web.headers import SECURE
-from service.web.main import create_app
 
 PAGE = "https://lab.example"
 

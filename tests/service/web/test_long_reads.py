@@ -14,6 +14,7 @@ from sqlalchemy import Result, event, text
 from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller
+from service.app import MAX_BUNDLES, create_app
 from service.experiments import deletion
 from service.limiter import FairLimiter
 from service.records import results
@@ -22,7 +23,6 @@ from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Event, Experiment
 from service.web import dependencies, long_reads
-from service.web.main import MAX_BUNDLES, create_app
 from service.web.routes import (
     experiment_queries,
     experiment_results,

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.accounts import accounts
+from service.app import create_app
 from service.experiments.schemas import Submission
 from service.operations.prepare import prepare
 from service.settings import Settings
@@ -30,7 +31,6 @@ from service.tables.sweeps import Sweep
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.tables.visibility import Visibility
 from service.tables.webhooks import Webhook
-from service.web.main import create_app
 from service.web.ui.pages import PAGES
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import event, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
+from service.app import create_app
 from service.experiments import deletion
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
@@ -22,7 +23,6 @@ from service.settings import Settings
 from service.tables.engine import Database, now
 from service.tables.experiments import Attempt, Experiment, Queue, Status, Tally
 from service.tables.workers import Worker
-from service.web.main import create_app
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next

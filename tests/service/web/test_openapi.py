@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
+from service.app import create_app
 from service.settings import Settings
-from service.web.main import create_app
 
 SNAPSHOT = Path(__file__).parents[2] / "openapi.json"
 ADVICE = (

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.app import create_app
 from service.records import results
 from service.settings import Settings
 from service.tables.datasets import Dataset
 from service.tables.engine import Database
 from service.tables.experiments import Metric
 from service.web import long_reads
-from service.web.main import create_app
 from tests.support.attempts import submitted
 
 LISTS = ["/v1/experiments", "/v1/datasets"]

@@ -10,9 +10,9 @@ from httpx2 import Response
 from pydantic import SecretStr
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from service.app import create_app
 from service.settings import Settings
 from service.web import rates
-from service.web.main import create_app
 from service.web.rates import WINDOW_S
 from tests.support.processes import wait_until
 

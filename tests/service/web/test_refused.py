@@ -11,13 +11,13 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.accounts.users import ensure_key
+from service.app import create_app
 from service.settings import Settings
 from service.tables.db_errors import DISK_FULL
 from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
 from service.tables.users import ApiKey
 from service.web.errors import cannot_write
-from service.web.main import create_app
 from tests.support.attempts import keep_weights
 from tests.support.ppca_spec import ppca_spec
 

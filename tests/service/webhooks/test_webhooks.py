@@ -8,13 +8,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, update
 
+from service.app import create_app
 from service.queue import states
 from service.settings import Settings
 from service.tables.engine import Database, now
 from service.tables.experiments import DesiredState
 from service.tables.users import User
 from service.tables.webhooks import Delivery, Webhook
-from service.web.main import create_app
 from service.web.routes.webhooks import MAX_WEBHOOKS
 from service.webhooks import store
 from tests.service.accounts.test_users import bearer

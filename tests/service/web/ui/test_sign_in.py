@@ -13,11 +13,11 @@ from service.accounts import accounts, sign_ins
 from service.accounts.keys import digest
 from service.accounts.sign_ins import CODE_USED, COOKIE, new_code, renew
 from service.accounts.users import UNKNOWN
+from service.app import create_app
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.sign_ins import SignIn, SignInCode
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
-from service.web.main import create_app
 from service.web.ui.sign_in import Refusals
 
 OWN = {"Sec-Fetch-Site": "same-origin"}

@@ -1,4 +1,4 @@
-"""The application: `uvicorn --factory service.web.main:create_app`."""
+"""The application: `uvicorn --factory service.app:create_app`."""
 
 import asyncio
 import re
