@@ -16,6 +16,7 @@ from service.queue.snapshot import QueueSnapshots
 from service.settings import Settings
 from service.streams.poller import Poller
 from service.tables.engine import Database
+from service.ui import pages, sign_in
 from service.web import contract, health
 from service.web.access_log import AccessLog
 from service.web.bodies import Bodies, StrictRoute
@@ -41,7 +42,6 @@ from service.web.routes import (
     webhooks,
 )
 from service.web.turns import SIZES
-from service.web.ui import pages, sign_in
 
 MAX_BUNDLES, MAX_USER_BUNDLES = 12, 2
 """Zips that a process, and one user, builds at the same time."""

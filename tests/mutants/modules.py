@@ -23,7 +23,7 @@ DISPATCH = tuple(
     f"{QUEUE}/test_{name}.py" for name in ("dispatch", "queue", "memory", "rooms", "fair_share")
 )
 KEYS = ("tests/service/accounts/test_whose_key.py", "tests/service/accounts/test_users.py")
-SIGN_INS = ("tests/service/web/ui/test_sign_in.py",)
+SIGN_INS = ("tests/service/ui/test_sign_in.py",)
 WEBHOOKS = ("tests/service/webhooks", "tests/worker/test_messenger.py")
 CURVES = (
     "tests/service/records/test_curves.py",
@@ -130,7 +130,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/service/datasets/test_datasets.py",
     ),
     "service/accounts/sign_ins.py": SIGN_INS,
-    "service/web/ui/sign_in.py": SIGN_INS,
+    "service/ui/sign_in.py": SIGN_INS,
     "service/records/artifacts.py": ("tests/worker/test_attempts.py",),
     "service/records/events.py": ("tests/service/streams",),
     "service/records/results.py": (

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.settings import Settings
 from service.tables.experiments import Artifact
-from service.web.ui.pages import EDITION
+from service.ui.pages import EDITION
 from tests.service.accounts.test_users import database_of
 from tests.support.browser import Service
 from tests.support.ppca_spec import ppca_spec

@@ -31,7 +31,7 @@ from service.tables.sweeps import Sweep
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.tables.visibility import Visibility
 from service.tables.webhooks import Webhook
-from service.web.ui.pages import PAGES
+from service.ui.pages import PAGES
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 globalThis.addEventListener ??= () => {}; // live.js listens to the browser's window
-const { mapOf } = await import("../../../../../service/web/ui/static/mutation_map.js");
+const { mapOf } = await import("../../../../service/ui/static/mutation_map.js");
 
 test("single changes are on the map, by place and letter", () => {
   const rows = [

@@ -10,12 +10,12 @@ from service.accounts import accounts
 from service.queue import lease
 from service.tables.experiments import Status
 from service.tables.users import Role
-from tests.service.web.ui.screenshots import DESK, PHONE, pages
+from tests.service.ui.screenshots import DESK, PHONE, pages
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
 from tests.support.filled_lab import MARKUP, end, key_of, points, succeeded
 
-AXE = (Path(__file__).parents[3] / "support" / "axe" / "axe.min.js").read_text()
+AXE = (Path(__file__).parents[2] / "support" / "axe" / "axe.min.js").read_text()
 """axe-core 4.14.1 from npm: MPL-2.0, beside it."""
 
 

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 globalThis.addEventListener ??= () => {}; // live.js listens to the browser's window
-const { hasRows, leastUsual, recordsOf } = await import("../../../../../service/web/ui/static/rows.js");
+const { hasRows, leastUsual, recordsOf } = await import("../../../../service/ui/static/rows.js");
 
 test("a CSV file has quoted cells with commas, quotes and line ends", () => {
   assert.deepEqual(recordsOf('a,b\n"x, ""y""",\n"1\n2",3'), [["a", "b"], ['x, "y"', ""], ["1\n2", "3"]]);

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import * as compared from "../../../../../service/web/ui/static/compared.js";
+import * as compared from "../../../../service/ui/static/compared.js";
 
 const mean = (name, value, std_err = null, more = {}) => ({ name, title: name, labels: {}, value, std_err, tokens: null, higher_is_better: true, ...more });
 const run = (spec, ...summary) => ({ id: "0".repeat(32), title: "a", spec, summary, metrics: [] });

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { countsOf, stateOf } from "../../../../../service/web/ui/static/presets.js";
+import { countsOf, stateOf } from "../../../../service/ui/static/presets.js";
 
 const ended = { terminal: true };
 const open = { terminal: false };

@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
-import { aboutMean, meanOf, meansOf, paired, withoutSeed } from "../../../../../service/web/ui/static/means.js";
+import { aboutMean, meanOf, meansOf, paired, withoutSeed } from "../../../../service/ui/static/means.js";
 
-const examples = JSON.parse(readFileSync(new URL("../../../../support/means.json", import.meta.url)));
+const examples = JSON.parse(readFileSync(new URL("../../../support/means.json", import.meta.url)));
 const rounded = ({ value, std_err: error }) => ({ value, std_err: error && Number(error.toPrecision(12)) });
 const isCurve = ({ name }) => !name.endsWith("_population"); // whose error would not be divided: no series has it
 

@@ -12,10 +12,10 @@ from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from service.refusals import ApiError
+from service.ui.help import documents
+from service.ui.sign_in import SIGN_IN_PAGE
 from service.web.files import RangedFile
 from service.web.headers import PAGE, PAGE_FILE
-from service.web.ui.help import documents
-from service.web.ui.sign_in import SIGN_IN_PAGE
 
 router = APIRouter(include_in_schema=False)
 
@@ -62,7 +62,7 @@ NAVIGATION = {path: PAGES[path][1] for path in ("/", "/sweeps", "/paper", "/lab"
 }
 
 _templates = Environment(
-    loader=PackageLoader("service.web.ui"), autoescape=select_autoescape(), trim_blocks=True
+    loader=PackageLoader("service.ui"), autoescape=select_autoescape(), trim_blocks=True
 )
 
 

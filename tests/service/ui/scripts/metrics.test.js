@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { tableOf as tableOfMeans } from "../../../../../service/web/ui/static/metrics.js";
-import { meanOf, meansOf, withoutSeed } from "../../../../../service/web/ui/static/means.js";
+import { tableOf as tableOfMeans } from "../../../../service/ui/static/metrics.js";
+import { meanOf, meansOf, withoutSeed } from "../../../../service/ui/static/means.js";
 
 const metric = (name, value, labels, std_err = 0.5) => ({ name, value, std_err, labels });
 

@@ -18,7 +18,7 @@ from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.sign_ins import SignIn, SignInCode
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
-from service.web.ui.sign_in import Refusals
+from service.ui.sign_in import Refusals
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
 SPEC = {
@@ -349,7 +349,7 @@ def test_the_audit_has_each_sign_in_and_sign_out(
 def test_the_audit_has_a_bounded_number_of_refused_sign_ins(
     browser: TestClient, api: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.web.ui.sign_in.REFUSALS_AN_HOUR", 3)
+    monkeypatch.setattr("service.ui.sign_in.REFUSALS_AN_HOUR", 3)
     now = 0.0
     refusals = Refusals(timer=lambda: now)
     browser.app.state.refused_sign_ins = refusals  # type: ignore[attr-defined]

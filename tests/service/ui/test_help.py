@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.web.ui.help import ADDRESSES, DOCUMENTS, README, documents
+from service.ui.help import ADDRESSES, DOCUMENTS, README, documents
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 DOCS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 DOCS += [file for kind in ("md", "ipynb") for file in (ROOT / "docs").rglob(f"*.{kind}")]
 

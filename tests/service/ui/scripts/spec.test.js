@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { summary } from "../../../../../service/web/ui/static/spec.js";
+import { summary } from "../../../../service/ui/static/spec.js";
 
 test("a part begins with what it is; what is null or empty is left out", () => {
   const data = { n: 50, noise: { kind: "isotropic" }, seed: null, columns: [], source: "ppca" };

@@ -2,10 +2,10 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { bandSeries, endsOf } from "../../../../../service/web/ui/static/bands.js";
-import { farCurves, isFlat, isPositive, move, optionsOf, summaryOf, widthOf } from "../../../../../service/web/ui/static/chart.js";
-import { bandsOf, pathOf, thumbnailOf } from "../../../../../service/web/ui/static/drawing.js";
-import { apart, axisOf } from "../../../../../service/web/ui/static/parallel.js";
+import { bandSeries, endsOf } from "../../../../service/ui/static/bands.js";
+import { farCurves, isFlat, isPositive, move, optionsOf, summaryOf, widthOf } from "../../../../service/ui/static/chart.js";
+import { bandsOf, pathOf, thumbnailOf } from "../../../../service/ui/static/drawing.js";
+import { apart, axisOf } from "../../../../service/ui/static/parallel.js";
 
 globalThis.document = { documentElement: null };
 globalThis.getComputedStyle = () => ({ getPropertyValue: (name) => ` ${name} ` });

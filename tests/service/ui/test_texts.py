@@ -15,8 +15,8 @@ from service.records import texts
 from service.settings import Settings
 from service.tables.engine import Database
 from service.tables.experiments import Experiment
-from tests.service.web.ui.screenshots import PHONE
-from tests.service.web.ui.test_browser import ALL, AXE, SERIOUS
+from tests.service.ui.screenshots import PHONE
+from tests.service.ui.test_browser import ALL, AXE, SERIOUS
 from tests.support import tiny_lm
 from tests.support.attempts import submitted
 from tests.support.browser import BrowsedLab, Service, containing, signed_in, watched

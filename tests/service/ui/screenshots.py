@@ -1,5 +1,5 @@
 """Write screenshots of every page, light, dark and in phone size, for review: `python -m
-tests.service.web.ui.screenshots FOLDER`."""
+tests.service.ui.screenshots FOLDER`."""
 
 import argparse
 import tempfile

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import * as curves from "../../../../../service/web/ui/static/curves.js";
+import * as curves from "../../../../service/ui/static/curves.js";
 
 const series = (name, labels, x = [1, 2], value = x) => ({ name, labels, x, value, std_err: x.map(() => 0.1) });
 const metric = (value, labels, name = "lml") => ({ name, labels, value, std_err: null });

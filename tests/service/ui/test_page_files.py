@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from service.web.ui.help import ADDRESSES, DOCUMENTS
-from service.web.ui.pages import EDITION, FILES, PAGES, SCRIPTS, STATIC
+from service.ui.help import ADDRESSES, DOCUMENTS
+from service.ui.pages import EDITION, FILES, PAGES, SCRIPTS, STATIC
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 VENDORED = json.loads((STATIC / "vendor" / "vendored.json").read_text())
 
 
@@ -77,8 +77,8 @@ def test_our_scripts_import_existing_files_and_insert_no_markup() -> None:
 def test_the_distribution_has_every_file() -> None:
     """The patterns are read as setuptools reads them."""
     tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    folder = ROOT / "service" / "web" / "ui"
-    patterns = tool["package-data"]["service.web.ui"]
+    folder = ROOT / "service" / "ui"
+    patterns = tool["package-data"]["service.ui"]
     packed = {
         Path(one) for pattern in patterns for one in glob(f"{folder}/{pattern}", recursive=True)
     }

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { axesOf, bestRow, chartOf, errorOf, rowsOf } from "../../../../../service/web/ui/static/swept.js";
+import { axesOf, bestRow, chartOf, errorOf, rowsOf } from "../../../../service/ui/static/swept.js";
 
 const row = (fields, value, count = 1) => ({ fields, metrics: value === undefined ? {} : { lml: { value, std_err: 0.5, count } } });
 const table = (fields, items, pooled = [], varying = fields.map((one) => [one]), best = null) => ({ fields, items, pooled, metrics: ["lml"], varying, best });

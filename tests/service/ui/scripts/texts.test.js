@@ -2,11 +2,11 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { cut } from "../../../../../service/web/ui/static/format.js";
-import { labelOf, piecesOf, stepOf } from "../../../../../service/web/ui/static/tokens.js";
+import { cut } from "../../../../service/ui/static/format.js";
+import { labelOf, piecesOf, stepOf } from "../../../../service/ui/static/tokens.js";
 
 globalThis.addEventListener ??= () => {}; // live.js listens to the browser's window
-const { columnsOf, directionOf, factsOf } = await import("../../../../../service/web/ui/static/texts.js");
+const { columnsOf, directionOf, factsOf } = await import("../../../../service/ui/static/texts.js");
 
 const token = (text, start, end, pll = -1) => ({ text, start, end, pll });
 const textsOf = (text, tokens) => piecesOf(text, tokens).map((piece) => (piece.token ? [piece.text] : piece.text));

@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { agreementText, beforeText, resultsOf, tokensText } from "../../../../../service/web/ui/static/result.js";
-import { sorted } from "../../../../../service/web/ui/static/sorting.js";
+import { agreementText, beforeText, resultsOf, tokensText } from "../../../../service/ui/static/result.js";
+import { sorted } from "../../../../service/ui/static/sorting.js";
 
 test("the results are the rows of a summary that have a label", () => {
   const rows = [{ label: "LML" }, { label: "MPT" }, { label: null }];

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import * as api from "../../../../../service/web/ui/static/api.js";
+import * as api from "../../../../service/ui/static/api.js";
 
 function answering(status, body) {
   const asked = [];

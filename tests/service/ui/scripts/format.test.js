@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import * as format from "../../../../../service/web/ui/static/format.js";
+import * as format from "../../../../service/ui/static/format.js";
 
 const { number, tick, withError, duration, expected, bytes, titleOf, labelText, secondsLeft, leaves, plain, ago, dateTime, beside } = format;
 

@@ -2,8 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { isOpen, read, written } from "../../../../../service/web/ui/static/form.js";
-import { fitted, partsOf, tagOf, withField } from "../../../../../service/web/ui/static/schema.js";
+import { isOpen, read, written } from "../../../../service/ui/static/form.js";
+import { fitted, partsOf, tagOf, withField } from "../../../../service/ui/static/schema.js";
 
 const constant = { kind: "const", value: 1 };
 const group = (fields, more = {}) => ({ kind: "object", fields, nullable: false, ...more });
