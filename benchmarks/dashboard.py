@@ -14,9 +14,9 @@ from playwright.sync_api import BrowserContext, Response
 from benchmarks.figures import Figure
 from benchmarks.listening import looks
 from benchmarks.queries import MANY, store_many, store_series
+from service.db.engine import Database
 from service.queue.lease import Claim
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.attempts import claimed
 from tests.support.browser import chromium
 from tests.support.filled_lab import points

@@ -10,8 +10,8 @@ from http.client import HTTPConnection
 import psutil
 
 from benchmarks.figures import Figure
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.attempts import submitted
 from tests.support.processes import Lab
 

@@ -9,9 +9,9 @@ from sqlalchemy import text
 
 from benchmarks.figures import Figure
 from benchmarks.queries import asking
+from service.db.engine import Database
 from service.records.statistics import FOLD_AT, fold
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Tally
 
 EXPERIMENTS = 1_000_000

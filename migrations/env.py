@@ -4,10 +4,10 @@ from contextlib import closing
 
 from alembic import context
 
+from service.db.engine import NO_TIMEOUTS, Base, Database
 from service.settings import Settings
 from service.tables.audit import AuditEntry
 from service.tables.datasets import Dataset
-from service.tables.engine import NO_TIMEOUTS, Base, Database
 from service.tables.experiments import Experiment
 from service.tables.users import User
 from service.tables.webhooks import Webhook

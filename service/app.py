@@ -11,11 +11,11 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.routing import BaseRoute
 
+from service.db.engine import Database
 from service.limiter import FairLimiter
 from service.queue.snapshot import QueueSnapshots
 from service.settings import Settings
 from service.streams.poller import Poller
-from service.tables.engine import Database
 from service.ui import pages, sign_in
 from service.web import contract, health
 from service.web.access_log import AccessLog

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from service.db.engine import Database
 from service.operations.prepare import prepare
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.certificates import read_certificates_once
 from tests.support.servers import PostgreSQL, Redis, cluster_folder
 from tests.support.statements import compile_once

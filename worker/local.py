@@ -5,13 +5,13 @@ import argparse
 import logging
 
 from service import store_space
+from service.db.engine import Database
+from service.db.errors import TRANSIENT_DB_ERRORS
 from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import dispatch
 from service.queue.dispatch import Dispatch
 from service.settings import Settings
-from service.tables.db_errors import TRANSIENT_DB_ERRORS
-from service.tables.engine import Database
 from service.tables.experiments import Queue
 from worker.fitness import hide_gpus, require_gpu
 from worker.lifetime import Lifetime

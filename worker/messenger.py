@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Sequence
 
+from service.db.engine import Database
+from service.db.errors import TRANSIENT_DB_ERRORS
 from service.settings import Settings
-from service.tables.db_errors import TRANSIENT_DB_ERRORS
-from service.tables.engine import Database
 from service.tables.webhooks import Delivery
 from service.webhooks import store
 from service.webhooks.sending import NotSent, send

@@ -6,13 +6,13 @@ import threading
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.db.engine import Database, now
+from service.db.errors import TRANSIENT_DB_ERRORS
 from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import clock, lease, ledger, quota, workers
 from service.records import statistics
 from service.settings import Settings
-from service.tables.db_errors import TRANSIENT_DB_ERRORS
-from service.tables.engine import Database, now
 from worker.lifetime import Lifetime
 from worker.messenger import Messenger
 from worker.sweeper import Sweeper

@@ -16,13 +16,13 @@ from sqlalchemy.orm import Session
 from mptcore.protocol.exit_codes import COMPLETE, INVALID, STOPPED
 from mptcore.specs.stored import stored_spec
 from service.datasets.child_environment import hub_environment
+from service.db.engine import Database
+from service.db.errors import TRANSIENT_DB_ERRORS
 from service.experiments.inputs import Inputs
 from service.queue import lease, rooms
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.db_errors import TRANSIENT_DB_ERRORS
-from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Queue, Status
 from worker.children import GONE
 from worker.eta import EtaEstimate

@@ -1,6 +1,6 @@
 """Tables of version 0.1: users, experiments, their records and files, workers, uploads.
 
-Names of keys and indexes follow the naming convention of `service.tables.engine.Base`.
+Names of keys and indexes follow the naming convention of `service.db.engine.Base`.
 """
 
 import sqlalchemy as sa

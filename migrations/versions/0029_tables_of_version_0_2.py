@@ -1,6 +1,6 @@
 """Tables of version 0.2: roles, shares, sweeps, events as streams, attempts, audit and more.
 
-Names of keys and indexes follow the naming convention of `service.tables.engine.Base`. The triggers
+Names of keys and indexes follow the naming convention of `service.db.engine.Base`. The triggers
 are created last: SQLite makes a table anew to alter it, and forgets its triggers. A later migration
 that does so with `experiments`, `audit` or `events` has to create them again.
 """

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from service.tables.engine import LargeId
+from service.db.engine import LargeId
 
 revision = "0030"
 down_revision = "0029"

@@ -4,7 +4,7 @@ helps were on CPU workers, whose seconds have the weight 1."""
 import sqlalchemy as sa
 from alembic import op
 
-from service.tables.engine import LargeId
+from service.db.engine import LargeId
 
 revision = "0036"
 down_revision = "0035"

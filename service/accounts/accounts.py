@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.accounts.keys import new_key
 from service.accounts.users import store_key
-from service.tables.engine import now
+from service.db.engine import now
 from service.tables.users import ApiKey, Role, Scope, User
 
 

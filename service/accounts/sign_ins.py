@@ -16,7 +16,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.accounts.keys import digest
 from service.accounts.users import KEYS, Caller, KeyRefused, caller_of, holder
-from service.tables.engine import now
+from service.db.engine import now
 from service.tables.sign_ins import SignIn, SignInCode
 from service.tables.users import ApiKey
 

@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from service.accounts.keys import MalformedKey, MistypedKey, digest, new_key, parse
-from service.tables.engine import now
+from service.db.engine import now
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 from service.datasets import store
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 
 ABANDONED_S = 6 * 3600.0
 """Maximum time that an active upload goes without a byte."""

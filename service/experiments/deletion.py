@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, delete, or_, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from service.db.engine import now
 from service.queue import sizes, states
-from service.tables.engine import now
 from service.tables.experiments import (
     TERMINAL,
     UNFINISHED,

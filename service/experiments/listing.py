@@ -14,6 +14,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from mptcore.specs import Problem
 from mptcore.specs.parsing.suggestions import meant
+from service.db.visibility import Whose, listed
 from service.experiments.filters.fields import (
     FAMILIES,
     clause,
@@ -26,7 +27,6 @@ from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
 from service.refusals import ApiError, TooLarge, invalid
 from service.tables.experiments import Experiment, Metric, Status
-from service.tables.visibility import Whose, listed
 
 Clause = ColumnElement[bool]
 

@@ -12,13 +12,13 @@ from sqlalchemy.orm import Session, defer, joinedload
 from mptcore.presets import PRESETS
 from mptcore.specs import ExperimentSpec, stored_spec
 from service.accounts.users import Caller
+from service.db.visibility import readable, reader
 from service.experiments.cache import CacheKeys
 from service.experiments.inputs import Inputs
 from service.experiments.listing import Wanted, load_texts, page_of
 from service.experiments.references import ReferencedInputs
 from service.settings import Settings
 from service.tables.experiments import Experiment, Status
-from service.tables.visibility import readable, reader
 
 WITHOUT_RESULT = (Status.FAILED, Status.CANCELLED, Status.PAUSED)
 """Statuses of experiments that come after all others."""

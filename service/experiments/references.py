@@ -17,10 +17,10 @@ from mptcore.specs.data.text import too_few
 from service.accounts.permission import readable_ones
 from service.datasets.files import options_file
 from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, listed, shape_of
+from service.db.visibility import readable, reader
 from service.settings import Settings
 from service.tables.datasets import Dataset, forget_contents
 from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
-from service.tables.visibility import readable, reader
 
 MAX_READ_BYTES = 20_000
 """Maximum size of a spec whose model is compared before the run. Each fact parses the whole spec,

@@ -11,12 +11,12 @@ from alembic.config import Config
 import migrations
 from service.accounts import audit
 from service.accounts.users import LOCAL_USER, ensure_key
+from service.db.engine import NO_TIMEOUTS, Database
+from service.db.errors import TRANSIENT_DB_ERRORS, write_trouble
+from service.db.revisions import NewerTables, NotMigrated, WrongEncoding
 from service.logs import logged_process
 from service.operations.start import OWNER_ONLY, restrict
-from service.revisions import NewerTables, NotMigrated, WrongEncoding
 from service.settings import Settings
-from service.tables.db_errors import TRANSIENT_DB_ERRORS, write_trouble
-from service.tables.engine import NO_TIMEOUTS, Database
 from service.tables.users import Role
 
 PROCESS = "mpt migrate"

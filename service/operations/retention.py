@@ -16,6 +16,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from service.accounts import audit
+from service.db.engine import Database
 from service.experiments import deletion
 from service.experiments.deletion import Kept
 from service.operations.start import begin
@@ -23,7 +24,6 @@ from service.queue import ledger, sizes
 from service.settings import Settings
 from service.submission import idempotency
 from service.sweeps import store as sweeps
-from service.tables.engine import Database
 
 PROCESS = "sweeper"
 """Name of the process in the audit log."""

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
+from service.db.engine import Database
+from service.db.errors import TRANSIENT_DB_ERRORS
+from service.db.revisions import NotMigrated
 from service.logs import configure_logs
-from service.revisions import NotMigrated
 from service.settings import Settings
-from service.tables.db_errors import TRANSIENT_DB_ERRORS
-from service.tables.engine import Database
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from sqlalchemy import Float, bindparam, exists, or_, select, update
 from sqlalchemy.orm import Session
 
-from service.tables.engine import now
+from service.db.engine import now
 from service.tables.experiments import Experiment, Status
 from service.tables.workers import Worker
 

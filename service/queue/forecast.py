@@ -14,9 +14,9 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from service.db.engine import now
 from service.fair_share import FairShare
 from service.queue.workers import Slots
-from service.tables.engine import now
 from service.tables.experiments import Attempt, Experiment, Queue, Status
 
 MAX_ENDED = 100

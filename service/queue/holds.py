@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Select, bindparam, case, delete, func, insert, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from service.tables.engine import among, now
+from service.db.engine import among, now
 from service.tables.experiments import TERMINAL, WAITING, Experiment, Held, Status, Wait
 from service.tables.sweeps import Sweep, SweepPoint, Turn
 

@@ -22,9 +22,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from service.db.engine import now
 from service.queue import ledger, sizes
 from service.queue.states import is_terminal, note_status
-from service.tables.engine import now
 from service.tables.experiments import (
     TERMINAL,
     Artifact,

@@ -15,8 +15,8 @@ from typing import Any
 from sqlalchemy import Row, case, func, insert, select, update
 from sqlalchemy.orm import Session
 
+from service.db.engine import insert_new, now
 from service.fair_share import FairShare
-from service.tables.engine import insert_new, now
 from service.tables.experiments import Attempt, Queue, Usage
 
 FOLDED_AT_ONCE = 1000

@@ -14,9 +14,9 @@ from sqlalchemy import Float, bindparam, case, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from mptcore.specs.compute import GPU_SHARE
+from service.db.engine import now
 from service.queue.shares import EXPERIMENTS
 from service.queue.workers import GPU_RUNTIME_BYTES, lock_dispatching
-from service.tables.engine import now
 from service.tables.experiments import Attempt, Queue, Status
 from service.tables.workers import Worker
 

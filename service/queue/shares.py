@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import ScalarSelect, bindparam, func, select
 from sqlalchemy.orm import Session
 
+from service.db.engine import now
 from service.fair_share import FairShare
 from service.queue.ledger import Use, decayed_usage, gpu_hours_of_the_day
 from service.queue.schemas import Share
-from service.tables.engine import now
 from service.tables.experiments import (
     DEVICES,
     Attempt,

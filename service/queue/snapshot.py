@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
+from service.db.engine import Database
+from service.db.errors import TRANSIENT_DB_ERRORS
 from service.fair_share import FairShare
 from service.queue import forecast, rooms, shares, workers
 from service.queue.forecast import Forecast
@@ -21,8 +23,6 @@ from service.queue.rooms import Place
 from service.queue.shares import MAX_PRIORITY, First, Firsts, Standing
 from service.queue.starts import Rival, Starts
 from service.queue.workers import Slots
-from service.tables.db_errors import TRANSIENT_DB_ERRORS
-from service.tables.engine import Database
 from service.tables.experiments import DEVICES, Device, Experiment, Held, Queue, Status
 
 LAST = "g"

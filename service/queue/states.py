@@ -9,8 +9,8 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.orm import Session
 
+from service.db.engine import now
 from service.queue import holds
-from service.tables.engine import now
 from service.tables.experiments import (
     TERMINAL,
     UNFINISHED,

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from sqlalchemy import case, delete, exists, func, select
 from sqlalchemy.orm import Session
 
+from service.db.engine import insert_new, now
 from service.queue.workers import Vitals
-from service.tables.engine import insert_new, now
 from service.tables.experiments import Experiment, Status
 from service.tables.workers import WorkerSample
 

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from service.tables.engine import insert_new, limit_hanging, now
+from service.db.engine import insert_new, limit_hanging, now
 from service.tables.experiments import Experiment, Queue, Status
 from service.tables.workers import Worker
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
+from service.db.engine import moment
 from service.queue.states import is_terminal
 from service.records.curves import AnyRow, TooFewPoints, read_curves, series_out
 from service.schemas import ResponseModel
-from service.tables.engine import moment
 from service.tables.experiments import Event, Experiment, Status
 
 MAX_POINTS = 10_000

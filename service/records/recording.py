@@ -9,10 +9,10 @@ import numpy as np
 from sqlalchemy import Row, Update, bindparam, case, func, select, update
 from sqlalchemy.orm import Session, aliased
 
+from service.db.engine import insert_new, now
 from service.queue import sizes
 from service.queue.lease import Claim, checkpoints, forget_records, heartbeat
 from service.records.results import MAX_ATTEMPTS
-from service.tables.engine import insert_new, now
 from service.tables.experiments import (
     Artifact,
     Attempt,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from service.tables.engine import now
+from service.db.engine import now
 from service.tables.experiments import UNFINISHED, Experiment, Status, Tally
 
 KEY = (Tally.status, Tally.failure_kind)

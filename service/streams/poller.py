@@ -12,12 +12,12 @@ from typing import TypeVar
 from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller
+from service.db.engine import Database
+from service.db.errors import TRANSIENT_DB_ERRORS
 from service.limiter import FairLimiter
 from service.refusals import unavailable
 from service.settings import Settings
 from service.streams.changes import Changes, Subject, refused
-from service.tables.db_errors import TRANSIENT_DB_ERRORS
-from service.tables.engine import Database
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from sqlalchemy.orm import Session
 
 from service.accounts.permission import find
 from service.accounts.users import Caller
+from service.db.visibility import shared
 from service.records import events
 from service.records.curves import hold_still
 from service.records.events import EventCursor, Kind, Reading
 from service.streams.changes import Subject
 from service.tables.experiments import UNFINISHED, Event, Experiment
 from service.tables.sweeps import Sweep
-from service.tables.visibility import shared
 
 PAGE = 500
 """Number of events read at once."""

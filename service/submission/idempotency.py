@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import Text, cast, delete, func, select
 from sqlalchemy.orm import Session
 
+from service.db.engine import insert_new, now
 from service.queue import quota
 from service.refusals import ApiError
-from service.tables.engine import insert_new, now
 from service.tables.requests import KeptRequest
 
 KEPT_S = 30 * 86_400.0

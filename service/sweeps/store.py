@@ -29,6 +29,8 @@ from uuid6 import uuid7
 from mptcore.protocol.metrics import INTERIM
 from mptcore.specs import Problem
 from service.accounts.users import Caller
+from service.db.engine import now
+from service.db.visibility import readable, reader
 from service.experiments import deletion
 from service.fair_share import FairShare
 from service.queue import quota, sizes, states
@@ -36,10 +38,8 @@ from service.records import results
 from service.records.means import SEED, title
 from service.refusals import ApiError, invalid
 from service.sweeps.schemas import SweepSubmission
-from service.tables.engine import now
 from service.tables.experiments import UNFINISHED, Experiment, Metric, Status
 from service.tables.sweeps import Sweep, SweepPoint
-from service.tables.visibility import readable, reader
 
 FAILED = (Status.FAILED, Status.CANCELLED)
 MAX_SPEC_BYTES = 128 * 2**20

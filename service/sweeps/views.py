@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from mptcore.specs import Problem
+from service.db.engine import moment
 from service.experiments.schemas import Progress
 from service.experiments.titles import sweep_title, value_at
 from service.experiments.views import failure_out
@@ -19,7 +20,6 @@ from service.sweeps.best import SEEDS, chief_metric, conclusion, varying
 from service.sweeps.pairing import HELDOUT, Parts, add_behind_best, data_of, mean_part
 from service.sweeps.schemas import SweepOut, SweepSummary, SweepUrls
 from service.sweeps.store import Column, SweepMetric
-from service.tables.engine import moment
 from service.tables.experiments import TERMINAL, Status
 from service.tables.sweeps import Sweep
 

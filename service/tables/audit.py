@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import JSON, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.engine import Base, now
+from service.db.engine import Base, now
 
 
 class AuditEntry(Base):

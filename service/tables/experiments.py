@@ -17,10 +17,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from service.tables.engine import Base, now, partial_index
+from service.db.engine import Base, now, partial_index
+from service.db.visibility import Owned
 from service.tables.sweeps import Sweep
 from service.tables.users import User
-from service.tables.visibility import Owned
 
 
 class Status(StrEnum):

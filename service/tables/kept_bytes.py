@@ -3,7 +3,7 @@
 from sqlalchemy import BigInteger
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.engine import Base, LargeId
+from service.db.engine import Base, LargeId
 
 
 class ByteChange(Base):

@@ -5,7 +5,7 @@ from typing import Any
 from sqlalchemy import JSON, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.engine import Base, now
+from service.db.engine import Base, now
 from service.tables.users import User
 
 

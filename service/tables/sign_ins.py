@@ -3,7 +3,7 @@
 from sqlalchemy import ForeignKey, LargeBinary, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.engine import Base, now
+from service.db.engine import Base, now
 from service.tables.users import ApiKey
 
 

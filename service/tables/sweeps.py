@@ -5,9 +5,9 @@ from typing import Any
 from sqlalchemy import JSON, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
-from service.tables.engine import Base, LargeId, now
+from service.db.engine import Base, LargeId, now
+from service.db.visibility import Owned
 from service.tables.users import User
-from service.tables.visibility import Owned
 
 
 class Sweep(Owned, Base):

@@ -3,7 +3,7 @@
 from sqlalchemy import ForeignKey, String, Text
 from sqlalchemy.orm import Mapped, foreign, mapped_column, relationship
 
-from service.tables.engine import Base, now, partial_index
+from service.db.engine import Base, now, partial_index
 from service.tables.users import User
 
 

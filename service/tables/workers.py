@@ -10,7 +10,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.tables.engine import Base, now
+from service.db.engine import Base, now
 
 
 class Worker(Base):

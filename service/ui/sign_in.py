@@ -16,9 +16,9 @@ from service.accounts import audit, sign_ins
 from service.accounts.permission import check_has_key
 from service.accounts.sign_ins import COOKIE, LASTS_S
 from service.accounts.users import Caller, KeyRefused, caller_of_key
+from service.db.engine import Database, moment
 from service.refusals import unauthorized
 from service.schemas import RequestModel, ResponseModel
-from service.tables.engine import Database, moment
 from service.web.bodies import JsonBody, PublicRoute, StrictRoute
 from service.web.dependencies import DatabaseDep, UserDep, WriterDep
 

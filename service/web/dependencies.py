@@ -26,14 +26,14 @@ from sqlalchemy.orm import Session
 from service.accounts.permission import check_still_valid
 from service.accounts.sign_ins import caller_of_cookie
 from service.accounts.users import USE_NOTED_S, Caller, KeyRefused, caller_of_key, note_use, parsed
+from service.db.engine import Database
+from service.db.errors import TRANSIENT_DB_ERRORS
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError, unauthorized, unavailable
 from service.settings import Settings
 from service.streams.poller import Poller
 from service.submission.idempotency import IdempotentRequest
 from service.sweeps import store
-from service.tables.db_errors import TRANSIENT_DB_ERRORS
-from service.tables.engine import Database
 from service.tables.users import ROLE_SCOPES, Scope
 from service.web.csrf import check_own_page
 from service.web.rates import Credential

@@ -18,10 +18,10 @@ from starlette.routing import compile_path
 from mptcore.specs import Problem
 from mptcore.specs.parsing.problems import spec_error
 from mptcore.specs.parsing.sentences import sentence
+from service.db.errors import DISK_FULL, TRANSIENT_DB_ERRORS, write_trouble
+from service.db.revisions import NotMigrated
 from service.refusals import MAX_ITEM_DETAIL, ApiError, cut, disk_full, invalid, unavailable
-from service.revisions import NotMigrated
 from service.schemas import ResponseModel
-from service.tables.db_errors import DISK_FULL, TRANSIENT_DB_ERRORS, write_trouble
 
 log = logging.getLogger(__name__)
 

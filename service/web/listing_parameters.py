@@ -7,9 +7,9 @@ from fastapi import Depends, Query
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
+from service.db.visibility import Whose
 from service.experiments.listing import Wanted
 from service.tables.experiments import Status
-from service.tables.visibility import Whose
 from service.web.pagination import WhoseQuery
 
 

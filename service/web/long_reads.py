@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 from starlette.datastructures import QueryParams
 
 from mptcore.specs import Problem
+from service.db.engine import Database, limit_statements
+from service.db.errors import is_over_time
 from service.limiter import FairLimiter
 from service.refusals import TooLarge, invalid
-from service.tables.db_errors import is_over_time
-from service.tables.engine import Database, limit_statements
 from service.web.dependencies import check_client, counted, one_of, reading
 
 FIRST_TRY_S = 0.3

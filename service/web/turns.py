@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
 from service.accounts.permission import find
+from service.db.engine import Database
 from service.limiter import FairLimiter
 from service.sweeps import store
-from service.tables.engine import Database
 from service.tables.sweeps import Sweep
 from service.web.bodies import Bodies, StrictRequest
 from service.web.dependencies import check_client, client_gone, one_of, reading

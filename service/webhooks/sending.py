@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 import httpx
 from standardwebhooks import Webhook as Signer
 
-from service.tables.engine import moment
+from service.db.engine import moment
 from service.tables.webhooks import Delivery
 from service.webhooks.resolving import addresses_of
 

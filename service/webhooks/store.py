@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Row, Select, String, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session, joinedload
 
-from service.tables.engine import among, now
+from service.db.engine import among, now
 from service.tables.experiments import Experiment
 from service.tables.users import User
 from service.tables.webhooks import Delivery, Webhook

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import psutil
 from sqlalchemy import select
 
-from service.tables.engine import Database
+from service.db.engine import Database
 from service.tables.experiments import Event, Experiment, Status
 
 

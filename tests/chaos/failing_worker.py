@@ -9,10 +9,10 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.queue import dispatch, lease, ledger
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import CHECKPOINT_AFTER

@@ -9,9 +9,9 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
+from service.db.engine import Database
 from service.operations.prepare import prepare
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.fairness import starved
 
 

@@ -22,6 +22,7 @@ from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import aliased
 
 from service.accounts.users import Caller
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease, states
@@ -32,7 +33,6 @@ from service.submission.preparation import Entry
 from service.submission.submit import insert_all
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
-from service.tables.engine import Database
 from service.tables.experiments import (
     TERMINAL,
     Attempt,

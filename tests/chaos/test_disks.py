@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import select
 
 from mptlab import Client, Refused
+from service.db.engine import Database
 from service.operations.prepare import prepare
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import TERMINAL, Attempt
 from tests.support.disks import Disk, DiskUnavailable
 from tests.support.invariants import Counts, check

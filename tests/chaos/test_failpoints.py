@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from mptcore.protocol.exit_codes import COMPLETE
+from service.db.engine import Database
 from service.experiments.listing import Wanted, page_of
 from service.experiments.schemas import Submission
 from service.queue import states
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment
 from tests.chaos import failing_runner, failing_worker
 from tests.chaos.failing_runner import SAVE_STEPS

@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import update
 
 from mptlab import Client
+from service.db.engine import Database
 from service.operations.prepare import prepare
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import TERMINAL
 from service.tables.users import User
 from tests.support.memory_limits import LimitUnavailable, MemoryLimit

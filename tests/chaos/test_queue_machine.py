@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from service.db.engine import Database
 from service.queue import workers
-from service.tables.engine import Database
 from tests.chaos.queue_machine import QueueMachine
 from tests.support.servers import PostgreSQL
 

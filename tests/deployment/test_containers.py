@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import select
 
 from mptlab import Client, NoAnswer, Refused
-from service.tables.engine import Database
+from service.db.engine import Database
 from service.tables.experiments import TERMINAL, Experiment
 from service.tables.workers import Worker
 from tests.support import lm_specs, tiny_lm

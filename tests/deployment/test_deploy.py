@@ -23,10 +23,10 @@ from docs.reference import pages
 from mptlab import serve
 from mptlab.cli import app
 from service.app import create_app
+from service.db.engine import Database
 from service.queue import lease, workers
 from service.queue.workers import Vitals
 from service.settings import SECRETS, Settings
-from service.tables.engine import Database
 from service.tables.experiments import Queue, Status
 from tests.deployment.test_compose import PATH
 from tests.support.attempts import claimed

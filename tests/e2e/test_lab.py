@@ -6,9 +6,9 @@ import time
 import psutil
 import pytest
 
+from service.db.engine import Database
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Queue
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, lab_processes, wait_until

@@ -7,8 +7,8 @@ import pytest
 
 from mptlab import Client, Refused
 from service.accounts.users import ensure_key
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import lab_processes, wait_until
 

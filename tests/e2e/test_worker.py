@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.queue import states
 from service.records import results
 from service.records.curves import read_series
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment
 from tests.support import stored
 from tests.support.forks import fork

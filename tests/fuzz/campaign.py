@@ -23,12 +23,12 @@ from sqlalchemy import select
 from mptlab import serve
 from service.accounts import accounts
 from service.app import create_app
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
 from service.tables.datasets import Dataset
-from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.tables.sweeps import Sweep
 from service.tables.users import ROLE_SCOPES, Role, User

@@ -15,10 +15,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.app import create_app
+from service.db.engine import Database
 from service.operations.prepare import prepare
 from service.queue import lease, quota
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
 from service.tables.users import User
 from tests.support.kept_bytes import bytes_in_tables

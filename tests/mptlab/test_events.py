@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from mptlab import Client, NoAnswer, Refused, serve
+from service.db.engine import Database
 from service.queue import states
-from service.tables.engine import Database
 from service.tables.experiments import DesiredState
 from tests.mptlab.conftest import Killable
 from tests.support.commands import mpt_here as mpt

@@ -15,8 +15,8 @@ import pytest
 import uvicorn
 
 from mptlab import Client, NoAnswer, Refused, connection, serve
+from service.db.engine import Database
 from service.queue import states
-from service.tables.engine import Database
 from service.tables.experiments import DesiredState
 from tests.mptlab.conftest import Killable
 from tests.support.ppca_spec import ppca_spec

@@ -99,7 +99,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/service/web/test_refused.py",
         "tests/service/datasets/test_uploads.py",
     ),
-    "service/revisions.py": ("tests/service/operations/test_start.py",),
+    "service/db/revisions.py": ("tests/service/operations/test_start.py",),
     "service/settings.py": (
         "tests/service/test_secrets.py",
         "tests/service/operations/test_backup.py",
@@ -111,8 +111,8 @@ NARROWER: dict[str, tuple[str, ...]] = {
         f"{EXPERIMENTS}/test_kept_bytes.py",
     ),
     "service/operations/backup.py": ("tests/service/operations/test_backup.py",),
-    "service/tables/engine.py": (
-        "tests/service/tables/test_database.py",
+    "service/db/engine.py": (
+        "tests/service/db/test_engine.py",
         "tests/service/operations/test_start.py",
         "tests/service/queue/test_memory.py",
     ),
@@ -122,7 +122,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/service/web/test_bad_input.py",
         "tests/service/datasets/test_uploads.py",
         "tests/service/operations/test_start.py",
-        "tests/service/tables/test_database.py",
+        "tests/service/db/test_engine.py",
     ),
     "service/accounts/permission.py": (
         *SIGN_INS,

@@ -9,12 +9,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text, update
 
 from service.app import create_app
+from service.db.engine import Database
 from service.limiter import FairLimiter
 from service.queue import quota, workers
 from service.queue.dispatch import dispatch_next
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Experiment, Queue, Status
 from service.web.routes.webhooks import MAX_WEBHOOKS
 from tests.support.locks import wait_for_waiting

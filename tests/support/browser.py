@@ -15,8 +15,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from mptlab import Client, serve
 from service.app import create_app
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.web.connections import BoundedHeads, Server
 

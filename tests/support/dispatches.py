@@ -1,7 +1,7 @@
 """Dispatches that no worker has claimed yet."""
 
+from service.db.engine import Database
 from service.queue.dispatch import dispatch_next
-from service.tables.engine import Database
 
 
 def dispatched(database: Database) -> tuple[str, int]:

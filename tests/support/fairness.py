@@ -3,9 +3,9 @@ floods."""
 
 import random
 
+from service.db.engine import Database
 from service.fair_share import FairShare
 from service.queue.shares import Standing, standings
-from service.tables.engine import Database
 from tests.support.shared_lab import SharedLab
 
 LONGEST_S = 200.0

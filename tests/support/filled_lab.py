@@ -8,13 +8,13 @@ from mptcore.presets import PRESETS
 from mptcore.presets.judges import SEEDS
 from mptlab import Client
 from service.accounts import accounts
+from service.db.engine import Database
 from service.queue import lease, workers
 from service.queue.lease import Claim, FailureCause
 from service.queue.worker_samples import last_minute
 from service.queue.workers import Vitals
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Queue, Status
 from service.tables.users import ROLE_SCOPES, Role
 from service.tables.workers import WorkerSample

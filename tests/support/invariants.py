@@ -16,12 +16,12 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.db.engine import Database
 from service.fair_share import FairShare
 from service.queue.ledger import decayed_usage, use_of
 from service.records import results
 from service.records.curves import read_series
 from service.records.recording import canonical
-from service.tables.engine import Database
 from service.tables.experiments import (
     TERMINAL,
     Attempt,

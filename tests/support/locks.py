@@ -4,7 +4,7 @@ from functools import partial
 
 from sqlalchemy import text
 
-from service.tables.engine import Database
+from service.db.engine import Database
 from tests.support.processes import wait_until
 
 WAITING = text(

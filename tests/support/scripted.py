@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+from service.db.engine import Database
 from service.queue.lease import Claim
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from tests.support.records import point
 from tests.support.stored import row

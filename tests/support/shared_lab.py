@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import event, select
 from uuid6 import uuid7
 
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease, ledger, workers
 from service.queue.lease import Claim
 from service.queue.workers import Vitals
-from service.tables.engine import Database
 from service.tables.experiments import Experiment, Queue, Status
 from service.tables.users import User
 from tests.support.fake_clock import FakeClock

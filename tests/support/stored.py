@@ -8,6 +8,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue.memory import Memory
@@ -21,7 +22,6 @@ from service.submission.preparation import (
 )
 from service.submission.requests import Bodies
 from service.submission.submit import Accepted, insert_all, submitted
-from service.tables.engine import Database
 from service.tables.experiments import Event, Experiment
 from service.tables.users import ApiKey, Role
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from service.db.engine import Database
 from service.queue.lease import Claim
 from service.records import recording
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
 from tests.support.scripted import BEGAN, LIMIT_S, LOOK_S, Clock, Watch

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mptlab import Client
+from service.db.engine import Database
 from service.queue import lease
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec

@@ -11,12 +11,12 @@ from kombu.exceptions import OperationalError as BrokerError
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
+from service.db.engine import Database, now
 from service.queue import dispatch as queued
 from service.queue import workers
 from service.queue.dispatch import Dispatch
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.engine import Database, now
 from service.tables.experiments import Queue, Status
 from service.tables.workers import Worker
 from tests.support import stored

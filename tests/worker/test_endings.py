@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from service.db.engine import Database
 from service.queue import states
 from service.queue.lease import Claim
 from service.records import recording
 from service.records.curves import read_series
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment
 from tests.support import attempts
 from tests.support.invariants import check

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import select
 
+from service.db.engine import Database
 from service.queue import rooms
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Queue
 from service.tables.workers import Worker
 from tests.support.nvml import GIB, Card, Nvml

@@ -9,10 +9,10 @@ from functools import cache
 
 import pytest
 
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.queue import states
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment
 from tests.support import stored
 from tests.support.invariants import Record, check

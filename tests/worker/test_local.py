@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
+from service.db.engine import Database
 from service.fair_share import FairShare
 from service.queue import workers
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Queue
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec

@@ -9,14 +9,14 @@ from contextlib import closing
 import pytest
 from sqlalchemy import select, text
 
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.queue import workers
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Queue
 from service.tables.workers import Worker
-from tests.service.tables.test_database import read_only
+from tests.service.db.test_engine import read_only
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import environment, wait_until

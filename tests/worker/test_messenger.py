@@ -12,11 +12,11 @@ from standardwebhooks import Webhook as Verifier
 from uuid6 import uuid7
 
 from mptlab.serve import free_port
+from service.db.engine import Database, now
 from service.experiments import deletion
 from service.queue import holds, lease, states
 from service.queue.lease import FailureCause
 from service.settings import Settings
-from service.tables.engine import Database, now
 from service.tables.experiments import Attempt, DesiredState, Status
 from service.tables.users import User
 from service.tables.webhooks import Delivery, Webhook

@@ -13,9 +13,9 @@ import pytest
 from pydantic import SecretStr
 from redis import Redis as Client
 
+from service.db.engine import Database
 from service.queue.dispatch import Dispatch
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Queue
 from tests.support.forks import fork
 from tests.support.processes import Lab, wait_until

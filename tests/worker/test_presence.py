@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from service.db.engine import Database
 from service.queue import workers
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Queue
 from tests.service.queue.test_queue import submit
 from tests.support.processes import wait_until

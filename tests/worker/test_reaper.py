@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Experiment, Queue
 from tests.support import stored
 from tests.support.attempts import claimed, submitted

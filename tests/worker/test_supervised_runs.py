@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
+from service.db.engine import Database
 from service.queue import states
 from service.queue.lease import Claim
 from service.records import results
 from service.records.curves import read_series
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment
 from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from service.db.engine import Database
 from service.experiments.hub import UNUSED_S
 from service.operations import retention
 from service.queue import lease, states
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Checkpoint, DesiredState, Experiment, Status
 from tests.support.hub import cached
 from tests.worker.test_reaper import running

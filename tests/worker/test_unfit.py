@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from service.db.engine import Database
 from service.queue import lease
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.processes import wait_until
 from tests.support.starting import run_next
 from tests.support.stub import started

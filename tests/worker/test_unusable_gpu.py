@@ -7,9 +7,9 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select
 
+from service.db.engine import Database
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Experiment, Queue
 from service.tables.workers import Worker
 from tests.service.queue.test_position import submit

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from service.webhooks import store
 from worker import messenger as messengers
 from worker.messenger import FORGET_S, LOOK_S, PAUSE_S, Messenger

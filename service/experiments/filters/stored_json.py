@@ -21,8 +21,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, JSONPATH
 from sqlalchemy.orm import Session
 
+from service.db.engine import storable
 from service.experiments.filters.grammar import Value
-from service.tables.engine import storable
 from service.tables.experiments import SMALL_SPEC, Experiment
 
 Clause = ColumnElement[bool]

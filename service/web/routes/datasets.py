@@ -22,14 +22,14 @@ from service.accounts.users import Caller
 from service.datasets import store
 from service.datasets.files import inspect, keep_options, move
 from service.datasets.sizes import summary
+from service.db.engine import Database
+from service.db.visibility import Visibility, Whose
 from service.queue import quota, sizes
 from service.queue.quota import Room
 from service.refusals import ApiError, invalid
 from service.schemas import Moment, Page, RequestModel, ResponseModel
 from service.settings import Settings
 from service.tables.datasets import CONTENTS, Dataset
-from service.tables.engine import Database
-from service.tables.visibility import Visibility, Whose
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
     Canceller,

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.accounts.permission import find
 from service.accounts.users import Caller
+from service.db.engine import Database
 from service.experiments.bundle import Bundle, bundle, zipped
 from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, MetricList
 from service.experiments.views import artifact_out, log_out, metrics_json
@@ -20,7 +21,6 @@ from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file
 from service.refusals import ApiError, TooLarge
-from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.web import long_reads
 from service.web.bodies import StrictRoute

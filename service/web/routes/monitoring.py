@@ -18,13 +18,13 @@ from prometheus_client.registry import Collector
 from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller
+from service.db.engine import moment
 from service.experiments import store
 from service.queue import worker_samples, workers
 from service.records.curves import hold_still
 from service.records.statistics import expired_leases, oldest_queued_s, statistics
 from service.schemas import Moment, ResponseModel
 from service.settings import Settings
-from service.tables.engine import moment
 from service.tables.experiments import Queue
 from service.tables.users import Scope
 from service.tables.workers import Worker

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, defer
 from service.accounts import audit
 from service.accounts.permission import find, find_own, newest
 from service.accounts.users import Caller
+from service.db.visibility import Whose
 from service.queue import holds, states
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError
@@ -33,7 +34,6 @@ from service.sweeps.schemas import (
 from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
 from service.tables.experiments import Experiment
 from service.tables.sweeps import Sweep
-from service.tables.visibility import Whose
 from service.web.bodies import JsonBody, LargeRoute
 from service.web.dependencies import (
     BulkWriterDep,

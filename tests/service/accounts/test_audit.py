@@ -9,8 +9,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from service.accounts import audit
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.service.accounts.test_users import admin, bearer, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 

@@ -8,11 +8,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
 from service.accounts import sign_ins
+from service.db.engine import Database, now
 from service.settings import Settings
 from service.submission import submit
 from service.tables.audit import AuditEntry
 from service.tables.datasets import Dataset
-from service.tables.engine import Database, now
 from service.tables.experiments import Experiment
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep

@@ -13,9 +13,9 @@ from service.accounts import accounts
 from service.accounts.keys import checksum, digest, new_key
 from service.accounts.users import ensure_key
 from service.app import create_app
+from service.db.engine import Database
 from service.operations.prepare import prepare
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
 from tests.support.ppca_spec import ppca_spec
 
@@ -88,7 +88,7 @@ def test_a_mistyped_key_is_refused_without_a_query(
     def look(*_: object) -> None:
         raise AssertionError("the database was asked")
 
-    monkeypatch.setattr("service.tables.engine.Database.snapshot", look)
+    monkeypatch.setattr("service.db.engine.Database.snapshot", look)
     for place in range(len("mpt_"), len(key)):
         typed = key[:place] + ("a" if key[place] != "a" else "b") + key[place + 1 :]
         if "_" in (key[place], typed[place]):

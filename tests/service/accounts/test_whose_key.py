@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, select
 
 from service.accounts.users import KeyRefused, caller_of_key, callers_of_keys, ensure_key
-from service.tables.engine import Database
+from service.db.engine import Database
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, User
 
 

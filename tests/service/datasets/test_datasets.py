@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 from service.accounts.users import ensure_key
 from service.app import create_app
 from service.datasets.retention import sweep
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, post, stored
 

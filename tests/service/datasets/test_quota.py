@@ -10,11 +10,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
+from service.db.engine import Database
 from service.fair_share import FairShare
 from service.queue.quota import UNLIMITED
 from service.refusals import ApiError
 from service.settings import Settings
-from service.tables.engine import Database
 from service.web.bodies import Bodies
 from tests.support.kept_bytes import bytes_agree, bytes_in_tables
 from tests.support.uploads import GOOD, npy, post, stored

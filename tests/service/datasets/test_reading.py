@@ -13,9 +13,9 @@ from mptcore.protocol.orders import Input
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import UploadData
+from service.db.engine import Database
 from service.experiments.references import input_files
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.uploads import npy
 
 pytestmark = pytest.mark.usefixtures("inspected_here")

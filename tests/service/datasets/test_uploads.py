@@ -24,9 +24,9 @@ from mptlab import serve
 from service.app import create_app
 from service.datasets import files, store
 from service.datasets.retention import ABANDONED_S, sweep
-from service.revisions import NotMigrated
+from service.db.engine import Database
+from service.db.revisions import NotMigrated
 from service.settings import Settings
-from service.tables.engine import Database
 from service.web.routes import datasets
 from tests.support.processes import wait_until
 from tests.support.uploads import GOOD, npy, post, stored

@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, select, text, update
 
+from service.db.engine import Database, now
 from service.experiments import store
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
@@ -20,7 +21,6 @@ from service.refusals import ApiError
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
-from service.tables.engine import Database, now
 from service.tables.experiments import Attempt, DesiredState, Experiment, Status
 from service.tables.kept_bytes import ByteChange
 from service.tables.requests import KeptRequest

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from service.db.engine import Database
+from service.db.visibility import Visibility, Whose
 from service.experiments.filters.fields import _paths, clause
 from service.experiments.filters.grammar import parse
 from service.experiments.listing import TEXTS, Wanted, load_texts, page_of
 from service.refusals import ApiError, TooLarge
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import SMALL_SPEC, Experiment, Metric, Status
 from service.tables.users import User
-from service.tables.visibility import Visibility, Whose
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL

@@ -6,8 +6,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.accounts.users import ensure_key
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Status
 from service.web.routes.experiment_queries import MAX_SPECS
 from tests.support.attempts import submitted

@@ -10,6 +10,7 @@ from sqlalchemy.exc import InvalidRequestError
 from mptcore.specs.experiment import MAX_CURVES
 from service.accounts import permission
 from service.accounts.users import Caller
+from service.db.engine import Database
 from service.experiments import store
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
@@ -18,7 +19,6 @@ from service.queue.shares import MAX_PRIORITY
 from service.records import results
 from service.refusals import ApiError
 from service.tables.audit import AuditEntry
-from service.tables.engine import Database
 from service.tables.experiments import Artifact, Attempt, Event, Experiment, Held, Metric, Status
 from service.tables.users import Role, Scope, User
 from tests.support import stored

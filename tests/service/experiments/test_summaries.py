@@ -8,8 +8,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from sqlalchemy import event
 
+from service.db.engine import Database
 from service.experiments.summaries import summary
-from service.tables.engine import Database
 from service.tables.experiments import Experiment, Metric
 from tests.support.attempts import submitted
 from tests.support.lm_specs import BASE

@@ -15,11 +15,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import text
 
 from service.app import create_app
+from service.db.engine import Database
+from service.db.errors import TRANSIENT_DB_ERRORS
 from service.operations import start
 from service.operations.prepare import migrate, prepare
 from service.settings import Settings
-from service.tables.db_errors import TRANSIENT_DB_ERRORS
-from service.tables.engine import Database
 from tests.support.forks import fork
 from tests.support.processes import environment
 from tests.support.servers import PostgreSQL

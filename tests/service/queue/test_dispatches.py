@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import select
 
+from service.db.engine import Database
 from service.queue import lease
 from service.queue.dispatch import Dispatch, dispatch_next
 from service.queue.lease import BEYOND, Claim
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Attempt, Queue, Status
 from tests.support.attempts import submitted
 from tests.support.dispatches import dispatched

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import pytest
 from sqlalchemy import select, update
 
+from service.db.engine import Database
 from service.fair_share import FairShare
 from service.queue.forecast import Forecast, Running
 from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Slots
-from service.tables.engine import Database
 from service.tables.experiments import Attempt, Experiment, Queue, Status
 from tests.support.shared_lab import WITHIN_S, SharedLab
 

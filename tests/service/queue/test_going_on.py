@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from service.db.engine import Database, now
 from service.queue import lease
 from service.records.recording import Batch, record
-from service.tables.engine import Database, now
 from service.tables.experiments import Artifact, Block, Event, Experiment, Metric
 from tests.support.attempts import claim_next, claimed
 

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import delete, event, insert, select, text
 from uuid6 import uuid7
 
+from service.db.engine import Database
 from service.queue import holds, lease, states
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Experiment, Held, Status, Wait
 from service.tables.sweeps import Sweep, Turn
 from tests.support.attempts import claim_next, submitted

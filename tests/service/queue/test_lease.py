@@ -10,11 +10,11 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import core_digest
+from service.db.engine import Database
 from service.queue import lease
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.records.curves import read_series
 from service.records.recording import Batch, record
-from service.tables.engine import Database
 from service.tables.experiments import (
     Attempt,
     Checkpoint,

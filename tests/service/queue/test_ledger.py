@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
+from service.db.engine import Database
 from service.fair_share import FairShare
 from service.queue import lease, ledger
 from service.queue.shares import standings
-from service.tables.engine import Database
 from service.tables.experiments import Attempt, Experiment, Status, Usage
 from tests.service.queue.test_fair_share import JOB_S
 from tests.support.invariants import check

@@ -10,6 +10,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, insert, select, text, update
 
 from mptcore.specs import validate_spec
+from service.db.engine import Database
 from service.experiments.schemas import AttemptOut, Submission
 from service.fair_share import FairShare
 from service.queue import lease, ledger, rooms, workers
@@ -19,7 +20,6 @@ from service.queue.rooms import Place
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import TELLING_BYTES, Attempt, Experiment, Queue, Status
 from service.tables.workers import Worker
 from tests.support import lm_specs, stored

@@ -16,6 +16,7 @@ from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
 from service.app import create_app
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import shares, snapshot, workers
@@ -27,7 +28,6 @@ from service.queue.snapshot import QUEUES, QueueSnapshots
 from service.queue.starts import Starts
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import DEVICES, Experiment, Queue, Status
 from service.tables.users import User
 from tests.support import stored

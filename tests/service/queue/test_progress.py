@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.db.engine import Database
 from service.queue import lease
 from service.queue.lease import Claim
 from service.records.recording import Batch, record
-from service.tables.engine import Database
 from service.tables.experiments import Status
 from tests.support.attempts import claimed
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select, text, update
 
+from service.db.engine import Database, now
 from service.experiments.schemas import Submission
 from service.queue import lease, states, workers
 from service.queue.lease import Claim, LeaseLost
@@ -15,7 +16,6 @@ from service.records import recording
 from service.records.curves import read_series
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.engine import Database, now
 from service.tables.experiments import DesiredState, Event, Experiment, Queue, Status
 from service.tables.workers import Worker
 from tests.support import stored

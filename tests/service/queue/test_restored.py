@@ -5,9 +5,9 @@ import time
 import pytest
 from sqlalchemy import select
 
+from service.db.engine import Database
 from service.queue import lease
 from service.queue.lease import BEYOND
-from service.tables.engine import Database
 from service.tables.experiments import Attempt, DesiredState, Status
 from tests.support.attempts import claimed, submitted
 from tests.support.stored import change, row, status_events

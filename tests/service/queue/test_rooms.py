@@ -8,6 +8,7 @@ from typing import Any
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
+from service.db.engine import Database, now
 from service.experiments.schemas import Submission
 from service.queue import lease, rooms, workers
 from service.queue.dispatch import Dispatch, dispatch_next
@@ -17,7 +18,6 @@ from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
-from service.tables.engine import Database, now
 from service.tables.experiments import Attempt, Experiment, Queue, Status
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec

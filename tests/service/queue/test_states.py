@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
+from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.queue import lease, states
 from service.records import results
@@ -15,7 +16,6 @@ from service.records.recording import Batch, record
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
-from service.tables.engine import Database
 from service.tables.experiments import TERMINAL, DesiredState, Experiment, Held, Status
 from service.tables.webhooks import Delivery, Webhook
 from tests.support import stored

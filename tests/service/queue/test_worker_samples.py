@@ -6,10 +6,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select
 
+from service.db.engine import Database
 from service.queue.worker_samples import KEPT_MINUTES, last_minute, past, take
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Queue
 from service.tables.workers import WorkerSample
 from tests.support.attempts import claimed

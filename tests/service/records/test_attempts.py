@@ -4,10 +4,10 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from service.db.engine import Database
 from service.queue import lease
 from service.queue.lease import Claim
 from service.records.recording import Batch, record
-from service.tables.engine import Database
 from tests.support.attempts import claim_next, claimed
 from tests.support.environments import ENVIRONMENT
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.db.engine import Database
 from service.records.recording import Batch, record
-from service.tables.engine import Database
 from tests.support.attempts import claimed
 
 

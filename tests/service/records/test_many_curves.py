@@ -7,6 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.accounts.users import ensure_key
+from service.db.engine import Database
 from service.queue import lease
 from service.records import curves
 from service.records.recording import Batch, record
@@ -14,7 +15,6 @@ from service.records.schemas import ManyCurvesOut
 from service.records.selection import check_selection
 from service.refusals import ApiError
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Status
 from tests.support.attempts import claimed
 from tests.support.stored import change

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from sqlalchemy import select, update
 
+from service.db.engine import Base, Database
 from service.queue import lease, quota, sizes
 from service.queue.lease import Claim
 from service.records import recording
 from service.records.curves import read_series
 from service.records.recording import Batch, canonical, record
 from service.records.stored_records import record_lines, stored_series
-from service.tables.engine import Base, Database
 from service.tables.experiments import (
     Artifact,
     Attempt,

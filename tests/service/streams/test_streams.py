@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from service.accounts import accounts
 from service.app import create_app
+from service.db.engine import Database
 from service.queue import lease, states
 from service.queue.lease import Claim
 from service.records.recording import Batch, record
@@ -22,7 +23,6 @@ from service.settings import Settings
 from service.streams import changes, poller
 from service.streams.changes import Changes, Subject
 from service.streams.poller import Poller
-from service.tables.engine import Database
 from service.tables.experiments import DesiredState, Status
 from service.tables.users import ROLE_SCOPES, Role, Scope
 from service.web.routes import streams

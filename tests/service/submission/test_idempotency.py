@@ -10,10 +10,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text, update
 
+from service.db.engine import Database
 from service.settings import Settings
 from service.submission import idempotency, submit
 from service.submission.idempotency import IdempotentRequest
-from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import SweepPoint

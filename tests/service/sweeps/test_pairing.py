@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mptcore.estimation.estimate import PARTS
+from service.db.engine import Database
 from service.queue import lease
 from service.records.recording import Batch, record
 from service.sweeps import pairing
@@ -17,7 +18,6 @@ from service.sweeps.pairing import (
     heldout_parts,
     mean_part,
 )
-from service.tables.engine import Database
 from service.tables.experiments import Status
 from tests.support.attempts import claimed
 

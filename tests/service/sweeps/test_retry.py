@@ -6,10 +6,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text, update
 
+from service.db.engine import Database
 from service.settings import Settings
 from service.submission import requests
 from service.sweeps import store
-from service.tables.engine import Database
 from service.tables.experiments import Experiment
 from service.tables.users import User
 from tests.service.accounts.test_users import admin, database_of, place, processes

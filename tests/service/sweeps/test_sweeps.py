@@ -10,13 +10,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, func, select, update
 
+from service.db.engine import Database, now
 from service.operations import retention as files
 from service.queue import lease
 from service.queue.lease import Claim, FailureCause
 from service.records import recording
 from service.settings import Settings
 from service.sweeps.expansion import MAX_POINTS
-from service.tables.engine import Database, now
 from service.tables.experiments import Experiment, Held, Metric, Status
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep, SweepPoint, Turn

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from mptlab import Client
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.browser import BrowsedLab, Service, chromium, signed_in, watched
 from tests.support.filled_lab import fill
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from playwright.sync_api import Browser, ViewportSize
 
 from mptlab import Client
+from service.db.engine import Database
 from service.operations.prepare import prepare
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.browser import Service, chromium, signed_in
 from tests.support.filled_lab import fill
 

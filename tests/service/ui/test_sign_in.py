@@ -14,8 +14,8 @@ from service.accounts.keys import digest
 from service.accounts.sign_ins import CODE_USED, COOKIE, new_code, renew
 from service.accounts.users import UNKNOWN
 from service.app import create_app
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.sign_ins import SignIn, SignInCode
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.ui.sign_in import Refusals

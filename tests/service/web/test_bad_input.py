@@ -7,8 +7,8 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Event, Experiment
 from tests.support.ppca_spec import ppca_spec
 

@@ -23,8 +23,8 @@ from service import app as main
 from service.accounts.keys import new_key
 from service.accounts.users import store_key
 from service.app import create_app
+from service.db.engine import Database, now
 from service.settings import Settings
-from service.tables.engine import Database, now
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, User
 from service.web import bodies
 from service.web.bodies import (

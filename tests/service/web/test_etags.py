@@ -6,10 +6,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.accounts.users import ensure_key
+from service.db.engine import Database
 from service.queue import lease
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Status
 from tests.support.attempts import claim_next, claimed
 

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
+from service.db.engine import Database
 from service.queue import lease
 from service.records.curves import Curve
 from service.records.recording import COLUMNS, Batch, record
 from service.records.schemas import CurvesOut
 from service.refusals import ApiError
-from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
 from service.web import curve_formats
 from service.web.curve_formats import Answer, Format, written

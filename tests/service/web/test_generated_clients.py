@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from mptcore.presets import PRESETS
+from service.db.engine import Database
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Status
 from tests.support.attempts import claim_next
 from tests.support.browser import Service

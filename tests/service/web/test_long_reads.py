@@ -15,12 +15,12 @@ from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller
 from service.app import MAX_BUNDLES, create_app
+from service.db.engine import Database
 from service.experiments import deletion
 from service.limiter import FairLimiter
 from service.records import results
 from service.refusals import ApiError
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Event, Experiment
 from service.web import dependencies, long_reads
 from service.web.routes import (

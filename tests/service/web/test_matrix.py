@@ -19,17 +19,17 @@ from uuid6 import uuid7
 
 from service.accounts import accounts
 from service.app import create_app
+from service.db.engine import Database
+from service.db.visibility import Visibility
 from service.experiments.schemas import Submission
 from service.operations.prepare import prepare
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
 from service.tables.datasets import Dataset
-from service.tables.engine import Database
 from service.tables.experiments import Artifact, Experiment, Status
 from service.tables.sweeps import Sweep
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
-from service.tables.visibility import Visibility
 from service.tables.webhooks import Webhook
 from service.ui.pages import PAGES
 from tests.support import stored

@@ -13,6 +13,7 @@ from sqlalchemy import event, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from service.app import create_app
+from service.db.engine import Database, now
 from service.experiments import deletion
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
@@ -20,7 +21,6 @@ from service.queue.lease import Claim, FailureCause
 from service.queue.workers import Vitals
 from service.records import statistics
 from service.settings import Settings
-from service.tables.engine import Database, now
 from service.tables.experiments import Attempt, Experiment, Queue, Status, Tally
 from service.tables.workers import Worker
 from tests.support import stored

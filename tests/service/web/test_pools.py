@@ -20,10 +20,10 @@ from httpx2 import Response
 from sqlalchemy import text
 
 from service.app import MAX_USER_BUNDLES, ROUTERS, create_app
+from service.db.engine import Database
 from service.limiter import FairLimiter
 from service.settings import Settings
 from service.streams.poller import READS_AT_ONCE
-from service.tables.engine import Database
 from service.web import dependencies
 from service.web.dependencies import USERS_PART, _readable, _writable, _writable_in_bulk
 from service.web.routes import experiment_results

@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 
 from service.accounts.users import ensure_key
 from service.app import create_app
+from service.db.engine import Database
+from service.db.errors import DISK_FULL
 from service.settings import Settings
-from service.tables.db_errors import DISK_FULL
-from service.tables.engine import Database
 from service.tables.experiments import Experiment, Status
 from service.tables.users import ApiKey
 from service.web.errors import cannot_write
@@ -175,8 +175,8 @@ def test_a_database_outage_is_not_an_internal_error(
     def away(*_: object, **__: object) -> None:
         raise OperationalError("select 1", {}, Exception("connection refused"))
 
-    monkeypatch.setattr("service.tables.engine.Database.transaction", away)
-    monkeypatch.setattr("service.tables.engine.Database.snapshot", away)
+    monkeypatch.setattr("service.db.engine.Database.transaction", away)
+    monkeypatch.setattr("service.db.engine.Database.snapshot", away)
     answer = api.request(method, "/v1/experiments", json={"spec": ppca_spec()})
     assert (answer.status_code, answer.json()["reason"]) == (503, "database_unavailable")
     assert answer.headers["Retry-After"] == "2"

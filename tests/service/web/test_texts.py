@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.db.engine import Database
 from service.records import texts
 from service.settings import Settings
-from service.tables.engine import Database
 from tests.support.attempts import submitted
 from tests.support.text_tables import stored_table
 

@@ -12,9 +12,9 @@ import pytest
 from service.accounts import accounts
 from service.accounts.users import Caller
 from service.app import create_app
+from service.db.engine import Database
 from service.queue import lease
 from service.settings import Settings
-from service.tables.engine import Database
 from service.tables.experiments import Status
 from service.tables.users import ROLE_SCOPES, Role
 from service.web.routes import experiment_queries

@@ -9,9 +9,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, update
 
 from service.app import create_app
+from service.db.engine import Database, now
 from service.queue import states
 from service.settings import Settings
-from service.tables.engine import Database, now
 from service.tables.experiments import DesiredState
 from service.tables.users import User
 from service.tables.webhooks import Delivery, Webhook

@@ -14,12 +14,9 @@ from sqlalchemy import Engine, event, select, text
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError
 
 from service.app import create_app
-from service.queue import lease, states
-from service.queue.lease import FailureCause
-from service.revisions import NotMigrated
-from service.settings import Settings
-from service.tables import engine
-from service.tables.db_errors import (
+from service.db import engine
+from service.db.engine import Database
+from service.db.errors import (
     CANNOT_OPEN,
     DISK_ERROR,
     DISK_FULL,
@@ -28,7 +25,10 @@ from service.tables.db_errors import (
     TRANSIENT_DB_ERRORS,
     write_trouble,
 )
-from service.tables.engine import Database
+from service.db.revisions import NotMigrated
+from service.queue import lease, states
+from service.queue.lease import FailureCause
+from service.settings import Settings
 from service.tables.experiments import Event, Experiment, Status
 from tests.service.queue.test_queue import running
 from tests.support.ppca_spec import ppca_spec

@@ -43,8 +43,8 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeEngine
 
 from service import timings
-from service.revisions import NewerTables, NotMigrated, WrongEncoding, newest_revision
-from service.tables.db_errors import DISK_FULL, TRANSIENT_DB_ERRORS, by_nature, write_trouble
+from service.db.errors import DISK_FULL, TRANSIENT_DB_ERRORS, by_nature, write_trouble
+from service.db.revisions import NewerTables, NotMigrated, WrongEncoding, newest_revision
 
 MIN_FREE_BYTES = 1 << 20
 """Minimum free bytes on the disk of an SQLite database. With less, its transactions soon fail."""

@@ -13,7 +13,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.exc import TimeoutError as NoConnectionFree
 
-from service.revisions import NotMigrated
+from service.db.revisions import NotMigrated
 
 TRANSIENT_DB_ERRORS = (OperationalError, InterfaceError, NoConnectionFree)
 """Transient errors: the database does not answer, fails over, is full, locked or overloaded.

@@ -1,0 +1,1 @@
+"""The database: its engine, errors, revisions and who sees a row."""
