@@ -39,9 +39,9 @@ from service.web.routes import (
     streams,
     sweeps,
     texts,
-    webhooks,
 )
 from service.web.turns import SIZES
+from service.webhooks import routes as webhooks
 
 MAX_BUNDLES, MAX_USER_BUNDLES = 12, 2
 """Zips that a process, and one user, builds at the same time."""

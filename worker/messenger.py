@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.settings import Settings
-from service.tables.webhooks import Delivery
 from service.webhooks import store
+from service.webhooks.models import Delivery
 from service.webhooks.sending import NotSent, send
 
 log = logging.getLogger(__name__)

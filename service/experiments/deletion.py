@@ -25,7 +25,7 @@ from service.tables.experiments import (
 )
 from service.tables.sweeps import SweepPoint
 from service.tables.users import User
-from service.tables.webhooks import Delivery
+from service.webhooks.models import Delivery
 
 RESTORE_MARGIN_S = 60.0
 """Safety margin before the purge of an experiment. No transaction takes longer, so a restored

@@ -16,7 +16,7 @@ import httpx
 from standardwebhooks import Webhook as Signer
 
 from service.db.engine import moment
-from service.tables.webhooks import Delivery
+from service.webhooks.models import Delivery
 from service.webhooks.resolving import addresses_of
 
 SECRET_PREFIX = "whsec_"

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session, joinedload
 from service.db.engine import among, now
 from service.tables.experiments import Experiment
 from service.tables.users import User
-from service.tables.webhooks import Delivery, Webhook
+from service.webhooks.models import Delivery, Webhook
 
 CLAIMED_S = 60.0
 """Duration of a claim, longer than a try. If a process dies after claiming a delivery, others try

@@ -155,7 +155,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/web/listing_parameters.py": (f"{EXPERIMENTS}/test_listing.py",),
     "worker/messenger.py": WEBHOOKS,
     "service/webhooks/resolving.py": WEBHOOKS,
-    "service/web/routes/webhooks.py": WEBHOOKS,
+    "service/webhooks/routes.py": WEBHOOKS,
     "service/webhooks/sending.py": WEBHOOKS,
     "service/webhooks/store.py": WEBHOOKS,
     "worker/gpus.py": ("tests/worker/test_gpu_assignment.py",),

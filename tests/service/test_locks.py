@@ -16,7 +16,7 @@ from service.queue.dispatch import dispatch_next
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.experiments import Experiment, Queue, Status
-from service.web.routes.webhooks import MAX_WEBHOOKS
+from service.webhooks.routes import MAX_WEBHOOKS
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
 from worker.slot import Slot

@@ -19,8 +19,8 @@ from service.queue.lease import FailureCause
 from service.settings import Settings
 from service.tables.experiments import Attempt, DesiredState, Status
 from service.tables.users import User
-from service.tables.webhooks import Delivery, Webhook
 from service.webhooks import store
+from service.webhooks.models import Delivery, Webhook
 from service.webhooks.resolving import LOOK_UPS
 from service.webhooks.sending import TRY_S, new_secret
 from tests.support.attempts import claimed, submitted

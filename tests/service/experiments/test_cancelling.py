@@ -10,8 +10,8 @@ from sqlalchemy import select
 from service.app import create_app
 from service.settings import Settings
 from service.tables.experiments import DesiredState, Experiment, Status
-from service.tables.webhooks import Delivery, Webhook
 from service.web.routes import experiments
+from service.webhooks.models import Delivery, Webhook
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec

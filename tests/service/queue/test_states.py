@@ -17,7 +17,7 @@ from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
 from service.tables.experiments import TERMINAL, DesiredState, Experiment, Held, Status
-from service.tables.webhooks import Delivery, Webhook
+from service.webhooks.models import Delivery, Webhook
 from tests.support import stored
 from tests.support.attempts import claimed, submitted
 from tests.support.ppca_spec import ppca_spec

@@ -22,9 +22,9 @@ from service.sweeps.schemas import MorePoints, SweepChanges, SweepSubmission
 from service.tables.datasets import Dataset
 from service.tables.experiments import Artifact, Event, Status
 from service.tables.sweeps import Sweep
-from service.tables.webhooks import Webhook
 from service.web.contract import EXAMPLES
-from service.web.routes.webhooks import NewWebhook
+from service.webhooks.models import Webhook
+from service.webhooks.schemas import NewWebhook
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change

@@ -30,8 +30,8 @@ from service.tables.datasets import Dataset
 from service.tables.experiments import Artifact, Experiment, Status
 from service.tables.sweeps import Sweep
 from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
-from service.tables.webhooks import Webhook
 from service.ui.pages import PAGES
+from service.webhooks.models import Webhook
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook as Signer
 
-from service.tables.webhooks import Delivery, Webhook
 from service.webhooks import resolving, sending
+from service.webhooks.models import Delivery, Webhook
 from service.webhooks.sending import (
     NO_ANSWER,
     NO_CONNECTION,

@@ -14,9 +14,9 @@ from service.queue import states
 from service.settings import Settings
 from service.tables.experiments import DesiredState
 from service.tables.users import User
-from service.tables.webhooks import Delivery, Webhook
-from service.web.routes.webhooks import MAX_WEBHOOKS
 from service.webhooks import store
+from service.webhooks.models import Delivery, Webhook
+from service.webhooks.routes import MAX_WEBHOOKS
 from tests.service.accounts.test_users import bearer
 from tests.support.attempts import submitted
 

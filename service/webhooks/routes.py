@@ -1,11 +1,10 @@
 """Routes of webhooks."""
 
-from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
-from pydantic import AnyUrl, Field, ValidationError
+from pydantic import AnyUrl, ValidationError
 from sqlalchemy import Row
 from uuid6 import uuid7
 
@@ -14,9 +13,7 @@ from service.accounts import audit
 from service.accounts.permission import check_has_key, not_found
 from service.queue import quota
 from service.refusals import ApiError, invalid
-from service.schemas import Moment, RequestModel, ResponseModel
 from service.settings import Settings
-from service.tables.webhooks import Webhook
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
     Canceller,
@@ -27,6 +24,8 @@ from service.web.dependencies import (
     WriterDep,
 )
 from service.webhooks import store
+from service.webhooks.models import Webhook
+from service.webhooks.schemas import MAX_OF_A_URL, MadeWebhook, NewWebhook, WebhookList, WebhookOut
 from service.webhooks.sending import is_public, key_of, new_secret
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=StrictRoute)
@@ -34,60 +33,7 @@ router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=StrictR
 WebhookId = Annotated[str, Path(max_length=100, description="Id of the webhook.")]
 MAX_WEBHOOKS = 10
 """Maximum number of webhooks of a user."""
-MAX_OF_A_URL = 2000
 SECRET_BYTES = range(24, 65)
-
-
-class Ending(StrEnum):
-    """Final status of an experiment."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-class NewWebhook(RequestModel):
-    """A URL to notify when your experiments end."""
-
-    url: Annotated[str, Field(max_length=MAX_OF_A_URL)]
-    """URL for POST requests: https and public, unless the administrator allows others."""
-    secret: Annotated[str, Field(max_length=100)] | None = None
-    """Secret that signs requests: `whsec_` and 24 to 64 bytes in base64. null: a new one."""
-    statuses: Annotated[
-        list[Annotated[Ending, Field(strict=False)]], Field(min_length=1, max_length=3)
-    ] = Field([*Ending])
-    """Final statuses to notify about."""
-
-
-class WebhookOut(ResponseModel):
-    """A webhook and the state of its notifications."""
-
-    id: str
-    """Id of the webhook."""
-    url: str
-    """URL for POST requests."""
-    statuses: list[Ending]
-    """Final statuses to notify about."""
-    created_at: Moment
-    """Time of creation."""
-    pending: int
-    """Number of notifications to send."""
-    given_up: int
-    """Number of notifications in the last week that could not be delivered in 28 hours."""
-    last_delivered_at: Moment | None
-    """Time of the latest delivery. null: none yet."""
-    last_error: str | None
-    """Latest error of a notification that is pending or given up. null: none."""
-
-
-class MadeWebhook(WebhookOut):
-    secret: str
-    """Secret that signs requests. Only this answer has it."""
-
-
-class WebhookList(ResponseModel):
-    items: list[WebhookOut]
-    """Webhooks."""
 
 
 @router.post("", status_code=HTTPStatus.CREATED)
