@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute
 
 from service.db.engine import Database
 from service.limiter import FairLimiter
+from service.presets import routes as presets
 from service.queue.snapshot import QueueSnapshots
 from service.settings import Settings
 from service.streams.poller import Poller
@@ -34,7 +35,6 @@ from service.web.routes import (
     experiment_results,
     experiments,
     monitoring,
-    presets,
     queue,
     streams,
     sweeps,

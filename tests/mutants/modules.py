@@ -85,7 +85,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/service/accounts/test_users.py",
         "tests/service/accounts/test_audit.py",
     ),
-    "service/experiments/preset_runs.py": ("tests/service/web/test_presets.py",),
+    "service/presets/runs.py": ("tests/service/presets/test_presets.py",),
     "service/experiments/references.py": (
         f"{EXPERIMENTS}/test_references.py",
         f"{EXPERIMENTS}/test_cache.py",

@@ -177,7 +177,7 @@ NEVER = {
     ("GET /v1/presets/{name}/verdict", "200", "application/json"),
     ("GET /v1/events", "200", "text/event-stream"),
 }
-"""Tested elsewhere: answers that need finished runs (tests/service/web/test_presets.py), and
+"""Tested elsewhere: answers that need finished runs (tests/service/presets/test_presets.py), and
 endless ones (tests/service/streams)."""
 
 

@@ -18,6 +18,7 @@ from service.app import MAX_BUNDLES, create_app
 from service.db.engine import Database
 from service.experiments import deletion
 from service.limiter import FairLimiter
+from service.presets import routes as presets
 from service.records import results
 from service.refusals import ApiError
 from service.settings import Settings
@@ -27,7 +28,6 @@ from service.web.routes import (
     experiment_queries,
     experiment_results,
     experiments,
-    presets,
     sweeps,
 )
 from tests.service.web.test_pools import affirmed, served

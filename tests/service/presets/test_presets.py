@@ -9,7 +9,7 @@ from sqlalchemy import event
 from mptcore.presets import PRESETS
 from mptcore.specs import stored_spec
 from service.db.engine import Database
-from service.experiments import preset_runs
+from service.presets import runs as preset_runs
 from service.queue import lease
 from service.records.recording import Batch, record
 from service.tables.experiments import Experiment, Status

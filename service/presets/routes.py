@@ -13,15 +13,21 @@ from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
 from mptcore.specs import ExperimentSpec, Problem
 from mptcore.specs.parsing.suggestions import meant
 from service.accounts.permission import find_readable
-from service.experiments.preset_runs import ran, runs_of_presets
-from service.experiments.schemas import ExperimentSummary
 from service.experiments.titles import titles_of
 from service.experiments.views import metric_out, summary_out
+from service.presets.runs import ran, runs_of_presets
+from service.presets.schemas import (
+    ComparisonOut,
+    PresetList,
+    PresetOut,
+    PresetRuns,
+    PresetRunsList,
+    VerdictOut,
+)
 from service.queue.position import queue_positions
 from service.records import results
 from service.records.curves import read_series
 from service.refusals import ApiError, TooLarge, invalid
-from service.schemas import ResponseModel
 from service.tables.experiments import Experiment, Status
 from service.web import long_reads
 from service.web.bodies import StrictRoute
@@ -34,78 +40,6 @@ custom = APIRouter(tags=["presets"], route_class=StrictRoute)
 
 PresetName = Annotated[str, Path(max_length=64, description="Name of the preset.")]
 ALL_POINTS = 10_000_000
-
-
-class PresetOut(ResponseModel):
-    """A table or figure of the paper."""
-
-    name: str
-    """Name of the preset."""
-    title: str
-    """Title."""
-    statement: str
-    """Claim of the paper, in words."""
-    published: dict[str, list[float]]
-    """Published numbers, by name."""
-    specs: list[ExperimentSpec]
-    """Specs to submit, in this order."""
-    needs: list[str]
-    """Data sets and checkpoints that the specs read from the lab's folders."""
-
-
-class PresetList(ResponseModel):
-    items: list[PresetOut]
-    """Presets."""
-
-
-class PresetRuns(ResponseModel):
-    """Experiments that ran a preset's specs."""
-
-    name: str
-    """Name of the preset."""
-    runs: list[ExperimentSummary | None]
-    """An experiment for each spec of the preset. null: no experiment ran it."""
-
-
-class PresetRunsList(ResponseModel):
-    items: list[PresetRuns]
-    """Experiments, by preset."""
-
-
-class ComparisonOut(ResponseModel):
-    """A measured figure and the published one."""
-
-    what: str
-    """Name of the figure."""
-    published: float
-    """Published value."""
-    measured: float | None
-    """Value computed from the experiments. null: a result is missing."""
-    low: float | None
-    """Lowest value that agrees. null: no bound."""
-    high: float | None
-    """Highest value that agrees. null: no bound."""
-    half_width: float | None
-    """Half the width of the interval of the measured value at 95 %. 0: without a standard error."""
-    power: float
-    """Probability that the figure is found to agree if the values are equal or, for a bound on one
-    side, if the true value is the expected one. 1: without a sampling error."""
-    outcome: str
-    """`agrees` if the whole interval is between `low` and `high`, `differs` if it is completely
-    outside, otherwise `cannot tell`."""
-    agrees: bool
-    """True if the outcome is `agrees`."""
-
-
-class VerdictOut(ResponseModel):
-    """Comparison of experiments with the paper."""
-
-    verdict: str
-    """`agrees`, `differs`, `cannot tell` or `incomplete`."""
-    comparisons: list[ComparisonOut]
-    """A comparison for each published figure."""
-    missing: str | None
-    """Missing parts of the comparison. null: nothing."""
 
 
 @router.get("")

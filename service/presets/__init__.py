@@ -1,0 +1,1 @@
+"""Presets: the paper's experiments, their runs and verdicts."""
