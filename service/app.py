@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 from service.db.engine import Database
 from service.limiter import FairLimiter
 from service.presets import routes as presets
+from service.queue import routes as queue
 from service.queue.snapshot import QueueSnapshots
 from service.settings import Settings
 from service.streams.poller import Poller
@@ -35,7 +36,6 @@ from service.web.routes import (
     experiment_results,
     experiments,
     monitoring,
-    queue,
     streams,
     sweeps,
     texts,

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import now
 from service.queue import ledger, sizes
+from service.queue.own_key import own_key_only
 from service.queue.states import is_terminal, note_status
 from service.tables.experiments import (
     TERMINAL,
@@ -39,7 +40,6 @@ from service.tables.experiments import (
     Series,
     Status,
 )
-from service.tables.own_key import own_key_only
 
 MAX_BYTES = 2**62
 """Larger than any memory."""

@@ -14,10 +14,10 @@ from sqlalchemy import Select, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from service.fair_share import FairShare
+from service.queue.models import ByteChange
 from service.queue.shares import MAX_PRIORITY
 from service.refusals import ApiError
 from service.tables.experiments import UNFINISHED, Checkpoint, Experiment
-from service.tables.kept_bytes import ByteChange
 from service.tables.users import User
 
 FOLDED_FROM = 20

@@ -94,3 +94,21 @@ class QueueOut(ResponseModel):
     """Your share of the server."""
     items: list[QueuedOut]
     """The first hundred queued experiments, in their order."""
+
+
+class UsageOut(ResponseModel):
+    """A user's usage of the server."""
+
+    name: str
+    """Name of the user."""
+    running: int
+    """Number of running experiments."""
+    kept_bytes: int
+    """Bytes of stored specs, records, artifacts and data sets."""
+    share: Share
+    """The user's share of the server."""
+
+
+class UsageList(ResponseModel):
+    items: list[UsageOut]
+    """Users, those with the most recent usage first."""

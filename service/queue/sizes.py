@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Text, cast, func, insert, literal, select, update
 from sqlalchemy.orm import Session
 
+from service.queue.models import ByteChange
 from service.tables.datasets import CONTENTS, Dataset
 from service.tables.experiments import TERMINAL, Artifact, Block, Event, Experiment, Metric, Series
-from service.tables.kept_bytes import ByteChange
 from service.tables.sweeps import Sweep
 
 POINT_BYTES = 37

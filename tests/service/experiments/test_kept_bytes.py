@@ -15,6 +15,7 @@ from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.operations import retention
 from service.queue import holds, lease, quota, states
+from service.queue.models import ByteChange
 from service.queue.sizes import POINT_BYTES
 from service.records.recording import Batch, record
 from service.refusals import ApiError
@@ -22,7 +23,6 @@ from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
 from service.tables.experiments import Attempt, DesiredState, Experiment, Status
-from service.tables.kept_bytes import ByteChange
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep
 from service.tables.users import User

@@ -7,32 +7,13 @@ from service.experiments import store
 from service.experiments.titles import titles_of
 from service.queue import quota, shares
 from service.queue.position import queue_positions
-from service.queue.schemas import QueuedOut, QueueOut, Share
-from service.schemas import ResponseModel
+from service.queue.schemas import QueuedOut, QueueOut, UsageList, UsageOut
 from service.web.bodies import StrictRoute
 from service.web.dependencies import Admin, DatabaseDep, QueueSnapshotsDep, Reader
 
 router = APIRouter(tags=["queue"], route_class=StrictRoute)
 
 SHOWN = 100
-
-
-class UsageOut(ResponseModel):
-    """A user's usage of the server."""
-
-    name: str
-    """Name of the user."""
-    running: int
-    """Number of running experiments."""
-    kept_bytes: int
-    """Bytes of stored specs, records, artifacts and data sets."""
-    share: Share
-    """The user's share of the server."""
-
-
-class UsageList(ResponseModel):
-    items: list[UsageOut]
-    """Users, those with the most recent usage first."""
 
 
 @router.get("/v1/queue")
