@@ -10,8 +10,8 @@ from service.tables.audit import AuditEntry
 from service.tables.datasets import Dataset
 from service.tables.experiments import Experiment
 from service.tables.users import User
-from service.tables.workers import Worker, WorkerSample
 from service.webhooks.models import Webhook
+from service.workers.models import Worker, WorkerSample
 
 ALL = (AuditEntry, Dataset, Experiment, User, Webhook, Worker, WorkerSample)
 TABLES = {table.__tablename__ for table in ALL}

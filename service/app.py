@@ -35,13 +35,13 @@ from service.web.routes import (
     experiment_queries,
     experiment_results,
     experiments,
-    monitoring,
     streams,
     sweeps,
     texts,
 )
 from service.web.turns import SIZES
 from service.webhooks import routes as webhooks
+from service.workers import routes as monitoring
 
 MAX_BUNDLES, MAX_USER_BUNDLES = 12, 2
 """Zips that a process, and one user, builds at the same time."""

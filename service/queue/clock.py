@@ -5,7 +5,7 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import now
 from service.tables.experiments import Experiment, Status
-from service.tables.workers import Worker
+from service.workers.models import Worker
 
 LEASE_S = bindparam("lease_s", type_=Float)
 _LATEST = (

@@ -18,7 +18,7 @@ from service.db.engine import now
 from service.queue.shares import EXPERIMENTS
 from service.queue.workers import GPU_RUNTIME_BYTES, lock_dispatching
 from service.tables.experiments import Attempt, Queue, Status
-from service.tables.workers import Worker
+from service.workers.models import Worker
 
 BESIDE_S = 10.0
 """Time after its end in which a run still counts as beside another one. The kernel may kill several

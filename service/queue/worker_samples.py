@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from service.db.engine import insert_new, now
 from service.queue.workers import Vitals
 from service.tables.experiments import Experiment, Status
-from service.tables.workers import WorkerSample
+from service.workers.models import WorkerSample
 
 MINUTE_S = 60
 KEPT_MINUTES = 24 * 60

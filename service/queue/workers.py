@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, limit_hanging, now
 from service.tables.experiments import Experiment, Queue, Status
-from service.tables.workers import Worker
+from service.workers.models import Worker
 
 GPU_RUNTIME_BYTES = 700 * 2**20
 """GPU memory that a run uses before the first tensor: the context with its kernels."""

@@ -17,7 +17,7 @@ from service.records.recording import Batch, record
 from service.settings import Settings
 from service.tables.experiments import Queue, Status
 from service.tables.users import ROLE_SCOPES, Role
-from service.tables.workers import WorkerSample
+from service.workers.models import WorkerSample
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.text_tables import stored_table

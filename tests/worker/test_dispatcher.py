@@ -18,7 +18,7 @@ from service.queue.dispatch import Dispatch
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.experiments import Queue, Status
-from service.tables.workers import Worker
+from service.workers.models import Worker
 from tests.support import stored
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import spec_on

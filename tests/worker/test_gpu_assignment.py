@@ -17,7 +17,7 @@ from service.db.engine import Database
 from service.queue import rooms
 from service.settings import Settings
 from service.tables.experiments import Queue
-from service.tables.workers import Worker
+from service.workers.models import Worker
 from tests.support.nvml import GIB, Card, Nvml
 from tests.support.processes import wait_until
 from worker import every_gpu, fitness, gpus, node, presence

@@ -15,7 +15,7 @@ from service.queue import workers
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.experiments import Queue
-from service.tables.workers import Worker
+from service.workers.models import Worker
 from tests.service.db.test_engine import read_only
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec

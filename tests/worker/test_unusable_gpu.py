@@ -11,7 +11,7 @@ from service.db.engine import Database
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
 from service.tables.experiments import Experiment, Queue
-from service.tables.workers import Worker
+from service.workers.models import Worker
 from tests.service.queue.test_position import submit
 from tests.support.forks import fork
 from tests.support.processes import MPT, environment

@@ -21,7 +21,7 @@ from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.experiments import TELLING_BYTES, Attempt, Experiment, Queue, Status
-from service.tables.workers import Worker
+from service.workers.models import Worker
 from tests.support import lm_specs, stored
 from tests.support.attempts import submitted
 from tests.support.nvml import Card, Nvml

@@ -17,7 +17,7 @@ from service.records.curves import read_series
 from service.records.recording import Batch, record
 from service.settings import Settings
 from service.tables.experiments import DesiredState, Event, Experiment, Queue, Status
-from service.tables.workers import Worker
+from service.workers.models import Worker
 from tests.support import stored
 from tests.support.dispatches import dispatched
 from tests.support.ppca_spec import ppca_spec

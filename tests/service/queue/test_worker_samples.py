@@ -11,7 +11,7 @@ from service.queue.worker_samples import KEPT_MINUTES, last_minute, past, take
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.experiments import Queue
-from service.tables.workers import WorkerSample
+from service.workers.models import WorkerSample
 from tests.support.attempts import claimed
 from worker.presence import Presence
 from worker.sweeper import Sweeper

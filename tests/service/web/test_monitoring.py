@@ -22,7 +22,7 @@ from service.queue.workers import Vitals
 from service.records import statistics
 from service.settings import Settings
 from service.tables.experiments import Attempt, Experiment, Queue, Status, Tally
-from service.tables.workers import Worker
+from service.workers.models import Worker
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next

@@ -1,0 +1,1 @@
+"""Workers: their tables, and the routes that show them."""

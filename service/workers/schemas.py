@@ -1,0 +1,76 @@
+"""Answers about workers."""
+
+from datetime import datetime
+
+from service.schemas import Moment, ResponseModel
+from service.tables.experiments import Queue
+
+
+class WorkerOut(ResponseModel):
+    """A worker."""
+
+    id: str
+    """Id of the worker."""
+    host: str
+    """Name of its machine."""
+    queue: Queue
+    """Queue that it serves: `cpu` or `gpu`."""
+    busy: bool
+    """True if it runs an experiment."""
+    experiment_id: str | None
+    """Id of the experiment that it runs. null: none, or you may not read it."""
+    memory_free: int
+    """Free main memory of the machine, or of its container or control group if that has less, in
+    bytes."""
+    memory_total: int | None
+    """All of this memory, in bytes. null: unknown."""
+    memory_ours: int | None
+    """Main memory that the worker's own run uses, in bytes. null: unknown."""
+    gpu: str | None
+    """Name of its GPU. null: none."""
+    gpu_number: int | None
+    """Number of the GPU on its machine. null: no GPU."""
+    gpu_driver: str | None
+    """Version of the GPU driver. null: no GPU."""
+    gpu_memory_total: int | None
+    """Memory of the GPU in bytes. null: no GPU."""
+    gpu_memory_free: int | None
+    """Free memory of the GPU in bytes. null: no GPU."""
+    gpu_memory_ours: int | None
+    """Memory of the GPU that the worker's own run uses, in bytes. null: no GPU."""
+    store_full: bool
+    """True if it starts no run, because the store's disk has less free than its reserve."""
+    started_at: Moment
+    """Time of its start."""
+    silent_s: float
+    """Seconds since its last sign of life."""
+
+
+class WorkerList(ResponseModel):
+    items: list[WorkerOut]
+    """Workers."""
+
+
+class WorkerPast(ResponseModel):
+    """History of a worker. Each list has an item for each interval of the answer; null: no sign of
+    life."""
+
+    id: str
+    """Id of the worker."""
+    busy: list[float | None]
+    """Fraction of the interval in which it ran experiments."""
+    memory_free: list[int | None]
+    """Minimum of free memory in bytes, of the GPU if it has one, else of the machine."""
+    memory_total: int | None
+    """Memory of the GPU in bytes. null: no GPU."""
+
+
+class WorkerHistory(ResponseModel):
+    """History of the workers, in equal intervals."""
+
+    stretch_s: int
+    """Length of an interval in seconds."""
+    at: list[datetime]
+    """Start of each interval."""
+    items: list[WorkerPast]
+    """Workers."""
