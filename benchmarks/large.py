@@ -19,6 +19,7 @@ from benchmarks.queries import FILTERS, SMALL
 from benchmarks.scale import ID, NUMBERS, vacuum
 from service.app import create_app
 from service.db.engine import Database
+from service.events.changes import Changes
 from service.experiments import deletion
 from service.operations import retention
 from service.queue import clock, lease, ledger, quota, worker_samples, workers
@@ -27,7 +28,6 @@ from service.queue.memory import learned_ratio
 from service.records import statistics as tallies
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.streams.changes import Changes
 from service.tables.experiments import Queue, Status
 from service.tables.sweeps import Sweep, SweepPoint
 from service.webhooks import store as webhooks

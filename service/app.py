@@ -12,12 +12,13 @@ from fastapi.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from service.db.engine import Database
+from service.events import routes as streams
+from service.events.poller import Poller
 from service.limiter import FairLimiter
 from service.presets import routes as presets
 from service.queue import routes as queue
 from service.queue.snapshot import QueueSnapshots
 from service.settings import Settings
-from service.streams.poller import Poller
 from service.ui import pages, sign_in
 from service.web import contract, health
 from service.web.access_log import AccessLog
@@ -35,7 +36,6 @@ from service.web.routes import (
     experiment_queries,
     experiment_results,
     experiments,
-    streams,
     sweeps,
     texts,
 )

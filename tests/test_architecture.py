@@ -118,7 +118,7 @@ LAYERS_OF_SERVICE = (
     "timings", "logs", "refusals", "fair_share", "settings", "schemas", "limiter",
     "store_space", "tables", "db", "models",
     "accounts", "webhooks", "workers", "queue", "records", "datasets", "experiments", "sweeps",
-    "submission", "streams", "events", "presets", "curves", "operations",
+    "submission", "events", "presets", "curves", "operations",
     "web", "routes", "ui", "app", "__main__",
 )  # fmt: skip
 """Layers of the service, from the lowest: its folders and single modules, the `models.py` of all

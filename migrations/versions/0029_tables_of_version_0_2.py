@@ -358,7 +358,7 @@ def _create_audit() -> None:
 
 
 WRITERS_LOCK = 7_301_524
-"""`service.streams.changes.WRITERS_LOCK`"""
+"""`service.events.changes.WRITERS_LOCK`"""
 
 
 def _alter_events() -> None:

@@ -3,7 +3,7 @@ about running ones.
 
 The events of one experiment are written while its row is locked, so they are committed in the order
 of their ids. Across experiments an event may become visible after another one with a higher id. So
-readers of many experiments stop at a horizon (`service.streams.changes`).
+readers of many experiments stop at a horizon (`service.events.changes`).
 """
 
 from collections.abc import Collection, Sequence

@@ -28,10 +28,10 @@ from service.accounts.sign_ins import caller_of_cookie
 from service.accounts.users import USE_NOTED_S, Caller, KeyRefused, caller_of_key, note_use, parsed
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
+from service.events.poller import Poller
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError, unauthorized, unavailable
 from service.settings import Settings
-from service.streams.poller import Poller
 from service.submission.idempotency import IdempotentRequest
 from service.sweeps import store
 from service.tables.users import ROLE_SCOPES, Scope

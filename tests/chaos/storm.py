@@ -25,10 +25,10 @@ from mptlab import Client, NoAnswer, Refused
 from service.accounts.users import ensure_key
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
+from service.events.changes import Changes
 from service.operations.prepare import prepare
 from service.queue.states import is_terminal, request
 from service.settings import Settings
-from service.streams.changes import Changes
 from service.tables.experiments import DesiredState, Experiment, Status
 from service.tables.users import User
 from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say, starts_within

@@ -132,7 +132,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/accounts/sign_ins.py": SIGN_INS,
     "service/ui/sign_in.py": SIGN_INS,
     "service/records/artifacts.py": ("tests/worker/test_attempts.py",),
-    "service/records/events.py": ("tests/service/streams",),
+    "service/records/events.py": ("tests/service/events",),
     "service/records/results.py": (
         f"{EXPERIMENTS}/test_bundle.py",
         f"{EXPERIMENTS}/test_many_experiments.py",

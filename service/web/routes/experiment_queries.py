@@ -15,6 +15,8 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.accounts.permission import check_whose, find
 from service.accounts.users import Caller
+from service.events.changes import Subject
+from service.events.poller import Poller
 from service.experiments.listing import Page, Wanted, load_texts, page_of
 from service.experiments.schemas import (
     AttemptOut,
@@ -36,8 +38,6 @@ from service.records import results
 from service.records.results import MetricRow, TooManyMetrics
 from service.refusals import ApiError, TooLarge, invalid
 from service.schemas import RequestModel, ResponseModel
-from service.streams.changes import Subject
-from service.streams.poller import Poller
 from service.tables.experiments import Experiment
 from service.web import long_reads
 from service.web.bodies import JsonBody, StrictRoute

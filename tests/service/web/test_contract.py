@@ -178,7 +178,7 @@ NEVER = {
     ("GET /v1/events", "200", "text/event-stream"),
 }
 """Tested elsewhere: answers that need finished runs (tests/service/presets/test_presets.py), and
-endless ones (tests/service/streams)."""
+endless ones (tests/service/events)."""
 
 
 def test_every_documented_answer_is_given(

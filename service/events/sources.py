@@ -8,10 +8,10 @@ from sqlalchemy.orm import Session
 from service.accounts.permission import find
 from service.accounts.users import Caller
 from service.db.visibility import shared
+from service.events.changes import Subject
 from service.records import events
 from service.records.curves import hold_still
 from service.records.events import EventCursor, Kind, Reading
-from service.streams.changes import Subject
 from service.tables.experiments import UNFINISHED, Event, Experiment
 from service.tables.sweeps import Sweep
 

@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
+from service.events.changes import Changes, Subject, refused
 from service.limiter import FairLimiter
 from service.refusals import unavailable
 from service.settings import Settings
-from service.streams.changes import Changes, Subject, refused
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 from mptcore.specs import Problem
 from service.accounts.users import Caller
 from service.db.errors import TRANSIENT_DB_ERRORS
+from service.events.poller import Poller
+from service.events.sources import PAGE, ManyExperiments, OneExperiment, Source
 from service.records.events import EventCursor, EventOut, Kind
 from service.refusals import ApiError, invalid
 from service.schemas import ResponseModel
-from service.streams.poller import Poller
-from service.streams.sources import PAGE, ManyExperiments, OneExperiment, Source
 from service.web.bodies import StrictRoute
 from service.web.dependencies import PollerDep, Reader, check_client, counted, one_of
 from service.web.media_types import accepted, as_json

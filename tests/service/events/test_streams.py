@@ -16,16 +16,16 @@ from sqlalchemy.orm import Session
 from service.accounts import accounts
 from service.app import create_app
 from service.db.engine import Database
+from service.events import changes, poller
+from service.events import routes as streams
+from service.events.changes import Changes, Subject
+from service.events.poller import Poller
 from service.queue import lease, states
 from service.queue.lease import Claim
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.streams import changes, poller
-from service.streams.changes import Changes, Subject
-from service.streams.poller import Poller
 from service.tables.experiments import DesiredState, Status
 from service.tables.users import ROLE_SCOPES, Role, Scope
-from service.web.routes import streams
 from tests.service.accounts.test_users import bearer, place
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.forks import fork

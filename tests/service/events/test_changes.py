@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 
 from service.app import create_app
 from service.db.engine import Database
+from service.events.changes import WRITERS_LOCK, Changes
 from service.queue import states
 from service.settings import Settings
-from service.streams.changes import WRITERS_LOCK, Changes
 from service.tables.experiments import DesiredState, Event
 from tests.service.accounts.test_users import bearer
 from tests.support.attempts import claim_next, submitted
