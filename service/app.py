@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.routing import BaseRoute
 
+from service.curves import routes as curves
 from service.db.engine import Database
 from service.events import routes as streams
 from service.events.poller import Poller
@@ -31,7 +32,6 @@ from service.web.meters import Meters
 from service.web.rates import RateLimits, Rates
 from service.web.routes import (
     administration,
-    curves,
     datasets,
     experiment_queries,
     experiment_results,

@@ -27,7 +27,7 @@ SIGN_INS = ("tests/service/ui/test_sign_in.py",)
 WEBHOOKS = ("tests/service/webhooks", "tests/worker/test_messenger.py")
 CURVES = (
     "tests/service/records/test_curves.py",
-    "tests/service/web/test_formats.py",
+    "tests/service/curves/test_formats.py",
     "tests/service/records/test_many_curves.py",
 )
 SUBMISSIONS = (
@@ -142,9 +142,9 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/records/stored_records.py": (f"{EXPERIMENTS}/test_bundle.py",),
     "service/records/spreadsheets.py": ("tests/service/records/test_spreadsheets.py",),
     "service/experiments/bundle.py": (f"{EXPERIMENTS}/test_bundle.py",),
-    "service/web/routes/curves.py": CURVES,
+    "service/curves/routes.py": CURVES,
     "service/records/curves.py": CURVES,
-    "service/web/curve_formats.py": CURVES,
+    "service/curves/formats.py": CURVES,
     "service/records/selection.py": CURVES,
     "service/records/downsampling.py": ("tests/service/records/test_downsampling.py",),
     "service/experiments/views.py": (

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 
+from service.curves import formats as curve_formats
+from service.curves.formats import Answer, Format, written
 from service.db.engine import Database
 from service.queue import lease
 from service.records.curves import Curve
@@ -17,8 +19,6 @@ from service.records.recording import COLUMNS, Batch, record
 from service.records.schemas import CurvesOut
 from service.refusals import ApiError
 from service.tables.experiments import Experiment, Status
-from service.web import curve_formats
-from service.web.curve_formats import Answer, Format, written
 from tests.support.attempts import claimed
 
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.accounts.permission import find
 from service.accounts.users import Caller
+from service.curves.formats import MEDIA_TYPES, Answer, Format, FormatDep, written
 from service.experiments.store import find_all
 from service.queue.states import is_terminal
 from service.records.curves import (
@@ -26,7 +27,6 @@ from service.refusals import TooLarge, invalid
 from service.tables.experiments import Experiment
 from service.web import long_reads
 from service.web.bodies import JsonBody, StrictRoute
-from service.web.curve_formats import MEDIA_TYPES, Answer, Format, FormatDep, written
 from service.web.dependencies import Reader
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, etag, is_known, not_modified, tagged
 from service.web.long_reads import answered

@@ -1,0 +1,1 @@
+"""Curves over HTTP: JSON, CSV and Arrow."""
