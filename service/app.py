@@ -11,6 +11,8 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.routing import BaseRoute
 
+from service.accounts import routes as administration
+from service.accounts import sign_in_routes as sign_in
 from service.curves import routes as curves
 from service.db.engine import Database
 from service.events import routes as streams
@@ -20,7 +22,7 @@ from service.presets import routes as presets
 from service.queue import routes as queue
 from service.queue.snapshot import QueueSnapshots
 from service.settings import Settings
-from service.ui import pages, sign_in
+from service.ui import pages
 from service.web import contract, health
 from service.web.access_log import AccessLog
 from service.web.bodies import Bodies, StrictRoute
@@ -31,7 +33,6 @@ from service.web.headers import AnswerHeaders, guard_origins
 from service.web.meters import Meters
 from service.web.rates import RateLimits, Rates
 from service.web.routes import (
-    administration,
     datasets,
     experiment_queries,
     experiment_results,

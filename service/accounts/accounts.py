@@ -7,9 +7,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.accounts.keys import new_key
+from service.accounts.models import ApiKey, Role, Scope, User
 from service.accounts.users import store_key
 from service.db.engine import now
-from service.tables.users import ApiKey, Role, Scope, User
 
 
 class LastAdmin(Exception):

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.accounts.models import AuditEntry
 from service.accounts.users import Caller
-from service.tables.audit import AuditEntry
 
 
 def note(session: Session, by: Caller | str, action: str, object_id: str, **details: Any) -> None:

@@ -15,10 +15,9 @@ from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.accounts.keys import digest
+from service.accounts.models import ApiKey, SignIn, SignInCode
 from service.accounts.users import KEYS, Caller, KeyRefused, caller_of, holder
 from service.db.engine import now
-from service.tables.sign_ins import SignIn, SignInCode
-from service.tables.users import ApiKey
 
 COOKIE = "mpt_sign_in"
 LASTS_S = 7 * 86_400.0

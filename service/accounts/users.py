@@ -21,8 +21,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from service.accounts.keys import MalformedKey, MistypedKey, digest, new_key, parse
+from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.db.engine import now
-from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from service.accounts.permission import find
+from service.accounts.permissions import find
 from service.accounts.users import Caller
 from service.curves.formats import MEDIA_TYPES, Answer, Format, FormatDep, written
 from service.experiments.store import find_all

@@ -19,7 +19,7 @@ from mptcore.specs.data.columns import missing_values
 from mptcore.specs.experiment import VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import constant_columns
 from mptcore.specs.parsing.sentences import not_given
-from service.accounts.permission import readable_ones
+from service.accounts.permissions import readable_ones
 from service.db.visibility import readable, reader
 from service.tables.datasets import Dataset
 

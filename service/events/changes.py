@@ -7,13 +7,13 @@ from typing import Literal, NamedTuple
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from service.accounts.models import Scope
 from service.accounts.sign_ins import in_force
 from service.accounts.users import Caller, callers_of_keys
 from service.db.visibility import Visibility
 from service.records.curves import AnyRow
 from service.tables.experiments import Event, Experiment, Status
 from service.tables.sweeps import Sweep
-from service.tables.users import Scope
 
 WRITERS_LOCK = 7_301_524
 """PostgreSQL advisory lock that a trigger on `events` takes, shared, for each writing transaction

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from service.accounts.permission import find
+from service.accounts.permissions import find
 from service.accounts.users import Caller
 from service.db.visibility import shared
 from service.events.changes import Subject

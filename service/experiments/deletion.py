@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Select, delete, or_, select, tuple_, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from service.accounts.models import User
 from service.db.engine import now
 from service.queue import sizes, states
 from service.tables.experiments import (
@@ -24,7 +25,6 @@ from service.tables.experiments import (
     Wait,
 )
 from service.tables.sweeps import SweepPoint
-from service.tables.users import User
 from service.webhooks.models import Delivery
 
 RESTORE_MARGIN_S = 60.0

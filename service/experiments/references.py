@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
 from mptcore.specs.data.reading import OPTIONS_FILE
 from mptcore.specs.data.text import too_few
-from service.accounts.permission import readable_ones
+from service.accounts.permissions import readable_ones
 from service.datasets.files import options_file
 from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, listed, shape_of
 from service.db.visibility import readable, reader

@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session, defer, joinedload
 
 from mptcore.specs import Problem
-from service.accounts.permission import not_found
+from service.accounts.permissions import not_found
 from service.accounts.users import Caller
 from service.db.visibility import readable, reader
 from service.fair_share import FairShare

@@ -10,6 +10,7 @@ from alembic.config import Config
 
 import migrations
 from service.accounts import audit
+from service.accounts.models import Role
 from service.accounts.users import LOCAL_USER, ensure_key
 from service.db.engine import NO_TIMEOUTS, Database
 from service.db.errors import TRANSIENT_DB_ERRORS, write_trouble
@@ -17,7 +18,6 @@ from service.db.revisions import NewerTables, NotMigrated, WrongEncoding
 from service.logs import logged_process
 from service.operations.start import OWNER_ONLY, restrict
 from service.settings import Settings
-from service.tables.users import Role
 
 PROCESS = "mpt migrate"
 """Name of the process in the audit log."""

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
 from mptcore.specs import ExperimentSpec, Problem
 from mptcore.specs.parsing.suggestions import meant
-from service.accounts.permission import find_readable
+from service.accounts.permissions import find_readable
 from service.experiments.titles import titles_of
 from service.experiments.views import metric_out, summary_out
 from service.presets.runs import ran, runs_of_presets

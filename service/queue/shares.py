@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import ScalarSelect, bindparam, func, select
 from sqlalchemy.orm import Session
 
+from service.accounts.models import ROLE_SCOPES, Role, Scope, User
 from service.db.engine import now
 from service.fair_share import FairShare
 from service.queue.ledger import Use, decayed_usage, gpu_hours_of_the_day
@@ -28,7 +29,6 @@ from service.tables.experiments import (
     Status,
     Usage,
 )
-from service.tables.users import ROLE_SCOPES, Role, Scope, User
 
 MAX_PRIORITY = 100
 """Experiments with a higher priority run before those of all other users. An admin allows this to a

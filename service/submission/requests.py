@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from mptcore.specs.parsing.long_lists import first_errors
 from service.accounts import audit
-from service.accounts.permission import find_own
+from service.accounts.permissions import find_own
 from service.accounts.users import Caller
 from service.datasets.sizes import is_incomplete
 from service.experiments.schemas import Submission

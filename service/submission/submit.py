@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.accounts import audit
-from service.accounts.permission import check_still_valid, find_readable
+from service.accounts.models import AuditEntry
+from service.accounts.permissions import check_still_valid, find_readable
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments import store
@@ -36,7 +37,6 @@ from service.submission.preparation import (
 from service.submission.requests import SubmissionRequest
 from service.sweeps import store as sweeps
 from service.sweeps.expansion import check_stored
-from service.tables.audit import AuditEntry
 from service.tables.experiments import Event, Experiment, Held, Status
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep, SweepPoint

@@ -6,9 +6,9 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, ForeignKey, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column, object_session, relationship
 
+from service.accounts.models import User
 from service.db.engine import Base, now
 from service.db.visibility import Owned
-from service.tables.users import User
 
 contents = partial(mapped_column, deferred=True, deferred_group="contents")
 """Column that may be megabytes. All of a row are loaded when one of them is used."""

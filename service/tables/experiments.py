@@ -17,10 +17,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
+from service.accounts.models import User
 from service.db.engine import Base, now, partial_index
 from service.db.visibility import Owned
 from service.tables.sweeps import Sweep
-from service.tables.users import User
 
 
 class Status(StrEnum):

@@ -5,8 +5,8 @@ from typing import Any
 from sqlalchemy import JSON, ForeignKey, String
 from sqlalchemy.orm import Mapped, mapped_column
 
+from service.accounts.models import User
 from service.db.engine import Base, now
-from service.tables.users import User
 
 
 class KeptRequest(Base):

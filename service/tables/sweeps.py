@@ -5,9 +5,9 @@ from typing import Any
 from sqlalchemy import JSON, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
+from service.accounts.models import User
 from service.db.engine import Base, LargeId, now
 from service.db.visibility import Owned
-from service.tables.users import User
 
 
 class Sweep(Owned, Base):

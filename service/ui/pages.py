@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
 
+from service.accounts.sign_in_routes import SIGN_IN_PAGE
 from service.refusals import ApiError
 from service.ui.help import documents
-from service.ui.sign_in import SIGN_IN_PAGE
 from service.web.files import RangedFile
 from service.web.headers import PAGE, PAGE_FILE
 

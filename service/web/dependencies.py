@@ -23,7 +23,8 @@ from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session
 
-from service.accounts.permission import check_still_valid
+from service.accounts.models import ROLE_SCOPES, Scope
+from service.accounts.permissions import check_still_valid
 from service.accounts.sign_ins import caller_of_cookie
 from service.accounts.users import USE_NOTED_S, Caller, KeyRefused, caller_of_key, note_use, parsed
 from service.db.engine import Database
@@ -34,7 +35,6 @@ from service.refusals import ApiError, unauthorized, unavailable
 from service.settings import Settings
 from service.submission.idempotency import IdempotentRequest
 from service.sweeps import store
-from service.tables.users import ROLE_SCOPES, Scope
 from service.web.csrf import check_own_page
 from service.web.rates import Credential
 

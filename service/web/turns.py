@@ -12,7 +12,7 @@ from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect
 
-from service.accounts.permission import find
+from service.accounts.permissions import find
 from service.db.engine import Database
 from service.limiter import FairLimiter
 from service.sweeps import store

@@ -3,8 +3,8 @@
 from sqlalchemy import ForeignKey, String, Text
 from sqlalchemy.orm import Mapped, foreign, mapped_column, relationship
 
+from service.accounts.models import User
 from service.db.engine import Base, now, partial_index
-from service.tables.users import User
 
 
 class Webhook(Base):

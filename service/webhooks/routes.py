@@ -10,7 +10,7 @@ from uuid6 import uuid7
 
 from mptcore.specs import Problem
 from service.accounts import audit
-from service.accounts.permission import check_has_key, not_found
+from service.accounts.permissions import check_has_key, not_found
 from service.queue import quota
 from service.refusals import ApiError, invalid
 from service.settings import Settings

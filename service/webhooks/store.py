@@ -6,9 +6,9 @@ from typing import Any
 from sqlalchemy import Row, Select, String, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.orm import Session, joinedload
 
+from service.accounts.models import User
 from service.db.engine import among, now
 from service.tables.experiments import Experiment
-from service.tables.users import User
 from service.webhooks.models import Delivery, Webhook
 
 CLAIMED_S = 60.0

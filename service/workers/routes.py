@@ -16,6 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from sqlalchemy.orm import Session
 
+from service.accounts.models import Scope
 from service.accounts.users import Caller
 from service.db.engine import moment
 from service.experiments import store
@@ -24,7 +25,6 @@ from service.records.curves import hold_still
 from service.records.statistics import expired_leases, oldest_queued_s, statistics
 from service.settings import Settings
 from service.tables.experiments import Queue
-from service.tables.users import Scope
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, Scraper, SettingsDep
 from service.web.meters import Meters

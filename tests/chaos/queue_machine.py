@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import aliased
 
+from service.accounts.models import Role, User
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments.schemas import Submission
@@ -43,7 +44,6 @@ from service.tables.experiments import (
     Wait,
 )
 from service.tables.sweeps import Sweep
-from service.tables.users import Role, User
 from tests.support import stored
 from tests.support.fake_clock import FakeClock
 from tests.support.invariants import check

@@ -22,6 +22,7 @@ import psycopg
 from sqlalchemy import select, update
 
 from mptlab import Client, NoAnswer, Refused
+from service.accounts.models import User
 from service.accounts.users import ensure_key
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
@@ -30,7 +31,6 @@ from service.operations.prepare import prepare
 from service.queue.states import is_terminal, request
 from service.settings import Settings
 from service.tables.experiments import DesiredState, Experiment, Status
-from service.tables.users import User
 from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say, starts_within
 from tests.chaos.plan import BRIEF, LONG, Plan
 from tests.support.disks import Disk, DiskUnavailable

@@ -22,6 +22,7 @@ from sqlalchemy import select
 
 from mptlab import serve
 from service.accounts import accounts
+from service.accounts.models import ROLE_SCOPES, Role, User
 from service.app import create_app
 from service.db.engine import Database
 from service.experiments.schemas import Submission
@@ -31,7 +32,6 @@ from service.sweeps.schemas import SweepSubmission
 from service.tables.datasets import Dataset
 from service.tables.experiments import Experiment
 from service.tables.sweeps import Sweep
-from service.tables.users import ROLE_SCOPES, Role, User
 from service.web.connections import HEAD_S
 from tests.fuzz.costs import KINDS, MAX_ANSWER_BYTES, TIMES, Cost, cpu_s, waits
 from tests.fuzz.hostile import ATTACKS, Connection, SlowLoris

@@ -14,11 +14,11 @@ from sqlalchemy import inspect, select, text
 
 import migrations
 import service.app  # noqa: F401  # knows all tables
+from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.db.engine import Base, Database
 from service.records.statistics import Statistics, statistics
 from service.tables.experiments import Attempt, Status, Usage
 from service.tables.requests import KeptRequest
-from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
 
 VERSION_0_1, VERSION_0_2 = "0008", "0029"
 

@@ -81,7 +81,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/service/accounts/test_users.py",
         "tests/service/web/test_matrix.py",
     ),
-    "service/web/routes/administration.py": (
+    "service/accounts/routes.py": (
         "tests/service/accounts/test_users.py",
         "tests/service/accounts/test_audit.py",
     ),
@@ -124,13 +124,13 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/service/operations/test_start.py",
         "tests/service/db/test_engine.py",
     ),
-    "service/accounts/permission.py": (
+    "service/accounts/permissions.py": (
         *SIGN_INS,
         "tests/service/accounts/test_sharing.py",
         "tests/service/datasets/test_datasets.py",
     ),
     "service/accounts/sign_ins.py": SIGN_INS,
-    "service/ui/sign_in.py": SIGN_INS,
+    "service/accounts/sign_in_routes.py": SIGN_INS,
     "service/records/artifacts.py": ("tests/worker/test_attempts.py",),
     "service/records/events.py": ("tests/service/events",),
     "service/records/results.py": (

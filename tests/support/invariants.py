@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.accounts.models import User
 from service.db.engine import Database
 from service.fair_share import FairShare
 from service.queue.ledger import decayed_usage, use_of
@@ -30,7 +31,6 @@ from service.tables.experiments import (
     Status,
     Usage,
 )
-from service.tables.users import User
 
 Record = Mapping[str, Any]
 PointKey = tuple[Any, ...]

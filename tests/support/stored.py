@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
+from service.accounts.models import ApiKey, Role
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments.schemas import Submission
@@ -23,7 +24,6 @@ from service.submission.preparation import (
 from service.submission.requests import Bodies
 from service.submission.submit import Accepted, insert_all, submitted
 from service.tables.experiments import Event, Experiment
-from service.tables.users import ApiKey, Role
 
 LOCAL = Caller(1, "local", Role.MEMBER, "key", frozenset())
 

@@ -16,6 +16,7 @@ from mptcore.protocol.metrics import INTERIM
 from mptcore.protocol.records import LABELS
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.parsing.suggestions import meant
+from service.accounts.models import User
 from service.db.visibility import Visibility
 from service.experiments.filters.grammar import Comparison, Condition, Given, Joined, Negated, Wrong
 from service.experiments.filters.stored_json import (
@@ -26,7 +27,6 @@ from service.experiments.filters.stored_json import (
 )
 from service.records.results import is_final
 from service.tables.experiments import Device, Experiment, Metric, Status
-from service.tables.users import User
 
 Clause = ColumnElement[bool]
 Labels = tuple[tuple[str, Given], ...]

@@ -17,7 +17,7 @@ from uuid6 import uuid7
 from mptcore.specs import Problem
 from mptcore.specs.data.reading import TABLE_FORMATS, ColumnName, TableOptions
 from service.accounts import audit
-from service.accounts.permission import check_still_valid, find, find_own, newest
+from service.accounts.permissions import check_still_valid, find, find_own, newest
 from service.accounts.users import Caller
 from service.datasets import store
 from service.datasets.files import inspect, keep_options, move

@@ -13,7 +13,7 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from service.accounts.permission import check_whose, find
+from service.accounts.permissions import check_whose, find
 from service.accounts.users import Caller
 from service.events.changes import Subject
 from service.events.poller import Poller

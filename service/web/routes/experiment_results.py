@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 from starlette.types import Receive, Scope, Send
 
-from service.accounts.permission import find
+from service.accounts.permissions import find
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments.bundle import Bundle, bundle, zipped

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from service.accounts import audit
-from service.accounts.permission import check_whose, find, find_own
+from service.accounts.models import AuditEntry
+from service.accounts.permissions import check_whose, find, find_own
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments import deletion, store
@@ -30,7 +31,6 @@ from service.schemas import ResponseModel
 from service.submission.preparation import prepare
 from service.submission.requests import Batch, BatchOut, Bodies, Made, Retry, SubmissionBody
 from service.submission.submit import Accepted, submitted
-from service.tables.audit import AuditEntry
 from service.tables.experiments import UNFINISHED, DesiredState, Experiment, Status
 from service.web.bodies import JsonBody, LargeRoute, StrictRoute
 from service.web.dependencies import (

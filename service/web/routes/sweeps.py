@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from sqlalchemy.orm import Session, defer
 
 from service.accounts import audit
-from service.accounts.permission import find, find_own, newest
+from service.accounts.permissions import find, find_own, newest
 from service.accounts.users import Caller
 from service.db.visibility import Whose
 from service.queue import holds, states

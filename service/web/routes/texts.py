@@ -9,7 +9,7 @@ import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import StringConstraints
 
-from service.accounts.permission import find
+from service.accounts.permissions import find
 from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file

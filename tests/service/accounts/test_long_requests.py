@@ -8,15 +8,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
 from service.accounts import sign_ins
+from service.accounts.models import ApiKey, AuditEntry, Role, Scope, User
 from service.db.engine import Database, now
 from service.settings import Settings
 from service.submission import submit
-from service.tables.audit import AuditEntry
 from service.tables.datasets import Dataset
 from service.tables.experiments import Experiment
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep
-from service.tables.users import ApiKey, Role, Scope, User
 from service.web import dependencies
 from service.web.bodies import StrictRoute
 from service.web.routes import datasets

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
+from service.accounts.models import ROLE_SCOPES, ApiKey, Role, User
 from service.accounts.users import KeyRefused, caller_of_key, callers_of_keys, ensure_key
 from service.db.engine import Database
-from service.tables.users import ROLE_SCOPES, ApiKey, Role, User
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.accounts import accounts
+from service.accounts.models import ROLE_SCOPES, Role, Scope
 from service.app import create_app
 from service.db.engine import Database
 from service.events import changes, poller
@@ -25,7 +26,6 @@ from service.queue.lease import Claim
 from service.records.recording import Batch, record
 from service.settings import Settings
 from service.tables.experiments import DesiredState, Status
-from service.tables.users import ROLE_SCOPES, Role, Scope
 from tests.service.accounts.test_users import bearer, place
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.forks import fork

@@ -10,6 +10,7 @@ from sqlalchemy import func, select, update
 
 from mptcore.protocol.code import core_digest
 from mptcore.specs import validate_spec
+from service.accounts.models import User
 from service.app import create_app
 from service.experiments import cache
 from service.experiments.cache import fingerprint
@@ -18,7 +19,6 @@ from service.queue import lease
 from service.queue.lease import FailureCause
 from service.settings import Settings
 from service.tables.experiments import Experiment, Status
-from service.tables.users import User
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec

@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import ForeignKey, event, func, select, update
 
+from service.accounts.models import User
 from service.db.engine import Base, Database, now
 from service.experiments import deletion
 from service.operations import retention
@@ -15,7 +16,6 @@ from service.queue import lease, ledger
 from service.records.recording import record
 from service.settings import Settings
 from service.tables.experiments import TERMINAL, Artifact, Block, Experiment, Series, Status
-from service.tables.users import User
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.web.test_api import points
 from tests.support import stored

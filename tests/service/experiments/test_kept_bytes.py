@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, select, text, update
 
+from service.accounts.models import User
 from service.db.engine import Database, now
 from service.experiments import store
 from service.experiments.schemas import Submission
@@ -25,7 +26,6 @@ from service.sweeps.schemas import SweepSubmission
 from service.tables.experiments import Attempt, DesiredState, Experiment, Status
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep
-from service.tables.users import User
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from service.accounts.models import User
 from service.db.engine import Database
 from service.db.visibility import Visibility, Whose
 from service.experiments.filters.fields import _paths, clause
@@ -18,7 +19,6 @@ from service.experiments.listing import TEXTS, Wanted, load_texts, page_of
 from service.refusals import ApiError, TooLarge
 from service.settings import Settings
 from service.tables.experiments import SMALL_SPEC, Experiment, Metric, Status
-from service.tables.users import User
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL

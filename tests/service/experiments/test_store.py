@@ -8,7 +8,8 @@ from sqlalchemy import func, select, update
 from sqlalchemy.exc import InvalidRequestError
 
 from mptcore.specs.experiment import MAX_CURVES
-from service.accounts import permission
+from service.accounts import permissions as permission
+from service.accounts.models import AuditEntry, Role, Scope, User
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments import store
@@ -18,9 +19,7 @@ from service.queue import quota
 from service.queue.shares import MAX_PRIORITY
 from service.records import results
 from service.refusals import ApiError
-from service.tables.audit import AuditEntry
 from service.tables.experiments import Artifact, Attempt, Event, Experiment, Held, Metric, Status
-from service.tables.users import Role, Scope, User
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change, row, status_events

@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
+from service.accounts.models import User
 from service.app import create_app
 from service.db.engine import Database
 from service.experiments.schemas import Submission
@@ -29,7 +30,6 @@ from service.queue.starts import Starts
 from service.queue.workers import Vitals
 from service.settings import Settings
 from service.tables.experiments import DEVICES, Experiment, Queue, Status
-from service.tables.users import User
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.processes import wait_until

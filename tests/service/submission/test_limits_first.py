@@ -6,10 +6,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
+from service.accounts.models import User
 from service.submission import preparation
 from service.sweeps import expansion
 from service.tables.experiments import Experiment
-from service.tables.users import User
 from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import SPEC, claim_next, finish, sweep
 

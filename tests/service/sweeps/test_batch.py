@@ -5,9 +5,8 @@ from typing import Any
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from service.tables.audit import AuditEntry
+from service.accounts.models import AuditEntry, User
 from service.tables.experiments import Event, Experiment
-from service.tables.users import User
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.support.ppca_spec import ppca_spec
 

@@ -6,12 +6,12 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import select, text, update
 
+from service.accounts.models import User
 from service.db.engine import Database
 from service.settings import Settings
 from service.submission import requests
 from service.sweeps import store
 from service.tables.experiments import Experiment
-from service.tables.users import User
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import rows, sweep
 

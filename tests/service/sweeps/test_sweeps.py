@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, func, select, update
 
+from service.accounts.models import User
 from service.db.engine import Database, now
 from service.operations import retention as files
 from service.queue import lease
@@ -20,7 +21,6 @@ from service.sweeps.expansion import MAX_POINTS
 from service.tables.experiments import Experiment, Held, Metric, Status
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep, SweepPoint, Turn
-from service.tables.users import User
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next

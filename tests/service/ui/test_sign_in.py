@@ -11,14 +11,13 @@ from sqlalchemy import select, update
 
 from service.accounts import accounts, sign_ins
 from service.accounts.keys import digest
+from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, SignIn, SignInCode, User
+from service.accounts.sign_in_routes import Refusals
 from service.accounts.sign_ins import CODE_USED, COOKIE, new_code, renew
 from service.accounts.users import UNKNOWN
 from service.app import create_app
 from service.db.engine import Database
 from service.settings import Settings
-from service.tables.sign_ins import SignIn, SignInCode
-from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
-from service.ui.sign_in import Refusals
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
 SPEC = {
@@ -349,7 +348,7 @@ def test_the_audit_has_each_sign_in_and_sign_out(
 def test_the_audit_has_a_bounded_number_of_refused_sign_ins(
     browser: TestClient, api: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.ui.sign_in.REFUSALS_AN_HOUR", 3)
+    monkeypatch.setattr("service.accounts.sign_in_routes.REFUSALS_AN_HOUR", 3)
     now = 0.0
     refusals = Refusals(timer=lambda: now)
     browser.app.state.refused_sign_ins = refusals  # type: ignore[attr-defined]

@@ -21,11 +21,11 @@ from starlette.datastructures import QueryParams
 from mptcore.specs import parse_json
 from service import app as main
 from service.accounts.keys import new_key
+from service.accounts.models import ROLE_SCOPES, ApiKey, Role, User
 from service.accounts.users import store_key
 from service.app import create_app
 from service.db.engine import Database, now
 from service.settings import Settings
-from service.tables.users import ROLE_SCOPES, ApiKey, Role, User
 from service.web import bodies
 from service.web.bodies import (
     LARGE_BYTES,

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.accounts import accounts
+from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.app import create_app
 from service.db.engine import Database
 from service.db.visibility import Visibility
@@ -29,7 +30,6 @@ from service.sweeps.schemas import SweepSubmission
 from service.tables.datasets import Dataset
 from service.tables.experiments import Artifact, Experiment, Status
 from service.tables.sweeps import Sweep
-from service.tables.users import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.ui.pages import PAGES
 from service.webhooks.models import Webhook
 from tests.support import stored

@@ -10,13 +10,13 @@ import httpx
 import pytest
 
 from service.accounts import accounts
+from service.accounts.models import ROLE_SCOPES, Role
 from service.accounts.users import Caller
 from service.app import create_app
 from service.db.engine import Database
 from service.queue import lease
 from service.settings import Settings
 from service.tables.experiments import Status
-from service.tables.users import ROLE_SCOPES, Role
 from service.web.routes import experiment_queries
 from tests.service.accounts.test_users import bearer
 from tests.support.attempts import claimed, submitted

@@ -2,20 +2,35 @@
 
 from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
-from pydantic import Field
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from service.accounts import accounts, audit
-from service.accounts.permission import check_has_key
+from service.accounts.models import ROLE_SCOPES, Role, Scope, User
+from service.accounts.permissions import check_has_key
+from service.accounts.schemas import (
+    NAME,
+    STANDING,
+    AuditOut,
+    AuditPage,
+    Freed,
+    KeyList,
+    KeyOut,
+    MadeKey,
+    Me,
+    NewKey,
+    NewUser,
+    RetentionOut,
+    UserChanges,
+    UserList,
+    UserOut,
+)
 from service.accounts.users import Caller
 from service.operations import retention
 from service.refusals import ApiError, invalid
-from service.schemas import Line, Moment, Page, RequestModel, ResponseModel
-from service.tables.users import ROLE_SCOPES, Role, Scope, User
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
     Admin,
@@ -30,176 +45,11 @@ from service.web.pagination import Cursor, Limit, page, read_number_cursor
 
 router = APIRouter(prefix="/v1", tags=["users"], route_class=StrictRoute)
 
-NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 UserName = Annotated[str, Path(pattern=NAME, description="Name of the user.")]
 KeyId = Annotated[
     str, Path(pattern="^[0-9A-Za-z]{1,16}$", description="Id of the key. It is not secret.")
 ]
-AnyScope = Annotated[Scope, Field(strict=False)]
 DAY_S = 86_400.0
-STANDING = (
-    *("shares", "max_running", "max_submitted", "max_gpu_hours_a_day", "max_bytes"),
-    "may_jump",
-)
-"""Fields of a user that affect the queue and the store."""
-
-
-class NewUser(RequestModel):
-    name: Annotated[str, Field(pattern=NAME)]
-    """Lower-case letters, digits, dots, underscores and dashes. The name never changes."""
-    role: Role = Field(default=Role.MEMBER, strict=False)
-    """Role of the user: `admin`, `member` or `viewer`."""
-
-
-class UserChanges(RequestModel):
-    """Changes to a user. Omitted fields stay as they are."""
-
-    role: Role | None = Field(default=None, strict=False)
-    """Role of the user: `admin`, `member` or `viewer`."""
-    active: bool | None = None
-    """False disables the user: keys are refused, and queued experiments do not start until the user
-    is active again. Running experiments continue."""
-    shares: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """Weight in fair sharing: a user with 2 gets twice the slots of a user with 1."""
-    max_running: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Maximum number of running experiments. null: the server's limit; 0: none start."""
-    max_submitted: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Maximum number of experiments that have not ended. null: the server's limit; 0: none."""
-    max_gpu_hours_a_day: Annotated[float, Field(ge=0, le=1e6)] | None = None
-    """Maximum hours of GPU slots in 24 hours. null: the server's limit; 0: none."""
-    max_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
-    """Maximum number of stored bytes. null: the server's limit; 0: none."""
-    may_jump: bool = False
-    """True if the user may submit with priorities above 100, which run before everyone else's."""
-
-
-class NewKey(RequestModel):
-    name: Line | None = None
-    """Purpose of the key."""
-    scopes: Annotated[list[AnyScope], Field(min_length=1, max_length=20)] | None = None
-    """Scopes of the key, at most those of the user's role. Default: all scopes of the role."""
-    lasts_days: Annotated[float, Field(gt=0, le=36_500)] | None = None
-    """Days until the key expires. null: never."""
-
-
-class UserOut(ResponseModel):
-    """A user and the user's limits."""
-
-    name: str
-    """Name of the user."""
-    role: Role
-    """`admin`, `member` or `viewer`."""
-    active: bool
-    """False if the user is disabled: keys are refused, and queued experiments do not start."""
-    created_at: Moment
-    """Time of creation."""
-    shares: int
-    """Weight in fair sharing."""
-    max_running: int | None
-    """Maximum number of running experiments. null: the server's limit."""
-    max_submitted: int | None
-    """Maximum number of experiments that have not ended. null: the server's limit."""
-    max_gpu_hours_a_day: float | None
-    """Maximum hours of GPU slots in 24 hours. null: the server's limit."""
-    max_bytes: int | None
-    """Maximum number of stored bytes. null: the server's limit."""
-    may_jump: bool
-    """True if priorities above 100 are allowed."""
-
-
-class UserList(ResponseModel):
-    items: list[UserOut]
-    """Users, by name."""
-
-
-class KeyOut(ResponseModel):
-    """An API key. Its secret is not stored."""
-
-    id: str
-    """Id of the key. It is not secret."""
-    name: str | None
-    """Purpose of the key."""
-    scopes: list[Scope]
-    """Permissions of the key."""
-    created_at: Moment
-    """Time of creation."""
-    expires_at: Moment | None
-    """Expiry. null: never."""
-    revoked_at: Moment | None
-    """Time at which it was revoked. null: it is valid."""
-    last_used_at: Moment | None
-    """Latest use, precise to a minute. null: never used."""
-
-
-class KeyList(ResponseModel):
-    items: list[KeyOut]
-    """Keys, revoked keys included."""
-
-
-class MadeKey(KeyOut):
-    key: str
-    """Text of the key. Only this answer has it."""
-
-
-class Me(ResponseModel):
-    """The caller, and the permissions of the key."""
-
-    name: str
-    """Name of the user."""
-    role: Role
-    """`admin`, `member` or `viewer`."""
-    key_id: str
-    """Id of the key."""
-    scopes: list[Scope]
-    """Permissions of the key."""
-
-
-class AuditOut(ResponseModel):
-    """An entry of the audit log."""
-
-    id: int
-    """Number of the entry."""
-    at: Moment
-    """Time of the action."""
-    actor: str
-    """Name of the user or process that acted."""
-    key_id: str | None
-    """Id of the key. null: a process of the service acted."""
-    action: str
-    """Action, as object.verb."""
-    object_id: str
-    """Id of the object."""
-    details: dict[str, Any]
-    """Further details, by name."""
-
-
-class AuditPage(Page):
-    """A page of the audit log."""
-
-    items: list[AuditOut]
-    """Entries, newest first."""
-
-
-class Freed(ResponseModel):
-    """Experiments of an owner to delete or purge for one reason."""
-
-    owner: str
-    """Name of the owner."""
-    why: str
-    """Reason."""
-    count: int
-    """Number of experiments."""
-    bytes: int
-    """Size of their files in bytes."""
-
-
-class RetentionOut(ResponseModel):
-    """Experiments that retention would remove now."""
-
-    delete: list[Freed]
-    """Experiments to delete: nobody can read them afterwards."""
-    purge: list[Freed]
-    """Deleted experiments whose records and files would be removed for good."""
 
 
 @router.get("/me")

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from sqlalchemy.orm import Session
 
 from service.accounts import audit, sign_ins
-from service.accounts.permission import check_has_key
+from service.accounts.permissions import check_has_key
 from service.accounts.sign_ins import COOKIE, LASTS_S
 from service.accounts.users import Caller, KeyRefused, caller_of_key
 from service.db.engine import Database, moment

@@ -1,6 +1,7 @@
 """Tables of users and API keys."""
 
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -80,3 +81,43 @@ class ApiKey(Base):
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
     last_used_at: Mapped[float | None]
+
+
+class SignIn(Base):
+    """A signed-in browser."""
+
+    __tablename__ = "sign_ins"
+
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey(ApiKey.id))
+    secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
+    previous_sha256: Mapped[bytes | None] = mapped_column(LargeBinary(32))
+    """Digest of the cookie before the last renewal."""
+    renewed_at: Mapped[float] = mapped_column(default=now())
+    expires_at: Mapped[float]
+
+
+class SignInCode(Base):
+    """Signs one browser in, once."""
+
+    __tablename__ = "sign_in_codes"
+
+    sha256: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey(ApiKey.id))
+    expires_at: Mapped[float]
+
+
+class AuditEntry(Base):
+    """An entry of the log, written in the transaction of the action."""
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[float] = mapped_column(default=now())
+    actor: Mapped[str] = mapped_column(String(100))
+    """Name of a user or, without a key, of a process of the service."""
+    key_id: Mapped[str | None] = mapped_column(String(16))
+    action: Mapped[str] = mapped_column(String(40))
+    """Kind of the object, a dot, and the verb: experiment.cancelled."""
+    object_id: Mapped[str] = mapped_column(String(100), index=True)
+    details: Mapped[dict[str, Any]] = mapped_column(JSON)
