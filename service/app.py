@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute
 from service.accounts import routes as administration
 from service.accounts import sign_in_routes as sign_in
 from service.curves import routes as curves
+from service.datasets import routes as datasets
 from service.db.engine import Database
 from service.events import routes as streams
 from service.events.poller import Poller
@@ -33,7 +34,6 @@ from service.web.headers import AnswerHeaders, guard_origins
 from service.web.meters import Meters
 from service.web.rates import RateLimits, Rates
 from service.web.routes import (
-    datasets,
     experiment_queries,
     experiment_results,
     experiments,

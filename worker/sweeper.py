@@ -7,10 +7,10 @@ import threading
 import time
 from itertools import islice
 
+from service.datasets.hub import trim_hub_cache
 from service.datasets.retention import sweep as sweep_uploads
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
-from service.experiments.hub import trim_hub_cache
 from service.operations import retention
 from service.queue import lease, worker_samples
 from service.settings import Settings

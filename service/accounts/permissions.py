@@ -11,9 +11,9 @@ from sqlalchemy.orm.interfaces import ORMOption
 from mptcore.specs import Problem
 from service.accounts import sign_ins
 from service.accounts.users import Caller, callers_of_keys
+from service.datasets.models import Dataset
 from service.db.visibility import Whose, listed, readable, reader
 from service.refusals import ApiError, invalid, unauthorized
-from service.tables.datasets import Dataset
 from service.tables.experiments import Experiment
 from service.tables.sweeps import Sweep
 

@@ -20,8 +20,8 @@ from mptcore.specs.experiment import VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import constant_columns
 from mptcore.specs.parsing.sentences import not_given
 from service.accounts.permissions import readable_ones
+from service.datasets.models import Dataset
 from service.db.visibility import readable, reader
-from service.tables.datasets import Dataset
 
 NO_UPLOAD = "you have no data set of this id; POST /v1/datasets makes one"
 NO_NAME = "you have no data set of this name: `mpt datasets` lists them, `mpt upload FILE` adds one"

@@ -3,8 +3,8 @@
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session, joinedload
 
+from service.datasets.models import CONTENTS, Dataset
 from service.queue import sizes
-from service.tables.datasets import CONTENTS, Dataset
 
 
 def lock_same(session: Session, dataset: Dataset) -> Dataset | None:

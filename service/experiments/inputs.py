@@ -16,8 +16,8 @@ from mptcore.specs.data.arrays import ImageData
 from mptcore.specs.data.source import Source
 from mptcore.specs.data.text import GLUE_HUB
 from mptcore.specs.parsing.suggestions import meant
+from service.datasets.hub_reach import hub_answers, hub_url
 from service.experiments.checkpoints import checkpoint_problem
-from service.experiments.hub_reach import hub_answers, hub_url
 from service.settings import Settings
 
 MAX_NAMED = 20

@@ -16,10 +16,10 @@ from mptcore.specs.data.reading import OPTIONS_FILE
 from mptcore.specs.data.text import too_few
 from service.accounts.permissions import readable_ones
 from service.datasets.files import options_file
+from service.datasets.models import Dataset, forget_contents
 from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, listed, shape_of
 from service.db.visibility import readable, reader
 from service.settings import Settings
-from service.tables.datasets import Dataset, forget_contents
 from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
 
 MAX_READ_BYTES = 20_000

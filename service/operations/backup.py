@@ -24,13 +24,13 @@ from sqlalchemy.orm import Session
 from mptcore.specs.data.reading import OPTIONS_FILE
 from service.accounts import audit
 from service.datasets.files import options_file
+from service.datasets.models import Dataset
 from service.db.engine import NO_TIMEOUTS, Database
 from service.db.revisions import NewerTables, WrongEncoding
 from service.operations.prepare import migrate
 from service.operations.start import OWNER_ONLY, begin, restrict
 from service.queue import lease
 from service.settings import Settings
-from service.tables.datasets import Dataset
 from service.tables.experiments import Artifact
 
 PROCESS = "mpt restore"

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Text, cast, func, insert, literal, select, update
 from sqlalchemy.orm import Session
 
+from service.datasets.models import CONTENTS, Dataset
 from service.queue.models import ByteChange
-from service.tables.datasets import CONTENTS, Dataset
 from service.tables.experiments import TERMINAL, Artifact, Block, Event, Experiment, Metric, Series
 from service.tables.sweeps import Sweep
 

@@ -24,12 +24,12 @@ from mptlab import serve
 from service.accounts import accounts
 from service.accounts.models import ROLE_SCOPES, Role, User
 from service.app import create_app
+from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
-from service.tables.datasets import Dataset
 from service.tables.experiments import Experiment
 from service.tables.sweeps import Sweep
 from service.web.connections import HEAD_S

@@ -6,8 +6,8 @@ from collections import Counter
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.datasets.models import Dataset
 from service.queue import quota
-from service.tables.datasets import Dataset
 from service.tables.experiments import (
     TERMINAL,
     Artifact,

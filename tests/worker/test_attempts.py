@@ -13,6 +13,7 @@ from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.runtime.tensor_files import load_weights, weights_digest
 from service.app import create_app
+from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.experiments.references import WEIGHTS, input_files
 from service.queue import lease
@@ -20,7 +21,6 @@ from service.queue.lease import Claim, LeaseLost
 from service.records import results
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.datasets import Dataset
 from service.tables.experiments import Checkpoint, Event, Experiment, Series, Status
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.records import point

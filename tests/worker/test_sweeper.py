@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from service.datasets.hub import UNUSED_S
 from service.db.engine import Database
-from service.experiments.hub import UNUSED_S
 from service.operations import retention
 from service.queue import lease, states
 from service.settings import Settings

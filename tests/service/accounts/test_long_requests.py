@@ -9,16 +9,16 @@ from sqlalchemy import func, select, update
 
 from service.accounts import sign_ins
 from service.accounts.models import ApiKey, AuditEntry, Role, Scope, User
+from service.datasets import routes as datasets
+from service.datasets.models import Dataset
 from service.db.engine import Database, now
 from service.settings import Settings
 from service.submission import submit
-from service.tables.datasets import Dataset
 from service.tables.experiments import Experiment
 from service.tables.requests import KeptRequest
 from service.tables.sweeps import Sweep
 from service.web import dependencies
 from service.web.bodies import StrictRoute
-from service.web.routes import datasets
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, stored

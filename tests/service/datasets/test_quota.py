@@ -83,7 +83,7 @@ def test_two_uploads_at_once_do_not_share_the_last_space(
 ) -> None:
     """Both saw the room when they began."""
     assert post(api, "a.npy", npy(GOOD)).status_code == 201
-    monkeypatch.setattr("service.web.routes.datasets._room", lambda *_: UNLIMITED)
+    monkeypatch.setattr("service.datasets.routes._room", lambda *_: UNLIMITED)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda i: post(api, "a.npy", npy(GOOD + i)), (1, 2)))
     assert sorted(answer.status_code for answer in answers) == [201, 409]

@@ -13,11 +13,11 @@ from sqlalchemy import Engine, event
 from mptcore.specs import validate_spec
 from service.accounts.users import ensure_key
 from service.app import create_app
+from service.datasets.models import Dataset
 from service.datasets.sizes import MAX_KNOWN, MAX_LISTED, MAX_NAMED, Uploads
 from service.db.engine import Database
 from service.experiments.references import ReferencedInputs, reference_problems
 from service.settings import Settings
-from service.tables.datasets import Dataset
 from service.tables.experiments import Experiment
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, post

@@ -23,11 +23,11 @@ from sqlalchemy.orm import Session
 from mptlab import serve
 from service.app import create_app
 from service.datasets import files, store
+from service.datasets import routes as datasets
 from service.datasets.retention import ABANDONED_S, sweep
 from service.db.engine import Database
 from service.db.revisions import NotMigrated
 from service.settings import Settings
-from service.web.routes import datasets
 from tests.support.processes import wait_until
 from tests.support.uploads import GOOD, npy, post, stored
 
@@ -83,7 +83,7 @@ def test_two_equal_uploads_at_once_are_stored_once(
         together.wait(10)
         return found
 
-    monkeypatch.setattr("service.web.routes.datasets.inspect", inspect)
+    monkeypatch.setattr("service.datasets.routes.inspect", inspect)
     with api_on(settings) as one, api_on(settings) as other, ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda api: post(api, "a.npy", npy(GOOD)), [one, other]))
     assert sorted(answer.status_code for answer in answers) == [200, 201]
@@ -141,7 +141,7 @@ def test_an_upload_is_repeated_during_its_deletion(
             wait(deletions, timeout=0.5)
             files.move(file, place)
 
-        monkeypatch.setattr("service.web.routes.datasets.move", move_late)
+        monkeypatch.setattr("service.datasets.routes.move", move_late)
         assert post(api, "a.npy", npy(GOOD)).status_code == 200
         (deletion,) = deletions
         assert deletion.result().status_code == 204

@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from mptcore.specs import validate_spec
 from mptlab.serve import free_port
 from service.app import create_app
-from service.experiments import hub_reach
-from service.experiments.hub_reach import hub_answers, hub_url
+from service.datasets import hub_reach
+from service.datasets.hub_reach import hub_answers, hub_url
 from service.experiments.inputs import LOCAL_CURE, OFFLINE, Inputs
 from service.settings import Settings
 from tests.service.accounts.test_users import bearer

@@ -6,10 +6,10 @@ import pytest
 
 from mptcore.specs import validate_spec
 from mptcore.specs.data.text import too_few
+from service.datasets.models import Dataset
 from service.datasets.sizes import NO_UPLOAD
 from service.db.engine import Database
 from service.experiments.references import ReferencedInputs, reference_problems
-from service.tables.datasets import Dataset
 from tests.support.markov.spec import MarkovExperiment
 
 

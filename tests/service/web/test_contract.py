@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 from mptcore.specs import validate_spec
 from service.accounts.users import ensure_key
 from service.app import create_app
+from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.experiments.schemas import Changes, Submission
 from service.records.schemas import CurvesWanted
@@ -19,7 +20,6 @@ from service.settings import Settings
 from service.submission.requests import Batch
 from service.sweeps.expansion import with_values
 from service.sweeps.schemas import MorePoints, SweepChanges, SweepSubmission
-from service.tables.datasets import Dataset
 from service.tables.experiments import Artifact, Event, Status
 from service.tables.sweeps import Sweep
 from service.web.contract import EXAMPLES

@@ -20,6 +20,7 @@ from uuid6 import uuid7
 from service.accounts import accounts
 from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.app import create_app
+from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.db.visibility import Visibility
 from service.experiments.schemas import Submission
@@ -27,7 +28,6 @@ from service.operations.prepare import prepare
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
-from service.tables.datasets import Dataset
 from service.tables.experiments import Artifact, Experiment, Status
 from service.tables.sweeps import Sweep
 from service.ui.pages import PAGES

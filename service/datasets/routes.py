@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from anyio import CancelScope
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import Field
 from sqlalchemy.exc import IntegrityError
 from uuid6 import uuid7
 
@@ -21,15 +20,15 @@ from service.accounts.permissions import check_still_valid, find, find_own, newe
 from service.accounts.users import Caller
 from service.datasets import store
 from service.datasets.files import inspect, keep_options, move
+from service.datasets.models import CONTENTS, Dataset
+from service.datasets.schemas import DatasetChanges, DatasetOut, DatasetPage, DatasetSummary
 from service.datasets.sizes import summary
 from service.db.engine import Database
 from service.db.visibility import Visibility, Whose
 from service.queue import quota, sizes
 from service.queue.quota import Room
 from service.refusals import ApiError, invalid
-from service.schemas import Moment, Page, RequestModel, ResponseModel
 from service.settings import Settings
-from service.tables.datasets import CONTENTS, Dataset
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
     Canceller,
@@ -98,68 +97,6 @@ def reading_options(
 
 
 ReadingOptions = Annotated[TableOptions, Depends(reading_options)]
-
-
-class DatasetSummary(ResponseModel):
-    """An upload in a list, without the names of its arrays and columns."""
-
-    id: str
-    """Id of the upload."""
-    owner: str
-    """Name of the owner."""
-    visibility: Visibility
-    """`private`, or `lab`: everyone in the lab may read it and compute with it."""
-    name: str
-    """File name."""
-    format: str
-    """Format: npy, npz, csv, tsv, parquet, txt or jsonl."""
-    bytes: int
-    """Size of the file in bytes."""
-    sha256: str
-    """SHA-256 of the file, in hexadecimal."""
-    n: int
-    """Number of observations; for text the number of lines or rows."""
-    dim: int | None
-    """Number of dimensions. null: text."""
-    created_at: Moment
-    """Time of the upload."""
-
-
-class DatasetOut(DatasetSummary):
-    """An upload. A spec names it by its `id`: numbers as the data source `upload`, texts as
-    `text`."""
-
-    arrays: dict[str, list[int]] | None
-    """Shapes of the arrays of an .npz file, by name. null: another format."""
-    columns: list[str] | None
-    """Names of the columns of a table. null: not a table."""
-    missing: dict[str, dict[str, int]] | None
-    """Number of missing values of each column that has some: by array, `""` for the only one, and
-    by name, or index from 0. null: none are missing."""
-    summary: str
-    """Sentence that states what was read: rows, columns, the header, what was left out."""
-    header: bool | None
-    """True if the first line has the names of the columns. null: not a text file of numbers."""
-    ids: list[str]
-    """Columns of a table that identify its rows. They are not among `columns`."""
-    left_out: dict[str, str]
-    """Other columns or arrays that are not used, with the reason."""
-    warnings: list[str]
-    """Sentences about values that were changed, and about rows and columns that may be mistakes."""
-
-
-class DatasetChanges(RequestModel):
-    """Changes to an upload. Omitted fields stay as they are."""
-
-    visibility: Annotated[Visibility, Field(strict=False)] = Visibility.PRIVATE
-    """`private`, or `lab`: everyone in the lab may read it and compute with it."""
-
-
-class DatasetPage(Page):
-    """A page of uploads."""
-
-    items: list[DatasetSummary]
-    """Uploads, newest first."""
 
 
 SMALL_FILE_BYTES = 2**20

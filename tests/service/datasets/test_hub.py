@@ -5,7 +5,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from service.experiments.hub import UNUSED_S, trim_hub_cache
+from service.datasets.hub import UNUSED_S, trim_hub_cache
 from service.settings import Settings
 from tests.support.hub import cached
 
