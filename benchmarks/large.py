@@ -28,8 +28,8 @@ from service.queue.memory import learned_ratio
 from service.records import statistics as tallies
 from service.records.recording import Batch, record
 from service.settings import Settings
+from service.sweeps.models import Sweep, SweepPoint
 from service.tables.experiments import Queue, Status
-from service.tables.sweeps import Sweep, SweepPoint
 from service.webhooks import store as webhooks
 from tests.support.records import point
 

@@ -33,8 +33,8 @@ from service.db.engine import Database
 from service.queue import holds
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
+from service.sweeps.models import Sweep, Turn
 from service.tables.experiments import Device, Experiment, Held, Queue, Status, Usage, Wait
-from service.tables.sweeps import Sweep, Turn
 from tests.support.attempts import claimed
 from tests.support.processes import Lab
 from worker.children import Spawned

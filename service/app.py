@@ -23,6 +23,7 @@ from service.presets import routes as presets
 from service.queue import routes as queue
 from service.queue.snapshot import QueueSnapshots
 from service.settings import Settings
+from service.sweeps import routes as sweeps
 from service.ui import pages
 from service.web import contract, health
 from service.web.access_log import AccessLog
@@ -37,7 +38,6 @@ from service.web.routes import (
     experiment_queries,
     experiment_results,
     experiments,
-    sweeps,
     texts,
 )
 from service.web.turns import SIZES

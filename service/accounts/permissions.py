@@ -14,8 +14,8 @@ from service.accounts.users import Caller, callers_of_keys
 from service.datasets.models import Dataset
 from service.db.visibility import Whose, listed, readable, reader
 from service.refusals import ApiError, invalid, unauthorized
+from service.sweeps.models import Sweep
 from service.tables.experiments import Experiment
-from service.tables.sweeps import Sweep
 
 
 def check_whose(whose: Whose, user: Caller) -> None:

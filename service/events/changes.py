@@ -12,8 +12,8 @@ from service.accounts.sign_ins import in_force
 from service.accounts.users import Caller, callers_of_keys
 from service.db.visibility import Visibility
 from service.records.curves import AnyRow
+from service.sweeps.models import Sweep
 from service.tables.experiments import Event, Experiment, Status
-from service.tables.sweeps import Sweep
 
 WRITERS_LOCK = 7_301_524
 """PostgreSQL advisory lock that a trigger on `events` takes, shared, for each writing transaction

@@ -20,12 +20,12 @@ from service.events.sources import PAGE, ManyExperiments, OneExperiment, Source
 from service.records.events import EventCursor, EventOut, Kind
 from service.refusals import ApiError, invalid
 from service.schemas import ResponseModel
+from service.sweeps.routes import SweepId
 from service.web.bodies import StrictRoute
 from service.web.dependencies import PollerDep, Reader, check_client, counted, one_of
 from service.web.media_types import accepted, as_json
 from service.web.pagination import MAX_ID
 from service.web.parameters import ExperimentId
-from service.web.routes.sweeps import SweepId
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from service.events.changes import Subject
 from service.records import events
 from service.records.curves import hold_still
 from service.records.events import EventCursor, Kind, Reading
+from service.sweeps.models import Sweep
 from service.tables.experiments import UNFINISHED, Event, Experiment
-from service.tables.sweeps import Sweep
 
 PAGE = 500
 """Number of events read at once."""

@@ -9,6 +9,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from service.accounts.models import User
 from service.db.engine import now
 from service.queue import sizes, states
+from service.sweeps.models import SweepPoint
 from service.tables.experiments import (
     TERMINAL,
     UNFINISHED,
@@ -24,7 +25,6 @@ from service.tables.experiments import (
     Series,
     Wait,
 )
-from service.tables.sweeps import SweepPoint
 from service.webhooks.models import Delivery
 
 RESTORE_MARGIN_S = 60.0

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from service.datasets.models import CONTENTS, Dataset
 from service.queue.models import ByteChange
+from service.sweeps.models import Sweep
 from service.tables.experiments import TERMINAL, Artifact, Block, Event, Experiment, Metric, Series
-from service.tables.sweeps import Sweep
 
 POINT_BYTES = 37
 """Bytes of a point in a block: four numbers, its record number, and the code of its reason."""

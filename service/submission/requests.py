@@ -38,9 +38,9 @@ from service.sweeps.expansion import (
     field_problems,
     in_request,
 )
+from service.sweeps.models import Sweep
 from service.sweeps.schemas import MorePoints, SweepSubmission
 from service.tables.experiments import Experiment, Status
-from service.tables.sweeps import Sweep
 
 MAX_TOGETHER = 1000
 MAX_RETRIED = 1000

@@ -37,9 +37,9 @@ from service.submission.preparation import (
 from service.submission.requests import SubmissionRequest
 from service.sweeps import store as sweeps
 from service.sweeps.expansion import check_stored
+from service.sweeps.models import Sweep, SweepPoint
 from service.tables.experiments import Event, Experiment, Held, Status
 from service.tables.requests import KeptRequest
-from service.tables.sweeps import Sweep, SweepPoint
 
 MAX_PREPARED = 5
 """Maximum number of times that a request is prepared. It is prepared again if data that it depends

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from mptcore.protocol.metrics import BY_MERIT
 from service.experiments.titles import text_of, value_at
+from service.sweeps.models import Sweep
 from service.sweeps.pairing import BEHIND_BEST, HELDOUT
-from service.tables.sweeps import Sweep
 
 Row = dict[str, Any]
 """A row of a table, with its `fields` and `metrics`."""

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 from service.queue import forecast
 from service.queue.position import queue_positions
 from service.queue.snapshot import QUEUES, QueueSnapshot, QueueSnapshots
+from service.sweeps.models import Sweep
 from service.tables.experiments import UNFINISHED, Device, Experiment, Held, Queue, Status
-from service.tables.sweeps import Sweep
 
 ENDED = "all of its runs have ended"
 PAUSED = "some of its runs are paused"

@@ -37,9 +37,9 @@ from service.queue import quota, sizes, states
 from service.records import results
 from service.records.means import SEED, title
 from service.refusals import ApiError, invalid
+from service.sweeps.models import Sweep, SweepPoint
 from service.sweeps.schemas import SweepSubmission
 from service.tables.experiments import UNFINISHED, Experiment, Metric, Status
-from service.tables.sweeps import Sweep, SweepPoint
 
 FAILED = (Status.FAILED, Status.CANCELLED)
 MAX_SPEC_BYTES = 128 * 2**20

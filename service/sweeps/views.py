@@ -17,11 +17,11 @@ from service.records.means import mean_of
 from service.records.spreadsheets import csv_text
 from service.refusals import ApiError, invalid
 from service.sweeps.best import SEEDS, chief_metric, conclusion, varying
+from service.sweeps.models import Sweep
 from service.sweeps.pairing import HELDOUT, Parts, add_behind_best, data_of, mean_part
 from service.sweeps.schemas import SweepOut, SweepSummary, SweepUrls
 from service.sweeps.store import Column, SweepMetric
 from service.tables.experiments import TERMINAL, Status
-from service.tables.sweeps import Sweep
 
 IN_TURN = (
     Status.RUNNING,

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 from service.accounts.models import User
 from service.db.engine import Base, now, partial_index
 from service.db.visibility import Owned
-from service.tables.sweeps import Sweep
+from service.sweeps.models import Sweep
 
 
 class Status(StrEnum):

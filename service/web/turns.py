@@ -16,7 +16,7 @@ from service.accounts.permissions import find
 from service.db.engine import Database
 from service.limiter import FairLimiter
 from service.sweeps import store
-from service.tables.sweeps import Sweep
+from service.sweeps.models import Sweep
 from service.web.bodies import Bodies, StrictRequest
 from service.web.dependencies import check_client, client_gone, one_of, reading
 

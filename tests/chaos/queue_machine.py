@@ -33,6 +33,7 @@ from service.records.recording import Batch, record
 from service.submission.preparation import Entry
 from service.submission.submit import insert_all
 from service.sweeps import store as sweeps
+from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
 from service.tables.experiments import (
     TERMINAL,
@@ -43,7 +44,6 @@ from service.tables.experiments import (
     Status,
     Wait,
 )
-from service.tables.sweeps import Sweep
 from tests.support import stored
 from tests.support.fake_clock import FakeClock
 from tests.support.invariants import check

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.datasets.models import Dataset
 from service.queue import quota
+from service.sweeps.models import Sweep
 from service.tables.experiments import (
     TERMINAL,
     Artifact,
@@ -19,7 +20,6 @@ from service.tables.experiments import (
     Series,
 )
 from service.tables.requests import KeptRequest
-from service.tables.sweeps import Sweep
 
 
 def bytes_agree(session: Session) -> bool:

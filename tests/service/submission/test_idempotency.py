@@ -14,9 +14,9 @@ from service.db.engine import Database
 from service.settings import Settings
 from service.submission import idempotency, submit
 from service.submission.idempotency import IdempotentRequest
+from service.sweeps.models import SweepPoint
 from service.tables.experiments import Experiment, Status
 from service.tables.requests import KeptRequest
-from service.tables.sweeps import SweepPoint
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.sweeps.test_sweeps import claim_next, finish
 from tests.support import stored

@@ -14,8 +14,8 @@ from service.experiments.references import ReferencedInputs
 from service.limiter import FairLimiter
 from service.submission import preparation, submit
 from service.sweeps import expansion
+from service.sweeps.models import Sweep, SweepPoint
 from service.tables.experiments import Experiment, Status
-from service.tables.sweeps import Sweep, SweepPoint
 from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import (
     SPEC,

@@ -17,9 +17,9 @@ from service.sweeps.best import (
     conclusion,
     varying,
 )
+from service.sweeps.models import Sweep
 from service.sweeps.pairing import BEHIND_BEST
 from service.tables.experiments import Metric
-from service.tables.sweeps import Sweep
 from tests.service.accounts.test_users import database_of
 from tests.support.ppca_spec import ppca_spec
 

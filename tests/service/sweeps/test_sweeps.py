@@ -18,9 +18,9 @@ from service.queue.lease import Claim, FailureCause
 from service.records import recording
 from service.settings import Settings
 from service.sweeps.expansion import MAX_POINTS
+from service.sweeps.models import Sweep, SweepPoint, Turn
 from service.tables.experiments import Experiment, Held, Metric, Status
 from service.tables.requests import KeptRequest
-from service.tables.sweeps import Sweep, SweepPoint, Turn
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next

@@ -19,9 +19,9 @@ from service.records.schemas import CurvesWanted
 from service.settings import Settings
 from service.submission.requests import Batch
 from service.sweeps.expansion import with_values
+from service.sweeps.models import Sweep
 from service.sweeps.schemas import MorePoints, SweepChanges, SweepSubmission
 from service.tables.experiments import Artifact, Event, Status
-from service.tables.sweeps import Sweep
 from service.web.contract import EXAMPLES
 from service.webhooks.models import Webhook
 from service.webhooks.schemas import NewWebhook

@@ -22,14 +22,10 @@ from service.presets import routes as presets
 from service.records import results
 from service.refusals import ApiError
 from service.settings import Settings
+from service.sweeps import routes as sweeps
 from service.tables.experiments import Event, Experiment
 from service.web import dependencies, long_reads
-from service.web.routes import (
-    experiment_queries,
-    experiment_results,
-    experiments,
-    sweeps,
-)
+from service.web.routes import experiment_queries, experiment_results, experiments
 from tests.service.web.test_pools import affirmed, served
 from tests.support.filled_lab import succeeded
 

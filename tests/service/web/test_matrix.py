@@ -27,9 +27,9 @@ from service.experiments.schemas import Submission
 from service.operations.prepare import prepare
 from service.settings import Settings
 from service.sweeps import store as sweeps
+from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
 from service.tables.experiments import Artifact, Experiment, Status
-from service.tables.sweeps import Sweep
 from service.ui.pages import PAGES
 from service.webhooks.models import Webhook
 from tests.support import stored

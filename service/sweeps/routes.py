@@ -18,6 +18,7 @@ from service.refusals import ApiError
 from service.submission.requests import AddedPoints, NewSweep, SweepRetry
 from service.sweeps import store
 from service.sweeps.ends import estimated_end
+from service.sweeps.models import Sweep
 from service.sweeps.pairing import heldout_parts
 from service.sweeps.schemas import (
     Added,
@@ -33,7 +34,6 @@ from service.sweeps.schemas import (
 )
 from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
 from service.tables.experiments import Experiment
-from service.tables.sweeps import Sweep
 from service.web.bodies import JsonBody, LargeRoute
 from service.web.dependencies import (
     BulkWriterDep,
