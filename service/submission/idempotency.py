@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from service.db.engine import insert_new, now
 from service.queue import quota
 from service.refusals import ApiError
-from service.tables.requests import KeptRequest
+from service.submission.models import KeptRequest
 
 KEPT_S = 30 * 86_400.0
 """Lifetime of an idempotency key."""

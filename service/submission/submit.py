@@ -26,6 +26,7 @@ from service.refusals import unavailable
 from service.settings import Settings
 from service.submission import idempotency
 from service.submission.idempotency import IdempotentRequest
+from service.submission.models import KeptRequest
 from service.submission.preparation import (
     BESIDE,
     Prepared,
@@ -39,7 +40,6 @@ from service.sweeps import store as sweeps
 from service.sweeps.expansion import check_stored
 from service.sweeps.models import Sweep, SweepPoint
 from service.tables.experiments import Event, Experiment, Held, Status
-from service.tables.requests import KeptRequest
 
 MAX_PREPARED = 5
 """Maximum number of times that a request is prepared. It is prepared again if data that it depends

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from service.datasets.models import Dataset
 from service.queue import quota
+from service.submission.models import KeptRequest
 from service.sweeps.models import Sweep
 from service.tables.experiments import (
     TERMINAL,
@@ -19,7 +20,6 @@ from service.tables.experiments import (
     Metric,
     Series,
 )
-from service.tables.requests import KeptRequest
 
 
 def bytes_agree(session: Session) -> bool:

@@ -21,11 +21,11 @@ from service.queue.sizes import POINT_BYTES
 from service.records.recording import Batch, record
 from service.refusals import ApiError
 from service.settings import Settings
+from service.submission.models import KeptRequest
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
 from service.tables.experiments import Attempt, DesiredState, Experiment, Status
-from service.tables.requests import KeptRequest
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted

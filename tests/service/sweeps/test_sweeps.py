@@ -17,10 +17,10 @@ from service.queue import lease
 from service.queue.lease import Claim, FailureCause
 from service.records import recording
 from service.settings import Settings
+from service.submission.models import KeptRequest
 from service.sweeps.expansion import MAX_POINTS
 from service.sweeps.models import Sweep, SweepPoint, Turn
 from service.tables.experiments import Experiment, Held, Metric, Status
-from service.tables.requests import KeptRequest
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next
