@@ -21,6 +21,7 @@ from service.app import create_app
 from service.db.engine import Database
 from service.events.changes import Changes
 from service.experiments import deletion
+from service.experiments.models import Queue, Status
 from service.operations import retention
 from service.queue import clock, lease, ledger, quota, worker_samples, workers
 from service.queue.dispatch import dispatch_next
@@ -29,7 +30,6 @@ from service.records import statistics as tallies
 from service.records.recording import Batch, record
 from service.settings import Settings
 from service.sweeps.models import Sweep, SweepPoint
-from service.tables.experiments import Queue, Status
 from service.webhooks import store as webhooks
 from tests.support.records import point
 

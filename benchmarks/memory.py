@@ -15,11 +15,11 @@ from sqlalchemy import select
 from benchmarks.modes import sqlite
 from mptcore.specs import stored_spec
 from service.db.engine import Database
+from service.experiments.models import Attempt
 from service.experiments.schemas import Submission
 from service.queue.dispatch import dispatch_next
 from service.queue.memory import MemoryModel
 from service.settings import Settings
-from service.tables.experiments import Attempt
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from worker.slot import Slot

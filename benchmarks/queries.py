@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from benchmarks.figures import Figure
 from service.db.engine import Database
+from service.experiments.models import Block, Experiment, Metric, Series, Status
 from service.settings import Settings
-from service.tables.experiments import Block, Experiment, Metric, Series, Status
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab
 

@@ -10,9 +10,9 @@ from sqlalchemy import text
 from benchmarks.figures import Figure
 from benchmarks.queries import asking
 from service.db.engine import Database
+from service.experiments.models import Tally
 from service.records.statistics import FOLD_AT, fold
 from service.settings import Settings
-from service.tables.experiments import Tally
 
 EXPERIMENTS = 1_000_000
 SHORT_EXPERIMENTS = 100_000

@@ -30,11 +30,11 @@ from benchmarks.modes import LONG, MODES, SMALL, running
 from mptlab import Client
 from service.accounts.models import User
 from service.db.engine import Database
+from service.experiments.models import Device, Experiment, Held, Queue, Status, Usage, Wait
 from service.queue import holds
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
 from service.sweeps.models import Sweep, Turn
-from service.tables.experiments import Device, Experiment, Held, Queue, Status, Usage, Wait
 from tests.support.attempts import claimed
 from tests.support.processes import Lab
 from worker.children import Spawned

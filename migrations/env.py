@@ -7,8 +7,8 @@ from alembic import context
 from service.accounts.models import AuditEntry, User
 from service.datasets.models import Dataset
 from service.db.engine import NO_TIMEOUTS, Base, Database
+from service.experiments.models import Experiment
 from service.settings import Settings
-from service.tables.experiments import Experiment
 from service.webhooks.models import Webhook
 from service.workers.models import Worker, WorkerSample
 

@@ -18,6 +18,10 @@ from service.datasets import routes as datasets
 from service.db.engine import Database
 from service.events import routes as streams
 from service.events.poller import Poller
+from service.experiments import query_routes as experiment_queries
+from service.experiments import result_routes as experiment_results
+from service.experiments import routes as experiments
+from service.experiments import text_routes as texts
 from service.limiter import FairLimiter
 from service.presets import routes as presets
 from service.queue import routes as queue
@@ -34,12 +38,6 @@ from service.web.head_requests import HeadRequests
 from service.web.headers import AnswerHeaders, guard_origins
 from service.web.meters import Meters
 from service.web.rates import RateLimits, Rates
-from service.web.routes import (
-    experiment_queries,
-    experiment_results,
-    experiments,
-    texts,
-)
 from service.web.turns import SIZES
 from service.webhooks import routes as webhooks
 from service.workers import routes as monitoring

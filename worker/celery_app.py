@@ -9,9 +9,9 @@ from redis import Redis, RedisError
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from service.experiments.models import Queue
 from service.logs import write_line
 from service.settings import Settings
-from service.tables.experiments import Queue
 
 RUN = "run"
 """Name of the Celery task."""

@@ -13,12 +13,12 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
+from service.experiments.models import Queue
 from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import dispatch, workers
 from service.queue.dispatch import Dispatch
 from service.settings import Settings
-from service.tables.experiments import Queue
 from worker.celery_app import make_celery, ring
 from worker.lifetime import Lifetime
 

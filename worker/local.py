@@ -7,12 +7,12 @@ import logging
 from service import store_space
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
+from service.experiments.models import Queue
 from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import dispatch
 from service.queue.dispatch import Dispatch
 from service.settings import Settings
-from service.tables.experiments import Queue
 from worker.fitness import hide_gpus, require_gpu
 from worker.lifetime import Lifetime
 from worker.messenger import Messenger

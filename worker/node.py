@@ -14,11 +14,11 @@ from typing import Any
 from celery.signals import worker_ready, worker_shutting_down
 
 from service.db.engine import Database
+from service.experiments.models import Queue
 from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import workers
 from service.settings import Settings
-from service.tables.experiments import Queue
 from worker import gpus
 from worker.celery_app import RUN, broker_answers, make_celery
 from worker.fitness import UnfitWorker, hide_gpus, require_gpu

@@ -11,10 +11,10 @@ from typing import Any
 from service import store_space
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
+from service.experiments.models import Queue
 from service.queue import worker_samples, workers
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.experiments import Queue
 from worker import gpus
 from worker.memory import memory_limit, memory_pools, resident_memory
 

@@ -11,12 +11,12 @@ import structlog
 
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
+from service.experiments.models import Experiment, Queue
 from service.experiments.references import input_files
 from service.queue import lease, rooms, states, workers
 from service.queue.lease import Claim
 from service.records import results
 from service.settings import Settings
-from service.tables.experiments import Experiment, Queue
 from worker.children import Spawned, WarmParent
 from worker.fitness import DEVICE_FAILED, UNFIT, UnfitWorker, gpu_defect
 from worker.presence import Presence

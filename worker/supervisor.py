@@ -19,11 +19,11 @@ from service.datasets.child_environment import hub_environment
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.experiments.inputs import Inputs
+from service.experiments.models import DesiredState, Queue, Status
 from service.queue import lease, rooms
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.experiments import DesiredState, Queue, Status
 from worker.children import GONE
 from worker.eta import EtaEstimate
 from worker.fitness import DEVICE, DEVICE_FAILED, NO_GPU, UNFIT

@@ -13,9 +13,9 @@ from service.accounts import sign_ins
 from service.accounts.users import Caller, callers_of_keys
 from service.datasets.models import Dataset
 from service.db.visibility import Whose, listed, readable, reader
+from service.experiments.models import Experiment
 from service.refusals import ApiError, invalid, unauthorized
 from service.sweeps.models import Sweep
-from service.tables.experiments import Experiment
 
 
 def check_whose(whose: Whose, user: Caller) -> None:

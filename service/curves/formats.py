@@ -11,12 +11,12 @@ import orjson
 from fastapi import Depends, Query, Request, Response
 
 from mptcore.specs import Problem
+from service.experiments.models import Experiment
 from service.queue import states
 from service.records.curves import Curve
 from service.records.recording import COLUMNS
 from service.records.spreadsheets import cell
 from service.refusals import invalid
-from service.tables.experiments import Experiment
 from service.web.media_types import accepted
 
 Document = dict[str, Any]

@@ -11,6 +11,7 @@ from mptcore.specs import Problem
 from service.accounts.permissions import find
 from service.accounts.users import Caller
 from service.curves.formats import MEDIA_TYPES, Answer, Format, FormatDep, written
+from service.experiments.models import Experiment
 from service.experiments.store import find_all
 from service.queue.states import is_terminal
 from service.records.curves import (
@@ -24,7 +25,6 @@ from service.records.curves import (
 from service.records.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.records.selection import Wanted, check_selection
 from service.refusals import TooLarge, invalid
-from service.tables.experiments import Experiment
 from service.web import long_reads
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import Reader

@@ -11,9 +11,9 @@ from service.accounts.models import Scope
 from service.accounts.sign_ins import in_force
 from service.accounts.users import Caller, callers_of_keys
 from service.db.visibility import Visibility
+from service.experiments.models import Event, Experiment, Status
 from service.records.curves import AnyRow
 from service.sweeps.models import Sweep
-from service.tables.experiments import Event, Experiment, Status
 
 WRITERS_LOCK = 7_301_524
 """PostgreSQL advisory lock that a trigger on `events` takes, shared, for each writing transaction

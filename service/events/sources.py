@@ -9,11 +9,11 @@ from service.accounts.permissions import find
 from service.accounts.users import Caller
 from service.db.visibility import shared
 from service.events.changes import Subject
+from service.experiments.models import UNFINISHED, Event, Experiment
 from service.records import events
 from service.records.curves import hold_still
 from service.records.events import EventCursor, Kind, Reading
 from service.sweeps.models import Sweep
-from service.tables.experiments import UNFINISHED, Event, Experiment
 
 PAGE = 500
 """Number of events read at once."""

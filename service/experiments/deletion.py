@@ -8,9 +8,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.accounts.models import User
 from service.db.engine import now
-from service.queue import sizes, states
-from service.sweeps.models import SweepPoint
-from service.tables.experiments import (
+from service.experiments.models import (
     TERMINAL,
     UNFINISHED,
     WAITING,
@@ -25,6 +23,8 @@ from service.tables.experiments import (
     Series,
     Wait,
 )
+from service.queue import sizes, states
+from service.sweeps.models import SweepPoint
 from service.webhooks.models import Delivery
 
 RESTORE_MARGIN_S = 60.0

@@ -25,8 +25,8 @@ from service.experiments.filters.fields import (
 )
 from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
+from service.experiments.models import Experiment, Metric, Status
 from service.refusals import ApiError, TooLarge, invalid
-from service.tables.experiments import Experiment, Metric, Status
 
 Clause = ColumnElement[bool]
 

@@ -19,8 +19,8 @@ from service.datasets.files import options_file
 from service.datasets.models import Dataset, forget_contents
 from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, listed, shape_of
 from service.db.visibility import readable, reader
+from service.experiments.models import UNFINISHED, Artifact, Experiment, Status
 from service.settings import Settings
-from service.tables.experiments import UNFINISHED, Artifact, Experiment, Status
 
 MAX_READ_BYTES = 20_000
 """Maximum size of a spec whose model is compared before the run. Each fact parses the whole spec,

@@ -9,8 +9,8 @@ from sqlalchemy.orm import Session
 
 from service.accounts.users import Caller
 from service.db.visibility import readable, reader
+from service.experiments.models import Experiment
 from service.sweeps.models import Sweep
-from service.tables.experiments import Experiment
 
 MAX_SPEC_BYTES = 8192
 """Maximum bytes of a spec that a list reads to name an experiment. A page has up to 500."""

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Row
 
+from service.experiments.models import Artifact, Event, Experiment, Status
 from service.experiments.schemas import (
     ArtifactOut,
     ExperimentOut,
@@ -19,7 +20,6 @@ from service.experiments.schemas import (
 from service.queue import states
 from service.queue.schemas import QueuePosition
 from service.records.results import MetricRow, parsed_labels
-from service.tables.experiments import Artifact, Event, Experiment, Status
 
 
 def experiment_out(

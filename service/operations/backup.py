@@ -27,11 +27,11 @@ from service.datasets.files import options_file
 from service.datasets.models import Dataset
 from service.db.engine import NO_TIMEOUTS, Database
 from service.db.revisions import NewerTables, WrongEncoding
+from service.experiments.models import Artifact
 from service.operations.prepare import migrate
 from service.operations.start import OWNER_ONLY, begin, restrict
 from service.queue import lease
 from service.settings import Settings
-from service.tables.experiments import Artifact
 
 PROCESS = "mpt restore"
 """Name of the process in the audit log."""

@@ -24,12 +24,12 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from service.db.engine import now
+from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
 from service.fair_share import FairShare
 from service.queue import holds, rooms, shares, workers
 from service.queue.lease import MAX_BYTES
 from service.queue.shares import EXPERIMENTS, Standing
 from service.queue.states import note_status
-from service.tables.experiments import DEVICES, Device, Experiment, Held, Queue, Status
 
 Ts = TypeVarTuple("Ts")
 

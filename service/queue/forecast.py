@@ -15,9 +15,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.db.engine import now
+from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.fair_share import FairShare
 from service.queue.workers import Slots
-from service.tables.experiments import Attempt, Experiment, Queue, Status
 
 MAX_ENDED = 100
 """Maximum number of ended attempts whose mean length is used."""

@@ -15,8 +15,8 @@ from sqlalchemy import Select, bindparam, case, delete, func, insert, select, up
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.db.engine import among, now
+from service.experiments.models import TERMINAL, WAITING, Experiment, Held, Status, Wait
 from service.sweeps.models import Sweep, SweepPoint, Turn
-from service.tables.experiments import TERMINAL, WAITING, Experiment, Held, Status, Wait
 
 OPEN = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
 _LIMITED = select(Sweep.id).where(Sweep.concurrency.is_not(None))

@@ -23,10 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from service.db.engine import now
-from service.queue import ledger, sizes
-from service.queue.own_key import own_key_only
-from service.queue.states import is_terminal, note_status
-from service.tables.experiments import (
+from service.experiments.models import (
     TERMINAL,
     Artifact,
     Attempt,
@@ -40,6 +37,9 @@ from service.tables.experiments import (
     Series,
     Status,
 )
+from service.queue import ledger, sizes
+from service.queue.own_key import own_key_only
+from service.queue.states import is_terminal, note_status
 
 MAX_BYTES = 2**62
 """Larger than any memory."""

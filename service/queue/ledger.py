@@ -16,8 +16,8 @@ from sqlalchemy import Row, case, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, now
+from service.experiments.models import Attempt, Queue, Usage
 from service.fair_share import FairShare
-from service.tables.experiments import Attempt, Queue, Usage
 
 FOLDED_AT_ONCE = 1000
 HOUR_S, DAY_S = 3600.0, 86_400.0

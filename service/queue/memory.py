@@ -8,8 +8,7 @@ from sqlalchemy import literal_column, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, Problem
-from service.queue import workers
-from service.tables.experiments import (
+from service.experiments.models import (
     DEVICES,
     TELLING_BYTES,
     Attempt,
@@ -18,6 +17,7 @@ from service.tables.experiments import (
     Queue,
     Status,
 )
+from service.queue import workers
 
 GIB = 2**30
 RUNTIME_BYTES = {Queue.CPU: 400 * 2**20, Queue.GPU: workers.GPU_RUNTIME_BYTES}

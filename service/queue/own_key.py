@@ -3,7 +3,7 @@
 from sqlalchemy import ColumnElement, case
 
 from mptcore.protocol.code import core_digest
-from service.tables.experiments import Experiment
+from service.experiments.models import Experiment
 
 
 def own_key_only() -> ColumnElement[str | None]:

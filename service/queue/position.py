@@ -7,13 +7,13 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.db.engine import moment
+from service.experiments.models import Device, Experiment, Queue, Status
 from service.queue import forecast, holds
 from service.queue.rooms import Place, SharedMemory
 from service.queue.schemas import QueuePosition
 from service.queue.shares import MAX_PRIORITY, First, Standing
 from service.queue.snapshot import LAST, QUEUES, QueueSnapshot, QueueSnapshots
 from service.queue.workers import Slots
-from service.tables.experiments import Device, Experiment, Queue, Status
 
 GIB = 2**30
 STORE_FULL = "the store's disk is full: no run starts until an administrator has freed space"

@@ -14,11 +14,11 @@ from sqlalchemy import Select, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from service.accounts.models import User
+from service.experiments.models import UNFINISHED, Checkpoint, Experiment
 from service.fair_share import FairShare
 from service.queue.models import ByteChange
 from service.queue.shares import MAX_PRIORITY
 from service.refusals import ApiError
-from service.tables.experiments import UNFINISHED, Checkpoint, Experiment
 
 FOLDED_FROM = 20
 """Minimum number of rows of a user that are folded."""

@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs.compute import GPU_SHARE
 from service.db.engine import now
+from service.experiments.models import Attempt, Queue, Status
 from service.queue.shares import EXPERIMENTS
 from service.queue.workers import GPU_RUNTIME_BYTES, lock_dispatching
-from service.tables.experiments import Attempt, Queue, Status
 from service.workers.models import Worker
 
 BESIDE_S = 10.0

@@ -16,10 +16,7 @@ from sqlalchemy.orm import Session
 
 from service.accounts.models import ROLE_SCOPES, Role, Scope, User
 from service.db.engine import now
-from service.fair_share import FairShare
-from service.queue.ledger import Use, decayed_usage, gpu_hours_of_the_day
-from service.queue.schemas import Share
-from service.tables.experiments import (
+from service.experiments.models import (
     DEVICES,
     Attempt,
     Device,
@@ -29,6 +26,9 @@ from service.tables.experiments import (
     Status,
     Usage,
 )
+from service.fair_share import FairShare
+from service.queue.ledger import Use, decayed_usage, gpu_hours_of_the_day
+from service.queue.schemas import Share
 
 MAX_PRIORITY = 100
 """Experiments with a higher priority run before those of all other users. An admin allows this to a

@@ -9,9 +9,9 @@ from sqlalchemy import ColumnElement, Row, Text, cast, func, insert, literal, se
 from sqlalchemy.orm import Session
 
 from service.datasets.models import CONTENTS, Dataset
+from service.experiments.models import TERMINAL, Artifact, Block, Event, Experiment, Metric, Series
 from service.queue.models import ByteChange
 from service.sweeps.models import Sweep
-from service.tables.experiments import TERMINAL, Artifact, Block, Event, Experiment, Metric, Series
 
 POINT_BYTES = 37
 """Bytes of a point in a block: four numbers, its record number, and the code of its reason."""

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
+from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
 from service.fair_share import FairShare
 from service.queue import forecast, rooms, shares, workers
 from service.queue.forecast import Forecast
@@ -23,7 +24,6 @@ from service.queue.rooms import Place
 from service.queue.shares import MAX_PRIORITY, First, Firsts, Standing
 from service.queue.starts import Rival, Starts
 from service.queue.workers import Slots
-from service.tables.experiments import DEVICES, Device, Experiment, Held, Queue, Status
 
 LAST = "g"
 """Sorts after every id."""

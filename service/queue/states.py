@@ -10,8 +10,7 @@ from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db.engine import now
-from service.queue import holds
-from service.tables.experiments import (
+from service.experiments.models import (
     TERMINAL,
     UNFINISHED,
     WAITING,
@@ -20,6 +19,7 @@ from service.tables.experiments import (
     Experiment,
     Status,
 )
+from service.queue import holds
 from service.webhooks import store as webhooks
 
 

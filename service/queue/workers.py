@@ -19,7 +19,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, limit_hanging, now
-from service.tables.experiments import Experiment, Queue, Status
+from service.experiments.models import Experiment, Queue, Status
 from service.workers.models import Worker
 
 GPU_RUNTIME_BYTES = 700 * 2**20

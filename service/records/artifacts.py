@@ -5,9 +5,9 @@ from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
 
+from service.experiments.models import Artifact
 from service.refusals import ApiError
 from service.settings import Settings
-from service.tables.experiments import Artifact
 
 
 def file_of(settings: Settings, artifact: Artifact) -> Path:

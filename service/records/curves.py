@@ -12,12 +12,12 @@ from sqlalchemy import Row, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from service.db.engine import IN_BINARY
+from service.experiments.models import Block, Series
 from service.records.downsampling import downsampled, points_per_series
 from service.records.recording import COLUMNS
 from service.records.schemas import SeriesOut
 from service.records.selection import Wanted, matches
 from service.refusals import TooLarge
-from service.tables.experiments import Block, Series
 
 BLOCKS_TOGETHER = 500
 """Maximum number of blocks in one statement: databases limit the number of parameters."""

@@ -15,10 +15,10 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from service.db.engine import moment
+from service.experiments.models import Event, Experiment, Status
 from service.queue.states import is_terminal
 from service.records.curves import AnyRow, TooFewPoints, read_curves, series_out
 from service.schemas import ResponseModel
-from service.tables.experiments import Event, Experiment, Status
 
 MAX_POINTS = 10_000
 """Maximum number of points in one event. More are downsampled."""

@@ -10,10 +10,7 @@ from sqlalchemy import Row, Update, bindparam, case, func, select, update
 from sqlalchemy.orm import Session, aliased
 
 from service.db.engine import insert_new, now
-from service.queue import sizes
-from service.queue.lease import Claim, checkpoints, forget_records, heartbeat
-from service.records.results import MAX_ATTEMPTS
-from service.tables.experiments import (
+from service.experiments.models import (
     Artifact,
     Attempt,
     Block,
@@ -23,6 +20,9 @@ from service.tables.experiments import (
     Metric,
     Series,
 )
+from service.queue import sizes
+from service.queue.lease import Claim, checkpoints, forget_records, heartbeat
+from service.records.results import MAX_ATTEMPTS
 
 SeriesKey = tuple[str, str]
 """Name and canonical labels of a series."""

@@ -9,13 +9,13 @@ from sqlalchemy import ColumnElement, Integer, Result, Row, bindparam, func, lit
 from sqlalchemy.orm import Session, undefer
 
 from mptcore.protocol.metrics import INTERIM
-from service.refusals import TooLarge
-from service.tables.experiments import (
+from service.experiments.models import (
     Artifact,
     Attempt,
     Event,
     Metric,
 )
+from service.refusals import TooLarge
 
 MetricRow = Row[*tuple[Any, ...]]
 """A metric. Objects of the class Metric would take three times as long to read."""

@@ -7,7 +7,7 @@ from sqlalchemy import delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from service.db.engine import now
-from service.tables.experiments import UNFINISHED, Experiment, Status, Tally
+from service.experiments.models import UNFINISHED, Experiment, Status, Tally
 
 KEY = (Tally.status, Tally.failure_kind)
 COUNTED = (Tally.number, Tally.present, Tally.lost, Tally.waits, Tally.waits_s, Tally.runs,

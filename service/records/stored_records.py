@@ -22,10 +22,10 @@ from mptcore.protocol.records import (
     point_encoder,
 )
 from service.db.engine import IN_BINARY, Database
+from service.experiments.models import Block, Event, Series
 from service.records import results
 from service.records.curves import POINTS_TOGETHER, record_numbers
 from service.records.recording import COLUMNS
-from service.tables.experiments import Block, Event, Series
 
 Numbered = tuple[int, Record]
 

@@ -25,6 +25,7 @@ from service.datasets.sizes import Uploads
 from service.db.visibility import Visibility
 from service.experiments.cache import CacheKeys, answer_of, earlier_results
 from service.experiments.inputs import Inputs
+from service.experiments.models import Experiment, Held
 from service.experiments.references import ReferencedInputs, after_problems, reference_problems
 from service.experiments.schemas import Submission
 from service.experiments.titles import value_at
@@ -34,7 +35,6 @@ from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
 from service.sweeps.expansion import check_stored, with_values, without_repeats
-from service.tables.experiments import Experiment, Held
 
 BESIDE = ("name", "tags", "note", "priority", "visibility")
 """Fields of a submission that become columns as they are."""

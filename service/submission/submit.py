@@ -19,6 +19,7 @@ from service.accounts.permissions import check_still_valid, find_readable
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments import store
+from service.experiments.models import Event, Experiment, Held, Status
 from service.fair_share import FairShare
 from service.queue import holds, quota, states
 from service.queue.sizes import of_texts
@@ -39,7 +40,6 @@ from service.submission.requests import SubmissionRequest
 from service.sweeps import store as sweeps
 from service.sweeps.expansion import check_stored
 from service.sweeps.models import Sweep, SweepPoint
-from service.tables.experiments import Event, Experiment, Held, Status
 
 MAX_PREPARED = 5
 """Maximum number of times that a request is prepared. It is prepared again if data that it depends

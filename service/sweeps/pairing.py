@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from service.experiments.models import Block, Series
 from service.experiments.titles import value_at
 from service.records.curves import read_curves
 from service.refusals import TooLarge
-from service.tables.experiments import Block, Series
 
 HELDOUT = "lml_heldout"
 BEHIND_BEST = "lml_heldout_behind_best"

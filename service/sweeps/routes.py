@@ -12,6 +12,8 @@ from service.accounts import audit
 from service.accounts.permissions import find, find_own, newest
 from service.accounts.users import Caller
 from service.db.visibility import Whose
+from service.experiments.models import Experiment
+from service.experiments.routes import SubmitDep
 from service.queue import holds, states
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError
@@ -33,7 +35,6 @@ from service.sweeps.schemas import (
     TableFormat,
 )
 from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
-from service.tables.experiments import Experiment
 from service.web.bodies import JsonBody, LargeRoute
 from service.web.dependencies import (
     BulkWriterDep,
@@ -47,7 +48,6 @@ from service.web.dependencies import (
 from service.web.long_reads import searched
 from service.web.media_types import as_json, plain_json
 from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
-from service.web.routes.experiments import SubmitDep
 from service.web.turns import BodyTurn, RetryTurn, TableTurn
 
 log = logging.getLogger(__name__)

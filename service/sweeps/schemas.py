@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from service.experiments.models import Status
 from service.experiments.schemas import (
     After,
     Described,
@@ -15,7 +16,6 @@ from service.experiments.schemas import (
 )
 from service.schemas import Page, ResponseModel
 from service.sweeps.expansion import MAX_POINTS, Points
-from service.tables.experiments import Status
 
 Concurrency = Annotated[int, Field(ge=1, le=MAX_POINTS)]
 

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from service.db.visibility import Whose
 from service.experiments.listing import Wanted
-from service.tables.experiments import Status
+from service.experiments.models import Status
 from service.web.pagination import WhoseQuery
 
 

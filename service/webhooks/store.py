@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session, joinedload
 
 from service.accounts.models import User
 from service.db.engine import among, now
-from service.tables.experiments import Experiment
+from service.experiments.models import Experiment
 from service.webhooks.models import Delivery, Webhook
 
 CLAIMED_S = 60.0

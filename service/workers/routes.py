@@ -20,11 +20,11 @@ from service.accounts.models import Scope
 from service.accounts.users import Caller
 from service.db.engine import moment
 from service.experiments import store
+from service.experiments.models import Queue
 from service.queue import worker_samples, workers
 from service.records.curves import hold_still
 from service.records.statistics import expired_leases, oldest_queued_s, statistics
 from service.settings import Settings
-from service.tables.experiments import Queue
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, Scraper, SettingsDep
 from service.web.meters import Meters

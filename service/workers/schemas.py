@@ -2,8 +2,8 @@
 
 from datetime import datetime
 
+from service.experiments.models import Queue
 from service.schemas import Moment, ResponseModel
-from service.tables.experiments import Queue
 
 
 class WorkerOut(ResponseModel):

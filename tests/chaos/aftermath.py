@@ -7,7 +7,7 @@ import psutil
 from sqlalchemy import select
 
 from service.db.engine import Database
-from service.tables.experiments import Event, Experiment, Status
+from service.experiments.models import Event, Experiment, Status
 
 
 def false_reaps(database: Database, blame: Sequence[tuple[float, str]]) -> int:

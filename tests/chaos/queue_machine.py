@@ -24,6 +24,15 @@ from sqlalchemy.orm import aliased
 from service.accounts.models import Role, User
 from service.accounts.users import Caller
 from service.db.engine import Database
+from service.experiments.models import (
+    TERMINAL,
+    Attempt,
+    DesiredState,
+    Experiment,
+    Held,
+    Status,
+    Wait,
+)
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease, states
@@ -35,15 +44,6 @@ from service.submission.submit import insert_all
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
-from service.tables.experiments import (
-    TERMINAL,
-    Attempt,
-    DesiredState,
-    Experiment,
-    Held,
-    Status,
-    Wait,
-)
 from tests.support import stored
 from tests.support.fake_clock import FakeClock
 from tests.support.invariants import check

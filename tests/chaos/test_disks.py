@@ -15,9 +15,9 @@ from sqlalchemy import select
 
 from mptlab import Client, Refused
 from service.db.engine import Database
+from service.experiments.models import TERMINAL, Attempt
 from service.operations.prepare import prepare
 from service.settings import Settings
-from service.tables.experiments import TERMINAL, Attempt
 from tests.support.disks import Disk, DiskUnavailable
 from tests.support.invariants import Counts, check
 from tests.support.processes import Lab, environment, start_fresh, wait_until

@@ -12,10 +12,10 @@ import pytest
 from mptcore.protocol.exit_codes import COMPLETE
 from service.db.engine import Database
 from service.experiments.listing import Wanted, page_of
+from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.queue import states
 from service.settings import Settings
-from service.tables.experiments import DesiredState, Experiment
 from tests.chaos import failing_runner, failing_worker
 from tests.chaos.failing_runner import SAVE_STEPS
 from tests.chaos.failing_worker import BACKGROUND, EXIT, STEPS

@@ -13,9 +13,9 @@ from sqlalchemy import update
 from mptlab import Client
 from service.accounts.models import User
 from service.db.engine import Database
+from service.experiments.models import TERMINAL
 from service.operations.prepare import prepare
 from service.settings import Settings
-from service.tables.experiments import TERMINAL
 from tests.support.memory_limits import LimitUnavailable, MemoryLimit
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until

@@ -16,8 +16,8 @@ import torch
 import yaml
 
 from mptlab import Client, serve
+from service.experiments.models import Queue
 from service.settings import Settings
-from service.tables.experiments import Queue
 from tests.support.compose import FILE, SECRETS, Compose, services
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import MPT, wait_until

@@ -7,9 +7,9 @@ import psutil
 import pytest
 
 from service.db.engine import Database
+from service.experiments.models import Queue
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
-from service.tables.experiments import Queue
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, lab_processes, wait_until
 from tests.support.servers import PostgreSQL, Redis

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from service.db.engine import Database
+from service.experiments.models import DesiredState, Experiment
 from service.experiments.schemas import Submission
 from service.queue import states
 from service.records import results
 from service.records.curves import read_series
 from service.settings import Settings
-from service.tables.experiments import DesiredState, Experiment
 from tests.support import stored
 from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec

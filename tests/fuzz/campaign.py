@@ -26,12 +26,12 @@ from service.accounts.models import ROLE_SCOPES, Role, User
 from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
+from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
-from service.tables.experiments import Experiment
 from service.web.connections import HEAD_S
 from tests.fuzz.costs import KINDS, MAX_ANSWER_BYTES, TIMES, Cost, cpu_s, waits
 from tests.fuzz.hostile import ATTACKS, Connection, SlowLoris

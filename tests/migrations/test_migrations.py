@@ -16,9 +16,9 @@ import migrations
 import service.app  # noqa: F401  # knows all tables
 from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.db.engine import Base, Database
+from service.experiments.models import Attempt, Status, Usage
 from service.records.statistics import Statistics, statistics
 from service.submission.models import KeptRequest
-from service.tables.experiments import Attempt, Status, Usage
 
 VERSION_0_1, VERSION_0_2 = "0008", "0029"
 

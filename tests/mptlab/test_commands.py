@@ -17,10 +17,10 @@ from mptlab import Client, serve
 from mptlab.commands import reading
 from mptlab.commands.context import print_table
 from service.db.engine import Database
+from service.experiments.models import Queue
 from service.queue import workers
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.experiments import Queue
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import MPT

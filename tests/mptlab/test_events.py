@@ -12,8 +12,8 @@ import pytest
 
 from mptlab import Client, NoAnswer, Refused, serve
 from service.db.engine import Database
+from service.experiments.models import DesiredState
 from service.queue import states
-from service.tables.experiments import DesiredState
 from tests.mptlab.conftest import Killable
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec

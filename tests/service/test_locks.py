@@ -10,12 +10,12 @@ from sqlalchemy import select, text, update
 
 from service.app import create_app
 from service.db.engine import Database
+from service.experiments.models import Experiment, Queue, Status
 from service.limiter import FairLimiter
 from service.queue import quota, workers
 from service.queue.dispatch import dispatch_next
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.experiments import Experiment, Queue, Status
 from service.webhooks.routes import MAX_WEBHOOKS
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec

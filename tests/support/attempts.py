@@ -3,9 +3,9 @@
 from typing import Any
 
 from service.db.engine import Database
+from service.experiments.models import Artifact
 from service.experiments.schemas import Submission
 from service.queue.lease import Claim
-from service.tables.experiments import Artifact
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next

@@ -16,8 +16,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 from mptlab import Client, serve
 from service.app import create_app
 from service.db.engine import Database
+from service.experiments.models import Experiment
 from service.settings import Settings
-from service.tables.experiments import Experiment
 from service.web.connections import BoundedHeads, Server
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser")

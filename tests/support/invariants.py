@@ -18,12 +18,7 @@ from sqlalchemy.orm import Session
 
 from service.accounts.models import User
 from service.db.engine import Database
-from service.fair_share import FairShare
-from service.queue.ledger import decayed_usage, use_of
-from service.records import results
-from service.records.curves import read_series
-from service.records.recording import canonical
-from service.tables.experiments import (
+from service.experiments.models import (
     TERMINAL,
     Attempt,
     Event,
@@ -31,6 +26,11 @@ from service.tables.experiments import (
     Status,
     Usage,
 )
+from service.fair_share import FairShare
+from service.queue.ledger import decayed_usage, use_of
+from service.records import results
+from service.records.curves import read_series
+from service.records.recording import canonical
 
 Record = Mapping[str, Any]
 PointKey = tuple[Any, ...]

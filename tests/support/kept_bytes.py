@@ -7,10 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.datasets.models import Dataset
-from service.queue import quota
-from service.submission.models import KeptRequest
-from service.sweeps.models import Sweep
-from service.tables.experiments import (
+from service.experiments.models import (
     TERMINAL,
     Artifact,
     Block,
@@ -20,6 +17,9 @@ from service.tables.experiments import (
     Metric,
     Series,
 )
+from service.queue import quota
+from service.submission.models import KeptRequest
+from service.sweeps.models import Sweep
 
 
 def bytes_agree(session: Session) -> bool:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from service.db.engine import Database
+from service.experiments.models import Experiment
 from service.queue.lease import Claim
 from service.settings import Settings
-from service.tables.experiments import Experiment
 from tests.support.records import point
 from tests.support.stored import row
 from worker.runner import Record, Runner

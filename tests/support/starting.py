@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.experiments.models import Experiment, Queue
 from service.fair_share import FairShare
 from service.queue import clock, holds, lease, ledger, quota, shares, workers
 from service.queue.dispatch import HEARD_OF_S, dispatch_next
 from service.queue.lease import Claim
 from service.records import statistics
-from service.tables.experiments import Experiment, Queue
 from worker.slot import Slot
 
 DISPATCH_TIMEOUT_S = 30.0

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from service.accounts.models import ApiKey, Role
 from service.accounts.users import Caller
 from service.db.engine import Database
+from service.experiments.models import Event, Experiment
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue.memory import Memory
@@ -23,7 +24,6 @@ from service.submission.preparation import (
 )
 from service.submission.requests import Bodies
 from service.submission.submit import Accepted, insert_all, submitted
-from service.tables.experiments import Event, Experiment
 
 LOCAL = Caller(1, "local", Role.MEMBER, "key", frozenset())
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from service.experiments.models import Artifact
 from service.records.texts import FILE
-from service.tables.experiments import Artifact
 
 
 def stored_table(folder: Path, rows: Sequence[dict[str, Any]], experiment_id: str) -> Artifact:

@@ -10,9 +10,9 @@ import pytest
 
 from mptlab import Client
 from service.db.engine import Database
+from service.experiments.models import Experiment
 from service.queue import lease
 from service.settings import Settings
-from service.tables.experiments import Experiment
 from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until

@@ -5,8 +5,8 @@ import json
 import pytest
 from pydantic import SecretStr
 
+from service.experiments.models import Queue
 from service.settings import Settings
-from service.tables.experiments import Queue
 from tests.support.servers import Redis
 from worker.celery_app import RUN, make_celery, ring, say_in_log
 

@@ -12,12 +12,12 @@ from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from service.db.engine import Database, now
+from service.experiments.models import Queue, Status
 from service.queue import dispatch as queued
 from service.queue import workers
 from service.queue.dispatch import Dispatch
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.experiments import Queue, Status
 from service.workers.models import Worker
 from tests.support import stored
 from tests.support.attempts import submitted

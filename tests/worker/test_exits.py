@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from service.experiments.models import Attempt, Queue
 from service.queue import lease, quota, workers
 from service.queue.workers import Vitals
 from service.records import results
-from service.tables.experiments import Attempt, Queue
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.scripted import Watch, checkpoint, points
 from tests.support.stored import change, status_events

@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import select
 
 from service.db.engine import Database
+from service.experiments.models import Queue
 from service.queue import rooms
 from service.settings import Settings
-from service.tables.experiments import Queue
 from service.workers.models import Worker
 from tests.support.nvml import GIB, Card, Nvml
 from tests.support.processes import wait_until

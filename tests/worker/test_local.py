@@ -10,11 +10,11 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from service.db.engine import Database
+from service.experiments.models import Queue
 from service.fair_share import FairShare
 from service.queue import workers
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.experiments import Queue
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from worker import slot

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import select, text
 
 from service.db.engine import Database
+from service.experiments.models import Queue
 from service.experiments.schemas import Submission
 from service.queue import workers
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.experiments import Queue
 from service.workers.models import Worker
 from tests.service.db.test_engine import read_only
 from tests.support import stored

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from service.experiments.models import Queue
 from service.settings import Settings
-from service.tables.experiments import Queue
 from worker import dispatcher, local, node, reaper
 from worker.dispatcher import Dispatcher
 from worker.lifetime import Lifetime

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from mptcore.runtime.cgroups import MemoryGroup
-from service.tables.experiments import Queue
+from service.experiments.models import Queue
 from worker import memory, presence
 
 GIB = 2**30

@@ -15,10 +15,10 @@ from mptlab.serve import free_port
 from service.accounts.models import User
 from service.db.engine import Database, now
 from service.experiments import deletion
+from service.experiments.models import Attempt, DesiredState, Status
 from service.queue import holds, lease, states
 from service.queue.lease import FailureCause
 from service.settings import Settings
-from service.tables.experiments import Attempt, DesiredState, Status
 from service.webhooks import store
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.resolving import LOOK_UPS

@@ -14,9 +14,9 @@ from pydantic import SecretStr
 from redis import Redis as Client
 
 from service.db.engine import Database
+from service.experiments.models import Queue
 from service.queue.dispatch import Dispatch
 from service.settings import Settings
-from service.tables.experiments import Queue
 from tests.support.forks import fork
 from tests.support.processes import Lab, wait_until
 from tests.support.servers import Redis

@@ -10,10 +10,10 @@ import pytest
 from pydantic import SecretStr
 
 from service.db.engine import Database
+from service.experiments.models import Queue
 from service.queue import workers
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
-from service.tables.experiments import Queue
 from tests.service.queue.test_queue import submit
 from tests.support.processes import wait_until
 from tests.support.servers import Redis

@@ -10,11 +10,11 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from service.db.engine import Database
+from service.experiments.models import Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.experiments import Experiment, Queue
 from tests.support import stored
 from tests.support.attempts import claimed, submitted
 from tests.support.dispatches import dispatched

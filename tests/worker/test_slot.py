@@ -11,12 +11,12 @@ from sqlalchemy import select
 
 from service.datasets.models import Dataset
 from service.db.engine import Database
+from service.experiments.models import Event, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
 from service.queue.dispatch import dispatch_next
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.experiments import Event, Experiment, Queue
 from tests.support import stored
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec

@@ -14,9 +14,9 @@ from sqlalchemy.exc import DataError, OperationalError
 
 from service.datasets.child_environment import hub_environment
 from service.db.engine import Database
+from service.experiments.models import Block, DesiredState, Status
 from service.queue import lease
 from service.queue.lease import Claim
-from service.tables.experiments import Block, DesiredState, Status
 from tests.support.attempts import claim_next
 from tests.support.scripted import (
     BEGAN,

@@ -11,10 +11,10 @@ from sqlalchemy.exc import OperationalError
 
 from service.datasets.hub import UNUSED_S
 from service.db.engine import Database
+from service.experiments.models import Checkpoint, DesiredState, Experiment, Status
 from service.operations import retention
 from service.queue import lease, states
 from service.settings import Settings
-from service.tables.experiments import Checkpoint, DesiredState, Experiment, Status
 from tests.support.hub import cached
 from tests.worker.test_reaper import running
 from worker import sweeper as sweepers

@@ -8,9 +8,9 @@ from pydantic import SecretStr
 from sqlalchemy import select
 
 from service.db.engine import Database
+from service.experiments.models import Experiment, Queue
 from service.queue.dispatch import dispatch_next
 from service.settings import Settings
-from service.tables.experiments import Experiment, Queue
 from service.workers.models import Worker
 from tests.service.queue.test_position import submit
 from tests.support.forks import fork

@@ -25,8 +25,8 @@ from service.experiments.filters.stored_json import (
     spec_is_one_of,
     tag_is,
 )
+from service.experiments.models import Device, Experiment, Metric, Status
 from service.records.results import is_final
-from service.tables.experiments import Device, Experiment, Metric, Status
 
 Clause = ColumnElement[bool]
 Labels = tuple[tuple[str, Given], ...]

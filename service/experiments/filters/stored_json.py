@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import storable
 from service.experiments.filters.grammar import Value
-from service.tables.experiments import SMALL_SPEC, Experiment
+from service.experiments.models import SMALL_SPEC, Experiment
 
 Clause = ColumnElement[bool]
 _IS_SMALL = Experiment.spec_bytes <= literal(SMALL_SPEC, literal_execute=True)

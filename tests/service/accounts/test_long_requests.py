@@ -12,11 +12,11 @@ from service.accounts.models import ApiKey, AuditEntry, Role, Scope, User
 from service.datasets import routes as datasets
 from service.datasets.models import Dataset
 from service.db.engine import Database, now
+from service.experiments.models import Experiment
 from service.settings import Settings
 from service.submission import submit
 from service.submission.models import KeptRequest
 from service.sweeps.models import Sweep
-from service.tables.experiments import Experiment
 from service.web import dependencies
 from service.web.bodies import StrictRoute
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes

@@ -6,9 +6,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
+from service.experiments.models import Experiment, Queue, Status
 from service.queue import workers
 from service.queue.workers import Vitals
-from service.tables.experiments import Experiment, Queue, Status
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.datasets.test_datasets import upload_spec
 from tests.service.experiments.test_deletion import TRAINED, becomes, started_from, submit

@@ -16,9 +16,9 @@ from service.app import create_app
 from service.datasets.models import Dataset
 from service.datasets.sizes import MAX_KNOWN, MAX_LISTED, MAX_NAMED, Uploads
 from service.db.engine import Database
+from service.experiments.models import Experiment
 from service.experiments.references import ReferencedInputs, reference_problems
 from service.settings import Settings
-from service.tables.experiments import Experiment
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, post
 

@@ -16,9 +16,9 @@ from sqlalchemy.orm import Session
 from service.app import create_app
 from service.db.engine import Database
 from service.events.changes import WRITERS_LOCK, Changes
+from service.experiments.models import DesiredState, Event
 from service.queue import states
 from service.settings import Settings
-from service.tables.experiments import DesiredState, Event
 from tests.service.accounts.test_users import bearer
 from tests.support.attempts import claim_next, submitted
 from tests.support.processes import wait_until

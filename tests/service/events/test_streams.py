@@ -21,11 +21,11 @@ from service.events import changes, poller
 from service.events import routes as streams
 from service.events.changes import Changes, Subject
 from service.events.poller import Poller
+from service.experiments.models import DesiredState, Status
 from service.queue import lease, states
 from service.queue.lease import Claim
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.experiments import DesiredState, Status
 from tests.service.accounts.test_users import bearer, place
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.forks import fork

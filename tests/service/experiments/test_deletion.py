@@ -11,11 +11,11 @@ from sqlalchemy import ForeignKey, event, func, select, update
 from service.accounts.models import User
 from service.db.engine import Base, Database, now
 from service.experiments import deletion
+from service.experiments.models import TERMINAL, Artifact, Block, Experiment, Series, Status
 from service.operations import retention
 from service.queue import lease, ledger
 from service.records.recording import record
 from service.settings import Settings
-from service.tables.experiments import TERMINAL, Artifact, Block, Experiment, Series, Status
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.web.test_api import points
 from tests.support import stored

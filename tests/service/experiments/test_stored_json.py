@@ -12,9 +12,9 @@ from sqlalchemy.orm import Session
 from service.db.engine import Database
 from service.experiments.filters.stored_json import spec_compares, tag_is
 from service.experiments.listing import Wanted, page_of
+from service.experiments.models import SMALL_SPEC, Experiment
 from service.refusals import ApiError
 from service.settings import Settings
-from service.tables.experiments import SMALL_SPEC, Experiment
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change

@@ -9,8 +9,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from service.db.engine import Database
+from service.experiments.models import Experiment, Metric
 from service.experiments.summaries import summary
-from service.tables.experiments import Experiment, Metric
 from tests.support.attempts import submitted
 from tests.support.lm_specs import BASE
 from tests.support.ppca_spec import ppca_spec

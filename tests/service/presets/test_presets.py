@@ -9,10 +9,10 @@ from sqlalchemy import event
 from mptcore.presets import PRESETS
 from mptcore.specs import stored_spec
 from service.db.engine import Database
+from service.experiments.models import Experiment, Status
 from service.presets import runs as preset_runs
 from service.queue import lease
 from service.records.recording import Batch, record
-from service.tables.experiments import Experiment, Status
 from tests.support import stored
 from tests.support.starting import start_next
 

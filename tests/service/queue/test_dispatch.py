@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from service.db.engine import Database
+from service.experiments.models import Held, Queue
 from service.queue import workers
 from service.queue.dispatch import _dispatch
 from service.queue.workers import Vitals
-from service.tables.experiments import Held, Queue
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.starting import start_next

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import select
 
 from service.db.engine import Database
+from service.experiments.models import Attempt, Queue, Status
 from service.queue import lease
 from service.queue.dispatch import Dispatch, dispatch_next
 from service.queue.lease import BEYOND, Claim
 from service.settings import Settings
-from service.tables.experiments import Attempt, Queue, Status
 from tests.support.attempts import submitted
 from tests.support.dispatches import dispatched
 from tests.support.ppca_spec import spec_on

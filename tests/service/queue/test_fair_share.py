@@ -13,10 +13,10 @@ from sqlalchemy import select, update
 from service.accounts.models import User
 from service.accounts.users import ensure_key
 from service.db.engine import Database
+from service.experiments.models import Experiment, Status, Usage
 from service.fair_share import FairShare
 from service.queue.shares import share_of, standings
 from service.settings import Settings
-from service.tables.experiments import Experiment, Status, Usage
 from tests.support.fairness import starved
 from tests.support.ppca_spec import ppca_spec
 from tests.support.shared_lab import SharedLab

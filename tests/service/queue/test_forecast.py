@@ -7,13 +7,13 @@ import pytest
 from sqlalchemy import select, update
 
 from service.db.engine import Database
+from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.fair_share import FairShare
 from service.queue.forecast import Forecast, Running
 from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Slots
-from service.tables.experiments import Attempt, Experiment, Queue, Status
 from tests.support.shared_lab import WITHIN_S, SharedLab
 
 JOB_S = 100.0

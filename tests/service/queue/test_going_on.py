@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy import select, update
 
 from service.db.engine import Database, now
+from service.experiments.models import Artifact, Block, Event, Experiment, Metric
 from service.queue import lease
 from service.records.recording import Batch, record
-from service.tables.experiments import Artifact, Block, Event, Experiment, Metric
 from tests.support.attempts import claim_next, claimed
 
 KINDS: dict[str, dict[str, Any]] = {

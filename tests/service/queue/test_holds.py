@@ -9,10 +9,10 @@ from sqlalchemy import delete, event, insert, select, text
 from uuid6 import uuid7
 
 from service.db.engine import Database
+from service.experiments.models import DesiredState, Experiment, Held, Status, Wait
 from service.queue import holds, lease, states
 from service.settings import Settings
 from service.sweeps.models import Sweep, Turn
-from service.tables.experiments import DesiredState, Experiment, Held, Status, Wait
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next

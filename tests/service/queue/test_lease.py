@@ -11,11 +11,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import core_digest
 from service.db.engine import Database
-from service.queue import lease
-from service.queue.lease import Claim, FailureCause, LeaseLost
-from service.records.curves import read_series
-from service.records.recording import Batch, record
-from service.tables.experiments import (
+from service.experiments.models import (
     Attempt,
     Checkpoint,
     DesiredState,
@@ -25,6 +21,10 @@ from service.tables.experiments import (
     Series,
     Status,
 )
+from service.queue import lease
+from service.queue.lease import Claim, FailureCause, LeaseLost
+from service.records.curves import read_series
+from service.records.recording import Batch, record
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.ppca_spec import spec_on
 from tests.support.records import RECORDS, point

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from service.accounts.models import User
 from service.app import create_app
 from service.db.engine import Database
+from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import shares, snapshot, workers
@@ -29,7 +30,6 @@ from service.queue.snapshot import QUEUES, QueueSnapshots
 from service.queue.starts import Starts
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.experiments import DEVICES, Experiment, Queue, Status
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.processes import wait_until

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import func, select, text, update
 
 from service.db.engine import Database, now
+from service.experiments.models import DesiredState, Event, Experiment, Queue, Status
 from service.experiments.schemas import Submission
 from service.queue import lease, states, workers
 from service.queue.lease import Claim, LeaseLost
@@ -16,7 +17,6 @@ from service.records import recording
 from service.records.curves import read_series
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.experiments import DesiredState, Event, Experiment, Queue, Status
 from service.workers.models import Worker
 from tests.support import stored
 from tests.support.dispatches import dispatched

@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import select
 
 from service.db.engine import Database
+from service.experiments.models import Attempt, DesiredState, Status
 from service.queue import lease
 from service.queue.lease import BEYOND
-from service.tables.experiments import Attempt, DesiredState, Status
 from tests.support.attempts import claimed, submitted
 from tests.support.stored import change, row, status_events
 

@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from service.db.engine import Database, now
+from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.experiments.schemas import Submission
 from service.queue import lease, rooms, workers
 from service.queue.dispatch import Dispatch, dispatch_next
@@ -18,7 +19,6 @@ from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
-from service.tables.experiments import Attempt, Experiment, Queue, Status
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 

@@ -7,10 +7,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import select
 
 from service.db.engine import Database
+from service.experiments.models import Queue
 from service.queue.worker_samples import KEPT_MINUTES, last_minute, past, take
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.tables.experiments import Queue
 from service.workers.models import WorkerSample
 from tests.support.attempts import claimed
 from worker.presence import Presence

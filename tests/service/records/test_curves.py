@@ -13,12 +13,12 @@ from sqlalchemy import delete, update
 
 from service.app import create_app
 from service.db.engine import Database
+from service.experiments.models import Block, Checkpoint, Experiment, Series
 from service.queue import lease
 from service.queue.lease import Claim
 from service.records.curves import TooFewPoints, hold_still, read_series
 from service.records.recording import Batch, record
 from service.settings import Settings
-from service.tables.experiments import Block, Checkpoint, Experiment, Series
 from tests.support.attempts import claim_next, submitted
 
 LAST = 60

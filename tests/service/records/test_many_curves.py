@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 
 from service.accounts.users import ensure_key
 from service.db.engine import Database
+from service.experiments.models import Status
 from service.queue import lease
 from service.records import curves
 from service.records.recording import Batch, record
@@ -15,7 +16,6 @@ from service.records.schemas import ManyCurvesOut
 from service.records.selection import check_selection
 from service.refusals import ApiError
 from service.settings import Settings
-from service.tables.experiments import Status
 from tests.support.attempts import claimed
 from tests.support.stored import change
 

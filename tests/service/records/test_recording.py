@@ -9,13 +9,7 @@ import pytest
 from sqlalchemy import select, update
 
 from service.db.engine import Base, Database
-from service.queue import lease, quota, sizes
-from service.queue.lease import Claim
-from service.records import recording
-from service.records.curves import read_series
-from service.records.recording import Batch, canonical, record
-from service.records.stored_records import record_lines, stored_series
-from service.tables.experiments import (
+from service.experiments.models import (
     Artifact,
     Attempt,
     Block,
@@ -25,6 +19,12 @@ from service.tables.experiments import (
     Metric,
     Series,
 )
+from service.queue import lease, quota, sizes
+from service.queue.lease import Claim
+from service.records import recording
+from service.records.curves import read_series
+from service.records.recording import Batch, canonical, record
+from service.records.stored_records import record_lines, stored_series
 from tests.support.attempts import claim_next, claimed
 from tests.support.stored import change, row
 

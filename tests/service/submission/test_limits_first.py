@@ -7,9 +7,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
 from service.accounts.models import User
+from service.experiments.models import Experiment
 from service.submission import preparation
 from service.sweeps import expansion
-from service.tables.experiments import Experiment
 from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import SPEC, claim_next, finish, sweep
 

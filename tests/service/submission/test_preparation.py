@@ -10,12 +10,12 @@ from sqlalchemy import event, select
 
 from mptcore.specs import MAX_PROBLEMS
 from service.experiments.cache import CacheKeys
+from service.experiments.models import Experiment, Status
 from service.experiments.references import ReferencedInputs
 from service.limiter import FairLimiter
 from service.submission import preparation, submit
 from service.sweeps import expansion
 from service.sweeps.models import Sweep, SweepPoint
-from service.tables.experiments import Experiment, Status
 from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import (
     SPEC,

@@ -6,7 +6,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
 from service.accounts.models import AuditEntry, User
-from service.tables.experiments import Event, Experiment
+from service.experiments.models import Event, Experiment
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.support.ppca_spec import ppca_spec
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.experiments.models import Metric
 from service.records import recording
 from service.sweeps.best import (
     OTHER_ROWS,
@@ -19,7 +20,6 @@ from service.sweeps.best import (
 )
 from service.sweeps.models import Sweep
 from service.sweeps.pairing import BEHIND_BEST
-from service.tables.experiments import Metric
 from tests.service.accounts.test_users import database_of
 from tests.support.ppca_spec import ppca_spec
 

@@ -6,9 +6,9 @@ from datetime import datetime
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
+from service.experiments.models import Attempt, Queue
 from service.queue import forecast, workers
 from service.queue.workers import Vitals
-from service.tables.experiments import Attempt, Queue
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import SPEC, claim_next, finish, sweep
 from tests.support import stored

@@ -8,10 +8,10 @@ from sqlalchemy import select, text, update
 
 from service.accounts.models import User
 from service.db.engine import Database
+from service.experiments.models import Experiment
 from service.settings import Settings
 from service.submission import requests
 from service.sweeps import store
-from service.tables.experiments import Experiment
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import rows, sweep
 

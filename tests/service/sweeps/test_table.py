@@ -10,9 +10,9 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import event, select
 
+from service.experiments.models import Experiment, Metric
 from service.records import results
 from service.sweeps import store, views
-from service.tables.experiments import Experiment, Metric
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import claim_next, count, finish, rows, sweep
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from service.tables.experiments import Artifact, Status
+from service.experiments.models import Artifact, Status
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab
 from tests.support.filled_lab import end, succeeded

@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from service.db.engine import Database
+from service.experiments.models import Experiment
 from service.records import texts
 from service.settings import Settings
-from service.tables.experiments import Experiment
 from tests.service.ui.screenshots import PHONE
 from tests.service.ui.test_browser import ALL, AXE, SERIOUS
 from tests.support import tiny_lm

@@ -8,8 +8,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
 from service.db.engine import Database
+from service.experiments.models import Event, Experiment
 from service.settings import Settings
-from service.tables.experiments import Event, Experiment
 from tests.support.ppca_spec import ppca_spec
 
 MASKS = "/spec/evaluate/masks"

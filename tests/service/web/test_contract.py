@@ -14,6 +14,7 @@ from service.accounts.users import ensure_key
 from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
+from service.experiments.models import Artifact, Event, Status
 from service.experiments.schemas import Changes, Submission
 from service.records.schemas import CurvesWanted
 from service.settings import Settings
@@ -21,7 +22,6 @@ from service.submission.requests import Batch
 from service.sweeps.expansion import with_values
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import MorePoints, SweepChanges, SweepSubmission
-from service.tables.experiments import Artifact, Event, Status
 from service.web.contract import EXAMPLES
 from service.webhooks.models import Webhook
 from service.webhooks.schemas import NewWebhook

@@ -8,8 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
+from service.experiments.models import Artifact
 from service.settings import Settings
-from service.tables.experiments import Artifact
 from service.ui.pages import EDITION
 from tests.service.accounts.test_users import database_of
 from tests.support.browser import Service

@@ -17,15 +17,17 @@ from service.accounts.users import Caller
 from service.app import MAX_BUNDLES, create_app
 from service.db.engine import Database
 from service.experiments import deletion
+from service.experiments import query_routes as experiment_queries
+from service.experiments import result_routes as experiment_results
+from service.experiments import routes as experiments
+from service.experiments.models import Event, Experiment
 from service.limiter import FairLimiter
 from service.presets import routes as presets
 from service.records import results
 from service.refusals import ApiError
 from service.settings import Settings
 from service.sweeps import routes as sweeps
-from service.tables.experiments import Event, Experiment
 from service.web import dependencies, long_reads
-from service.web.routes import experiment_queries, experiment_results, experiments
 from tests.service.web.test_pools import affirmed, served
 from tests.support.filled_lab import succeeded
 

@@ -23,13 +23,13 @@ from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.db.visibility import Visibility
+from service.experiments.models import Artifact, Experiment, Status
 from service.experiments.schemas import Submission
 from service.operations.prepare import prepare
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
-from service.tables.experiments import Artifact, Experiment, Status
 from service.ui.pages import PAGES
 from service.webhooks.models import Webhook
 from tests.support import stored

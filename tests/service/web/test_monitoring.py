@@ -15,13 +15,13 @@ from sqlalchemy.orm import Session
 from service.app import create_app
 from service.db.engine import Database, now
 from service.experiments import deletion
+from service.experiments.models import Attempt, Experiment, Queue, Status, Tally
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
 from service.queue.lease import Claim, FailureCause
 from service.queue.workers import Vitals
 from service.records import statistics
 from service.settings import Settings
-from service.tables.experiments import Attempt, Experiment, Queue, Status, Tally
 from service.workers.models import Worker
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec

@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
+from service.experiments.models import Metric
 from service.records import results
 from service.settings import Settings
-from service.tables.experiments import Metric
 from service.web import long_reads
 from tests.support.attempts import submitted
 

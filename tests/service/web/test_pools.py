@@ -22,11 +22,11 @@ from sqlalchemy import text
 from service.app import MAX_USER_BUNDLES, ROUTERS, create_app
 from service.db.engine import Database
 from service.events.poller import READS_AT_ONCE
+from service.experiments import result_routes as experiment_results
 from service.limiter import FairLimiter
 from service.settings import Settings
 from service.web import dependencies
 from service.web.dependencies import USERS_PART, _readable, _writable, _writable_in_bulk
-from service.web.routes import experiment_results
 from service.web.turns import SIZES
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until

@@ -14,9 +14,9 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 from sqlalchemy import select
 
+from service.experiments.models import Experiment, Metric
 from service.limiter import FairLimiter
 from service.sweeps import store
-from service.tables.experiments import Experiment, Metric
 from service.web import bodies, turns
 from service.web.dependencies import PlaceOfUser, one_of
 from tests.service.accounts.test_users import bearer, database_of, member

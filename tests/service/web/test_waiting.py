@@ -14,10 +14,10 @@ from service.accounts.models import ROLE_SCOPES, Role
 from service.accounts.users import Caller
 from service.app import create_app
 from service.db.engine import Database
+from service.experiments import query_routes as experiment_queries
+from service.experiments.models import Status
 from service.queue import lease
 from service.settings import Settings
-from service.tables.experiments import Status
-from service.web.routes import experiment_queries
 from tests.service.accounts.test_users import bearer
 from tests.support.attempts import claimed, submitted
 from tests.support.processes import wait_until

@@ -15,13 +15,13 @@ from service.accounts.permissions import find
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments.bundle import Bundle, bundle, zipped
+from service.experiments.models import Experiment
 from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, MetricList
 from service.experiments.views import artifact_out, log_out, metrics_json
 from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file
 from service.refusals import ApiError, TooLarge
-from service.tables.experiments import Experiment
 from service.web import long_reads
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, SettingsDep, one_of, reading

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import StringConstraints
 
 from service.accounts.permissions import find
+from service.experiments.models import Experiment
 from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file
@@ -17,7 +18,6 @@ from service.records.schemas import TextsOut
 from service.records.spreadsheets import csv_text
 from service.records.texts import FILE, TextPage, TextsWanted, page
 from service.refusals import ApiError
-from service.tables.experiments import Experiment
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, SettingsDep
 from service.web.media_types import accepted

@@ -21,6 +21,8 @@ from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments import deletion, store
 from service.experiments.listing import Wanted, clauses
+from service.experiments.models import UNFINISHED, DesiredState, Experiment, Status
+from service.experiments.query_routes import to_response
 from service.experiments.schemas import Changes, ExperimentOut, Validation
 from service.queue import states
 from service.queue.position import position_of_next
@@ -31,7 +33,6 @@ from service.schemas import ResponseModel
 from service.submission.preparation import prepare
 from service.submission.requests import Batch, BatchOut, Bodies, Made, Retry, SubmissionBody
 from service.submission.submit import Accepted, submitted
-from service.tables.experiments import UNFINISHED, DesiredState, Experiment, Status
 from service.web.bodies import JsonBody, LargeRoute, StrictRoute
 from service.web.dependencies import (
     BulkWriterDep,
@@ -46,7 +47,6 @@ from service.web.dependencies import (
 from service.web.listing_parameters import WantedDep
 from service.web.long_reads import searched
 from service.web.parameters import ExperimentId
-from service.web.routes.experiment_queries import to_response
 from service.web.turns import BodyTurn
 
 log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from service.accounts.users import Caller
 from service.events.changes import Subject
 from service.events.poller import Poller
 from service.experiments.listing import Page, Wanted, load_texts, page_of
+from service.experiments.models import Experiment
 from service.experiments.schemas import (
     AttemptOut,
     ExperimentOut,
@@ -38,7 +39,6 @@ from service.records import results
 from service.records.results import MetricRow, TooManyMetrics
 from service.refusals import ApiError, TooLarge, invalid
 from service.schemas import RequestModel, ResponseModel
-from service.tables.experiments import Experiment
 from service.web import long_reads
 from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
