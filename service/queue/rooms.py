@@ -40,6 +40,8 @@ class SharedMemory:
     promised: int = 0
     """Memory that these runs are still expected to allocate."""
     runs: int = 0
+    of_gpu_runs: int = 0
+    """Main memory that runs on GPUs use. Nothing estimates what they still expect."""
 
     @property
     def room(self) -> float:
@@ -58,7 +60,7 @@ class SharedMemory:
         if self.free is None:
             return math.inf
         if self.queue == Queue.CPU and self.total is not None:
-            return self.total
+            return self.total - self.of_gpu_runs
         return self.free + self.ours
 
     @property
@@ -113,6 +115,7 @@ _NEED = (
 _PLACES = (
     select(
         _WORKERS.c.id,
+        _WORKERS.c.queue,
         case(
             (_WORKERS.c.heartbeat_at >= now() - bindparam("within_s", type_=Float), 1), else_=0
         ).label("is_alive"),
@@ -132,7 +135,7 @@ _PLACES = (
         EXPERIMENTS,
         (EXPERIMENTS.c.worker == _WORKERS.c.id) & (EXPERIMENTS.c.status == Status.RUNNING),
     )
-    .where(_WORKERS.c.queue == bindparam("queue"))
+    .where(_WORKERS.c.queue.in_(bindparam("queues", expanding=True)))
     .order_by(_WORKERS.c.heartbeat_at)
 )
 _IN_TRANSIT = (
@@ -149,8 +152,13 @@ def places(session: Session, queue: Queue, within_s: float) -> list[Place]:
     that they share. A run of a silent worker keeps its memory until its lease expires."""
     memories: dict[str, SharedMemory] = {}
     places: dict[str, Place] = {}
-    for row in session.execute(_PLACES, {"queue": queue, "within_s": within_s}):
+    queues = [Queue.GPU] if queue == Queue.GPU else [*Queue]
+    for row in session.execute(_PLACES, {"queues": queues, "within_s": within_s}):
         shared = tuple(_memories(row, queue, memories))
+        if row.queue != queue:
+            for memory in shared:
+                memory.of_gpu_runs += row.memory_ours or 0
+            continue
         ours = (row.gpu_memory_ours if queue == Queue.GPU else row.memory_ours) or 0
         for memory in shared:
             memory.ours += ours

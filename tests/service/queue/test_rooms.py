@@ -30,12 +30,17 @@ def pool(id: str, total: float, free: float) -> dict[str, Any]:
 
 
 def register(
-    database: Database, name: str, *pools: dict[str, Any], ours: float = 0, max_run: float = 1000
+    database: Database,
+    name: str,
+    *pools: dict[str, Any],
+    ours: float = 0,
+    max_run: float = 1000,
+    queue: Queue = Queue.CPU,
 ) -> None:
-    """A heartbeat of a CPU worker with these main memories; sizes in GiB."""
+    """A heartbeat of a worker with these main memories; sizes in GiB."""
     vitals = Vitals(
         name,  # each container has its own host name
-        Queue.CPU,
+        queue,
         min(one["free"] for one in pools),
         run_memory=int(max_run * GIB),
         memory_pools=list(pools),
@@ -176,6 +181,22 @@ def test_a_memory_without_our_runs_takes_any_run_that_fits_into_all_of_it(
     assert running is not None
     finish(either, running)
     assert started([start(either, "b")]) == [second]
+
+
+def test_main_memory_that_a_run_on_a_gpu_uses_has_no_room(either: Database) -> None:
+    """It is not kept for a large run either: runs on the GPU may follow each other."""
+    register(either, "gpu", pool("machine", 64, 40), ours=20, queue=Queue.GPU)
+    register(either, "cpu", pool("machine", 64, 40))
+    large, small = submit(either, 50), submit(either, 30)
+    begun = start(either, "cpu")
+    assert begun is not None
+    assert begun.experiment_id == small
+    with either.transaction() as session:
+        lease.finish(session, begun, Status.SUCCEEDED)
+    register(either, "gpu", pool("machine", 64, 60), queue=Queue.GPU)
+    begun = start(either, "cpu")
+    assert begun is not None
+    assert begun.experiment_id == large
 
 
 def test_small_runs_do_not_keep_a_large_one_from_a_memory(either: Database) -> None:
