@@ -67,8 +67,9 @@ class LocalWorker:
             with self.database.snapshot() as session:  # most of the time nothing is queued
                 if not dispatch.is_something_queued(session):
                     return None
+            silent_s = self.settings.worker_silent_s
             with self.database.transaction() as session:
-                return dispatch.dispatch_next(session, self.queue, self.settings.share)
+                return dispatch.dispatch_next(session, self.queue, self.settings.share, silent_s)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
             self.stopping.wait(self.settings.heartbeat_s)
