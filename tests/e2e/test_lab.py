@@ -59,7 +59,8 @@ def test_a_stopped_node_hands_back_its_run(lab: Settings) -> None:
         node.send_signal(signal.SIGTERM)
         _, alive = psutil.wait_procs(family, timeout=20)
         assert not alive
-        assert client.get(submitted)["status"] == "queued"
+        # It may be dispatched once more before the node has signed off; the next node takes it.
+        assert client.get(submitted)["status"] in ("queued", "dispatched")
         assert client.workers() == []
         running.start("worker0", "worker", "cpu")
         ended = client.wait(submitted, timeout_s=60)
