@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,17 +32,30 @@ class Disk:
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Fill the disk while the block runs."""
+        """Fill the disk while the block runs, also where others free some of it."""
         filler = self.folder / "filler"
-        with open(filler, "ab", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"\0" * 4096)
-            except OSError:
-                os.fsync(file.fileno())
+        is_over = threading.Event()
+
+        def fill() -> None:
+            with open(filler, "ab", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(b"\0" * 4096)
+                except OSError:
+                    os.fsync(file.fileno())
+
+        def refill() -> None:
+            while not is_over.wait(0.1):
+                fill()
+
+        fill()
+        refilling = threading.Thread(target=refill)
+        refilling.start()
         try:
             yield
         finally:
+            is_over.set()
+            refilling.join()
             filler.unlink()
 
     def fail(self) -> None:
