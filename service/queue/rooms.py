@@ -45,9 +45,9 @@ class SharedMemory:
 
     @property
     def room(self) -> float:
-        """Room for one more run. Main memory without a run has room for any run that fits into all
-        of it: the system frees much of what it does not report as free, and the run would wait
-        without an end for other programs."""
+        """Room for one more run. Main memory without a CPU run has room for any run that fits into
+        all of it but what runs on GPUs use: the system frees much of what it does not report as
+        free, and the run would wait without an end for other programs."""
         if self.free is None:
             return math.inf
         if self.queue == Queue.CPU and not self.runs:
@@ -56,7 +56,7 @@ class SharedMemory:
 
     @property
     def room_without_ours(self) -> float:
-        """Room for one more run after our own runs have ended."""
+        """Room for one more run after our own runs have ended; in main memory, those on CPUs."""
         if self.free is None:
             return math.inf
         if self.queue == Queue.CPU and self.total is not None:
