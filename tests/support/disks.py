@@ -3,9 +3,8 @@
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -32,30 +31,17 @@ class Disk:
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """Fill the disk while the block runs, also where others free some of it."""
+        """Fill the disk while the block runs."""
         filler = self.folder / "filler"
-        is_over = threading.Event()
-
-        def fill() -> None:
-            with open(filler, "ab", buffering=0) as file:
-                try:
+        with open(filler, "ab", buffering=0) as file:
+            for size in (4096, 256):  # a small file may fit where a whole page does not
+                with suppress(OSError):
                     while True:
-                        file.write(b"\0" * 4096)
-                except OSError:
-                    os.fsync(file.fileno())
-
-        def refill() -> None:
-            while not is_over.wait(0.1):
-                fill()
-
-        fill()
-        refilling = threading.Thread(target=refill)
-        refilling.start()
+                        file.write(b"\0" * size)
+            os.fsync(file.fileno())
         try:
             yield
         finally:
-            is_over.set()
-            refilling.join()
             filler.unlink()
 
     def fail(self) -> None:
