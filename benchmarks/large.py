@@ -23,8 +23,7 @@ from service.events.changes import Changes
 from service.experiments import deletion
 from service.experiments.models import Queue, Status
 from service.operations import retention
-from service.queue import clock, lease, ledger, quota, worker_samples, workers
-from service.queue.dispatch import dispatch_next
+from service.queue import claims, clock, lease, ledger, quota, worker_samples, workers
 from service.queue.memory import learned_ratio
 from service.records import statistics as tallies
 from service.records.recording import Batch, record
@@ -157,9 +156,9 @@ def _ok(answer: Any) -> None:
 
 
 def beside(database: Database, settings: Settings) -> Iterator[tuple[str, Work]]:
-    """Time the queries of dispatchers, workers and the reaper."""
+    """Time the queries of workers and of the controller."""
     changes = Changes()
-    claims: list[lease.Claim] = []
+    begun: list[lease.Claim] = []
 
     def within(work: Callable[[Any], object]) -> Work:
         def run() -> None:
@@ -176,18 +175,15 @@ def beside(database: Database, settings: Settings) -> Iterator[tuple[str, Work]]
         return run
 
     def begin(session: Any) -> None:
-        chosen = dispatch_next(session)
-        assert chosen is not None
-        dispatch = chosen.experiment_id, chosen.dispatch_no
-        claim = lease.claim(session, *dispatch, worker="w", lease_s=60)
+        claim = claims.claim(session, "w", Queue.CPU, lease_s=60, fair_share=settings.share)
         assert claim is not None
-        claims.append(claim)
+        begun.append(claim)
 
     def write(session: Any) -> None:
         batch = Batch()
         for seq in range(1, 1000):
             batch.add(point(seq))
-        record(session, claims[-1], batch, 60)
+        record(session, begun[-1], batch, 60)
 
     def taken(work: Callable[..., Iterator[object]], number: int) -> Work:
         return lambda: [*islice(work(database, strict), number)]
@@ -196,12 +192,12 @@ def beside(database: Database, settings: Settings) -> Iterator[tuple[str, Work]]
         update={"keep_s": 1.0, "keep_user_bytes": 10**12, "purge_after_s": 0.0}
     )
     rare = settings.model_copy(update={"keep_s": 1e9, "purge_after_s": 1e9})
-    yield "a choice and a claim", within(begin)
+    yield "a claim", within(begin)
     yield "a batch of 999 points", within(write)
-    yield "the end of a run", within(lambda s: lease.finish(s, claims.pop(), Status.SUCCEEDED))
+    yield "the end of a run", within(lambda s: lease.finish(s, begun.pop(), Status.SUCCEEDED))
     yield "what has changed", reads(changes.look)
     yield "a clock that was set back", within(lambda s: clock.repair(s, 60))
-    yield "lost runs", within(lambda s: lease.reap(s, 60, 3))
+    yield "lost runs", within(lambda s: lease.expire(s, 3))
     yield "the ledger folded", within(lambda s: ledger.fold(s, settings.share))
     yield "tallies folded", within(tallies.fold)
     yield "bytes folded", within(quota.fold)

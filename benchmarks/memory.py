@@ -17,7 +17,6 @@ from mptcore.specs import stored_spec
 from service.db.engine import Database
 from service.experiments.models import Attempt
 from service.experiments.schemas import Submission
-from service.queue.dispatch import dispatch_next
 from service.queue.memory import MemoryModel
 from service.settings import Settings
 from tests.support import stored
@@ -65,13 +64,13 @@ def measure(settings: Settings, value: dict[str, Any]) -> tuple[int, int | None]
             memory = MemoryModel(session).expected(spec)
             submission = Submission.model_validate({"spec": value})
             stored.submit(session, 1, submission, memory=memory)
-            chosen = dispatch_next(session)
-            assert chosen is not None
-        slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)
+        claim = slot.claim()
+        assert claim is not None
+        slot.run(claim, lambda: False)
         slot.close()
         with database.snapshot() as session:
             line = session.scalars(
-                select(Attempt).where(Attempt.experiment_id == chosen.experiment_id)
+                select(Attempt).where(Attempt.experiment_id == claim.experiment_id)
             ).one()
     return memory.expected, line.peak_bytes
 

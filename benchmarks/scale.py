@@ -77,10 +77,10 @@ _INSERT = f"""
     FROM numbers
 )
 INSERT INTO experiments (id, owner_id, tags, priority, spec, device, family, status, desired_state,
-    held, dispatch_no, attempt, lost, last_seq, visibility, name, failure_kind, created_at,
+    held, attempt, lost, last_seq, visibility, name, failure_kind, created_at,
     started_at, finished_at, lease_expires_at)
 SELECT {ID}, 1 + i % 50, '["synthetic"]', 0, 'SPEC', 'cpu', 'ppca', status, 'run',
-    '', 1, 1, 0, 0, 'private', 'run ' || CAST(i AS VARCHAR),
+    '', 1, 0, 0, 'private', 'run ' || CAST(i AS VARCHAR),
     CASE status WHEN 'failed' THEN 'error' END, 1e9 + i,
     CASE WHEN status <> 'queued' THEN 1e9 + i + 10 END,
     CASE WHEN status NOT IN ('queued', 'running') THEN 1e9 + i + 60 END,

@@ -40,7 +40,7 @@ class Experiment:
 
     @property
     def status(self) -> str:
-        """Last known status: queued, dispatched, running, paused, succeeded, failed or
+        """Last known status: queued, running, paused, succeeded, failed or
         cancelled."""
         status: str = self.document["status"]
         return status

@@ -127,7 +127,8 @@ def _started(
 
         if start("service.operations.prepare").wait() != 0:
             raise RuntimeError(f"the store could not be prepared: see {log or 'above'}")
-        commands = [("service", "--port", str(port)), *[("worker.local",)] * workers]
+        commands: list[tuple[str, ...]] = [("service", "--port", str(port))]
+        commands += [("worker", "cpu", "--local")] * workers
         if with_gpus:
             commands.append(("worker.every_gpu", "--local"))
         processes = [start(*command) for command in commands]

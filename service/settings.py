@@ -80,7 +80,7 @@ class Settings(BaseSettings):
     """Password of the broker, if the URL has none."""
     api_connections: int = Field(default=12, ge=2)
     """Database connections of an API process. With fewer than 5, users wait for each other's slow
-    requests. A worker has 2, a dispatcher 1, a reaper 3."""
+    requests. A worker has 2, a controller 3."""
     api_writers: int = Field(default=4, ge=1)
     """Maximum number of writing requests at the same time in an API process."""
     write_wait_s: float = Field(default=10.0, gt=0)
@@ -137,22 +137,16 @@ class Settings(BaseSettings):
     """Time without a heartbeat after which a worker loses its run."""
     heartbeat_s: float = Field(default=1.0, gt=0)
     """Maximum time between heartbeats of a worker."""
-    dispatch_timeout_s: float = Field(default=30.0, gt=0)
-    """Maximum time between the dispatch of an experiment and its claim by a worker."""
     kill_grace_s: float = Field(default=10.0, gt=0)
     """Time between SIGTERM and SIGKILL."""
     max_lost: int = Field(default=3, ge=0)
     """Lost leases after which an experiment fails."""
-    poll_s: float = Field(default=0.1, gt=0)
-    """Interval at which an idle worker or dispatcher looks for work."""
     checkpoint_every_s: float = Field(default=30.0, gt=0)
     """Approximate time between checkpoints. It is longer if saving would take over a tenth of the
     run."""
     stall_s: float = Field(default=1800.0, gt=0)
     """Time without a report after which a run is ended. A run that waits so long for space on a
     full disk is queued again."""
-    deaf_s: float = Field(default=10.0, gt=0)
-    """Time that a dispatch waits for an idle node before the node is restarted."""
     run_memory_bytes: int | None = Field(default=None, gt=0)
     """Main memory that a run may use, at most that of the worker's machine or container. Unset:
     nine tenths of it."""

@@ -11,7 +11,7 @@ import pytest
 FORBIDDEN = {
     "service.app": ["torch", "numba", "transformers", "datasets", "worker"],
     "mptlab, mptlab.cli, mptlab.demo": ["torch", "service", "worker", "sqlalchemy"],
-    "worker.local": ["torch", "fastapi"],
+    "worker.main": ["torch", "fastapi"],
     "mptcore.data.inspect": ["torch", "sklearn"],
     "mptcore.run": ["numba"],
     "mptcore.specs, mptcore.presets, mptcore.protocol.code, mptcore.protocol.orders,"

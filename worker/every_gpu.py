@@ -22,8 +22,7 @@ from worker.lifetime import Lifetime, duration
 
 log = logging.getLogger(__name__)
 
-NODE = (sys.executable, "-m", "worker.node", "gpu")
-LOCAL = (sys.executable, "-m", "worker.local", "gpu")
+WORKER = (sys.executable, "-m", "worker", "gpu")
 RESTART_S = 10.0
 LOOK_S = 0.2
 PR_SET_PDEATHSIG = 1
@@ -39,7 +38,7 @@ class PinnedWorkers:
     def __init__(
         self,
         uuids: Sequence[str],
-        command: Sequence[str] = NODE,
+        command: Sequence[str] = WORKER,
         restart_s: float = RESTART_S,
         *,
         slots: int = 1,
@@ -109,10 +108,11 @@ def main() -> None:
     lifetime = Lifetime()
     lifetime.stop_on_signals()
     lifetime.stop_on_notice()
-    each = [] if arguments.lifetime is None else ["--lifetime", f"{arguments.lifetime:.0f}s"]
-    command = LOCAL if arguments.local else (*NODE, *each)
-    each_gpu = PinnedWorkers(uuids, command, slots=arguments.slots, may_end=not arguments.local)
-    each_gpu.run(lifetime.stopping)
+    options = [] if arguments.lifetime is None else ["--lifetime", f"{arguments.lifetime:.0f}s"]
+    options += ["--local"] if arguments.local else []
+    command, may_end = (*WORKER, *options), not arguments.local
+    pinned = PinnedWorkers(uuids, command, slots=arguments.slots, may_end=may_end)
+    pinned.run(lifetime.stopping)
 
 
 if __name__ == "__main__":

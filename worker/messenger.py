@@ -1,5 +1,5 @@
-"""Send webhooks about ended experiments. It runs beside the reaper, so that an address that does
-not answer delays no recovery."""
+"""Send webhooks about ended experiments. It runs beside the controller, so that an address that
+does not answer delays no recovery."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A worker's heartbeats: its identity, its resources, and whether it receives dispatches."""
+"""A worker's heartbeats: its identity, its resources, and when it last looked for a run."""
 
 import logging
 import os
@@ -36,6 +36,7 @@ def vitals(
     run_pid: int | None = None,
     run_device_bytes: int = 0,
     store_full: bool = False,
+    looked_ago_s: float | None = None,
 ) -> Vitals:
     """Return the current resources of this machine, and of its first visible GPU. `run_pid` is the
     process of the current run, if there is one, and `run_device_bytes` the GPU memory that it has
@@ -49,6 +50,7 @@ def vitals(
         "memory_pools": pools,
         "memory_ours": resident_memory(run_pid),
         "store_full": store_full,
+        "looked_ago_s": looked_ago_s,
     }
     if queue == Queue.CPU:
         return Vitals(**common)
@@ -75,32 +77,26 @@ class Presence:
         self._run_pid, self._run_device_bytes = run_pid, run_device_bytes
         self._store_full = False
         """True after it was logged that the store's disk is full."""
-        self._sample_due = 0.0  # on the monotonic clock
+        self._looked: float | None = None
+        self._sample_due = 0.0  # both on the monotonic clock
+
+    def look(self) -> None:
+        """Note that the worker looks for a run. Without this for some time it does not count as
+        idle, although heartbeats come."""
+        self._looked = time.monotonic()
 
     def vitals(self) -> Vitals:
         """Return the current resources."""
         store_full = store_space.shortage(self.settings) is not None
         given = self.settings.run_memory_bytes, self._run_pid(), self._run_device_bytes()
-        return vitals(self.queue, *given, store_full)
+        ago_s = None if self._looked is None else time.monotonic() - self._looked
+        return vitals(self.queue, *given, store_full, ago_s)
 
-    def run(
-        self,
-        stopping: threading.Event,
-        is_idle: Callable[[], bool] = lambda: False,
-        broker_answers: Callable[[], bool] = lambda: True,
-        on_deaf: Callable[[], object] = lambda: None,
-    ) -> None:
+    def run(self, stopping: threading.Event) -> None:
         """Send heartbeats until stopping and the end of the current run, then sign off: the memory
-        of a run that saves its state is not free. `on_deaf` is called if a dispatch has waited too
-        long although this worker was idle and its broker answered."""
-        idle_beats = 0
+        of a run that saves its state is not free."""
         while True:
-            waited = self._beat()
-            can_hear = is_idle() and (waited == 0 or broker_answers())
-            idle_beats = idle_beats + 1 if can_hear else 0
-            if min(waited, idle_beats * self.settings.heartbeat_s) > self.settings.deaf_s:
-                log.error("a dispatch waited %.1f s while this node was idle: it is deaf", waited)
-                on_deaf()
+            self._beat()
             if stopping.wait(self.settings.heartbeat_s):
                 break
         beat_at = time.monotonic()
@@ -111,7 +107,7 @@ class Presence:
                 self._beat()
         self._leave()
 
-    def _beat(self) -> float:
+    def _beat(self) -> None:
         try:
             with self.database.transaction() as session:
                 vitals = self.vitals()
@@ -120,10 +116,8 @@ class Presence:
                 if time.monotonic() >= self._sample_due:
                     worker_samples.take(session, self.name, vitals)
                     self._sample_due = time.monotonic() + SAMPLED_EVERY_S
-                return workers.oldest_dispatch_age(session, self.queue)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
-            return 0.0
 
     def _log_space(self, store_full: bool) -> None:
         if store_full and not self._store_full:

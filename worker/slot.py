@@ -1,19 +1,17 @@
-"""A slot claims the experiments dispatched to it and runs them."""
+"""A slot claims experiments and runs them."""
 
 import logging
 import shutil
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import structlog
 
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.experiments.models import Experiment, Queue
-from service.experiments.references import input_files
-from service.queue import lease, rooms, states, workers
+from service.queue import claims, states, workers
 from service.queue.lease import Claim
 from service.records import results
 from service.settings import Settings
@@ -33,6 +31,7 @@ class Slot:
         self.database = database
         self.settings = settings
         self.name = name
+        self.queue = queue
         self.presence = Presence(
             database, settings, name, queue, lambda: self.run_pid, lambda: self.run_device_bytes
         )
@@ -63,7 +62,7 @@ class Slot:
             log.error("the warm parent %s; another one is started", ending)
             self.close()
         if self._warm_parent is None:
-            self._warm_parent = WarmParent(transformers=self.presence.queue == Queue.GPU)
+            self._warm_parent = WarmParent(transformers=self.queue == Queue.GPU)
 
     def be_ready(self, is_stopping: Callable[[], bool]) -> None:
         """Wait until runs can start, or the worker is stopping. Raises UnfitWorker if they
@@ -84,68 +83,60 @@ class Slot:
             self._warm_parent.close()
         self._warm_parent = None
 
-    def run(self, experiment_id: str, dispatch_no: int, is_stopping: Callable[[], bool]) -> bool:
-        """Claim and run an experiment. Return False if the dispatch is not the current one or the
-        database is unavailable; the reaper then requeues the experiment. Raises UnfitWorker after
-        the experiment was handed back."""
-        with self.occupied, structlog.contextvars.bound_contextvars(experiment_id=experiment_id):
+    def work(
+        self, is_stopping: Callable[[], bool], is_retiring: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Claim experiments and run them, until nothing is startable here, or the worker stops or
+        starts no more runs. Raises UnfitWorker after a run that could not start was handed back."""
+        while not (is_stopping() or is_retiring()):
             try:
-                with self.database.snapshot() as session:
-                    is_current = lease.is_dispatched(session, experiment_id, dispatch_no)
-                if not is_current:  # known at small cost: hundreds of old messages may have come
-                    log.info("dispatch %d is stale", dispatch_no)
-                    return False
-                self.be_ready(is_stopping)
-                claim = self._claim(experiment_id, dispatch_no)
+                with self.occupied:
+                    self.be_ready(is_stopping)
+                    claim = self.claim()
+                    if claim is None:
+                        return
+                    self.run(claim, is_stopping)
             except TRANSIENT_DB_ERRORS as error:
                 log.warning("the database is unreachable: %s", error)
-                return False
-            if claim is None:
-                log.info("dispatch %d is stale, or has no room here", dispatch_no)
-                return False
-            self._supervise(claim, is_stopping)
-            return True
+                return
 
-    def _claim(self, experiment_id: str, dispatch_no: int) -> Claim | None:
+    def claim(self) -> Claim | None:
+        """Claim the next experiment that may start here."""
+        self.presence.look()
+        with self.database.snapshot() as session:  # most of the time nothing is queued
+            if not claims.count_startable(session, self.queue):
+                return None
         vitals = self.presence.vitals()
+        if vitals.store_full:
+            return None
         with self.database.transaction() as session:
-            workers.beat(session, self.name, vitals)  # as it is now, also for later choices
-            if vitals.store_full:
-                lease.put_back(session, experiment_id, dispatch_no, "the store's disk is full")
-                return None
-            # A request that hangs may have locked it: then only this worker waits, not dispatching.
-            if not lease.is_dispatched(session, experiment_id, dispatch_no, lock=True):
-                return None
-            place = rooms.lock_place(
-                session, self.name, vitals.queue, self.settings.worker_silent_s
-            )
-            claim = lease.claim(
+            workers.beat(session, self.name, vitals)  # as it is now, also for other claims
+            return claims.claim(
                 session,
-                experiment_id,
-                dispatch_no,
-                worker=self.name,
+                self.name,
+                self.queue,
                 lease_s=self.settings.lease_s,
-                room=place.room,
-                memories=place.memory_ids,
+                fair_share=self.settings.share,
+                within_s=self.settings.worker_silent_s,
             )
-            if claim is None:
-                return None
-            return replace(claim, inputs=input_files(session, self.settings, claim.spec))
 
-    def _supervise(self, claim: Claim, is_stopping: Callable[[], bool]) -> None:
-        runner = self.runner = self.new_runner()
-        log.info("attempt %d begins", claim.attempt)
-        self._supervision = Supervision(self.database, self.settings, claim, runner)
-        try:
-            outcome = self._supervision.run(is_stopping)
-        finally:
-            self.runner = self._supervision = None
-        log.info("attempt %d: %s", claim.attempt, outcome)
-        self._clean_up(claim)
-        if outcome == UNFIT:
-            raise UnfitWorker
-        if outcome == DEVICE_FAILED and (why := gpu_defect()) is not None:
-            raise UnfitWorker(why)
+    def run(self, claim: Claim, is_stopping: Callable[[], bool]) -> None:
+        """Run a claimed experiment to the end of its attempt. Raises UnfitWorker after it was
+        handed back because no run can start here."""
+        with structlog.contextvars.bound_contextvars(experiment_id=claim.experiment_id):
+            runner = self.runner = self.new_runner()
+            log.info("attempt %d begins", claim.attempt)
+            self._supervision = Supervision(self.database, self.settings, claim, runner)
+            try:
+                outcome = self._supervision.run(is_stopping)
+            finally:
+                self.runner = self._supervision = None
+            log.info("attempt %d: %s", claim.attempt, outcome)
+            self._clean_up(claim)
+            if outcome == UNFIT:
+                raise UnfitWorker
+            if outcome == DEVICE_FAILED and (why := gpu_defect()) is not None:
+                raise UnfitWorker(why)
 
     def _clean_up(self, claim: Claim) -> None:
         """Delete files that nobody will read: those of attempts without recorded artifacts, and

@@ -20,6 +20,7 @@ from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.experiments.inputs import Inputs
 from service.experiments.models import DesiredState, Queue, Status
+from service.experiments.references import input_files
 from service.queue import lease, rooms
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.records.recording import Batch, record
@@ -105,8 +106,8 @@ class Supervision:
 
     def run(self, is_stopping: Callable[[], bool]) -> str:
         """Supervise until the end, and return how the attempt ended."""
-        self.runner.start(self._order())
         try:
+            self.runner.start(self._order())
             while self._step():
                 self._end_early(is_stopping())
             outcome = self._settle()
@@ -131,10 +132,21 @@ class Supervision:
             "checkpoint_dir": str(self._checkpoint_dir),
             "work_dir": str(self._work_dir),
             "resume": resume,
-            "inputs": claim.inputs,
+            "inputs": self._inputs(),
             "save_every_s": settings.checkpoint_every_s,
             "environment": hub_environment() if self._needs_hub() else {},
         }
+
+    def _inputs(self) -> dict[str, dict[str, str]]:
+        """Return the files of the spec's uploads and weights, however long the database is
+        unavailable."""
+        while True:
+            try:
+                with self.database.snapshot() as session:
+                    return input_files(session, self.settings, self.claim.spec)
+            except TRANSIENT_DB_ERRORS as error:
+                log.warning("the database is unreachable, the run waits to begin: %s", error)
+                time.sleep(self.settings.heartbeat_s)
 
     def _needs_hub(self) -> bool:
         try:

@@ -75,16 +75,22 @@ def api(
 
 
 @app.command()
+def controller() -> None:
+    """Lab mode: run the controller, which wakes workers, requeues the runs of lost ones, sends
+    webhooks and deletes old files. One works at a time; a second one takes over if it fails."""
+    server.become("worker.controller")
+
+
+@app.command(hidden=True)
 def dispatcher() -> None:
-    """Lab mode: run the dispatcher, which selects the next run and notifies a worker. You can run
-    several."""
-    server.become("worker.dispatcher")
+    """Name the command that replaces this one."""
+    raise typer.BadParameter("there is no dispatcher any more: run `mpt controller`")
 
 
-@app.command()
+@app.command(hidden=True)
 def reaper() -> None:
-    """Lab mode: run the reaper, which requeues the runs of lost workers. You can run several."""
-    server.become("worker.reaper")
+    """Name the command that replaces this one."""
+    raise typer.BadParameter("there is no reaper any more: run `mpt controller`")
 
 
 @app.command()
@@ -107,7 +113,7 @@ def worker(
         raise typer.BadParameter("--all works only with the queue gpu")
     if slots > 1 and not every:
         raise typer.BadParameter("--slots works only with --all")
-    part = ["worker.every_gpu"] if every else ["worker.node", queue.value]
+    part = ["worker.every_gpu"] if every else ["worker", queue.value]
     several = ["--slots", str(slots)] if slots > 1 else []
     server.become(*part, *several, *(["--lifetime", lifetime] if lifetime else []))
 

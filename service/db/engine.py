@@ -24,6 +24,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TextClause,
     TypeDecorator,
     bindparam,
     create_engine,
@@ -78,7 +79,7 @@ LargeId = BigInteger().with_variant(Integer, "sqlite")
 months. SQLite's integers have 64 bits."""
 
 
-def partial_index(name: str, columns: Sequence[str], where: str) -> Index:
+def partial_index(name: str, columns: Sequence[str | TextClause], where: str) -> Index:
     """Return an index of the rows that meet a condition, on either database."""
     return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
 

@@ -11,6 +11,7 @@ from sqlalchemy import (
     LargeBinary,
     String,
     Text,
+    TextClause,
     UniqueConstraint,
     false,
     text,
@@ -27,7 +28,6 @@ class Status(StrEnum):
     """Status of an experiment."""
 
     QUEUED = "queued"
-    DISPATCHED = "dispatched"
     RUNNING = "running"
     PAUSED = "paused"
     SUCCEEDED = "succeeded"
@@ -36,8 +36,8 @@ class Status(StrEnum):
 
 
 TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
-UNFINISHED = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING, Status.PAUSED)
-WAITING = (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)
+UNFINISHED = (Status.QUEUED, Status.RUNNING, Status.PAUSED)
+WAITING = (Status.QUEUED, Status.PAUSED)
 
 
 class DesiredState(StrEnum):
@@ -64,7 +64,7 @@ class Device(StrEnum):
 
 
 class Held(StrEnum):
-    """Reason why a queued experiment must not be chosen yet; "" if it may be."""
+    """Reason why a queued experiment must not start yet; "" if it may."""
 
     NOT = ""
     AFTER = "after"
@@ -75,6 +75,13 @@ class Held(StrEnum):
 
 DEVICES = {Queue.CPU: (Device.CPU, Device.AUTO), Queue.GPU: (Device.CUDA, Device.AUTO)}
 """Devices that the workers of each queue accept."""
+STARTABLE = {
+    Queue.CPU: "status = 'queued' AND held = '' AND device <> 'cuda'",
+    Queue.GPU: "status = 'queued' AND held = '' AND device <> 'cpu'",
+}
+"""Condition for experiments that workers of a queue may start. Queries repeat it word for word:
+with a parameter in its place no database would use its index."""
+STARTABLE_ORDER: list[str | TextClause] = ["owner_id", text("priority DESC"), "id", "memory_bytes"]
 
 
 def _device_of_spec(context: Any) -> str:
@@ -115,7 +122,10 @@ class Experiment(Owned, Base):
         Index(
             "ix_experiments_owner_id_family_created_at_id", "owner_id", "family", "created_at", "id"
         ),
-        Index("ix_experiments_queue", "status", "owner_id", "held", "device", "priority", "id"),
+        Index("ix_experiments_status_owner_id", "status", "owner_id"),
+        partial_index("ix_experiments_startable_cpu", STARTABLE_ORDER, STARTABLE[Queue.CPU]),
+        partial_index("ix_experiments_startable_gpu", STARTABLE_ORDER, STARTABLE[Queue.GPU]),
+        partial_index("ix_experiments_running", ["owner_id", "queue"], "status = 'running'"),
         partial_index("ix_experiments_queued", ["created_at"], "status = 'queued'"),
         partial_index(
             "ix_experiments_sweep", ["sweep_id", "status", "held", "id"], "sweep_id IS NOT NULL"
@@ -171,17 +181,12 @@ class Experiment(Owned, Base):
     status: Mapped[str] = mapped_column(String(16), default=Status.QUEUED)
     desired_state: Mapped[str] = mapped_column(String(16), default=DesiredState.RUN)
     queue: Mapped[str | None] = mapped_column(String(16))
-    dispatch_no: Mapped[int] = mapped_column(default=0)
-    kept_memory: Mapped[str | None] = mapped_column(String(200))
-    """The memory that was kept for a larger run when this one was dispatched. Workers that use it
-    do not claim this dispatch."""
     attempt: Mapped[int] = mapped_column(default=0)
     lost: Mapped[int] = mapped_column(default=0)
     worker: Mapped[str | None] = mapped_column(String(200))
     lease_expires_at: Mapped[float | None]
 
     created_at: Mapped[float] = mapped_column(default=now())
-    dispatched_at: Mapped[float | None]
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
 
@@ -275,13 +280,16 @@ class Attempt(Base):
 
 
 class Usage(Base):
-    """Usage of a user's folded attempts, decayed to `as_of`: slot-seconds in seconds of a CPU
-    slot."""
+    """Usage of a user at `as_of`, in decayed slot-seconds of a CPU slot."""
 
     __tablename__ = "usage"
 
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), primary_key=True)
-    slot_s: Mapped[float] = mapped_column(default=0.0)
+    settled_s: Mapped[float] = mapped_column(default=0.0)
+    """Usage by folded attempts."""
+    charged_s: Mapped[float] = mapped_column(default=0.0)
+    """Usage that claims compare: settled, and that of attempts which are not folded. A current run
+    is charged for `advance_s` at least."""
     as_of: Mapped[float] = mapped_column(default=0.0)
 
 

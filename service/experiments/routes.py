@@ -297,7 +297,6 @@ DONE = {
 
 ALLOWED_ACTIONS = {
     Status.QUEUED: "it may be paused or cancelled",
-    Status.DISPATCHED: "it may be paused or cancelled",
     Status.RUNNING: "it ends soon, and may then be retried or deleted",
     Status.PAUSED: "it may be resumed, cancelled or deleted",
     Status.SUCCEEDED: "it has ended, and may only be deleted",

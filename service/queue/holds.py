@@ -18,7 +18,7 @@ from service.db.engine import among, now
 from service.experiments.models import TERMINAL, WAITING, Experiment, Held, Status, Wait
 from service.sweeps.models import Sweep, SweepPoint, Turn
 
-OPEN = (Status.QUEUED, Status.DISPATCHED, Status.RUNNING)
+OPEN = (Status.QUEUED, Status.RUNNING)
 _LIMITED = select(Sweep.id).where(Sweep.concurrency.is_not(None))
 _NEXT_HOLD = case((Experiment.sweep_id.in_(_LIMITED), Held.SWEEP), else_=Held.NOT)
 """Hold of an experiment that waits for no other."""
@@ -243,7 +243,7 @@ def note_turns_of(session: Session, experiment_ids: Collection[str]) -> None:
 
 
 def limit(session: Session, sweep: Sweep) -> None:
-    """Hold all experiments of a sweep that are not dispatched yet: the limit of the sweep has
+    """Hold all experiments of a sweep that have not started: the limit of the sweep has
     changed."""
     mine = update(Experiment).where(Experiment.sweep_id == sweep.id, Experiment.status.in_(WAITING))
     if sweep.concurrency is None:
@@ -256,8 +256,8 @@ def limit(session: Session, sweep: Sweep) -> None:
 
 def release_sweeps(session: Session) -> None:
     """Release held experiments up to the limits of their sweeps. Only sweeps with changes are
-    examined, because held experiments must not slow a choice. Call only while holding the dispatch
-    lock; otherwise two transactions could release the same slot."""
+    examined, because held experiments must not slow a choice. Call only while holding the lock of
+    claims; otherwise two transactions could release the same slot."""
     noted = {*session.scalars(_TURNS)}
     if not noted:
         return

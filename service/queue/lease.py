@@ -1,12 +1,11 @@
-"""Leases of running experiments: claim, heartbeat, fence, reap.
+"""Leases of running experiments: heartbeat, fence, ends, expiry.
 
 Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """
 
 import json
-import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,11 +37,7 @@ from service.experiments.models import (
     Status,
 )
 from service.queue import ledger, sizes
-from service.queue.own_key import own_key_only
 from service.queue.states import is_terminal, note_status
-
-MAX_BYTES = 2**62
-"""Larger than any memory."""
 
 
 class LeaseLost(Exception):
@@ -59,8 +54,6 @@ class Claim:
     queue: str = Queue.CPU
     checkpoints: Sequence[Checkpoint] = ()
     """Checkpoints to resume from, the latest first. Empty: start from the beginning."""
-    inputs: dict[str, dict[str, str]] = field(default_factory=dict)
-    """File and SHA-256 of uploads and saved weights, by the id in the spec."""
 
     @property
     def after_seq(self) -> int:
@@ -76,106 +69,11 @@ class FailureCause:
     message: str
 
 
-def claim(
-    session: Session,
-    experiment_id: str,
-    dispatch_no: int,
-    *,
-    worker: str,
-    lease_s: float,
-    room: float = math.inf,
-    memories: Collection[str] = (),
-) -> Claim | None:
-    """Begin an attempt: increment the fence and acquire the lease. None if the dispatch is not the
-    current one. It is None as well, and the run returns to the queue, if the run needs more than
-    `room` bytes, or if one of the worker's `memories` was kept for a larger run. A run
-    resumes from the latest checkpoint; the records after it (or all) are deleted in the same
-    transaction. The runner checks the checkpoint file. If it is damaged, the runner resumes from an
-    earlier one or restarts, with the same records."""
-    row = session.execute(
-        update(Experiment)
-        .where(
-            Experiment.id == experiment_id,
-            Experiment.status == Status.DISPATCHED,
-            Experiment.dispatch_no == dispatch_no,
-            func.coalesce(Experiment.memory_bytes, 0) <= min(room, MAX_BYTES),
-            func.coalesce(Experiment.kept_memory, "").not_in(memories),
-        )
-        .values(
-            status=Status.RUNNING,
-            attempt=Experiment.attempt + 1,
-            worker=worker,
-            lease_expires_at=now() + lease_s,
-            cache_key=own_key_only(),
-            started_at=func.coalesce(Experiment.started_at, now()),
-            last_seq=func.coalesce(_latest_checkpoint, 0),
-            progress_done=None,
-            progress_total=None,
-            progress_unit=None,
-            progress_stage=None,
-            progress_at=None,
-            progress_eta_s=None,
-        )
-        .returning(
-            Experiment.id,
-            Experiment.attempt,
-            Experiment.spec,
-            Experiment.owner_id,
-            Experiment.queue,
-            Experiment.estimated_bytes,
-        )
-    ).one_or_none()
-    if row is None:
-        put_back(session, experiment_id, dispatch_no, "no memory for it here")
-        return None
-    ledger.begin(session, row, worker)
+def resume(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
+    """Return an experiment's checkpoints, and delete the records after the latest one, or all."""
     found = checkpoints(session, experiment_id)
-    begun = Claim(experiment_id, row.attempt, row.spec, row.queue or Queue.CPU, found)
-    _delete_records(session, experiment_id, begun.after_seq)
-    details = {"attempt": row.attempt, "worker": worker}
-    if begun.checkpoints:
-        details["resumed_after"] = begun.after_seq
-    note_status(session, experiment_id, Status.RUNNING, **details)
-    return begun
-
-
-def is_dispatched(
-    session: Session, experiment_id: str, dispatch_no: int, *, lock: bool = False
-) -> bool:
-    """Return whether this is the current dispatch of an experiment, which nobody has claimed. With
-    `lock`, it remains so until the end of the transaction."""
-    current = select(Experiment.id).where(
-        Experiment.id == experiment_id,
-        Experiment.status == Status.DISPATCHED,
-        Experiment.dispatch_no == dispatch_no,
-    )
-    if lock:
-        current = current.with_for_update(key_share=True)
-    return session.scalar(current) is not None
-
-
-def put_back(session: Session, experiment_id: str, dispatch_no: int, reason: str) -> None:
-    """Return a dispatched experiment to the queue, if this is still its current dispatch."""
-    put_back = session.execute(
-        update(Experiment)
-        .where(
-            Experiment.id == experiment_id,
-            Experiment.status == Status.DISPATCHED,
-            Experiment.dispatch_no == dispatch_no,
-        )
-        .values(status=Status.QUEUED)
-        .returning(Experiment.id)
-    ).one_or_none()
-    if put_back is not None:
-        details = {"unclaimed_dispatch": dispatch_no, "reason": reason}
-        note_status(session, experiment_id, Status.QUEUED, **details)
-
-
-_latest_checkpoint = (
-    select(func.max(Checkpoint.after_seq))
-    .where(Checkpoint.experiment_id == Experiment.id)
-    .scalar_subquery()
-)
+    _delete_records(session, experiment_id, found[0].after_seq if found else 0)
+    return found
 
 
 def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
@@ -275,8 +173,8 @@ def finish(
 def mark_lost(
     session: Session, claim: Claim, max_lost: int, peak_bytes: int | None = None
 ) -> Status:
-    """Record that this attempt's runner was killed from outside, with the same result as the
-    reaper. Raises LeaseLost."""
+    """Record that this attempt's runner was killed from outside, with the same result as
+    an expired lease. Raises LeaseLost."""
     lost = session.execute(
         _owned(claim)
         .values(status=Status.QUEUED, lost=Experiment.lost + 1, lease_expires_at=None)
@@ -363,40 +261,22 @@ def _failure_columns(failure: FailureCause | None) -> dict[str, object]:
     return {"failure_kind": failure.kind, "failure_message": failure.message}
 
 
-def reap(
-    session: Session, dispatch_timeout_s: float, max_lost: int, as_of: float | None = None
-) -> list[tuple[str, Status]]:
-    """Requeue runs whose lease has expired, and dispatches that nobody claimed. Rows that another,
-    perhaps frozen, transaction has locked are left for the next call. Return the changes. Call it
-    only if the database was up for a whole lease before `as_of`; it may have been unreachable
-    between `as_of` and this statement."""
+def expire(session: Session, max_lost: int, as_of: float | None = None) -> list[tuple[str, Status]]:
+    """Requeue runs whose lease has expired. Rows that another, perhaps frozen, transaction has
+    locked are left for the next call. Return the changes. Call it only if the database was up for a
+    whole lease before `as_of`; it may have been unreachable between `as_of` and this statement."""
     clock = now() if as_of is None else literal(as_of)
-    done = [(row.id, _after_loss(session, row, max_lost)) for row in _lose_expired(session, clock)]
-    unclaimed = session.execute(
-        update(Experiment)
-        .where(
-            _free(
-                Experiment.status == Status.DISPATCHED,
-                Experiment.dispatched_at < clock - dispatch_timeout_s,
-            )
-        )
-        .values(status=Status.QUEUED)
-        .returning(Experiment.id, Experiment.dispatch_no)
-    ).all()
-    for row in unclaimed:
-        note_status(session, row.id, Status.QUEUED, unclaimed_dispatch=row.dispatch_no)
-        done.append((row.id, Status.QUEUED))
-    return done
+    return [(row.id, _after_loss(session, row, max_lost)) for row in _lose_expired(session, clock)]
 
 
 def begin_anew(session: Session) -> int:
-    """Requeue everything that was dispatched or running when a backup was made, after a restore,
-    and return how many. It is not counted as lost. Attempt and dispatch numbers continue above all
-    earlier ones, so that the fence stops workers and messages from before the restore."""
+    """Requeue everything that was running when a backup was made, after a restore, and return how
+    many. It is not counted as lost. Attempt numbers continue above all earlier ones, so that the
+    fence stops workers from before the restore."""
     taken = session.execute(
         select(Experiment.id, Experiment.attempt, Experiment.lease_expires_at,
                Experiment.desired_state)
-        .where(Experiment.status.in_((Status.DISPATCHED, Status.RUNNING)))
+        .where(Experiment.status == Status.RUNNING)
     ).all()  # fmt: skip
     for experiment_id, attempt, lease_expires_at, desired in taken:
         ledger.end(session, experiment_id, attempt, lease_expires_at)
@@ -408,11 +288,8 @@ def begin_anew(session: Session) -> int:
             .values(status=status, lease_expires_at=None, **columns)
         )
         note_status(session, experiment_id, status, restored=True)
-    beyond = {
-        "attempt": Experiment.attempt + BEYOND,
-        "dispatch_no": Experiment.dispatch_no + BEYOND,
-    }
-    session.execute(update(Experiment).where(Experiment.status.not_in(TERMINAL)).values(**beyond))
+    unfinished = update(Experiment).where(Experiment.status.not_in(TERMINAL))
+    session.execute(unfinished.values(attempt=Experiment.attempt + BEYOND))
     return len(taken)
 
 
@@ -425,7 +302,7 @@ def _lose_expired(
     session: Session, clock: ColumnElement[float]
 ) -> Sequence[Row[str, int, int, str]]:
     """Requeue the runs whose lease has expired. Their slots are charged until that moment, so that
-    owners do not pay for an outage of the reaper."""
+    owners do not pay for an outage of the controller."""
     leases = session.execute(
         select(Experiment.id, Experiment.attempt, Experiment.lease_expires_at)
         .where(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < clock)

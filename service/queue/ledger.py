@@ -2,17 +2,17 @@
 
 The use of a slot from a to b with the weight w counts at the time t as the integral over u from a
 to b of w 2^(−(t−u)/h), where h is the half-life. So a running attempt counts from its start, and
-usage does not jump at its end. Lines are only added and ended, so that no transaction waits for
-another one here. From time to time ended lines are added to one number for each user. Every
-function takes a session and commits nothing.
+usage does not jump at its end. Lines are only added and ended. Every few seconds they are folded
+into two numbers for each user, which claims compare. Every function takes a session and commits
+nothing.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from sqlalchemy import Row, case, func, insert, select, update
+from sqlalchemy import case, func, select, update
 from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, now
@@ -46,23 +46,6 @@ def slot_weight(fair_share: FairShare, queue: str) -> float:
     return fair_share.gpu_weight if queue == Queue.GPU else 1.0
 
 
-def begin(session: Session, experiment: Row[*tuple[Any, ...]], worker: str) -> None:
-    """Begin an attempt's use of its slot. `experiment` has the columns id, attempt, owner_id,
-    queue, spec and estimated_bytes."""
-    session.execute(
-        insert(Attempt).values(
-            experiment_id=experiment.id,
-            attempt=experiment.attempt,
-            owner_id=experiment.owner_id,
-            queue=experiment.queue or Queue.CPU,
-            worker=worker,
-            started_at=now(),
-            family=experiment.spec["model"]["family"],
-            estimated_bytes=experiment.estimated_bytes,
-        )
-    )
-
-
 def end(
     session: Session,
     experiment_id: str,
@@ -88,29 +71,42 @@ def end(
 
 
 def fold(session: Session, fair_share: FairShare) -> None:
-    """Add ended attempts to their users' usage. Rows locked by other transactions are left for the
-    next time."""
+    """Settle ended attempts, and charge current ones for their time so far, at least for
+    `advance_s`. Call it only while holding the lock of claims, which charge too. Rows locked by
+    other transactions are left for the next time."""
     ended = session.scalars(
         select(Attempt)
         .where(Attempt.folded.is_(False), Attempt.ended_at.is_not(None))
         .limit(FOLDED_AT_ONCE)
         .with_for_update(skip_locked=True)
     ).all()
-    owners = sorted({one.owner_id for one in ended})
+    settled, current = defaultdict[int, list[Use]](list), defaultdict[int, list[Use]](list)
+    for attempt in ended:
+        attempt.folded = True
+        settled[attempt.owner_id].append(use_of(attempt))
+    for attempt in session.scalars(select(Attempt).where(Attempt.folded.is_(False))):
+        current[attempt.owner_id].append(use_of(attempt))
+    owners = sorted({*settled, *current})
     insert_new(
-        session, Usage, [{"owner_id": owner, "slot_s": 0.0, "as_of": 0.0} for owner in owners]
+        session,
+        Usage,
+        [{"owner_id": owner, "as_of": 0.0, "settled_s": 0.0, "charged_s": 0.0} for owner in owners],
     )
-    held = session.scalars(
-        select(Usage).where(Usage.owner_id.in_(owners)).with_for_update(skip_locked=True)
-    ).all()
     clock: float = session.execute(select(now())).scalar_one()
-    for usage in held:
-        mine = [one for one in ended if one.owner_id == usage.owner_id]
-        before = fair_share.decayed(usage.slot_s, clock - usage.as_of)
-        usage.slot_s = before + decayed_usage(fair_share, map(use_of, mine), clock)
+    for usage in session.scalars(select(Usage).where(Usage.owner_id.in_(owners))):
+        before = fair_share.decayed(usage.settled_s, clock - usage.as_of)
+        usage.settled_s = before + decayed_usage(fair_share, settled[usage.owner_id], clock)
+        advance = [_in_advance(use, fair_share, clock) for use in current[usage.owner_id]]
+        usage.charged_s = usage.settled_s + decayed_usage(fair_share, advance, clock)
         usage.as_of = clock
-        for one in mine:
-            one.folded = True
+
+
+def _in_advance(use: Use, fair_share: FairShare, clock: float) -> Use:
+    """Charge a current run for a minimum time. Otherwise many runs that start at once would count
+    nothing."""
+    if use.ended_at is not None:
+        return use
+    return replace(use, started_at=min(use.started_at, clock - fair_share.advance_s))
 
 
 def gpu_hours_of_the_day(session: Session) -> dict[int, float]:

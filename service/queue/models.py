@@ -1,9 +1,20 @@
-"""Table of changes to the bytes that users keep."""
+"""Tables of the queue beside its experiments: the controller, and changes to the bytes that users
+keep."""
 
-from sqlalchemy import BigInteger
+from sqlalchemy import BigInteger, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db.engine import Base, LargeId
+
+
+class Controller(Base):
+    """One row: which process looks after the queue, and until when it may."""
+
+    __tablename__ = "controller"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    holder: Mapped[str] = mapped_column(String(200))
+    until: Mapped[float]
 
 
 class ByteChange(Base):

@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 from service.db.engine import moment
 from service.experiments.models import Device, Experiment, Queue, Status
 from service.queue import forecast, holds
+from service.queue.claims import MAX_PRIORITY
 from service.queue.rooms import Place, SharedMemory
 from service.queue.schemas import QueuePosition
-from service.queue.shares import MAX_PRIORITY, First, Standing
+from service.queue.shares import First, Standing
 from service.queue.snapshot import LAST, QUEUES, QueueSnapshot, QueueSnapshots
 from service.queue.workers import Slots
 
@@ -53,7 +54,7 @@ def position_of_next(
 
 
 def _position(one: Experiment, queue: Queue, queue_snapshot: QueueSnapshot) -> int:
-    """Return how many start before it, by a simulation of the dispatcher."""
+    """Return how many start before it, by a simulation of claims."""
     own = queue_snapshot.own_before(one.owner_id, First(one.priority, one.id), queue)
     if queue_snapshot.is_alone(one.owner_id, queue):
         return own

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 from service.accounts.models import User
 from service.experiments.models import UNFINISHED, Checkpoint, Experiment
 from service.fair_share import FairShare
+from service.queue.claims import MAX_PRIORITY
 from service.queue.models import ByteChange
-from service.queue.shares import MAX_PRIORITY
 from service.refusals import ApiError
 
 FOLDED_FROM = 20

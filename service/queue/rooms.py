@@ -6,7 +6,7 @@ a container. The same rule holds for all of them.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,13 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs.compute import GPU_SHARE
 from service.db.engine import now
-from service.experiments.models import Attempt, Queue, Status
-from service.queue.shares import EXPERIMENTS
-from service.queue.workers import GPU_RUNTIME_BYTES, lock_dispatching
+from service.experiments.models import Attempt, Experiment, Queue, Status
+from service.queue.workers import GPU_RUNTIME_BYTES
 from service.workers.models import Worker
 
+LOOKED_S = 12.0
+"""Time without a look for a run after which a worker does not count as idle. Idle workers look
+every 5 s."""
 BESIDE_S = 10.0
 """Time after its end in which a run still counts as beside another one. The kernel may kill several
 runs at once, and their workers store the ends one after the other."""
@@ -70,23 +72,20 @@ class SharedMemory:
             return 0
         return max(0, self.total - self.free - self.ours)
 
-    def add(self, promised: int) -> None:
-        """Count one more run."""
-        self.runs += 1
-        self.promised += promised
-
 
 @dataclass(slots=True)
 class Place:
     """A worker as a place for a run."""
 
     worker_id: str
+    queue: Queue
     memories: Sequence[SharedMemory]
     """All memories in which a run needs room, the machine's first."""
     max_run: float
     """Main memory that the worker allows a CPU run."""
     is_idle: bool
-    """True if it can start a run: it runs none, and sees no full store."""
+    """True if it starts a run when there is one: it runs none, looked for one a moment ago, and
+    sees no full store."""
 
     @property
     def memory_ids(self) -> list[str]:
@@ -106,7 +105,9 @@ class Place:
         return next((memory for memory in self.memories if memory.room < needed), None)
 
 
+# Tables, not classes: the ORM needs more time for a statement than the database does.
 _WORKERS = Worker.metadata.tables[Worker.__tablename__]
+EXPERIMENTS = Experiment.metadata.tables[Experiment.__tablename__]
 _NEED = (
     EXPERIMENTS.c.memory_bytes,
     EXPERIMENTS.c.estimated_bytes,
@@ -119,6 +120,7 @@ _PLACES = (
         case(
             (_WORKERS.c.heartbeat_at >= now() - bindparam("within_s", type_=Float), 1), else_=0
         ).label("is_alive"),
+        case((_WORKERS.c.looked_at >= now() - LOOKED_S, 1), else_=0).label("looks"),
         _WORKERS.c.memory_pools,
         _WORKERS.c.memory_ours,
         _WORKERS.c.run_memory,
@@ -135,79 +137,50 @@ _PLACES = (
         EXPERIMENTS,
         (EXPERIMENTS.c.worker == _WORKERS.c.id) & (EXPERIMENTS.c.status == Status.RUNNING),
     )
-    .where(_WORKERS.c.queue.in_(bindparam("queues", expanding=True)))
     .order_by(_WORKERS.c.heartbeat_at)
 )
-_IN_TRANSIT = (
-    select(*_NEED)
-    .where(EXPERIMENTS.c.status == Status.DISPATCHED, EXPERIMENTS.c.queue == bindparam("queue"))
-    .order_by(func.coalesce(EXPERIMENTS.c.memory_bytes, 0).desc())
-    .limit(bindparam("idle"))
-)
-"""Built once: idle workers poll ten times a second."""
+"""Built once, because each claim executes it."""
 
 
-def places(session: Session, queue: Queue, within_s: float) -> list[Place]:
-    """Return the workers of a queue with a heartbeat within `within_s` seconds, with the memories
-    that they share. A run of a silent worker keeps its memory until its lease expires."""
+def places(session: Session, within_s: float) -> list[Place]:
+    """Return the workers with a heartbeat within `within_s` seconds, with the memories that they
+    share. A run of a silent worker keeps its memory until its lease expires."""
     memories: dict[str, SharedMemory] = {}
-    places: dict[str, Place] = {}
-    queues = [Queue.GPU] if queue == Queue.GPU else [*Queue]
-    for row in session.execute(_PLACES, {"queues": queues, "within_s": within_s}):
-        shared = tuple(_memories(row, queue, memories))
-        if row.queue != queue:
+    found: dict[str, Place] = {}
+    for row in session.execute(_PLACES, {"within_s": within_s}):
+        shared = [_memory(memories, Queue.CPU, **pool) for pool in row.memory_pools or ()]
+        ours = row.memory_ours or 0
+        if row.queue == Queue.GPU:
             for memory in shared:
-                memory.of_gpu_runs += row.memory_ours or 0
-            continue
-        ours = (row.gpu_memory_ours if queue == Queue.GPU else row.memory_ours) or 0
+                memory.of_gpu_runs += ours
+            size = {"total": row.gpu_memory_total, "free": row.gpu_memory_free}
+            gpu = _memory(memories, Queue.GPU, row.gpu_uuid or row.id, **size)
+            gpu.gpu_number, shared, ours = row.gpu_number, [gpu], row.gpu_memory_ours or 0
         for memory in shared:
             memory.ours += ours
             if row.run_id is not None:
-                memory.add(_promised(row, memory, ours))
+                memory.runs += 1
+                memory.promised += _promised(row, memory, ours)
         if row.is_alive:
-            max_run = row.run_memory if queue == Queue.CPU else None
-            place = Place(row.id, shared, math.inf if max_run is None else max_run, True)
-            places.setdefault(row.id, place).is_idle &= row.run_id is None and not row.store_full
-    return list(places.values())
+            limit = row.run_memory if row.queue == Queue.CPU else None
+            max_run = math.inf if limit is None else limit
+            is_idle = row.run_id is None and bool(row.looks) and not row.store_full
+            place = Place(row.id, Queue(row.queue), shared, max_run, is_idle)
+            found.setdefault(row.id, place).is_idle &= is_idle
+    return list(found.values())
 
 
-def places_after_dispatches(session: Session, queue: Queue, within_s: float) -> list[Place]:
-    """Return the same places as if each unclaimed dispatch had gone to the idle worker that has the
-    most room. If that leaves no worker idle, a dispatch may be lost, and all are idle again."""
-    found = places(session, queue, within_s)
-    idle = [place for place in found if place.is_idle]
-    if not idle:
-        return found
-    for row in session.execute(_IN_TRANSIT, {"queue": queue, "idle": len(idle)}):
-        place = max((one for one in idle if one.is_idle), key=lambda one: one.room)
-        place.is_idle = False
-        for memory in place.memories:
-            memory.add(_promised(row, memory, 0))
-    if not any(place.is_idle for place in idle):
-        for place in idle:
-            place.is_idle = True
-    return found
-
-
-def lock_place(session: Session, worker_id: str, queue: Queue, within_s: float) -> Place:
-    """Return the place that a worker is, after its heartbeat. It is locked until the end of the
-    transaction, as are all others, so that no two claims use the same room."""
-    lock_dispatching(session)
-    found = places(session, queue, within_s)
-    return next(place for place in found if place.worker_id == worker_id)
-
-
-def _memories(row: Any, queue: Queue, memories: dict[str, SharedMemory]) -> Iterator[SharedMemory]:
-    """Yield the memories of a worker, with the sizes that the latest heartbeat reports."""
-    reports: Sequence[Mapping[str, Any]] = row.memory_pools or ()
-    if queue == Queue.GPU:
-        id = row.gpu_uuid or row.id
-        reports = [{"id": id, "total": row.gpu_memory_total, "free": row.gpu_memory_free}]
-    for report in reports:
-        memory = SharedMemory(gpu_number=row.gpu_number, queue=queue, **report)
-        memory = memories.setdefault(memory.id, memory)
-        memory.total, memory.free = report["total"], report["free"]
-        yield memory
+def _memory(
+    memories: dict[str, SharedMemory],
+    queue: Queue,
+    id: str,
+    total: int | None,
+    free: int | None,
+) -> SharedMemory:
+    """Return a memory with the sizes of the latest heartbeat that reports it."""
+    memory = memories.setdefault(id, SharedMemory(id, queue, total, free))
+    memory.total, memory.free = total, free
+    return memory
 
 
 def _promised(run: Any, memory: SharedMemory, ours: int) -> int:

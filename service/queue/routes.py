@@ -54,7 +54,7 @@ def get_usage(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: A
         names = {one.id: one.name for one in accounts.listed(session)}
         standings = shares.standings(session, queue_snapshots.fair_share)
         kept = quota.kept_by_user(session)
-    standings.sort(key=lambda one: -one.usage_s)
+    standings.sort(key=lambda one: -one.charged_s)
     return UsageList(
         items=[
             UsageOut(

@@ -1,14 +1,12 @@
-"""Order of the users by their use of slots relative to their shares, with Slurm's terms.
+"""Standings of the users: their usage and limits, with Slurm's terms.
 
 Every function takes a session and commits nothing.
 """
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import itemgetter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ScalarSelect, bindparam, func, select
@@ -18,7 +16,6 @@ from service.accounts.models import ROLE_SCOPES, Role, Scope, User
 from service.db.engine import now
 from service.experiments.models import (
     DEVICES,
-    Attempt,
     Device,
     Experiment,
     Held,
@@ -27,12 +24,9 @@ from service.experiments.models import (
     Usage,
 )
 from service.fair_share import FairShare
-from service.queue.ledger import Use, decayed_usage, gpu_hours_of_the_day
+from service.queue.claims import MAX_PRIORITY
+from service.queue.ledger import gpu_hours_of_the_day
 from service.queue.schemas import Share
-
-MAX_PRIORITY = 100
-"""Experiments with a higher priority run before those of all other users. An admin allows this to a
-user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +60,7 @@ def gpu_run_is_first(firsts: Firsts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A user at one moment. `usage_s` are decayed slot-seconds, in seconds of a CPU slot."""
+    """A user at one moment. Usage is in decayed slot-seconds of a CPU slot."""
 
     owner_id: int
     shares: int
@@ -77,11 +71,10 @@ class Standing:
     max_gpu_hours: float | None
     gpu_hours: float
     """Hours of GPU slots within the last 24 hours, not decayed; 0 if no user has such a limit."""
-    usage_s: float
     charged_s: float
-    """The usage, with current runs charged in advance."""
+    """Decayed usage, with current runs charged in advance: what claims compare."""
     under_way: Mapping[Queue, int]
-    """Dispatched or running, on the workers of each queue."""
+    """Runs on the workers of each queue."""
     highest: Mapping[Device, int]
     """Highest waiting priority for each device."""
 
@@ -130,45 +123,17 @@ class Standing:
         return any(self.highest.get(device, 0) > MAX_PRIORITY for device in DEVICES[queue])
 
 
-def max_slots(standings: Collection[Standing], fair_share: FairShare, workers: int) -> float:
-    """Return how many of these workers of one kind the runs of one user may use: all except some
-    spare ones, which are reserved for other users. Runs are never interrupted, so without spare
-    workers the first user could keep all of them for the maximum length of a run."""
-    alone = sum(one.may_submit for one in standings) < 2
-    return (
-        math.inf if alone or workers <= fair_share.spare_slots else workers - fair_share.spare_slots
-    )
-
-
-def in_turn(session: Session, standings: Iterable[Standing], queue: Queue) -> Iterator[Standing]:
-    """Return the users that have an experiment for this queue, the next in turn first: by priority
-    above everyone's, then by the least usage for their shares, then by the oldest experiment."""
-
-    def turn(one: Standing) -> tuple[bool, float]:
-        return not one.jumps(queue), one.level
-
-    waiting = sorted((one for one in standings if one.waits_for(queue)), key=turn)
-    for _, equals in groupby(waiting, turn):
-        tied = list(equals)
-        if len(tied) > 1:
-            ages = {
-                owner: first_for(found, queue) for owner, found in firsts(session, tied).items()
-            }
-            tied.sort(key=lambda one: getattr(ages.get(one.owner_id), "id", ""))
-        yield from tied
-
-
 def share_of(owner_id: int, standings: list[Standing]) -> Share:
     """Return a user's share among all users."""
     mine = next(one for one in standings if one.owner_id == owner_id)
     norm_shares = mine.shares / sum(one.shares for one in standings)
-    all_usage_s = math.fsum(one.usage_s for one in standings)
-    effectv_usage = mine.usage_s / all_usage_s if all_usage_s else 0.0
-    behind = sum(one.usage_s / one.shares >= mine.usage_s / mine.shares for one in standings)
+    all_usage_s = math.fsum(one.charged_s for one in standings)
+    effectv_usage = mine.charged_s / all_usage_s if all_usage_s else 0.0
+    behind = sum(one.charged_s / one.shares >= mine.charged_s / mine.shares for one in standings)
     return Share(
         raw_shares=mine.shares,
         norm_shares=norm_shares,
-        raw_usage=mine.usage_s,
+        raw_usage=mine.charged_s,
         effectv_usage=effectv_usage,
         level_fs=norm_shares / effectv_usage if effectv_usage else None,
         fair_share=behind / len(standings),
@@ -176,64 +141,41 @@ def share_of(owner_id: int, standings: list[Standing]) -> Share:
 
 
 def standings(session: Session, fair_share: FairShare) -> list[Standing]:
-    """Return the standings of all users. The usage is read in one statement, so that usage folded
-    at the same time is neither missed nor counted twice."""
-    under_way: dict[int, list[tuple[str, str]]] = {}
-    for owner_id, status, queue in session.execute(_UNDER_WAY):
-        under_way.setdefault(owner_id, []).append((status, queue or Queue.CPU))
+    """Return the standings of all users."""
+    under_way: dict[int, Counter[Queue]] = defaultdict(Counter)
+    for owner_id, queue, number in session.execute(_UNDER_WAY):
+        under_way[owner_id][Queue(queue)] = number
     rows = session.execute(_STANDINGS).all()
     hours_count = fair_share.max_gpu_hours_a_day is not None or any(
         row.max_gpu_hours_a_day is not None for row in rows
     )
     gpu_hours = gpu_hours_of_the_day(session) if hours_count else {}
     return [
-        _standing(
-            list(group), under_way.get(owner_id, ()), gpu_hours.get(owner_id, 0.0), fair_share
-        )
-        for owner_id, group in groupby(rows, itemgetter(0))
+        _standing(row, under_way[row.id], gpu_hours.get(row.id, 0.0), fair_share) for row in rows
     ]
 
 
 def _standing(
-    rows: Sequence[Any],
-    under_way: Sequence[tuple[str, str]],
-    gpu_hours: float,
-    fair_share: FairShare,
+    row: Any, under_way: Mapping[Queue, int], gpu_hours: float, fair_share: FairShare
 ) -> Standing:
-    owner_id, shares, role, disabled_at, max_running, max_gpu_hours, clock = rows[0][:7]
-    slot_s, as_of, *highest = rows[0][7:-3]
-    lines = [row[-3:] for row in rows if row[-3] is not None]
-    uses = [Use(owner_id, *line) for line in lines]
-    folded = 0.0 if slot_s is None else fair_share.decayed(slot_s, clock - as_of)
-    advance = [_in_advance(use, fair_share, clock) for use in uses]
-    advance += [
-        Use(owner_id, queue, clock - fair_share.advance_s, None)
-        for status, queue in under_way
-        if status == Status.DISPATCHED
-    ]
+    max_running, max_gpu_hours = row.max_running, row.max_gpu_hours_a_day
+    charged_s = fair_share.decayed(row.charged_s, row.clock - row.as_of) if row.as_of else 0.0
     return Standing(
-        owner_id=owner_id,
-        shares=shares,
-        is_disabled=disabled_at is not None,
-        may_submit=disabled_at is None and Scope.SUBMIT in ROLE_SCOPES[Role(role)],
+        owner_id=row.id,
+        shares=row.shares,
+        is_disabled=row.disabled_at is not None,
+        may_submit=row.disabled_at is None and Scope.SUBMIT in ROLE_SCOPES[Role(row.role)],
         max_running=fair_share.max_running if max_running is None else max_running,
         max_gpu_hours=fair_share.max_gpu_hours_a_day if max_gpu_hours is None else max_gpu_hours,
         gpu_hours=gpu_hours,
-        usage_s=folded + decayed_usage(fair_share, uses, clock),
-        charged_s=folded + decayed_usage(fair_share, advance, clock),
-        under_way=Counter(Queue(queue) for _, queue in under_way),
+        charged_s=charged_s,
+        under_way=under_way,
         highest={
-            d: priority for d, priority in zip(Device, highest, strict=True) if priority is not None
+            device: priority
+            for device, priority in zip(Device, row[-len(Device) :], strict=True)
+            if priority is not None
         },
     )
-
-
-def _in_advance(use: Use, fair_share: FairShare, clock: float) -> Use:
-    """Charge a current run for a minimum time. Otherwise many runs that start at once would count
-    nothing."""
-    if use.ended_at is not None:
-        return use
-    return replace(use, started_at=min(use.started_at, clock - fair_share.advance_s))
 
 
 def firsts(session: Session, users: Iterable[Standing]) -> dict[int, dict[Device, First]]:
@@ -250,15 +192,7 @@ def firsts(session: Session, users: Iterable[Standing]) -> dict[int, dict[Device
 
 # Tables, not classes: the ORM needs more time for a statement than the database does.
 _TABLES = User.metadata.tables
-_USERS, _USAGE, _ATTEMPTS, EXPERIMENTS = (
-    _TABLES[one.__tablename__] for one in (User, Usage, Attempt, Experiment)
-)
-_LINES = (
-    select(_ATTEMPTS.c.owner_id, _ATTEMPTS.c.queue, _ATTEMPTS.c.started_at, _ATTEMPTS.c.ended_at)
-    .where(_ATTEMPTS.c.folded.is_(False))
-    .subquery("lines")
-)
-"""Lines of the ledger that are not folded."""
+_USERS, _USAGE, EXPERIMENTS = (_TABLES[one.__tablename__] for one in (User, Usage, Experiment))
 
 
 def _highest(device: Device) -> ScalarSelect[int]:
@@ -295,8 +229,10 @@ def _oldest(device: Device) -> ScalarSelect[str]:
     )
 
 
-_UNDER_WAY = select(EXPERIMENTS.c.owner_id, EXPERIMENTS.c.status, EXPERIMENTS.c.queue).where(
-    EXPERIMENTS.c.status.in_((Status.DISPATCHED, Status.RUNNING))
+_UNDER_WAY = (
+    select(EXPERIMENTS.c.owner_id, EXPERIMENTS.c.queue, func.count())
+    .where(EXPERIMENTS.c.status == Status.RUNNING)
+    .group_by(EXPERIMENTS.c.owner_id, EXPERIMENTS.c.queue)
 )
 _STANDINGS = (
     select(
@@ -306,19 +242,14 @@ _STANDINGS = (
         _USERS.c.disabled_at,
         _USERS.c.max_running,
         _USERS.c.max_gpu_hours_a_day,
-        now(),
-        _USAGE.c.slot_s,
+        now().label("clock"),
+        _USAGE.c.charged_s,
         _USAGE.c.as_of,
         *map(_highest, Device),
-        _LINES.c.queue,
-        _LINES.c.started_at,
-        _LINES.c.ended_at,
     )
     .outerjoin(_USAGE, _USAGE.c.owner_id == _USERS.c.id)
-    .outerjoin(_LINES, _LINES.c.owner_id == _USERS.c.id)
     .order_by(_USERS.c.id)
 )
 _FIRSTS = select(
     _USERS.c.id, *(look for device in Device for look in (_highest(device), _oldest(device)))
 ).where(_USERS.c.id.in_(bindparam("owners", expanding=True)))
-"""Built once: idle workers poll ten times a second."""

@@ -18,10 +18,11 @@ from service.db.errors import TRANSIENT_DB_ERRORS
 from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
 from service.fair_share import FairShare
 from service.queue import forecast, rooms, shares, workers
+from service.queue.claims import MAX_PRIORITY, max_slots
 from service.queue.forecast import Forecast
 from service.queue.ledger import slot_weight
 from service.queue.rooms import Place
-from service.queue.shares import MAX_PRIORITY, First, Firsts, Standing
+from service.queue.shares import First, Firsts, Standing
 from service.queue.starts import Rival, Starts
 from service.queue.workers import Slots
 
@@ -67,7 +68,8 @@ class QueueSnapshot:
     def most_slots(self, queue: Queue) -> float:
         """Return how many workers of a queue the runs of one user may have."""
         workers = self.slots[queue].workers if queue in self.slots else 0
-        return shares.max_slots(self.standings.values(), self.fair_share, workers)
+        submitters = sum(one.may_submit for one in self.standings.values())
+        return max_slots(self.fair_share, workers, submitters)
 
     def is_alone(self, owner_id: int, queue: Queue) -> bool:
         """Return whether no other user has anything waiting for a queue."""
@@ -202,13 +204,15 @@ class QueueSnapshots:
             firsts=shares.firsts(session, matter) if matter else {},
             queued=_queued(session),
             slots=workers.slots(session, self.within_s),
-            places={
-                queue: rooms.places_after_dispatches(session, queue, self.within_s)
-                for queue in Queue
-            },
+            places=_places(session, self.within_s),
             forecasts=forecast.forecasts(session),
             made_at=began_at,
         )
+
+
+def _places(session: Session, within_s: float) -> dict[Queue, list[Place]]:
+    places = rooms.places(session, within_s)
+    return {queue: [place for place in places if place.queue == queue] for queue in Queue}
 
 
 def _queued(session: Session) -> dict[tuple[int, Queue], tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""A simulation of the dispatcher: the next starts on the workers of one queue.
+"""A simulation of claims: the next starts on the workers of one queue.
 
 It charges users as `shares.standings` does: a current run counts for its time so far, and for at
 least `advance_s`. Each run is assumed to last as long as the last ones did. The decay of usage is

@@ -109,7 +109,7 @@ def _forget_older_statuses(session: Session, experiment_id: str) -> None:
 
 AT_ONCE = {
     DesiredState.CANCEL: (WAITING, Status.CANCELLED),
-    DesiredState.PAUSE: ((Status.QUEUED, Status.DISPATCHED), Status.PAUSED),
+    DesiredState.PAUSE: ((Status.QUEUED,), Status.PAUSED),
     DesiredState.RUN: ((Status.PAUSED,), Status.QUEUED),
 }
 """Waiting states that change at once, and their new status, by desired state."""

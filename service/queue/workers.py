@@ -13,19 +13,16 @@ from sqlalchemy import (
     exists,
     func,
     select,
-    text,
     update,
 )
 from sqlalchemy.orm import Session
 
-from service.db.engine import insert_new, limit_hanging, now
+from service.db.engine import insert_new, now
 from service.experiments.models import Experiment, Queue, Status
 from service.workers.models import Worker
 
 GPU_RUNTIME_BYTES = 700 * 2**20
 """GPU memory that a run uses before the first tensor: the context with its kernels."""
-DISPATCH_LOCK = 7_301_523
-"""Key of PostgreSQL's advisory lock: one dispatcher at a time counts free slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class Slots:
 
     workers: int
     idle: int
-    """Number of idle workers that start runs, minus the dispatches in transit."""
+    """Number of idle workers that start runs."""
     store_full: bool = False
     """True if none of them starts a run, because the store's disk is full."""
 
@@ -58,23 +55,27 @@ class Vitals:
     """Main memories that bound the worker, the machine's first: each with `id`, `total`, `free`."""
     memory_ours: int | None = None
     store_full: bool = False
+    looked_ago_s: float | None = 0.0
+    """Seconds since it looked for a run; None before the first look."""
 
 
 _TABLE = cast(Table, Worker.__table__)
 _BEAT = (
     update(_TABLE)
     .where(_TABLE.c.id == bindparam("worker_id"))
-    .values(heartbeat_at=now())
+    .values(heartbeat_at=now(), looked_at=now() - bindparam("ago_s", type_=Float))
     .returning(_TABLE.c.id)
 )
-"""Built once; the columns are those of its parameters."""
+"""Built once; the other columns are those of its parameters."""
 
 
 def beat(session: Session, worker_id: str, vitals: Vitals) -> None:
     """Record a heartbeat. The first one registers the worker."""
     columns = {name: getattr(vitals, name) for name in Vitals.__dataclass_fields__}
-    if session.scalar(_BEAT, {"worker_id": worker_id, **columns}) is None:
+    heartbeat = {"worker_id": worker_id, "ago_s": columns.pop("looked_ago_s"), **columns}
+    if session.scalar(_BEAT, heartbeat) is None:
         insert_new(session, Worker, [{"id": worker_id, **columns}])
+        session.execute(_BEAT, heartbeat)
 
 
 def leave(session: Session, worker_id: str) -> None:
@@ -102,22 +103,16 @@ def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | Non
 
 BUSY = exists().where(Experiment.worker == Worker.id, Experiment.status == Status.RUNNING)
 """True for a worker that runs an experiment."""
-_ON_THEIR_WAY = (
-    select(func.count())
-    .where(Experiment.status == Status.DISPATCHED, Experiment.queue == Worker.queue)
-    .scalar_subquery()
-)
 _SLOTS = (
     select(
         Worker.queue,
         func.count(),
-        func.sum(case((BUSY | Worker.store_full, 0), else_=1)) - _ON_THEIR_WAY,
+        func.sum(case((BUSY | Worker.store_full, 0), else_=1)),
         func.sum(case((Worker.store_full, 1), else_=0)),
     )
     .where(Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float))
     .group_by(Worker.queue)
 )
-"""Built once: dispatchers poll ten times a second."""
 
 
 def hosts(session: Session, within_s: float) -> dict[Queue, set[str]]:
@@ -172,20 +167,3 @@ def largest(session: Session) -> dict[Queue, int | None]:
         known = found.get(queue, 0)
         found[queue] = None if size is None or known is None else max(known, size)
     return found
-
-
-def lock_dispatching(session: Session) -> None:
-    """Lock until the end of the transaction, so that no two dispatchers count the same slot. SQLite
-    has only one writer anyway. A process that hangs while it holds the lock is disconnected."""
-    if session.get_bind().dialect.name == "postgresql":
-        limit_hanging(session)
-        session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": DISPATCH_LOCK})
-
-
-def oldest_dispatch_age(session: Session, queue: Queue) -> float:
-    """Return the age in seconds of the oldest unclaimed dispatch of a queue; 0 if there is none."""
-    oldest = select(func.min(Experiment.dispatched_at)).where(
-        Experiment.status == Status.DISPATCHED, Experiment.queue == queue
-    )
-    age = session.scalar(select(now() - oldest.scalar_subquery()))
-    return age or 0.0

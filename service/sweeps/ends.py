@@ -21,7 +21,7 @@ def estimated_end(
     session: Session, queue_snapshots: QueueSnapshots, sweep: Sweep
 ) -> tuple[float | None, str]:
     """Expected end in the database's time, with the basis of the estimate or the reason why there
-    is none. The last experiment that may be dispatched now starts at its queue position; the held
+    is none. The last experiment that may start now starts at its queue position; the held
     ones follow in rounds."""
     left = _left(session, sweep.id)
     if not left:

@@ -46,7 +46,7 @@ class SweepPoint(Base):
 
 
 class Turn(Base):
-    """A message to the dispatcher: a run of this sweep has ended or may be released, or its limit
+    """A message to the controller: a run of this sweep has ended or may be released, or its limit
     has changed. Rows are inserted and deleted, never updated: no transaction waits for another
     here."""
 

@@ -25,7 +25,6 @@ from service.sweeps.store import Column, SweepMetric
 
 IN_TURN = (
     Status.RUNNING,
-    Status.DISPATCHED,
     Status.QUEUED,
     Status.PAUSED,
     Status.FAILED,

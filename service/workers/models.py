@@ -42,6 +42,8 @@ class Worker(Base):
     """True if the store's disk has less free than its reserve, as this worker sees it."""
     started_at: Mapped[float] = mapped_column(default=now())
     heartbeat_at: Mapped[float] = mapped_column(default=now())
+    looked_at: Mapped[float | None]
+    """Time when it last looked for a run. Heartbeats come from another thread."""
 
     @property
     def memory_total(self) -> int | None:

@@ -1,5 +1,5 @@
-"""A local worker, a reaper or an API that exits at a durable step: just before the transaction of
-that step commits, or just after."""
+"""A local worker, a controller or an API that exits at a durable step: just before the transaction
+of that step commits, or just after."""
 
 import os
 import threading
@@ -10,32 +10,33 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.db.engine import Database
+from service.experiments.models import Queue
 from service.experiments.schemas import Submission
-from service.queue import dispatch, lease, ledger
+from service.queue import claims, lease, ledger
 from service.settings import Settings
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import CHECKPOINT_AFTER
 from tests.support.stub import stub
-from worker import reaper, supervisor
-from worker.local import LocalWorker
+from worker import supervisor
+from worker.controller import Controller
+from worker.main import Worker
 from worker.slot import Slot
 
 EXIT = 77
 
 FUNCTIONS = {
-    "choose": (dispatch, "dispatch_next"),
-    "claim": (lease, "claim"),
+    "claim": (claims, "claim"),
     "finish": (lease, "finish"),
     "release": (lease, "release"),
     "mark_lost": (lease, "mark_lost"),
-    "expire": (lease, "reap"),
+    "expire": (lease, "expire"),
     "fold": (ledger, "fold"),
 }
 """Module and function of each step but `record` and `checkpoint`."""
 RETURN_NOTHING = ("finish", "fold")
 BACKGROUND = ("expire", "fold")
-"""Steps of background processes. A run whose worker is gone leads to them."""
+"""Steps of the controller. A run whose worker is gone leads to them."""
 STEPS = (*FUNCTIONS, "record", "checkpoint")
 """Every transaction of a run; `submit` is the API's."""
 
@@ -97,6 +98,6 @@ def main(settings: Settings, step: str, when: str, *options: str) -> None:
     """Run the worker; it never returns."""
     exit_at(step, when)
     if step in BACKGROUND:
-        reaper.Reaper(Database(settings.url), settings).run(threading.Event())
+        Controller(Database(settings.url), settings, None).run(threading.Event())
     Slot.new_runner = lambda self: stub(*options)  # type: ignore[method-assign]
-    LocalWorker(settings).run()
+    Worker(settings, Queue.CPU).run_locally()

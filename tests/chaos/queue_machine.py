@@ -1,6 +1,6 @@
 """A state machine over the store with a virtual clock: what may happen, in any order.
 
-Five workers, users, and background processes whose steps come in any order. A worker looks for a
+Five workers, users, and a controller whose steps come in any order. A worker looks for a
 run at any time: its ticket may be late or doubled.
 """
 
@@ -51,7 +51,6 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.records import RECORDS
 from tests.support.shared_lab import not_for_ever
 from tests.support.starting import (
-    DISPATCH_TIMEOUT_S,
     charges,
     controller_steps,
     fold,
@@ -62,8 +61,8 @@ from worker.supervisor import UNSTORABLE
 LEASE_S, MAX_LOST = 10.0, 3
 HANDED_BACK = {"disk_full": 3, "memory": 1}
 """Maximum number of attempts that are handed back for each reason."""
-STEPS = controller_steps(LEASE_S, MAX_LOST)
 SHARING = FairShare(half_life_s=100, advance_s=1)
+STEPS = controller_steps(LEASE_S, MAX_LOST, SHARING)
 WORKERS = (1, 2, 3, 4, 5)
 LIMITS = {2: 1, 3: 2}
 """Maximum number of concurrent runs of these users; user 1 has no limit."""
@@ -375,7 +374,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(names=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=2 * len(STEPS)))
     def controller(self, names: list[str]) -> None:
-        """Steps in any order, some of them twice, as if two processes took turns."""
+        """Steps in any order, some of them twice, as if two controllers took turns."""
         for name in names:
             self._step(name)
 
@@ -465,7 +464,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Let everything come to its end: nothing may be stuck."""
         self.runs.clear()
         self.crashes += 1
-        self.clock += DISPATCH_TIMEOUT_S + LEASE_S + 1
+        self.clock += LEASE_S + 1
         for user in self.disabled:
             self._set_disabled(user, None)
         self.disabled.clear()

@@ -40,6 +40,7 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 from tests.support.servers import PostgreSQL, Redis
 from tests.support.undisturbed import ENDLESS, KINDS, undisturbed_records
+from worker.controller import LEAD_S
 
 SPECS = {**KINDS, "endless": ENDLESS}
 LARGE = ppca_spec(
@@ -60,8 +61,7 @@ RESERVE_BYTES = 20 * 2**20
 DISK_MIB = 300
 HORIZON_S = 90.0
 """A writer that was frozen ends within a minute (PostgreSQL's timeouts)."""
-BACKGROUND = {"dispatcher1": ("dispatcher",), "dispatcher2": ("dispatcher",), "reaper": ("reaper",)}
-"""Background processes of the queue by name, with their commands."""
+CONTROLLERS = {"controller1": ("controller",), "controller2": ("controller",)}
 WORKERS = {"worker1": ("worker", "cpu"), "worker2": ("worker", "cpu")}
 LIMITS = {"second": 1, "third": 2}
 """Maximum number of concurrent runs of these users; the local user has no limit."""
@@ -110,7 +110,7 @@ class Storm:
         self.kinds: dict[str, str] = {}
         self.commands: dict[str, tuple[str, ...]] = {
             "api": ("api", "--port", str(self.lab.port)),
-            **BACKGROUND,
+            **CONTROLLERS,
             **WORKERS,
         }
         self._calm = threading.Event()
@@ -203,6 +203,7 @@ class Storm:
             + [self._kill_container] * plan.container_kills
             + [self._stop_lab] * plan.lab_stops
             + [self._stop_past_lease] * plan.stops
+            + [self._stop_controller] * plan.controller_stops
             + [self._flush] * plan.flushes
             + [self._restart_broker] * plan.broker_restarts
             + [self._black_hole] * plan.black_holes
@@ -227,9 +228,9 @@ class Storm:
                 say(f"{i}/{len(deeds)} disturbances, {len(self.accepted)} experiments accepted")
 
     def _kill(self) -> None:
-        """Kill a random runner, worker, background process or API by SIGKILL."""
-        kind = self.random.choice(["runner", "worker", "background", "api"])
-        names = {"background": [*BACKGROUND], "api": ["api"]}.get(kind, [*WORKERS])
+        """Kill a random runner, worker, controller or API by SIGKILL."""
+        kind = self.random.choice(["runner", "worker", "controller", "api"])
+        names = {"controller": [*CONTROLLERS], "api": ["api"]}.get(kind, [*WORKERS])
         victim: psutil.Process = self.lab.processes[self.random.choice(names)]
         if kind in ("runner", "worker"):
             self.tally.blame.append((time.time(), f":{victim.pid}"))
@@ -272,6 +273,13 @@ class Storm:
         time.sleep(LEASE_S * self.random.uniform(0.5, 2.5))
         worker.resume()
         self.tally.blame.append((time.time(), f":{worker.pid}"))
+
+    def _stop_controller(self) -> None:
+        """SIGSTOP of a controller, perhaps inside a transaction, for longer than it leads."""
+        controller = self.lab.processes[self.random.choice([*CONTROLLERS])]
+        controller.suspend()
+        time.sleep(self.random.uniform(0.5, 2 * LEAD_S))
+        controller.resume()
 
     def _flush(self) -> None:
         self.redis.flush()

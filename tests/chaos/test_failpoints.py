@@ -12,7 +12,7 @@ import pytest
 from mptcore.protocol.exit_codes import COMPLETE
 from service.db.engine import Database
 from service.experiments.listing import Wanted, page_of
-from service.experiments.models import DesiredState, Experiment
+from service.experiments.models import DesiredState, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import states
 from service.settings import Settings
@@ -27,10 +27,10 @@ from tests.support.records import RECORDS
 from tests.support.starting import start_next
 from tests.support.stub import stub
 from tests.support.undisturbed import TRAINING, undisturbed_records
-from worker.local import LocalWorker
+from worker.main import Worker
 from worker.slot import Slot
 
-QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "dispatch_timeout_s": 0.5, "max_lost": 1000,
+QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "max_lost": 1000,
          "warm_parent": False}  # fmt: skip
 
 SCENARIO = {"release": "--slow", "mark_lost": "--die"}
@@ -63,14 +63,14 @@ def status(database: Database, experiment_id: str) -> str:
 
 def recover(settings: Settings, database: Database, experiment_id: str) -> None:
     """A healthy worker, until the experiment has ended or is paused."""
-    worker = LocalWorker(settings)
+    worker = Worker(settings, Queue.CPU)
 
     def watch() -> None:
         wait_until(lambda: status(database, experiment_id) in ("succeeded", "paused", "failed"))
         worker.stopping.set()
 
     threading.Thread(target=watch).start()
-    worker.run()
+    worker.run_locally()
     worker.database.close()
 
 

@@ -52,7 +52,7 @@ def lab(memory_limit: MemoryLimit, tmp_path: Path) -> Iterator[Lab]:
 
 def start_workers(lab: Lab, limit: MemoryLimit) -> None:
     for i in range(2):
-        limit.add(lab.start(f"worker{i}", "-m", "worker.local").pid)
+        limit.add(lab.start(f"worker{i}", "-m", "worker", "cpu", "--local").pid)
 
 
 def submit(client: Client, masks: int = 4000) -> list[str]:

@@ -169,7 +169,7 @@ def test_every_command_of_the_file(compose: Compose, postgresql: PostgreSQL) -> 
     assert compose.is_healthy("postgres", PGPORT=str(postgresql.port))
     assert not compose.is_healthy("api")
     assert compose.start("migrate").wait() == 0
-    for name in ("api", "dispatcher", "reaper", "worker-cpu", "worker-gpu"):
+    for name in ("api", "controller", "worker-cpu", "worker-gpu"):
         compose.start(name)
     assert set(compose.processes) | {"postgres"} == set(compose.services)
     key = Path(compose.elsewhere["/var/lib/mptlab"], "api-key").read_text().strip()

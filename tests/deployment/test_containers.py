@@ -30,7 +30,7 @@ from tests.support.undisturbed import TRAINING
 LONG = {**TRAINING, "seeds": list(range(1, 61))}
 """Half a minute of one core, with a checkpoint every half second."""
 RUN_TIMEOUT_S = 300.0
-SERVICES = ("api", "dispatcher", "reaper", "worker-cpu", "redis", "postgres")
+SERVICES = ("api", "controller", "worker-cpu", "redis", "postgres")
 ROWS = "0.3,0.1,0.2\n0.1,0.2,0.3\n0.4,0.5,0.7\n0.7,0.8,0.9\n"
 GIB = 2**30
 SUSPEND_RUNS = (
@@ -157,7 +157,7 @@ def test_the_data_folder_is_used(containers: Containers, client: Client, data: P
 
 
 @pytest.mark.usefixtures("client")
-@pytest.mark.parametrize("name", ["api", "dispatcher", "reaper", "worker-cpu"])
+@pytest.mark.parametrize("name", ["api", "controller", "worker-cpu"])
 def test_a_container_hides_its_secrets_and_starts_again_when_it_ends(
     containers: Containers, name: str
 ) -> None:

@@ -56,7 +56,7 @@ def name_of(file: Path) -> str:
 
 def test_every_part_has_a_unit() -> None:
     started = {Unit(file)["ExecStart"][0].split(maxsplit=1)[1] for file in UNITS}
-    assert started == {"migrate", "api --port 8765", "dispatcher", "reaper", "worker cpu",
+    assert started == {"migrate", "api --port 8765", "controller", "worker cpu",
                        "worker gpu"}  # fmt: skip
 
 

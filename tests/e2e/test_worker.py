@@ -30,7 +30,7 @@ SHORT_LEASE = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3"}
 def local_worker(settings: Settings, start: Start = fork) -> Iterator[Process]:
     one_gpu = {"CUDA_VISIBLE_DEVICES": "0"}  # which does not belong to the local worker
     environment = {**os.environ, **SHORT_LEASE, **one_gpu, "MPT_STORE": str(settings.store)}
-    process = start(["-m", "worker.local"], environment, settings.store / "log")
+    process = start(["-m", "worker", "cpu", "--local"], environment, settings.store / "log")
     try:
         yield process
     finally:

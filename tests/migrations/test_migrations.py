@@ -20,6 +20,7 @@ from service.experiments.models import Attempt, Status, Usage
 from service.records.statistics import Statistics, statistics
 from service.submission.models import KeptRequest
 
+DESCENDING = ("ix_experiments_startable_cpu", "ix_experiments_startable_gpu")
 VERSION_0_1, VERSION_0_2 = "0008", "0029"
 
 
@@ -44,7 +45,10 @@ def test_up_finds_no_difference_and_down_ends_at_version_0_2(config: Config) -> 
         command.upgrade(config, "head")
         with database.engine.connect() as connection:
             context = MigrationContext.configure(connection, opts={"compare_type": True})
-            assert compare_metadata(context, Base.metadata) == []
+            differences = compare_metadata(context, Base.metadata)
+            if connection.dialect.name == "sqlite":  # which does not report the order of columns
+                differences = [one for one in differences if one[1].name not in DESCENDING]
+            assert differences == []
             for table in Base.metadata.sorted_tables:  # which autogenerate does not compare
                 key = inspect(connection).get_pk_constraint(table.name)["constrained_columns"]
                 assert set(key) == {column.name for column in table.primary_key}
@@ -208,7 +212,7 @@ def test_time_of_helpers_that_is_not_charged_stays_in_the_usage_of_its_owner(
             )
     command.upgrade(config, "head")
     with database.snapshot() as session:
-        found = {one.owner_id: (one.slot_s, one.as_of) for one in session.scalars(select(Usage))}
+        found = {one.owner_id: (one.settled_s, one.as_of) for one in session.scalars(select(Usage))}
     assert found == {1: (1000.0 + 4 + 8, 90.0), 2: (16.0 + 32, 92.0), 3: (7.0, 90.0)}
 
 

@@ -133,7 +133,7 @@ def test_gpus_have_workers_beside_those_of_the_cpu(
     monkeypatch.setattr(Started, "environments", [])
     with serve.embedded(tmp_path, serve.free_port(), workers=2, with_gpus=with_gpus):
         pass
-    assert Started.commands[2:4] == [("worker.local",)] * 2
+    assert Started.commands[2:4] == [("worker", "cpu", "--local")] * 2
     assert Started.commands[4:] == [("worker.every_gpu", "--local")] * with_gpus
     without = str(not with_gpus).lower()
     assert {one["MPT_WITHOUT_GPUS"] for one in Started.environments} == {without}

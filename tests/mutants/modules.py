@@ -19,8 +19,8 @@ LEFT_OUT = {
 EXPERIMENTS = "tests/service/experiments"
 QUEUE = "tests/service/queue"
 LEASE = tuple(f"{QUEUE}/test_{name}.py" for name in ("lease", "queue", "restored", "going_on"))
-DISPATCH = tuple(
-    f"{QUEUE}/test_{name}.py" for name in ("dispatch", "queue", "memory", "rooms", "fair_share")
+CLAIMS = tuple(
+    f"{QUEUE}/test_{name}.py" for name in ("claims", "queue", "memory", "rooms", "fair_share")
 )
 KEYS = ("tests/service/accounts/test_whose_key.py", "tests/service/accounts/test_users.py")
 SIGN_INS = ("tests/service/ui/test_sign_in.py",)
@@ -40,7 +40,7 @@ JUDGES = ("tests/mptcore/presets/test_judges.py", "tests/mptcore/presets/test_co
 
 NARROWER: dict[str, tuple[str, ...]] = {
     "service/queue/states.py": ("tests/service/queue/test_states.py",),
-    "service/queue/clock.py": ("tests/worker/test_reaper.py",),
+    "service/queue/clock.py": ("tests/worker/test_controller.py",),
     "service/queue/holds.py": (
         *(f"{QUEUE}/test_{name}.py" for name in ("holds", "states", "queue")),
         f"{EXPERIMENTS}/test_after.py",
@@ -54,18 +54,18 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/queue/sizes.py": (f"{EXPERIMENTS}/test_kept_bytes.py",),
     "service/queue/rooms.py": tuple(f"{QUEUE}/test_{name}.py" for name in ("rooms", "memory")),
     "service/queue/workers.py": (
-        *(f"{QUEUE}/test_{name}.py" for name in ("memory", "position", "dispatch")),
+        *(f"{QUEUE}/test_{name}.py" for name in ("memory", "position", "claims")),
         "tests/service/web/test_monitoring.py",
         "tests/worker/test_gpu_assignment.py",
         "tests/worker/test_presence.py",
-        "tests/worker/test_reaper.py",
+        "tests/worker/test_controller.py",
     ),
     "service/queue/lease.py": (*LEASE, f"{EXPERIMENTS}/test_kept_bytes.py"),
     "service/records/recording.py": (
         "tests/service/records/test_recording.py",
         "tests/service/queue/test_queue.py",
     ),
-    "service/queue/dispatch.py": DISPATCH,
+    "service/queue/claims.py": CLAIMS,
     "service/experiments/store.py": tuple(
         f"{EXPERIMENTS}/test_{name}.py"
         for name in ("store", "many_experiments", "deletion", "kept_bytes")
@@ -169,7 +169,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/worker/test_memory.py",
         "tests/service/queue/test_worker_samples.py",
     ),
-    "worker/reaper.py": ("tests/worker/test_reaper.py",),
+    "worker/reaper.py": ("tests/worker/test_controller.py",),
     "worker/supervisor.py": (
         "tests/worker/test_supervisor_decisions.py",
         "tests/worker/test_exits.py",

@@ -10,11 +10,9 @@ from sqlalchemy import select, text, update
 
 from service.app import create_app
 from service.db.engine import Database
-from service.experiments.models import Experiment, Queue, Status
+from service.experiments.models import Experiment, Status
 from service.limiter import FairLimiter
-from service.queue import quota, workers
-from service.queue.dispatch import dispatch_next
-from service.queue.workers import Vitals
+from service.queue import quota
 from service.settings import Settings
 from service.webhooks.routes import MAX_WEBHOOKS
 from tests.support.locks import wait_for_waiting
@@ -52,25 +50,24 @@ def test_a_change_of_a_sweep_locks_its_owner_before_its_runs(
         assert changed.result().json()["visibility"] == "lab"
 
 
-def test_a_claim_that_waits_for_its_experiment_lets_others_dispatch(
+def test_a_claim_does_not_wait_for_a_request_that_has_locked_an_experiment(
     api: TestClient, lab: Settings, database: Database
 ) -> None:
-    """A request that hangs may have locked the experiment."""
-    api.post("/v1/experiments", json={"spec": ppca_spec()})
-    with database.transaction() as session:
-        workers.beat(session, "w", Vitals("w", Queue.CPU, 0))
-        chosen = dispatch_next(session)
-    assert chosen is not None
+    """The request may hang. The next experiment is claimed."""
+    first, second = (
+        api.post("/v1/experiments", json={"spec": ppca_spec(), "cache": False}).json()["id"]
+        for _ in range(2)
+    )
     slot = Slot(database, lab, "w")
-    with ThreadPoolExecutor(1) as pool:
-        with database.transaction() as session:
-            session.execute(update(Experiment).values(priority=1))
-            claim = pool.submit(slot._claim, chosen.experiment_id, chosen.dispatch_no)
-            wait_for_waiting(database, 1)
-            free = text(f"SELECT pg_try_advisory_xact_lock({workers.DISPATCH_LOCK})")
-            with database.transaction() as dispatcher:
-                assert dispatcher.scalar(free)
-        assert claim.result() is not None
+    with database.transaction() as session:
+        session.execute(update(Experiment).where(Experiment.id == first).values(priority=1))
+        claim = slot.claim()
+        assert claim is not None
+        assert claim.experiment_id == second
+        assert slot.claim() is None
+    claim = slot.claim()
+    assert claim is not None
+    assert claim.experiment_id == first
 
 
 def test_a_change_of_a_sweep_locks_the_runs_that_differ_in_the_order_of_their_ids(

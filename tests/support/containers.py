@@ -18,7 +18,7 @@ from tests.support.invariants import Record
 from tests.support.processes import wait_until
 
 IMAGE = "mptlab:cpu"
-OURS = ("migrate", "api", "dispatcher", "reaper", "worker-cpu")
+OURS = ("migrate", "api", "controller", "worker-cpu")
 TIMES = {"MPT_CHECKPOINT_EVERY_S": "0.5", "MPT_MAX_LOST": "100"}
 START_TIMEOUT_S = 180.0
 

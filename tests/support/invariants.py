@@ -112,7 +112,9 @@ def _check_usage(session: Session, fair_share: FairShare, counts: Counts) -> Non
     for usage in session.scalars(select(Usage)):
         folded = [line for line in lines if line.owner_id == usage.owner_id and line.folded]
         expected = decayed_usage(fair_share, map(use_of, folded), usage.as_of)
-        counts.wrong_usages += not math.isclose(usage.slot_s, expected, rel_tol=1e-9, abs_tol=1e-6)
+        counts.wrong_usages += not math.isclose(
+            usage.settled_s, expected, rel_tol=1e-9, abs_tol=1e-6
+        )
     known = set(session.scalars(select(Usage.owner_id)))
     counts.wrong_usages += any(line.folded and line.owner_id not in known for line in lines)
 

@@ -17,10 +17,8 @@ import uvicorn.loops.auto
 import mptcore.run  # and torch
 import mptlab.cli
 import service.__main__
-import worker.dispatcher
-import worker.local
-import worker.node
-import worker.reaper
+import worker.controller
+import worker.main
 import worker.warm_parent
 from mptcore.protocol.code import core_digest
 from service.app import create_app

@@ -16,9 +16,8 @@ from tests.support.forks import Forked, fork
 
 MPT = [sys.executable, "-c", "from mptlab.cli import main; main()"]
 
-SHORT = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3", "MPT_DISPATCH_TIMEOUT_S": "4",
-         "MPT_DEAF_S": "2", "MPT_KILL_GRACE_S": "3", "MPT_CHECKPOINT_EVERY_S": "0.5",
-         "MPT_MAX_LOST": "1000"}  # fmt: skip
+SHORT = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3", "MPT_KILL_GRACE_S": "3",
+         "MPT_CHECKPOINT_EVERY_S": "0.5", "MPT_MAX_LOST": "1000"}  # fmt: skip
 """A lease short enough for tests."""
 
 
@@ -73,8 +72,7 @@ class Lab:
 
     def start_all(self, workers: int = 1, **more: str) -> None:
         self.start("api", "api", "--port", str(self.port), **more)
-        self.start("dispatcher", "dispatcher", **more)
-        self.start("reaper", "reaper", **more)
+        self.start("controller", "controller", **more)
         for i in range(workers):
             self.start(f"worker{i}", "worker", "cpu", **more)
 
@@ -128,7 +126,7 @@ def embedded_processes(
     lab.port = port
     lab.start("api", "api", "--port", str(port), **more)
     for i in range(workers):
-        lab.start(f"worker{i}", "-m", "worker.local", **more)
+        lab.start(f"worker{i}", "-m", "worker", "cpu", "--local", **more)
     try:
         yield lab
     finally:

@@ -13,16 +13,15 @@ from service.db.engine import Database
 from service.experiments.models import Experiment, Queue, Status
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
-from service.queue import lease, ledger, workers
+from service.queue import lease, workers
 from service.queue.lease import Claim
 from service.queue.workers import Vitals
 from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import spec_on
-from tests.support.starting import start_next
+from tests.support.starting import fold, start_next
 from tests.support.stored import submit
 
 LIKE = ("owner_id", "tags", "priority", "spec", "device")
-FOLD_EVERY_S = 37.0
 WITHIN_S = 1e12
 
 
@@ -41,7 +40,6 @@ class SharedLab:
         self.owners: dict[str, int] = {}
         self.starts: list[tuple[float, int, str]] = []
         self._running: list[tuple[float, str, Queue, str, Claim]] = []
-        self._folded_at = self.clock.now
         for queue, names in self.idle.items():
             for name in names:
                 with database.transaction() as session:
@@ -121,9 +119,7 @@ class SharedLab:
         self.clock.now = self.began + at
         with self.database.transaction() as session:
             lease.finish(session, claim, Status.SUCCEEDED)
-            if self.clock.now > self._folded_at + FOLD_EVERY_S:
-                ledger.fold(session, self.fair_share)
-                self._folded_at = self.clock.now
+            fold(session, self.fair_share)
         self.idle[queue].append(worker)
 
 

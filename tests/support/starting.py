@@ -1,24 +1,22 @@
-"""Starts of runs, and the steps of the queue's background processes.
+"""Starts of runs, and the steps of the controller.
 
 Tests of the queue start runs through this module, so that they do not depend on how a worker finds
-its next run. Only tests of a dispatch that nobody has claimed make one themselves.
+its next run.
 """
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.experiments.models import Experiment, Queue
 from service.fair_share import FairShare
-from service.queue import clock, holds, lease, ledger, quota, shares, workers
-from service.queue.dispatch import HEARD_OF_S, dispatch_next
+from service.queue import claims, clock, holds, lease, ledger, quota, shares, workers
+from service.queue.claims import HEARD_OF_S, lock_claims
 from service.queue.lease import Claim
 from service.records import statistics
 from worker.slot import Slot
 
-DISPATCH_TIMEOUT_S = 30.0
 SILENT_S = 3600.0
 
 
@@ -27,41 +25,34 @@ def start_next(
     worker: str = "w",
     queue: Queue = Queue.CPU,
     *,
-    room: float = math.inf,
-    memories: Collection[str] = (),
     lease_s: float = 60.0,
     fair_share: FairShare | None = None,
     within_s: float = HEARD_OF_S,
 ) -> Claim | None:
-    """Start the next run that this worker may run with `room` bytes of its `memories`, or return
-    None."""
-    dispatch = dispatch_next(session, queue, fair_share, within_s)
-    if dispatch is None:
-        return None
-    chosen = dispatch.experiment_id, dispatch.dispatch_no
-    return lease.claim(
-        session, *chosen, worker=worker, lease_s=lease_s, room=room, memories=memories
+    """Start the next run that this worker may run, or return None."""
+    sharing = FairShare() if fair_share is None else fair_share
+    holds.release_sweeps(session)
+    return claims.claim(
+        session, worker, queue, lease_s=lease_s, fair_share=sharing, within_s=within_s
     )
 
 
-def run_next(
-    slot: Slot, is_stopping: Callable[[], bool] = lambda: False, queue: Queue = Queue.CPU
-) -> bool:
+def run_next(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> bool:
     """Have a slot start the next run and run it to its end. Return False if none was started."""
-    with slot.database.transaction() as session:
-        dispatch = dispatch_next(session, queue)
-    if dispatch is None:
+    claim = slot.claim()
+    if claim is None:
         return False
-    return slot.run(dispatch.experiment_id, dispatch.dispatch_no, is_stopping)
+    slot.run(claim, is_stopping)
+    return True
 
 
 def controller_steps(
-    lease_s: float, max_lost: int, dispatch_timeout_s: float = DISPATCH_TIMEOUT_S
+    lease_s: float, max_lost: int, sharing: FairShare
 ) -> Mapping[str, Callable[[Session], object]]:
-    """Return the steps of the background processes by name. Each is a transaction of its own."""
+    """Return the steps of the controller by name. Each is a transaction of its own."""
 
     def fill_sweeps(session: Session) -> None:
-        workers.lock_dispatching(session)
+        lock_claims(session)
         holds.release_sweeps(session)
 
     def forget_checkpoints(session: Session) -> None:
@@ -70,14 +61,16 @@ def controller_steps(
     return {
         "repair": lambda session: clock.repair(session, lease_s),
         "forget silent": lambda session: workers.forget_silent(session, SILENT_S),
-        "expire": lambda session: lease.reap(session, dispatch_timeout_s, max_lost),
+        "expire": lambda session: lease.expire(session, max_lost),
         "fill sweeps": fill_sweeps,
         "forget checkpoints": forget_checkpoints,
+        "fold": lambda session: fold(session, sharing),
     }
 
 
 def fold(session: Session, fair_share: FairShare) -> None:
     """Add what has ended to the sums."""
+    lock_claims(session)
     ledger.fold(session, fair_share)
     statistics.fold(session)
     quota.fold(session, from_rows=2)

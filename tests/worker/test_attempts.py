@@ -33,7 +33,7 @@ from worker.supervisor import Supervision
 def lose(database: Database, claim: Claim) -> None:
     with database.transaction() as session:
         session.execute(update(Experiment).values(lease_expires_at=0))
-        assert lease.reap(session, 60, max_lost=3) == [(claim.experiment_id, "queued")]
+        assert lease.expire(session, max_lost=3) == [(claim.experiment_id, "queued")]
 
 
 def work_dir(database: Database, settings: Settings, claim: Claim) -> Path:

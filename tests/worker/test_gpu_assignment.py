@@ -20,7 +20,7 @@ from service.settings import Settings
 from service.workers.models import Worker
 from tests.support.nvml import GIB, Card, Nvml
 from tests.support.processes import wait_until
-from worker import every_gpu, fitness, gpus, node, presence
+from worker import every_gpu, fitness, gpus, main, presence
 from worker.every_gpu import PinnedSlot, PinnedWorkers
 
 FIRST, SECOND, DIVIDED = "GPU-8932f937-d72c", "GPU-89aa0000-0001", "GPU-ffff0000-0002"
@@ -102,7 +102,7 @@ def test_missing_driver_figures_do_not_hide_others() -> None:
 
 @pytest.fixture
 def can_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "require_gpu", lambda: None)
+    monkeypatch.setattr(main, "require_gpu", lambda: None)
 
 
 @pytest.mark.usefixtures("can_compute")
@@ -112,15 +112,15 @@ def test_workers_spread_over_the_gpus(
     taken = []
     for number in range(6):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=number > 0)
-        monkeypatch.setattr(node, "worker_name", lambda number=number: f"w{number}")
-        node.take_gpu(settings)
+        monkeypatch.setattr(main, "worker_name", lambda number=number: f"w{number}")
+        main.take_gpu(settings)
         taken.append(os.environ["CUDA_VISIBLE_DEVICES"])
     assert taken == [FIRST, SECOND, *PARTS, FIRST, SECOND]
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     with database.snapshot() as session:
         uuids = session.scalars(select(Worker.gpu_uuid).order_by(Worker.id)).all()
         assert uuids == taken
-        gpus = {place.memories[0].id for place in rooms.places(session, Queue.GPU, 60)}
+        gpus = {place.memories[0].id for place in rooms.places(session, 60)}
         assert len(gpus) == 4
 
 
@@ -128,8 +128,8 @@ def test_workers_spread_over_the_gpus(
 def test_a_pinned_worker_keeps_its_gpu(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-89a")
-        monkeypatch.setattr(node, "worker_name", lambda number=number: f"w{number}")
-        node.take_gpu(settings)
+        monkeypatch.setattr(main, "worker_name", lambda number=number: f"w{number}")
+        main.take_gpu(settings)
         assert os.environ["CUDA_VISIBLE_DEVICES"] == SECOND
 
 
@@ -139,9 +139,9 @@ def test_a_worker_with_an_unusable_gpu_ends(
     def refuse() -> None:
         raise SystemExit("this worker can use no GPU")
 
-    monkeypatch.setattr(node, "require_gpu", refuse)
+    monkeypatch.setattr(main, "require_gpu", refuse)
     with pytest.raises(SystemExit, match="can use no GPU"):
-        node.take_gpu(settings)
+        main.take_gpu(settings)
     with database.snapshot() as session:
         assert session.scalar(select(Worker.id)) is None
 
@@ -241,9 +241,9 @@ def test_a_worker_of_a_lab_or_of_this_machine_alone(
     monkeypatch.setattr(sys, "argv", ["every_gpu", *flags])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     unwrap(every_gpu.main)()
-    node = ("worker.node", "gpu", *(flags if slots == 1 else []))
+    node = ("worker", "gpu", *(flags if slots == 1 else []))
     is_local = "--local" in flags
-    command = ("worker.local", "gpu") if is_local else node
+    command = ("worker", "gpu", "--local") if is_local else node
     each = [(uuid, slot) for uuid in (FIRST, SECOND, *PARTS) for slot in range(slots)]
     assert started == [(each, command, not is_local)]
 

@@ -20,11 +20,10 @@ from tests.service.db.test_engine import read_only
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import environment, wait_until
-from worker.celery_app import make_celery
-from worker.dispatcher import Dispatcher
-from worker.local import LocalWorker
+from worker.controller import Controller
+from worker.main import Worker as WorkerProcess
 from worker.presence import Presence
-from worker.reaper import Reaper
+from worker.tickets import make_celery
 
 
 @pytest.fixture
@@ -33,14 +32,14 @@ def database(lab: Settings) -> Iterator[Database]:
         yield made
 
 
-@pytest.mark.parametrize("loop", ["dispatcher", "reaper", "local"])
+@pytest.mark.parametrize("loop", ["controller", "worker"])
 def test_a_step_survives_a_failover(lab: Settings, database: Database, loop: str) -> None:
+    quick = lab.model_copy(update={"lease_s": 1e-9, "heartbeat_s": 0.01, "warm_parent": False})
     step: dict[str, Callable[[], object]] = {
-        "dispatcher": Dispatcher(database, lab, make_celery(lab)).dispatch,
-        "reaper": Reaper(database, lab.model_copy(update={"lease_s": 1e-9})).tick,
-        "local": LocalWorker(lab.model_copy(update={"heartbeat_s": 0.01}))._next,
+        "controller": Controller(database, quick, make_celery(lab)).look,
+        "worker": WorkerProcess(quick, Queue.CPU)._work,
     }
-    with database.transaction() as session:  # something for the dispatcher to mark
+    with database.transaction() as session:  # something to start
         workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
         stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
     database.engine.dispose()
@@ -73,7 +72,7 @@ def test_presence_survives_a_failover(lab: Settings, database: Database) -> None
 def test_a_part_that_fails_ends_its_process(settings: Settings) -> None:
     """Run a real worker whose messenger, a thread beside the main loop, finds no deliveries."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", "worker.local"],
+        [sys.executable, "-m", "worker", "cpu", "--local"],
         env={**environment(settings), "MPT_WARM_PARENT": "false"},
         stderr=subprocess.PIPE,
         text=True,

@@ -14,8 +14,6 @@ from service.db.engine import Database
 from service.experiments.models import Event, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
-from service.queue.dispatch import dispatch_next
-from service.queue.workers import Vitals
 from service.settings import Settings
 from tests.support import stored
 from tests.support.invariants import check
@@ -27,7 +25,6 @@ from tests.support.undisturbed import undisturbed_records
 from worker import presence
 from worker.children import Spawned
 from worker.fitness import UnfitWorker
-from worker.local import LocalWorker
 from worker.runner import Runner
 from worker.slot import Slot
 from worker.supervisor import Supervision
@@ -75,7 +72,7 @@ def resumed_after(database: Database, experiment_id: str) -> list[int | None]:
 def test_a_claim_reads_no_checkpoint(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that takes longer to read than a dispatch may stay unclaimed would never be claimed."""
+    """One that takes longer to read than a lease would never be finished."""
     monkeypatch.setattr(Slot, "new_runner", lambda self: stub("--die"))
     experiment_id = submitted(database)
     slot = Slot(database, settings, "test")
@@ -96,28 +93,38 @@ def test_a_claim_reads_no_checkpoint(
 def test_a_queue_waits_while_the_store_is_full(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reserve larger than any disk stands for a full one. A run that was dispatched before
-    returns to the queue, and no other run is dispatched to this worker."""
+    """A reserve larger than any disk stands for a full one. No run starts, and the worker does not
+    count as idle."""
     monkeypatch.setattr(Slot, "new_runner", lambda self: stub())
     ids = [submitted(database) for _ in range(20)]
     full = settings.model_copy(update={"reserve_bytes": 2**60})
-    with database.transaction() as session:
-        workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
-        chosen = dispatch_next(session)
-    assert chosen is not None
     slot = Slot(database, full, "w")
-    assert not slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)
-    with database.snapshot() as session:
+    slot.work(lambda: False)
+    with database.transaction() as session:
+        workers.beat(session, "w", slot.presence.vitals())
         assert workers.slots(session, 60)[Queue.CPU].idle == 0
-    assert LocalWorker(full)._next() is None
     assert {load(database, one).status for one in ids} == {"queued"}
     slot.settings = slot.presence.settings = settings
-    local = LocalWorker(settings)
-    while (chosen := local._next()) is not None:
-        assert slot.run(chosen.experiment_id, chosen.dispatch_no, lambda: False)
+    slot.work(lambda: False)
     slot.close()
     assert {load(database, one).status for one in ids} == {"succeeded"}
     assert {load(database, one).attempt for one in ids} == {1}
+
+
+@pytest.mark.parametrize("ending", ["stopping", "retiring"])
+def test_an_ending_worker_starts_no_further_run(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr(Slot, "new_runner", lambda self: stub())
+    ids = [submitted(database) for _ in range(3)]
+    slot = Slot(database, settings, "w")
+
+    def is_over() -> bool:
+        return load(database, ids[0]).status == "succeeded"
+
+    slot.work(is_over if ending == "stopping" else lambda: False, is_over)
+    slot.close()
+    assert [load(database, one).status for one in ids] == ["succeeded", "queued", "queued"]
 
 
 @pytest.mark.parametrize("broken", [1, 2])

@@ -9,13 +9,12 @@ from sqlalchemy import select
 
 from service.db.engine import Database
 from service.experiments.models import Experiment, Queue
-from service.queue.dispatch import dispatch_next
 from service.settings import Settings
 from service.workers.models import Worker
 from tests.service.queue.test_position import submit
 from tests.support.forks import fork
 from tests.support.processes import MPT, environment
-from worker.node import Node
+from worker.main import Worker as WorkerProcess
 
 
 def refusal(lab: Settings, *command: str) -> str:
@@ -26,7 +25,7 @@ def refusal(lab: Settings, *command: str) -> str:
 
 
 def test_a_gpu_worker_without_a_gpu_refuses_to_start(lab: Settings) -> None:
-    told = refusal(lab, "-m", "worker.node", "gpu")
+    told = refusal(lab, "-m", "worker", "gpu")
     assert "this worker can use no GPU" in told
     with closing(Database(lab.url)) as database, database.snapshot() as session:
         assert session.scalar(select(Worker.id)) is None
@@ -49,15 +48,12 @@ def test_a_run_that_finds_no_gpu_is_handed_back_and_ends_the_worker(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     broker = SecretStr("redis://127.0.0.1:1/0")  # which nothing here connects to
     alone = {"warm_parent": False, "redis_url": broker}
-    node = Node(settings.model_copy(update=alone), Queue.GPU)
+    worker = WorkerProcess(settings.model_copy(update=alone), Queue.GPU)
     failed: list[bool] = []  # in place of the end of this process
-    monkeypatch.setattr(node.lifetime, "fail", lambda: failed.append(True))
-    experiment_id = submit(node.database, "cuda")
-    with node.database.transaction() as session:
-        chosen = dispatch_next(session, Queue.GPU)
-    assert chosen is not None
-    node._run(chosen.experiment_id, chosen.dispatch_no)
+    monkeypatch.setattr(worker.lifetime, "fail", lambda: failed.append(True))
+    experiment_id = submit(worker.database, "cuda")
+    worker._work()
     assert failed == [True]
-    with node.database.snapshot() as session:
+    with worker.database.snapshot() as session:
         one = session.get_one(Experiment, experiment_id)
         assert (one.status, one.lost, one.failure_kind) == ("queued", 0, None)

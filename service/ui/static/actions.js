@@ -5,11 +5,10 @@ import { call, post } from "./api.js";
 import { titleOf } from "./format.js";
 import { Confirm, Problem } from "./parts.js";
 
-const WAITING = ["queued", "dispatched"];
 
 /** The verbs of the API that its state allows. */
 function verbsOf({ status }) {
-  if (WAITING.includes(status) || status === "running") return ["pause", "cancel"];
+  if (status === "queued" || status === "running") return ["pause", "cancel"];
   if (status === "paused") return ["resume", "cancel"];
   return ["failed", "cancelled"].includes(status) ? ["retry"] : [];
 }

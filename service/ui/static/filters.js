@@ -5,7 +5,7 @@ import { get } from "./api.js";
 import { leaves } from "./format.js";
 import { resultsOf } from "./result.js";
 
-const STATUSES = ["queued", "dispatched", "running", "paused", "succeeded", "failed", "cancelled"];
+const STATUSES = ["queued", "running", "paused", "succeeded", "failed", "cancelled"];
 const FAMILIES = ["ppca", "factor_analysis", "linear_vae", "vae", "masked_lm"];
 const ORDERS = [
   ["", "Newest first"],

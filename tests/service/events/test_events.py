@@ -64,7 +64,7 @@ def xs(events: dict[str, Any]) -> list[float]:
     ]
 
 
-WHOLE = ["queued", "dispatched", "running", "log", "log", "progress", "points", "succeeded"]
+WHOLE = ["queued", "running", "log", "log", "progress", "points", "succeeded"]
 
 
 def test_all_events_of_an_experiment(admin: TestClient) -> None:
@@ -75,12 +75,12 @@ def test_all_events_of_an_experiment(admin: TestClient) -> None:
     assert kinds(then) == WHOLE[:-1]
     assert then["ended"] is False
     assert [one["id"] for one in then["items"]][-1] == then["last_id"]
-    assert then["items"][2]["data"] == {
+    assert then["items"][1]["data"] == {
         "status": "running", "attempt": 1, "worker": "w", "terminal": False
     }  # fmt: skip
-    assert then["items"][3]["data"] == {"level": "info", "message": "line 1", "seq": 1}
-    assert then["items"][5]["data"] == {"done": 7, "total": 9, "unit": "masks"}
-    assert then["items"][6]["data"]["last_seq"] == 4
+    assert then["items"][2]["data"] == {"level": "info", "message": "line 1", "seq": 1}
+    assert then["items"][4]["data"] == {"done": 7, "total": 9, "unit": "masks"}
+    assert then["items"][5]["data"]["last_seq"] == 4
     assert xs(then) == [2, 4]
     finished(admin, claim)
     whole = page(admin, url)
@@ -125,7 +125,7 @@ def test_points_come_once_after_a_run_returned_to_its_checkpoint(admin: TestClie
     assert again.after_seq == 2
     recorded(admin, again, point(3))
     second = page(admin, url, after=first["last_id"])
-    assert kinds(second) == ["queued", "dispatched", "running"]
+    assert kinds(second) == ["queued", "running"]
     recorded(admin, again, point(4), point(5))
     assert xs(page(admin, url, after=second["last_id"])) == [5]
     assert xs(page(admin, url, after=first["last_id"])) == [5]
@@ -137,7 +137,7 @@ def test_only_the_requested_kinds(api: TestClient) -> None:
     recorded(api, claim, log(1), point(2), progress(7))
     for kind in ("log", "progress", "points"):
         assert kinds(page(api, url, kind=kind)) == [kind]
-    assert kinds(page(api, url, kind=["log", "status"])) == WHOLE[:4]
+    assert kinds(page(api, url, kind=["log", "status"])) == WHOLE[:3]
     finished(api, claim)
     assert page(api, url, kind="log")["ended"] is True
 
@@ -224,14 +224,14 @@ def test_events_of_a_sweep(admin: TestClient) -> None:
     first = claim_next(database)
     recorded(admin, first, point(1), progress(5))
     then = page(admin, url)
-    assert kinds(then) == ["queued", "queued", "dispatched", "running", "progress", "points"]
+    assert kinds(then) == ["queued", "queued", "running", "progress", "points"]
     assert then["items"][-1]["data"] == {"last_seq": 1, "series": None}
     assert {one["id"] for one in then["items"][-2:]} == {then["last_id"]}
     finished(admin, first)
     assert page(admin, url)["ended"] is False
     finished(admin, claim_next(database))
     rest = page(admin, url, after=then["last_id"])
-    assert kinds(rest) == ["succeeded", "dispatched", "running", "succeeded"]
+    assert kinds(rest) == ["succeeded", "running", "succeeded"]
     assert rest["ended"] is True
     assert page(admin, url, limit=1)["ended"] is False
     assert page(admin, "/v1/events")["ended"] is False

@@ -22,7 +22,7 @@ from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.kept_bytes import bytes_agree
 from tests.support.ppca_spec import ppca_spec
-from worker.sweeper import Sweeper
+from worker.housekeeping import Housekeeping
 
 __all__ = ["admin", "place", "processes"]  # fixtures
 
@@ -166,7 +166,7 @@ def test_pinned_experiments_are_not_deleted(admin: TestClient, place: Settings) 
     answer = admin.delete(f"/v1/experiments/{one}")
     assert (answer.status_code, answer.json()["reason"]) == (409, "pinned")
     strict = place.model_copy(update={"keep_s": 1.0, "keep_user_bytes": 1, "purge_after_s": 0.0})
-    Sweeper(database_of(admin), strict).sweep()
+    Housekeeping(database_of(admin), strict).clean()
     assert admin.get(f"/v1/experiments/{one}").status_code == 200
     admin.patch(f"/v1/experiments/{one}", json={"pinned": False})
     assert admin.delete(f"/v1/experiments/{one}").status_code == 204
@@ -207,9 +207,9 @@ def test_a_purge_deletes_all_rows_of_one_experiment_only(
     becomes(admin, one, Status.FAILED)
     admin.delete(f"/v1/experiments/{one}")
     patient = place.model_copy(update={"purge_after_s": 60.0})
-    Sweeper(database, patient).sweep()
+    Housekeeping(database, patient).clean()
     assert files.exists()
-    Sweeper(database, place.model_copy(update={"purge_after_s": 0.0})).sweep()
+    Housekeeping(database, place.model_copy(update={"purge_after_s": 0.0})).clean()
     assert not files.exists()
     assert kept_files.exists()
     counted = before["tallies"] + 2  # that it ended, and that it is gone
@@ -270,13 +270,13 @@ def test_weights_are_purged_after_the_runs_that_need_them(
         base = {"family": "ppca", "latent_dim": 2, "init": "experiment", "experiment": trained}
         later = submit(admin, {**ppca_spec(), "baseline": base})
     admin.delete(f"/v1/experiments/{trained}")
-    sweeper = Sweeper(database_of(admin), place.model_copy(update={"purge_after_s": 0.0}))
+    housekeeping = Housekeeping(database_of(admin), place.model_copy(update={"purge_after_s": 0.0}))
     for status in (Status.QUEUED, Status.RUNNING, Status.PAUSED):
         becomes(admin, later, status)
-        sweeper.sweep()
+        housekeeping.clean()
         assert files.exists()
     becomes(admin, later, Status.FAILED)
-    sweeper.sweep()
+    housekeeping.clean()
     assert not files.exists()
 
 
@@ -286,14 +286,14 @@ def test_old_experiments_are_deleted_by_age(admin: TestClient, place: Settings) 
     for status in (*ages, Status.QUEUED, Status.RUNNING, Status.PAUSED):
         ids[status] = submit(admin)
         becomes(admin, ids[status], status, ago_s=ages.get(status, 0.0))
-    sweeper = Sweeper(database_of(admin), place)  # off by default
-    sweeper.sweep()
+    housekeeping = Housekeeping(database_of(admin), place)  # off by default
+    housekeeping.clean()
     assert len(admin.get("/v1/experiments").json()["items"]) == 6
-    Sweeper(database_of(admin), place.model_copy(update={"keep_s": 50.0})).sweep()
+    Housekeeping(database_of(admin), place.model_copy(update={"keep_s": 50.0})).clean()
     left = {one["status"] for one in admin.get("/v1/experiments").json()["items"]}
     assert left == {"cancelled", "queued", "running", "paused"}
     (entry, *_) = admin.get(f"/v1/audit?object_id={ids[Status.FAILED]}").json()["items"]
-    assert (entry["actor"], entry["action"]) == ("sweeper", "experiment.deleted")
+    assert (entry["actor"], entry["action"]) == ("housekeeping", "experiment.deleted")
 
 
 def test_a_quota_deletes_the_oldest_experiments_of_each_user(
@@ -311,7 +311,7 @@ def test_a_quota_deletes_the_oldest_experiments_of_each_user(
     told = admin.get("/v1/retention").json()
     freed = {"owner": "ann", "why": planned[0].why, "count": 1, "bytes": 40}
     assert told == {"delete": [freed], "purge": []}
-    Sweeper(database_of(admin), limited).sweep()
+    Housekeeping(database_of(admin), limited).clean()
     left = [one["id"] for one in admin.get("/v1/experiments?whose=all").json()["items"]]
     assert sorted(left) == sorted([*anns[1:], *locals_])
     assert [*retention.planned(database_of(admin), limited)] == []
@@ -388,7 +388,7 @@ def test_a_purge_leaves_counters_as_they_are(admin: TestClient, place: Settings)
     assert before["mpt_wait_seconds_count"] == 2
     assert before["mpt_wait_seconds_sum"] == pytest.approx(130, abs=5)
     assert before["mpt_run_seconds_sum"] == pytest.approx(70, abs=5)
-    Sweeper(database_of(admin), place.model_copy(update={"purge_after_s": 0.0})).sweep()
+    Housekeeping(database_of(admin), place.model_copy(update={"purge_after_s": 0.0})).clean()
     assert rows(database_of(admin))["experiments"] == 0
     assert counters() == pytest.approx(before)
 

@@ -17,7 +17,7 @@ from service.experiments.models import Artifact, Attempt, Event, Experiment, Hel
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import quota
-from service.queue.shares import MAX_PRIORITY
+from service.queue.claims import MAX_PRIORITY
 from service.records import results
 from service.refusals import ApiError
 from tests.support import stored
@@ -61,7 +61,7 @@ def test_all_of_a_submission_is_stored(database: Database) -> None:
 
 def test_new_rows_are_returned_as_stored(database: Database) -> None:
     made = submit(database)
-    assert (made.attempt, made.lost, made.last_seq, made.dispatch_no) == (0, 0, 0, 0)
+    assert (made.attempt, made.lost, made.last_seq) == (0, 0, 0)
     assert made.created_at > 1.5e9
 
 

@@ -65,7 +65,7 @@ def service(settings: Settings) -> Iterator[tuple[Lab, Client]]:
     lab = Lab(settings, settings.store / "lab.log", fork)
     if settings.database_url is None:
         lab.start("api", "api", "--port", str(lab.port))
-        lab.start("worker", "-m", "worker.local")
+        lab.start("worker", "-m", "worker", "cpu", "--local")
     else:
         lab.start_all()
     try:

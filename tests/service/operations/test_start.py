@@ -109,19 +109,20 @@ def test_a_key_is_on_the_disk_before_it_has_its_name(
     assert not settings.key_file.exists()
 
 
-@pytest.mark.parametrize("module", ["service", "worker.local", "worker.reaper"])
+@pytest.mark.parametrize("module", ["service", "worker", "worker.controller"])
 def test_a_process_refuses_tables_of_another_version(settings: Settings, module: str) -> None:
     with closing(Database(settings.url)) as database, database.transaction() as session:
         session.execute(text("ALTER TABLE experiments RENAME COLUMN note TO remark"))
     said = settings.store / "said"
-    assert fork(["-m", module], environment(settings), said).wait(30) == 1
+    words = WORDS.get(module, [])
+    assert fork(["-m", module, *words], environment(settings), said).wait(30) == 1
     assert "run `mpt migrate`" in said.read_text()
 
 
-NOT_NEWER = ("service", "worker.local", "worker.reaper", "worker.dispatcher", "worker.node",
-             "worker.every_gpu", "service.operations.backup",
-             "service.operations.retention", "service.operations.prepare")  # fmt: skip
-WORDS = {"worker.node": ["cpu"], "service.operations.backup": ["save", "elsewhere"]}
+NOT_NEWER = ("service", "worker", "worker.controller", "worker.every_gpu",
+             "service.operations.backup", "service.operations.retention",
+             "service.operations.prepare")  # fmt: skip
+WORDS = {"worker": ["cpu", "--local"], "service.operations.backup": ["save", "elsewhere"]}
 
 
 @pytest.mark.parametrize("module", NOT_NEWER)

@@ -330,9 +330,9 @@ def test_usage_is_listed_by_the_heaviest_user_first(
     api: TestClient, database: Database, settings: Settings
 ) -> None:
     with database.transaction() as session:
-        for name, slot_s in (("ann", 30.0), ("bob", 60.0)):
+        for name, charged_s in (("ann", 30.0), ("bob", 60.0)):
             user, _ = ensure_key(session, name, settings.store / name)
-            session.add(Usage(owner_id=user.id, slot_s=slot_s, as_of=time.time()))
+            session.add(Usage(owner_id=user.id, charged_s=charged_s, as_of=time.time()))
     items = api.get("/v1/usage").json()["items"]
     assert [one["name"] for one in items] == ["bob", "ann", "local"]
     assert [round(one["share"]["effectv_usage"], 2) for one in items] == [0.67, 0.33, 0.0]

@@ -82,7 +82,7 @@ def test_a_position_counts_the_runs_before_it(either: Database) -> None:
     }
 
 
-def test_positions_of_short_runs_are_those_of_the_dispatcher(database: Database) -> None:
+def test_positions_of_short_runs_are_those_of_claims(database: Database) -> None:
     """It charges current runs for `advance_s`, even if the last runs were shorter."""
     lab = SharedLab(database, FairShare(spare_slots=0), cpus=4)
     had = {1: (5.0, 5.0, 5.9), lab.user("b", shares=2): (3.1,), lab.user("c", max_running=2): ()}

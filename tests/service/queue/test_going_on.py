@@ -39,7 +39,7 @@ def test_a_reaped_run_keeps_its_records_up_to_the_checkpoint(either: Database, k
         record(session, first, after, 60)
         session.execute(update(Experiment).values(lease_expires_at=now() - 1))
     with either.transaction() as session:
-        lease.reap(session, dispatch_timeout_s=30, max_lost=3)
+        lease.expire(session, max_lost=3)
     second = claim_next(either)
     assert (second.attempt, second.after_seq) == (2, 3)
     with either.snapshot() as session:

@@ -15,6 +15,7 @@ from service.queue.shares import standings
 from tests.service.queue.test_fair_share import JOB_S
 from tests.support.invariants import check
 from tests.support.shared_lab import SharedLab
+from tests.support.starting import charges, fold
 
 
 def test_gpu_hours_of_a_day_are_limited(either: Database) -> None:
@@ -58,9 +59,9 @@ def test_no_slot_is_reserved_for_a_gpu_run_without_hours(either: Database) -> No
     assert [one for _, _, one in lab.starts][1] == on_cpu
 
 
-def test_folding_does_not_change_the_sum_of_the_ledger(either: Database) -> None:
-    """At any time: the integral of decayed use over all attempts, with the GPU's weight."""
-    fair_share = FairShare(half_life_s=500, gpu_weight=7)
+def test_charges_are_the_sum_of_the_ledger(either: Database) -> None:
+    """After each fold: the integral of decayed use over all attempts, with the GPU's weight."""
+    fair_share = FairShare(half_life_s=500, gpu_weight=7, advance_s=0)
     lab = SharedLab(either, fair_share, cpus=2, gpus=1)
     generator = random.Random(1)
     users = [1, lab.user("second")]
@@ -70,9 +71,8 @@ def test_folding_does_not_change_the_sum_of_the_ledger(either: Database) -> None
     for _ in range(8):
         lab.run(generator.uniform(1, 120))
         with either.transaction() as session:
-            if generator.random() < 0.5:
-                ledger.fold(session, fair_share)
-            found = {one.owner_id: one.usage_s for one in standings(session, fair_share)}
+            fold(session, fair_share)
+            found = charges(session, fair_share)
             lines = session.scalars(select(Attempt)).all()
         for user in users:
             mine = [ledger.use_of(line) for line in lines if line.owner_id == user]
@@ -105,7 +105,7 @@ ENDINGS: dict[str, Callable[[Session, lease.Claim], object]] = {
 
 def _expire_and_reap(session: Session) -> None:
     session.execute(update(Experiment).values(lease_expires_at=Experiment.lease_expires_at - 1e9))
-    lease.reap(session, dispatch_timeout_s=60, max_lost=3)
+    lease.expire(session, max_lost=3)
 
 
 @pytest.mark.parametrize("how", ENDINGS)
@@ -116,14 +116,14 @@ def test_every_end_of_an_attempt_ends_its_ledger_line(either: Database, how: str
     with either.transaction() as session:
         claim = lease.Claim(one, 1, {})
         ENDINGS[how](session, claim)
-        ledger.fold(session, lab.fair_share)
+        fold(session, lab.fair_share)
     counts = check(either, {one: []}, settled=False, fair_share=lab.fair_share)
     assert counts.clean, str(counts)
     with either.snapshot() as session:
         assert session.scalar(select(Attempt.folded)) is True
 
 
-def test_a_user_does_not_pay_for_a_delayed_reaper(either: Database) -> None:
+def test_a_user_does_not_pay_for_a_delayed_controller(either: Database) -> None:
     lab = SharedLab(either, FairShare())
     lab.submit(1, 1, JOB_S)
     lab.run(1)
@@ -131,6 +131,7 @@ def test_a_user_does_not_pay_for_a_delayed_reaper(either: Database) -> None:
         session.execute(update(Experiment).values(lease_expires_at=lab.clock.now + 10))
     lab.clock.now += 10_000
     with either.transaction() as session:
-        lease.reap(session, dispatch_timeout_s=60, max_lost=3)
+        lease.expire(session, max_lost=3)
+        fold(session, FairShare(advance_s=0))
         (mine,) = standings(session, lab.fair_share)
-    assert mine.usage_s < 12
+    assert mine.charged_s < 12

@@ -67,9 +67,7 @@ def submit(database: Database, gib: float, priority: int = 0) -> str:
 def start(database: Database, worker: str) -> str | None:
     """Start a run as a slot does, with the GPU of its worker's last heartbeat."""
     with database.transaction() as session:
-        place = rooms.lock_place(session, worker, Queue.GPU, 60)
-        memories = place.memory_ids
-        claim = start_next(session, worker, Queue.GPU, room=place.room, memories=memories)
+        claim = start_next(session, worker, Queue.GPU)
         return None if claim is None else claim.experiment_id
 
 
@@ -82,7 +80,8 @@ def end(database: Database, experiment_id: str) -> None:
 
 def place_of(database: Database, worker: str) -> Place:
     with database.transaction() as session:
-        return rooms.lock_place(session, worker, Queue.GPU, 60)
+        places = rooms.places(session, 60)
+    return next(place for place in places if place.worker_id == worker)
 
 
 def reason(database: Database, experiment_id: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, text
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.accounts.models import User
@@ -22,7 +22,6 @@ from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import shares, snapshot, workers
-from service.queue.dispatch import _dispatch
 from service.queue.position import position_of_next, queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.shares import Standing
@@ -34,8 +33,6 @@ from tests.support import stored
 from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.processes import wait_until
 from tests.support.starting import start_next
-from worker.celery_app import make_celery
-from worker.dispatcher import Dispatcher
 
 
 def submit(database: Database, device: str = "cpu", priority: int = 0) -> str:
@@ -83,12 +80,10 @@ def test_auto_uses_an_idle_gpu_or_else_a_cpu(lab: Settings) -> None:
     register(database, gpu=2, cpu=2)
     occupy(database, "gpu0")
     ids = [submit(database, device) for device in ("auto", "cuda", "auto", "auto", "cpu")]
-    dispatched = Dispatcher(database, lab, make_celery(lab)).dispatch()
-    assert [(one.queue, ids.index(one.experiment_id)) for one in dispatched] == [
-        ("gpu", 0),
-        ("cpu", 2),
-        ("cpu", 3),
-    ]
+    with database.transaction() as session:
+        workers_in_turn = ("gpu1", "cpu0", "cpu1")
+        began = [start_next(session, worker, Queue(worker[:3])) for worker in workers_in_turn]
+        assert [claim and claim.experiment_id for claim in began] == [ids[0], ids[2], ids[3]]
     assert place(database, ids[1]) == (0, "all 2 GPU workers are busy, next in turn")
     assert place(database, ids[4]) == (0, "all 2 CPU workers are busy, next in turn")
 
@@ -305,33 +300,6 @@ def test_many_positions_equal_the_single_ones(either: Database) -> None:
             together[one.id].reason,
         )
     assert set(together) == set(ids)
-
-
-def test_a_choice_reads_only_the_index(lab: Settings) -> None:
-    """The number of database pages that are read does not depend on the number of waiting or ended
-    experiments."""
-    database = Database(lab.url)
-    ages = (("a", "cuda", "succeeded"), ("b", "cuda", "queued"), ("c", "auto", "queued"))
-    for age, device, status in ages:
-        with database.transaction() as session:
-            session.execute(
-                text(
-                    "INSERT INTO experiments (id, owner_id, tags, priority, spec, family, device,"
-                    " status, desired_state, dispatch_no, attempt, lost, created_at, last_seq)"
-                    " SELECT :age || i, 1, '[]', 0, '{}', 'ppca',"
-                    " :device, :status, 'run', 0, 0, 0, 0, 0 FROM generate_series(1, 5000) i"
-                ),
-                {"age": age, "device": device, "status": status},
-            )
-    with database.transaction() as session:
-        session.execute(text("ANALYZE experiments"))
-        statement = _dispatch(Queue.GPU).compile(session.get_bind())
-        parameters = {**statement.params, "owner": 1, "room": 2**62}
-        explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
-        driver = session.connection().connection.dbapi_connection
-        assert driver is not None
-        ((plan,),) = driver.execute(explained, parameters).fetchone()
-    assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 100
 
 
 def test_requests_that_share_a_snapshot_simulate_one_at_a_time(

@@ -19,7 +19,6 @@ from service.records.recording import Batch, record
 from service.settings import Settings
 from service.workers.models import Worker
 from tests.support import stored
-from tests.support.dispatches import dispatched
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next
 
@@ -57,7 +56,7 @@ def expire(database: Database, claimed: Claim) -> None:
 
 def reap(database: Database, max_lost: int = 3) -> list[tuple[str, Status]]:
     with database.transaction() as session:
-        return lease.reap(session, dispatch_timeout_s=30, max_lost=max_lost)
+        return lease.expire(session, max_lost=max_lost)
 
 
 def status(database: Database, experiment_id: str) -> tuple[str, int]:
@@ -230,24 +229,22 @@ def test_a_frozen_transaction_delays_only_its_own_rows(lab: Settings) -> None:
         ended_held, ended = running(database), running(database)
         for one in (ended_held, ended):
             end(database, one)
-        unclaimed_held, unclaimed = submit(database), submit(database)
-        assert {dispatched(database)[0] for _ in range(2)} == {unclaimed_held, unclaimed}
         waits_held, waits = submit(database), submit(database)
         with database.transaction() as session:
             for name in ("held", "silent"):
                 workers.beat(session, name, Vitals("host", Queue.CPU, 1))
             session.execute(update(Worker).values(heartbeat_at=1))
-            session.execute(update(Experiment).values(dispatched_at=1, finished_at=1))
+            session.execute(update(Experiment).values(finished_at=1))
             running_ones = Experiment.status == Status.RUNNING
             session.execute(update(Experiment).where(running_ones).values(lease_expires_at=1))
         of_runs = held.experiment_id, ended_held.experiment_id
-        ids = "', '".join([*of_runs, unclaimed_held, waits_held])
+        ids = "', '".join([*of_runs, waits_held])
         touch = f"UPDATE experiments SET note = 'x' WHERE id IN ('{ids}')"
         with frozen(lab, touch, "UPDATE workers SET host = 'x' WHERE id = 'held'"):
             claim = start(database)
             assert claim is not None
             assert claim.experiment_id == waits
-            assert dict(reap(database)) == {lost.experiment_id: "queued", unclaimed: "queued"}
+            assert dict(reap(database)) == {lost.experiment_id: "queued"}
             with database.transaction() as session:
                 both = [ended_held.experiment_id, ended.experiment_id]
                 forgotten = lease.forget_checkpoints(session, both, after_s=1)
@@ -255,4 +252,4 @@ def test_a_frozen_transaction_delays_only_its_own_rows(lab: Settings) -> None:
             with database.transaction() as session:
                 workers.forget_silent(session, after_s=1)
                 assert session.scalars(select(Worker.id)).all() == ["held"]
-        assert dict(reap(database)) == {held.experiment_id: "queued", unclaimed_held: "queued"}
+        assert dict(reap(database)) == {held.experiment_id: "queued"}

@@ -38,10 +38,9 @@ def test_restored_running_experiments_follow_the_desired_state(
         assert found.finished_at == pytest.approx(time.time(), abs=60)
     else:
         assert found.finished_at is None
-    numbers = (1, 1) if becomes == "cancelled" else (1 + BEYOND, 1 + BEYOND)
-    assert (found.attempt, found.dispatch_no) == numbers
+    assert found.attempt == (1 if becomes == "cancelled" else 1 + BEYOND)
     told = {"status": becomes, "restored": True}
-    assert status_events(database, claim.experiment_id)[3:] == [told]
+    assert status_events(database, claim.experiment_id)[2:] == [told]
     with database.snapshot() as session:
         assert session.scalars(select(Attempt.ended_at)).all() == [RAN_UNTIL]
 
@@ -55,9 +54,9 @@ def test_other_restored_experiments_are_unchanged(
 ) -> None:
     """Runnable experiments get numbers that earlier workers do not know."""
     experiment_id = submitted(database)
-    change(database, experiment_id, status=Status(status), attempt=3, dispatch_no=5)
+    change(database, experiment_id, status=Status(status), attempt=3)
     assert begin_anew(database) == 0
     found = row(database, experiment_id)
-    assert (found.status, found.attempt, found.dispatch_no) == (status, 3 + raised, 5 + raised)
+    assert (found.status, found.attempt) == (status, 3 + raised)
     assert found.finished_at is None
     assert len(status_events(database, experiment_id)) == 1

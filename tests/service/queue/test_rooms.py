@@ -12,7 +12,6 @@ from service.db.engine import Database, now
 from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.experiments.schemas import Submission
 from service.queue import lease, rooms, workers
-from service.queue.dispatch import Dispatch, dispatch_next
 from service.queue.lease import Claim
 from service.queue.memory import Memory
 from service.queue.position import queue_positions
@@ -21,6 +20,7 @@ from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import start_next
 
 GIB = 2**30
 
@@ -57,30 +57,10 @@ def submit(database: Database, gib: float) -> str:
         return stored.submit(session, 1, submission, memory=memory).id
 
 
-def dispatch(database: Database) -> Dispatch | None:
-    with database.transaction() as session:
-        return dispatch_next(session)
-
-
-def claim(database: Database, dispatch: Dispatch, worker: str) -> Claim | None:
-    """Claim as a slot does, with the memory of its worker's last heartbeat."""
-    with database.transaction() as session:
-        place = rooms.lock_place(session, worker, Queue.CPU, 60)
-        return lease.claim(
-            session,
-            dispatch.experiment_id,
-            dispatch.dispatch_no,
-            worker=worker,
-            lease_s=60,
-            room=place.room,
-            memories=place.memory_ids,
-        )
-
-
 def start(database: Database, worker: str) -> Claim | None:
     """Start the next run on a worker, or return None if none may start there."""
-    chosen = dispatch(database)
-    return None if chosen is None else claim(database, chosen, worker)
+    with database.transaction() as session:
+        return start_next(session, worker)
 
 
 def finish(database: Database, claim: Claim) -> None:
@@ -105,10 +85,10 @@ def test_two_runs_that_exceed_a_memory_together_run_one_after_the_other(either: 
     running = start(either, "a")
     assert running is not None
     assert running.experiment_id == first
-    assert dispatch(either) is None, "the first one has allocated nothing yet"
+    assert start(either, "b") is None, "the first one has allocated nothing yet"
     register(either, "a", pool("m", 4, 2.5), ours=1)
     register(either, "b", pool("m", 4, 2.5))
-    assert dispatch(either) is None
+    assert start(either, "b") is None
     waiting = position(either, second)
     assert waiting.reason == (
         "it waits for main memory: the run takes about 2.2 GiB, 1.7 GiB are left beside current "
@@ -123,16 +103,6 @@ def test_runs_that_fit_together_run_together(either: Database) -> None:
         register(either, name, pool("m", 8, 7.5))
     ids = [submit(either, 3), submit(either, 3), submit(either, 1)]
     assert started([start(either, name) for name in "abc"]) == ids
-
-
-def test_a_dispatch_that_nobody_has_claimed_yet_counts(either: Database) -> None:
-    register(either, "a", pool("m", 4, 3.5))
-    register(either, "b", pool("m", 4, 3.5))
-    submit(either, 2), submit(either, 2)
-    chosen = dispatch(either)
-    assert chosen is not None
-    assert dispatch(either) is None
-    assert claim(either, chosen, "b") is not None
 
 
 def test_workers_of_other_memories_are_not_affected(either: Database) -> None:
@@ -157,9 +127,7 @@ def test_a_run_in_a_container_fits_its_limit(either: Database) -> None:
     register(either, "a", pool("m", 16, 15), pool("m/a", 4, 3.5))
     register(either, "b", pool("m", 16, 15), max_run=14)
     large = submit(either, 6)
-    chosen = dispatch(either)
-    assert chosen is not None
-    assert claim(either, chosen, "a") is None
+    assert start(either, "a") is None
     assert started([start(either, "b")]) == [large]
 
 
@@ -207,12 +175,9 @@ def test_small_runs_do_not_keep_a_large_one_from_a_memory(either: Database) -> N
     running = start(either, "a")
     assert running is not None
     large, small = submit(either, 7), submit(either, 1)
-    assert dispatch(either) is None
+    assert start(either, "b") is None, "this memory is kept for the large run"
     register(either, "c", pool("n", 4, 3.5))
-    chosen = dispatch(either)
-    assert chosen is not None
-    assert chosen.experiment_id == small
-    assert claim(either, chosen, "b") is None, "this memory is kept for the large run"
+    assert start(either, "b") is None, "and smaller runs start elsewhere"
     assert started([start(either, "c")]) == [small]
     finish(either, running)
     assert started([start(either, "b")]) == [large]
@@ -243,23 +208,16 @@ def test_an_expected_start_waits_for_the_memory(either: Database) -> None:
 
 
 def test_two_claims_at_the_same_moment_do_not_use_the_same_room(either: Database) -> None:
-    """Both runs were dispatched when each had room of its own."""
-    for name in "ab":
-        register(either, name, pool(name, 4, 3.5))
-    submit(either, 3), submit(either, 3)
-    dispatches = [dispatch(either), dispatch(either)]
     for name in "ab":
         register(either, name, pool("m", 4, 3.5))
+    submit(either, 3), submit(either, 3)
     ready, claims = threading.Barrier(2), []
 
-    def run(chosen: Dispatch | None, worker: str) -> None:
-        assert chosen is not None
+    def run(worker: str) -> None:
         ready.wait()
-        claims.append(claim(either, chosen, worker))
+        claims.append(start(either, worker))
 
-    threads = [
-        threading.Thread(target=run, args=each) for each in zip(dispatches, "ab", strict=True)
-    ]
+    threads = [threading.Thread(target=run, args=worker) for worker in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:

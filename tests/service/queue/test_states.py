@@ -28,16 +28,13 @@ CANCEL, PAUSE, RUN = DesiredState.CANCEL, DesiredState.PAUSE, DesiredState.RUN
 
 AT_ONCE = [
     (Status.QUEUED, CANCEL, Status.CANCELLED),
-    (Status.DISPATCHED, CANCEL, Status.CANCELLED),
     (Status.PAUSED, CANCEL, Status.CANCELLED),
     (Status.QUEUED, PAUSE, Status.PAUSED),
-    (Status.DISPATCHED, PAUSE, Status.PAUSED),
     (Status.PAUSED, RUN, Status.QUEUED),
 ]
 REFUSED = [
     (Status.PAUSED, PAUSE),
     (Status.QUEUED, RUN),
-    (Status.DISPATCHED, RUN),
     *((status, desired) for status in TERMINAL for desired in DesiredState),
 ]
 OF_A_RUN = [
@@ -183,17 +180,17 @@ def test_a_sweep_is_cancelled_as_a_whole(database: Database, other: str) -> None
     Finished experiments and those of other sweeps do not change."""
     mine, others = sweep(database), sweep(database)
     points = {}
-    for status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED, Status.RUNNING, Status.FAILED):
+    for status in (Status.QUEUED, Status.PAUSED, Status.RUNNING, Status.FAILED):
         points[status] = submitted(database)
         change(database, points[status], status=status, sweep_id=mine, finished_at=5.0)
     change(database, other, sweep_id=others)
     late = after(database, points[Status.PAUSED])
     with database.transaction() as session:
         done = states.cancel_all(session, Experiment.sweep_id == mine)
-        assert (len(done.ids), len(done.at_once)) == (4, 3)
+        assert (len(done.ids), len(done.at_once)) == (3, 2)
     for status, one in points.items():
         found = row(database, one)
-        waited = status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)
+        waited = status in (Status.QUEUED, Status.PAUSED)
         assert found.status == ("cancelled" if waited else status)
         assert found.desired_state == ("run" if status == Status.FAILED else "cancel")
         ended_at = pytest.approx(time.time(), abs=60) if waited else 5.0
@@ -202,7 +199,7 @@ def test_a_sweep_is_cancelled_as_a_whole(database: Database, other: str) -> None
         assert status_events(database, one)[1:] == events
     assert (row(database, other).status, row(database, other).desired_state) == ("queued", "run")
     assert row(database, late).status == "failed"
-    ended = [points[status] for status in (Status.QUEUED, Status.DISPATCHED, Status.PAUSED)]
+    ended = [points[status] for status in (Status.QUEUED, Status.PAUSED)]
     assert told(database) == sorted([*((one, "cancelled") for one in ended), (late, "failed")])
     with database.transaction() as session:
         assert (

@@ -13,8 +13,8 @@ from service.queue.workers import Vitals
 from service.settings import Settings
 from service.workers.models import WorkerSample
 from tests.support.attempts import claimed
+from worker.housekeeping import Housekeeping
 from worker.presence import Presence
-from worker.sweeper import Sweeper
 
 GIB = 2**30
 CPU = Vitals("h", Queue.CPU, 8 * GIB)
@@ -105,5 +105,5 @@ def test_not_every_heartbeat_is_a_sample(
 
 def test_samples_are_deleted_after_a_day(database: Database, settings: Settings) -> None:
     keep(database, "w", [5, KEPT_MINUTES - 5, KEPT_MINUTES + 5], busy=False, free=1)
-    Sweeper(database, settings).sweep()
+    Housekeeping(database, settings).clean()
     assert len(kept(database)) == 2

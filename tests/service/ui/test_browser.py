@@ -85,7 +85,7 @@ def test_a_preset_is_submitted_and_its_curve_grows(page: Page, lab: BrowsedLab) 
     expect(page.locator(".first .status")).to_have_text("succeeded")
     assert page.evaluate("window.same")
     history = page.get_by_label("What happened").get_by_role("listitem")
-    expect(history).to_contain_text(["queued", "dispatched", "running", "succeeded"])
+    expect(history).to_contain_text(["queued", "running", "succeeded"])
 
 
 def test_points_that_come_once_more_are_shown_once(page: Page, lab: BrowsedLab) -> None:

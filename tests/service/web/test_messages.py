@@ -86,7 +86,7 @@ def test_a_body_without_its_type(api: TestClient) -> None:
     ("query", "detail"),
     [
         ("limit=x", "an integer, not 'x'"),
-        ("status=done", "one of 'queued', 'dispatched', 'running', 'paused', 'succeeded', "
+        ("status=done", "one of 'queued', 'running', 'paused', 'succeeded', "
          "'failed' or 'cancelled'"),
     ],
 )  # fmt: skip

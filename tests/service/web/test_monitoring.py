@@ -111,7 +111,7 @@ def test_metrics_of_a_history(api: TestClient) -> None:
     found = scrape(api)
     by_status = {labels[0]: n for (name, labels), n in found.items() if name == "mpt_experiments"}
     assert by_status == {
-        "queued": 2, "dispatched": 0, "running": 1, "paused": 0,
+        "queued": 2, "running": 1, "paused": 0,
         "succeeded": 1, "failed": 4, "cancelled": 1,
     }  # fmt: skip
     failures = {labels: n for (name, labels), n in found.items() if name == "mpt_failures_total"}
@@ -169,9 +169,9 @@ def test_a_scrape_reads_no_experiment_that_has_ended(api: TestClient, history: s
         session.execute(
             text(
                 "INSERT INTO experiments (id, owner_id, tags, priority, spec, device, family, "
-                "status, desired_state, dispatch_no, attempt, lost, created_at, started_at, "
+                "status, desired_state, attempt, lost, created_at, started_at, "
                 "finished_at, last_seq, held) SELECT 'e' || i, 1, '[]', 0, :spec, 'cpu', 'ppca', "
-                f"'succeeded', 'run', 0, 0, 0, 1, 2, 3, 0, '' FROM ({numbers}) AS n"
+                f"'succeeded', 'run', 0, 0, 1, 2, 3, 0, '' FROM ({numbers}) AS n"
             ),
             {"spec": spec},
         )

@@ -117,7 +117,7 @@ export default function Lab({ me, may }) {
   const read = async () => {
     const [queue, running, workers, keys] = await Promise.all([
       get("/v1/queue"),
-      get(withQuery("/v1/experiments", { status: ["running", "dispatched"], limit: MAX_RUNNING })),
+      get(withQuery("/v1/experiments", { status: "running", limit: MAX_RUNNING })),
       get("/v1/workers"),
       get(`/v1/users/${me.name}/keys`),
     ]);

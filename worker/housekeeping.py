@@ -1,4 +1,4 @@
-"""Delete files that nobody will read. It runs beside the reaper, so that a slow disk delays no
+"""Delete files that nobody will read. It runs beside the controller, so that a slow disk delays no
 recovery."""
 
 import logging
@@ -8,7 +8,7 @@ import time
 from itertools import islice
 
 from service.datasets.hub import trim_hub_cache
-from service.datasets.retention import sweep as sweep_uploads
+from service.datasets.retention import sweep as clean_uploads
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.operations import retention
@@ -17,14 +17,14 @@ from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 60.0
+CLEAN_S = 60.0
 RETENTION_S = 3600.0
 """Interval of the retention check, which reads the size of every file."""
-SWEPT_TOGETHER = 500
+TOGETHER = 500
 
 
-class Sweeper:
-    """Several sweepers may run at once: they tolerate that another sweeper has deleted a file."""
+class Housekeeping:
+    """Several may run at once: they tolerate that another one has deleted a file."""
 
     def __init__(self, database: Database, settings: Settings):
         self.database = database
@@ -32,18 +32,18 @@ class Sweeper:
         self._retention_due = time.monotonic()
 
     def run(self, stopping: threading.Event) -> None:
-        while not stopping.wait(SWEEP_S):
-            self.sweep()
+        while not stopping.wait(CLEAN_S):
+            self.clean()
 
-    def sweep(self) -> None:
+    def clean(self) -> None:
         """Delete the remains of interrupted uploads, the excess of the hub's cache, checkpoints of
         experiments that ended without a worker (cancelled while paused, or lost), experiments that
         were deleted or have been kept long enough, and old samples of workers."""
         try:
-            sweep_uploads(self.database, self.settings)
+            clean_uploads(self.database, self.settings)
             trim_hub_cache(self.settings)
-            self._sweep_checkpoints()
-            self._sweep_experiments()
+            self._clean_checkpoints()
+            self._purge_experiments()
             with self.database.transaction() as session:
                 worker_samples.forget(session)
         except TRANSIENT_DB_ERRORS as error:
@@ -51,19 +51,19 @@ class Sweeper:
         except OSError as error:
             log.warning("the store cannot be cleaned up: %s", error)
 
-    def _sweep_experiments(self) -> None:
+    def _purge_experiments(self) -> None:
         if time.monotonic() >= self._retention_due:
             self._retention_due = time.monotonic() + RETENTION_S
             retention.delete(self.database, retention.planned(self.database, self.settings))
             retention.measure_artifacts(self.database, self.settings)
         deleted = retention.purgeable(self.database, self.settings)
-        retention.purge(self.database, self.settings, islice(deleted, SWEPT_TOGETHER))
+        retention.purge(self.database, self.settings, islice(deleted, TOGETHER))
 
-    def _sweep_checkpoints(self) -> None:
+    def _clean_checkpoints(self) -> None:
         folders = list(self.settings.all_checkpoints.glob("*"))
         after_s = 2 * self.settings.lease_s  # a worker that is about to end may still write
-        for start in range(0, len(folders), SWEPT_TOGETHER):
-            part = {folder.name: folder for folder in folders[start : start + SWEPT_TOGETHER]}
+        for start in range(0, len(folders), TOGETHER):
+            part = {folder.name: folder for folder in folders[start : start + TOGETHER]}
             with self.database.transaction() as session:
                 ended = lease.forget_checkpoints(session, list(part), after_s)
             for experiment_id in ended:

@@ -16,9 +16,9 @@ from service.operations import retention
 from service.queue import lease, states
 from service.settings import Settings
 from tests.support.hub import cached
-from tests.worker.test_reaper import running
-from worker import sweeper as sweepers
-from worker.sweeper import RETENTION_S, SWEEP_S, SWEPT_TOGETHER, Sweeper
+from tests.worker.test_controller import running
+from worker import housekeeping as module
+from worker.housekeeping import CLEAN_S, RETENTION_S, TOGETHER, Housekeeping
 
 __all__ = ["running"]  # a fixture
 
@@ -32,15 +32,15 @@ def test_a_failed_retention_run_is_retried(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(sweepers, "sweep_uploads", fail)
-    Sweeper(database, settings).sweep()
+    monkeypatch.setattr(module, "clean_uploads", fail)
+    Housekeeping(database, settings).clean()
 
 
 def test_interrupted_uploads_are_removed(database: Database, settings: Settings) -> None:
     folder = settings.all_incoming / "a"
     folder.mkdir(parents=True)
     os.utime(folder, (0, 0))
-    Sweeper(database, settings).sweep()
+    Housekeeping(database, settings).clean()
     assert not folder.exists()
 
 
@@ -50,7 +50,7 @@ def test_the_hubs_cache_is_trimmed(
     cache = settings.store / "hub"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     model = cached(cache, "a", 1000, 2 * UNUSED_S)
-    Sweeper(database, settings.model_copy(update={"hub_cache_bytes": 0})).sweep()
+    Housekeeping(database, settings.model_copy(update={"hub_cache_bytes": 0})).clean()
     assert not model.exists()
 
 
@@ -59,7 +59,7 @@ def test_checkpoints_of_experiments_that_ended_without_a_worker_are_removed(
 ) -> None:
     """Paused with a checkpoint, then cancelled by the API: no worker is there to clean up. A paused
     experiment keeps its checkpoint."""
-    sweeper = Sweeper(database, settings.model_copy(update={"lease_s": 0.1}))
+    housekeeping = Housekeeping(database, settings.model_copy(update={"lease_s": 0.1}))
     folder = settings.checkpoints(running)
     folder.mkdir(parents=True)
     (folder / "000000000001-abc.safetensors").write_bytes(b"")
@@ -70,7 +70,7 @@ def test_checkpoints_of_experiments_that_ended_without_a_worker_are_removed(
 
     def swept() -> bool:
         time.sleep(0.3)
-        sweeper.sweep()
+        housekeeping.clean()
         return not folder.exists()
 
     assert not swept()
@@ -85,7 +85,7 @@ def test_many_checkpoints_are_removed_in_parts(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part is looked up in its own transaction, two leases after the end."""
-    monkeypatch.setattr(sweepers, "SWEPT_TOGETHER", 2)
+    monkeypatch.setattr(module, "TOGETHER", 2)
     names = {f"{number:032x}" for number in range(3)}
     for name in names:
         settings.checkpoints(name).mkdir(parents=True)
@@ -97,7 +97,7 @@ def test_many_checkpoints_are_removed_in_parts(
         return ids
 
     monkeypatch.setattr(lease, "forget_checkpoints", forget)
-    Sweeper(database, settings).sweep()
+    Housekeeping(database, settings).clean()
     assert [len(part) for part in asked] == [2, 1]
     assert {*asked[0], *asked[1]} == names
     assert [*settings.all_checkpoints.iterdir()] == []
@@ -108,7 +108,7 @@ def test_what_is_kept_is_measured_once_an_hour_and_purged_at_each_sweep(
 ) -> None:
     """A sweep purges no more than a part of it."""
     now, done = 1000.0, list[Any]()
-    many = [f"{number:032x}" for number in range(SWEPT_TOGETHER + 1)]
+    many = [f"{number:032x}" for number in range(TOGETHER + 1)]
 
     def noted(name: str, returned: Any) -> None:
         def note(of: Database, *given: Any) -> Any:
@@ -120,25 +120,25 @@ def test_what_is_kept_is_measured_once_an_hour_and_purged_at_each_sweep(
 
         monkeypatch.setattr(retention, name, note)
 
-    monkeypatch.setattr(sweepers, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     for name, returned in {
         "planned": ["old"], "delete": None, "measure_artifacts": None, "purgeable": many, "purge": 0
     }.items():  # fmt: skip
         noted(name, returned)
-    sweeper = Sweeper(database, settings)
+    housekeeping = Housekeeping(database, settings)
     hourly = [("planned",), ("delete", ["old"]), ("measure_artifacts",)]
-    each = [("purgeable",), ("purge", many[:SWEPT_TOGETHER])]
+    each = [("purgeable",), ("purge", many[:TOGETHER])]
     for passed_s, expected in ((0, hourly + each), (RETENTION_S - 1, each), (1, hourly + each)):
         now += passed_s
         done.clear()
-        sweeper.sweep()
+        housekeeping.clean()
         assert done == expected
 
 
-def test_it_sweeps_until_it_stops(
+def test_it_cleans_until_it_stops(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweeper, stopping = Sweeper(database, settings), threading.Event()
+    housekeeping, stopping = Housekeeping(database, settings), threading.Event()
     done: list[Any] = []
 
     def wait(timeout: float) -> bool:
@@ -146,6 +146,6 @@ def test_it_sweeps_until_it_stops(
         return len(done) == 5
 
     monkeypatch.setattr(stopping, "wait", wait)
-    monkeypatch.setattr(sweeper, "sweep", lambda: done.append("sweep"))
-    sweeper.run(stopping)
-    assert done == [SWEEP_S, "sweep", SWEEP_S, "sweep", SWEEP_S]
+    monkeypatch.setattr(housekeeping, "clean", lambda: done.append("clean"))
+    housekeeping.run(stopping)
+    assert done == [CLEAN_S, "clean", CLEAN_S, "clean", CLEAN_S]

@@ -1,26 +1,24 @@
-"""Choice of the next experiment, and skipped experiments."""
+"""The next experiment, and those that are skipped."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from sqlalchemy import event, insert, select, text, update
 
+from service.accounts.models import User
 from service.db.engine import Database
-from service.experiments.models import Held, Queue
+from service.experiments.models import Experiment, Held, Queue, Usage
+from service.fair_share import FairShare
 from service.queue import workers
-from service.queue.dispatch import _dispatch
 from service.queue.workers import Vitals
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec, spec_on
+from tests.support.shared_lab import SharedLab
 from tests.support.starting import start_next
 from tests.support.stored import change
 
 GIB = 2**30
-
-
-@pytest.fixture(autouse=True)
-def _the_statement_is_made_anew() -> None:
-    """For each test, so that `make mutants` knows them all to reach it."""
-    _dispatch.cache_clear()
 
 
 def waiting(database: Database, device: str, gib: float | None = None, priority: int = 0) -> str:
@@ -29,10 +27,10 @@ def waiting(database: Database, device: str, gib: float | None = None, priority:
     return experiment_id
 
 
-def chosen(database: Database, queue: Queue = Queue.CPU) -> str | None:
-    """Start a run on the worker "c" or "g"."""
+def chosen(database: Database, queue: Queue = Queue.CPU, worker: str | None = None) -> str | None:
+    """Start a run on the worker "c" or "g", or on another one."""
     with database.transaction() as session:
-        claim = start_next(session, queue[0], queue)
+        claim = start_next(session, worker or queue[0], queue)
     return None if claim is None else claim.experiment_id
 
 
@@ -68,15 +66,15 @@ def test_the_oldest_of_the_highest_priority_of_both_devices(
 
 
 @pytest.mark.parametrize("held", [held for held in Held if held != Held.NOT])
-def test_held_experiments_are_not_dispatched(database: Database, held: Held) -> None:
+def test_held_experiments_are_not_claimed(database: Database, held: Held) -> None:
     """It is skipped at any priority."""
     first, second = waiting(database, "cpu", priority=1), waiting(database, "cpu")
     change(database, first, held=held)
     assert chosen(database) == second
 
 
-@pytest.mark.parametrize("status", ["paused", "running", "dispatched", "succeeded"])
-def test_only_queued_experiments_are_dispatched(database: Database, status: str) -> None:
+@pytest.mark.parametrize("status", ["paused", "running", "succeeded"])
+def test_only_queued_experiments_are_claimed(database: Database, status: str) -> None:
     change(database, waiting(database, "cpu", priority=1), status=status)
     queued = waiting(database, "cpu")
     assert [chosen(database), chosen(database)] == [queued, None]
@@ -97,16 +95,17 @@ def test_no_run_on_a_gpu_without_the_memory_for_it(
     assert chosen(database, Queue.GPU) == (run if may else None)
 
 
-def test_a_gpu_whose_worker_sees_a_full_store_gives_no_room(database: Database) -> None:
-    waiting(database, "cuda", gib=40)
-    idle_gpu(database, free=10)
-    vitals = Vitals("host", Queue.GPU, 1, gpu_uuid="full", gpu_memory_free=80 * GIB)
+@pytest.mark.parametrize("away", [{"store_full": True}, {"looked_ago_s": 60.0}])
+def test_a_cpu_takes_what_an_idle_gpu_does_not(database: Database, away: dict[str, Any]) -> None:
+    """An experiment for any device is left to a GPU that looks for runs, and to no other."""
+    run = waiting(database, "auto", gib=40)
+    vitals = Vitals("host", Queue.GPU, 1, gpu_uuid="g", gpu_memory_free=80 * GIB)
     with database.transaction() as session:
-        workers.beat(session, "full", replace(vitals, store_full=True))
-    assert chosen(database, Queue.GPU) is None
+        workers.beat(session, "g", vitals)
+    assert chosen(database) is None
     with database.transaction() as session:
-        workers.beat(session, "full", vitals)
-    assert chosen(database, Queue.GPU) is not None
+        workers.beat(session, "g", replace(vitals, **away))
+    assert chosen(database) == run
 
 
 @pytest.mark.parametrize(("large", "waits"), [(60, False), (60.1, True), (80, True), (80.1, False)])
@@ -133,3 +132,65 @@ def test_a_linear_gaussian_for_any_device_is_left_to_the_cpus(database: Database
     idle_gpu(database, 60)
     assert chosen(database, Queue.GPU) is None
     assert chosen(database, Queue.CPU) == one
+
+
+@pytest.mark.parametrize("queue", Queue)
+def test_a_choice_reads_the_index_of_its_queue(either: Database, queue: Queue) -> None:
+    """The cost does not depend on the number of waiting or ended experiments."""
+    waiting(either, "auto")
+    with either.transaction() as session:
+        one = session.scalars(select(Experiment)).one()
+        values = {name: getattr(one, name) for name in ("owner_id", "tags", "spec", "device")}
+        for status in ("queued", "succeeded"):
+            rows = [
+                {**values, "id": f"{status}{i}", "status": status, "priority": i % 3}
+                for i in range(3000)
+            ]
+            session.execute(insert(Experiment), rows)
+        session.execute(text("ANALYZE"))
+    statements: list[tuple[str, Any]] = []
+    event.listen(either.engine, "before_cursor_execute", lambda *a: statements.append((a[2], a[3])))
+    assert chosen(either, queue) is not None
+    explain = "EXPLAIN QUERY PLAN" if either.engine.dialect.name == "sqlite" else "EXPLAIN"
+    read = [each for each in statements if "device <>" in each[0]]
+    assert len(read) == 2
+    with either.engine.connect() as connection:
+        for statement, parameters in read:
+            plan = connection.exec_driver_sql(f"{explain} {statement}", parameters).fetchall()
+            assert f"ix_experiments_startable_{queue}" in str(plan)
+
+
+def test_slots_that_become_free_together_go_to_several_users(either: Database) -> None:
+    """Each claim charges its user at once."""
+    lab = SharedLab(either, FairShare(spare_slots=0), cpus=4)
+    users = [lab.user(name) for name in "abcd"]
+    for user in users:
+        lab.submit(user, 4, 100.0)
+    lab.run(1)
+    assert sorted(owner for _, owner, _ in lab.starts) == users
+
+
+def test_a_claim_charges_usage_that_has_decayed_since(either: Database) -> None:
+    lab = SharedLab(either, FairShare(half_life_s=100, advance_s=10))
+    lab.submit(1, 2, 50.0)
+    lab.run()
+    lab.clock.now += 1000
+    lab.submit(1, 1, 50.0)
+    lab.run(1)
+    with either.snapshot() as session:
+        usage = session.scalars(select(Usage)).one()
+    assert usage.settled_s < 1
+    assert usage.charged_s == pytest.approx(usage.settled_s + 10)
+
+
+def test_the_last_place_is_kept_for_a_gpu_run_that_comes_first(either: Database) -> None:
+    with either.transaction() as session:
+        session.execute(update(User).values(max_running=1))
+    on_cpu = waiting(either, "cpu")
+    on_gpu = waiting(either, "cuda", priority=1)
+    assert chosen(either) == on_cpu, "no GPU worker is there"
+    with either.transaction() as session:
+        session.execute(update(Experiment).values(status="queued"))
+    idle_gpu(either, 60)
+    assert chosen(either) is None
+    assert chosen(either, Queue.GPU) == on_gpu

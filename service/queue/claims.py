@@ -1,0 +1,320 @@
+"""Claim the next experiment that a worker may run.
+
+Users take turns: the one with the least charged usage for its shares is first. A claim takes the
+user's experiment of the highest priority, then the oldest. Only one claim is made at a time, so
+that limits and memory hold. Every function takes a session and commits nothing. Times are the
+database's own (`now()`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Float, Select, bindparam, case, column, func, insert, select, text, update
+from sqlalchemy.orm import Session
+
+from mptcore.protocol.code import core_digest
+from service.accounts.models import ROLE_SCOPES, Scope
+from service.db.engine import limit_hanging, now
+from service.experiments.models import (
+    STARTABLE,
+    Attempt,
+    Checkpoint,
+    Event,
+    Experiment,
+    Queue,
+    Status,
+    Usage,
+)
+from service.fair_share import FairShare
+from service.queue import lease, ledger
+from service.queue.lease import Claim
+from service.queue.rooms import Place, places
+
+CLAIM_LOCK = 7_301_523
+"""Key of PostgreSQL's advisory lock."""
+MAX_PRIORITY = 100
+"""Experiments with a higher priority run before those of all other users. An admin allows this to a
+user."""
+MAX_BYTES = 2**62
+"""Larger than any memory."""
+HEARD_OF_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A user with an experiment that the workers of a queue may start."""
+
+    id: int
+    shares: int
+    settled_s: float | None
+    """Settled usage now; None if none is recorded."""
+    charged_s: float
+    """Usage now, with current runs charged in advance."""
+    runs: Mapping[Queue, int]
+    max_slots: Mapping[Queue, float]
+    """Number of workers that the user's runs may use."""
+    places_left: float
+    """Number of runs that the user may still start under its limit."""
+    has_gpu_hours: bool
+    """False if the user has used up the GPU-hours of a day."""
+    first_id: str
+    """The user's first experiment for the queue, with its priority and expected memory."""
+    priority: int
+    memory_bytes: int
+
+    @property
+    def turn(self) -> tuple[bool, float, str]:
+        """Sort key: priority above everyone's, then usage for the shares, then age."""
+        return self.priority <= MAX_PRIORITY, self.charged_s / self.shares, self.first_id
+
+    def may_begin(self, queue: Queue) -> bool:
+        """Return whether another run of this user may start on such a worker."""
+        has_slot = self.places_left > 0 and self.runs[queue] < self.max_slots[queue]
+        return has_slot and (queue == Queue.CPU or self.has_gpu_hours)
+
+
+def lock_claims(session: Session) -> None:
+    """Wait until no other transaction claims or charges, and keep others from it until the end of
+    this one. SQLite has only one writer anyway. A process that hangs while it holds the lock is
+    disconnected."""
+    if session.get_bind().dialect.name == "postgresql":
+        limit_hanging(session)
+        session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CLAIM_LOCK})
+
+
+def count_startable(session: Session, queue: Queue, at_most: int = 1) -> int:
+    """Return how many experiments wait for such workers, counted up to a number, whether or not
+    their owners may start them. It needs no lock."""
+    counted: int = session.execute(_STARTABLE[queue], {"at_most": at_most}).scalar_one()
+    return counted
+
+
+def claim(
+    session: Session,
+    worker: str,
+    queue: Queue,
+    *,
+    lease_s: float,
+    fair_share: FairShare,
+    within_s: float = HEARD_OF_S,
+) -> Claim | None:
+    """Begin an attempt at the next experiment that this worker may run: increment the fence and
+    acquire the lease. Return None if nothing may start here. A run resumes from the latest
+    checkpoint; the records after it (or all) are deleted in the same transaction. The runner checks
+    the checkpoint file. If it is damaged, the runner resumes from an earlier one or restarts, with
+    the same records. Workers that have not sent a heartbeat for `within_s` seconds do not count."""
+    lock_claims(session)
+    chosen = choose(session, worker, queue, fair_share, places(session, within_s), lock=True)
+    if chosen is None:
+        return None
+    user, experiment_id = chosen
+    given = {"chosen": experiment_id, "by": worker, "on": queue, "for_s": lease_s}
+    row = session.execute(_TAKE, {**given, "core": core_digest()}).one()
+    session.execute(_BEGIN, {"chosen": experiment_id})
+    weight = fair_share.gpu_weight if queue == Queue.GPU else 1.0
+    _charge(session, user, weight * fair_share.advance_s)
+    checkpoints = lease.resume(session, row.id) if row.attempt > 1 else ()
+    claim = Claim(row.id, row.attempt, row.spec, queue, checkpoints)
+    resumed = {"resumed_after": claim.after_seq} if checkpoints else {}
+    data = {"status": Status.RUNNING, "attempt": row.attempt, "worker": worker, **resumed}
+    session.add(Event(experiment_id=row.id, kind="status", data=data))
+    return claim
+
+
+def choose(
+    session: Session,
+    worker: str,
+    queue: Queue,
+    fair_share: FairShare,
+    all_places: Sequence[Place],
+    *,
+    lock: bool = False,
+) -> tuple[Candidate, str] | None:
+    """Return the next user and experiment for a worker, or None. Skipped are users at a limit,
+    users whose runs use all workers except the spare ones, and experiments for which this worker
+    lacks memory or an idle GPU is the better place. With `lock` the experiment is locked, and those
+    that another transaction has locked are skipped, because it may hang."""
+    workers = [place for place in all_places if place.queue == queue]
+    gpus = [place for place in all_places if place.queue == Queue.GPU]
+    here = next((place for place in workers if place.worker_id == worker), None)
+    room = MAX_BYTES if here is None else min(here.room, MAX_BYTES)
+    users = _candidates(session, queue, fair_share, len(workers), len(gpus))
+    if users and here is not None and _is_kept(here, workers, users[0].memory_bytes):
+        return None
+    first = _FIRST[queue].with_for_update(skip_locked=True) if lock else _FIRST[queue]
+    for user in users:
+        given = {"owner_id": user.id, "room": int(room)}
+        if queue == Queue.CPU:
+            may_use_gpu = bool(gpus) and user.has_gpu_hours
+            if may_use_gpu and user.places_left == 1 and _gpu_run_is_first(session, user):
+                continue
+            idle = [place.room for place in gpus if place.is_idle and user.may_begin(Queue.GPU)]
+            given["gpu_room"] = int(min(max(idle, default=-1), MAX_BYTES))
+        experiment_id = session.scalar(first, given)
+        if experiment_id is not None:
+            return user, experiment_id
+    return None
+
+
+def max_slots(fair_share: FairShare, workers: int, submitters: int) -> float:
+    """Return how many of these workers of one kind the runs of one user may use: all except some
+    spare ones, which are reserved for other users. Runs are never interrupted, so without spare
+    workers the first user could keep all of them for the maximum length of a run."""
+    alone = submitters < 2
+    if alone or workers <= fair_share.spare_slots:
+        return math.inf
+    return workers - fair_share.spare_slots
+
+
+def _candidates(
+    session: Session, queue: Queue, fair_share: FairShare, cpu_workers: int, gpu_workers: int
+) -> list[Candidate]:
+    """Return the users who may begin a run on a worker of this queue, the next in turn first."""
+    rows = session.execute(_CANDIDATES[queue], {"roles": SUBMITTING}).all()
+    clock: float = session.execute(select(now())).scalar_one()
+    is_limited = any(row.max_gpu_hours is not None for row in rows)
+    if is_limited or fair_share.max_gpu_hours_a_day is not None:
+        gpu_hours = ledger.gpu_hours_of_the_day(session)
+    candidates = []
+    for row in rows:
+        age_s = 0.0 if row.as_of is None else clock - row.as_of
+        max_running = fair_share.max_running if row.max_running is None else row.max_running
+        max_hours = row.max_gpu_hours
+        max_hours = fair_share.max_gpu_hours_a_day if max_hours is None else max_hours
+        candidate = Candidate(
+            id=row.id,
+            shares=row.shares,
+            settled_s=None if row.as_of is None else fair_share.decayed(row.settled_s, age_s),
+            charged_s=fair_share.decayed(row.charged_s, age_s),
+            runs={Queue.CPU: row.cpu_runs, Queue.GPU: row.gpu_runs},
+            max_slots={
+                Queue.CPU: max_slots(fair_share, cpu_workers, row.submitters),
+                Queue.GPU: max_slots(fair_share, gpu_workers, row.submitters),
+            },
+            places_left=(
+                math.inf if max_running is None else max_running - row.cpu_runs - row.gpu_runs
+            ),
+            has_gpu_hours=max_hours is None or gpu_hours.get(row.id, 0.0) < max_hours,
+            first_id=row.first_id,
+            priority=row.priority,
+            memory_bytes=row.memory_bytes,
+        )
+        if candidate.may_begin(queue):
+            candidates.append(candidate)
+    return sorted(candidates, key=lambda candidate: candidate.turn)
+
+
+def _is_kept(here: Place, workers: Sequence[Place], needed: int) -> bool:
+    """Return whether memory of this worker is kept for the next run in turn, which only waits for
+    our own runs to end: otherwise smaller runs would take its place forever. Kept is the memory
+    that lacks the least for it, unless an idle worker has room."""
+    idle = [place for place in workers if place.is_idle or place is here]
+    later = [place for place in idle if place.room < needed <= place.room_without_ours]
+    if len(later) == 0 or any(place.room >= needed for place in idle):
+        return False
+    kept = max(later, key=lambda place: place.room).short_memory(needed)
+    return kept is not None and kept.id in here.memory_ids
+
+
+def _gpu_run_is_first(session: Session, user: Candidate) -> bool:
+    """Return whether a CPU run would use the last place under the user's limit although a GPU run
+    of this user comes before it."""
+    gpu_run = session.execute(_FIRST_CUDA, {"owner_id": user.id}).one_or_none()
+    return gpu_run is not None and (-gpu_run.priority, gpu_run.id) < (-user.priority, user.first_id)
+
+
+def _charge(session: Session, user: Candidate, slot_s: float) -> None:
+    """Charge a run in advance, so that slots that become free together go to several users."""
+    usage = {"owner_id": user.id, "charged_s": user.charged_s + slot_s, "as_of": now()}
+    if user.settled_s is None:
+        session.execute(insert(Usage).values(settled_s=0.0, **usage))
+    else:
+        of_user = update(Usage).where(Usage.owner_id == user.id)
+        session.execute(of_user.values(settled_s=user.settled_s, **usage))
+
+
+SUBMITTING = [role for role, scopes in ROLE_SCOPES.items() if Scope.SUBMIT in scopes]
+_STARTABLE = {
+    queue: text(
+        "SELECT count(*) FROM"
+        f" (SELECT 1 FROM experiments WHERE {startable} LIMIT :at_most) AS startable"
+    )
+    for queue, startable in STARTABLE.items()
+}
+_CANDIDATES = {
+    queue: text(f"""
+        SELECT users.id, users.shares, users.max_running,
+            users.max_gpu_hours_a_day AS max_gpu_hours,
+            (SELECT count(*) FROM users WHERE disabled_at IS NULL AND role IN :roles) AS submitters,
+            coalesce(running.cpu_runs, 0) AS cpu_runs, coalesce(running.gpu_runs, 0) AS gpu_runs,
+            usage.settled_s, coalesce(usage.charged_s, 0) AS charged_s, usage.as_of,
+            first.id AS first_id, first.priority, coalesce(first.memory_bytes, 0) AS memory_bytes
+        FROM users
+        JOIN experiments AS first ON first.id = (
+            SELECT id FROM experiments WHERE owner_id = users.id AND {startable}
+            ORDER BY priority DESC, id LIMIT 1
+        )
+        LEFT JOIN usage ON usage.owner_id = users.id
+        LEFT JOIN (
+            SELECT owner_id, sum(CASE WHEN queue = 'cpu' THEN 1 ELSE 0 END) AS cpu_runs,
+                sum(CASE WHEN queue = 'gpu' THEN 1 ELSE 0 END) AS gpu_runs
+            FROM experiments WHERE status = 'running' GROUP BY owner_id
+        ) AS running ON running.owner_id = users.id
+        WHERE users.disabled_at IS NULL
+    """).bindparams(bindparam("roles", expanding=True))
+    for queue, startable in STARTABLE.items()
+}
+_HAS_ROOM = {
+    Queue.CPU: "coalesce(memory_bytes, 0) <= :room"
+    " AND (device <> 'auto' OR coalesce(memory_bytes, 0) > :gpu_room)",
+    Queue.GPU: "coalesce(memory_bytes, 0) <= :room",
+}
+_FIRST: dict[Queue, Select[str]] = {
+    queue: select(column("id"))
+    .select_from(text("experiments"))
+    .where(text("owner_id = :owner_id"), text(STARTABLE[queue]), text(_HAS_ROOM[queue]))
+    .order_by(text("priority DESC"), text("id"))
+    .limit(1)
+    for queue in Queue
+}
+_FIRST_CUDA = text(
+    f"SELECT id, priority FROM experiments WHERE owner_id = :owner_id AND {STARTABLE[Queue.GPU]}"
+    " AND device = 'cuda' ORDER BY priority DESC, id LIMIT 1"
+)
+_TAKE = (
+    update(Experiment)
+    .where(Experiment.id == bindparam("chosen"))
+    .values(
+        status=Status.RUNNING,
+        attempt=Experiment.attempt + 1,
+        worker=bindparam("by"),
+        queue=bindparam("on"),
+        lease_expires_at=now() + bindparam("for_s", type_=Float),
+        cache_key=case(  # null if this worker's core differs from that of the service
+            (Experiment.cache_key.startswith(bindparam("core")), Experiment.cache_key), else_=None
+        ),
+        started_at=func.coalesce(Experiment.started_at, now()),
+        last_seq=func.coalesce(
+            select(func.max(Checkpoint.after_seq))
+            .where(Checkpoint.experiment_id == Experiment.id)
+            .scalar_subquery(),
+            0,
+        ),
+        progress_done=None,
+        progress_total=None,
+        progress_unit=None,
+        progress_stage=None,
+        progress_at=None,
+        progress_eta_s=None,
+    )
+    .returning(Experiment.id, Experiment.attempt, Experiment.spec)
+    .execution_options(synchronize_session=False)
+)
+_BEGIN = insert(Attempt.metadata.tables[Attempt.__tablename__]).from_select(
+    ["experiment_id", "attempt", "owner_id", "queue", "worker", "started_at", "family",
+     "estimated_bytes"],
+    select(Experiment.id, Experiment.attempt, Experiment.owner_id, Experiment.queue,
+           Experiment.worker, now(), Experiment.family, Experiment.estimated_bytes)
+    .where(Experiment.id == bindparam("chosen")),
+)  # fmt: skip

@@ -1,0 +1,307 @@
+"""The controller waits a whole lease after the database was away."""
+
+import threading
+import time
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError as BrokerError
+from sqlalchemy import select, text, update
+from sqlalchemy.exc import OperationalError
+
+from service.accounts.models import User
+from service.db.engine import Database, now
+from service.experiments.models import Experiment, Queue
+from service.experiments.schemas import Submission
+from service.queue import lease, workers
+from service.queue.claims import lock_claims
+from service.queue.models import Controller as ControllerRow
+from service.queue.workers import Vitals
+from service.settings import Settings
+from tests.support import stored
+from tests.support.attempts import claimed, submitted
+from tests.support.fake_clock import FakeClock
+from tests.support.ppca_spec import ppca_spec
+from tests.support.servers import PostgreSQL
+from tests.support.starting import start_next
+from worker import tickets
+from worker.controller import LEAD_S, Controller
+
+LEASE_S = 0.6
+
+
+@pytest.fixture
+def running(database: Database) -> str:
+    """A run whose lease is over: its worker could not renew it, or is gone."""
+    with database.transaction() as session:
+        made = stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
+        assert start_next(session, lease_s=-1) is not None
+    assert made is not None
+    return made.id
+
+
+@pytest.fixture
+def controller(database: Database, settings: Settings) -> Controller:
+    return Controller(database, settings.model_copy(update={"lease_s": LEASE_S}), None)
+
+
+def status(database: Database, experiment_id: str) -> str:
+    with database.snapshot() as session:
+        return session.get_one(Experiment, experiment_id).status
+
+
+def test_grace_at_the_start(database: Database, running: str, controller: Controller) -> None:
+    controller.tick()
+    assert status(database, running) == "running"
+    time.sleep(LEASE_S)
+    controller.tick()
+    assert status(database, running) == "queued"
+
+
+def test_grace_after_a_database_outage(
+    database: Database, running: str, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def away(self: Database) -> Any:
+        raise OperationalError("away", None, Exception())
+        yield
+
+    controller.tick()
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "transaction", away)
+        time.sleep(LEASE_S)
+        controller.tick()
+    controller.tick()
+    assert status(database, running) == "running"
+    time.sleep(LEASE_S)
+    controller.tick()
+    assert status(database, running) == "queued"
+
+
+def test_grace_after_a_failover(lab: Settings, postgresql: PostgreSQL) -> None:
+    """A standby that takes no writes yet can be read, but no worker can renew its lease there."""
+    with closing(Database(lab.url)) as database:
+        claim = claimed(database, lease_s=-1)
+        controller = Controller(database, lab.model_copy(update={"lease_s": LEASE_S}), None)
+        controller.tick()
+        postgresql.set_read_only(name := lab.url.rpartition("/")[2], True)
+        for _ in range(2):  # the first finds its connection closed
+            controller.tick()
+        time.sleep(LEASE_S)
+        postgresql.set_read_only(name, False)
+        for _ in range(2):
+            controller.tick()
+        assert status(database, claim.experiment_id) == "running"
+        time.sleep(LEASE_S)
+        controller.tick()
+        assert status(database, claim.experiment_id) == "queued"
+
+
+def test_grace_after_a_gap(
+    database: Database, running: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that slept, or a database that hung: no error, but the clock has moved."""
+    quick = {"lease_s": LEASE_S, "heartbeat_s": 0.05}
+    controller = Controller(database, settings.model_copy(update=quick), None)
+    for _ in range(4):
+        controller.tick()
+        time.sleep(0.1)
+    time.sleep(LEASE_S)
+    controller.tick()
+    assert status(database, running) == "running"
+    for _ in range(8):
+        time.sleep(0.1)
+        controller.tick()
+    assert status(database, running) == "queued"
+
+
+def test_a_claim_that_hangs_does_not_stop_the_controller(lab: Settings) -> None:
+    """It is disconnected soon."""
+    with closing(Database(lab.url)) as database, closing(Database(lab.url)) as other:
+        lost = claimed(database, lease_s=-1).experiment_id
+        controller = Controller(database, lab.model_copy(update={"lease_s": 0.0}), None)
+        with suppress(OperationalError), other.transaction() as claiming:
+            lock_claims(claiming)
+            for _ in range(2):
+                controller.tick()
+            assert status(database, lost) == "queued"
+            claiming.execute(text("SELECT 1"))
+            pytest.fail("the claim still holds its lock")
+
+
+def test_a_database_that_hangs_within_a_tick(
+    database: Database, running: str, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between reading the clock and reaping, leases that were valid expire."""
+    controller.tick()
+    time.sleep(LEASE_S)
+    with database.transaction() as session:
+        session.get_one(Experiment, running).lease_expires_at = time.time() + LEASE_S / 2
+    expire = lease.expire
+
+    def hang(*arguments: Any, **named: Any) -> Any:
+        time.sleep(LEASE_S)
+        return expire(*arguments, **named)
+
+    monkeypatch.setattr(lease, "expire", hang)
+    controller.tick()
+    assert status(database, running) == "running"
+
+
+def test_the_reaper_ticks_until_it_stops(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    controller = Controller(database, settings.model_copy(update={"heartbeat_s": 0.01}), None)
+    stopping, ticks = threading.Event(), list[float]()
+
+    def tick() -> None:
+        ticks.append(time.monotonic())
+        if len(ticks) == 3:
+            stopping.set()
+
+    monkeypatch.setattr(controller, "tick", tick)
+    controller.run(stopping)
+    assert len(ticks) == 3
+
+
+class ScriptedSession:
+    """A session of a database whose clock is set by the test."""
+
+    def __init__(self, *clock: float):
+        self.clock = iter(clock)
+
+    def execute(self, statement: Any) -> Any:
+        return self
+
+    def scalar_one(self) -> float:
+        return next(self.clock)
+
+
+@pytest.mark.parametrize(
+    ("clock", "is_up"),
+    [
+        ([100, 105, 110], [False, False, True]),
+        ([100, 105, 109.9], [False, False, False]),
+        ([100, 105, 110, 111, 110.9, 115.9, 120.9], [False, False, True, True, False, False, True]),
+        ([100, 105, 110, 115.1, 120, 125, 125.1], [False, False, True, False, False, False, True]),
+        ([100, 105, 110, 110], [False, False, True, True]),
+    ],
+    ids=["a lease", "almost a lease", "a clock set back", "a gap", "a clock that stands still"],
+)
+def test_the_reaper_acts_after_a_whole_lease_without_a_gap(
+    settings: Settings, database: Database, clock: list[float], is_up: list[bool]
+) -> None:
+    times = {"lease_s": 10.0, "heartbeat_s": 1.0}
+    controller = Controller(database, settings.model_copy(update=times), None)
+    session: Any = ScriptedSession(*clock)
+    assert [controller._has_been_up(session) for _ in clock] == is_up
+
+
+def test_a_clock_set_back_delays_no_clean_up(either: Database, settings: Settings) -> None:
+    """A run whose worker is gone and a worker that is gone, an hour ahead of the clock: both are
+    put right within a lease, as if it had not been set."""
+    hands = FakeClock(either.engine, 1e6 + 3600)
+    gone = claimed(either, lease_s=LEASE_S).experiment_id
+    with either.transaction() as session:
+        workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
+    limits = {"lease_s": LEASE_S, "heartbeat_s": LEASE_S / 3}
+    controller = Controller(either, settings.model_copy(update=limits), None)
+    controller.tick()
+    for _ in range(12):
+        hands.now = (1e6 if hands.now > 1e6 + 60 else hands.now) + LEASE_S / 3
+        controller.tick()
+    assert status(either, gone) == "queued"
+    with either.snapshot() as session:
+        assert workers.alive(session, LEASE_S) == []
+
+
+def test_one_controller_leads_until_it_is_silent(either: Database, settings: Settings) -> None:
+    hands = FakeClock(either.engine)
+    first, second = (Controller(either, settings, None) for _ in "ab")
+    first.name, second.name = "first", "second"
+    for _ in range(3):
+        first.tick()
+        second.tick()
+        assert holder(either) == "first"
+        hands.now += LEAD_S - 1
+    hands.now += LEAD_S + 1
+    second.tick()
+    assert holder(either) == "second"
+    first.tick()
+    assert holder(either) == "second"
+
+
+def holder(database: Database) -> str | None:
+    with database.snapshot() as session:
+        return session.scalar(select(ControllerRow.holder))
+
+
+def test_a_controller_that_lost_its_lead_writes_nothing(
+    either: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was frozen between two transactions, and another one leads."""
+    lost = claimed(either, lease_s=-1).experiment_id
+    first = Controller(either, settings.model_copy(update={"lease_s": 0.0}), None)
+    first.name = "first"
+
+    first.tick()
+    with either.transaction() as session:
+        session.execute(update(Experiment).values(status="running", lease_expires_at=1.0))
+    monkeypatch.setattr(first, "_has_been_up", lambda session: True)
+    monkeypatch.setattr(lease, "expire", lambda *_: pytest.fail("it does not lead"))
+    with either.transaction() as session:
+        session.execute(update(ControllerRow).values(holder="second", until=now() + 60))
+    first.tick()
+    assert status(either, lost) == "running"
+
+
+class Tickets:
+    """Replaces Celery: it records how many tickets each queue should hold."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.wanted: list[tuple[Queue, int]] = []
+        monkeypatch.setattr(tickets, "fill", self.fill)
+
+    def fill(self, _: object, queue: Queue, number: int) -> None:
+        self.wanted.append((queue, number))
+
+
+def test_idle_workers_are_woken_for_what_they_may_start(
+    either: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = Tickets(monkeypatch)
+    controller = Controller(either, settings, Celery())
+    submitted(either), submitted(either)
+    controller.look()
+    assert sent.wanted == [], "no worker is there"
+    with either.transaction() as session:
+        for name in "abc":
+            workers.beat(session, name, Vitals("host", Queue.CPU, 1))
+        workers.beat(session, "asleep", Vitals("host", Queue.CPU, 1, looked_ago_s=60.0))
+        workers.beat(session, "g", Vitals("host", Queue.GPU, 1))
+    submitted(either)
+    controller.look()
+    assert sent.wanted == [(Queue.CPU, 3)]
+    with either.transaction() as session:
+        session.execute(update(User).values(max_running=0))
+    sent.wanted.clear()
+    controller.look()
+    controller.look()
+    assert sent.wanted == [], "the user is at its limit"
+
+
+def test_a_broker_that_is_away_does_not_stop_the_controller(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise BrokerError("away")
+
+    with database.transaction() as session:
+        workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
+    submitted(database)
+    monkeypatch.setattr(tickets, "fill", away)
+    controller = Controller(database, settings, Celery())
+    controller.look()
+    assert holder(database) == controller.name

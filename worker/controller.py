@@ -1,0 +1,212 @@
+"""The controller: it looks at the state of the queue and moves it one step.
+
+It requeues runs that nobody will finish, releases held experiments, charges users, and wakes idle
+workers. All its state is in the database, so that a restart loses nothing. A row with an expiry
+makes one of several controllers lead; the others wait."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from celery import Celery
+from kombu.exceptions import OperationalError as BrokerError
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from service.db.engine import Database, limit_hanging, now
+from service.db.errors import TRANSIENT_DB_ERRORS
+from service.experiments.models import Event, Queue
+from service.logs import logged_process
+from service.operations.start import begin
+from service.queue import claims, clock, holds, lease, ledger, quota, workers
+from service.queue.models import Controller as ControllerRow
+from service.queue.rooms import places
+from service.records import statistics
+from service.settings import Settings
+from worker import tickets
+from worker.housekeeping import Housekeeping
+from worker.lifetime import Lifetime
+from worker.messenger import Messenger
+from worker.presence import worker_name
+
+log = logging.getLogger(__name__)
+
+LEAD_S = 5.0
+"""Time for which a controller leads after its last transaction."""
+LOOK_S = 0.1
+"""Interval of looks for something new: an experiment was submitted, started, ended …"""
+FOLD_S = 5.0
+FORGET_S = 3600.0
+MAX_TICKETS = 50
+"""Maximum number of workers of a queue that are woken together."""
+
+
+class NotLeading(Exception):
+    """Another controller leads."""
+
+
+class Controller:
+    """Expires leases only after the database has been up for a whole lease. Before that, healthy
+    workers may have been unable to renew their leases."""
+
+    def __init__(self, database: Database, settings: Settings, app: Celery | None):
+        """Without `app` no tickets are sent: local workers look often enough."""
+        self.database = database
+        self.settings = settings
+        self.app = app
+        self.name = worker_name()
+        self._leads = False
+        self._newest_event: int | None = None
+        self._tickets_under_way = False
+        self._tick_due = self._fold_due = time.monotonic()
+        self._up_since = 0.0
+        self._last_tick: float | None = None  # both by the database's clock
+
+    def run(self, stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            self.look()
+            stopping.wait(LOOK_S if self._leads else self.settings.heartbeat_s)
+
+    def look(self) -> None:
+        """Take the steps that are due."""
+        is_due = time.monotonic() >= self._tick_due
+        if is_due:
+            self._tick_due = time.monotonic() + self.settings.heartbeat_s
+            self.tick()
+        try:
+            if self._leads and (self._is_something_new() or is_due or self._tickets_under_way):
+                self._send_tickets()
+        except TRANSIENT_DB_ERRORS as error:
+            log.warning("the database is unreachable: %s", error)
+
+    def tick(self) -> None:
+        """Look at everything, if this controller leads or can."""
+        try:
+            self._expire()
+            self._fill_sweeps()
+            if time.monotonic() >= self._fold_due:
+                self._fold_due = time.monotonic() + FOLD_S
+                self._fold()
+        except NotLeading:
+            self._leads = False
+        except TRANSIENT_DB_ERRORS as error:
+            log.warning("the database is unreachable: %s", error)
+            self._last_tick = None
+
+    def _is_something_new(self) -> bool:
+        """Return whether something has happened to an experiment. An event that is committed late
+        may be missed until the next tick."""
+        with self.database.snapshot() as session:
+            newest = session.scalar(select(func.max(Event.id)))
+        is_new = newest != self._newest_event
+        self._newest_event = newest
+        return is_new
+
+    def _expire(self) -> None:
+        with self._step() as session:
+            clock.repair(session, self.settings.lease_s)
+            workers.forget_silent(session, FORGET_S)
+            has_been_up = self._has_been_up(session)
+        if has_been_up:
+            with self._step() as session:
+                expired = lease.expire(session, self.settings.max_lost, self._last_tick)
+            for experiment_id, status in expired:
+                details = {"experiment_id": experiment_id}
+                log.warning("its lease has expired: now %s", status, extra=details)
+
+    def _fill_sweeps(self) -> None:
+        with self._step() as session:
+            claims.lock_claims(session)
+            holds.release_sweeps(session)
+
+    def _fold(self) -> None:
+        with self._step() as session:
+            claims.lock_claims(session)
+            ledger.fold(session, self.settings.share)
+            statistics.fold(session)
+            quota.fold(session)
+
+    @contextmanager
+    def _step(self) -> Iterator[Session]:
+        """Begin a transaction of the leader. Raises NotLeading while another controller leads."""
+        with self.database.transaction() as session:
+            limit_hanging(session)
+            row = update(ControllerRow).where(
+                (ControllerRow.holder == self.name) | (ControllerRow.until < now())
+            )
+            lead = row.values(holder=self.name, until=now() + LEAD_S).returning(ControllerRow.id)
+            if session.scalar(lead) is None:
+                raise NotLeading
+            self._leads = True
+            yield session
+
+    def _send_tickets(self) -> None:
+        """Wake idle workers for which there is a run."""
+        if self.app is None:
+            return
+        self._tickets_under_way = False
+        with self.database.snapshot() as session:
+            wanted = {queue: self._wanted(session, queue) for queue in (Queue.GPU, Queue.CPU)}
+        try:
+            for queue, number in wanted.items():
+                if number:
+                    tickets.fill(self.app, queue, number)
+                    self._tickets_under_way = True
+        except (BrokerError, OSError) as error:
+            log.warning("the broker is unreachable, workers look by themselves: %s", error)
+
+    def _wanted(self, session: Session, queue: Queue) -> int:
+        """Return how many workers should look for a run: 0 if none of the idle ones finds one."""
+        startable = claims.count_startable(session, queue, MAX_TICKETS)
+        if not startable:
+            return 0
+        all_places = places(session, self.settings.worker_silent_s)
+        idle = [place for place in all_places if place.queue == queue and place.is_idle]
+        of_memories = {tuple(place.memory_ids): place.worker_id for place in idle}
+        share = self.settings.share
+        finds = (
+            claims.choose(session, worker, queue, share, all_places)
+            for worker in of_memories.values()
+        )
+        return min(len(idle), startable) if any(finds) else 0
+
+    def _has_been_up(self, session: Session) -> bool:
+        """Return whether nothing has prevented heartbeats for a whole lease. A gap between two
+        ticks means that the database hung, the machine slept or the clock was changed; it counts as
+        an outage."""
+        at: float = session.execute(select(now())).scalar_one()
+        gap_s = max(self.settings.lease_s / 2, 4 * self.settings.heartbeat_s)
+        if self._last_tick is None or not 0 <= at - self._last_tick <= gap_s:
+            self._up_since = at
+        self._last_tick = at
+        return at - self._up_since >= self.settings.lease_s
+
+
+def start_controller(
+    lifetime: Lifetime, settings: Settings, app: Celery | None
+) -> list[threading.Thread]:
+    """Start a controller, its housekeeping and its messenger, each in a thread."""
+    database = Database(settings.url, connections=3)  # one for each
+    parts = (
+        Controller(database, settings, app),
+        Housekeeping(database, settings),
+        Messenger(database, settings),
+    )
+    return [lifetime.start(part.run, lifetime.stopping) for part in parts]
+
+
+@logged_process
+def main() -> None:
+    settings = begin()
+    app = tickets.make_celery(settings)
+    lifetime = Lifetime()
+    lifetime.stop_on_signals()
+    for thread in start_controller(lifetime, settings, app):
+        thread.join()
+    lifetime.end()
+
+
+if __name__ == "__main__":
+    main()
