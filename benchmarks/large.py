@@ -25,7 +25,6 @@ from service.experiments.models import Queue, Status
 from service.operations import retention
 from service.queue import claims, clock, lease, ledger, quota, worker_samples, workers
 from service.queue.memory import learned_ratio
-from service.records import statistics as tallies
 from service.records.recording import Batch, record
 from service.settings import Settings
 from service.sweeps.models import Sweep, SweepPoint
@@ -199,7 +198,6 @@ def beside(database: Database, settings: Settings) -> Iterator[tuple[str, Work]]
     yield "a clock that was set back", within(lambda s: clock.repair(s, 60))
     yield "lost runs", within(lambda s: lease.expire(s, 3))
     yield "the ledger folded", within(lambda s: ledger.fold(s, settings.share))
-    yield "tallies folded", within(tallies.fold)
     yield "bytes folded", within(quota.fold)
     yield "bytes of a user", reads(lambda s: quota.kept(s, 1))
     yield (
@@ -265,8 +263,9 @@ _EACH = [
     _of_each(
         "attempts",
         "experiment_id, attempt, owner_id, queue, worker, started_at, ended_at, folded, family, "
-        "estimated_bytes, peak_bytes",
-        f"{ID}, 1, 1 + i % 50, 'cpu', 'w', 1e9 + i + 10, 1e9 + i + 60, true, 'ppca', 1000, 2000",
+        "estimated_bytes, peak_bytes, outcome",
+        f"{ID}, 1, 1 + i % 50, 'cpu', 'w', 1e9 + i + 10, 1e9 + i + 60, true, 'ppca', 1000, 2000, "
+        "'succeeded'",
         _ENDED,
     ),
     *(

@@ -10,8 +10,6 @@ from sqlalchemy import text
 from benchmarks.figures import Figure
 from benchmarks.queries import asking
 from service.db.engine import Database
-from service.experiments.models import Tally
-from service.records.statistics import FOLD_AT, fold
 from service.settings import Settings
 
 EXPERIMENTS = 1_000_000
@@ -48,11 +46,6 @@ def store_experiments(database: Database, number: int, spec: str = SPEC) -> None
             last = min(first + AT_ONCE, number) - 1
             numbers = {"first": first, "last": last, "number": number}
             session.execute(text(_INSERT.replace("SPEC", spec)), numbers)
-    done = False
-    while not done:
-        with database.transaction() as session:
-            fold(session)
-            done = session.query(Tally).count() < FOLD_AT
     vacuum(database)
 
 

@@ -23,7 +23,6 @@ from service.operations.start import begin
 from service.queue import claims, clock, holds, lease, ledger, quota, workers
 from service.queue.models import Controller as ControllerRow
 from service.queue.rooms import places
-from service.records import statistics
 from service.settings import Settings
 from worker import tickets
 from worker.housekeeping import Housekeeping
@@ -125,7 +124,6 @@ class Controller:
         with self._step() as session:
             claims.lock_claims(session)
             ledger.fold(session, self.settings.share)
-            statistics.fold(session)
             quota.fold(session)
 
     @contextmanager

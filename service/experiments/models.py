@@ -214,31 +214,8 @@ class Wait(Base):
     )
 
 
-class Tally(Base):
-    """Part of the counters of experiments that have ended; a counter is the sum over all rows.
-
-    Triggers on `experiments` (migration 0029) add a row when one ends, and one with `present` -1
-    when it is deleted. So no transaction waits for another one's, and none can forget to count.
-    The reaper folds the rows of equal `status` and `failure_kind` into one. Times are in
-    seconds."""
-
-    __tablename__ = "tallies"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    status: Mapped[str] = mapped_column(String(16))
-    """Empty for attempts purged before this column existed."""
-    failure_kind: Mapped[str] = mapped_column(String(16))
-    """Empty where it did not fail."""
-    number: Mapped[int] = mapped_column(BigInteger)
-    present: Mapped[int] = mapped_column(BigInteger)
-    """Number of them that have a row."""
-    lost: Mapped[int] = mapped_column(BigInteger)
-    waits: Mapped[int] = mapped_column(BigInteger)
-    waits_s: Mapped[float]
-    runs: Mapped[int] = mapped_column(BigInteger)
-    runs_s: Mapped[float]
-
-
+LOST = "lost"
+"""Outcome of an attempt whose worker was lost, and kind of the failure after too many of these."""
 TELLING_BYTES = 64 * 2**20
 """Minimum estimate of memory that is compared with the measured peak. Below it torch itself
 dominates the peak."""
@@ -247,7 +224,8 @@ _TELLING = f"peak_bytes IS NOT NULL AND estimated_bytes >= {TELLING_BYTES}"
 
 class Attempt(Base):
     """The ledger: which attempt used which kind of slot, and when. A row is added by the claim and
-    ended in the transaction that ends the attempt. `folded` rows are included in `usage`."""
+    ended in the transaction that ends the attempt. `folded` rows are included in `usage` and
+    `totals`."""
 
     __tablename__ = "attempts"
     __table_args__ = (
@@ -270,13 +248,33 @@ class Attempt(Base):
     """Estimated only from the spec. The family learns from the ratio of peak and estimate."""
     peak_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """Peak memory: main memory on a CPU, GPU memory on a GPU."""
-    handed_back: Mapped[str | None] = mapped_column(String(16))
-    """Reason (`disk_full` or `memory`) for which the experiment was queued again without a loss;
-    null for any other end."""
+    outcome: Mapped[str | None] = mapped_column(String(16))
+    """Null while it lasts. Then the first of these that applies: the failure's kind, `lost`, what
+    its machine lacked (`disk_full`, `memory`), the next status of the experiment."""
     environment: Mapped[dict[str, Any] | None] = mapped_column(
         JSON(none_as_null=True), deferred=True
     )
     """Environment of the computation as reported by the runner; null before that."""
+
+
+class Total(Base):
+    """Sums over all folded attempts with one outcome, for Prometheus. They include purged
+    experiments. Times are in seconds."""
+
+    __tablename__ = "totals"
+
+    outcome: Mapped[str] = mapped_column(String(16), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, default=0)
+    failed: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Number of attempts with which their experiments failed."""
+    waits: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Number of first attempts."""
+    waits_s: Mapped[float] = mapped_column(default=0.0)
+    """From the submission of their experiments to their start."""
+    runs: Mapped[int] = mapped_column(BigInteger, default=0)
+    """Number of attempts with which their experiments ended."""
+    runs_s: Mapped[float] = mapped_column(default=0.0)
+    """From the first start of these experiments to their end."""
 
 
 class Usage(Base):

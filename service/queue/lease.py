@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import now
 from service.experiments.models import (
+    LOST,
     TERMINAL,
     Artifact,
     Attempt,
@@ -167,7 +168,7 @@ def finish(
     """End the attempt and the experiment. `peak_bytes` is the memory that it used. Raises
     LeaseLost."""
     columns = {"finished_at": now(), **_failure_columns(failure)}
-    _end(session, claim, status, peak_bytes, columns)
+    _end(session, claim, status, status if failure is None else failure.kind, peak_bytes, columns)
 
 
 def mark_lost(
@@ -182,7 +183,7 @@ def mark_lost(
     ).one_or_none()
     if lost is None:
         raise _lease_lost(claim)
-    ledger.end(session, claim.experiment_id, claim.attempt, peak_bytes=peak_bytes)
+    ledger.end(session, claim.experiment_id, claim.attempt, LOST, peak_bytes=peak_bytes)
     return _after_loss(session, lost, max_lost)
 
 
@@ -193,7 +194,7 @@ def release(session: Session, claim: Claim, peak_bytes: int | None = None) -> St
     desired = heartbeat(session, claim, lease_s=0)
     status = UNFINISHED[desired]
     columns = {"finished_at": now()} if status == Status.CANCELLED else {}
-    _end(session, claim, status, peak_bytes, columns)
+    _end(session, claim, status, status, peak_bytes, columns)
     return status
 
 
@@ -212,14 +213,15 @@ def hand_back(
     status = UNFINISHED[heartbeat(session, claim, lease_s=0)]
     times = session.scalar(
         select(func.count()).where(
-            Attempt.experiment_id == claim.experiment_id, Attempt.handed_back == reason
+            Attempt.experiment_id == claim.experiment_id, Attempt.outcome == reason
         )
     )
     if status == Status.QUEUED and (times or 0) >= max_times:
         finish(session, claim, Status.FAILED, failure, peak_bytes)
         return Status.FAILED
     columns = {"finished_at": now()} if status == Status.CANCELLED else {}
-    _end(session, claim, status, peak_bytes, columns, reason, failure.message)
+    details = {"reason": reason, "message": failure.message}
+    _end(session, claim, status, reason, peak_bytes, columns, **details)
     return status
 
 
@@ -235,10 +237,10 @@ def _end(
     session: Session,
     claim: Claim,
     status: Status,
+    outcome: str,
     peak_bytes: int | None,
     columns: Mapping[str, object],
-    handed_back: str | None = None,
-    message: str | None = None,
+    **details: object,
 ) -> None:
     ended = session.execute(
         _owned(claim)
@@ -247,11 +249,9 @@ def _end(
     ).one_or_none()
     if ended is None:
         raise _lease_lost(claim)
-    attempt = claim.experiment_id, claim.attempt
-    ledger.end(session, *attempt, peak_bytes=peak_bytes, handed_back=handed_back)
+    ledger.end(session, claim.experiment_id, claim.attempt, outcome, peak_bytes=peak_bytes)
     if is_terminal(status):
         _forget_checkpoints(session, [claim.experiment_id])
-    details = {} if handed_back is None else {"reason": handed_back, "message": message}
     note_status(session, claim.experiment_id, status, attempt=claim.attempt, **details)
 
 
@@ -279,8 +279,8 @@ def begin_anew(session: Session) -> int:
         .where(Experiment.status == Status.RUNNING)
     ).all()  # fmt: skip
     for experiment_id, attempt, lease_expires_at, desired in taken:
-        ledger.end(session, experiment_id, attempt, lease_expires_at)
         status = UNFINISHED[DesiredState(desired)]
+        ledger.end(session, experiment_id, attempt, status, lease_expires_at)
         columns = {"finished_at": now()} if status == Status.CANCELLED else {}
         session.execute(
             update(Experiment)
@@ -309,7 +309,7 @@ def _lose_expired(
         .with_for_update(skip_locked=True)
     ).all()
     for experiment_id, attempt, expired_at in leases:
-        ledger.end(session, experiment_id, attempt, expired_at)
+        ledger.end(session, experiment_id, attempt, LOST, expired_at)
     return session.execute(
         update(Experiment)
         .where(Experiment.id.in_([row.id for row in leases]))
@@ -352,7 +352,7 @@ def _after_loss(session: Session, lost: Row[str, int, int, str], max_lost: int) 
     if status == Status.QUEUED and lost.lost > max_lost:
         status = Status.FAILED
         message = f"its worker was lost {lost.lost} times; at most {max_lost} losses are allowed"
-        failure = FailureCause("lost", message)
+        failure = FailureCause(LOST, message)
     if status != Status.QUEUED:
         session.execute(
             update(Experiment)

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from service.db.engine import insert_new, now
 from service.experiments.models import Attempt, Queue, Usage
 from service.fair_share import FairShare
+from service.queue.statistics import add_to_totals
 
 FOLDED_AT_ONCE = 1000
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -50,12 +51,11 @@ def end(
     session: Session,
     experiment_id: str,
     attempt: int,
+    outcome: str,
     at: float | None = None,
     peak_bytes: int | None = None,
-    handed_back: str | None = None,
 ) -> None:
-    """End an attempt's use of its slot, now or at a given time. `handed_back` is what the machine
-    lacked, if that is why it ended."""
+    """End an attempt and its use of its slot, now or at a given time."""
     ended_at = (
         now() if at is None else case((Attempt.started_at > at, Attempt.started_at), else_=at)
     )
@@ -66,14 +66,14 @@ def end(
             Attempt.attempt == attempt,
             Attempt.ended_at.is_(None),
         )
-        .values(ended_at=ended_at, peak_bytes=peak_bytes, handed_back=handed_back)
+        .values(ended_at=ended_at, outcome=outcome, peak_bytes=peak_bytes)
     )
 
 
 def fold(session: Session, fair_share: FairShare) -> None:
-    """Settle ended attempts, and charge current ones for their time so far, at least for
-    `advance_s`. Call it only while holding the lock of claims, which charge too. Rows locked by
-    other transactions are left for the next time."""
+    """Settle ended attempts, add them to the totals, and charge current ones for their time so far,
+    at least for `advance_s`. Call it only while holding the lock of claims, which charge too. Rows
+    locked by other transactions are left for the next time."""
     ended = session.scalars(
         select(Attempt)
         .where(Attempt.folded.is_(False), Attempt.ended_at.is_not(None))
@@ -87,11 +87,8 @@ def fold(session: Session, fair_share: FairShare) -> None:
     for attempt in session.scalars(select(Attempt).where(Attempt.folded.is_(False))):
         current[attempt.owner_id].append(use_of(attempt))
     owners = sorted({*settled, *current})
-    insert_new(
-        session,
-        Usage,
-        [{"owner_id": owner, "as_of": 0.0, "settled_s": 0.0, "charged_s": 0.0} for owner in owners],
-    )
+    nothing = {"settled_s": 0.0, "charged_s": 0.0, "as_of": 0.0}
+    insert_new(session, Usage, [{"owner_id": owner, **nothing} for owner in owners])
     clock: float = session.execute(select(now())).scalar_one()
     for usage in session.scalars(select(Usage).where(Usage.owner_id.in_(owners))):
         before = fair_share.decayed(usage.settled_s, clock - usage.as_of)
@@ -99,6 +96,7 @@ def fold(session: Session, fair_share: FairShare) -> None:
         advance = [_in_advance(use, fair_share, clock) for use in current[usage.owner_id]]
         usage.charged_s = usage.settled_s + decayed_usage(fair_share, advance, clock)
         usage.as_of = clock
+    add_to_totals(session, ended)
 
 
 def _in_advance(use: Use, fair_share: FairShare, clock: float) -> Use:

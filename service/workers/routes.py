@@ -22,8 +22,8 @@ from service.db.engine import moment
 from service.experiments import store
 from service.experiments.models import Queue
 from service.queue import worker_samples, workers
+from service.queue.statistics import expired_leases, oldest_queued_s, statistics
 from service.records.curves import hold_still
-from service.records.statistics import expired_leases, oldest_queued_s, statistics
 from service.settings import Settings
 from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, Scraper, SettingsDep
@@ -133,7 +133,7 @@ def _families(session: Session, user: Caller) -> Iterator[Metric]:
     yield SummaryMetricFamily("mpt_wait_seconds", about, found.waits, found.waits_s)
     about = "from the first start to the end"
     yield SummaryMetricFamily("mpt_run_seconds", about, found.runs, found.runs_s)
-    yield _by_label(CounterMetricFamily, "mpt_failures", "failed experiments by kind", "kind",
+    yield _by_label(CounterMetricFamily, "mpt_failures", "runs that failed, by kind", "kind",
                     found.failures)  # fmt: skip
     yield CounterMetricFamily("mpt_leases_lost", "attempts that were lost", value=found.lost)
     yield _leases_expired(session)

@@ -6,7 +6,7 @@ run at any time: its ticket may be late or doubled.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,7 @@ from service.fair_share import FairShare
 from service.queue import lease, states
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.queue.ledger import Use, decayed_usage
+from service.queue.statistics import statistics
 from service.records.recording import Batch, record
 from service.submission.preparation import Entry
 from service.submission.submit import insert_all
@@ -399,9 +400,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def fold(self) -> None:
-        """The usage that fair share charges is the sum over all attempts."""
+        """The usage that fair share charges is the sum over all attempts, and no counter of
+        monitoring changes."""
         with self.database.transaction() as session:
+            before = statistics(session)
             fold(session, SHARING)
+            after = statistics(session)
+        assert math.isclose(after.waits_s, before.waits_s, abs_tol=1e-6)
+        assert math.isclose(after.runs_s, before.runs_s, abs_tol=1e-6)
+        assert replace(after, waits_s=before.waits_s, runs_s=before.runs_s) == before
         with self.database.snapshot() as session:
             found = charges(session, SHARING)
             lines = session.scalars(select(Attempt)).all()

@@ -183,11 +183,11 @@ def require_all(
 
 
 def attempts_of(lab: Lab, experiment_id: str) -> list[tuple[int, str | None]]:
-    """The attempts at an experiment, and the reasons for which they were handed back."""
+    """The attempts at an experiment, and their outcomes."""
     with closing(Database(lab.settings.url)) as database, database.snapshot() as session:
         query = select(Attempt).where(Attempt.experiment_id == experiment_id)
         rows = session.scalars(query.order_by(Attempt.attempt)).all()
-    return [(row.attempt, row.handed_back) for row in rows]
+    return [(row.attempt, row.outcome) for row in rows]
 
 
 def assert_no_traceback(lab: Lab) -> None:
@@ -333,8 +333,7 @@ class TestLab:
             failure = client.get(run)["failure"]
             assert failure["kind"] == "disk_full"
             assert re.search(r"weights.safetensors, which needs \d+ bytes", failure["message"])
-            handed_back = [(number, "disk_full") for number in (1, 2, 3)]
-            assert attempts_of(lab, run) == [*handed_back, (4, None)]
+            assert attempts_of(lab, run) == [(number, "disk_full") for number in (1, 2, 3, 4)]
             again = client.submit(spec, cache=False)["id"]
             wait_until(lambda: client.get(again)["status"] in TERMINAL, 900, "the run's end")
             assert client.get(again)["status"] == "succeeded"

@@ -1,9 +1,11 @@
 """Migrations produce the schema of the models, and keep what version 0.1 stored."""
 
+import json
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from alembic import command
@@ -11,13 +13,16 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect, select, text
+from sqlalchemy.orm import Session
 
 import migrations
 import service.app  # noqa: F401  # knows all tables
 from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.db.engine import Base, Database
-from service.experiments.models import Attempt, Status, Usage
-from service.records.statistics import Statistics, statistics
+from service.experiments.models import TERMINAL, Attempt, Status, Usage
+from service.fair_share import FairShare
+from service.queue import ledger
+from service.queue.statistics import Statistics, statistics
 from service.submission.models import KeptRequest
 
 DESCENDING = ("ix_experiments_startable_cpu", "ix_experiments_startable_gpu")
@@ -145,6 +150,136 @@ def test_counters_are_filled_from_experiments_of_before(config: Config) -> None:
             lost=0 + 1 + 2 + 3 + 4, waits=3, waits_s=10.0 + 20.0 + 40.0, runs=3,
             runs_s=90.0 + 80.0 + 60.0,
         )  # fmt: skip
+
+
+class Past(NamedTuple):
+    """An experiment of before `totals`, and its attempts: the outcome that they get, the event of
+    their end, and whether they are folded. Without an event they have not ended."""
+
+    columns: dict[str, Any]
+    attempts: Sequence[tuple[str | None, dict[str, Any] | None, bool]] = ()
+
+
+def end(outcome: str, folded: bool, **event: Any) -> tuple[str, dict[str, Any], bool]:
+    return outcome, event, folded
+
+
+RUNS = (None, None, False)
+PAST = {
+    "a": Past({"status": "succeeded"}, [end("succeeded", True, status="succeeded", attempt=1)]),
+    "b": Past(
+        {"status": "failed", "failure_kind": "oom", "lost": 1},
+        [
+            end("lost", True, status="queued", lost_attempt=1),
+            end("oom", False, status="failed", attempt=2),
+        ],
+    ),
+    "c": Past({"status": "succeeded"}, [end("succeeded", False, status="succeeded", attempt=1)]),
+    "d": Past(
+        {"status": "running", "lost": 1},
+        [end("lost", True, status="queued", lost_attempt=1), RUNS],
+    ),
+    "e": Past({"status": "running"}, [RUNS]),
+    "f": Past(
+        {"status": "queued", "lost": 1}, [end("lost", False, status="queued", lost_attempt=1)]
+    ),
+    "0": Past(
+        {"status": "paused"},
+        [
+            end("disk_full", True, status="queued", attempt=1, reason="disk_full"),
+            end("paused", True, status="paused", attempt=2),
+        ],
+    ),
+    "1": Past({"status": "cancelled", "started_at": None}),
+    "2": Past(
+        {"status": "failed", "failure_kind": "lost", "lost": 2},
+        [
+            end("lost", True, status="queued", lost_attempt=1),
+            end("lost", False, status="failed", lost_attempt=2),
+        ],
+    ),
+    "3": Past({"status": "cancelled"}, [end("paused", False, status="paused", attempt=1)]),
+    "4": Past({"status": "queued"}, [end("queued", True, status="queued", restored=True)]),
+    "5": Past(
+        {"status": "failed", "failure_kind": "error"},
+        [end("error", True, status="failed", attempt=1)],
+    ),
+}
+PURGED = "5"
+"""An experiment that is purged before the migration."""
+
+
+def test_no_counter_changes_when_totals_replace_tallies(config: Config) -> None:
+    """Nor by the fold that follows: each attempt is counted once."""
+    rows: dict[str, dict[str, Any]] = {
+        name: {"started_at": 110.0 + i, "finished_at": 1024.0 * 2**i, "attempt": len(past.attempts)}
+        | past.columns
+        for i, (name, past) in enumerate(PAST.items())
+    }
+    begun = [row for row in rows.values() if row["started_at"] is not None]
+    ended = [row for row in begun if row["status"] in TERMINAL]
+    expected = Statistics(
+        Counter(row["status"] for name, row in rows.items() if name != PURGED),
+        Counter(row["failure_kind"] for row in ended if "failure_kind" in row),
+        lost=sum(row.get("lost", 0) for row in begun),
+        waits=len(begun), waits_s=sum(row["started_at"] - 100 for row in begun),
+        runs=len(ended), runs_s=sum(row["finished_at"] - row["started_at"] for row in ended),
+    )  # fmt: skip
+    database = Database(config.attributes["url"])
+    command.upgrade(config, VERSION_0_1)
+    with database.transaction() as session:
+        session.execute(text("INSERT INTO users (id, name, created_at) VALUES (1, 'local', 0)"))
+        for name in PAST:
+            session.execute(text(experiment(name)))
+    command.upgrade(config, "0040")
+    with database.transaction() as session:
+        for name, row in rows.items():
+            _add_past(session, name * 32, row, PAST[name])
+        for table, key in {"events": "experiment_id", "attempts": "experiment_id",
+                           "experiments": "id"}.items():  # fmt: skip
+            session.execute(text(f"DELETE FROM {table} WHERE {key} = '{PURGED * 32}'"))
+    command.upgrade(config, "head")
+    outcomes = defaultdict[str, list[str | None]](list)
+    with database.transaction() as session:
+        assert statistics(session) == expected
+        for line in session.scalars(select(Attempt).order_by(Attempt.attempt)):
+            outcomes[line.experiment_id[0]].append(line.outcome)
+        ledger.fold(session, FairShare())
+        assert statistics(session) == expected
+    assert outcomes == {
+        name: [outcome for outcome, *_ in past.attempts]
+        for name, past in PAST.items()
+        if past.attempts and name != PURGED
+    }
+
+
+def _add_past(session: Session, experiment_id: str, columns: dict[str, Any], past: Past) -> None:
+    """Bring a queued experiment where it was, with its attempts and their events."""
+    changes = ", ".join(f"{column} = :{column}" for column in columns)
+    change = text(f"UPDATE experiments SET {changes} WHERE id = '{experiment_id}'")
+    session.execute(change, columns)
+    for attempt, (_, event, folded) in enumerate(past.attempts, start=1):
+        session.execute(
+            text(
+                "INSERT INTO attempts (experiment_id, attempt, owner_id, queue, worker, family, "
+                f"started_at, ended_at, folded, handed_back) VALUES ('{experiment_id}', {attempt}, "
+                "1, 'cpu', 'w', 'ppca', 110, :ended_at, :folded, :handed_back)"
+            ),
+            {
+                "ended_at": 120.0 if event else None,
+                "folded": folded,
+                "handed_back": event and event.get("reason"),
+            },
+        )
+        for data in ({"status": "running", "attempt": attempt}, event):
+            if data:
+                session.execute(
+                    text(
+                        "INSERT INTO events (experiment_id, at, kind, data) "
+                        f"VALUES ('{experiment_id}', 0, 'status', :data)"
+                    ),
+                    {"data": json.dumps(data)},
+                )
 
 
 def test_idempotency_keys_of_experiments_and_retries_are_moved(config: Config) -> None:

@@ -60,6 +60,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/worker/test_presence.py",
         "tests/worker/test_controller.py",
     ),
+    "service/queue/statistics.py": ("tests/service/queue/test_statistics.py",),
     "service/queue/lease.py": (*LEASE, f"{EXPERIMENTS}/test_kept_bytes.py"),
     "service/records/recording.py": (
         "tests/service/records/test_recording.py",
@@ -138,7 +139,6 @@ NARROWER: dict[str, tuple[str, ...]] = {
         f"{EXPERIMENTS}/test_many_experiments.py",
         "tests/service/records/test_logs.py",
     ),
-    "service/records/statistics.py": ("tests/service/web/test_monitoring.py",),
     "service/records/stored_records.py": (f"{EXPERIMENTS}/test_bundle.py",),
     "service/records/spreadsheets.py": ("tests/service/records/test_spreadsheets.py",),
     "service/experiments/bundle.py": (f"{EXPERIMENTS}/test_bundle.py",),

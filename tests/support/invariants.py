@@ -2,8 +2,9 @@
 
 Every accepted experiment is there and has ended or is paused; its records are those of an
 undisturbed run, each once; each claim began one attempt; nothing is left waiting or leased. The
-ledger has a line for each attempt, ended where that has; each user's usage is the sum of its lines;
-no user had more runs at once than its limit, and no worker more than one.
+ledger has a line for each attempt, ended where that has; each user's usage is the sum of its lines,
+and the counters of monitoring are the sums over the experiments; no user had more runs at once than
+its limit, and no worker more than one.
 """
 
 import json
@@ -28,8 +29,9 @@ from service.experiments.models import (
 )
 from service.fair_share import FairShare
 from service.queue.ledger import decayed_usage, use_of
+from service.queue.statistics import statistics
 from service.records import results
-from service.records.curves import read_series
+from service.records.curves import hold_still, read_series
 from service.records.recording import canonical
 
 Record = Mapping[str, Any]
@@ -50,6 +52,7 @@ class Counts:
     doubled_attempts: int = 0
     wrong_ledger_lines: int = 0
     wrong_usages: int = 0
+    wrong_counters: int = 0
     passed_limits: int = 0
     shared_workers: int = 0
 
@@ -73,6 +76,7 @@ def check(
     `fair_share` of the whole lab, all users and workers too."""
     counts = Counts()
     with database.snapshot() as session:
+        hold_still(session)
         for experiment_id, records in undisturbed.items():
             counts.experiments += 1
             experiment = session.get(Experiment, experiment_id)
@@ -84,6 +88,7 @@ def check(
             _check_records(session, experiment, records, counts)
         if fair_share is not None:
             _check_usage(session, fair_share, counts)
+            _check_counters(session, counts)
             _check_limits(session, fair_share, counts)
     return counts
 
@@ -98,6 +103,7 @@ def _check_ledger(session: Session, experiment: Experiment, counts: Counts) -> N
     for line in lines:
         end = math.inf if line.ended_at is None else line.ended_at
         right &= (line.ended_at is None) == (line.attempt == running)
+        right &= (line.ended_at is None) == (line.outcome is None)
         right &= previous_end <= line.started_at <= end
         right &= line.owner_id == experiment.owner_id and (
             line.ended_at is not None or not line.folded
@@ -117,6 +123,21 @@ def _check_usage(session: Session, fair_share: FairShare, counts: Counts) -> Non
         )
     known = set(session.scalars(select(Usage.owner_id)))
     counts.wrong_usages += any(line.folded and line.owner_id not in known for line in lines)
+
+
+def _check_counters(session: Session, counts: Counts) -> None:
+    """Check monitoring against the experiments, of which none was purged."""
+    columns = (Experiment.status, Experiment.failure_kind, Experiment.lost, Experiment.created_at,
+               Experiment.started_at)  # fmt: skip
+    rows = session.execute(select(*columns)).all()
+    waits_s = [row.started_at - row.created_at for row in rows if row.started_at is not None]
+    failures = (row.failure_kind for row in rows if row.started_at and row.failure_kind)
+    figures = statistics(session)
+    counts.wrong_counters += figures.by_status != Counter(row.status for row in rows)
+    counts.wrong_counters += figures.failures != Counter(failures)
+    counts.wrong_counters += figures.lost != sum(row.lost for row in rows)
+    counts.wrong_counters += figures.waits != len(waits_s)
+    counts.wrong_counters += not math.isclose(figures.waits_s, math.fsum(waits_s), abs_tol=1e-3)
 
 
 def _check_limits(session: Session, fair_share: FairShare, counts: Counts) -> None:

@@ -14,7 +14,6 @@ from service.fair_share import FairShare
 from service.queue import claims, clock, holds, lease, ledger, quota, shares, workers
 from service.queue.claims import HEARD_OF_S, lock_claims
 from service.queue.lease import Claim
-from service.records import statistics
 from worker.slot import Slot
 
 SILENT_S = 3600.0
@@ -72,7 +71,6 @@ def fold(session: Session, fair_share: FairShare) -> None:
     """Add what has ended to the sums."""
     lock_claims(session)
     ledger.fold(session, fair_share)
-    statistics.fold(session)
     quota.fold(session, from_rows=2)
 
 

@@ -199,7 +199,7 @@ def test_a_purge_deletes_all_rows_of_one_experiment_only(
     batch.add({"seq": None, "record": "checkpoint", "file": "c", "sha256": "0", "after": 11})
     with database.transaction() as session:
         record(session, claim, batch, lease_s=60)
-        ledger.end(session, one, claim.attempt)
+        ledger.end(session, one, claim.attempt, Status.FAILED)
     files = leave_file(admin, place, one, 1)
     more = {name for name, number in rows(database).items() if number > before[name]}
     assert more == {"experiments", "series", "blocks", "metrics", "events", "artifacts",
@@ -212,9 +212,8 @@ def test_a_purge_deletes_all_rows_of_one_experiment_only(
     Housekeeping(database, place.model_copy(update={"purge_after_s": 0.0})).clean()
     assert not files.exists()
     assert kept_files.exists()
-    counted = before["tallies"] + 2  # that it ended, and that it is gone
     uncounted = {"audit": 0, "byte_changes": 0}
-    assert rows(database) | uncounted == before | uncounted | {"tallies": counted, "usage": 1}
+    assert rows(database) | uncounted == before | uncounted | {"totals": 1, "usage": 1}
     with database.snapshot() as session:
         assert bytes_agree(session)
     assert admin.get("/v1/audit?limit=1").json()["items"][0]["action"] == "experiment.purged"
@@ -364,16 +363,21 @@ def test_a_dry_run_reports_what_it_would_free(
 
 def test_a_purge_leaves_counters_as_they_are(admin: TestClient, place: Settings) -> None:
     """One that falls would be read as one that began again, and its rate as a burst."""
-    for status, values in (
-        (Status.FAILED, {"failure_kind": "oom", "lost": 2, "started_at": now() - 20}),
-        (Status.FAILED, {"failure_kind": "oom", "lost": 1}),
-        (Status.SUCCEEDED, {"started_at": now() - 50}),
+    cause = lease.FailureCause("oom", "why")
+    for status, failure, losses, ran_s in (
+        (Status.FAILED, cause, 2, 20),
+        (Status.FAILED, cause, 1, 0),
+        (Status.SUCCEEDED, None, 0, 50),
     ):
         one = submit(admin)
+        for _ in range(losses):
+            claim = claim_next(database_of(admin))
+            with database_of(admin).transaction() as session:
+                lease.mark_lost(session, claim, max_lost=3)
+        claim = claim_next(database_of(admin))
+        stored.change(database_of(admin), one, created_at=now() - 100, started_at=now() - ran_s)
         with database_of(admin).transaction() as session:
-            more = {"created_at": now() - 100, **values}
-            session.execute(update(Experiment).where(Experiment.id == one).values(**more))
-        becomes(admin, one, status)
+            lease.finish(session, claim, status, failure)
         admin.delete(f"/v1/experiments/{one}")
 
     def counters() -> dict[str, float]:
@@ -385,8 +389,8 @@ def test_a_purge_leaves_counters_as_they_are(admin: TestClient, place: Settings)
     before = counters()
     assert before['mpt_failures_total{kind="oom"}'] == 2
     assert before["mpt_leases_lost_total"] == 3
-    assert before["mpt_wait_seconds_count"] == 2
-    assert before["mpt_wait_seconds_sum"] == pytest.approx(130, abs=5)
+    assert before["mpt_wait_seconds_count"] == before["mpt_run_seconds_count"] == 3
+    assert before["mpt_wait_seconds_sum"] == pytest.approx(80 + 100 + 50, abs=5)
     assert before["mpt_run_seconds_sum"] == pytest.approx(70, abs=5)
     Housekeeping(database_of(admin), place.model_copy(update={"purge_after_s": 0.0})).clean()
     assert rows(database_of(admin))["experiments"] == 0

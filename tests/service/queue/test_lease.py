@@ -258,6 +258,7 @@ def test_the_end_of_an_attempt(database: Database, failure: FailureCause | None)
     with database.transaction() as session:
         lease.finish(session, claim, status, failure, peak_bytes=5)
     assert is_now(slot(database, claim).ended_at)
+    assert slot(database, claim).outcome == ("oom" if failure else "succeeded")
     assert slot(database, claim).peak_bytes == 5
     found = row(database, claim.experiment_id)
     assert (found.status, found.lease_expires_at) == (status, None)
@@ -279,7 +280,7 @@ def test_an_attempt_is_handed_back(database: Database, desired: str, becomes: st
     with database.transaction() as session:
         assert lease.release(session, claim, peak_bytes=5) == becomes
     assert is_now(slot(database, claim).ended_at)
-    assert slot(database, claim).peak_bytes == 5
+    assert (slot(database, claim).outcome, slot(database, claim).peak_bytes) == (becomes, 5)
     found = row(database, claim.experiment_id)
     assert (found.status, found.lost, found.lease_expires_at) == (becomes, 0, None)
     assert is_now(found.finished_at) if becomes == "cancelled" else found.finished_at is None
@@ -300,7 +301,7 @@ def test_an_attempt_whose_machine_lacked_something_is_handed_back(
     with database.transaction() as session:
         assert lease.hand_back(session, claim, "disk_full", 3, FULL, peak_bytes=5) == becomes
     assert is_now(slot(database, claim).ended_at)
-    assert slot(database, claim).peak_bytes == 5
+    assert (slot(database, claim).outcome, slot(database, claim).peak_bytes) == ("disk_full", 5)
     experiment = row(database, claim.experiment_id)
     assert (experiment.status, experiment.lost, experiment.failure_kind) == (becomes, 0, None)
     assert (experiment.finished_at is not None) == (becomes == "cancelled")
@@ -340,7 +341,7 @@ def test_a_runner_that_was_killed_from_outside(
     with database.transaction() as session:
         assert lease.mark_lost(session, claim, max_lost=3, peak_bytes=5) == becomes
     assert is_now(slot(database, claim).ended_at)
-    assert slot(database, claim).peak_bytes == 5
+    assert (slot(database, claim).outcome, slot(database, claim).peak_bytes) == ("lost", 5)
     found = row(database, claim.experiment_id)
     assert (found.status, found.lost, found.lease_expires_at) == (becomes, 1, None)
     assert is_now(found.finished_at) if becomes == "cancelled" else found.finished_at is None
