@@ -22,6 +22,7 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
     fair_share = queue_snapshots.fair_share
     with database.snapshot() as session:
         standings = shares.standings(session, fair_share)
+        submitters = shares.submitters(session)
         waiting = store.next_in_turn(session, user.id, SHOWN)
         found = queue_positions(session, waiting, queue_snapshots)
         titles = titles_of(session, waiting, user)
@@ -38,7 +39,7 @@ def get_queue(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: R
         max_gpu_hours_a_day=mine.max_gpu_hours,
         kept_bytes=kept_bytes,
         max_bytes=max_bytes,
-        share=shares.share_of(user.id, standings),
+        share=shares.share_of(user.id, standings, submitters),
         items=[
             QueuedOut.of(one, queue=found[one.id], title=titles[one.id])
             for one in waiting
@@ -53,6 +54,7 @@ def get_usage(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: A
     with database.snapshot() as session:
         names = {one.id: one.name for one in accounts.listed(session)}
         standings = shares.standings(session, queue_snapshots.fair_share)
+        submitters = shares.submitters(session)
         kept = quota.kept_by_user(session)
     standings.sort(key=lambda one: -one.charged_s)
     return UsageList(
@@ -61,7 +63,7 @@ def get_usage(database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: A
                 name=names[one.owner_id],
                 running=one.running,
                 kept_bytes=kept[one.owner_id],
-                share=shares.share_of(one.owner_id, standings),
+                share=shares.share_of(one.owner_id, standings, submitters),
             )
             for one in standings
         ]

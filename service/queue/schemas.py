@@ -40,7 +40,8 @@ class Share(ResponseModel):
     raw_shares: int
     """The user's shares."""
     norm_shares: float
-    """The user's fraction of all users' shares."""
+    """The user's fraction of the shares of all users that may submit and have submitted. 0 for
+    viewers and disabled users."""
     raw_usage: float
     """The user's decayed slot-seconds."""
     effectv_usage: float
@@ -48,7 +49,8 @@ class Share(ResponseModel):
     level_fs: float | None
     """norm_shares / effectv_usage. Above 1: less used than entitled to. null: no usage yet."""
     fair_share: float
-    """Rank among users: 1 for the next in turn, falling evenly to 1 / users for the last."""
+    """Rank among these users: 1 for the next in turn, falling evenly to 1 / users for the last. 0
+    for viewers and disabled users."""
 
 
 class QueuedOut(ResponseModel):

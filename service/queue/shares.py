@@ -5,11 +5,11 @@ Every function takes a session and commits nothing.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ScalarSelect, bindparam, func, select
+from sqlalchemy import ScalarSelect, bindparam, exists, func, select
 from sqlalchemy.orm import Session
 
 from service.accounts.models import ROLE_SCOPES, Role, Scope, User
@@ -123,21 +123,33 @@ class Standing:
         return any(self.highest.get(device, 0) > MAX_PRIORITY for device in DEVICES[queue])
 
 
-def share_of(owner_id: int, standings: list[Standing]) -> Share:
-    """Return a user's share among all users."""
+def share_of(owner_id: int, standings: list[Standing], submitters: Collection[int]) -> Share:
+    """Return a user's share. Users share the server if they may submit and have submitted or used
+    something; the user itself counts if it may submit. All use counts, whoever it was."""
     mine = next(one for one in standings if one.owner_id == owner_id)
-    norm_shares = mine.shares / sum(one.shares for one in standings)
+    sharers = [
+        one
+        for one in standings
+        if one.may_submit and (one is mine or one.charged_s or one.owner_id in submitters)
+    ]
+    norm_shares = mine.shares / sum(one.shares for one in sharers) if mine.may_submit else 0.0
     all_usage_s = math.fsum(one.charged_s for one in standings)
     effectv_usage = mine.charged_s / all_usage_s if all_usage_s else 0.0
-    behind = sum(one.charged_s / one.shares >= mine.charged_s / mine.shares for one in standings)
+    behind = sum(one.charged_s / one.shares >= mine.charged_s / mine.shares for one in sharers)
     return Share(
         raw_shares=mine.shares,
         norm_shares=norm_shares,
         raw_usage=mine.charged_s,
         effectv_usage=effectv_usage,
         level_fs=norm_shares / effectv_usage if effectv_usage else None,
-        fair_share=behind / len(standings),
+        fair_share=behind / len(sharers) if mine.may_submit else 0.0,
     )
+
+
+def submitters(session: Session) -> set[int]:
+    """Return the users that have experiments."""
+    has_submitted = exists().where(EXPERIMENTS.c.owner_id == _USERS.c.id)
+    return {*session.scalars(select(_USERS.c.id).where(has_submitted))}
 
 
 def standings(session: Session, fair_share: FairShare) -> list[Standing]:

@@ -15,7 +15,8 @@ from service.accounts.users import ensure_key
 from service.db.engine import Database
 from service.experiments.models import Experiment, Status, Usage
 from service.fair_share import FairShare
-from service.queue.shares import share_of, standings
+from service.queue.schemas import Share
+from service.queue.shares import share_of, standings, submitters
 from service.settings import Settings
 from tests.support.fairness import starved
 from tests.support.ppca_spec import ppca_spec
@@ -258,22 +259,75 @@ def test_the_last_slot_is_reserved_for_an_earlier_gpu_run(either: Database) -> N
     assert len(started) == 3  # one CPU run went beside it
 
 
+def shares_of(lab: SharedLab) -> dict[int, Share]:
+    with lab.database.snapshot() as session:
+        everyone, who = standings(session, lab.fair_share), submitters(session)
+    return {one.owner_id: share_of(one.owner_id, everyone, who) for one in everyone}
+
+
 def test_a_share_has_the_terms_of_slurm(either: Database) -> None:
     lab = SharedLab(either, FairShare(), cpus=1)
     heavy, light = lab.user("heavy", shares=3), lab.user("light")
     lab.submit(heavy, 2, JOB_S)
     lab.submit(light, 1, JOB_S)
     lab.run()
-    with either.snapshot() as session:
-        everyone = standings(session, lab.fair_share)
-    found = share_of(heavy, everyone)
-    assert (found.raw_shares, found.norm_shares) == (3, 0.6)
-    assert found.raw_usage == pytest.approx(200, rel=1e-3)
-    assert found.effectv_usage == pytest.approx(2 / 3, rel=1e-3)
-    assert found.level_fs == pytest.approx(0.9, rel=1e-3)
-    ranks = {one: share_of(one, everyone).fair_share for one in (1, heavy, light)}
-    assert ranks == pytest.approx({1: 1, heavy: 2 / 3, light: 1 / 3})
-    assert share_of(1, everyone).level_fs is None
+    found = shares_of(lab)
+    assert (found[heavy].raw_shares, found[heavy].norm_shares) == (3, 3 / 4)
+    assert found[heavy].raw_usage == pytest.approx(200, rel=1e-3)
+    assert found[heavy].effectv_usage == pytest.approx(2 / 3, rel=1e-3)
+    assert found[heavy].level_fs == pytest.approx(9 / 8, rel=1e-3)
+    assert found[1].level_fs is None
+    assert {one: share.fair_share for one, share in found.items()} == {1: 1, heavy: 1, light: 0.5}
+
+
+def test_users_that_never_submit_have_no_part_in_the_shares_of_others(either: Database) -> None:
+    """Neither members, nor viewers, nor users that were disabled. A member reads the share that it
+    would have. What a disabled user has used counts as use, and its shares do not."""
+    lab = SharedLab(either, FairShare(), cpus=1)
+    double, single, gone = lab.user("double", shares=2), lab.user("single"), lab.user("gone")
+    for owner in (double, single, gone):
+        lab.submit(owner, 1, JOB_S)
+    lab.run()
+    lab.submit(new := lab.user("waits"), 1, JOB_S)
+    screen, member = lab.user("screen", role="viewer"), lab.user("member")
+    with either.transaction() as session:
+        session.get_one(User, gone).disabled_at = 1.0
+    found = shares_of(lab)
+    assert {one: share.norm_shares for one, share in found.items()} == {
+        double: 2 / 4, single: 1 / 4, new: 1 / 4,
+        1: 1 / 5, member: 1 / 5,
+        screen: 0, gone: 0,
+    }  # fmt: skip
+    assert found[gone].effectv_usage == pytest.approx(1 / 3, rel=1e-3)
+    ranks = {one: found[one].fair_share for one in (new, double, single, screen)}
+    assert ranks == {new: 1, double: 2 / 3, single: 1 / 3, screen: 0}
+
+
+@pytest.mark.parametrize(("slots", "starts"), [(3, (1, 1, 1)), (4, (2, 1, 1)), (8, (4, 2, 2))])
+def test_slots_that_are_free_at_once_are_divided_by_the_shares(
+    database: Database, slots: int, starts: tuple[int, ...]
+) -> None:
+    """docs/lab.md says so. Users with 2, 1 and 1 shares have one each of three slots."""
+    lab = SharedLab(database, FairShare(spare_slots=0), cpus=slots)
+    users = [lab.user("double", shares=2), lab.user("second"), lab.user("third")]
+    for user in users:
+        lab.submit(user, 100, JOB_S)
+    lab.run(0)
+    counts = Counter(owner for _, owner, _ in lab.starts)
+    assert tuple(counts[user] for user in users) == starts
+
+
+def test_short_runs_on_few_slots_show_the_shares_after_a_minute(database: Database) -> None:
+    lab = SharedLab(database, FairShare(spare_slots=0), cpus=3)
+    users = [lab.user("double", shares=2), lab.user("second"), lab.user("third")]
+    for user in users:
+        lab.submit(user, 100, 10.0)
+    lab.run(60.0)
+    early = lab.used_s()
+    assert len(set(early.values())) == 1
+    lab.run(240.0)
+    later = {user: used_s - early[user] for user, used_s in lab.used_s().items()}
+    assert later[users[0]] / later[users[1]] == pytest.approx(2, rel=0.2)
 
 
 @pytest.mark.parametrize("seed", range(2))
