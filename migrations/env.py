@@ -10,9 +10,9 @@ from service.db.engine import NO_TIMEOUTS, Base, Database
 from service.experiments.models import Experiment
 from service.settings import Settings
 from service.webhooks.models import Webhook
-from service.workers.models import Worker, WorkerSample
+from service.workers.models import Drain, Worker, WorkerSample
 
-ALL = (AuditEntry, Dataset, Experiment, User, Webhook, Worker, WorkerSample)
+ALL = (AuditEntry, Dataset, Drain, Experiment, User, Webhook, Worker, WorkerSample)
 TABLES = {table.__tablename__ for table in ALL}
 assert TABLES <= set(Base.metadata.tables)
 

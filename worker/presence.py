@@ -75,6 +75,8 @@ class Presence:
         self.name = name
         self.queue = queue
         self._run_pid, self._run_device_bytes = run_pid, run_device_bytes
+        self.must_hand_back = False
+        """True if the machine is drained and the time of its runs is over."""
         self._store_full = False
         """True after it was logged that the store's disk is full."""
         self._looked: float | None = None
@@ -112,7 +114,7 @@ class Presence:
             with self.database.transaction() as session:
                 vitals = self.vitals()
                 self._log_space(vitals.store_full)
-                workers.beat(session, self.name, vitals)
+                self.must_hand_back = workers.beat(session, self.name, vitals)
                 if time.monotonic() >= self._sample_due:
                     worker_samples.take(session, self.name, vitals)
                     self._sample_due = time.monotonic() + SAMPLED_EVERY_S

@@ -89,16 +89,12 @@ class Slot:
         """Claim experiments and run them, until nothing is startable here, or the worker stops or
         starts no more runs. Raises UnfitWorker after a run that could not start was handed back."""
         while not (is_stopping() or is_retiring()):
-            try:
-                with self.occupied:
-                    self.be_ready(is_stopping)
-                    claim = self.claim()
-                    if claim is None:
-                        return
-                    self.run(claim, is_stopping)
-            except TRANSIENT_DB_ERRORS as error:
-                log.warning("the database is unreachable: %s", error)
-                return
+            with self.occupied:
+                self.be_ready(is_stopping)
+                claim = self.claim()
+                if claim is None:
+                    return
+                self.run(claim, is_stopping)
 
     def claim(self) -> Claim | None:
         """Claim the next experiment that may start here."""
@@ -110,7 +106,8 @@ class Slot:
         if vitals.store_full:
             return None
         with self.database.transaction() as session:
-            workers.beat(session, self.name, vitals)  # as it is now, also for other claims
+            # as it is now, also for other claims
+            self.presence.must_hand_back = workers.beat(session, self.name, vitals)
             return claims.claim(
                 session,
                 self.name,
@@ -128,7 +125,9 @@ class Slot:
             log.info("attempt %d begins", claim.attempt)
             self._supervision = Supervision(self.database, self.settings, claim, runner)
             try:
-                outcome = self._supervision.run(is_stopping)
+                outcome = self._supervision.run(
+                    lambda: is_stopping() or self.presence.must_hand_back
+                )
             finally:
                 self.runner = self._supervision = None
             log.info("attempt %d: %s", claim.attempt, outcome)

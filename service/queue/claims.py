@@ -135,9 +135,12 @@ def choose(
     users whose runs use all workers except the spare ones, and experiments for which this worker
     lacks memory or an idle GPU is the better place. With `lock` the experiment is locked, and those
     that another transaction has locked are skipped, because it may hang."""
-    workers = [place for place in all_places if place.queue == queue]
-    gpus = [place for place in all_places if place.queue == Queue.GPU]
-    here = next((place for place in workers if place.worker_id == worker), None)
+    here = next((place for place in all_places if place.worker_id == worker), None)
+    if here is not None and here.drained_until is not None:
+        return None
+    places = [place for place in all_places if place.drained_until is None]
+    workers = [place for place in places if place.queue == queue]
+    gpus = [place for place in places if place.queue == Queue.GPU]
     room = MAX_BYTES if here is None else min(here.room, MAX_BYTES)
     users = _candidates(session, queue, fair_share, len(workers), len(gpus))
     if users and here is not None and _is_kept(here, workers, users[0].memory_bytes):

@@ -1,5 +1,6 @@
 """Position of a queued experiment, why it waits, and when it may start."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -74,6 +75,10 @@ def _queue_position(
     if not served:
         kinds = " or ".join(queue.upper() for queue in wanted)
         return _unknown(position, f"no {kinds} worker is registered")
+    needed = one.memory_bytes or 0
+    if (reason := _drained(needed, served, queue_snapshot)) is not None:
+        return _unknown(position, reason)
+    served = [queue for queue in served if queue_snapshot.places[queue]]
     served = [queue for queue in served if not queue_snapshot.slots[queue].store_full]
     if not served:
         return _unknown(position, STORE_FULL)
@@ -104,7 +109,6 @@ def _queue_position(
         reason = reason if is_readers else "a GPU run of its owner's before it has the last place"
         return _unknown(position, reason)
     slots = queue_snapshot.slots
-    needed = one.memory_bytes or 0
     short = {queue: short_memory(needed, queue_snapshot.places[queue]) for queue in served}
     with_room = [queue for queue in served if short[queue] is None]
     if not with_room:
@@ -119,6 +123,26 @@ def _queue_position(
     starts = [queue_snapshot.forecasts[q].start_after(positions[q], slots[q]) for q in served]
     start = min((s for s in starts if s is not None), default=None)
     return _with_start(position, reason, start)
+
+
+def _drained(needed: int, served: Sequence[Queue], queue_snapshot: QueueSnapshot) -> str | None:
+    """Return that all workers with the memory for a run are drained, and until when; None if
+    another worker has it, or none."""
+    workers = [place for queue in served for place in queue_snapshot.places[queue]]
+    if any(place.room_without_ours >= needed for place in workers):
+        return None
+    ends = [
+        place.drained_until
+        for queue in served
+        for place in queue_snapshot.drained[queue]
+        if place.drained_until is not None and (place.room_without_ours >= needed or not workers)
+    ]
+    if not ends:
+        return None
+    which = " and ".join(queue.upper() for queue in served) + " workers"
+    which += " with enough memory for it" if workers else ""
+    until = f" until {moment(min(ends)):%Y-%m-%d %H:%M} UTC" if min(ends) < math.inf else ""
+    return f"all {which} are drained{until}"
 
 
 def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) -> str:

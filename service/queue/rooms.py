@@ -17,7 +17,7 @@ from mptcore.specs.compute import GPU_SHARE
 from service.db.engine import now
 from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.queue.workers import GPU_RUNTIME_BYTES
-from service.workers.models import Worker
+from service.workers.models import DRAINS, IS_ACTIVE, Worker
 
 LOOKED_S = 12.0
 """Time without a look for a run after which a worker does not count as idle. Idle workers look
@@ -84,8 +84,11 @@ class Place:
     max_run: float
     """Main memory that the worker allows a CPU run."""
     is_idle: bool
-    """True if it starts a run when there is one: it runs none, looked for one a moment ago, and
-    sees no full store."""
+    """True if it starts a run when there is one: it runs none, looked for one a moment ago, sees no
+    full store, and is not drained."""
+    drained_until: float | None = None
+    """End of the drain of its machine, in the database's time; infinite if an admin has to end it.
+    None: it is not drained."""
 
     @property
     def memory_ids(self) -> list[str]:
@@ -130,6 +133,9 @@ _PLACES = (
         _WORKERS.c.gpu_memory_free,
         _WORKERS.c.gpu_memory_ours,
         _WORKERS.c.store_full,
+        case((DRAINS.c.host.is_not(None), func.coalesce(DRAINS.c.until, math.inf))).label(
+            "drained_until"
+        ),
         EXPERIMENTS.c.id.label("run_id"),
         *_NEED,
     )
@@ -137,6 +143,7 @@ _PLACES = (
         EXPERIMENTS,
         (EXPERIMENTS.c.worker == _WORKERS.c.id) & (EXPERIMENTS.c.status == Status.RUNNING),
     )
+    .outerjoin(DRAINS, (DRAINS.c.host == _WORKERS.c.host) & IS_ACTIVE)
     .order_by(_WORKERS.c.heartbeat_at)
 )
 """Built once, because each claim executes it."""
@@ -164,8 +171,9 @@ def places(session: Session, within_s: float) -> list[Place]:
         if row.is_alive:
             limit = row.run_memory if row.queue == Queue.CPU else None
             max_run = math.inf if limit is None else limit
-            is_idle = row.run_id is None and bool(row.looks) and not row.store_full
-            place = Place(row.id, Queue(row.queue), shared, max_run, is_idle)
+            may_start = bool(row.looks) and not row.store_full and row.drained_until is None
+            is_idle = row.run_id is None and may_start
+            place = Place(row.id, Queue(row.queue), shared, max_run, is_idle, row.drained_until)
             found.setdefault(row.id, place).is_idle &= is_idle
     return list(found.values())
 

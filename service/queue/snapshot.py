@@ -47,6 +47,8 @@ class QueueSnapshot:
     slots: Mapping[Queue, Slots]
     places: Mapping[Queue, Sequence[Place]]
     """The workers of each queue, with the memory that is free for a run."""
+    drained: Mapping[Queue, Sequence[Place]]
+    """The workers of each queue whose machine is drained. `places` has none of them."""
     forecasts: Mapping[Queue, Forecast]
     firsts: Mapping[int, Firsts]
     """Next experiments of users that are tied on usage or are one run below their limit."""
@@ -198,13 +200,21 @@ class QueueSnapshots:
             one for one in standings
             if one.highest and (at_level[one.level] > 1 or one.has_one_place)
         ]  # fmt: skip
+        places = _places(session, self.within_s)
         return QueueSnapshot(
             fair_share=self.fair_share,
             standings={one.owner_id: one for one in standings},
             firsts=shares.firsts(session, matter) if matter else {},
             queued=_queued(session),
             slots=workers.slots(session, self.within_s),
-            places=_places(session, self.within_s),
+            places={
+                queue: [place for place in places[queue] if place.drained_until is None]
+                for queue in Queue
+            },
+            drained={
+                queue: [place for place in places[queue] if place.drained_until is not None]
+                for queue in Queue
+            },
             forecasts=forecast.forecasts(session),
             made_at=began_at,
         )

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, now
 from service.experiments.models import Experiment, Queue, Status
-from service.workers.models import Worker
+from service.workers.models import DRAINS, IS_ACTIVE, Worker, is_drained
 
 GPU_RUNTIME_BYTES = 700 * 2**20
 """GPU memory that a run uses before the first tensor: the context with its kernels."""
@@ -30,6 +30,7 @@ class Slots:
     """The workers of a queue."""
 
     workers: int
+    """Number of workers whose machine is not drained."""
     idle: int
     """Number of idle workers that start runs."""
     store_full: bool = False
@@ -64,18 +65,26 @@ _BEAT = (
     update(_TABLE)
     .where(_TABLE.c.id == bindparam("worker_id"))
     .values(heartbeat_at=now(), looked_at=now() - bindparam("ago_s", type_=Float))
-    .returning(_TABLE.c.id)
+    .returning(
+        exists().where(
+            DRAINS.c.host == bindparam("machine"), IS_ACTIVE, DRAINS.c.hand_back_at <= now()
+        )
+    )
 )
 """Built once; the other columns are those of its parameters."""
 
 
-def beat(session: Session, worker_id: str, vitals: Vitals) -> None:
-    """Record a heartbeat. The first one registers the worker."""
+def beat(session: Session, worker_id: str, vitals: Vitals) -> bool:
+    """Record a heartbeat. The first one registers the worker. Return whether the worker has to hand
+    back its run, because its machine is drained."""
     columns = {name: getattr(vitals, name) for name in Vitals.__dataclass_fields__}
-    heartbeat = {"worker_id": worker_id, "ago_s": columns.pop("looked_ago_s"), **columns}
-    if session.scalar(_BEAT, heartbeat) is None:
+    heartbeat = {"worker_id": worker_id, "machine": vitals.host,
+                 "ago_s": columns.pop("looked_ago_s"), **columns}  # fmt: skip
+    must_hand_back = session.scalar(_BEAT, heartbeat)
+    if must_hand_back is None:
         insert_new(session, Worker, [{"id": worker_id, **columns}])
-        session.execute(_BEAT, heartbeat)
+        must_hand_back = session.scalar(_BEAT, heartbeat)
+    return bool(must_hand_back)
 
 
 def leave(session: Session, worker_id: str) -> None:
@@ -103,12 +112,13 @@ def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | Non
 
 BUSY = exists().where(Experiment.worker == Worker.id, Experiment.status == Status.RUNNING)
 """True for a worker that runs an experiment."""
+_IS_DRAINED = is_drained(Worker.host)
 _SLOTS = (
     select(
         Worker.queue,
-        func.count(),
-        func.sum(case((BUSY | Worker.store_full, 0), else_=1)),
-        func.sum(case((Worker.store_full, 1), else_=0)),
+        func.sum(case((_IS_DRAINED, 0), else_=1)),
+        func.sum(case((BUSY | Worker.store_full | _IS_DRAINED, 0), else_=1)),
+        func.sum(case((Worker.store_full & ~_IS_DRAINED, 1), else_=0)),
     )
     .where(Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float))
     .group_by(Worker.queue)
@@ -116,9 +126,12 @@ _SLOTS = (
 
 
 def hosts(session: Session, within_s: float) -> dict[Queue, set[str]]:
-    """Return the machines of each queue's workers with a heartbeat within `within_s` seconds."""
+    """Return the machines of each queue's workers with a heartbeat within `within_s` seconds,
+    except drained ones."""
     rows = session.execute(
-        select(Worker.queue, Worker.host).where(Worker.heartbeat_at >= now() - within_s).distinct()
+        select(Worker.queue, Worker.host)
+        .where(Worker.heartbeat_at >= now() - within_s, ~_IS_DRAINED)
+        .distinct()
     )
     found: dict[Queue, set[str]] = {queue: set() for queue in Queue}
     for queue, host in rows:
@@ -126,22 +139,12 @@ def hosts(session: Session, within_s: float) -> dict[Queue, set[str]]:
     return found
 
 
-_ALIVE = select(func.count()).where(
-    Worker.queue == bindparam("queue"),
-    Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float),
-)
-
-
-def alive_in(session: Session, queue: Queue, within_s: float) -> int:
-    """Return the number of workers of a queue with a heartbeat in the last `within_s`."""
-    return session.scalar(_ALIVE, {"queue": queue, "within_s": within_s}) or 0
-
-
 def slots(session: Session, within_s: float) -> dict[Queue, Slots]:
     """Return the slots of each queue that has workers."""
     rows = session.execute(_SLOTS, {"within_s": within_s})
     return {
-        Queue(queue): Slots(count, max(idle, 0), full == count) for queue, count, idle, full in rows
+        Queue(queue): Slots(count, max(idle, 0), full == count > 0)
+        for queue, count, idle, full in rows
     }
 
 

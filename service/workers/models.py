@@ -1,14 +1,17 @@
-"""Tables of workers and of their samples."""
+"""Tables of workers, of their samples, and of drained machines."""
 
 from typing import Any
 
 from sqlalchemy import (
     JSON,
     BigInteger,
+    ColumnElement,
     String,
+    exists,
     false,
+    or_,
 )
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from service.db.engine import Base, now
 
@@ -49,6 +52,32 @@ class Worker(Base):
     def memory_total(self) -> int | None:
         """The least of the main memories that bound the worker. None if it reports none."""
         return min((pool["total"] for pool in self.memory_pools or ()), default=None)
+
+
+class Drain(Base):
+    """A machine whose workers start no run, for example before its maintenance. It is stored by
+    machine because the names of workers change when they restart."""
+
+    __tablename__ = "drains"
+
+    host: Mapped[str] = mapped_column(String(200), primary_key=True)
+    since: Mapped[float] = mapped_column(default=now())
+    hand_back_at: Mapped[float]
+    """From this time on its workers hand back their runs."""
+    until: Mapped[float | None]
+    """The time at which it ends by itself; None: an admin ends it."""
+    drained_by: Mapped[str] = mapped_column(String(100))
+    """Name of the admin."""
+
+
+DRAINS = Drain.metadata.tables[Drain.__tablename__]
+IS_ACTIVE = or_(DRAINS.c.until.is_(None), DRAINS.c.until > now())
+"""True for a drain that has not ended."""
+
+
+def is_drained(host: ColumnElement[str] | InstrumentedAttribute[str]) -> ColumnElement[bool]:
+    """Return the condition that a machine is drained."""
+    return exists().where(DRAINS.c.host == host, IS_ACTIVE)
 
 
 class WorkerSample(Base):

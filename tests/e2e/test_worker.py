@@ -10,11 +10,12 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
+from sqlalchemy import select
 
 from service.db.engine import Database
-from service.experiments.models import DesiredState, Experiment
+from service.experiments.models import DesiredState, Event, Experiment
 from service.experiments.schemas import Submission
-from service.queue import states
+from service.queue import drains, states
 from service.records import results
 from service.records.curves import read_series
 from service.settings import Settings
@@ -27,9 +28,11 @@ SHORT_LEASE = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3"}
 
 
 @contextmanager
-def local_worker(settings: Settings, start: Start = fork) -> Iterator[Process]:
+def local_worker(settings: Settings, start: Start = fork, host: str = "here") -> Iterator[Process]:
+    """A worker while the block runs. If it is forked, it sees the name of a machine."""
     one_gpu = {"CUDA_VISIBLE_DEVICES": "0"}  # which does not belong to the local worker
-    environment = {**os.environ, **SHORT_LEASE, **one_gpu, "MPT_STORE": str(settings.store)}
+    environment = {**os.environ, **SHORT_LEASE, **one_gpu, "MPT_STORE": str(settings.store),
+                   "PRETENDED_HOST": host}  # fmt: skip
     process = start(["-m", "worker", "cpu", "--local"], environment, settings.store / "log")
     try:
         yield process
@@ -105,6 +108,33 @@ def test_a_stopped_worker_hands_back_its_run(database: Database, settings: Setti
     with database.snapshot() as session:
         experiment = session.get_one(Experiment, experiment_id)
         assert (experiment.status, experiment.lost) == ("queued", 0)
+
+
+def test_a_drained_machine_hands_its_run_back_to_another(
+    database: Database, settings: Settings
+) -> None:
+    """It continues from a checkpoint, and no attempt is lost. The worker of the drained machine
+    stays alive, and starts no run before the end of the drain."""
+    experiment_id = submit(database, data__dim=60, evaluate__masks__per_size=40_000)
+    with local_worker(settings, host="first"):
+        began = wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
+        assert (began.worker or "").startswith("first:")
+        with local_worker(settings, host="second"):
+            with database.transaction() as session:
+                drains.drain(session, "first", "ann", hand_back_after_s=0.0)
+            ended = wait_for(database, experiment_id, lambda e: states.is_terminal(e.status))
+        assert (ended.status, ended.attempt, ended.lost) == ("succeeded", 2, 0)
+        assert (ended.worker or "").startswith("second:")
+        with database.transaction() as session:
+            starts = select(Event.data).where(Event.experiment_id == experiment_id)
+            resumed = ["resumed_after" in one for one in session.scalars(starts.order_by(Event.id))
+                       if one.get("status") == "running"]  # fmt: skip
+            drain = drains.drain(session, "first", "ann", lasts_s=1.0)
+        assert resumed == [False, True]
+        after = wait_for(database, submit(database), lambda e: states.is_terminal(e.status))
+    assert (after.status, after.worker) == ("succeeded", began.worker)
+    assert drain.until is not None
+    assert drain.until <= (after.started_at or 0)
 
 
 @pytest.mark.slow

@@ -60,6 +60,8 @@ def _run(command: Sequence[str], environment: dict[str, str], log: Path) -> None
     os.environ.update(environment)
     _say_into(log)
     slot.WarmParent = ForkedWarmParent  # type: ignore[attr-defined]
+    if (host := environment.get("PRETENDED_HOST")) is not None:
+        socket.gethostname = lambda: host
     if command[0] == "-m":
         return _run_module(*command[1:])
     serve.become = _become

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -13,7 +14,7 @@ from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.experiments.models import Event, Experiment, Queue
 from service.experiments.schemas import Submission
-from service.queue import lease, workers
+from service.queue import drains, lease, workers
 from service.settings import Settings
 from tests.support import stored
 from tests.support.invariants import check
@@ -125,6 +126,24 @@ def test_an_ending_worker_starts_no_further_run(
     slot.work(is_over if ending == "stopping" else lambda: False, is_over)
     slot.close()
     assert [load(database, one).status for one in ids] == ["succeeded", "queued", "queued"]
+
+
+def test_no_run_starts_on_a_drained_machine(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slot, "new_runner", lambda self: stub())
+    experiment_id = submitted(database)
+    slot = Slot(database, settings, "w")
+    with database.transaction() as session:
+        drains.drain(session, socket.gethostname(), "ann")
+    slot.work(lambda: False)
+    assert load(database, experiment_id).status == "queued"
+    with database.transaction() as session:
+        assert drains.undrain(session, socket.gethostname())
+    slot.work(lambda: False)
+    slot.close()
+    ended = load(database, experiment_id)
+    assert (ended.status, ended.attempt) == ("succeeded", 1)
 
 
 @pytest.mark.parametrize("broken", [1, 2])

@@ -1,0 +1,62 @@
+"""Machines that are emptied, for example before their maintenance.
+
+Every function takes a session and commits nothing. Times are the database's own (`now()`).
+"""
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from service.db.engine import now
+from service.queue.claims import lock_claims
+from service.workers.models import IS_ACTIVE, Drain, Worker, WorkerSample
+
+HAND_BACK_AFTER_S = 3600.0
+"""Time in which the runs of a drained machine may end by themselves, unless an admin gives one."""
+
+
+def drain(
+    session: Session,
+    host: str,
+    drained_by: str,
+    hand_back_after_s: float | None = None,
+    lasts_s: float | None = None,
+) -> Drain:
+    """Drain a machine, or change its drain: its workers start no run, and hand back their runs
+    after `hand_back_after_s` seconds. Default: an hour, or half of a shorter drain. It lasts for
+    `lasts_s` seconds, or until an admin ends it. No claim is under way when this returns."""
+    if hand_back_after_s is None:
+        hand_back_after_s = HAND_BACK_AFTER_S
+        if lasts_s is not None:
+            hand_back_after_s = min(hand_back_after_s, lasts_s / 2)
+    lock_claims(session)
+    session.execute(delete(Drain).where(Drain.host == host))
+    row = Drain(
+        host=host,
+        hand_back_at=now() + hand_back_after_s,
+        until=None if lasts_s is None else now() + lasts_s,
+        drained_by=drained_by,
+    )
+    session.add(row)
+    session.flush()
+    session.refresh(row)
+    return row
+
+
+def undrain(session: Session, host: str) -> bool:
+    """End the drain of a machine. Return False if it is not drained."""
+    ended = delete(Drain).where(Drain.host == host, IS_ACTIVE).returning(Drain.host)
+    return session.scalar(ended) is not None
+
+
+def drains(session: Session) -> dict[str, Drain]:
+    """Return the drains that have not ended, by machine."""
+    return {row.host: row for row in session.scalars(select(Drain).where(IS_ACTIVE))}
+
+
+def hosts_of_a_day(session: Session) -> set[str]:
+    """Return the machines that have workers, or had some in the last day."""
+    samples = session.scalars(select(WorkerSample.worker_id).distinct())
+    return {
+        *session.scalars(select(Worker.host)),
+        *(worker_id.rpartition(":")[0] for worker_id in samples),
+    }

@@ -1,0 +1,208 @@
+"""Machines that are emptied: no run starts there, and runs are handed back after a time."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import update
+
+from service.db.engine import Database, now
+from service.experiments.models import Experiment, Queue
+from service.fair_share import FairShare
+from service.queue import drains, rooms, workers
+from service.queue.drains import HAND_BACK_AFTER_S
+from service.queue.workers import Vitals
+from service.workers.models import Worker
+from tests.service.queue.test_position import place, submit
+from tests.support.fake_clock import FakeClock
+from tests.support.shared_lab import SharedLab
+from tests.support.starting import start_next
+
+GIB = 2**30
+WITHIN_S = 1e12
+
+
+@dataclass
+class Machines:
+    """Machines with one CPU worker each, on a clock that a test sets."""
+
+    database: Database
+    clock: FakeClock
+
+    def beat(self, host: str, queue: Queue = Queue.CPU, gib: float = 1.0) -> bool:
+        """Send a heartbeat of its worker. Return whether it has to hand back its run."""
+        size = int(gib * GIB)
+        memory = {"id": host, "total": size, "free": size}
+        vitals = Vitals(host, queue, size, run_memory=size, memory_pools=[memory])
+        if queue == Queue.GPU:
+            vitals = Vitals(host, queue, size, gpu_memory_total=size, gpu_memory_free=size)
+        with self.database.transaction() as session:
+            return workers.beat(session, f"{host}:1", vitals)
+
+    def drain(self, host: str, after_s: float | None = None, lasts_s: float | None = None) -> None:
+        with self.database.transaction() as session:
+            drains.drain(session, host, "ann", after_s, lasts_s)
+
+    def undrain(self, host: str) -> bool:
+        with self.database.transaction() as session:
+            return drains.undrain(session, host)
+
+    def in_service(self, queue: Queue = Queue.CPU) -> set[str]:
+        """Return the machines on which a run may start, which all that counts workers must agree
+        on."""
+        with self.database.transaction() as session:
+            session.execute(update(Worker).values(looked_at=now()))
+            places = [one for one in rooms.places(session, WITHIN_S) if one.queue == queue]
+            slots = workers.slots(session, WITHIN_S)[queue]
+            hosts = workers.hosts(session, WITHIN_S)[queue]
+        idle = {place.worker_id.partition(":")[0] for place in places if place.is_idle}
+        assert {place.worker_id for place in places if place.drained_until is None} == {
+            f"{host}:1" for host in idle
+        }
+        assert (slots.workers, slots.idle, hosts) == (len(idle), len(idle), idle)
+        assert not slots.store_full
+        return idle
+
+
+@pytest.fixture
+def machines(either: Database) -> Machines:
+    made = Machines(either, FakeClock(either.engine))
+    for host in ("a", "b"):
+        made.beat(host)
+    return made
+
+
+def test_a_drained_machine_starts_no_run_until_its_drain_ends(machines: Machines) -> None:
+    assert machines.in_service() == {"a", "b"}
+    machines.drain("a")
+    machines.drain("b", lasts_s=100)
+    assert machines.in_service() == set()
+    machines.clock.now += 99
+    assert machines.in_service() == set()
+    machines.clock.now += 2
+    assert machines.in_service() == {"b"}
+    assert not machines.undrain("b"), "it has ended"
+    machines.clock.now += 10 * HAND_BACK_AFTER_S
+    assert machines.in_service() == {"b"}
+    assert machines.undrain("a")
+    assert machines.in_service() == {"a", "b"}
+
+
+def test_a_worker_that_restarts_is_still_drained(machines: Machines) -> None:
+    machines.drain("a")
+    with machines.database.transaction() as session:
+        workers.leave(session, "a:1")
+        workers.beat(session, "a:2", Vitals("a", Queue.CPU, GIB))
+        places = {one.worker_id: one.is_idle for one in rooms.places(session, WITHIN_S)}
+    assert places == {"a:2": False, "b:1": True}
+
+
+@pytest.mark.parametrize(
+    ("after_s", "lasts_s", "times"),
+    [
+        (None, None, (HAND_BACK_AFTER_S, math.inf)),
+        (None, 10 * HAND_BACK_AFTER_S, (HAND_BACK_AFTER_S, 10 * HAND_BACK_AFTER_S)),
+        (None, 100.0, (50.0, 100.0)),
+        (0.0, None, (0.0, math.inf)),
+        (30.0, 100.0, (30.0, 100.0)),
+    ],
+)
+def test_runs_are_handed_back_after_a_time_until_the_drain_ends(
+    machines: Machines, after_s: float | None, lasts_s: float | None, times: tuple[float, float]
+) -> None:
+    began = machines.clock.now
+    assert not machines.beat("a")
+    machines.drain("a", after_s, lasts_s)
+    begin_s, end_s = times
+    for passed_s in (0.0, begin_s - 1, begin_s + 1, 10 * begin_s, end_s + 1):
+        if 0 <= passed_s < math.inf:
+            machines.clock.now = began + passed_s
+            assert machines.beat("a") == (begin_s <= passed_s < end_s)
+            assert not machines.beat("b")
+
+
+def test_a_drain_is_changed_by_another(machines: Machines) -> None:
+    machines.drain("a", lasts_s=100)
+    machines.drain("a", 0.0)
+    assert machines.beat("a")
+    machines.clock.now += 200
+    assert machines.in_service() == {"b"}
+
+
+def test_a_drained_worker_is_no_spare_slot(either: Database) -> None:
+    """A user may have two of three workers, and one of two."""
+    lab = SharedLab(either, FairShare(spare_slots=1), cpus=3)
+    lab.user("other")
+    with either.transaction() as session:
+        workers.beat(session, lab.idle[Queue.CPU].pop(0), Vitals("drained", Queue.CPU, 1))
+        drains.drain(session, "drained", "ann")
+    lab.submit(1, 5, 100.0)
+    lab.run(1)
+    assert len(lab.starts) == 1
+
+
+def test_a_run_for_which_only_a_drained_machine_has_the_memory_is_not_chosen(
+    machines: Machines,
+) -> None:
+    machines.beat("large", gib=64)
+    large, small = submit(machines.database, priority=1), submit(machines.database)
+    with machines.database.transaction() as session:
+        session.get_one(Experiment, large).memory_bytes = 32 * GIB
+    machines.drain("large")
+
+    def chosen(worker: str) -> str | None:
+        with machines.database.transaction() as session:
+            claim = start_next(session, worker)
+        return None if claim is None else claim.experiment_id
+
+    assert [chosen("a:1"), chosen("b:1")] == [small, None]
+    assert machines.undrain("large")
+    assert chosen("large:1") == large
+
+
+def test_the_reason_of_a_run_that_waits_for_drained_machines(machines: Machines) -> None:
+    machines.clock.now = 1_769_882_400.0  # 2026-01-31 18:00 UTC
+    for host in ("a", "b"):
+        machines.beat(host)
+    machines.beat("gpu", Queue.GPU, gib=24)
+    devices = ("cuda", "auto", "cpu")
+    on_gpu, anywhere, on_cpu = (submit(machines.database, device) for device in devices)
+    machines.drain("gpu", lasts_s=3600)
+    assert place(machines.database, on_gpu)[1] == (
+        "all GPU workers are drained until 2026-01-31 19:00 UTC"
+    )
+    assert place(machines.database, anywhere) == (0, "next in turn")
+    machines.drain("a", lasts_s=7200)
+    assert "drained" not in place(machines.database, on_cpu)[1]
+    machines.drain("b")
+    assert place(machines.database, anywhere)[1] == (
+        "all CPU and GPU workers are drained until 2026-01-31 19:00 UTC"
+    )
+    machines.drain("a")
+    assert place(machines.database, on_cpu)[1] == "all CPU workers are drained"
+
+
+def test_drained_workers_are_not_counted_among_the_busy_ones(machines: Machines) -> None:
+    machines.beat("gpu", Queue.GPU, gib=24)
+    for host in ("a", "b"):
+        submit(machines.database, priority=1)
+        with machines.database.transaction() as session:
+            assert start_next(session, f"{host}:1") is not None
+    waiting = submit(machines.database, "auto")
+    machines.drain("gpu")
+    reason = "all 2 CPU workers are busy, next in turn"
+    assert place(machines.database, waiting) == (0, reason)
+
+
+def test_the_reason_of_a_run_whose_only_large_machine_is_drained(machines: Machines) -> None:
+    machines.beat("large", gib=64)
+    large, small = submit(machines.database), submit(machines.database)
+    with machines.database.transaction() as session:
+        session.get_one(Experiment, large).memory_bytes = 32 * GIB
+    machines.drain("large")
+    reason = "all CPU workers with enough memory for it are drained"
+    assert place(machines.database, large)[1] == reason
+    assert place(machines.database, small)[1] == "1 before it"
+    with machines.database.transaction() as session:
+        session.get_one(Experiment, large).memory_bytes = 100 * GIB
+    assert "hold at most 1 GiB" in place(machines.database, large)[1]
