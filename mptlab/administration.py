@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 from mptlab.connection import Connection
 from mptlab.errors import Json
@@ -47,6 +48,19 @@ class Administration(Connection):
     def workers(self) -> list[Json]:
         """List the live workers."""
         return self._items("/v1/workers")
+
+    def drain(
+        self, host: str, hand_back_after_s: float | None = None, lasts_s: float | None = None
+    ) -> Json:
+        """Let no further run start on a machine; for admins. Its runs are handed back after
+        `hand_back_after_s` seconds (default: an hour, or half of a shorter drain). The drain ends
+        after `lasts_s` seconds, or with `undrain`."""
+        body = {"host": host, "hand_back_after_s": hand_back_after_s, "lasts_s": lasts_s}
+        return self._call("POST", "/v1/drains", json=body)
+
+    def undrain(self, host: str) -> None:
+        """Let runs start on a drained machine again; for admins."""
+        self._call("DELETE", f"/v1/drains/{quote(host, safe='')}")
 
     def worker_history(self, hours: int = 6) -> Json:
         """Return how busy the workers were over the last hours (at most 24) and their free memory:

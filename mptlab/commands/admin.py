@@ -1,5 +1,7 @@
-"""The commands `mpt admin`: users, keys, the audit log, retention."""
+"""The commands `mpt admin`: users, keys, the audit log, drained machines, retention."""
 
+import re
+from datetime import datetime, time, timedelta
 from enum import StrEnum
 from itertools import islice
 from typing import Annotated
@@ -7,11 +9,14 @@ from typing import Annotated
 import typer
 
 from mptlab import serve as server
-from mptlab.commands.context import CommandContext, with_context
+from mptlab.commands.context import CommandContext, local_time, with_context
 from mptlab.errors import Json
 from mptlab.experiments import MAX_A_PAGE
 
-app = typer.Typer(no_args_is_help=True, help="Users, keys, the audit log, retention: for admins.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Users, keys, the audit log, drained machines, retention: for admins.",
+)
 user_app = typer.Typer(no_args_is_help=True, help="Users of the service.")
 key_app = typer.Typer(no_args_is_help=True, help="API keys of users.")
 app.add_typer(user_app, name="user")
@@ -39,6 +44,7 @@ class Scope(StrEnum):
 LIMIT = "NUMBER|none"
 LIMITS = ("max_running", "max_submitted", "max_gpu_hours_a_day", "max_bytes")
 USER_COLUMNS = ("name", "role", "active", "shares", *LIMITS, "may_jump")
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 Name = Annotated[str, typer.Argument(help="the user's name")]
 
 
@@ -161,6 +167,47 @@ def audit(
 
 @app.command()
 @with_context
+def drain(
+    context: CommandContext,
+    host: Annotated[str, typer.Argument(help='the machine, as "mpt workers" shows it')],
+    hand_back: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="when remaining runs are handed back; default: in an hour, or in half of a "
+            "shorter drain",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="when the drain ends; default: at mpt admin undrain"),
+    ] = None,
+) -> None:
+    """Empty a machine, for example for its maintenance: no run starts there.
+
+    Its current runs go on until they end or are handed back. Those that are handed back save a
+    checkpoint, return to the queue and continue on other machines.
+    TIME is a duration (0s, 45m, 3h, 1d), a time of day (18:00) or a date (2026-01-31T18:00), in
+    the time zone of this terminal. The command may be repeated with other times.
+    """
+    times = _seconds_until("--hand-back", hand_back), _seconds_until("--until", until)
+    row = context.client.drain(host, *times)
+    names = ("since", "hand_back_at", "until")
+    shown = row if context.as_json else row | {name: local_time(row[name]) for name in names}
+    context.show([shown], "host", *names, "drained_by")
+
+
+@app.command()
+@with_context
+def undrain(
+    context: CommandContext, host: Annotated[str, typer.Argument(help="the drained machine")]
+) -> None:
+    """Let runs start on a machine again."""
+    context.client.undrain(host)
+
+
+@app.command()
+@with_context
 def usage(context: CommandContext) -> None:
     """Show each user's share and usage of the server, heaviest recent user first."""
     rows = [{**one, **one["share"]} for one in context.client.usage()]
@@ -197,6 +244,29 @@ def _limit(name: str, typed: str) -> float | None:
     except ValueError:
         option = "--" + name.removesuffix("_a_day").replace("_", "-")
         raise typer.BadParameter(f'{option} {typed}: give a number, or "none"') from None
+
+
+def _seconds_until(option: str, typed: str | None) -> float | None:
+    """Return the seconds until a typed time: a duration, a time of day or a date. Raises
+    BadParameter."""
+    if typed is None:
+        return None
+    if (length := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", typed)) is not None:
+        return float(length[1]) * UNITS_S[length[2]]
+    clock = datetime.now().astimezone()
+    try:
+        if re.fullmatch(r"\d\d:\d\d", typed):
+            at = datetime.combine(clock, time.fromisoformat(typed)).astimezone()
+            if at < clock:
+                at = datetime.combine(clock + timedelta(days=1), at.time()).astimezone()
+        else:
+            at = datetime.fromisoformat(typed).astimezone()
+    except ValueError:
+        message = f"{option} {typed}: give a time such as 45m, 3h, 18:00 or 2026-01-31T18:00"
+        raise typer.BadParameter(message) from None
+    if at < clock:
+        raise typer.BadParameter(f"{option} {typed}: this time has passed")
+    return (at - clock).total_seconds()
 
 
 def _given(values: Json) -> Json:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -308,6 +309,11 @@ def cell(value: Any) -> str:
 def moment(one: Json) -> str:
     """Return the time at which an experiment or a sweep was created, to the minute."""
     return f"{one['created_at'][:16].replace('T', ' ')}"
+
+
+def local_time(at: str | None) -> str | None:
+    """Return a time of the service to the minute, in the time zone of this terminal."""
+    return at and f"{datetime.fromisoformat(at).astimezone():%Y-%m-%d %H:%M}"
 
 
 def warn_of_several(typed: str, what: str, found: Sequence[Json]) -> None:

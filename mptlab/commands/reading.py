@@ -15,6 +15,7 @@ from mptlab.commands.context import (
     Sort,
     cell,
     ids_and_names,
+    local_time,
     moment,
     warn,
     with_context,
@@ -266,11 +267,23 @@ def datasets(context: CommandContext, limit: Limit = 50) -> None:
 def workers(context: CommandContext) -> None:
     """Show the live workers, with the memory that each run uses, of its GPU if it has one."""
     found = context.client.workers()
-    shown = found if context.as_json else [{**one, **_memory_columns(one)} for one in found]
+    shown = found
+    if not context.as_json:
+        shown = [{**one, **_memory_columns(one), "drained": _drained(one)} for one in found]
     of_gpu = ("gpu",) if any(one["gpu"] for one in found) else ()
     full = ("store_full",) if any(one.get("store_full") for one in found) else ()
-    columns = "host", "queue", *of_gpu, "memory", "busy", *full, "experiment_id", "silent_s"
-    context.show(shown, *columns)
+    drained = ("drained",) if any(one.get("drain") for one in found) else ()
+    beside = *full, *drained, "experiment_id", "silent_s"
+    context.show(shown, "host", "queue", *of_gpu, "memory", "busy", *beside)
+
+
+def _drained(worker: Json) -> str | None:
+    """Return who has drained a worker's machine and until when, and when its run is handed back."""
+    if (drain := worker.get("drain")) is None:
+        return None
+    until = "" if drain["until"] is None else f" until {local_time(drain['until'])}"
+    end = f", hands back at {local_time(drain['hand_back_at'])}" if worker["busy"] else ""
+    return f"by {drain['drained_by']}{until}{end}"
 
 
 def _memory_columns(worker: Json) -> Json:

@@ -2,10 +2,11 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from http import HTTPStatus
 from itertools import groupby
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -16,20 +17,36 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from sqlalchemy.orm import Session
 
+from service.accounts import audit
 from service.accounts.models import Scope
 from service.accounts.users import Caller
 from service.db.engine import moment
 from service.experiments import store
 from service.experiments.models import Queue
-from service.queue import worker_samples, workers
+from service.queue import drains, worker_samples, workers
 from service.queue.statistics import expired_leases, oldest_queued_s, statistics
 from service.records.curves import hold_still
+from service.refusals import ApiError
 from service.settings import Settings
-from service.web.bodies import StrictRoute
-from service.web.dependencies import DatabaseDep, Reader, Scraper, SettingsDep
+from service.web.bodies import JsonBody, StrictRoute
+from service.web.dependencies import (
+    Admin,
+    DatabaseDep,
+    Reader,
+    Scraper,
+    SettingsDep,
+    WriterDep,
+)
 from service.web.meters import Meters
 from service.workers.models import Worker
-from service.workers.schemas import WorkerHistory, WorkerList, WorkerOut, WorkerPast
+from service.workers.schemas import (
+    DrainOut,
+    NewDrain,
+    WorkerHistory,
+    WorkerList,
+    WorkerOut,
+    WorkerPast,
+)
 
 router = APIRouter(tags=["monitoring"], route_class=StrictRoute)
 
@@ -44,6 +61,7 @@ def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
     """List the workers with a sign of life within a minute."""
     with database.snapshot() as session:
         found = workers.alive(session, SILENT_S)
+        drained = drains.drains(session)
         running = [experiment_id for _, experiment_id, _ in found if experiment_id]
         open_ids = store.readable_ids(session, user, running)
     items = [
@@ -51,11 +69,46 @@ def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
             worker,
             busy=run is not None,
             experiment_id=run if run in open_ids else None,
+            drain=DrainOut.of(drained[worker.host]) if worker.host in drained else None,
             silent_s=round(silent_s, 3),
         )
         for worker, run, silent_s in found
     ]
     return WorkerList(items=items)
+
+
+@router.post("/v1/drains", status_code=HTTPStatus.CREATED)
+def drain_host(new: JsonBody[NewDrain], database: WriterDep, user: Admin) -> DrainOut:
+    """Drain a machine, for example before its maintenance, or change its drain. Its workers start
+    no run. Their runs have some time to end; then they save checkpoints and return to the queue."""
+    with database.transaction() as session:
+        known = drains.hosts_of_a_day(session) | drains.drains(session).keys()
+        if new.host not in known:
+            detail = f"no worker of a machine {new.host} was alive in the last day"
+            raise _not_found(detail, "machines", known)
+        times = {"hand_back_after_s": new.hand_back_after_s, "lasts_s": new.lasts_s}
+        row = drains.drain(session, new.host, user.name, **times)
+        audit.note(session, user, "host.drained", new.host, **times)
+        return DrainOut.of(row)
+
+
+@router.delete("/v1/drains/{host}", status_code=HTTPStatus.NO_CONTENT)
+def undrain_host(
+    host: Annotated[str, Path(max_length=200, description="Name of the machine.")],
+    database: WriterDep,
+    user: Admin,
+) -> None:
+    """End the drain of a machine: its workers start runs again."""
+    with database.transaction() as session:
+        if not drains.undrain(session, host):
+            known = drains.drains(session).keys()
+            raise _not_found(f"the machine {host} is not drained", "drained machines", known)
+        audit.note(session, user, "host.undrained", host)
+
+
+def _not_found(detail: str, what: str, hosts: Iterable[str]) -> ApiError:
+    names = ", ".join(sorted(hosts)) or "none"
+    return ApiError(HTTPStatus.NOT_FOUND, "not_found", f"{detail}; {what}: {names}")
 
 
 @router.get("/v1/workers/history")
@@ -138,7 +191,11 @@ def _families(session: Session, user: Caller) -> Iterator[Metric]:
     yield CounterMetricFamily("mpt_leases_lost", "attempts that were lost", value=found.lost)
     yield _leases_expired(session)
     alive = workers.alive(session, SILENT_S)
-    yield _workers(alive)
+    drained = drains.drains(session)
+    yield _workers([one for one in alive if one[0].host not in drained])
+    about = "live workers that start no run because their machine is drained"
+    count = sum(worker.host in drained for worker, _, _ in alive)
+    yield GaugeMetricFamily("mpt_workers_drained", about, value=count)
     about = "live workers that start no run because the store's disk is full"
     full = sum(worker.store_full for worker, _, _ in alive)
     yield GaugeMetricFamily("mpt_workers_store_full", about, value=full)
@@ -174,7 +231,8 @@ Alive = Sequence[tuple[Worker, str | None, float]]
 
 
 def _workers(alive: Alive) -> Metric:
-    family = GaugeMetricFamily("mpt_workers", "live workers", labels=["queue", "busy"])
+    about = "live workers whose machine is not drained"
+    family = GaugeMetricFamily("mpt_workers", about, labels=["queue", "busy"])
     found = [(worker.queue, run is not None) for worker, run, _ in alive]
     for queue in Queue:
         for busy in (False, True):

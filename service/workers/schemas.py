@@ -1,9 +1,49 @@
 """Answers about workers."""
 
 from datetime import datetime
+from typing import Annotated, Self
 
+from pydantic import Field, model_validator
+
+from mptcore.specs import Problem
+from mptcore.specs.base import reject
 from service.experiments.models import Queue
-from service.schemas import Moment, ResponseModel
+from service.schemas import Line, Moment, RequestModel, ResponseModel
+
+MAX_DRAIN_S = 366 * 86_400.0
+"""A year. Much longer ones would end after the last date that can be shown."""
+
+
+class NewDrain(RequestModel):
+    host: Line
+    """Name of the machine: `host` of its workers."""
+    hand_back_after_s: Annotated[float, Field(ge=0, le=MAX_DRAIN_S)] | None = None
+    """Seconds until the workers hand back the runs that have not ended. Default: an hour, or half
+    of a shorter drain."""
+    lasts_s: Annotated[float, Field(gt=0, le=MAX_DRAIN_S)] | None = None
+    """Seconds until the drain ends by itself. null: an admin ends it."""
+
+    @model_validator(mode="after")
+    def _hands_back_before_its_end(self) -> Self:
+        if self.lasts_s is not None and (self.hand_back_after_s or 0) >= self.lasts_s:
+            detail = f"less than {self.lasts_s:g}, when the drain ends"
+            reject([Problem("/hand_back_after_s", detail)])
+        return self
+
+
+class DrainOut(ResponseModel):
+    """The drain of a machine, whose workers start no run."""
+
+    host: str
+    """Name of the machine."""
+    since: Moment
+    """Time at which it was drained."""
+    hand_back_at: Moment
+    """Time at which its workers hand back the runs that have not ended."""
+    until: Moment | None
+    """Time at which the drain ends by itself. null: an admin ends it."""
+    drained_by: str
+    """Name of the admin."""
 
 
 class WorkerOut(ResponseModel):
@@ -40,6 +80,8 @@ class WorkerOut(ResponseModel):
     """Memory of the GPU that the worker's own run uses, in bytes. null: no GPU."""
     store_full: bool
     """True if it starts no run, because the store's disk has less free than its reserve."""
+    drain: DrainOut | None
+    """The drain of its machine. null: it is not drained."""
     started_at: Moment
     """Time of its start."""
     silent_s: float

@@ -114,8 +114,10 @@ BODIES: list[tuple[Callable[[Client], Any], str, str, Any]] = [
     (lambda c: c.add_user("b", "viewer"), "POST", "/v1/users", {"name": "b", "role": "viewer"}),
     (lambda c: c.change_user("ann", active=False), "PATCH", "/v1/users/ann", {"active": False}),
     (lambda c: c.add_key("ann", name="n"), "POST", "/v1/users/ann/keys", {"name": "n"}),
+    (lambda c: c.drain("gpu3", lasts_s=60.0), "POST", "/v1/drains",
+     {"host": "gpu3", "hand_back_after_s": None, "lasts_s": 60.0}),
     (lambda c: c.change("a", note="n"), "PATCH", "/v1/experiments/a", {"note": "n"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("call", "method", "path", "body"), BODIES)
@@ -134,6 +136,7 @@ def test_requests_sent_by_calls(
     [
         (lambda c: c.delete("a"), "/v1/experiments/a"),
         (lambda c: c.revoke_key("ann", "k"), "/v1/users/ann/keys/k"),
+        (lambda c: c.undrain("gpu3"), "/v1/drains/gpu3"),
     ],
 )
 def test_a_deletion_returns_nothing(

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -158,6 +159,59 @@ def test_a_limit_is_a_number_or_none(typed: Typed, option: str, number: str) -> 
     assert code == 2
     assert f'{option} {number}: give a number, or "none"' in " ".join(error.split())
     assert typed(Recording(), "admin", "user", "set", "ann")[0] == 2
+
+
+DRAIN = {"host": "gpu3", "since": "2026-01-31T16:00:00Z", "drained_by": "ann",
+         "hand_back_at": "2026-01-31T17:00:00Z", "until": None}  # fmt: skip
+
+
+def test_times_of_a_drain(typed: Typed) -> None:
+    """Durations, and times in the time zone of the terminal, of today or tomorrow."""
+    hour = timedelta(hours=1)
+    clock = datetime.now()
+    for words, seconds in (
+        ((), (None, None)),
+        (("--until", "1.5h"), (None, 5400)),
+        (("--hand-back", "0s", "--until", "1d"), (0, 86_400)),
+        (("--until", f"{clock + 2 * hour:%H:%M}"), (None, 7200)),
+        (("--until", f"{clock - 2 * hour:%H:%M}"), (None, 22 * 3600)),
+        (("--until", f"{clock + 50 * hour:%Y-%m-%dT%H:%M}"), (None, 50 * 3600)),
+        (("--until", (datetime.now(UTC) + hour).isoformat()), (None, 3600)),
+    ):
+        client = Recording(drain=DRAIN)
+        code, _, _ = typed(client, "admin", "drain", "gpu3", *words)
+        assert (code, client.calls) == (0, [("drain", "gpu3", *map(about, seconds))])
+
+
+def about(seconds: float | None) -> Any:
+    """To the minute, or None."""
+    return seconds if not seconds else pytest.approx(seconds, abs=90)
+
+
+@pytest.mark.parametrize(
+    ("until", "told"),
+    [("soon", "give a time such as"), ("1w", "give a time such as"),
+     ("2026-01-01", "this time has passed")],
+)  # fmt: skip
+def test_a_time_that_is_none_is_refused(typed: Typed, until: str, told: str) -> None:
+    code, _, error = typed(Recording(), "admin", "drain", "gpu3", "--until", until)
+    assert (code, told in " ".join(error.replace("│", " ").split())) == (2, True)
+
+
+def test_drained_machines_are_shown_with_their_workers(typed: Typed) -> None:
+    plain = {"host": "a", "queue": "cpu", "gpu": None, "busy": True, "experiment_id": None}
+    drained = {**plain, "host": "gpu3", "drain": DRAIN}
+    until = {**drained, "busy": False, "drain": {**DRAIN, "until": "2026-01-31T18:00:00+00:00"}}
+    assert "drained" not in typed(Recording(workers=[plain]), "workers")[1]
+    _, shown, _ = typed(Recording(workers=[plain, drained, until]), "workers")
+    at, end = (f"{datetime(2026, 1, 31, hour, tzinfo=UTC).astimezone():%Y-%m-%d %H:%M}"
+               for hour in (17, 18))  # fmt: skip
+    lines = [line for line in shown.splitlines() if "gpu3" in line]
+    assert f"by ann, hands back at {at}" in lines[0]
+    assert f"by ann until {end}" in lines[1]
+    client = Recording()
+    assert typed(client, "admin", "undrain", "gpu3")[0] == 0
+    assert client.calls == [("undrain", "gpu3")]
 
 
 def test_the_audit_is_read_page_by_page(typed: Typed) -> None:

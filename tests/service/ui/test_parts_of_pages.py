@@ -13,6 +13,7 @@ from mptcore.presets import PRESETS
 from service.accounts import accounts
 from service.accounts.models import Role
 from service.experiments.models import Experiment, Status
+from service.queue import drains
 from service.records.recording import Batch, record
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
@@ -359,6 +360,21 @@ def test_the_lab_begins_with_the_workers_and_the_runs(page: Page, lab: BrowsedLa
     run = page.get_by_role("region", name="Running").get_by_role("row", name="the run that")
     expect(run.get_by_role("progressbar")).to_be_visible()
     expect(run.get_by_role("link")).to_have_attribute("href", containing(lab.ids["running"]))
+
+
+def test_the_lab_shows_drained_machines(page: Page, lab: BrowsedLab) -> None:
+    worker = page.get_by_role("region", name="Workers").get_by_role("row", name="node2")
+    with lab.database.transaction() as session:
+        drains.drain(session, "node2", "ann")
+    try:
+        page.goto(lab.url("/lab"))
+        expect(worker).to_contain_text("its machine is drained by ann")
+    finally:
+        with lab.database.transaction() as session:
+            drains.undrain(session, "node2")
+    page.reload()
+    expect(worker).to_be_visible()
+    expect(worker).not_to_contain_text("drained")
 
 
 def test_other_users_do_not_see_the_admin_page(stranger: Page, lab: BrowsedLab) -> None:

@@ -14,8 +14,10 @@ from service.accounts.users import ensure_key
 from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
-from service.experiments.models import Artifact, Event, Status
+from service.experiments.models import Artifact, Event, Queue, Status
 from service.experiments.schemas import Changes, Submission
+from service.queue import drains, workers
+from service.queue.workers import Vitals
 from service.records.schemas import CurvesWanted
 from service.settings import Settings
 from service.submission.requests import Batch
@@ -165,6 +167,7 @@ TAKES: dict[str, list[dict[str, Any]]] = {
     "POST /v1/datasets": [{"content": b"a line\n"}, {"content": b"a line\n"}],
     "PATCH /v1/datasets/{dataset_id}": [{"json": {"visibility": "lab"}}],
     "GET /v1/presets/{name}/verdict": [{"verdict": True}],
+    "POST /v1/drains": [{"json": {"host": "gpu3"}}],
     "POST /v1/users": [{"json": {"name": "new"}}],
     "PATCH /v1/users/{name}": [{"json": {"role": "viewer"}}],
     "POST /v1/users/{name}/keys": [{"json": {"name": "laptop"}}],
@@ -239,7 +242,8 @@ def ask(
 
 
 def made(database: Database, settings: Settings, status: Status) -> dict[str, str]:
-    """An experiment with a file, a sweep, an upload, another user and its key."""
+    """An experiment with a file, a sweep, an upload, another user and its key, and a drained
+    machine."""
     experiment_id = submitted(database)
     change(database, experiment_id, status=status)
     folder = settings.artifacts(experiment_id, 1)
@@ -259,6 +263,8 @@ def made(database: Database, settings: Settings, status: Status) -> dict[str, st
                           fields=[], comes_after=[]))  # fmt: skip
         hook = {"owner_id": other.id, "url": "", "secret": "", "statuses": "failed"}
         session.add(Webhook(id=experiment_id, **hook))
+        workers.beat(session, "gpu3:1", Vitals("gpu3", Queue.CPU, 1))
+        drains.drain(session, "gpu3", "local")
         session.add(Dataset(id=experiment_id, owner_id=1, name="a", format="npy", bytes=1,
                             sha256=experiment_id, n=1, dim=1))  # fmt: skip
     return {
@@ -268,6 +274,7 @@ def made(database: Database, settings: Settings, status: Status) -> dict[str, st
         "dataset_id": experiment_id,
         "key_id": key_file.read_text().split("_")[1],
         "name": "a.txt",
+        "host": "gpu3",
         "series": "score",
     }
 

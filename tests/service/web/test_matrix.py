@@ -23,9 +23,11 @@ from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.db.visibility import Visibility
-from service.experiments.models import Artifact, Experiment, Status
+from service.experiments.models import Artifact, Experiment, Queue, Status
 from service.experiments.schemas import Submission
 from service.operations.prepare import prepare
+from service.queue import drains, workers
+from service.queue.workers import Vitals
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
@@ -76,6 +78,7 @@ def row(method: str, path: str, statuses: str, **how: Any) -> Row:
 
 
 SPEC = {"spec": ppca_spec()}
+HOST = "drained"
 TWO_POINTS = {"grid": {"seeds": [[4], [44]]}}
 ONE, UPLOAD = "/v1/experiments/{experiment_id}", "/v1/datasets/{dataset_id}"
 SWEEP = "/v1/sweeps/{sweep_id}"
@@ -157,6 +160,10 @@ MATRIX = [
         query={"experiment": "a"}),
     row("GET", "/v1/workers",               "200  200   200    200   200    401  401  401  403"),
     row("GET", "/v1/workers/history",       "200  200   200    200   200    401  401  401  403"),
+    row("POST", "/v1/drains",               "403  403   403    201   403    401  401  401  403",
+        body={"host": HOST}, scope=Scope.ADMIN),
+    row("DELETE", "/v1/drains/{host}",      "403  403   403    204   403    401  401  401  403",
+        scope=Scope.ADMIN),
     row("GET", "/v1/queue",                 "200  200   200    200   200    401  401  401  403"),
     row("GET", "/v1/usage",                 "403  403   403    200   403    401  401  401  403",
         scope=Scope.ADMIN),
@@ -364,6 +371,11 @@ def ask(lab: Lab, one: Row, caller: str, method: str | None = None) -> int:
         path = path.replace("a.txt", "table1")
     if one.path.startswith("/v1/users/"):
         path = path.replace("a.txt", "owner")
+    if "/v1/drains" in one.path:
+        path = path.replace("a.txt", HOST)
+        with lab.database.transaction() as session:
+            workers.beat(session, f"{HOST}:1", Vitals(HOST, Queue.CPU, 1))
+            drains.drain(session, HOST, "a-admin")
     kind = f"all but {one.scope or BY_METHOD[one.method]}" if caller == "wrong scope" else caller
     key = "" if kind == "no key" else lab.keys[kind]
     headers = {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,13 +1,14 @@
 """Metrics for Prometheus and pages, from a known history."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from service.app import create_app
@@ -16,11 +17,11 @@ from service.experiments import deletion
 from service.experiments.models import TERMINAL, Experiment, Queue, Status
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
-from service.queue import lease, ledger, workers
+from service.queue import lease, ledger, worker_samples, workers
 from service.queue.lease import Claim, FailureCause
 from service.queue.workers import Vitals
 from service.settings import Settings
-from service.workers.models import Worker
+from service.workers.models import Worker, WorkerSample
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next
@@ -228,6 +229,80 @@ def test_workers_that_see_a_full_store(api: TestClient) -> None:
     with database.transaction() as session:
         workers.beat(session, IDLE, Vitals("host", Queue.CPU, 1, store_full=True))
     assert full() == (1, [True, False])
+
+
+@pytest.mark.usefixtures("history")
+def test_a_drained_machine(api: TestClient) -> None:
+    """It is shown with its workers, which do not count as workers that start runs."""
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    with database.transaction() as session:
+        workers.beat(session, "gpu3:1", Vitals("gpu3", Queue.CPU, 1))
+
+    def shown() -> tuple[Any, ...]:
+        found = scrape(api)
+        items = api.get("/v1/workers").json()["items"]
+        drain_of = {one["host"]: one["drain"] for one in items}
+        assert drain_of["host"] is None
+        counts = found["mpt_workers", ("false", "cpu")], found["mpt_workers_drained", ()]
+        return *counts, drain_of["gpu3"]
+
+    assert shown() == (2, 0, None)
+    began = datetime.now(UTC)
+    answer = api.post("/v1/drains", json={"host": "gpu3", "lasts_s": 600})
+    assert answer.status_code == 201
+    drain = answer.json()
+    assert shown() == (1, 1, drain)
+    assert (drain["host"], drain["drained_by"]) == ("gpu3", "local")
+    since, hand_back_at, until = (
+        datetime.fromisoformat(drain[name]) for name in ("since", "hand_back_at", "until")
+    )
+    assert began - timedelta(seconds=1) < since < datetime.now(UTC) + timedelta(seconds=1)
+    assert (hand_back_at - since).total_seconds() == pytest.approx(300, abs=1)
+    assert (until - since).total_seconds() == pytest.approx(600, abs=1)
+    assert api.delete("/v1/drains/gpu3").status_code == 204
+    assert shown() == (2, 0, None)
+    entries = api.get("/v1/audit", params={"object_id": "gpu3"}).json()["items"]
+    assert [one["action"] for one in entries] == ["host.undrained", "host.drained"]
+
+
+def test_a_drain_of_a_machine_that_there_is_not(api: TestClient, history: str) -> None:
+    """The refusal names the machines, also those whose workers have left within a day."""
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    with database.transaction() as session:
+        for host in ("left", "drained"):
+            vitals = Vitals(host, Queue.CPU, 1)
+            workers.beat(session, f"{host}:1", vitals)
+            worker_samples.take(session, f"{host}:1", vitals)
+            workers.leave(session, f"{host}:1")
+    refused = api.post("/v1/drains", json={"host": "gpu33"})
+    assert refused.status_code == 404
+    assert refused.json()["detail"].endswith("machines: drained, host, left")
+    assert api.post("/v1/drains", json={"host": "drained"}).status_code == 201
+    with database.transaction() as session:
+        session.execute(delete(WorkerSample))
+    refused = api.post("/v1/drains", json={"host": "left"})
+    assert refused.json()["detail"].endswith("machines: drained, host")
+    refused = api.delete("/v1/drains/host")
+    assert refused.status_code == 404
+    assert refused.json()["detail"].endswith("drained machines: drained")
+
+
+@pytest.mark.parametrize(
+    ("after_s", "lasts_s", "pointer"),
+    [
+        (600, 600, "/hand_back_after_s"),
+        (-1, None, "/hand_back_after_s"),
+        (None, 0, "/lasts_s"),
+        (None, 1e9, "/lasts_s"),
+    ],
+)
+def test_times_of_a_drain_that_are_refused(
+    api: TestClient, history: str, after_s: float | None, lasts_s: float | None, pointer: str
+) -> None:
+    body = {"host": "host", "hand_back_after_s": after_s, "lasts_s": lasts_s}
+    refused = api.post("/v1/drains", json=body)
+    assert refused.status_code == 422
+    assert [one["pointer"] for one in refused.json()["errors"]] == [pointer]
 
 
 def test_workers(api: TestClient, history: str) -> None:

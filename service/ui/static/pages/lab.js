@@ -60,6 +60,8 @@ function Usage({ queue }) {
   </section>`;
 }
 
+const drained = ({ drained_by: by, until }) => `starts no run: its machine is drained by ${by}${until ? ` until ${dateTime(until)}` : ""}`;
+
 function Workers({ workers, experiments }) {
   const titles = new Map(experiments.map((one) => [one.id, titleOf(one)]));
   return html`<section class="card flush">
@@ -71,6 +73,7 @@ function Workers({ workers, experiments }) {
         <th scope="row" class="wrap">${one.id}<div class="muted small">${one.gpu ?? one.queue}</div></th>
         <td>${one.busy ? html`<${Status} of="running" />` : html`<span class="muted">idle</span>`}
           ${one.store_full && html` <span class="bad-text">starts no run: the store's disk is full</span>`}
+          ${one.drain && html` <span class="muted">${drained(one.drain)}</span>`}
           ${one.experiment_id && html` <a href=${`/experiments/${one.experiment_id}`}>${titles.get(one.experiment_id) ?? one.experiment_id.slice(-6)}</a>`}</td>
         <td class="wide">${one.gpu ? `${bytes(one.gpu_memory_free)} of ${bytes(one.gpu_memory_total)} on GPU ${one.gpu_number ?? ""}; its run uses ${bytes(one.gpu_memory_ours ?? 0)}` : `${bytes(one.memory_free)} of ${bytes(one.memory_total)}; its run uses ${bytes(one.memory_ours ?? 0)}`}</td>
         <td class="wide"><${When} at=${one.started_at} /></td>
