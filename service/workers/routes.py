@@ -216,7 +216,7 @@ def _by_label(
 
 
 def _leases_expired(session: Session) -> Metric:
-    about = "runs with an expired lease that no reaper has requeued"
+    about = "runs with an expired lease that no controller has requeued"
     return GaugeMetricFamily("mpt_leases_expired", about, value=expired_leases(session))
 
 
