@@ -21,6 +21,7 @@ from service.experiments.models import Event, Queue
 from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import claims, clock, holds, lease, ledger, quota, workers
+from service.queue.models import LEAD_S
 from service.queue.models import Controller as ControllerRow
 from service.queue.rooms import places
 from service.settings import Settings
@@ -32,8 +33,6 @@ from worker.presence import worker_name
 
 log = logging.getLogger(__name__)
 
-LEAD_S = 5.0
-"""Time for which a controller leads after its last transaction."""
 LOOK_S = 0.1
 """Interval of looks for something new: an experiment was submitted, started, ended …"""
 FOLD_S = 5.0

@@ -6,6 +6,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db.engine import Base, LargeId
 
+LEAD_S = 5.0
+"""Time for which a controller leads after its last transaction."""
+
 
 class Controller(Base):
     """One row: which process looks after the queue, and until when it may."""

@@ -7,15 +7,20 @@ from dataclasses import dataclass, field
 from sqlalchemy import and_, case, func, literal, select, update
 from sqlalchemy.orm import Session, aliased
 
+from service.accounts.models import User
 from service.db.engine import among, insert_new, now
 from service.experiments.models import (
     LOST,
     TERMINAL,
     Attempt,
+    Device,
     Experiment,
+    Held,
     Status,
     Total,
 )
+from service.fair_share import FairShare
+from service.queue.models import LEAD_S, Controller
 
 _EARLIER = aliased(Attempt)
 _IS_FIRST = (
@@ -107,11 +112,36 @@ def add_to_totals(session: Session, ended_attempts: Collection[Attempt]) -> None
         )
 
 
-def oldest_queued_s(session: Session) -> float:
-    """Return the age of the experiment that has been queued for longest, or 0."""
-    queued = Experiment.status == Status.QUEUED
-    age = select(now() - func.min(Experiment.created_at)).where(queued)
-    return session.scalar(age) or 0.0
+def oldest_waiting_s(session: Session, fair_share: FairShare) -> dict[Device, float]:
+    """Return the age of the oldest experiment of each device that waits only for a worker: it is
+    not held, and its owner is not disabled and may have more runs. A device without any is
+    missing."""
+    running = (
+        select(Experiment.owner_id, func.count().label("number"))
+        .where(Experiment.status == Status.RUNNING)
+        .group_by(Experiment.owner_id)
+        .subquery()
+    )
+    most = func.coalesce(User.max_running, fair_share.max_running)
+    rows = session.execute(
+        select(Experiment.device, now() - func.min(Experiment.created_at))
+        .join(User, User.id == Experiment.owner_id)
+        .outerjoin(running, running.c.owner_id == User.id)
+        .where(
+            Experiment.status == Status.QUEUED,
+            Experiment.held == Held.NOT,
+            User.disabled_at.is_(None),
+            most.is_(None) | (func.coalesce(running.c.number, 0) < most),
+        )
+        .group_by(Experiment.device)
+    )
+    return {Device(device): age_s for device, age_s in rows}
+
+
+def controller_last_look_s(session: Session) -> float:
+    """Return the time since the controller last looked for work."""
+    last_look = select(now() - Controller.until + LEAD_S)
+    return session.execute(last_look).scalar_one()
 
 
 def expired_leases(session: Session) -> int:

@@ -1,5 +1,6 @@
 """Routes of workers and of metrics for Prometheus."""
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from http import HTTPStatus
@@ -15,6 +16,7 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from service.accounts import audit
@@ -22,9 +24,15 @@ from service.accounts.models import Scope
 from service.accounts.users import Caller
 from service.db.engine import moment
 from service.experiments import store
-from service.experiments.models import Queue
+from service.experiments.models import DEVICES, Device, Queue
+from service.fair_share import FairShare
 from service.queue import drains, worker_samples, workers
-from service.queue.statistics import expired_leases, oldest_queued_s, statistics
+from service.queue.statistics import (
+    controller_last_look_s,
+    expired_leases,
+    oldest_waiting_s,
+    statistics,
+)
 from service.records.curves import hold_still
 from service.refusals import ApiError
 from service.settings import Settings
@@ -149,7 +157,8 @@ def metrics(
     registry = CollectorRegistry()
     with database.snapshot() as session:
         hold_still(session)  # Prometheus takes a falling counter for a restarted one
-        registry.register(_Metrics([*_families(session, user), *_disk(settings)]))
+        families = [*_families(session, user, settings.share), *_database(session)]
+        registry.register(_Metrics([*families, *_disk(settings)]))
     meters: Meters = request.app.state.meters
     own = meters.text(request.app.state.poller.looked_at)
     return Response(generate_latest(registry) + own, media_type=CONTENT_TYPE_LATEST)
@@ -176,12 +185,12 @@ def _past(
     )
 
 
-def _families(session: Session, user: Caller) -> Iterator[Metric]:
+def _families(session: Session, user: Caller, fair_share: FairShare) -> Iterator[Metric]:
+    alive = workers.alive(session, SILENT_S)
     found = statistics(session)
     yield _by_label(GaugeMetricFamily, "mpt_experiments", "experiments by status", "status",
                     found.by_status)  # fmt: skip
-    about = "age of the oldest queued experiment"
-    yield GaugeMetricFamily("mpt_queue_oldest_seconds", about, value=oldest_queued_s(session))
+    yield _oldest(oldest_waiting_s(session, fair_share), alive)
     about = "from submission to the first start"
     yield SummaryMetricFamily("mpt_wait_seconds", about, found.waits, found.waits_s)
     about = "from the first start to the end"
@@ -190,12 +199,15 @@ def _families(session: Session, user: Caller) -> Iterator[Metric]:
                     found.failures)  # fmt: skip
     yield CounterMetricFamily("mpt_leases_lost", "attempts that were lost", value=found.lost)
     yield _leases_expired(session)
-    alive = workers.alive(session, SILENT_S)
+    about = "time since the controller last looked for work"
+    age_s = controller_last_look_s(session)
+    yield GaugeMetricFamily("mpt_controller_last_look_seconds", about, value=age_s)
     drained = drains.drains(session)
-    yield _workers([one for one in alive if one[0].host not in drained])
+    yield _workers([each for each in alive if each[0].host not in drained])
     about = "live workers that start no run because their machine is drained"
-    count = sum(worker.host in drained for worker, _, _ in alive)
-    yield GaugeMetricFamily("mpt_workers_drained", about, value=count)
+    queues = [worker.queue for worker, _, _ in alive if worker.host in drained]
+    numbers = {queue.value: queues.count(queue) for queue in Queue}
+    yield _by_label(GaugeMetricFamily, "mpt_workers_drained", about, "queue", numbers)
     about = "live workers that start no run because the store's disk is full"
     full = sum(worker.store_full for worker, _, _ in alive)
     yield GaugeMetricFamily("mpt_workers_store_full", about, value=full)
@@ -220,6 +232,23 @@ def _leases_expired(session: Session) -> Metric:
     return GaugeMetricFamily("mpt_leases_expired", about, value=expired_leases(session))
 
 
+def _database(session: Session) -> Iterator[Metric]:
+    """The size of the database, and the free bytes of its disk where this process sees that: not
+    those of a server."""
+    bind = session.get_bind()
+    assert isinstance(bind, Engine)
+    if bind.dialect.name == "postgresql":
+        size = session.scalar(text("SELECT pg_database_size(current_database())"))
+    else:
+        path = str(bind.url.database)
+        files = (path, f"{path}-wal")
+        size = sum(os.path.getsize(file) for file in files if os.path.exists(file))
+        about = "free bytes of the disk that SQLite's file lies on"
+        free = shutil.disk_usage(os.path.dirname(path)).free
+        yield GaugeMetricFamily("mpt_database_free_bytes", about, value=free)
+    yield GaugeMetricFamily("mpt_database_bytes", "size of the database", value=size)
+
+
 def _disk(settings: Settings) -> Iterator[Metric]:
     disk = shutil.disk_usage(settings.store)
     about = "of the disk that the store lies on"
@@ -228,6 +257,18 @@ def _disk(settings: Settings) -> Iterator[Metric]:
 
 
 Alive = Sequence[tuple[Worker, str | None, float]]
+
+
+def _oldest(waiting_s: Mapping[Device, float], alive: Alive) -> Metric:
+    """The age of the oldest experiment that could start on the workers of each queue. `auto` can
+    start on the queues that have workers, and on CPUs if none has."""
+    about = "age of the oldest experiment that waits for a worker of the queue"
+    family = GaugeMetricFamily("mpt_queue_oldest_seconds", about, labels=["queue"])
+    present = {Queue(worker.queue) for worker, _, _ in alive} or {Queue.CPU}
+    for queue in Queue:
+        devices = {device for device in DEVICES[queue] if device != Device.AUTO or queue in present}
+        family.add_metric([queue], max(waiting_s.get(device, 0.0) for device in devices))
+    return family
 
 
 def _workers(alive: Alive) -> Metric:

@@ -29,6 +29,7 @@ from service.db.errors import TRANSIENT_DB_ERRORS
 from service.events.changes import Changes
 from service.experiments.models import DesiredState, Experiment, Status
 from service.operations.prepare import prepare
+from service.queue.models import LEAD_S
 from service.queue.states import is_terminal, request
 from service.settings import Settings
 from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say, starts_within
@@ -40,7 +41,6 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 from tests.support.servers import PostgreSQL, Redis
 from tests.support.undisturbed import ENDLESS, KINDS, undisturbed_records
-from worker.controller import LEAD_S
 
 SPECS = {**KINDS, "endless": ENDLESS}
 LARGE = ppca_spec(

@@ -181,11 +181,15 @@ def test_the_proxy_speaks_tls(
     assert key not in said
 
 
-def expressions() -> Iterator[tuple[str, str]]:
-    """All queries to Prometheus, with the file that contains them."""
+def alerts() -> Iterator[dict[str, Any]]:
     for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]:
-        for rule in group["rules"]:
-            yield rule["alert"], rule["expr"]
+        yield from group["rules"]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """All queries to Prometheus, with the alert or the panel that contains them."""
+    for rule in alerts():
+        yield rule["alert"], rule["expr"]
     for panel in json.loads((DEPLOY / "grafana.json").read_text())["panels"]:
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
@@ -247,8 +251,25 @@ def test_every_metric_is_used_and_described(given: dict[str, set[str]]) -> None:
 
 def test_alerts_have_a_summary_and_a_severity() -> None:
     operations = (DEPLOY.parent / "docs" / "operations.md").read_text()
-    for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]:
-        for rule in group["rules"]:
-            assert rule["annotations"]["summary"].endswith(".")
-            assert rule["labels"]["severity"] in ("warning", "critical")
-            assert f"`{rule['alert']}`" in operations
+    for rule in alerts():
+        assert rule["annotations"]["summary"].endswith(".")
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert f"`{rule['alert']}`" in operations
+    assert set(re.findall(r"`(Mpt\w+)`", operations)) == {rule["alert"] for rule in alerts()}
+
+
+ALERT_TESTS = Path(__file__).with_name("alerts_test.yml")
+
+
+def test_alerts_fire_only_where_something_is_wrong() -> None:
+    """In labs that are dead, partly dead, busy, idle, and without workers at night."""
+    promtool = program("promtool")
+    done = subprocess.run(
+        [promtool, "test", "rules", str(ALERT_TESTS)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_fires_in_a_test() -> None:
+    fired = set(re.findall(r'alertname="(\w+)"', ALERT_TESTS.read_text()))
+    assert fired == {rule["alert"] for rule in alerts()}

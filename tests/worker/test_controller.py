@@ -17,6 +17,7 @@ from service.experiments.models import Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
 from service.queue.claims import lock_claims
+from service.queue.models import LEAD_S
 from service.queue.models import Controller as ControllerRow
 from service.queue.workers import Vitals
 from service.settings import Settings
@@ -27,7 +28,7 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
 from tests.support.starting import start_next
 from worker import tickets
-from worker.controller import LEAD_S, Controller
+from worker.controller import Controller
 
 LEASE_S = 0.6
 

@@ -11,10 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
+from service.accounts.models import User
 from service.app import create_app
 from service.db.engine import Database, now
 from service.experiments import deletion
-from service.experiments.models import TERMINAL, Experiment, Queue, Status
+from service.experiments.models import TERMINAL, Device, Experiment, Held, Queue, Status
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease, ledger, worker_samples, workers
@@ -23,6 +24,7 @@ from service.queue.workers import Vitals
 from service.settings import Settings
 from service.workers.models import Worker, WorkerSample
 from tests.support import stored
+from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next
 
@@ -99,7 +101,8 @@ def scrape(
 
 def test_metrics_of_an_empty_lab(api: TestClient) -> None:
     found = scrape(api)
-    assert found["mpt_queue_oldest_seconds", ()] == 0
+    assert found["mpt_queue_oldest_seconds", ("cpu",)] == 0
+    assert found["mpt_queue_oldest_seconds", ("gpu",)] == 0
     assert found["mpt_wait_seconds_count", ()] == 0
     assert found["mpt_leases_lost_total", ()] == 0
     assert found["mpt_workers", ("false", "cpu")] == 0
@@ -116,7 +119,8 @@ def test_metrics_of_a_history(api: TestClient) -> None:
     failures = {labels: n for (name, labels), n in found.items() if name == "mpt_failures_total"}
     assert failures == {("oom",): 1, ("error",): 2, ("lost",): 1}
     assert found["mpt_leases_lost_total", ()] == 2
-    assert found["mpt_queue_oldest_seconds", ()] == pytest.approx(100, abs=5)
+    assert found["mpt_queue_oldest_seconds", ("cpu",)] == pytest.approx(100, abs=5)
+    assert found["mpt_queue_oldest_seconds", ("gpu",)] == 0
     assert found["mpt_wait_seconds_count", ()] == 7
     assert found["mpt_wait_seconds_sum", ()] == pytest.approx(70, abs=1)
     assert found["mpt_run_seconds_count", ()] == 6
@@ -205,17 +209,85 @@ def test_an_expired_lease_without_a_reaper(api: TestClient, history: str) -> Non
     assert scrape(api)["mpt_leases_expired", ()] == 1
 
 
+def queued(api: TestClient, device: Device, ago_s: float, **columns: Any) -> str:
+    """An experiment that has waited for some seconds."""
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    experiment_id = submitted(database)
+    stored.change(database, experiment_id, device=device, created_at=now() - ago_s, **columns)
+    return experiment_id
+
+
+def oldest(api: TestClient) -> tuple[int, int]:
+    """The ages of the oldest experiments that wait for a CPU and a GPU worker, in hundreds of
+    seconds."""
+    found = scrape(api)
+    cpu, gpu = (found["mpt_queue_oldest_seconds", (queue,)] for queue in ("cpu", "gpu"))
+    return int(cpu // 100), int(gpu // 100)
+
+
+def test_the_oldest_experiment_that_waits_for_a_worker(api: TestClient) -> None:
+    """Neither one that is held, nor one whose owner is disabled or has as many runs as allowed, nor
+    one that runs: no worker could start it."""
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    queued(api, Device.CPU, 100)
+    queued(api, Device.CPU, 200)
+    queued(api, Device.CUDA, 300)
+    assert oldest(api) == (2, 3)
+    queued(api, Device.CPU, 400, held=Held.AFTER)
+    running = {"status": Status.RUNNING, "lease_expires_at": now() + 60}
+    stored.change(database, queued(api, Device.CUDA, 500), **running)
+    assert oldest(api) == (2, 3)
+    with database.transaction() as session:
+        session.add(User(id=2, name="ann", max_running=1))
+        session.add(User(id=3, name="bob", disabled_at=now()))
+    queued(api, Device.CPU, 600, owner_id=2)
+    assert oldest(api) == (6, 3)
+    stored.change(database, queued(api, Device.CPU, 700, owner_id=2), **running)
+    queued(api, Device.CPU, 800, owner_id=3)
+    assert oldest(api) == (2, 3)
+
+
+def test_device_auto_waits_for_the_workers_that_there_are(api: TestClient) -> None:
+    """A lab without GPUs has no GPU workers to miss, nor has one without CPU workers those."""
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    queued(api, Device.AUTO, 100)
+    assert oldest(api) == (1, 0)
+    with database.transaction() as session:
+        workers.beat(session, BUSY, Vitals("host", Queue.GPU, 10**9))
+    assert oldest(api) == (0, 1)
+    with database.transaction() as session:
+        workers.beat(session, IDLE, Vitals("host", Queue.CPU, 10**9))
+    assert oldest(api) == (1, 1)
+
+
 def test_the_disk_of_the_store(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
 
     def disk_usage(path: object) -> SimpleNamespace:
-        seen.append(path)
+        seen.append(str(path))
         return SimpleNamespace(total=1000, used=900, free=100)
 
     monkeypatch.setattr("shutil.disk_usage", disk_usage)
     found = scrape(api)
     assert (found["mpt_store_size_bytes", ()], found["mpt_store_free_bytes", ()]) == (1000, 100)
-    assert seen == [api.app.state.settings.store]  # type: ignore[attr-defined]
+    settings: Settings = api.app.state.settings  # type: ignore[attr-defined]
+    assert set(seen) == {str(settings.store)}
+
+
+def test_the_size_of_the_database(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free bytes are those of the disk of SQLite's file. The disk of a server is not visible."""
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    before = scrape(api)
+    with database.transaction() as session:
+        for _ in range(100):
+            submission = Submission.model_validate({"spec": ppca_spec(), "note": "n" * 10_000})
+            stored.submit(session, 1, submission)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=9, free=7))
+    after = scrape(api)
+    grown = after["mpt_database_bytes", ()] - before["mpt_database_bytes", ()]
+    assert 10**5 < grown < 10**8
+    is_file = database.engine.dialect.name == "sqlite"
+    assert after.get(("mpt_database_free_bytes", ())) == (7 if is_file else None)
 
 
 @pytest.mark.usefixtures("history")
@@ -243,7 +315,7 @@ def test_a_drained_machine(api: TestClient) -> None:
         items = api.get("/v1/workers").json()["items"]
         drain_of = {one["host"]: one["drain"] for one in items}
         assert drain_of["host"] is None
-        counts = found["mpt_workers", ("false", "cpu")], found["mpt_workers_drained", ()]
+        counts = found["mpt_workers", ("false", "cpu")], found["mpt_workers_drained", ("cpu",)]
         return *counts, drain_of["gpu3"]
 
     assert shown() == (2, 0, None)
