@@ -1,9 +1,11 @@
 """Settings of fair share, and the decay of usage."""
 
 from datetime import timedelta
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+GIB = 2**30
 WEEK_S = timedelta(days=7).total_seconds()
 
 
@@ -28,9 +30,11 @@ class FairShare(BaseModel):
     max_sweeps: int = Field(default=1000, ge=1)
     """Maximum number of sweeps of a user, deleted sweeps included until they are purged. A sweep
     whose points all come from the cache has no experiments that count."""
-    max_bytes: int | None = Field(default=None, ge=0)
+    max_bytes: Annotated[
+        int | None, BeforeValidator(lambda value: None if value == "none" else value)
+    ] = Field(default=20 * GIB, ge=0)
     """Default maximum number of bytes that a user stores: specs, records, artifacts and data sets.
-    Further submissions and uploads are refused. Unset: no limit."""
+    Further submissions and uploads are refused, and nothing is deleted. `none`: no limit."""
     max_gpu_hours_a_day: float | None = Field(default=None, gt=0)
     """Default maximum hours of GPU slots of a user in 24 hours. Above it no further GPU run starts;
     running ones continue. Unset: no limit."""

@@ -1,7 +1,10 @@
 """Make the store ready for embedded use: the directory, the tables (Alembic, to the newest), the
-local user and its key. `python -m service.operations.prepare`, run again, changes nothing."""
+local user and its key. `python -m service.operations.prepare`, run again, changes nothing. It
+prints the users who store more than their limit."""
 
 import os
+import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -9,7 +12,7 @@ from alembic import command
 from alembic.config import Config
 
 import migrations
-from service.accounts import audit
+from service.accounts import accounts, audit
 from service.accounts.models import Role
 from service.accounts.users import LOCAL_USER, ensure_key
 from service.db.engine import NO_TIMEOUTS, Database
@@ -17,6 +20,7 @@ from service.db.errors import TRANSIENT_DB_ERRORS, write_trouble
 from service.db.revisions import NewerTables, NotMigrated, WrongEncoding
 from service.logs import logged_process
 from service.operations.start import OWNER_ONLY, restrict
+from service.queue import quota
 from service.settings import Settings
 
 PROCESS = "mpt migrate"
@@ -50,11 +54,29 @@ def prepare(settings: Settings) -> None:
             audit.note(session, PROCESS, "key.added", key.id, user=user.name, scopes=key.scopes)
 
 
+def over_limit(settings: Settings) -> Iterator[str]:
+    """Yield a line for each user from whom nothing more is accepted, because of stored bytes."""
+    with closing(Database(settings.url)) as database, database.snapshot() as session:
+        for user in accounts.listed(session):
+            room = quota.room_of(session, user.id, settings.share)
+            if not room.holds(0):
+                yield (
+                    f"user {user.name} stores {room.kept:,} bytes, unfinished experiments may "
+                    f"write {room.expected:,} more, and the limit is {room.most:,}: nothing is "
+                    f"deleted, but further submissions and uploads of {user.name} are refused. "
+                    f"To allow more: mpt admin user set {user.name} --max-bytes BYTES, or for all "
+                    "users MPT_SHARE__MAX_BYTES (`none`: no limit)"
+                )
+
+
 @logged_process
 def main() -> None:
     os.umask(OWNER_ONLY)
+    settings = Settings()
     try:
-        prepare(Settings())
+        prepare(settings)
+        for line in over_limit(settings):
+            sys.stdout.write(line + os.linesep)
     except (NewerTables, WrongEncoding) as error:
         raise SystemExit(str(error)) from None
     except TRANSIENT_DB_ERRORS as error:

@@ -82,9 +82,9 @@ class Room:
         unfinished = f", your unfinished experiments may write {self.expected} more"
         detail = (
             f"you keep {self.kept} bytes{unfinished if self.expected else ''}, this needs "
-            f"{needed}, and your limit is {self.most}: delete data sets, experiments or sweeps "
-            "(deleted experiments and sweeps count until the service purges them), or ask an "
-            "administrator for a higher limit"
+            f"{needed}, and your limit is {self.most} (max_bytes): delete data sets, experiments "
+            "or sweeps (deleted experiments and sweeps count until the service purges them), or "
+            "ask an administrator for a higher limit: mpt admin user set NAME --max-bytes BYTES"
         )
         raise ApiError(HTTPStatus.CONFLICT, "storage_quota", detail)
 

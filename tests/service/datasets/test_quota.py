@@ -8,11 +8,14 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 
+from mptcore.presets import PRESETS
 from service.app import create_app
 from service.db.engine import Database
 from service.fair_share import FairShare
-from service.queue.quota import UNLIMITED
+from service.queue.quota import UNLIMITED, Room
+from service.queue.sizes import POINT_BYTES
 from service.refusals import ApiError
 from service.settings import Settings
 from service.web.bodies import Bodies
@@ -45,8 +48,9 @@ def test_uploads_end_with_the_quota_and_go_on_after_a_delete(
     assert (first.status_code, second.status_code) == (201, 201)
     refused = post(api, "a.npy", npy(GOOD + 2))
     assert (refused.status_code, refused.json()["reason"]) == (409, "storage_quota")
-    said = f"you keep {2 * ONE} bytes, this needs {ONE}, and your limit is {2 * ONE + 10}: delete"
+    said = f"you keep {2 * ONE} bytes, this needs {ONE}, and your limit is {2 * ONE + 10} "
     assert said in refused.json()["detail"]
+    assert "mpt admin user set NAME --max-bytes" in refused.json()["detail"]
     assert len(stored(narrow)) == 2
     assert api.delete(f"/v1/datasets/{first.json()['id']}").status_code == 204
     assert post(api, "a.npy", npy(GOOD + 2)).status_code == 201
@@ -109,3 +113,23 @@ def test_too_many_uploads_of_a_user_are_refused(api: TestClient, settings: Setti
         for _ in range(settings.max_user_uploads):
             held.enter_context(bodies.upload(1, settings.max_user_uploads))
         assert post(api, "a.npy", npy(GOOD)).json()["reason"] == "too_many_uploads"
+
+
+def test_a_user_stores_20_gib_unless_the_settings_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Settings().share.max_bytes == 20 * 2**30
+    for variable, limit in (("none", None), ("0", 0), ("5000000000000", 5 * 10**12)):
+        monkeypatch.setenv("MPT_SHARE__MAX_BYTES", variable)
+        assert Settings().share.max_bytes == limit
+    monkeypatch.setenv("MPT_SHARE__MAX_BYTES", "unlimited")
+    with pytest.raises(ValidationError, match="max_bytes"):
+        Settings()
+
+
+def test_all_runs_of_the_presets_fit_into_the_limit_of_a_user() -> None:
+    """`mpt reproduce` queues them at once, and each counts with its maximum until it ends."""
+    specs = [spec for preset in PRESETS.values() for spec in preset.specs]
+    points = sum(spec.point_count().total for spec in specs)
+    needed = points * POINT_BYTES + sum(spec.artifact_bytes() for spec in specs)
+    assert Room(0, 0, FairShare().max_bytes).holds(needed)

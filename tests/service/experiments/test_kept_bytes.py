@@ -312,7 +312,7 @@ def test_stored_bytes_are_shown(admin: TestClient) -> None:
     submitted(database_of(admin))
     kept = counted(database_of(admin))
     queue = admin.get("/v1/queue").json()
-    assert (queue["kept_bytes"], queue["max_bytes"]) == (kept, None)
+    assert (queue["kept_bytes"], queue["max_bytes"]) == (kept, FairShare().max_bytes)
     admin.patch("/v1/users/local", json={"max_bytes": 10**12})
     assert admin.get("/v1/queue").json()["max_bytes"] == 10**12
     member(admin)

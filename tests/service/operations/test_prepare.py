@@ -1,0 +1,50 @@
+"""`mpt migrate` names the users who store more than their limit."""
+
+import pytest
+
+from service.accounts.models import User
+from service.db.engine import Database
+from service.fair_share import FairShare
+from service.operations import prepare
+from service.queue import quota
+from service.settings import Settings
+
+GIB = 2**30
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """A store with three users: one above the limit of all users, and one above her own."""
+    settings: Settings = request.getfixturevalue("settings" if request.param == "sqlite" else "lab")
+    with Database(settings.url).transaction() as session:
+        session.add_all(
+            [User(id=2, name="ann", max_bytes=1000), User(id=3, name="bob", max_bytes=100 * GIB)]
+        )
+        session.flush()
+        for owner_id, size in ((1, 30 * GIB), (2, 1001), (3, 30 * GIB)):
+            quota.note(session, owner_id, size)
+    return settings
+
+
+def printed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prepare, "Settings", lambda: settings)
+        prepare.main()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_migration_prints_the_users_above_their_limit(
+    store: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With their bytes, and the command that raises the limit; at each migration."""
+    for _ in range(2):
+        ann, local = printed(store, capsys)
+        for line, name, size, most in (
+            (ann, "ann", 1001, 1000), (local, "local", 30 * GIB, 20 * GIB)
+        ):  # fmt: skip
+            assert f"{size:,}" in line
+            assert f"{most:,}" in line
+            assert f"mpt admin user set {name} --max-bytes" in line
+    unlimited = store.model_copy(update={"share": FairShare(max_bytes=None)})
+    (line,) = printed(unlimited, capsys)
+    assert "user ann" in line
