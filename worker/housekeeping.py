@@ -56,6 +56,7 @@ class Housekeeping:
             self._retention_due = time.monotonic() + RETENTION_S
             retention.delete(self.database, retention.planned(self.database, self.settings))
             retention.measure_artifacts(self.database, self.settings)
+            retention.purge_never_started(self.database, retention.never_started(self.database))
         deleted = retention.purgeable(self.database, self.settings)
         retention.purge(self.database, self.settings, islice(deleted, TOGETHER))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from http import HTTPStatus
+from itertools import chain
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -160,7 +161,9 @@ def get_retention(database: DatabaseDep, settings: SettingsDep, user: Admin) -> 
     """Return what retention would delete now. It reads the size of each file, so call it rarely."""
     return RetentionOut(
         delete=_freed(retention.planned(database, settings)),
-        purge=_freed(retention.purgeable(database, settings)),
+        purge=_freed(
+            chain(retention.purgeable(database, settings), retention.never_started(database))
+        ),
     )
 
 

@@ -1,14 +1,16 @@
 """Delete experiments: first hide them, later remove their rows. No function commits."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, delete, or_, select, tuple_, update
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import ColumnElement, Select, delete, func, or_, select, text, tuple_, update
+from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.accounts.models import User
 from service.db.engine import now
 from service.experiments.models import (
+    NEVER_STARTED,
     TERMINAL,
     UNFINISHED,
     WAITING,
@@ -23,7 +25,7 @@ from service.experiments.models import (
     Series,
     Wait,
 )
-from service.queue import sizes, states
+from service.queue import quota, sizes, states
 from service.sweeps.models import SweepPoint
 from service.webhooks.models import Delivery
 
@@ -174,3 +176,59 @@ def purge(session: Session, experiment_id: str) -> bool:
         session.execute(delete(table).where(table.experiment_id == experiment_id))
     session.execute(delete(Experiment).where(Experiment.id == experiment_id))
     return True
+
+
+def never_started(session: Session, before: float, after: Kept | None) -> list[Kept]:
+    """Return a page of experiments outside sweeps that were cancelled before that time and before
+    their first attempt, the earliest first. An experiment that is pinned, was retried, or is named
+    by another experiment or a sweep is not removable."""
+    at = Experiment.finished_at
+    columns = (Experiment.id, User.name, at, ~_is_needed(), Experiment.deleted_at.is_not(None))
+    query = select(*columns).join(User, User.id == Experiment.owner_id)
+    page = _page(session, query.where(text(NEVER_STARTED), at < before), at, after)
+    predecessors = _predecessors(session, page) if page else set()
+    return [
+        kept._replace(removable=kept.removable and kept.id not in predecessors) for kept in page
+    ]
+
+
+def _is_needed() -> ColumnElement[bool]:
+    retry = aliased(Experiment)
+    return or_(
+        Experiment.pinned,
+        select(retry.id).where(retry.retry_of == Experiment.id).exists(),
+        select(SweepPoint.sweep_id).where(SweepPoint.experiment_id == Experiment.id).exists(),
+        select(Wait.after_id).where(Wait.after_id == Experiment.id).exists(),
+    )
+
+
+def _predecessors(session: Session, page: Sequence[Kept]) -> set[str]:
+    """Return those of these cancelled experiments that others were to come after. The others were
+    submitted before these were cancelled, so no older or newer experiments are read."""
+    ids = {kept.id for kept in page}
+    first = select(func.min(Experiment.created_at)).where(Experiment.id.in_(ids))
+    last = max(kept.at for kept in page if kept.at is not None) + RESTORE_MARGIN_S
+    names = select(Experiment.comes_after).where(
+        Experiment.comes_after.is_not(None),
+        Experiment.created_at.between(first.scalar_subquery(), last),
+    )
+    return {one for names in session.scalars(names) for one in names or () if one in ids}
+
+
+def purge_never_started(session: Session, experiment_ids: Sequence[str]) -> Sequence[str]:
+    """Delete the rows of these experiments, which have no records and no files, and return the
+    deleted ones. Those that were retried or pinned meanwhile, or that another transaction has
+    locked, are left."""
+    held = select(Experiment.id).where(Experiment.id.in_(experiment_ids), ~_is_needed())
+    ids = session.scalars(held.with_for_update(skip_locked=True)).all()
+    for table in RECORDS:
+        session.execute(delete(table).where(table.experiment_id.in_(ids)))
+    rows = delete(Experiment).where(Experiment.id.in_(ids))
+    freed: Counter[int] = Counter()
+    for owner_id, size in session.execute(
+        rows.returning(Experiment.owner_id, Experiment.spec_bytes)
+    ):
+        freed[owner_id] += size
+    for owner_id, size in freed.items():
+        quota.note(session, owner_id, -size)
+    return ids

@@ -99,6 +99,11 @@ SMALL_SPEC = 2048
 them again: for a spec with 10,000 values this takes ten milliseconds."""
 
 
+NEVER_STARTED = "status = 'cancelled' AND attempt = 0 AND sweep_id IS NULL"
+"""Experiments outside sweeps that were cancelled before their first attempt. Queries use this text,
+because PostgreSQL's generic plans use a partial index only for literals."""
+
+
 def _inside(name: str, column: str, where: str | None = None) -> Index:
     """GIN index for PostgreSQL: elements of a list, and values of an object's fields."""
     inside = text(f"({column}::jsonb) jsonb_path_ops")
@@ -132,6 +137,8 @@ class Experiment(Owned, Base):
         ),
         partial_index("ix_experiments_shared", ["created_at", "id"], "visibility = 'lab'"),
         partial_index("ix_experiments_deleted_at", ["deleted_at"], "deleted_at IS NOT NULL"),
+        partial_index("ix_experiments_never_started", ["finished_at", "id"], NEVER_STARTED),
+        partial_index("ix_experiments_retry_of", ["retry_of"], "retry_of IS NOT NULL"),
         _inside("ix_experiments_tags", "tags"),
         _inside("ix_experiments_spec", "spec", f"spec_bytes <= {SMALL_SPEC}"),
         partial_index(

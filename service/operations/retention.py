@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -33,6 +33,10 @@ MEASURED_AT_ONCE = 10_000
 """Maximum number of artifacts that are measured in an hour."""
 DELETED_AT_ONCE = 100
 """Maximum number of experiments that one transaction hides."""
+PURGED_AT_ONCE = 1000
+"""Maximum number of experiments without records that one transaction purges."""
+NEVER_STARTED_KEPT_S = DAY_S
+"""Time for which an experiment is kept that was cancelled before its first attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,29 @@ def purgeable(database: Database, settings: Settings) -> Iterator[Removal]:
             yield _removal(settings, one, why)
 
 
+def never_started(database: Database) -> Iterator[Removal]:
+    """Yield the experiments to purge because they were cancelled before their first attempt, more
+    than a day ago. A script that submits and cancels must not fill the database's disk."""
+    with database.snapshot() as session:
+        before = deletion.cutoff(session, NEVER_STARTED_KEPT_S)
+    for kept in _pages(database, partial(deletion.never_started, before=before)):
+        if kept.removable:
+            yield Removal(kept.id, kept.owner, "cancelled a day ago, before its first attempt", 0)
+
+
+def purge_never_started(database: Database, removals: Iterable[Removal]) -> None:
+    """Delete the rows of these experiments, many in a transaction. The audit log gets a line for
+    each owner: a line for each experiment would stay for ever."""
+    remaining = iter(removals)
+    while page := [*islice(remaining, PURGED_AT_ONCE)]:
+        with database.transaction() as session:
+            ids = [removal.experiment_id for removal in page]
+            purged = {*deletion.purge_never_started(session, ids)}
+            numbers = Counter(one.owner for one in page if one.experiment_id in purged)
+            for owner, number in numbers.items():
+                audit.note(session, PROCESS, "experiments.purged", owner, experiments=number)
+
+
 def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -> None:
     """Remove files and rows. Files are removed first: after a crash the row still exists and the
     next run finishes it. Old idempotency keys are deleted too."""
@@ -201,12 +228,14 @@ def main() -> None:
     settings = begin()
     with closing(Database(settings.url)) as database:
         kept, deleted = [*planned(database, settings)], [*purgeable(database, settings)]
+        unstarted = [*never_started(database)]
         delete_verb, purge_verb = ("would delete", "would purge") if dry else ("deletes", "purges")
-        for line in (*report(delete_verb, kept), *report(purge_verb, deleted)):
+        for line in (*report(delete_verb, kept), *report(purge_verb, [*deleted, *unstarted])):
             sys.stdout.write(line + os.linesep)
         if not dry:
             delete(database, kept)
             purge(database, settings, deleted)
+            purge_never_started(database, unstarted)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,28 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import ForeignKey, event, func, select, update
 
-from service.accounts.models import User
+from service.accounts.models import AuditEntry, User
 from service.db.engine import Base, Database, now
 from service.experiments import deletion
-from service.experiments.models import TERMINAL, Artifact, Block, Experiment, Series, Status
+from service.experiments.models import (
+    TERMINAL,
+    Artifact,
+    Block,
+    DesiredState,
+    Experiment,
+    Series,
+    Status,
+    Wait,
+)
+from service.fair_share import FairShare
 from service.operations import retention
-from service.queue import lease, ledger
+from service.queue import lease, ledger, states
 from service.records.recording import record
 from service.settings import Settings
+from service.sweeps import store
+from service.sweeps.models import SweepPoint
+from service.sweeps.schemas import SweepSubmission
+from service.webhooks.models import Webhook
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.web.test_api import points
 from tests.support import stored
@@ -455,3 +469,90 @@ def test_files_are_counted_in_pages(
     assert planned(keep_user_bytes=20) == [ended[6], ended[4]]
     assert planned(keep_user_bytes=10) == [ended[i] for i in (6, 4, 5, 0)]
     assert len(planned(keep_user_bytes=0, keep_s=60.0)) == 5
+
+
+def cancelled(database: Database, ago_s: float = 90_000.0, **columns: Any) -> str:
+    """An experiment that was cancelled before its first attempt."""
+    experiment_id = submitted(database)
+    with database.transaction() as session:
+        states.request(session, experiment_id, DesiredState.CANCEL)
+    ended = {"created_at": now() - ago_s - 10, "finished_at": now() - ago_s}
+    stored.change(database, experiment_id, **ended | columns)
+    return experiment_id
+
+
+def purge_never_started(database: Database) -> set[str]:
+    """Purge them, and return the experiments that are left."""
+    retention.purge_never_started(database, retention.never_started(database))
+    with database.snapshot() as session:
+        assert bytes_agree(session)
+        return set(session.scalars(select(Experiment.id)))
+
+
+def test_experiments_cancelled_before_their_first_attempt_are_purged_after_a_day(
+    either: Database,
+) -> None:
+    with either.transaction() as session:
+        session.add(User(id=2, name="ann"))
+        session.add(Webhook(id="h", owner_id=1, url="http://a", secret="s", statuses="cancelled"))
+    before = rows(either)
+    for _ in range(3):
+        cancelled(either)
+    cancelled(either, deleted_at=now())
+    recent = cancelled(either, ago_s=86_000.0)
+    assert rows(either)["deliveries"] == 5
+    assert purge_never_started(either) == {recent}
+    more = {name: number - before[name] for name, number in rows(either).items()}
+    assert {name: number for name, number in more.items() if number} == {
+        "experiments": 1, "events": 2, "deliveries": 1,
+        "audit": 6,  # five submissions, and a line for the purge
+        "tallies": more["tallies"], "byte_changes": more["byte_changes"],  # both are folded
+    }  # fmt: skip
+    with either.snapshot() as session:
+        entry = session.scalars(select(AuditEntry).order_by(AuditEntry.id.desc())).first()
+    assert entry is not None
+    line = (entry.actor, entry.action, entry.object_id, entry.details)
+    assert line == ("sweeper", "experiments.purged", "local", {"experiments": 4})
+
+
+def test_other_cancelled_experiments_stay(either: Database, settings: Settings) -> None:
+    """Experiments that began, are pinned, belong to a sweep, were retried, or that others name."""
+    body = {"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}}
+    with either.transaction() as session:
+        sweep = store.add(session, store.new(1, SweepSubmission.model_validate(body)), FairShare())
+        sweep_id = sweep.id
+    retried, named, point, awaited = (cancelled(either) for _ in range(4))
+    stayed = {retried, named, point, awaited, cancelled(either, attempt=1),
+              cancelled(either, pinned=True), cancelled(either, sweep_id=sweep_id)}  # fmt: skip
+    with either.transaction() as session:
+        session.add(SweepPoint(sweep_id=sweep_id, point=0, experiment_id=point))
+    stayed.add(waiting := submitted(either))
+    with either.transaction() as session:
+        session.add(Wait(experiment_id=waiting, after_id=awaited))
+    stored.change(either, (retry := submitted(either)), retry_of=retried)
+    with either.snapshot() as session:
+        during = session.get_one(Experiment, named).created_at + 1
+    later = submitted(either, after=[named])
+    failed = {"status": Status.FAILED, "finished_at": now()}
+    stored.change(either, later, created_at=during, **failed)
+    purged = cancelled(either)
+    assert purged not in (left := purge_never_started(either))
+    assert left == {*stayed, retry, later}
+
+
+def test_an_experiment_that_is_retried_meanwhile_is_not_purged(either: Database) -> None:
+    retried = cancelled(either)
+    due = [*retention.never_started(either)]
+    assert [removal.experiment_id for removal in due] == [retried]
+    with either.transaction() as session:
+        retry = stored.retry(session, session.get_one(Experiment, retried)).id
+    retention.purge_never_started(either, due)
+    with either.snapshot() as session:
+        assert {retried, retry} == set(session.scalars(select(Experiment.id)))
+
+
+def test_a_sweep_over_the_store_purges_them(database: Database, settings: Settings) -> None:
+    experiment_id = cancelled(database)
+    Sweeper(database, settings).sweep()
+    with database.snapshot() as session:
+        assert session.get(Experiment, experiment_id) is None
