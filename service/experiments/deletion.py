@@ -228,7 +228,7 @@ def purge_never_started(session: Session, experiment_ids: Sequence[str]) -> Sequ
     for owner_id, size in session.execute(
         rows.returning(Experiment.owner_id, Experiment.spec_bytes)
     ):
-        freed[owner_id] += size
+        freed[owner_id] += sizes.EXPERIMENT_BYTES + size
     for owner_id, size in freed.items():
         quota.note(session, owner_id, -size)
     return ids

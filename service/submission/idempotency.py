@@ -17,6 +17,8 @@ from service.submission.models import KeptRequest
 
 KEPT_S = 30 * 86_400.0
 """Lifetime of an idempotency key."""
+REQUEST_BYTES = 256
+"""Bytes of a stored request and its index entry, beside its key and its results."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +60,24 @@ def keep(session: Session, kept: KeptRequest, request: IdempotentRequest, made: 
     """Store the results of a request under its claimed key, and count the bytes. The key of a
     request without results stays free."""
     if kept.made:  # all of that is deleted
-        quota.note(session, kept.owner_id, -len(json.dumps(kept.made)))
+        quota.note(session, kept.owner_id, -size_of(request.key, kept.made))
         kept.created_at = session.execute(select(now())).scalar_one()
     if not made:
         session.delete(kept)
         return
     kept.sha256, kept.made = request.sha256, made
-    quota.note(session, kept.owner_id, len(json.dumps(made)))
+    quota.note(session, kept.owner_id, size_of(request.key, made))
+
+
+def size_of(key: str, made: list[Any]) -> int:
+    """Return the bytes of a stored request."""
+    return REQUEST_BYTES + len(key) + len(json.dumps(made))
 
 
 def purge(session: Session) -> None:
     """Delete old keys."""
     old = delete(KeptRequest).where(KeptRequest.created_at < now() - KEPT_S)
-    size = func.length(cast(KeptRequest.made, Text))
+    texts = func.length(KeptRequest.idempotency_key) + func.length(cast(KeptRequest.made, Text))
+    size = REQUEST_BYTES + texts
     for owner_id, freed in session.execute(old.returning(KeptRequest.owner_id, size)):
         quota.note(session, owner_id, -freed)

@@ -31,7 +31,7 @@ from service.experiments.schemas import Submission
 from service.experiments.titles import value_at
 from service.queue import quota
 from service.queue.memory import Memory, MemoryModel
-from service.queue.sizes import POINT_BYTES, of_texts
+from service.queue.sizes import EXPERIMENT_BYTES, POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
 from service.sweeps.expansion import check_stored, with_values, without_repeats
@@ -162,7 +162,8 @@ def check_sample(session: Session, settings: Settings, submissions: Submissions)
     spec_bytes = min(one.columns["spec_bytes"] for one in found)
     check_stored(least * spec_bytes, len(entries))
     expected = min(one.columns["expected_bytes"] for one in found)
-    quota.check_bytes(session, owner_id, settings.share, least * (spec_bytes + expected))
+    size = EXPERIMENT_BYTES + spec_bytes + expected
+    quota.check_bytes(session, owner_id, settings.share, least * size)
 
 
 def _check_after(number: int) -> None:

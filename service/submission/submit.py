@@ -2,7 +2,6 @@
 of a request are stored in one transaction with a few statements, or none of them.
 """
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from service.experiments import store
 from service.experiments.models import Event, Experiment, Held, Status
 from service.fair_share import FairShare
 from service.queue import holds, quota, states
-from service.queue.sizes import of_texts
+from service.queue.sizes import EXPERIMENT_BYTES, of_texts
 from service.refusals import unavailable
 from service.settings import Settings
 from service.submission import idempotency
@@ -152,7 +151,7 @@ def _stored(
     if key is not None:
         assert kept is not None
         made = accepted.kept()
-        size = len(json.dumps(made))
+        size = idempotency.size_of(key.key, made)
         if accepted.is_all_cached and not _has_room(session, settings, user, size):
             made = []  # without space the key stays free, because nothing was stored
         idempotency.keep(session, kept, key, made)
@@ -274,12 +273,12 @@ def _of_sweep(sweep: Sweep | None, one: PreparedExperiment) -> dict[str, Any]:
 def _check_and_count(
     session: Session, owner_id: int, rows: Sequence[dict[str, Any]], fair_share: FairShare
 ) -> None:
-    """Check the owner's limits, and count the bytes of the specs. Raises ApiError."""
+    """Check the owner's limits, and count the bytes of the experiments. Raises ApiError."""
     highest = max(row["priority"] for row in rows)
-    spec_bytes = sum(row["spec_bytes"] for row in rows)
-    needed = spec_bytes + sum(row["expected_bytes"] for row in rows)
+    stored = sum(EXPERIMENT_BYTES + row["spec_bytes"] for row in rows)
+    needed = stored + sum(row["expected_bytes"] for row in rows)
     quota.check_limits(session, owner_id, highest, len(rows), fair_share, needed)
-    quota.note(session, owner_id, spec_bytes)
+    quota.note(session, owner_id, stored)
 
 
 def _insert_points(session: Session, sweep: Sweep, outcomes: Sequence[Outcome]) -> int:

@@ -18,6 +18,8 @@ from service.experiments.models import (
     Series,
 )
 from service.queue import quota
+from service.queue.sizes import EXPERIMENT_BYTES
+from service.submission.idempotency import REQUEST_BYTES
 from service.submission.models import KeptRequest
 from service.sweeps.models import Sweep
 
@@ -34,10 +36,11 @@ def bytes_in_tables(session: Session) -> dict[int, int]:
     found: Counter[int] = Counter()
     for one in session.scalars(select(Experiment)):
         owners[one.id] = one.owner_id
-        found[one.owner_id] += len(json.dumps(one.spec))
+        found[one.owner_id] += EXPERIMENT_BYTES + len(json.dumps(one.spec))
         found[one.owner_id] += _bytes_of(one.name, one.note, *one.tags)
         found[one.owner_id] += len(json.dumps(one.comes_after)) if one.comes_after else 0
     for request in session.scalars(select(KeptRequest)):
+        found[request.owner_id] += REQUEST_BYTES + len(request.idempotency_key)
         found[request.owner_id] += len(json.dumps(request.made))
     for sweep in session.scalars(select(Sweep)):
         found[sweep.owner_id] += len(json.dumps(sweep.spec)) + len(json.dumps(sweep.comes_after))

@@ -18,10 +18,11 @@ from service.fair_share import FairShare
 from service.operations import retention
 from service.queue import holds, lease, quota, states
 from service.queue.models import ByteChange
-from service.queue.sizes import POINT_BYTES
+from service.queue.sizes import EXPERIMENT_BYTES, POINT_BYTES
 from service.records.recording import Batch, record
 from service.refusals import ApiError
 from service.settings import Settings
+from service.submission.idempotency import size_of
 from service.submission.models import KeptRequest
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
@@ -79,7 +80,7 @@ def counted(database: Database) -> int:
 def test_each_record_counts_once(either: Database) -> None:
     claim = claimed(either)
     spec = counted(either)
-    assert spec == len(json.dumps(claim.spec))
+    assert spec == EXPERIMENT_BYTES + len(json.dumps(claim.spec))
     write(either, claim, *everything(1))
     stored = counted(either)
     assert stored > spec + 1000 + 2 * POINT_BYTES
@@ -93,6 +94,25 @@ def test_each_record_counts_once(either: Database) -> None:
     assert counted(either) == stored
     write(either, claim, RESTART)
     assert counted(either) == spec
+
+
+def test_small_experiments_take_little_more_of_the_database_than_is_counted(
+    either: Database,
+) -> None:
+    """Their rows and index entries are larger than their specs."""
+    pages = "SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"
+    is_file = either.engine.dialect.name == "sqlite"
+    size = text(pages if is_file else "SELECT pg_database_size(current_database())")
+    submission = Submission.model_validate({"spec": ppca_spec()})
+    taken = []
+    for number in (10, 500):
+        with either.transaction() as session:
+            for _ in range(number):
+                stored.submit(session, 1, submission)
+        with either.snapshot() as session:
+            taken.append((session.scalar(size) or 0, quota.kept(session, 1)))
+    (bytes_before, counted_before), (bytes_after, counted_after) = taken
+    assert bytes_after - bytes_before < 1.5 * (counted_after - counted_before)
 
 
 def test_records_of_a_lost_attempt_count_up_to_its_checkpoint(either: Database) -> None:
@@ -281,7 +301,7 @@ def test_expected_output_of_running_experiments_counts(either: Database) -> None
     """If the limit has room for only one experiment with its points, a second one is accepted only
     after the first has ended with fewer bytes."""
     submission = Submission.model_validate({"spec": ppca_spec()})
-    spec = len(json.dumps(submission.spec.model_dump(mode="json")))
+    spec = EXPERIMENT_BYTES + len(json.dumps(submission.spec.model_dump(mode="json")))
     points = submission.spec.point_count().total * POINT_BYTES
     assert points > 0
     fair_share = FairShare(max_bytes=2 * spec + 2 * points - 1)
@@ -427,7 +447,7 @@ def test_stored_requests_count_until_their_key_expires(admin: TestClient, place:
     with database.transaction() as session:
         session.execute(update(KeptRequest).values(created_at=0))
     retention.purge(database, place, [])
-    assert counted(database) == after_key - len(json.dumps(kept.made))
+    assert counted(database) == after_key - size_of("k", kept.made)
     (made,) = with_key.json()["items"]
     claim = claim_next(database)
     assert claim.experiment_id == made["id"]
@@ -438,7 +458,7 @@ def test_stored_requests_count_until_their_key_expires(admin: TestClient, place:
     assert again.json()["items"][0]["cached_from"] == made["id"]
     with database.snapshot() as session:
         kept = session.scalars(select(KeptRequest)).one()
-    assert counted(database) == before + len(json.dumps(kept.made))
+    assert counted(database) == before + size_of("k", kept.made)
     admin.delete(made["url"])
     assert admin.post(path, json={"experiments": [spec] * 2}, headers=headers).status_code == 202
     with database.snapshot() as session:
