@@ -553,6 +553,6 @@ def test_an_experiment_that_is_retried_meanwhile_is_not_purged(either: Database)
 
 def test_a_sweep_over_the_store_purges_them(database: Database, settings: Settings) -> None:
     experiment_id = cancelled(database)
-    Sweeper(database, settings).sweep()
+    Housekeeping(database, settings).clean()
     with database.snapshot() as session:
         assert session.get(Experiment, experiment_id) is None
