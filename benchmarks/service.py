@@ -33,7 +33,7 @@ from service.db.engine import Database
 from service.experiments.models import Device, Experiment, Held, Queue, Status, Usage, Wait
 from service.queue import holds
 from service.settings import Settings
-from service.sweeps.models import Sweep, Turn
+from service.sweeps.models import Sweep
 from tests.support.attempts import claimed
 from tests.support.processes import Lab
 from tests.support.starting import start_next
@@ -194,13 +194,13 @@ def claim(settings: Settings) -> Iterator[Figure]:
         yield Figure(f"{of}, committed, p50", percentile(whole, 50), "ms")
 
 
-SWEEPS, HELD, BACKLOG = 5_000, 20_000, 100_000
+SWEEPS, POINTS_OF_SWEEP, HELD, BACKLOG = 100, 100, 20_000, 100_000
 
 
 def idle(settings: Settings) -> Iterator[Figure]:
-    """A look of a worker with many experiments that cannot run: 5,000 sweeps with a limit that are
-    paused, 20,000 experiments that wait for another one, and 100,000 queued ones of 50 users at
-    their limits."""
+    """A look of a worker with many experiments that cannot run: 100 sweeps at their limit with 100
+    held points each, 20,000 experiments of which half wait for the same one, and 100,000 queued
+    ones of 50 users at their limits. And a look of the controller at all that are held."""
     with closing(Database(settings.url)) as database:
         _fill(database)
         with database.transaction() as session:
@@ -210,19 +210,24 @@ def idle(settings: Settings) -> Iterator[Figure]:
             if at_limit:
                 with database.transaction() as session:
                     session.execute(update(User).where(User.id >= 100).values(max_running=0))
-            took = []
-            for _ in range(CLAIMS_MADE + SWEEPS // holds.TURNS_AT_ONCE):
-                began = time.perf_counter()
-                with database.transaction() as session:
-                    start_next(session)
-                    session.flush()
-                    took.append(1000 * (time.perf_counter() - began))
-            settled = took[SWEEPS // holds.TURNS_AT_ONCE :]
+            took = _times(database, start_next)
             beside = ", users at their limits" if at_limit else ""
-            yield Figure(f"beside idle sweeps{beside}, p50", percentile(settled, 50), "ms",
+            yield Figure(f"beside idle sweeps{beside}, p50", percentile(took, 50), "ms",
                          at_most=LIMIT_MS)  # fmt: skip
-            if not at_limit:
-                yield Figure("looks at sweeps that changed, slowest", max(took), "ms")
+        for name, step in (("waits", holds.release_waits), ("sweeps", holds.fill_sweeps)):
+            took = _times(database, step)
+            yield Figure(f"a look at idle {name}, p50", percentile(took, 50), "ms", at_most=40)
+
+
+def _times(database: Database, step: Callable[[Session], object]) -> list[float]:
+    took = []
+    for _ in range(CLAIMS_MADE):
+        began = time.perf_counter()
+        with database.transaction() as session:
+            step(session)
+            session.flush()
+            took.append(1000 * (time.perf_counter() - began))
+    return took
 
 
 def _add_idle(session: Session) -> None:
@@ -230,17 +235,20 @@ def _add_idle(session: Session) -> None:
     sweeps = [f"{i:031x}s" for i in range(SWEEPS)]
     beside = {"concurrency": 1, "fields": ["seeds"], "comes_after": []}
     session.execute(insert(Sweep), [{**common, **beside, "id": one} for one in sweeps])
-    session.execute(insert(Turn), [{"sweep_id": one} for one in sweeps])
-    paused = [
-        {**common, "id": f"{i:030x}{n}p", "sweep_id": one, "held": held, "status": Status.PAUSED}
+    first = {"held": Held.NOT, "status": Status.RUNNING, "queue": Queue.CPU}
+    held = {"held": Held.SWEEP, "status": Status.QUEUED, "queue": None}
+    points = [
+        {**common, **(held if n else first), "id": f"{i:015x}{n:016x}p", "sweep_id": one}
         for i, one in enumerate(sweeps)
-        for n, held in enumerate((Held.NOT, Held.SWEEP))
+        for n in range(POINTS_OF_SWEEP)
     ]
-    session.execute(insert(Experiment), paused)
+    session.execute(insert(Experiment), points)
     after = [{**common, "id": f"{i:031x}w", "held": Held.AFTER} for i in range(HELD)]
     session.execute(insert(Experiment), after)
-    first = f"{ENDED:032x}"
-    waits = [{"experiment_id": one["id"], "after_id": first} for one in after]
+    ids = [points[0]["id"], *(one["id"] for one in after)]
+    waits = [
+        {"experiment_id": one, "after_id": ids[i if i % 2 else 0]} for i, one in enumerate(ids[1:])
+    ]
     session.execute(insert(Wait), waits)
     queued = [
         {**common, "owner_id": 100 + i % (USERS - 1), "id": f"{i:031x}q"} for i in range(BACKLOG)

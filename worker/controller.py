@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import Database, limit_hanging, now
 from service.db.errors import TRANSIENT_DB_ERRORS
-from service.experiments.models import Event, Queue
+from service.experiments.models import Event, Queue, Wait
 from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import claims, clock, holds, lease, ledger, quota, workers
@@ -75,15 +75,17 @@ class Controller:
             self.tick()
         try:
             if self._leads and (self._is_something_new() or is_due or self._tickets_under_way):
+                self._release_waits()
                 self._send_tickets()
+        except NotLeading:
+            self._leads = False
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
 
     def tick(self) -> None:
-        """Look at everything, if this controller leads or can."""
+        """Take the steps of each second, if this controller leads or can."""
         try:
             self._expire()
-            self._fill_sweeps()
             if time.monotonic() >= self._fold_due:
                 self._fold_due = time.monotonic() + FOLD_S
                 self._fold()
@@ -106,6 +108,7 @@ class Controller:
         with self._step() as session:
             clock.repair(session, self.settings.lease_s)
             workers.forget_silent(session, FORGET_S)
+            holds.fill_sweeps(session)
             has_been_up = self._has_been_up(session)
         if has_been_up:
             with self._step() as session:
@@ -114,10 +117,12 @@ class Controller:
                 details = {"experiment_id": experiment_id}
                 log.warning("its lease has expired: now %s", status, extra=details)
 
-    def _fill_sweeps(self) -> None:
+    def _release_waits(self) -> None:
+        with self.database.snapshot() as session:  # most of the time nothing waits
+            if session.scalar(select(Wait.after_id).limit(1)) is None:
+                return
         with self._step() as session:
-            claims.lock_claims(session)
-            holds.release_sweeps(session)
+            holds.release_waits(session)
 
     def _fold(self) -> None:
         with self._step() as session:

@@ -4,7 +4,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, delete, func, or_, select, text, tuple_, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+    tuple_,
+    update,
+)
 from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from service.accounts.models import User
@@ -158,9 +169,12 @@ RECORDS = (
 
 def purge(session: Session, experiment_id: str) -> bool:
     """Delete a deleted experiment's records and row. Return False if another transaction has locked
-    it, or if its attempts are not yet added to its owner's usage."""
+    it, if its attempts are not yet added to its owner's usage, or if an experiment still waits for
+    it."""
     held = select(Experiment.id).where(
-        Experiment.id == experiment_id, Experiment.deleted_at.is_not(None)
+        Experiment.id == experiment_id,
+        Experiment.deleted_at.is_not(None),
+        ~exists().where(Wait.after_id == Experiment.id),
     )
     if session.scalar(held.with_for_update(skip_locked=True)) is None:
         return False

@@ -135,6 +135,11 @@ class Experiment(Owned, Base):
         partial_index(
             "ix_experiments_sweep", ["sweep_id", "status", "held", "id"], "sweep_id IS NOT NULL"
         ),
+        partial_index(  # with both constant columns SQLite prefers it to `ix_experiments_queue`
+            "ix_experiments_held",
+            ["status", "held", "sweep_id", "id"],
+            "status = 'queued' AND held = 'sweep'",
+        ),
         partial_index("ix_experiments_shared", ["created_at", "id"], "visibility = 'lab'"),
         partial_index("ix_experiments_deleted_at", ["deleted_at"], "deleted_at IS NOT NULL"),
         partial_index("ix_experiments_never_started", ["finished_at", "id"], NEVER_STARTED),
@@ -210,8 +215,8 @@ class Experiment(Owned, Base):
 
 
 class Wait(Base):
-    """An experiment that waits for another one to succeed. The row is deleted when that one has
-    succeeded, or with one of the two. Ended experiments have no such rows."""
+    """An experiment that waits for another one to succeed. The row is deleted by the look that
+    finds that one ended (`holds.release_waits`)."""
 
     __tablename__ = "waits"
 

@@ -1,287 +1,192 @@
 """Hold back queued experiments that wait for others to succeed, or for their sweep to have fewer
 runs under way.
 
-A held experiment is not in the queue's index until it may run, so that ten thousand of them do not
-slow a choice. The transaction that ends an experiment also releases or fails the experiments that
-wait for it. Rows are locked in the order of their ids: a waiting experiment is younger than its
-predecessors. Every function takes a session and commits nothing.
+A held experiment is not in the queue's index, so that ten thousand of them do not slow a claim. A
+background process looks at what is stored and releases them, so no other transaction has to know
+who waits for what. Rows that another transaction has locked are left for the next look, because
+that transaction may hang. Points of a sweep are released only in a transaction that has locked the
+row of the sweep, so that two never release the same place. Every function takes a session and
+commits nothing.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Select, bindparam, case, delete, func, insert, select, update
-from sqlalchemy.orm import InstrumentedAttribute, Session
+from sqlalchemy import (
+    Select,
+    bindparam,
+    case,
+    delete,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
+from sqlalchemy.orm import Session, aliased
 
 from service.db.engine import among, now
-from service.experiments.models import TERMINAL, WAITING, Experiment, Held, Status, Wait
-from service.sweeps.models import Sweep, SweepPoint, Turn
+from service.experiments.models import (
+    TERMINAL,
+    UNFINISHED,
+    Event,
+    Experiment,
+    Held,
+    Status,
+    Wait,
+)
+from service.sweeps.models import Sweep
+from service.webhooks import store as webhooks
 
 OPEN = (Status.QUEUED, Status.RUNNING)
-_LIMITED = select(Sweep.id).where(Sweep.concurrency.is_not(None))
-_NEXT_HOLD = case((Experiment.sweep_id.in_(_LIMITED), Held.SWEEP), else_=Held.NOT)
-"""Hold of an experiment that waits for no other."""
-
-TURNS_AT_ONCE = 20
-"""Maximum number of sweeps that a choice examines. Later choices examine the others."""
-_TURNS = select(Turn.sweep_id).order_by(Turn.id).limit(TURNS_AT_ONCE)
-_UNDER_WAY = select(func.count()).where(
-    Experiment.sweep_id == bindparam("sweep_id"),
-    Experiment.status.in_(OPEN),
-    Experiment.held == Held.NOT,
-)
+_UNDER_WAY = (Experiment.status.in_(OPEN), Experiment.held == Held.NOT)
 _HELD = (
-    select(Experiment.id)
-    .where(
-        Experiment.sweep_id == bindparam("sweep_id"),
-        Experiment.status == Status.QUEUED,
-        Experiment.held == Held.SWEEP,
-    )
-    .order_by(Experiment.id)
+    Experiment.status == literal_column(f"'{Status.QUEUED}'"),
+    Experiment.held == literal_column(f"'{Held.SWEEP}'"),
 )
-_NEXT = _HELD.with_for_update(skip_locked=True)
-_ANY = _HELD.limit(1)
-"""Built once: idle workers poll ten times a second."""
+"""Condition of the index `ix_experiments_held`. With parameters it would not be used."""
 
 
-def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> Mapping[str, str]:
-    """Make each of these new experiments wait for others. Return the predecessors that have ended
-    by now, with their statuses; the caller releases the experiments that wait for them.
-
-    The rows refer to the predecessors, so these cannot end before this transaction does. It must
-    end soon: otherwise a predecessor with many submissions might wait for ever."""
-    rows = [
-        {"experiment_id": one, "after_id": after} for one, others in waits.items()
-        for after in others
-    ]  # fmt: skip
-    if not rows:
-        return {}
-    session.execute(insert(Wait), rows)
-    others = {row["after_id"] for row in rows}
-    ended = select(Experiment.id, Experiment.status).where(
-        among(Experiment.id, others), Experiment.status.in_(TERMINAL)
-    )
-    return {row.id: row.status for row in session.execute(ended.order_by(Experiment.id))}
+def release_waits(session: Session) -> None:
+    """Release the experiments whose predecessors have all succeeded. If a predecessor has failed or
+    was cancelled, its successors fail, and so on along the chain. The number of statements does not
+    depend on the number of experiments."""
+    awaited = select(Wait.after_id).distinct().subquery()
+    # A subquery, because it is always a look-up by id. A join may read all experiments.
+    status = select(Experiment.status).where(Experiment.id == awaited.c.after_id).scalar_subquery()
+    ended = select(awaited.c.after_id, status.label("status")).where(status.in_(TERMINAL))
+    statuses = {row.after_id: row.status for row in session.execute(ended)}
+    if succeeded := [id for id in statuses if statuses[id] == Status.SUCCEEDED]:
+        _release_after(session, succeeded)
+    if failed := {id: statuses[id] for id in statuses if statuses[id] != Status.SUCCEEDED}:
+        _fail_after(session, failed)
 
 
-def take_places(session: Session, successors: Mapping[str, str]) -> None:
-    """Replace old experiments by new ones (new by old) in their sweeps."""
-    place = update(SweepPoint).where(SweepPoint.experiment_id == bindparam("old"))
-    taken = place.where(
-        select(Experiment.sweep_id).where(Experiment.id == bindparam("new")).scalar_subquery()
-        == SweepPoint.sweep_id
-    ).values(experiment_id=bindparam("new"))
-    rows = [{"old": old, "new": new} for old, new in successors.items()]
-    if not rows:
-        return
-    session.connection().execute(taken, rows)
-    take_turns(session, successors.values())
+def _release_after(session: Session, succeeded: Sequence[str]) -> None:
+    successors = _locked(session, select(Wait.experiment_id).where(among(Wait.after_id, succeeded)))
+    status = select(Experiment.status).where(Experiment.id == Wait.after_id).scalar_subquery()
+    over = delete(Wait).where(among(Wait.experiment_id, successors), status == Status.SUCCEEDED)
+    session.execute(over.execution_options(synchronize_session=False))
+    unfinished = [id for id in successors if successors[id] not in TERMINAL]
+    still_waits = exists().where(Wait.experiment_id == Experiment.id)
+    release = update(Experiment).where(among(Experiment.id, unfinished), ~still_waits)
+    next_hold = case((Experiment.sweep_id.is_not(None), Held.SWEEP), else_=Held.NOT)
+    session.execute(release.values(held=next_hold))
 
 
-def settle(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
-    """Release the experiments that wait for experiments that end in this transaction. Blocks until
-    uncommitted submissions of further successors are committed (`wait_for`)."""
-    mine = select(Experiment.id).where(among(Experiment.id, ended))
-    session.execute(mine.order_by(Experiment.id).with_for_update())
-    _forget(session, Wait.experiment_id, ended)
-    return release(session, ended, status)
-
-
-def release(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
-    """Release the experiments that wait only for these ended experiments. If a predecessor did not
-    succeed, its successors fail, and so on along the chain. Return the failed experiments, each
-    with the ended experiment that caused it. The number of statements does not depend on their
-    number: other users' event streams wait for this transaction."""
-    if status != Status.SUCCEEDED:
-        return _fail(session, ended, status)
-    direct = select(Wait.experiment_id).where(among(Wait.after_id, ended))
-    if waiting := _locked(session, direct):
-        _forget(session, Wait.after_id, ended)
-        _release(session, waiting)
-    return {}
-
-
-def _fail(session: Session, ended: Collection[str], status: str) -> Mapping[str, str]:
-    ended = {*ended}
+def _fail_after(session: Session, ended: Mapping[str, str]) -> None:
     first = select(Wait.experiment_id).where(among(Wait.after_id, ended)).cte(recursive=True)
-    chain = first.union(
-        select(Wait.experiment_id).join(first, Wait.after_id == first.c.experiment_id)
-    )
-    waiting: Sequence[str] = ()
-    while len(found := _locked(session, select(chain.c.experiment_id))) > len(waiting):
-        waiting = found  # while the lock was awaited, a submission may have added to the chain
-    if not waiting:
-        return {}
-    before = _predecessors(session, waiting, {*ended, *waiting})
-    _forget(session, Wait.experiment_id, waiting)
-    after = defaultdict[str, list[str]](list)
-    for one, other in before.items():
-        after[other].append(one)
-    rows = [
-        {
-            "which": which,
-            "message": f"it comes after {other}, which {_became(other, ended, status)}",
-        }
-        for other, which in after.items()
-    ]
-    # Thousands may wait for one experiment, and each for another one.
-    connection = session.connection()
-    connection.execute(_FAIL, [{**row, "which": row["which"][0]} for row in rows])
-    for row in rows:
-        if rest := row["which"][1:]:
-            connection.execute(_FAIL_ALL, {**row, "which": rest})
-    return _firsts(before)
-
-
-_FAILED = update(Experiment.__table__).values(  # type: ignore[arg-type]
-    status=Status.FAILED,
-    finished_at=now(),
-    failure_kind="invalid",
-    failure_message=bindparam("message"),
-)
-_FAIL = _FAILED.where(Experiment.id == bindparam("which"))
-_FAIL_ALL = _FAILED.where(among(Experiment.id, key="which"))
-
-
-def _forget(session: Session, column: InstrumentedAttribute[str], ids: Collection[str]) -> None:
-    """Delete the waits with these ids in a column. They are never objects of the session, which
-    would otherwise look for them first."""
-    forget = delete(Wait).where(among(column, ids))
+    next_one = select(Wait.experiment_id).join(first, Wait.after_id == first.c.experiment_id)
+    chain = first.union(next_one)
+    successors = _locked(session, select(chain.c.experiment_id))
+    causes: dict[str, str] = {}
+    messages = defaultdict[str, list[str]](list)
+    pairs = select(Wait.experiment_id, Wait.after_id).where(among(Wait.experiment_id, successors))
+    # Predecessors come first, because ids increase with time. If the clocks of two machines differ,
+    # the next look lets the rest of the chain fail.
+    for id, after_id in session.execute(pairs.order_by(Wait.experiment_id, Wait.after_id)):
+        if id in causes or successors[id] in TERMINAL:
+            continue
+        if after_id in ended or after_id in causes:
+            causes[id] = causes.get(after_id, after_id)
+            became = "was cancelled" if ended.get(after_id) == Status.CANCELLED else "failed"
+            messages[f"it comes after {after_id}, which {became}"].append(id)
+    over = [id for id in successors if id in causes or successors[id] in TERMINAL]
+    forget = delete(Wait).where(among(Wait.experiment_id, over))
     session.execute(forget.execution_options(synchronize_session=False))
-
-
-def _locked(session: Session, which: Select[Any]) -> Sequence[str]:
-    """Lock those of these experiments that have not begun, and return them."""
-    query = select(Experiment.id).where(Experiment.id.in_(which), Experiment.status.in_(WAITING))
-    return session.scalars(query.order_by(Experiment.id).with_for_update()).all()
-
-
-def _predecessors(
-    session: Session, waiting: Sequence[str], others: Collection[str]
-) -> Mapping[str, str]:
-    """Return for each of these experiments the oldest of the others that it waits for."""
-    # Without a condition on `after_id`, for which SQLite would look up each pair of both lists.
-    pairs = select(Wait.experiment_id, Wait.after_id).where(among(Wait.experiment_id, waiting))
-    oldest: dict[str, str] = {}
-    for one, after in session.execute(pairs.order_by(Wait.experiment_id, Wait.after_id)):
-        if after in others:
-            oldest.setdefault(one, after)
-    return oldest
-
-
-def _firsts(before: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the first experiment of the chain of each of these, given the one before each."""
-    firsts: dict[str, str] = {}
-    for one in before:
-        chain = []
-        while one in before and one not in firsts:
-            chain.append(one)
-            one = before[one]
-        firsts |= dict.fromkeys(chain, firsts.get(one, one))
-    return firsts
-
-
-def remove_waits(session: Session, ended: Sequence[str]) -> Sequence[str]:
-    """Remove the waits of ended experiments. Return those of them that others wait for."""
-    _forget(session, Wait.experiment_id, ended)
-    waited_for = select(Wait.after_id).where(among(Wait.after_id, ended)).distinct()
-    return session.scalars(waited_for.order_by(Wait.after_id)).all()
-
-
-def _became(one: str, ended: Collection[str], status: str) -> str:
-    return "was cancelled" if one in ended and status == Status.CANCELLED else "failed"
-
-
-def _release(session: Session, waiting: Sequence[str]) -> None:
-    """Release those of these experiments that wait for nothing any more. Their rows are locked: if
-    two awaited experiments end at the same time, the second transaction sees the result of the
-    first."""
-    others = select(Wait.experiment_id).where(Wait.experiment_id == Experiment.id).exists()
-    freed = session.execute(
-        update(Experiment)
-        .where(among(Experiment.id, waiting), ~others)
-        .values(held=_NEXT_HOLD)
-        .returning(Experiment.sweep_id, Experiment.held)
-    ).all()
-    note_turns(session, {row.sweep_id for row in freed if row.held == Held.SWEEP})
-
-
-def take_turns(session: Session, experiment_ids: Collection[str]) -> None:
-    """Make experiments wait for their turn if their sweep has a limit: those that are new to it,
-    and those that were set aside and are resumed."""
-    session.execute(
-        update(Experiment)
-        .where(
-            among(Experiment.id, experiment_ids),
-            Experiment.sweep_id.in_(_LIMITED),
-            Experiment.held == Held.NOT,
-        )
-        .values(held=Held.SWEEP)
-    )
-    limited = select(Experiment.sweep_id).where(
-        among(Experiment.id, experiment_ids), Experiment.sweep_id.in_(_LIMITED)
-    )
-    note_turns(session, session.scalars(limited.distinct()))
-
-
-def note_turns(session: Session, sweep_ids: Iterable[str | None]) -> None:
-    """Let `fill` examine these sweeps."""
-    turns = [{"sweep_id": one} for one in sweep_ids]
-    if turns:
-        session.execute(insert(Turn), turns)
-
-
-def note_turns_of(session: Session, experiment_ids: Collection[str]) -> None:
-    """Let `fill` examine the sweeps of experiments that are no longer active."""
-    limited = (
-        select(Experiment.sweep_id)
-        .distinct()
-        .where(among(Experiment.id, experiment_ids), Experiment.sweep_id.in_(_LIMITED))
-    )
-    session.execute(insert(Turn).from_select(["sweep_id"], limited))
-
-
-def limit(session: Session, sweep: Sweep) -> None:
-    """Hold all experiments of a sweep that have not started: the limit of the sweep has
-    changed."""
-    mine = update(Experiment).where(Experiment.sweep_id == sweep.id, Experiment.status.in_(WAITING))
-    if sweep.concurrency is None:
-        session.execute(mine.where(Experiment.held == Held.SWEEP).values(held=Held.NOT))
+    if not causes:
         return
-    queued = (Experiment.status == Status.QUEUED) & (Experiment.held == Held.NOT)
-    session.execute(mine.where(queued).values(held=Held.SWEEP))
-    note_turns(session, [sweep.id])
+    session.connection().execute(
+        update(Experiment.__table__)  # type: ignore[arg-type]
+        .where(among(Experiment.id, key="ids"))
+        .values(
+            status=Status.FAILED,
+            finished_at=now(),
+            failure_kind="invalid",
+            failure_message=bindparam("message"),
+        ),
+        [{"ids": ids, "message": message} for message, ids in messages.items()],
+    )
+    events = [
+        {"experiment_id": id, "kind": "status", "data": {"status": Status.FAILED, "after": cause}}
+        for id, cause in causes.items()
+    ]
+    session.execute(insert(Event), events)
+    webhooks.announce(session, [*causes], Status.FAILED)
 
 
-def release_sweeps(session: Session) -> None:
-    """Release held experiments up to the limits of their sweeps. Only sweeps with changes are
-    examined, because held experiments must not slow a choice. Call only while holding the lock of
-    claims; otherwise two transactions could release the same slot."""
-    noted = {*session.scalars(_TURNS)}
-    if not noted:
+def _locked(session: Session, ids: Select[str]) -> Mapping[str, str]:
+    """Lock experiments and return their statuses by id."""
+    rows = select(Experiment.id, Experiment.status).where(Experiment.id.in_(ids))
+    locked = rows.order_by(Experiment.id).with_for_update(key_share=True, skip_locked=True)
+    return {row.id: row.status for row in session.execute(locked)}
+
+
+def fill_sweeps(session: Session) -> None:
+    """Release held points of all sweeps that have fewer runs under way than their limit."""
+    count = select(func.count()).where(Experiment.sweep_id == Sweep.id, *_UNDER_WAY)
+    has_room = Sweep.concurrency > count.correlate(Sweep).scalar_subquery()
+    sweeps = select(Sweep.id).where(
+        Sweep.id.in_(select(Experiment.sweep_id).where(*_HELD)),
+        Sweep.concurrency.is_(None) | has_room,
+    )
+    for sweep_id in session.scalars(sweeps.order_by(Sweep.id)).all():
+        fill(session, sweep_id)
+
+
+def fill(session: Session, sweep_id: str) -> None:
+    """Release held points of a sweep up to its limit, the oldest first."""
+    limit = select(Sweep.concurrency).where(Sweep.id == sweep_id)
+    locked = limit.with_for_update(key_share=True, skip_locked=True)
+    sweep = session.execute(locked).one_or_none()
+    if sweep is None:
         return
-    # Delete all notes of these sweeps at once, because a sweep may have thousands.
-    session.execute(delete(Turn).where(Turn.sweep_id.in_(noted)))
-    sweeps = select(Sweep.id, Sweep.concurrency).where(Sweep.id.in_(noted))
-    limits = session.execute(sweeps.order_by(Sweep.id)).all()
-    note_turns(session, [id for id, limit in limits if not _release_sweep(session, id, limit)])
-
-
-def _release_sweep(session: Session, sweep_id: str, concurrency: int | None) -> bool:
-    """Release held experiments of a sweep up to its limit. Return whether this is complete:
-    experiments that another transaction has locked are skipped."""
-    which = {"sweep_id": sweep_id}
     room = None
-    if concurrency is not None:
-        room = concurrency - (session.scalar(_UNDER_WAY, which) or 0)
-        if room <= 0:
-            return True
-    chosen = session.scalars(_NEXT.limit(room), which).all()
-    if chosen:
-        free = update(Experiment).where(among(Experiment.id, chosen)).values(held=Held.NOT)
-        session.execute(free.execution_options(synchronize_session=False))
-    return len(chosen) == room or session.scalar(_ANY, which) is None
+    if sweep.concurrency is not None:  # a statement after the lock sees what others have released
+        count = select(func.count()).where(Experiment.sweep_id == sweep_id, *_UNDER_WAY)
+        room = max(0, sweep.concurrency - session.scalars(count).one())
+    held = select(Experiment.id).where(Experiment.sweep_id == sweep_id, *_HELD)
+    first = held.order_by(Experiment.id).limit(room)
+    ids = session.scalars(first.with_for_update(key_share=True, skip_locked=True)).all()
+    if ids:
+        release = update(Experiment).where(among(Experiment.id, ids))
+        session.execute(release.values(held=Held.NOT))
+
+
+def fill_sweep_of(session: Session, experiment_id: str) -> None:
+    """Release held points of an experiment's sweep at once, without waiting for the next look."""
+    experiment = aliased(Experiment)
+    sweep_id = session.scalar(
+        select(experiment.sweep_id).where(
+            experiment.id == experiment_id,
+            exists().where(Experiment.sweep_id == experiment.sweep_id, *_HELD),
+        )
+    )
+    if sweep_id is not None:
+        fill(session, sweep_id)
+
+
+def hold_resumed(session: Session, experiment_id: str) -> None:
+    """Hold an experiment that was resumed, if it is a point of a sweep."""
+    is_point = Experiment.sweep_id.is_not(None) & (Experiment.held == Held.NOT)
+    hold = update(Experiment).where(Experiment.id == experiment_id, is_point)
+    session.execute(hold.values(held=Held.SWEEP))
+    fill_sweep_of(session, experiment_id)
+
+
+def change_limit(session: Session, sweep: Sweep) -> None:
+    """Apply the new limit of a sweep, whose row is locked: hold its queued points, and release as
+    many as it allows."""
+    if sweep.concurrency is not None:
+        queued = Experiment.status == Status.QUEUED, Experiment.held == Held.NOT
+        hold = update(Experiment).where(Experiment.sweep_id == sweep.id, *queued)
+        session.execute(hold.values(held=Held.SWEEP))
+    fill(session, sweep.id)
+
+
+NAMED = 3
+"""Maximum number of predecessors that a reason names."""
 
 
 def reasons(
@@ -289,47 +194,32 @@ def reasons(
 ) -> dict[str, str]:
     """Return the reason why each held experiment among these waits, by id, in words for the reader.
     A reader of None is the owner."""
-    queued = [one for one in experiments if one.status == Status.QUEUED]
-    after = [one for one in queued if one.held == Held.AFTER]
-    sweeps = {one.sweep_id for one in queued if one.held == Held.SWEEP}
-    others = _waited_for(session, [one.id for one in after]) if after else {}
-    limits: dict[str, int | None] = {}
-    if sweeps:
-        rows = session.execute(select(Sweep.id, Sweep.concurrency).where(Sweep.id.in_(sweeps)))
-        limits = {row.id: row.concurrency for row in rows}
-    found = {
-        one.id: _in_words(others.get(one.id, ()), reader_id in (None, one.owner_id))
-        for one in after
-    }
-    for one in queued:
-        if one.held == Held.SWEEP and one.sweep_id is not None:
-            most = limits.get(one.sweep_id)
-            found[one.id] = f"its sweep has a limit of {most} concurrent runs"
-    return found
-
-
-def _waited_for(
-    session: Session, experiment_ids: Sequence[str]
-) -> dict[str, list[tuple[str, str]]]:
-    """Return the ids and states of the predecessors of each experiment."""
-    rows = session.execute(
-        select(Wait.experiment_id, Wait.after_id, Experiment.status)
-        .join(Experiment, Experiment.id == Wait.after_id)
-        .where(among(Wait.experiment_id, experiment_ids))
-        .order_by(Wait.after_id)
-    )
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for one, after, status in rows:
-        found[one].append((after, status))
-    return found
-
-
-NAMED = 3
-
-
-def _in_words(others: Sequence[tuple[str, str]], is_readers: bool) -> str:
-    if not is_readers:
-        return "it waits for other experiments to succeed"
-    named = ", ".join(f"{one} ({status})" for one, status in others[:NAMED])
-    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-    return f"it waits for {named}{more} to succeed"
+    held = [one for one in experiments if one.status == Status.QUEUED and one.held != Held.NOT]
+    predecessors = defaultdict[str, list[str]](list)
+    if waiting := [one.id for one in held if one.held == Held.AFTER]:
+        rows = session.execute(
+            select(Wait.experiment_id, Wait.after_id, Experiment.status)
+            .join(Experiment, Experiment.id == Wait.after_id)
+            .where(among(Wait.experiment_id, waiting), Experiment.status.in_(UNFINISHED))
+            .order_by(Wait.after_id)
+        )
+        for id, after_id, status in rows:
+            predecessors[id].append(f"{after_id} ({status})")
+    limits: dict[str | None, int | None] = {}
+    if sweep_ids := {one.sweep_id for one in held if one.held == Held.SWEEP}:
+        sweeps = select(Sweep.id, Sweep.concurrency).where(Sweep.id.in_(sweep_ids))
+        limits = {row.id: row.concurrency for row in session.execute(sweeps)}
+    texts = {}
+    for one in held:
+        names = predecessors[one.id]
+        if one.held == Held.SWEEP:
+            if (limit := limits.get(one.sweep_id)) is not None:  # else the next look releases it
+                texts[one.id] = f"its sweep has a limit of {limit} concurrent runs"
+        elif not names:
+            texts[one.id] = "the experiments before it have ended: it starts or fails in seconds"
+        elif reader_id not in (None, one.owner_id):
+            texts[one.id] = "it waits for other experiments to succeed"
+        else:
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            texts[one.id] = f"it waits for {', '.join(names[:NAMED])}{more} to succeed"
+    return texts

@@ -3,7 +3,7 @@
 Every function takes a session and commits nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, delete, insert, select, update
@@ -24,37 +24,14 @@ from service.webhooks import store as webhooks
 
 
 def note_status(session: Session, experiment_id: str, status: Status, **details: object) -> None:
-    """Record the new status of an experiment. If it is no longer active, another experiment of its
-    sweep may start. If it has ended, the experiments that wait for it may run, or fail together
-    with their own successors."""
+    """Record the new status of an experiment. If it is no longer under way, another point of its
+    sweep may start."""
     data = {"status": status, **details}
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
-    if status not in holds.OPEN:
-        holds.note_turns_of(session, [experiment_id])
     if is_terminal(status):
         webhooks.announce(session, [experiment_id], status)
-        session.flush()  # its event comes before those of its successors
-        _note_failed(session, holds.settle(session, [experiment_id], status))
-
-
-def wait_for(session: Session, waits: Mapping[str, Sequence[str]]) -> None:
-    """Make each of these new experiments wait for others. It runs or fails at once if these have
-    ended since the submission checked them. Call it at the end of a transaction
-    (`holds.wait_for`)."""
-    for ended_id, status in holds.wait_for(session, waits).items():
-        _note_failed(session, holds.release(session, [ended_id], status))
-
-
-def _note_failed(session: Session, failed: Mapping[str, str]) -> None:
-    """Record that these failed, each because of another experiment."""
-    if failed:
-        events = [
-            {"experiment_id": one, "kind": "status",
-             "data": {"status": Status.FAILED, "after": after}}
-            for one, after in failed.items()
-        ]  # fmt: skip
-        session.execute(insert(Event), events)
-        webhooks.announce(session, [*failed], Status.FAILED)
+    if status not in holds.OPEN:
+        holds.fill_sweep_of(session, experiment_id)
 
 
 def request(session: Session, experiment_id: str, desired: DesiredState) -> Status | None:
@@ -75,7 +52,7 @@ def request(session: Session, experiment_id: str, desired: DesiredState) -> Stat
     ).one_or_none()
     if waiting is not None:
         if to_state == Status.QUEUED:
-            holds.take_turns(session, [experiment_id])
+            holds.hold_resumed(session, experiment_id)
         note_status(session, experiment_id, to_state)
         if to_state == Status.QUEUED:
             _forget_older_statuses(session, experiment_id)
@@ -143,8 +120,5 @@ def cancel_all(session: Session, which: ColumnElement[bool]) -> Cancelled:
     events = [{"experiment_id": one, "kind": "status", "data": data} for one in cancelled]
     if events:
         session.execute(insert(Event), events)
-        holds.note_turns_of(session, cancelled)
         webhooks.announce(session, cancelled, Status.CANCELLED)
-    if awaited := holds.remove_waits(session, cancelled):
-        _note_failed(session, holds.settle(session, awaited, Status.CANCELLED))
     return Cancelled(found, cancelled)

@@ -169,7 +169,8 @@ class AddedPoints(SubmissionRequest):
 
     def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:
         sweep = find_own(session, user, Sweep, self.sweep_id)
-        self._check(store.next_point(session, sweep.id))
+        store.lock(session, sweep)
+        self._check(store.number_of_points(session, sweep.id))
         fields = [*dict.fromkeys([*sweep.fields, *self.more.fields()])]
         if len(fields) > max(MAX_FIELDS, len(sweep.fields)):
             raise invalid(field_problems(fields, ""))
@@ -201,7 +202,7 @@ class SweepRetry(SubmissionRequest):
 
     def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:
         sweep = find_own(session, user, Sweep, self.sweep_id)
-        store.next_point(session, sweep.id)  # of two requests the second finds nothing to retry
+        store.lock(session, sweep)  # of two requests the second finds nothing to retry
         return sweep
 
 

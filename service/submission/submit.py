@@ -18,9 +18,9 @@ from service.accounts.permissions import check_still_valid, find_readable
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments import store
-from service.experiments.models import Event, Experiment, Held, Status
+from service.experiments.models import Event, Experiment, Held, Status, Wait
 from service.fair_share import FairShare
-from service.queue import holds, quota, states
+from service.queue import holds, quota
 from service.queue.sizes import EXPERIMENT_BYTES, of_texts
 from service.refusals import unavailable
 from service.settings import Settings
@@ -48,8 +48,9 @@ PREPARE_S = 1.0
 """Time after which a request is not prepared again. Other large requests wait meanwhile."""
 
 # Tables, not classes: for thousands of rows the ORM takes as long as the database does.
-_EXPERIMENTS, _EVENTS, _POINTS = (
-    Experiment.metadata.tables[table.__tablename__] for table in (Experiment, Event, SweepPoint)
+_EXPERIMENTS, _EVENTS, _POINTS, _WAITS = (
+    Experiment.metadata.tables[table.__tablename__]
+    for table in (Experiment, Event, SweepPoint, Wait)
 )
 
 
@@ -242,7 +243,7 @@ def insert_all(
         status = {"kind": "status", "data": {"status": Status.QUEUED}}
         session.execute(insert(_EVENTS), [{"experiment_id": id, **status} for id in ids])
     successors = {row["retry_of"]: row["id"] for row in rows if row["retry_of"]}
-    holds.take_places(session, successors)
+    sweeps.replace(session, successors)
     if sweep is None and rows:
         retries = ({"retry_of": row["retry_of"]} if row["retry_of"] else {} for row in rows)
         lines = zip(ids, retries, strict=True)
@@ -255,19 +256,31 @@ def insert_all(
     accepted = Accepted(outcomes)
     if sweep is not None and outcomes and not successors:
         accepted = Accepted(outcomes, sweep.id, _insert_points(session, sweep, outcomes))
-    # Last, because the experiments that these wait for cannot end until this transaction does.
-    states.wait_for(session, {id: one.unfinished for id, one in zip(ids, new, strict=True)})
+    waits = [
+        {"experiment_id": id, "after_id": after_id}
+        for id, one in zip(ids, new, strict=True)
+        for after_id in one.unfinished
+    ]
+    if waits:
+        session.execute(insert(_WAITS), waits)
+    for sweep_id in {row["sweep_id"] for row in rows if row["held"] == Held.SWEEP}:
+        holds.fill(session, sweep_id)
     return accepted
 
 
 def _of_sweep(sweep: Sweep | None, one: PreparedExperiment) -> dict[str, Any]:
-    """Return the columns that a new point of a sweep copies from the sweep."""
-    if sweep is None or one.retry_of is not None:
-        return {}
-    held = one.columns["held"] or (Held.NOT if sweep.concurrency is None else Held.SWEEP)
-    columns = {name: getattr(sweep, name) for name in ("tags", "priority", "visibility")}
-    spec_bytes = one.columns["spec_bytes"] + of_texts(None, sweep.tags, None)
-    return {**columns, "sweep_id": sweep.id, "held": held, "spec_bytes": spec_bytes}
+    """Return the columns of a point of a sweep that differ from those of other experiments. A new
+    point copies some from the sweep. Points are held until `holds.fill` releases them, except those
+    of a sweep that is known to have no limit, because its row is locked."""
+    columns: dict[str, Any] = {"sweep_id": one.columns["sweep_id"]}
+    if sweep is not None and one.retry_of is None:
+        columns = {name: getattr(sweep, name) for name in ("tags", "priority", "visibility")}
+        spec_bytes = one.columns["spec_bytes"] + of_texts(None, sweep.tags, None)
+        columns |= {"sweep_id": sweep.id, "spec_bytes": spec_bytes}
+    is_limited = sweep is None or sweep.concurrency is not None
+    if columns["sweep_id"] is not None and is_limited and one.columns["held"] == Held.NOT:
+        columns["held"] = Held.SWEEP
+    return columns
 
 
 def _check_and_count(
@@ -283,12 +296,10 @@ def _check_and_count(
 
 def _insert_points(session: Session, sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
     """Append points to a sweep, and return the number of the first."""
-    first = sweeps.next_point(session, sweep.id)
+    first = sweeps.number_of_points(session, sweep.id)
     rows = [
         {"sweep_id": sweep.id, "point": point, "experiment_id": one.id}
         for point, one in enumerate(outcomes, first)
     ]
     session.execute(insert(_POINTS), rows)
-    if sweep.concurrency is not None:
-        holds.note_turns(session, [sweep.id])
     return first

@@ -6,7 +6,7 @@ from sqlalchemy import JSON, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from service.accounts.models import User
-from service.db.engine import Base, LargeId, now
+from service.db.engine import Base, now
 from service.db.visibility import Owned
 
 
@@ -43,14 +43,3 @@ class SweepPoint(Base):
     sweep_id: Mapped[str] = mapped_column(ForeignKey(Sweep.id), primary_key=True)
     point: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     experiment_id: Mapped[str] = mapped_column(ForeignKey("experiments.id"), index=True)
-
-
-class Turn(Base):
-    """A message to the controller: a run of this sweep has ended or may be released, or its limit
-    has changed. Rows are inserted and deleted, never updated: no transaction waits for another
-    here."""
-
-    __tablename__ = "turns"
-
-    id: Mapped[int] = mapped_column(LargeId, primary_key=True)
-    sweep_id: Mapped[str] = mapped_column(String(32))

@@ -179,7 +179,7 @@ def change_sweep(
         store.change(session, sweep, wanted, settings.share)
         store.change_all(session, sweep, wanted)
         if "concurrency" in wanted:
-            holds.limit(session, sweep)
+            holds.change_limit(session, sweep)
         weighty = {n: wanted[n] for n in wanted if n not in ("name", "tags", "note")}
         audit.note(session, user, "sweep.changed", sweep_id, fields=[*wanted], **weighty)
         session.flush()

@@ -86,11 +86,21 @@ def check_number(session: Session, owner_id: int, fair_share: FairShare) -> None
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
 
 
-def next_point(session: Session, sweep_id: str) -> int:
-    """Return the number of the next point. Locks the sweep, so that one request at a time adds or
-    replaces points."""
-    session.execute(select(Sweep.id).where(Sweep.id == sweep_id).with_for_update())
-    return number_of_points(session, sweep_id)
+def lock(session: Session, sweep: Sweep) -> None:
+    """Lock a sweep, so that one request at a time adds or replaces points, and read again what new
+    points copy from it."""
+    columns = ["fields", "tags", "priority", "visibility", "concurrency"]
+    session.refresh(sweep, columns, with_for_update={"key_share": True})
+
+
+def replace(session: Session, successors: Mapping[str, str]) -> None:
+    """Replace old experiments by new ones (new by old) in the sweeps of the new ones."""
+    point = update(SweepPoint).where(SweepPoint.experiment_id == bindparam("old"))
+    of_new = select(Experiment.sweep_id).where(Experiment.id == bindparam("new"))
+    taken = point.where(of_new.scalar_subquery() == SweepPoint.sweep_id)
+    if successors:
+        rows = [{"old": old, "new": new} for old, new in successors.items()]
+        session.connection().execute(taken.values(experiment_id=bindparam("new")), rows)
 
 
 def number_of_points(session: Session, sweep_id: str) -> int:
@@ -332,7 +342,7 @@ def change(
 ) -> None:
     """Change columns of a sweep, and count the bytes of its texts. Raises ApiError."""
     # The sweep first, then its owner: a request that adds points takes the locks in this order.
-    session.refresh(sweep, ["name", "tags", "note"], with_for_update=True)
+    session.refresh(sweep, ["name", "tags", "note"], with_for_update={"key_share": True})
     before = sizes.of_sweep(sweep)
     for name, value in changes.items():
         setattr(sweep, name, value)
@@ -360,7 +370,7 @@ def _set(
     session: Session, column: InstrumentedAttribute[Any], value: Any, which: ColumnElement[bool]
 ) -> None:
     """Set a column of experiments in which it differs. They are locked in the order of their ids,
-    as by the end of an experiment for which they wait (`holds`)."""
+    as by `states.cancel_all`."""
     locked = select(Experiment.id).where(which, column != value).order_by(Experiment.id)
     change = update(Experiment).where(Experiment.id.in_(locked.with_for_update()))
     session.execute(change.values({column: value}).execution_options(synchronize_session=False))

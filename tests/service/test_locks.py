@@ -10,11 +10,15 @@ from sqlalchemy import select, text, update
 
 from service.app import create_app
 from service.db.engine import Database
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment, Held, Status
+from service.fair_share import FairShare
 from service.limiter import FairLimiter
-from service.queue import quota
+from service.queue import holds, quota
 from service.settings import Settings
+from service.sweeps import store as sweeps
+from service.sweeps.models import Sweep
 from service.webhooks.routes import MAX_WEBHOOKS
+from tests.support import stored
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
 from worker.slot import Slot
@@ -70,10 +74,49 @@ def test_a_claim_does_not_wait_for_a_request_that_has_locked_an_experiment(
     assert claim.experiment_id == first
 
 
+def test_points_added_while_their_sweep_gets_a_limit_keep_it(
+    api: TestClient, database: Database
+) -> None:
+    """The request that adds them has read the sweep before, and waits for its row."""
+    made = api.post("/v1/sweeps", json={"spec": ppca_spec(), "grid": {"data.seed": [1, 2]}})
+    path = made.json()["urls"]
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as session:
+            sweep = session.scalars(select(Sweep)).one()
+            sweeps.change(session, sweep, {"concurrency": 1}, FairShare())
+            holds.change_limit(session, sweep)
+            more = {"grid": {"data.seed": [3, 4]}}
+            added = pool.submit(api.post, path["points"], json=more)
+            wait_for_waiting(database, 1)
+        assert added.result().status_code == 202
+    with database.snapshot() as session:
+        free = select(Experiment.id).where(Experiment.held == Held.NOT)
+        assert len(session.scalars(free).all()) == 1
+
+
+def test_a_retry_and_a_change_of_its_sweep_do_not_wait_for_each_other(
+    api: TestClient, database: Database
+) -> None:
+    """The retry has locked their owner and refers to the sweep; the change has locked the sweep and
+    waits for the owner."""
+    body = {"spec": ppca_spec(), "list": [{"data.seed": 1}]}
+    path = api.post("/v1/sweeps", json=body).json()["urls"]
+    api.post(path["cancel"])
+    with database.snapshot() as session:
+        old = session.scalars(select(Experiment.id)).one()
+    with ThreadPoolExecutor(1) as pool:
+        with database.transaction() as session:
+            quota.lock(session, 1)
+            changed = pool.submit(api.patch, path["self"], json={"note": "longer"})
+            wait_for_waiting(database, 1)
+            stored.retry(session, session.get_one(Experiment, old))
+        assert changed.result().status_code == 200
+
+
 def test_a_change_of_a_sweep_locks_the_runs_that_differ_in_the_order_of_their_ids(
     api: TestClient, database: Database
 ) -> None:
-    """The end of a run for which they wait locks them in this order: another one is a deadlock."""
+    """Requests that cancel them lock them in this order: another one is a deadlock."""
     body = {"spec": ppca_spec(), "grid": {"data.seed": [1, 2, 3]}}
     path = api.post("/v1/sweeps", json=body).json()["urls"]["self"]
     with database.transaction() as session:

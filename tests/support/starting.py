@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.db.engine import Database
 from service.experiments.models import Experiment, Queue
 from service.fair_share import FairShare
 from service.queue import claims, clock, holds, lease, ledger, quota, shares, workers
@@ -30,7 +31,6 @@ def start_next(
 ) -> Claim | None:
     """Start the next run that this worker may run, or return None."""
     sharing = FairShare() if fair_share is None else fair_share
-    holds.release_sweeps(session)
     return claims.claim(
         session, worker, queue, lease_s=lease_s, fair_share=sharing, within_s=within_s
     )
@@ -45,14 +45,17 @@ def run_next(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> boo
     return True
 
 
+def release_held(database: Database) -> None:
+    """Look once at the experiments that wait, and at the sweeps with a limit."""
+    for step in (holds.release_waits, holds.fill_sweeps):
+        with database.transaction() as session:
+            step(session)
+
+
 def controller_steps(
     lease_s: float, max_lost: int, sharing: FairShare
 ) -> Mapping[str, Callable[[Session], object]]:
     """Return the steps of the controller by name. Each is a transaction of its own."""
-
-    def fill_sweeps(session: Session) -> None:
-        lock_claims(session)
-        holds.release_sweeps(session)
 
     def forget_checkpoints(session: Session) -> None:
         lease.forget_checkpoints(session, session.scalars(select(Experiment.id)).all(), 0.0)
@@ -61,7 +64,8 @@ def controller_steps(
         "repair": lambda session: clock.repair(session, lease_s),
         "forget silent": lambda session: workers.forget_silent(session, SILENT_S),
         "expire": lambda session: lease.expire(session, max_lost),
-        "fill sweeps": fill_sweeps,
+        "release waits": holds.release_waits,
+        "fill sweeps": holds.fill_sweeps,
         "forget checkpoints": forget_checkpoints,
         "fold": lambda session: fold(session, sharing),
     }

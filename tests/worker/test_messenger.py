@@ -15,8 +15,8 @@ from mptlab.serve import free_port
 from service.accounts.models import User
 from service.db.engine import Database, now
 from service.experiments import deletion
-from service.experiments.models import Attempt, DesiredState, Status
-from service.queue import holds, lease, states
+from service.experiments.models import Attempt, DesiredState, Status, Wait
+from service.queue import lease, states
 from service.queue.lease import FailureCause
 from service.settings import Settings
 from service.webhooks import store
@@ -26,6 +26,7 @@ from service.webhooks.sending import TRY_S, new_secret
 from tests.support.attempts import claimed, submitted
 from tests.support.processes import wait_until
 from tests.support.receivers import Receiver, receiving
+from tests.support.starting import release_held
 from tests.support.stored import change
 from worker.messenger import Messenger
 
@@ -115,9 +116,9 @@ def test_ends_of_all_kinds(either: Database, messenger: Messenger, receiver: Rec
     failing = claimed(either)
     chained = submitted(either)
     with either.transaction() as session:
-        holds.wait_for(session, {chained: [failing.experiment_id]})
-    with either.transaction() as session:
+        session.add(Wait(experiment_id=chained, after_id=failing.experiment_id))
         lease.finish(session, failing, Status.FAILED, FailureCause("error", "it broke"))
+    release_held(either)
     waiting = submitted(either)
     cancelled(either, waiting)
     while messenger.tell():

@@ -1,6 +1,5 @@
 """Experiments that come after others: they wait, run once these have succeeded, or fail."""
 
-import threading
 from contextlib import closing
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.service.accounts.test_users import admin, bearer, database_of, member
 from tests.support import stored
 from tests.support.attempts import claim_next, keep_weights, submitted
 from tests.support.ppca_spec import ppca_spec
-from tests.support.starting import start_next
+from tests.support.starting import release_held, start_next
 
 __all__ = ["admin", "place", "processes"]  # fixtures
 
@@ -86,6 +85,7 @@ def test_an_experiment_waits_until_all_predecessors_have_succeeded(admin: TestCl
     assert get(admin, last)["queue"]["reason"] == f"it waits for {first} (running) to succeed"
     assert is_idle(database)
     finish(database, one)
+    release_held(database)
     assert claim_next(database).experiment_id == last
     assert nothing_waits(database)
 
@@ -111,6 +111,7 @@ def test_successors_of_a_failure_fail_along_the_chain(admin: TestClient, how: st
             admin.post(f"/v1/experiments/{first}:cancel")
             with database.transaction() as session:
                 lease.release(session, claim)
+    release_held(database)
     became = "failed" if how == "failed" else "was cancelled"
     failure = {"kind": "invalid", "message": f"it comes after {first}, which {became}"}
     for one in (chain[0], paused):
@@ -137,6 +138,7 @@ def test_a_run_that_is_lost_too_often_fails_its_successors(admin: TestClient) ->
     assert claim.experiment_id == first
     with database.transaction() as session:
         lease.mark_lost(session, claim, max_lost=1)
+    release_held(database)
     assert get(admin, last)["status"] == "failed"
 
 
@@ -151,6 +153,7 @@ def test_an_experiment_waits_for_the_run_that_makes_its_weights(
     claim = claim_next(database)
     keep_weights(database, trained)
     finish(database, claim)
+    release_held(database)
     assert claim_next(database).experiment_id == waiting
     ready = submit(admin, trained, spec=from_weights(trained))  # which has succeeded by now
     assert claim_next(database).experiment_id == ready
@@ -249,28 +252,12 @@ def test_waiting_experiments_have_no_queue_position(admin: TestClient) -> None:
     assert get(admin, submit(admin))["queue"]["position"] == 1
 
 
-def test_a_predecessor_that_ends_during_submission_releases_its_successor(lab: Settings) -> None:
-    """A submission that is to come after a run is stored before that run may end."""
-    database = Database(lab.url, connections=3)
-    first = submitted(database)
-    claim = claim_next(database)
-    with database.transaction() as session:
-        submission = Submission.model_validate({"spec": ppca_spec(), "after": [first]})
-        last = stored.submit(session, 1, submission, unfinished=[first]).id
-        ending = threading.Thread(target=finish, args=(database, claim))
-        ending.start()
-        ending.join(0.5)
-        assert ending.is_alive()
-    ending.join(10)
-    assert claim_next(database).experiment_id == last
-
-
-@pytest.mark.parametrize(("end", "then"), [(Status.SUCCEEDED, "queued"), (Status.FAILED, "failed")])
-def test_a_run_ends_while_a_submission_that_names_it_is_checked(
-    lab: Settings, end: Status, then: str
+@pytest.mark.parametrize("end", [Status.SUCCEEDED, Status.FAILED])
+@pytest.mark.parametrize("is_inserted", [True, False])
+def test_a_run_ends_during_a_submission_that_names_it(
+    lab: Settings, end: Status, is_inserted: bool
 ) -> None:
-    """The end of the run does not wait for the checks of submissions, and its successors run or
-    fail at once."""
+    """The end of the run does not wait for the submission, and the next look finds both."""
     with (
         closing(Database(lab.url)) as database,
         closing(Database(lab.url, timeouts="-c statement_timeout=3s")) as impatient,
@@ -279,19 +266,18 @@ def test_a_run_ends_while_a_submission_that_names_it_is_checked(
         claim = claim_next(database)
         submission = Submission.model_validate({"spec": ppca_spec(), "after": [first]})
         with database.transaction() as session:
-            inputs = ReferencedInputs.of(session, 1, [submission.spec], submission.after)
-            unfinished = inputs.unfinished(submission.spec, submission.after)
-            with impatient.transaction() as other:
-                lease.finish(other, claim, end)
-            last = stored.submit(session, 1, submission, unfinished=unfinished).id
-        with database.snapshot() as session:
-            made = session.get_one(Experiment, last)
-            assert (made.status, made.held) == (then, Held.AFTER if then == "failed" else Held.NOT)
-            assert not session.scalars(select(Wait)).all()
-            query = select(Event.data).where(Event.experiment_id == last).order_by(Event.id)
-            events = session.scalars(query).all()
-        statuses = ["queued"] if then == "queued" else ["queued", "failed"]
-        assert [one["status"] for one in events] == statuses
+            if is_inserted:
+                last = stored.submit(session, 1, submission, unfinished=[first]).id
+            finish(impatient, claim, end)
+            release_held(impatient)
+            if not is_inserted:
+                last = stored.submit(session, 1, submission, unfinished=[first]).id
+        assert stored.row(database, last).held == Held.AFTER
+        release_held(database)
+        assert stored.row(database, last).status == (
+            Status.QUEUED if end == Status.SUCCEEDED else Status.FAILED
+        )
+        assert nothing_waits(database)
 
 
 @pytest.mark.parametrize("named_by", ["after", "init"])
@@ -316,6 +302,7 @@ def test_a_submission_that_takes_long_holds_up_no_lease(lab: Settings, named_by:
             with impatient.transaction() as other:
                 lease.heartbeat(other, claim, lease_s=60)
         finish(database, claim)
+        release_held(database)
         assert claim_next(database).experiment_id == last
 
 
@@ -337,9 +324,10 @@ def test_failing_successors_needs_few_statements(admin: TestClient) -> None:
             found.append(arguments[2])
 
         with database.transaction() as session:
-            event.listen(database.engine, "before_cursor_execute", note)
             states.cancel_all(session, Experiment.id.in_(heads))
-            event.remove(database.engine, "before_cursor_execute", note)
+        event.listen(database.engine, "before_cursor_execute", note)
+        release_held(database)
+        event.remove(database.engine, "before_cursor_execute", note)
         costs.append(len(statements))
         found = get(admin, last)
         assert found["status"] == "failed"
@@ -349,25 +337,6 @@ def test_failing_successors_needs_few_statements(admin: TestClient) -> None:
     assert costs[0] == costs[1]
 
 
-def test_two_predecessors_that_end_at_once_release_their_successor(lab: Settings) -> None:
-    database = Database(lab.url, connections=3)
-    with database.transaction() as session:
-        plain = Submission.model_validate({"spec": ppca_spec()})
-        ids = [stored.submit(session, 1, plain).id for _ in range(2)]
-        both = Submission.model_validate({"spec": ppca_spec(), "after": ids})
-        last = stored.submit(session, 1, both, unfinished=ids).id
-    claims = [claim_next(database) for _ in ids]
-    with database.transaction() as session:
-        lease.finish(session, claims[0], Status.SUCCEEDED)
-        session.flush()
-        other = threading.Thread(target=finish, args=(database, claims[1]))
-        other.start()
-        other.join(0.5)
-    other.join(10)
-    assert claim_next(database).experiment_id == last
-    assert nothing_waits(database)
-
-
 def test_a_waiting_experiment_can_be_cancelled(admin: TestClient) -> None:
     database = database_of(admin)
     first = submit(admin)
@@ -375,5 +344,6 @@ def test_a_waiting_experiment_can_be_cancelled(admin: TestClient) -> None:
     with database.transaction() as session:
         assert states.request(session, last, DesiredState.CANCEL) == Status.CANCELLED
     finish(database, claim_next(database))
+    release_held(database)
     assert get(admin, last)["status"] == "cancelled"
     assert nothing_waits(database)

@@ -15,6 +15,7 @@ from service.webhooks.models import Delivery, Webhook
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import release_held
 from tests.support.stored import change, row, status_events
 
 __all__ = ["admin", "place", "processes"]  # fixtures
@@ -51,6 +52,7 @@ def test_an_administrator_ends_a_users_backlog(
     assert [row(database, one).status for one in (*theirs[1:], *mine)] == [
         "succeeded", "cancelled", "cancelled", "queued"
     ]  # fmt: skip
+    release_held(database)
     assert row(database, after).status == Status.FAILED
     assert [one["status"] for one in status_events(database, theirs[2])] == ["queued", "cancelled"]
     with database.snapshot() as session:

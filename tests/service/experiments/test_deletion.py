@@ -17,6 +17,7 @@ from service.experiments.models import (
     Block,
     DesiredState,
     Experiment,
+    Held,
     Series,
     Status,
     Wait,
@@ -36,6 +37,7 @@ from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.kept_bytes import bytes_agree
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import release_held
 from worker.housekeeping import Housekeeping
 
 __all__ = ["admin", "place", "processes"]  # fixtures
@@ -233,27 +235,33 @@ def test_a_purge_deletes_all_rows_of_one_experiment_only(
     assert admin.get("/v1/audit?limit=1").json()["items"][0]["action"] == "experiment.purged"
 
 
-@pytest.mark.parametrize("is_locked", [True, False])
-def test_an_experiment_in_use_is_purged_later(lab: Settings, is_locked: bool) -> None:
-    """One that another transaction has locked, or whose attempt is not added to the usage."""
+@pytest.mark.parametrize("why", ["locked", "not folded", "awaited"])
+def test_an_experiment_in_use_is_purged_later(lab: Settings, why: str) -> None:
+    """Another transaction has locked it, its attempt is not added to the usage, or no look has
+    found yet that it ended."""
     with closing(Database(lab.url)) as database:
         claim = claimed(database)
+        if why == "awaited":
+            waiting = submitted(database)
+            stored.change(database, waiting, held=Held.AFTER)
+            with database.transaction() as session:
+                session.add(Wait(experiment_id=waiting, after_id=claim.experiment_id))
         with database.transaction() as session:
             lease.finish(session, claim, Status.SUCCEEDED)
-            if is_locked:
+            if why != "not folded":
                 ledger.fold(session, lab.share)
         stored.change(database, claim.experiment_id, deleted_at=now())
         with ExitStack() as held:
-            if is_locked:
+            if why == "locked":
                 other = held.enter_context(database.transaction())
                 other.execute(select(Experiment.id).with_for_update())
             with database.transaction() as session:
                 assert not deletion.purge(session, claim.experiment_id)
+        release_held(database)
         with database.transaction() as session:
-            assert session.scalars(select(Experiment.id)).all() == [claim.experiment_id]
             ledger.fold(session, lab.share)
             assert deletion.purge(session, claim.experiment_id)
-            assert session.scalars(select(Experiment.id)).all() == []
+            assert session.get(Experiment, claim.experiment_id) is None
 
 
 def test_every_table_with_experiment_rows_is_purged() -> None:

@@ -22,6 +22,7 @@ from tests.support import stored
 from tests.support.attempts import claimed, submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
+from tests.support.starting import release_held
 from tests.support.stored import change, row, status_events
 
 CANCEL, PAUSE, RUN = DesiredState.CANCEL, DesiredState.PAUSE, DesiredState.RUN
@@ -146,6 +147,7 @@ def test_successors_fail_along_the_chain(database: Database, other: str) -> None
     third = after(database, second, other)
     apart = after(database, other)
     assert request(database, first, CANCEL) == Status.CANCELLED
+    release_held(database)
     failed = [second, beside, third]
     for one in failed:
         assert row(database, one).status == "failed"
@@ -165,9 +167,11 @@ def sweep(database: Database, **beside: Any) -> str:
 def test_a_resumed_experiment_waits_for_the_limit_of_its_sweep(
     database: Database, concurrency: int | None
 ) -> None:
-    """The sweep has a limit."""
-    one = submitted(database)
-    change(database, one, sweep_id=sweep(database, concurrency=concurrency))
+    """The sweep has a limit, and another run."""
+    one, running = submitted(database), submitted(database)
+    sweep_id = sweep(database, concurrency=concurrency)
+    change(database, one, sweep_id=sweep_id)
+    change(database, running, sweep_id=sweep_id, status=Status.RUNNING)
     request(database, one, PAUSE)
     assert row(database, one).held == Held.NOT
     request(database, one, RUN)
@@ -188,6 +192,7 @@ def test_a_sweep_is_cancelled_as_a_whole(database: Database, other: str) -> None
     with database.transaction() as session:
         done = states.cancel_all(session, Experiment.sweep_id == mine)
         assert (len(done.ids), len(done.at_once)) == (3, 2)
+    release_held(database)
     for status, one in points.items():
         found = row(database, one)
         waited = status in (Status.QUEUED, Status.PAUSED)
