@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 
 from service.accounts.models import User
 from service.db.engine import Database, now
-from service.experiments.models import Experiment, Queue
+from service.experiments.models import Experiment, Held, Queue, Status, Wait
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
 from service.queue.claims import lock_claims
@@ -51,6 +51,17 @@ def controller(database: Database, settings: Settings) -> Controller:
 def status(database: Database, experiment_id: str) -> str:
     with database.snapshot() as session:
         return session.get_one(Experiment, experiment_id).status
+
+
+def test_a_look_releases_what_is_held(database: Database, controller: Controller) -> None:
+    """Also within the grace after its start."""
+    first, last = submitted(database), submitted(database)
+    with database.transaction() as session:
+        session.add(Wait(experiment_id=last, after_id=first))
+    stored.change(database, last, held=Held.AFTER)
+    stored.change(database, first, status=Status.SUCCEEDED)
+    controller.look()
+    assert stored.row(database, last).held == Held.NOT
 
 
 def test_grace_at_the_start(database: Database, running: str, controller: Controller) -> None:

@@ -179,7 +179,9 @@ def under_way(database: Database) -> int:
 LOOK, END = "look", "end"
 
 
-@pytest.mark.parametrize("steps", [(LOOK, LOOK), (LOOK, END), (END, LOOK), (END, END)])
+@pytest.mark.parametrize(
+    "steps", [(LOOK, LOOK), (LOOK, END), (END, LOOK), (END, END)], ids=" and ".join
+)
 def test_two_transactions_do_not_release_the_same_place(
     lab: Settings, steps: tuple[str, str]
 ) -> None:
@@ -310,3 +312,15 @@ def test_each_successor_names_the_one_that_it_came_after(either: Database) -> No
     messages = [row(either, one).failure_message for one in ids]
     told = f"it comes after {first}, which was cancelled"
     assert messages == [told, told, f"it comes after {ids[0]}, which failed"]
+
+
+def test_a_chain_against_the_order_of_ids_fails(either: Database) -> None:
+    """The clocks of the machines that made the ids differed."""
+    first, (young, old) = successors(either, 2, 1)
+    with either.transaction() as session:
+        session.execute(delete(Wait).where(Wait.experiment_id == young))
+    wait(either, young, old)
+    change(either, first, status=Status.FAILED)
+    for _ in range(2):
+        release_held(either)
+    assert row(either, young).status == Status.FAILED
