@@ -216,7 +216,7 @@ def idle(settings: Settings) -> Iterator[Figure]:
                          at_most=LIMIT_MS)  # fmt: skip
         for name, step in (("waits", holds.release_waits), ("sweeps", holds.fill_sweeps)):
             took = _times(database, step)
-            yield Figure(f"a look at idle {name}, p50", percentile(took, 50), "ms", at_most=40)
+            yield Figure(f"a look at idle {name}, p50", percentile(took, 50), "ms", at_most=50)
 
 
 def _times(database: Database, step: Callable[[Session], object]) -> list[float]:
