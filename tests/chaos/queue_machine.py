@@ -149,28 +149,58 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data(), user=st.integers(1, 3))
     def submit_after(self, data: st.DataObject, user: int) -> None:
         """One that waits for up to two others, where these may still succeed."""
-        among = st.lists(st.sampled_from(self.submitted), min_size=1, max_size=2, unique=True)
-        after = data.draw(among)
+        after = self._some(data, 2)
         submission = Submission.model_validate({"spec": ppca_spec(), "after": after})
-        if {self._load(one).status for one in after} & {Status.FAILED, Status.CANCELLED}:
+        if not self._may_succeed(after):
             return
-        unfinished = [one for one in after if self._load(one).status != Status.SUCCEEDED]
         with self.database.transaction() as session:
+            unfinished = self._unfinished(after)
             made = stored.submit(session, user, submission, unfinished=unfinished)
         self.submitted.append(made.id)
 
-    @rule(user=st.integers(1, 3), concurrency=st.integers(1, 2), points=st.integers(1, 4))
-    def submit_sweep(self, user: int, concurrency: int, points: int) -> None:
+    def _some(self, data: st.DataObject, most: int) -> list[str]:
+        ids = st.sampled_from(self.submitted)
+        return data.draw(st.lists(ids, min_size=1, max_size=most, unique=True))
+
+    def _may_succeed(self, ids: list[str]) -> bool:
+        return not {self._load(one).status for one in ids} & {Status.FAILED, Status.CANCELLED}
+
+    def _unfinished(self, ids: list[str]) -> list[str]:
+        return [one for one in ids if self._load(one).status != Status.SUCCEEDED]
+
+    @precondition(lambda self: self.submitted)
+    @rule(
+        data=st.data(),
+        user=st.integers(1, 3),
+        concurrency=st.integers(1, 2),
+        points=st.integers(1, 4),
+        waits=st.booleans(),
+    )
+    def submit_sweep(
+        self, data: st.DataObject, user: int, concurrency: int, points: int, waits: bool
+    ) -> None:
+        """Its points may wait for another experiment."""
+        after = self._some(data, 1) if waits else []
+        if not self._may_succeed(after):
+            return
         seeds = {"seeds": [[i] for i in range(points)]}
         body = {"spec": ppca_spec(), "grid": seeds, "concurrency": concurrency}
         submission = SweepSubmission.model_validate(body)
-        point = stored.prepared(Entry(Submission.model_validate({"spec": ppca_spec()})))
+        entry = Entry(Submission.model_validate({"spec": ppca_spec(), "after": after}))
+        point = stored.prepared(entry, unfinished=self._unfinished(after))
         by = Caller(user, f"user {user}", Role.MEMBER, "key", frozenset())
         with self.database.transaction() as session:
             sweep = sweeps.add(session, sweeps.new(user, submission))
             insert_all(session, user, [point] * points, by=by, fair_share=SHARING, sweep=sweep)
             made = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
             self.submitted += session.scalars(made).all()
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data())
+    def cancel_some(self, data: st.DataObject) -> None:
+        """A request that cancels several at once leaves their places to the next look."""
+        with self.database.transaction() as session:
+            states.cancel_all(session, Experiment.id.in_(self._some(data, 3)))
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data(), desired=st.sampled_from(list(DesiredState)))
