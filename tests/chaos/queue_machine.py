@@ -153,8 +153,8 @@ class QueueMachine(RuleBasedStateMachine):
         submission = Submission.model_validate({"spec": ppca_spec(), "after": after})
         if not self._may_succeed(after):
             return
+        unfinished = self._unfinished(after)
         with self.database.transaction() as session:
-            unfinished = self._unfinished(after)
             made = stored.submit(session, user, submission, unfinished=unfinished)
         self.submitted.append(made.id)
 
