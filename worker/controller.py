@@ -5,6 +5,7 @@ workers. All its state is in the database, so that a restart loses nothing. A ro
 makes one of several controllers lead; the others wait."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +36,9 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 """Interval of looks for something new: an experiment was submitted, started, ended …"""
+REST = 10
+"""Length of the rest after a look, as a multiple of the look's. A look at a large lab takes
+time, and several things happen in each tenth of a second."""
 FOLD_S = 5.0
 FORGET_S = 3600.0
 MAX_TICKETS = 50
@@ -58,6 +62,7 @@ class Controller:
         self._leads = False
         self._newest_event: int | None = None
         self._tickets_under_way = False
+        self._rest_until = -math.inf
         self._tick_due = self._fold_due = time.monotonic()
         self._up_since = 0.0
         self._last_tick: float | None = None  # both by the database's clock
@@ -69,14 +74,19 @@ class Controller:
 
     def look(self) -> None:
         """Take the steps that are due."""
-        is_due = time.monotonic() >= self._tick_due
+        began = time.monotonic()
+        is_due = began >= self._tick_due
         if is_due:
-            self._tick_due = time.monotonic() + self.settings.heartbeat_s
+            self._tick_due = began + self.settings.heartbeat_s
             self.tick()
+        elif began < self._rest_until:
+            return
         try:
             if self._leads and (self._is_something_new() or is_due or self._tickets_under_way):
                 self._release_waits()
                 self._send_tickets()
+                ended = time.monotonic()
+                self._rest_until = ended + REST * (ended - began)
         except NotLeading:
             self._leads = False
         except TRANSIENT_DB_ERRORS as error:

@@ -332,7 +332,7 @@ class Artifact(Base):
     media_type: Mapped[str] = mapped_column(String(100))
     sha256: Mapped[str] = mapped_column(String(64))
     bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """Size in bytes; null if it was recorded before sizes were, until the sweeper has measured
+    """Size in bytes; null if it was recorded before sizes were, until housekeeping has measured
     it."""
 
 

@@ -268,7 +268,9 @@ def input_files(
 ) -> dict[str, dict[str, str]]:
     """Return the files of the uploads and experiments that a stored spec refers to, by id, each
     with its recorded SHA-256. Deleted ones are missing: the run reports them."""
-    uploads = session.scalars(select(Dataset).where(Dataset.id == spec["data"].get("dataset")))
+    uploads = session.scalars(
+        select(Dataset).where(Dataset.id == (spec.get("data") or {}).get("dataset"))
+    )
     found = {}
     for upload in uploads:
         folder = settings.datasets(upload.id)

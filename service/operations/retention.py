@@ -25,7 +25,7 @@ from service.settings import Settings
 from service.submission import idempotency
 from service.sweeps import store as sweeps
 
-PROCESS = "sweeper"
+PROCESS = "housekeeping"
 """Name of the process in the audit log."""
 DAY_S = 86_400.0
 GIB = 2**30

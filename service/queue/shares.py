@@ -156,7 +156,7 @@ def standings(session: Session, fair_share: FairShare) -> list[Standing]:
     """Return the standings of all users."""
     under_way: dict[int, Counter[Queue]] = defaultdict(Counter)
     for owner_id, queue, number in session.execute(_UNDER_WAY):
-        under_way[owner_id][Queue(queue)] = number
+        under_way[owner_id][Queue(queue or Queue.CPU)] += number
     rows = session.execute(_STANDINGS).all()
     hours_count = fair_share.max_gpu_hours_a_day is not None or any(
         row.max_gpu_hours_a_day is not None for row in rows

@@ -284,6 +284,7 @@ def test_idle_workers_are_woken_for_what_they_may_start(
     either: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = Tickets(monkeypatch)
+    monkeypatch.setattr("worker.controller.REST", 0)
     controller = Controller(either, settings, Celery())
     submitted(either), submitted(either)
     controller.look()

@@ -31,7 +31,7 @@ def rung(settings: Settings) -> Settings:
 
 @pytest.fixture
 def done(rung: Settings, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a process does at its start, in place of signals, GPUs and work."""
+    """A list of what a process does at its start, in place of signals, GPUs and work."""
     done: list[Any] = []
     monkeypatch.setattr(main, "begin", lambda: rung)
     monkeypatch.setattr(main, "hide_gpus", lambda: done.append("hide_gpus"))

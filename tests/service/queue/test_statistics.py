@@ -13,6 +13,7 @@ from service.queue.statistics import Statistics, statistics
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.ppca_spec import ppca_spec
+from tests.support.starting import release_held
 from tests.support.stored import change
 
 
@@ -73,6 +74,7 @@ def test_experiments_that_end_while_they_wait(either: Database) -> None:
         stored.submit(session, 1, submission, unfinished=[first.experiment_id])
     with either.transaction() as session:
         lease.finish(session, first, Status.FAILED, FailureCause("oom", "why"))
+    release_held(either)
     for experiment_id in (claim.experiment_id, submitted(either)):
         with either.transaction() as session:
             assert states.request(session, experiment_id, DesiredState.CANCEL) == "cancelled"
