@@ -63,6 +63,7 @@ fuzz: setup ## bad requests and the OpenAPI document's own, to a real process; R
 bench: setup ## the performance claims, each a ratio within one run
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.service
+	$(BIN)/python -m benchmarks.positions
 
 bench-gpu: setup ## what must hold on a GPU, and how fast it is: two stages of some minutes
 	$(BIN)/python -m benchmarks.gpu checks --output bench-output/gpu-checks
