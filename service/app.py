@@ -100,7 +100,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.database = Database(settings.url, settings.api_connections)
     app.state.queue_snapshots = QueueSnapshots(
-        settings.worker_silent_s, settings.share, settings.places_for_s, app.state.database
+        settings.worker_silent_s, settings.share, settings.places_for_s
     )
     app.state.poller = Poller(app.state.database, settings)
     app.state.bodies = Bodies()

@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     max_wait_s: float = Field(default=60.0, ge=0)
     """Maximum waiting time of a request with `Prefer: wait`."""
     places_for_s: float = Field(default=1.0, ge=0)
-    """Maximum age of reported queue positions; twice as much while new ones are computed."""
+    """Maximum age of reported queue positions."""
     webhooks_by_http: bool = False
     """True allows webhooks without encryption."""
     webhooks_to_private: bool = False

@@ -2,22 +2,25 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from service.db.engine import moment
-from service.experiments.models import Device, Experiment, Queue, Status
+from service.experiments.models import DEVICES, Device, Experiment, Queue, Status
 from service.queue import forecast, holds
 from service.queue.claims import MAX_PRIORITY
+from service.queue.forecast import rounded
 from service.queue.rooms import Place, SharedMemory
 from service.queue.schemas import QueuePosition
-from service.queue.shares import First, Standing
-from service.queue.snapshot import LAST, QUEUES, QueueSnapshot, QueueSnapshots
+from service.queue.shares import First
+from service.queue.snapshot import QUEUES, QueueSnapshot, QueueSnapshots
 from service.queue.workers import Slots
 
 GIB = 2**30
+LAST = "g"
+"""Sorts after every id."""
 STORE_FULL = "the store's disk is full: no run starts until an administrator has freed space"
 
 
@@ -29,18 +32,17 @@ def queue_positions(
 ) -> dict[str, QueuePosition]:
     """Return the positions of the queued ones among these experiments, by id. The number of queries
     does not depend on their number. Reasons are worded for the reader; None is the owner."""
-    queued = [one for one in experiments if one.status == Status.QUEUED]
+    queued = [row for row in experiments if row.status == Status.QUEUED]
     if not queued:
         return {}
-    queue_snapshot = queue_snapshots.of(session, {one.owner_id for one in queued})
-    found = {
-        one.id: _queue_position(one, queue_snapshot, reader_id in (None, one.owner_id))
-        for one in queued
+    snapshot = queue_snapshots.of(session, {row.owner_id for row in queued})
+    positions = {
+        row.id: _queue_position(row, snapshot, reader_id in (None, row.owner_id)) for row in queued
     }
-    reasons = holds.reasons(session, experiments, reader_id)
-    return found | {
-        id: _unknown(found[id].position, reason) for id, reason in reasons.items() if id in found
-    }
+    for id, reason in holds.reasons(session, experiments, reader_id).items():
+        if id in positions:
+            positions[id] = _unknown(positions[id].position, reason)
+    return positions
 
 
 def position_of_next(
@@ -50,91 +52,134 @@ def position_of_next(
     queue_snapshots: QueueSnapshots,
 ) -> QueuePosition:
     """Return the position of an experiment that would be submitted now with these columns."""
-    one = Experiment(id=LAST, owner_id=owner_id, **columns)
-    return _queue_position(one, queue_snapshots.of(session, {owner_id}))
+    experiment = Experiment(id=LAST, owner_id=owner_id, **columns)
+    return _queue_position(experiment, queue_snapshots.of(session, {owner_id}))
 
 
-def _position(one: Experiment, queue: Queue, queue_snapshot: QueueSnapshot) -> int:
-    """Return how many start before it, by a simulation of claims."""
-    own = queue_snapshot.own_before(one.owner_id, First(one.priority, one.id), queue)
-    if queue_snapshot.is_alone(one.owner_id, queue):
-        return own
-    _, jumping = queue_snapshot.queued.get((one.owner_id, queue), (0, 0))
-    if one.priority > MAX_PRIORITY:
-        jumping = max(jumping, own + 1)
-    return queue_snapshot.starts(one.owner_id, queue, jumping).place(own)
+@dataclass(frozen=True, slots=True)
+class ShortMemory:
+    """Why no worker of a queue has memory for a run."""
+
+    reason: str
+    ends: bool
+    """True if there is room once our own runs have ended."""
 
 
 def _queue_position(
-    one: Experiment, queue_snapshot: QueueSnapshot, is_readers: bool = True
+    experiment: Experiment, snapshot: QueueSnapshot, is_readers: bool = True
 ) -> QueuePosition:
-    wanted = QUEUES[Device(one.device)]
-    served = [queue for queue in wanted if queue in queue_snapshot.slots]
-    positions = {queue: _position(one, queue, queue_snapshot) for queue in served or wanted}
-    position = min(positions.values())
-    if not served:
-        kinds = " or ".join(queue.upper() for queue in wanted)
-        return _unknown(position, f"no {kinds} worker is registered")
-    needed = one.memory_bytes or 0
-    if (reason := _drained(needed, served, queue_snapshot)) is not None:
+    wanted = QUEUES[Device(experiment.device)]
+    served = [queue for queue in wanted if queue in snapshot.slots]
+    needed = experiment.memory_bytes or 0
+    short = {queue: short_memory(needed, snapshot.places[queue]) for queue in served}
+    expected = {
+        queue: _expected(experiment, queue, snapshot, short.get(queue) is None)
+        for queue in served or wanted
+    }
+    position = min(position for position, _ in expected.values())
+    reason, queues = _reason(experiment, position, short, snapshot, is_readers)
+    if not queues:
         return _unknown(position, reason)
-    served = [queue for queue in served if queue_snapshot.places[queue]]
-    served = [queue for queue in served if not queue_snapshot.slots[queue].store_full]
+    starts = [start for queue in queues if (start := expected[queue][1]) is not None]
+    return QueuePosition(
+        position=position,
+        reason=reason,
+        estimated_start=moment(min(starts, default=None)),
+        estimate=forecast.BASIS if starts else forecast.UNKNOWN,
+    )
+
+
+def _unknown(position: int, reason: str) -> QueuePosition:
+    return QueuePosition(position=position, reason=reason, estimated_start=None, estimate=reason)
+
+
+def _expected(
+    experiment: Experiment, queue: Queue, snapshot: QueueSnapshot, has_memory: bool
+) -> tuple[int, float | None]:
+    """Return how many experiments start before this one on workers of the queue, and when it
+    starts: when a slot is free for it, also under its user's limits. None: it is not known. Without
+    memory for it, an idle worker does not count."""
+    user, order = snapshot.standings[experiment.owner_id], snapshot.order(queue)
+    rank, expected = First(experiment.priority, experiment.id), snapshot.forecasts[queue]
+    groups = snapshot.groups(user.owner_id, DEVICES[queue])
+    first_id = groups[0].first.id if groups else experiment.id
+    before = snapshot.own_before(user.owner_id, rank, DEVICES[queue])
+    jumps = experiment.priority > MAX_PRIORITY
+    position = order.position(user, first_id, before, jumps)
+    idle = snapshot.slots[queue].idle if has_memory and queue in snapshot.slots else 0
+    starts = [expected.start_after(position, idle, expected.running)]
+    if order.max_slots < math.inf:
+        room = int(order.max_slots) - user.under_way[queue]
+        starts.append(expected.start_after(before, room, expected.of(user.owner_id)))
+    if user.max_running is not None:
+        of_all = snapshot.own_before(user.owner_id, rank, tuple(Device))
+        running = [run for each in snapshot.forecasts.values() for run in each.of(user.owner_id)]
+        starts.append(expected.start_after(of_all, user.max_running - user.running, running))
+    known = [start for start in starts if start is not None]
+    return position, rounded(max(known), expected.clock) if len(known) == len(starts) else None
+
+
+def _reason(
+    experiment: Experiment,
+    position: int,
+    short: Mapping[Queue, ShortMemory | None],
+    snapshot: QueueSnapshot,
+    is_readers: bool,
+) -> tuple[str, Sequence[Queue]]:
+    """Return why it waits, and the queues in which it starts without anyone's help. `short` says
+    for each queue that has workers why they have no memory for it."""
+    if not short:
+        kinds = " or ".join(queue.upper() for queue in QUEUES[Device(experiment.device)])
+        return f"no {kinds} worker is registered", ()
+    if (reason := _drained(experiment.memory_bytes or 0, [*short], snapshot)) is not None:
+        return reason, ()
+    served = [queue for queue in short if snapshot.places[queue]]
+    served = [queue for queue in served if not snapshot.slots[queue].store_full]
     if not served:
-        return _unknown(position, STORE_FULL)
-    mine = queue_snapshot.standings[one.owner_id]
-    if mine.is_disabled:
-        return _unknown(position, "its owner is disabled: it starts once an admin enables the user")
-    if mine.is_at_limit:
-        reason = f"{mine.running} of your runs are running, your limit is {mine.max_running}"
+        return STORE_FULL, ()
+    user = snapshot.standings[experiment.owner_id]
+    if user.is_disabled:
+        return "its owner is disabled: it starts once an admin enables the user", ()
+    if user.is_at_limit:
+        reason = f"{user.running} of your runs are running, your limit is {user.max_running}"
         reason = reason if is_readers else "its owner has the maximum number of running experiments"
-        return _with_start(position, reason, _start_at_limit(mine, queue_snapshot))
-    served = [queue for queue in served if mine.may_begin(queue)]
+        return reason, served
+    served = [queue for queue in served if user.may_begin(queue)]
     if not served:
-        hours = f"{mine.gpu_hours:.3g} GPU-hours within the last 24"
-        reason = f"you had {hours}, your limit is {mine.max_gpu_hours:g}"
-        reason = reason if is_readers else "its owner has used up the GPU-hours of a day"
-        return _unknown(position, reason)
-    free = [queue for queue in served if mine.under_way[queue] < queue_snapshot.most_slots(queue)]
+        hours = f"{user.gpu_hours:.3g} GPU-hours within the last 24"
+        reason = f"you had {hours}, your limit is {user.max_gpu_hours:g}"
+        return reason if is_readers else "its owner has used up the GPU-hours of a day", ()
+    free = [queue for queue in served if user.under_way[queue] < snapshot.order(queue).max_slots]
     if not free:
-        spare = queue_snapshot.fair_share.spare_slots
+        spare = snapshot.fair_share.spare_slots
         kinds = " and ".join(queue.upper() for queue in served)
         reason = f"your runs have all {kinds} workers but {spare}, kept for other users"
         reason = reason if is_readers else "its owner's runs have all workers but the spare ones"
-        return _with_start(position, reason, _start_at_limit(mine, queue_snapshot))
-    served = free
-    gpu_run_is_first = mine.has_one_place and queue_snapshot.gpu_run_is_first(one.owner_id)
-    if served == [Queue.CPU] and queue_snapshot.places[Queue.GPU] and gpu_run_is_first:
-        reason = f"your limit is {mine.max_running}, and your GPU run before it has the last place"
-        reason = reason if is_readers else "a GPU run of its owner's before it has the last place"
-        return _unknown(position, reason)
-    slots = queue_snapshot.slots
-    short = {queue: short_memory(needed, queue_snapshot.places[queue]) for queue in served}
-    with_room = [queue for queue in served if short[queue] is None]
-    if not with_room:
-        reason = " and ".join(str(why) for why in short.values())
-        served = [queue for queue, why in short.items() if why is not None and why.ends]
-        if not served:
-            return _unknown(position, reason)
-        slots = {queue: replace(slots[queue], idle=0) for queue in served}
-    else:
-        served = with_room
-        reason = _turn(position, served, slots)
-    starts = [queue_snapshot.forecasts[q].start_after(positions[q], slots[q]) for q in served]
-    start = min((s for s in starts if s is not None), default=None)
-    return _with_start(position, reason, start)
+        return reason, served
+    gpu_run_is_first = user.has_one_place and snapshot.gpu_run_is_first(user.owner_id)
+    if free == [Queue.CPU] and snapshot.places[Queue.GPU] and gpu_run_is_first:
+        reason = f"your limit is {user.max_running}, and your GPU run before it has the last place"
+        return reason if is_readers else "a GPU run of its owner's before it has the last place", ()
+    with_room = [queue for queue in free if short[queue] is None]
+    if with_room:
+        return _turn(position, with_room, snapshot.slots), with_room
+    reasons = [(queue, why) for queue in free if (why := short[queue]) is not None]
+    return (
+        " and ".join(why.reason for _, why in reasons),
+        [queue for queue, why in reasons if why.ends],
+    )
 
 
-def _drained(needed: int, served: Sequence[Queue], queue_snapshot: QueueSnapshot) -> str | None:
+def _drained(needed: int, served: Sequence[Queue], snapshot: QueueSnapshot) -> str | None:
     """Return that all workers with the memory for a run are drained, and until when; None if
     another worker has it, or none."""
-    workers = [place for queue in served for place in queue_snapshot.places[queue]]
+    workers = [place for queue in served for place in snapshot.places[queue]]
     if any(place.room_without_ours >= needed for place in workers):
         return None
     ends = [
         place.drained_until
         for queue in served
-        for place in queue_snapshot.drained[queue]
+        for place in snapshot.drained[queue]
         if place.drained_until is not None and (place.room_without_ours >= needed or not workers)
     ]
     if not ends:
@@ -153,18 +198,6 @@ def _turn(position: int, served: Sequence[Queue], slots: Mapping[Queue, Slots]) 
     total = sum(slots[queue].workers for queue in served)
     which = f"the only {served[0].upper()} worker is" if total == 1 else f"all {busy} workers are"
     return f"{which} busy, {turn}"
-
-
-@dataclass(frozen=True, slots=True)
-class ShortMemory:
-    """Why no worker of a queue has memory for a run."""
-
-    reason: str
-    ends: bool
-    """True if there is room once our own runs have ended."""
-
-    def __str__(self) -> str:
-        return self.reason
 
 
 def short_memory(needed: int, places: Sequence[Place]) -> ShortMemory | None:
@@ -207,20 +240,3 @@ def _too_small(places: Sequence[Place]) -> str:
         return "no GPU has the memory"
     largest = max(place.room_without_ours for place in places)
     return f"the CPU workers hold at most {largest / GIB:.3g} GiB"
-
-
-def _start_at_limit(mine: Standing, queue_snapshot: QueueSnapshot) -> float | None:
-    """Return the earliest end of the user's own runs, if the user is at the limit."""
-    ends = [one.ends.get(mine.owner_id) for one in queue_snapshot.forecasts.values()]
-    return min((end for end in ends if end is not None), default=None)
-
-
-def _unknown(position: int, reason: str) -> QueuePosition:
-    return QueuePosition(position=position, reason=reason, estimated_start=None, estimate=reason)
-
-
-def _with_start(position: int, reason: str, start: float | None) -> QueuePosition:
-    estimate = forecast.BASIS if start is not None else forecast.UNKNOWN
-    return QueuePosition(
-        position=position, reason=reason, estimated_start=moment(start), estimate=estimate
-    )

@@ -5,17 +5,16 @@ Every function takes a session and commits nothing.
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ScalarSelect, bindparam, exists, func, select
+from sqlalchemy import ScalarSelect, exists, func, select
 from sqlalchemy.orm import Session
 
 from service.accounts.models import ROLE_SCOPES, Role, Scope, User
 from service.db.engine import now
 from service.experiments.models import (
-    DEVICES,
     Device,
     Experiment,
     Held,
@@ -24,7 +23,6 @@ from service.experiments.models import (
     Usage,
 )
 from service.fair_share import FairShare
-from service.queue.claims import MAX_PRIORITY
 from service.queue.ledger import gpu_hours_of_the_day
 from service.queue.schemas import Share
 
@@ -40,22 +38,6 @@ class First:
     def order(self) -> tuple[int, str]:
         """Order among a user's own experiments: priority, then age."""
         return -self.priority, self.id
-
-
-Firsts = Mapping[Device, First]
-"""Next experiments of one user, for each device with waiting experiments."""
-
-
-def first_for(firsts: Firsts, queue: Queue) -> First | None:
-    """Return the experiment that a worker of this queue would take."""
-    found = [firsts[device] for device in DEVICES[queue] if device in firsts]
-    return min(found, key=lambda first: first.order, default=None)
-
-
-def gpu_run_is_first(firsts: Firsts) -> bool:
-    """Return whether a GPU run comes before the run that a CPU worker would take."""
-    on_cpu, on_gpu = first_for(firsts, Queue.CPU), firsts.get(Device.CUDA)
-    return on_cpu is not None and on_gpu is not None and on_gpu.order < on_cpu.order
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +59,6 @@ class Standing:
     """Runs on the workers of each queue."""
     highest: Mapping[Device, int]
     """Highest waiting priority for each device."""
-
-    @property
-    def level(self) -> float:
-        """The user with the lowest level is next."""
-        return self.charged_s / self.shares
 
     @property
     def running(self) -> int:
@@ -114,13 +91,6 @@ class Standing:
         """One slot is left, and a GPU run may be waiting for it."""
         waits = Device.CUDA in self.highest and not self.has_spent_gpu_hours
         return waits and self.max_running is not None and self.running + 1 == self.max_running
-
-    def waits_for(self, queue: Queue) -> bool:
-        return any(device in self.highest for device in DEVICES[queue])
-
-    def jumps(self, queue: Queue) -> bool:
-        """Return whether the user's next experiment has a priority above everyone's."""
-        return any(self.highest.get(device, 0) > MAX_PRIORITY for device in DEVICES[queue])
 
 
 def share_of(owner_id: int, standings: list[Standing], submitters: Collection[int]) -> Share:
@@ -190,18 +160,6 @@ def _standing(
     )
 
 
-def firsts(session: Session, users: Iterable[Standing]) -> dict[int, dict[Device, First]]:
-    """Return the next experiments of each of these users."""
-    owners = [one.owner_id for one in users]
-    found: dict[int, dict[Device, First]] = {}
-    for owner_id, *looks in session.execute(_FIRSTS, {"owners": owners}):
-        pairs = zip(Device, looks[::2], looks[1::2], strict=True)
-        found[owner_id] = {
-            device: First(priority, first) for device, priority, first in pairs if first is not None
-        }
-    return found
-
-
 # Tables, not classes: the ORM needs more time for a statement than the database does.
 _TABLES = User.metadata.tables
 _USERS, _USAGE, EXPERIMENTS = (_TABLES[one.__tablename__] for one in (User, Usage, Experiment))
@@ -217,24 +175,6 @@ def _highest(device: Device) -> ScalarSelect[int]:
             one.c.owner_id == _USERS.c.id,
             one.c.held == Held.NOT,
             one.c.device == device,
-        )
-        .correlate(_USERS)
-        .scalar_subquery()
-    )
-
-
-def _oldest(device: Device) -> ScalarSelect[str]:
-    """Return the oldest experiment of the highest priority by another look. No index of plain
-    columns has both orders."""
-    one = EXPERIMENTS.alias()
-    return (
-        select(func.min(one.c.id))
-        .where(
-            one.c.status == Status.QUEUED,
-            one.c.owner_id == _USERS.c.id,
-            one.c.held == Held.NOT,
-            one.c.device == device,
-            one.c.priority == _highest(device),
         )
         .correlate(_USERS)
         .scalar_subquery()
@@ -262,6 +202,3 @@ _STANDINGS = (
     .outerjoin(_USAGE, _USAGE.c.owner_id == _USERS.c.id)
     .order_by(_USERS.c.id)
 )
-_FIRSTS = select(
-    _USERS.c.id, *(look for device in Device for look in (_highest(device), _oldest(device)))
-).where(_USERS.c.id.in_(bindparam("owners", expanding=True)))

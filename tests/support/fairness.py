@@ -52,5 +52,7 @@ def starved(database: Database, seed: int) -> list[str]:
 def _longest_wait_s(user: int, everyone: list[Standing]) -> float:
     mine = next(one for one in everyone if one.owner_id == user)
     others = [one for one in everyone if one.owner_id != user]
-    lacking = (max(0.0, mine.level * one.shares - one.charged_s) for one in others)
+    lacking = (
+        max(0.0, mine.charged_s / mine.shares * one.shares - one.charged_s) for one in others
+    )
     return sum(lacking) + (len(others) + 1) * LONGEST_S

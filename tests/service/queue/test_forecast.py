@@ -1,6 +1,5 @@
-"""Positions and starts with several users, compared with the actual ones."""
+"""Reasons and expected starts with several users."""
 
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -9,11 +8,10 @@ from sqlalchemy import select, update
 from service.db.engine import Database
 from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.fair_share import FairShare
-from service.queue.forecast import Forecast, Running
+from service.queue.forecast import Forecast, Running, rounded
 from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
-from service.queue.workers import Slots
 from tests.support.shared_lab import WITHIN_S, SharedLab
 
 JOB_S = 100.0
@@ -57,65 +55,6 @@ def test_reasons_for_a_reader_do_not_mention_the_readers_limit(database: Databas
         "1 of your runs are running, your limit is 1",
         "its owner has the maximum number of running experiments",
     ]
-
-
-def test_a_position_counts_the_runs_before_it(either: Database) -> None:
-    """Runs take as long as the previous ones; users have different shares and usage."""
-    generator = random.Random(2)
-    lab = SharedLab(either, FairShare())
-    users = [1, lab.user("b", shares=2), lab.user("c", may_jump=True), lab.user("d", shares=3)]
-    for count, user in enumerate(users[:3]):
-        lab.submit(user, count + 1, JOB_S)
-    lab.run()
-    ids = [
-        one
-        for _ in range(12)
-        for one in lab.submit(generator.choice(users), 1, JOB_S, priority=generator.randint(-1, 1))
-    ]
-    ids += lab.submit(users[2], 2, JOB_S, priority=150)
-    expected = found_places(lab, ids)
-    before = len(lab.starts)
-    lab.run()
-    order = [one for _, _, one in lab.starts[before:]]
-    assert {one: expected[one].position for one in ids} == {
-        one: position for position, one in enumerate(order)
-    }
-
-
-def test_positions_of_short_runs_are_those_of_claims(database: Database) -> None:
-    """It charges current runs for `advance_s`, even if the last runs were shorter."""
-    lab = SharedLab(database, FairShare(spare_slots=0), cpus=4)
-    had = {1: (5.0, 5.0, 5.9), lab.user("b", shares=2): (3.1,), lab.user("c", max_running=2): ()}
-    for user, lengths in had.items():
-        for length_s in lengths:
-            lab.submit(user, 1, length_s)
-    lab.run()
-    usual_s = 4.75  # the mean of these
-    for number, user in enumerate((1, *had)):
-        lab.submit(user, 1, usual_s)
-        lab.run(0.9 + 0.07 * number)
-    ids = [one for user in had for one in lab.submit(user, 9, usual_s)]
-    expected = found_places(lab, ids)
-    before = len(lab.starts)
-    lab.run()
-    order = [one for _, _, one in lab.starts[before:]]
-    assert {one: expected[one].position for one in ids} == {
-        one: position for position, one in enumerate(order)
-    }
-
-
-def test_a_distant_position_is_estimated_from_shares(database: Database) -> None:
-    """A position beyond the simulation, with two users: one has twice the shares of the other."""
-    lab = SharedLab(database, FairShare(), cpus=1)
-    double = lab.user("double", shares=2)
-    (running,) = lab.submit(1, 1, JOB_S)
-    lab.run(1)
-    mine = lab.submit(1, 300, JOB_S)
-    lab.submit(double, 900, JOB_S)
-    found = found_places(lab, [mine[20], mine[200], mine[-1]])
-    for number in (20, 200, 299):
-        assert abs(found[mine[number]].position - 3 * number) <= 4
-    assert running not in found
 
 
 def test_reserved_workers_are_the_reason(either: Database) -> None:
@@ -163,9 +102,7 @@ def test_a_start_is_estimated_from_progress_or_recent_runs(either: Database) -> 
 def test_a_distant_start_is_rounded(free_in_s: float, told_s: float) -> None:
     """It is given to the second within a minute, to the minute within an hour, then to ten
     minutes."""
-    run = Running(owner_id=1, started_at=0.0, end=free_in_s)
-    forecast = Forecast(clock=0.0, mean_s=None, running=[run], ends={})
-    assert forecast.start_after(0, Slots(workers=1, idle=0)) == told_s
+    assert rounded(free_in_s, 0.0) == told_s
 
 
 @pytest.mark.parametrize(
@@ -174,9 +111,9 @@ def test_a_distant_start_is_rounded(free_in_s: float, told_s: float) -> None:
 def test_runs_before_a_start_take_the_mean_time_on_the_first_free_slot(
     position: int, start_s: float
 ) -> None:
-    running = [Running(owner_id=1, started_at=0.0, end=end) for end in (1.0, 2.0)]
-    forecast = Forecast(clock=0.0, mean_s=10.0, running=running, ends={})
-    assert forecast.start_after(position, Slots(workers=2, idle=0)) == start_s
+    running = [Running(owner_id=1, end=end) for end in (2.0, 1.0)]
+    forecast = Forecast(clock=0.0, mean_s=10.0, running=running)
+    assert forecast.start_after(position, 0, running) == start_s
 
 
 def test_a_start_follows_the_progress_of_current_runs(either: Database) -> None:
@@ -243,6 +180,21 @@ def test_a_user_at_its_limit_starts_when_its_own_run_ends(either: Database) -> N
     start = found_places(lab, [waits])[waits].estimated_start
     assert start is not None
     assert 50 <= start.timestamp() - lab.clock.now <= 51
+
+
+def test_later_experiments_of_a_user_at_its_limit_wait_for_more_ends(either: Database) -> None:
+    lab = SharedLab(either, FairShare(), cpus=3)
+    capped = lab.user("capped", max_running=1)
+    lab.submit(1, 3, JOB_S)
+    lab.run()
+    lab.submit(capped, 1, JOB_S)
+    lab.run(50)
+    waiting = lab.submit(capped, 3, JOB_S)
+    found = found_places(lab, waiting)
+    starts = [found[id].estimated_start for id in waiting]
+    for number, start in enumerate(starts):
+        assert start is not None
+        assert 0 <= start.timestamp() - lab.clock.now - 50 - number * JOB_S <= 60
 
 
 def test_a_users_gpu_hours_are_the_reason(either: Database) -> None:

@@ -3,16 +3,12 @@ waits."""
 
 import random
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, suppress
-from dataclasses import dataclass
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
 from service.accounts.models import User
@@ -20,18 +16,14 @@ from service.app import create_app
 from service.db.engine import Database
 from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.schemas import Submission
-from service.fair_share import FairShare
-from service.queue import shares, snapshot, workers
+from service.queue import workers
 from service.queue.position import position_of_next, queue_positions
 from service.queue.schemas import QueuePosition
-from service.queue.shares import Standing
 from service.queue.snapshot import QUEUES, QueueSnapshots
-from service.queue.starts import Starts
 from service.queue.workers import Vitals
 from service.settings import Settings
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec, spec_on
-from tests.support.processes import wait_until
 from tests.support.starting import start_next
 
 
@@ -173,95 +165,30 @@ def test_an_experiment_newer_than_the_snapshot_is_placed_last(database: Database
     assert [found[id].position for id in later] == [2, 1, 0]
 
 
-@dataclass
-class Clock:
-    """Time that passes only where a test says so."""
-
-    now: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of the queue snapshots."""
-    made = Clock()
-    monkeypatch.setattr(snapshot, "time", made)
-    return made
-
-
 def reason_of(database: Database, experiment_id: str, queue_snapshots: QueueSnapshots) -> str:
     return found_places(database, experiment_id, queue_snapshots=queue_snapshots)[
         experiment_id
     ].reason
 
 
-def test_the_old_snapshot_is_used_while_the_next_is_made(
-    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, mine = QueueSnapshots(for_s=1.0), submit(database)
-    began, go_on, standings = threading.Event(), threading.Event(), shares.standings
+def test_a_request_without_a_connection_delays_no_other(database: Database) -> None:
+    """It waits for its connection before it makes the next snapshot. Those that have a connection
+    would wait for that snapshot."""
+    waits, has_connection = threading.Event(), threading.Event()
 
-    def held_up(session: Session, fair_share: FairShare) -> Sequence[Standing]:
-        began.set()
-        assert go_on.wait(30)
-        return standings(session, fair_share)
+    class WithoutConnection(Session):
+        def connection(self, *args: Any, **kwargs: Any) -> Connection:
+            waits.set()
+            assert has_connection.wait(60)
+            return super().connection(*args, **kwargs)
 
-    reason = partial(reason_of, database, mine, kept)
-    assert reason() == "no CPU worker is registered"
-    register(database, cpu=1)
-    monkeypatch.setattr(shares, "standings", held_up)
-    with ThreadPoolExecutor(2) as pool:
-        clock.now = 1.5
-        first = pool.submit(reason)
-        assert began.wait(30)
-        assert reason() == "no CPU worker is registered"
-        clock.now = 2.0
-        second = pool.submit(reason)
-        with suppress(TimeoutError):
-            pytest.fail(f"too old, and still told: {second.result(timeout=0.2)}")
-        go_on.set()
-        assert first.result() == second.result() == "next in turn"
-
-
-def test_the_next_snapshot_is_made_in_the_background(
-    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, mine = QueueSnapshots(for_s=1.0, database=database), submit(database)
-    standings, makers = shares.standings, list[str]()
-
-    def noted(session: Session, fair_share: FairShare) -> Sequence[Standing]:
-        makers.append(threading.current_thread().name)
-        return standings(session, fair_share)
-
-    reason = partial(reason_of, database, mine, kept)
-    assert reason() == "no CPU worker is registered"
-    register(database, cpu=1)
-    monkeypatch.setattr(shares, "standings", noted)
-    clock.now = 1.5
-    assert reason() == "no CPU worker is registered"
-    wait_until(lambda: reason() == "next in turn")
-    assert makers == ["queue-snapshot_0"]
-    clock.now = 3.5  # nobody asked for so long that it is too old
-    assert reason() == "next in turn"
-    assert makers == ["queue-snapshot_0", threading.current_thread().name]
-
-
-def test_requests_do_not_wait_for_a_snapshot_without_a_connection(
-    settings: Settings, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(Database(settings.url, connections=1)) as database:
-        monkeypatch.setattr(database._reader.pool, "_timeout", 60.0)
-        kept = QueueSnapshots(for_s=1.0, database=database)
-        with database.snapshot() as session:
-            first = kept.of(session, {1})
-            clock.now = 1.5
-            assert kept.of(session, {1}) is first
-            wait_until(lambda: kept._beside._work_queue.empty())
-            clock.now = 2.5
-            with ThreadPoolExecutor(1) as pool:
-                assert pool.submit(kept.of, session, {1}).result(timeout=20) is not first
+    kept, mine = QueueSnapshots(), submit(database)
+    with WithoutConnection(database.engine) as session, ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(kept.of, session, {1})
+        assert waits.wait(60)
+        assert reason_of(database, mine, kept) == "no CPU worker is registered"
+        has_connection.set()
+        slow.result()
 
 
 def test_answers_share_a_snapshot_for_the_configured_time(settings: Settings) -> None:
@@ -300,42 +227,6 @@ def test_many_positions_equal_the_single_ones(either: Database) -> None:
             together[one.id].reason,
         )
     assert set(together) == set(ids)
-
-
-def test_requests_that_share_a_snapshot_simulate_one_at_a_time(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second request comes while the first one is in the middle of a step."""
-    with database.transaction() as session:
-        session.add(User(id=2, name="ann"))
-    mine = [submit(database) for _ in range(3)]
-    with database.transaction() as session:
-        session.add(Experiment(id="ann", owner_id=2, **copied(session, mine[0])))
-    with database.snapshot() as session:
-        shared = QueueSnapshots().of(session, {1})
-    simulated = shared.starts(1, Queue.CPU, 0)
-    begun, may_end = threading.Event(), threading.Event()
-    choose = Starts._chosen
-
-    def chosen(starts: Starts) -> Any:
-        begun.set()
-        assert may_end.wait(60)
-        return choose(starts)
-
-    monkeypatch.setattr(Starts, "_chosen", chosen)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(simulated.place, 0)
-        assert begun.wait(60)
-        second = pool.submit(simulated.place, 1)
-        done, _ = wait([second], timeout=0.3)
-        may_end.set()
-        assert not done
-        assert first.result() < second.result()
-
-
-def copied(session: Session, experiment_id: str) -> dict[str, Any]:
-    one = session.get_one(Experiment, experiment_id)
-    return {name: getattr(one, name) for name in ("tags", "priority", "spec", "device")}
 
 
 def test_validation_gives_the_queue_position(api: TestClient, database: Database) -> None:
