@@ -64,6 +64,7 @@ def measure(settings: Settings, value: dict[str, Any]) -> tuple[int, int | None]
             memory = MemoryModel(session).expected(spec)
             submission = Submission.model_validate({"spec": value})
             stored.submit(session, 1, submission, memory=memory)
+        slot.be_ready(lambda: False)
         claim = slot.claim()
         assert claim is not None
         slot.run(claim, lambda: False)

@@ -38,6 +38,7 @@ def start_next(
 
 def run_next(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> bool:
     """Have a slot start the next run and run it to its end. Return False if none was started."""
+    slot.be_ready(is_stopping)
     claim = slot.claim()
     if claim is None:
         return False
