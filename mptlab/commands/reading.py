@@ -81,6 +81,9 @@ def list_experiments(
     context.show(rows, *columns)
 
 
+MAX_LOOKED_S = 12.0
+
+
 @app.command()
 @with_context
 def show(context: CommandContext, experiment_id: ExperimentId) -> None:
@@ -273,8 +276,14 @@ def workers(context: CommandContext) -> None:
     of_gpu = ("gpu",) if any(one["gpu"] for one in found) else ()
     full = ("store_full",) if any(one.get("store_full") for one in found) else ()
     drained = ("drained",) if any(one.get("drain") for one in found) else ()
-    beside = *full, *drained, "experiment_id", "silent_s"
+    hangs = ("looked_s",) if any(map(_hangs, found)) else ()
+    beside = *full, *drained, *hangs, "experiment_id", "silent_s"
     context.show(shown, "host", "queue", *of_gpu, "memory", "busy", *beside)
+
+
+def _hangs(worker: Json) -> bool:
+    """Return whether an idle worker has not looked for a run for some time. It should every 5 s."""
+    return not worker["busy"] and (worker.get("looked_s") or 0.0) > MAX_LOOKED_S
 
 
 def _drained(worker: Json) -> str | None:

@@ -82,7 +82,9 @@ class QueueSnapshot:
     def order(self, queue: Queue) -> StartOrder:
         """Return the order of starts in a queue."""
         if queue not in self.orders:
-            slots = self.slots.get(queue, Slots(1, 1))
+            slots = self.slots.get(queue)
+            if slots is None or not slots.workers:  # none is there: assume one
+                slots = Slots(1, 1)
             submitters = sum(user.may_submit for user in self.standings.values())
             most = max_slots(self.fair_share, slots.workers, submitters)
             advance_s = self.fair_share.advance_s or 1.0

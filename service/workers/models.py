@@ -49,6 +49,11 @@ class Worker(Base):
     """Time when it last looked for a run. Heartbeats come from another thread."""
 
     @property
+    def looked_s(self) -> float | None:
+        """Seconds from the last look for a run to the last heartbeat. None: it has not looked."""
+        return None if self.looked_at is None else round(self.heartbeat_at - self.looked_at, 3)
+
+    @property
     def memory_total(self) -> int | None:
         """The least of the main memories that bound the worker. None if it reports none."""
         return min((pool["total"] for pool in self.memory_pools or ()), default=None)

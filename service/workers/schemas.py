@@ -86,6 +86,9 @@ class WorkerOut(ResponseModel):
     """Time of its start."""
     silent_s: float
     """Seconds since its last sign of life."""
+    looked_s: float | None
+    """Seconds since it last looked for a run, as of that sign. An idle worker looks every 5 s, or
+    it hangs. null: it has not looked yet."""
 
 
 class WorkerList(ResponseModel):

@@ -160,8 +160,8 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/webhooks/store.py": WEBHOOKS,
     "worker/gpus.py": ("tests/worker/test_gpu_assignment.py",),
     "worker/memory.py": ("tests/worker/test_memory.py",),
-    "worker/node.py": tuple(
-        f"tests/worker/test_{name}.py" for name in ("node", "gpu_assignment", "unusable_gpu")
+    "worker/main.py": tuple(
+        f"tests/worker/test_{name}.py" for name in ("main", "gpu_assignment", "unusable_gpu")
     ),
     "worker/eta.py": ("tests/worker/test_eta.py",),
     "worker/presence.py": (
@@ -169,13 +169,11 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/worker/test_memory.py",
         "tests/service/queue/test_worker_samples.py",
     ),
-    "worker/reaper.py": ("tests/worker/test_controller.py",),
     "worker/supervisor.py": (
         "tests/worker/test_supervisor_decisions.py",
         "tests/worker/test_exits.py",
     ),
     "worker/warm_parent.py": ("tests/worker/test_children.py",),
-    "worker/transport.py": ("tests/worker/test_transport.py",),
     "mptcore/data/upload_limits.py": ("tests/mptcore/data/test_upload_limits.py",),
     "mptcore/runtime/cgroups.py": ("tests/mptcore/runtime/test_cgroups.py",),
     "mptcore/specs/experiment.py": ("tests/mptcore/specs/test_points.py",),

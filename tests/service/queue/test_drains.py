@@ -206,3 +206,10 @@ def test_the_reason_of_a_run_whose_only_large_machine_is_drained(machines: Machi
     with machines.database.transaction() as session:
         session.get_one(Experiment, large).memory_bytes = 100 * GIB
     assert "hold at most 1 GiB" in place(machines.database, large)[1]
+
+
+def test_positions_while_all_machines_are_drained(machines: Machines) -> None:
+    ids = [submit(machines.database) for _ in range(2)]
+    machines.drain("a")
+    machines.drain("b")
+    assert [place(machines.database, id)[0] for id in ids] == [0, 1]

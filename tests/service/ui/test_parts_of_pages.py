@@ -273,7 +273,7 @@ def test_ended_experiments_open_no_stream(page: Page, lab: BrowsedLab) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(lab.url(f"/experiments/{lab.ids['succeeded 1']}"))
-    expect(page.get_by_label("What happened").get_by_role("listitem")).to_have_count(4)
+    expect(page.get_by_label("What happened").get_by_role("listitem")).to_have_count(3)
     assert [url for url in asked if "/v1/events" in url] == []
     page.goto(lab.url(f"/experiments/{lab.ids['running']}"))
     with page.expect_request(containing("/v1/events")):

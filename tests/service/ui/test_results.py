@@ -65,7 +65,7 @@ def test_a_page_and_the_list_show_the_result_after_training(page: Page, lab: Bro
 
 
 def test_results_of_language_models_stand_in_the_list(page: Page, lab: BrowsedLab) -> None:
-    spec = BASE | {"evaluate": {"dimensions": 512}}
+    spec = BASE | {"evaluate": {"dimensions": 512}, "compute": {"device": "cpu"}}
     metrics: Any = [("area", -956.7, 3.1, {}), ("pll", -9.12, 0.5, {})]
     made = ended(lab, "a language model", spec, metrics)
     page.goto(lab.url("/?q=a+language+model"))

@@ -73,6 +73,7 @@ function Workers({ workers, experiments }) {
         <th scope="row" class="wrap">${one.id}<div class="muted small">${one.gpu ?? one.queue}</div></th>
         <td>${one.busy ? html`<${Status} of="running" />` : html`<span class="muted">idle</span>`}
           ${one.store_full && html` <span class="bad-text">starts no run: the store's disk is full</span>`}
+          ${!one.busy && one.looked_s > 12 && html` <span class="bad-text">hangs: it last looked for a run ${Math.round(one.looked_s)} s ago</span>`}
           ${one.drain && html` <span class="muted">${drained(one.drain)}</span>`}
           ${one.experiment_id && html` <a href=${`/experiments/${one.experiment_id}`}>${titles.get(one.experiment_id) ?? one.experiment_id.slice(-6)}</a>`}</td>
         <td class="wide">${one.gpu ? `${bytes(one.gpu_memory_free)} of ${bytes(one.gpu_memory_total)} on GPU ${one.gpu_number ?? ""}; its run uses ${bytes(one.gpu_memory_ours ?? 0)}` : `${bytes(one.memory_free)} of ${bytes(one.memory_total)}; its run uses ${bytes(one.memory_ours ?? 0)}`}</td>
