@@ -140,7 +140,8 @@ class Settings(BaseSettings):
     kill_grace_s: float = Field(default=10.0, gt=0)
     """Time between SIGTERM and SIGKILL."""
     max_lost: int = Field(default=3, ge=0)
-    """Lost leases after which an experiment fails."""
+    """Number of lost attempts that are allowed: with one more the experiment fails. An attempt is
+    lost if its lease expired, its runner was killed from outside, or its GPU failed."""
     checkpoint_every_s: float = Field(default=30.0, gt=0)
     """Approximate time between checkpoints. It is longer if saving would take over a tenth of the
     run."""

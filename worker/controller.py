@@ -167,7 +167,7 @@ class Controller:
                     tickets.fill(self.app, queue, number)
                     self._tickets_under_way = True
         except (BrokerError, OSError) as error:
-            log.warning("the broker is unreachable, workers look by themselves: %s", error)
+            log.warning("the broker is unreachable, idle workers start nothing: %s", error)
 
     def _wanted(self, session: Session, queue: Queue) -> int:
         """Return how many workers should look for a run: 0 if none of the idle ones finds one."""

@@ -1,8 +1,8 @@
 """Celery, whose messages are tickets: a ticket wakes an idle worker, which then looks for a run.
 
 A ticket names no experiment and proves nothing. It may be lost, doubled, late or forged: each
-worker also looks by itself every few seconds. Early acknowledgement, no results, JSON only: no
-state depends on the broker."""
+worker that is connected also looks by itself every few seconds. Early acknowledgement, no results,
+JSON only: no state depends on the broker."""
 
 from typing import Any
 
