@@ -97,7 +97,6 @@ class Controller:
         try:
             self._expire()
             if time.monotonic() >= self._fold_due:
-                self._fold_due = time.monotonic() + FOLD_S
                 self._fold()
         except NotLeading:
             self._leads = False
@@ -136,9 +135,10 @@ class Controller:
 
     def _fold(self) -> None:
         with self._step() as session:
-            claims.lock_claims(session)
-            ledger.fold(session, self.settings.share)
+            number = ledger.fold(session, self.settings.share)
             quota.fold(session)
+        rest_s = 0.0 if number >= ledger.FOLDED_AT_ONCE else FOLD_S  # more are waiting
+        self._fold_due = time.monotonic() + rest_s
 
     @contextmanager
     def _step(self) -> Iterator[Session]:

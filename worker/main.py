@@ -21,7 +21,7 @@ from service.experiments.models import Queue
 from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import workers
-from service.queue.claims import lock_claims
+from service.queue.workers import lock_claims
 from service.settings import Settings
 from worker import gpus
 from worker.controller import start_controller
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 """Interval in which a local worker looks for a run."""
+BACKLOG_S = 1.0
+"""The same while something waits that may not start here: then a look takes the write lock."""
 
 
 class Worker:
@@ -59,7 +61,7 @@ class Worker:
         try:
             while not self.stopping.is_set():
                 self._work()
-                self.stopping.wait(LOOK_S)
+                self.stopping.wait(BACKLOG_S if self.slot.finds_a_backlog else LOOK_S)
         finally:
             self.stopping.set()
             self.slot.close()

@@ -35,6 +35,8 @@ class Slot:
         self.presence = Presence(
             database, settings, name, queue, lambda: self.run_pid, lambda: self.run_device_bytes
         )
+        self.finds_a_backlog = False
+        """True if something was queued at the last look for a run."""
         self.occupied = threading.Lock()
         """Held from before a claim until the end of its run."""
         self.runner: Runner | None = None
@@ -100,8 +102,9 @@ class Slot:
         """Claim the next experiment that may start here."""
         self.presence.look()
         with self.database.snapshot() as session:  # most of the time nothing is queued
-            if not claims.count_startable(session, self.queue):
-                return None
+            self.finds_a_backlog = bool(claims.count_startable(session, self.queue))
+        if not self.finds_a_backlog:
+            return None
         vitals = self.presence.vitals()
         if vitals.store_full:
             return None

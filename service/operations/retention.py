@@ -148,11 +148,11 @@ def purge_never_started(database: Database, removals: Iterable[Removal]) -> None
 def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -> None:
     """Remove files and rows. Files are removed first: after a crash the row still exists and the
     next run finishes it. Old idempotency keys are deleted too."""
+    with database.transaction() as session:
+        ledger.fold(session, settings.share)
     for one in removals:
         for folder in _folders(settings, one.experiment_id):
             shutil.rmtree(folder, ignore_errors=True)
-        with database.transaction() as session:
-            ledger.fold(session, settings.share)
         with database.transaction() as session:
             if deletion.purge(session, one.experiment_id):
                 audit.note(session, PROCESS, "experiment.purged", one.experiment_id)

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import core_digest
 from service.accounts.models import ROLE_SCOPES, Scope
-from service.db.engine import limit_hanging, now
+from service.db.engine import now
 from service.experiments.models import (
     STARTABLE,
     Attempt,
@@ -30,9 +30,8 @@ from service.fair_share import FairShare
 from service.queue import lease, ledger
 from service.queue.lease import Claim
 from service.queue.rooms import Place, places
+from service.queue.workers import lock_claims
 
-CLAIM_LOCK = 7_301_523
-"""Key of PostgreSQL's advisory lock."""
 MAX_PRIORITY = 100
 """Experiments with a higher priority run before those of all other users. An admin allows this to a
 user."""
@@ -72,15 +71,6 @@ class Candidate:
         """Return whether another run of this user may start on such a worker."""
         has_slot = self.places_left > 0 and self.runs[queue] < self.max_slots[queue]
         return has_slot and (queue == Queue.CPU or self.has_gpu_hours)
-
-
-def lock_claims(session: Session) -> None:
-    """Wait until no other transaction claims or charges, and keep others from it until the end of
-    this one. SQLite has only one writer anyway. A process that hangs while it holds the lock is
-    disconnected."""
-    if session.get_bind().dialect.name == "postgresql":
-        limit_hanging(session)
-        session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CLAIM_LOCK})
 
 
 def count_startable(session: Session, queue: Queue, at_most: int = 1) -> int:

@@ -7,7 +7,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from service.db.engine import now
-from service.queue.claims import lock_claims
+from service.queue.workers import lock_claims
 from service.workers.models import IS_ACTIVE, Drain, Worker, WorkerSample
 
 HAND_BACK_AFTER_S = 3600.0

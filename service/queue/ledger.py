@@ -19,6 +19,7 @@ from service.db.engine import insert_new, now
 from service.experiments.models import Attempt, Queue, Usage
 from service.fair_share import FairShare
 from service.queue.statistics import add_to_totals
+from service.queue.workers import lock_claims
 
 FOLDED_AT_ONCE = 1000
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -70,10 +71,12 @@ def end(
     )
 
 
-def fold(session: Session, fair_share: FairShare) -> None:
+def fold(session: Session, fair_share: FairShare) -> int:
     """Settle ended attempts, add them to the totals, and charge current ones for their time so far,
-    at least for `advance_s`. Call it only while holding the lock of claims, which charge too. Rows
-    locked by other transactions are left for the next time."""
+    at least for `advance_s`. Claims, which charge too, wait meanwhile. Rows locked by other
+    transactions, and those beyond FOLDED_AT_ONCE, are left for the next time. Return how many
+    attempts were settled."""
+    lock_claims(session)
     ended = session.scalars(
         select(Attempt)
         .where(Attempt.folded.is_(False), Attempt.ended_at.is_not(None))
@@ -84,7 +87,8 @@ def fold(session: Session, fair_share: FairShare) -> None:
     for attempt in ended:
         attempt.folded = True
         settled[attempt.owner_id].append(use_of(attempt))
-    for attempt in session.scalars(select(Attempt).where(Attempt.folded.is_(False))):
+    is_current = (Attempt.folded.is_(False), Attempt.ended_at.is_(None))
+    for attempt in session.scalars(select(Attempt).where(*is_current)):
         current[attempt.owner_id].append(use_of(attempt))
     owners = sorted({*settled, *current})
     nothing = {"settled_s": 0.0, "charged_s": 0.0, "as_of": 0.0}
@@ -97,13 +101,12 @@ def fold(session: Session, fair_share: FairShare) -> None:
         usage.charged_s = usage.settled_s + decayed_usage(fair_share, advance, clock)
         usage.as_of = clock
     add_to_totals(session, ended)
+    return len(ended)
 
 
 def _in_advance(use: Use, fair_share: FairShare, clock: float) -> Use:
     """Charge a current run for a minimum time. Otherwise many runs that start at once would count
     nothing."""
-    if use.ended_at is not None:
-        return use
     return replace(use, started_at=min(use.started_at, clock - fair_share.advance_s))
 
 

@@ -16,12 +16,9 @@ from sqlalchemy.orm import Session
 from mptcore.specs.compute import GPU_SHARE
 from service.db.engine import now
 from service.experiments.models import Attempt, Experiment, Queue, Status
-from service.queue.workers import GPU_RUNTIME_BYTES
+from service.queue.workers import GPU_RUNTIME_BYTES, LOOKED_S
 from service.workers.models import DRAINS, IS_ACTIVE, Worker
 
-LOOKED_S = 12.0
-"""Time without a look for a run after which a worker does not count as idle. Idle workers look
-every 5 s."""
 BESIDE_S = 10.0
 """Time after its end in which a run still counts as beside another one. The kernel may kill several
 runs at once, and their workers store the ends one after the other."""

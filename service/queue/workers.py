@@ -13,16 +13,23 @@ from sqlalchemy import (
     exists,
     func,
     select,
+    text,
     update,
 )
 from sqlalchemy.orm import Session
 
-from service.db.engine import insert_new, now
+from service.db.engine import insert_new, limit_hanging, now
 from service.experiments.models import Experiment, Queue, Status
 from service.workers.models import DRAINS, IS_ACTIVE, Worker, is_drained
 
 GPU_RUNTIME_BYTES = 700 * 2**20
 """GPU memory that a run uses before the first tensor: the context with its kernels."""
+
+CLAIM_LOCK = 7_301_523
+"""Key of PostgreSQL's advisory lock."""
+LOOKED_S = 12.0
+"""Time without a look for a run after which a worker does not count as idle. Idle workers look
+every 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +120,12 @@ def alive(session: Session, within_s: float) -> Sequence[tuple[Worker, str | Non
 BUSY = exists().where(Experiment.worker == Worker.id, Experiment.status == Status.RUNNING)
 """True for a worker that runs an experiment."""
 _IS_DRAINED = is_drained(Worker.host)
+_LOOKS = func.coalesce(Worker.looked_at, 0.0) >= now() - LOOKED_S
 _SLOTS = (
     select(
         Worker.queue,
         func.sum(case((_IS_DRAINED, 0), else_=1)),
-        func.sum(case((BUSY | Worker.store_full | _IS_DRAINED, 0), else_=1)),
+        func.sum(case((BUSY | Worker.store_full | _IS_DRAINED | ~_LOOKS, 0), else_=1)),
         func.sum(case((Worker.store_full & ~_IS_DRAINED, 1), else_=0)),
     )
     .where(Worker.heartbeat_at >= now() - bindparam("within_s", type_=Float))
@@ -170,3 +178,12 @@ def largest(session: Session) -> dict[Queue, int | None]:
         known = found.get(queue, 0)
         found[queue] = None if size is None or known is None else max(known, size)
     return found
+
+
+def lock_claims(session: Session) -> None:
+    """Wait until no other transaction claims or charges, and keep others from it until the end of
+    this one. SQLite has only one writer anyway. A process that hangs while it holds the lock is
+    disconnected."""
+    if session.get_bind().dialect.name == "postgresql":
+        limit_hanging(session)
+        session.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": CLAIM_LOCK})

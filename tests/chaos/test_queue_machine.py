@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from service.db.engine import Database
-from service.queue import claims
+from service.queue import workers
 from tests.chaos.queue_machine import QueueMachine
 from tests.support.servers import PostgreSQL
 
@@ -49,7 +49,7 @@ def test_on_sqlite(prepared_store: Path, tmp_path: Path) -> None:
 def test_on_postgresql(postgresql: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of 3 s for transactions that hang is lifted: a busy machine may stop the test,
     which is all processes in one, for longer."""
-    monkeypatch.setattr(claims, "limit_hanging", lambda session: None)
+    monkeypatch.setattr(workers, "limit_hanging", lambda session: None)
 
     class OnPostgresql(QueueMachine):
         @staticmethod

@@ -13,7 +13,7 @@ from service.db.engine import Database
 from service.experiments.models import Experiment, Queue
 from service.fair_share import FairShare
 from service.queue import claims, clock, holds, lease, ledger, quota, shares, workers
-from service.queue.claims import HEARD_OF_S, lock_claims
+from service.queue.claims import HEARD_OF_S
 from service.queue.lease import Claim
 from worker.slot import Slot
 
@@ -74,7 +74,6 @@ def controller_steps(
 
 def fold(session: Session, fair_share: FairShare) -> None:
     """Add what has ended to the sums."""
-    lock_claims(session)
     ledger.fold(session, fair_share)
     quota.fold(session, from_rows=2)
 

@@ -16,10 +16,9 @@ from service.db.engine import Database, now
 from service.experiments.models import Experiment, Held, Queue, Status, Wait
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
-from service.queue.claims import lock_claims
 from service.queue.models import LEAD_S
 from service.queue.models import Controller as ControllerRow
-from service.queue.workers import Vitals
+from service.queue.workers import Vitals, lock_claims
 from service.settings import Settings
 from tests.support import stored
 from tests.support.attempts import claimed, submitted
