@@ -8,11 +8,12 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
+from redis import RedisError
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
@@ -74,35 +75,43 @@ class Controller:
 
     def look(self) -> None:
         """Take the steps that are due."""
-        began = time.monotonic()
-        is_due = began >= self._tick_due
+        is_due = time.monotonic() >= self._tick_due
         if is_due:
-            self._tick_due = began + self.settings.heartbeat_s
+            self._tick_due = time.monotonic() + self.settings.heartbeat_s
+            self._newest_event = None  # looks for work too, whether or not something is new
             self.tick()
-        elif began < self._rest_until:
-            return
-        try:
-            if self._leads and (self._is_something_new() or is_due or self._tickets_under_way):
-                self._release_waits()
-                self._send_tickets()
-                ended = time.monotonic()
-                self._rest_until = ended + REST * (ended - began)
-        except NotLeading:
-            self._leads = False
-        except TRANSIENT_DB_ERRORS as error:
-            log.warning("the database is unreachable: %s", error)
+        if self._leads and (is_due or time.monotonic() >= self._rest_until):
+            self._take(self._look_for_work)
 
     def tick(self) -> None:
-        """Take the steps of each second, if this controller leads or can."""
-        try:
-            self._expire()
+        """Take the steps of each second, if this controller leads or can. If one fails, the others
+        are taken nevertheless."""
+        if not self._take(self._expire):
+            self._last_tick = None
+        if self._leads:
+            self._take(self._fill_sweeps)
             if time.monotonic() >= self._fold_due:
-                self._fold()
+                self._take(self._fold)
+
+    def _take(self, step: Callable[[], object]) -> bool:
+        """Take a step. Return False if the database did not let it."""
+        try:
+            step()
         except NotLeading:
             self._leads = False
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
-            self._last_tick = None
+            return False
+        return True
+
+    def _look_for_work(self) -> None:
+        """Release what waits, and wake workers, if something is new or tickets are under way."""
+        began = time.monotonic()
+        if self._is_something_new() or self._tickets_under_way:
+            self._release_waits()
+            self._send_tickets()
+            ended = time.monotonic()
+            self._rest_until = ended + REST * (ended - began)
 
     def _is_something_new(self) -> bool:
         """Return whether something has happened to an experiment. An event that is committed late
@@ -117,7 +126,6 @@ class Controller:
         with self._step() as session:
             clock.repair(session, self.settings.lease_s)
             workers.forget_silent(session, FORGET_S)
-            holds.fill_sweeps(session)
             has_been_up = self._has_been_up(session)
         if has_been_up:
             with self._step() as session:
@@ -125,6 +133,10 @@ class Controller:
             for experiment_id, status in expired:
                 details = {"experiment_id": experiment_id}
                 log.warning("its lease has expired: now %s", status, extra=details)
+
+    def _fill_sweeps(self) -> None:
+        with self._step() as session:
+            holds.fill_sweeps(session)
 
     def _release_waits(self) -> None:
         with self.database.snapshot() as session:  # most of the time nothing waits
@@ -142,12 +154,12 @@ class Controller:
 
     @contextmanager
     def _step(self) -> Iterator[Session]:
-        """Begin a transaction of the leader. Raises NotLeading while another controller leads."""
+        """Begin a transaction of the leader. Raises NotLeading while another controller leads. An
+        end in the far future comes from a clock that was set back since."""
         with self.database.transaction() as session:
             limit_hanging(session)
-            row = update(ControllerRow).where(
-                (ControllerRow.holder == self.name) | (ControllerRow.until < now())
-            )
+            is_over = (ControllerRow.until < now()) | (ControllerRow.until > now() + LEAD_S)
+            row = update(ControllerRow).where((ControllerRow.holder == self.name) | is_over)
             lead = row.values(holder=self.name, until=now() + LEAD_S).returning(ControllerRow.id)
             if session.scalar(lead) is None:
                 raise NotLeading
@@ -166,7 +178,7 @@ class Controller:
                 if number:
                     tickets.fill(self.app, queue, number)
                     self._tickets_under_way = True
-        except (BrokerError, OSError) as error:
+        except (BrokerError, RedisError, OSError) as error:
             log.warning("the broker is unreachable, idle workers start nothing: %s", error)
 
     def _wanted(self, session: Session, queue: Queue) -> int:

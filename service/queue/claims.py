@@ -58,7 +58,8 @@ class Candidate:
     has_gpu_hours: bool
     """False if the user has used up the GPU-hours of a day."""
     first_id: str
-    """The user's first experiment for the queue, with its priority and expected memory."""
+    """The user's first experiment for the queue, with its device, priority and expected memory."""
+    device: str
     priority: int
     memory_bytes: int
 
@@ -132,18 +133,27 @@ def choose(
     workers = [place for place in places if place.queue == queue]
     gpus = [place for place in places if place.queue == Queue.GPU]
     room = MAX_BYTES if here is None else min(here.room, MAX_BYTES)
-    users = _candidates(session, queue, fair_share, len(workers), len(gpus))
-    if users and here is not None and _is_kept(here, workers, users[0].memory_bytes):
-        return None
     first = _FIRST[queue].with_for_update(skip_locked=True) if lock else _FIRST[queue]
-    for user in users:
+    is_next = True
+    for user in _candidates(session, queue, fair_share, len(workers), len(gpus)):
         given = {"owner_id": user.id, "room": int(room)}
+        is_left_to_gpu = False
         if queue == Queue.CPU:
-            may_use_gpu = bool(gpus) and user.has_gpu_hours
-            if may_use_gpu and user.places_left == 1 and _gpu_run_is_first(session, user):
+            if (
+                user.places_left == 1
+                and user.has_gpu_hours
+                and _gpu_run_is_first(
+                    session, user, max((place.room_without_ours for place in gpus), default=-1.0)
+                )
+            ):
                 continue
             idle = [place.room for place in gpus if place.is_idle and user.may_begin(Queue.GPU)]
             given["gpu_room"] = int(min(max(idle, default=-1), MAX_BYTES))
+            is_left_to_gpu = user.device == "auto" and user.memory_bytes <= given["gpu_room"]
+        if is_next and not is_left_to_gpu and here is not None:
+            if _is_kept(here, workers, user.memory_bytes):
+                return None
+            is_next = False
         experiment_id = session.scalar(first, given)
         if experiment_id is not None:
             return user, experiment_id
@@ -190,6 +200,7 @@ def _candidates(
             ),
             has_gpu_hours=max_hours is None or gpu_hours.get(row.id, 0.0) < max_hours,
             first_id=row.first_id,
+            device=row.device,
             priority=row.priority,
             memory_bytes=row.memory_bytes,
         )
@@ -210,11 +221,13 @@ def _is_kept(here: Place, workers: Sequence[Place], needed: int) -> bool:
     return kept is not None and kept.id in here.memory_ids
 
 
-def _gpu_run_is_first(session: Session, user: Candidate) -> bool:
+def _gpu_run_is_first(session: Session, user: Candidate, gpu_bytes: float) -> bool:
     """Return whether a CPU run would use the last place under the user's limit although a GPU run
-    of this user comes before it."""
+    of this user comes before it. `gpu_bytes` is the most memory that a run may have on a GPU."""
     gpu_run = session.execute(_FIRST_CUDA, {"owner_id": user.id}).one_or_none()
-    return gpu_run is not None and (-gpu_run.priority, gpu_run.id) < (-user.priority, user.first_id)
+    if gpu_run is None or gpu_run.memory_bytes > gpu_bytes:
+        return False
+    return (-gpu_run.priority, gpu_run.id) < (-user.priority, user.first_id)
 
 
 def _charge(session: Session, user: Candidate, slot_s: float) -> None:
@@ -242,7 +255,8 @@ _CANDIDATES = {
             (SELECT count(*) FROM users WHERE disabled_at IS NULL AND role IN :roles) AS submitters,
             coalesce(running.cpu_runs, 0) AS cpu_runs, coalesce(running.gpu_runs, 0) AS gpu_runs,
             usage.settled_s, coalesce(usage.charged_s, 0) AS charged_s, usage.as_of,
-            first.id AS first_id, first.priority, coalesce(first.memory_bytes, 0) AS memory_bytes
+            first.id AS first_id, first.device, first.priority,
+            coalesce(first.memory_bytes, 0) AS memory_bytes
         FROM users
         JOIN experiments AS first ON first.id = (
             SELECT id FROM experiments WHERE owner_id = users.id AND {startable}
@@ -272,7 +286,8 @@ _FIRST: dict[Queue, Select[str]] = {
     for queue in Queue
 }
 _FIRST_CUDA = text(
-    f"SELECT id, priority FROM experiments WHERE owner_id = :owner_id AND {STARTABLE[Queue.GPU]}"
+    "SELECT id, priority, coalesce(memory_bytes, 0) AS memory_bytes FROM experiments"
+    f" WHERE owner_id = :owner_id AND {STARTABLE[Queue.GPU]}"
     " AND device = 'cuda' ORDER BY priority DESC, id LIMIT 1"
 )
 _TAKE = (

@@ -5,7 +5,6 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import now
 from service.experiments.models import Experiment, Status
-from service.queue.models import Controller
 from service.workers.models import Worker
 
 LEASE_S = bindparam("lease_s", type_=Float)
@@ -13,7 +12,6 @@ _LATEST = (
     (Experiment.lease_expires_at, now() + LEASE_S, Experiment.status == Status.RUNNING),
     (Worker.heartbeat_at, now(), Worker.id.is_not(None)),
     (Worker.looked_at, now(), Worker.id.is_not(None)),
-    (Controller.until, now() + LEASE_S, Controller.id.is_not(None)),
 )
 """Columns, the latest time that they may contain, and the rows that are looked at."""
 _IS_AHEAD = select(
@@ -23,9 +21,8 @@ _IS_AHEAD = select(
 
 def repair(session: Session, lease_s: float) -> None:
     """Replace times that lie in the future by the time of the database, whose clock was set back.
-    Otherwise a lost run would stay `running`, a lost worker listed, and a lost controller in
-    charge, until the clock reaches these times. Rows that another transaction has locked are
-    skipped. Commits nothing."""
+    Otherwise a lost run would stay `running` and a lost worker listed until the clock reaches these
+    times. Rows that another transaction has locked are skipped. Commits nothing."""
     if not session.scalar(_IS_AHEAD, {"lease_s": lease_s}):
         return
     for column, latest, condition in _LATEST:

@@ -152,6 +152,8 @@ def places(session: Session, within_s: float) -> list[Place]:
     memories: dict[str, SharedMemory] = {}
     found: dict[str, Place] = {}
     for row in session.execute(_PLACES, {"within_s": within_s}):
+        if not row.is_alive and row.run_id is None:
+            continue  # what it last reported as used is free by now
         shared = [_memory(memories, Queue.CPU, **pool) for pool in row.memory_pools or ()]
         ours = row.memory_ours or 0
         if row.queue == Queue.GPU:

@@ -31,8 +31,8 @@ _IS_FIRST = (
 _IS_LAST = and_(Attempt.attempt == Experiment.attempt, Experiment.status.in_(TERMINAL))
 _ENDED_IT = and_(_IS_LAST, Attempt.outcome.not_in((Status.QUEUED, Status.PAUSED)))
 """Condition that the experiment ended with this attempt, not while it waited after it."""
-_WAIT_S = Experiment.started_at - Experiment.created_at
-_RUN_S = Experiment.finished_at - Experiment.started_at
+_WAIT_S = func.coalesce(Experiment.started_at - Experiment.created_at, 0.0)
+_RUN_S = func.coalesce(Experiment.finished_at - Experiment.started_at, 0.0)
 _FIGURES = (
     literal(1),
     case((and_(_IS_LAST, Experiment.status == Status.FAILED), 1), else_=0),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
+from redis import RedisError
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import OperationalError
 
@@ -263,7 +264,7 @@ def test_a_controller_that_lost_its_lead_writes_nothing(
     monkeypatch.setattr(first, "_has_been_up", lambda session: True)
     monkeypatch.setattr(lease, "expire", lambda *_: pytest.fail("it does not lead"))
     with either.transaction() as session:
-        session.execute(update(ControllerRow).values(holder="second", until=now() + 60))
+        session.execute(update(ControllerRow).values(holder="second", until=now() + LEAD_S - 1))
     first.tick()
     assert status(either, lost) == "running"
 
@@ -304,11 +305,15 @@ def test_idle_workers_are_woken_for_what_they_may_start(
     assert sent.wanted == [], "the user is at its limit"
 
 
+@pytest.mark.parametrize("error", [BrokerError, RedisError, ConnectionError])
 def test_a_broker_that_is_away_does_not_stop_the_controller(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    database: Database,
+    settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
 ) -> None:
     def away(*_: object) -> None:
-        raise BrokerError("away")
+        raise error("away")
 
     with database.transaction() as session:
         workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
@@ -317,3 +322,14 @@ def test_a_broker_that_is_away_does_not_stop_the_controller(
     controller = Controller(database, settings, Celery())
     controller.look()
     assert holder(database) == controller.name
+
+
+def test_a_clock_set_back_leaves_no_lab_without_a_controller(
+    either: Database, settings: Settings
+) -> None:
+    """Another one led an hour ahead of the clock, and is gone."""
+    with either.transaction() as session:
+        session.execute(update(ControllerRow).values(holder="gone", until=now() + 3600))
+    controller = Controller(either, settings, None)
+    controller.tick()
+    assert holder(either) == controller.name

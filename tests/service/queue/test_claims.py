@@ -12,6 +12,7 @@ from service.experiments.models import Experiment, Held, Queue, Usage
 from service.fair_share import FairShare
 from service.queue import workers
 from service.queue.workers import Vitals
+from service.workers.models import Worker
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.shared_lab import SharedLab
@@ -193,4 +194,36 @@ def test_the_last_place_is_kept_for_a_gpu_run_that_comes_first(either: Database)
         session.execute(update(Experiment).values(status="queued"))
     idle_gpu(either, 60)
     assert chosen(either) is None
+    change(either, on_gpu, memory_bytes=61 * GIB)
+    assert chosen(either) == on_cpu, "no GPU will ever have the memory"
+    with either.transaction() as session:
+        session.execute(update(Experiment).values(status="queued", memory_bytes=GIB))
     assert chosen(either, Queue.GPU) == on_gpu
+
+
+def test_no_memory_is_kept_for_a_run_that_is_left_to_a_gpu(either: Database) -> None:
+    """It would need memory that current runs have, but does not start on a CPU."""
+    pool = {"id": "m", "total": 8 * GIB, "free": 4 * GIB}
+    vitals = Vitals("host", Queue.CPU, 4 * GIB, memory_pools=[pool], memory_ours=3 * GIB)
+    with either.transaction() as session:
+        workers.beat(session, "c", vitals)
+        workers.beat(session, "busy", vitals)
+    waiting(either, "cpu", gib=3)
+    assert chosen(either, worker="busy") is not None
+    idle_gpu(either, 60)
+    waiting(either, "auto", gib=7)
+    small = waiting(either, "cpu", gib=1)
+    assert chosen(either) == small
+
+
+def test_memory_that_a_dead_worker_used_is_free(either: Database) -> None:
+    """No large run waits for it, and small ones start."""
+    idle_gpu(either, 10, ours=70, name="dead")
+    with either.transaction() as session:
+        session.execute(update(Worker).values(heartbeat_at=0.0))
+    idle_gpu(either, 10)
+    with either.transaction() as session:
+        session.execute(update(Worker).values(gpu_uuid="one"))
+    waiting(either, "cuda", gib=40)
+    small = waiting(either, "cuda", gib=5)
+    assert chosen(either, Queue.GPU) == small
