@@ -298,7 +298,7 @@ class TestLab:
                 assert list(client.datasets()) == []
             assert client.upload(data)["bytes"] == data.stat().st_size
             require_all(lab, client, long, [])
-            assert attempts_of(lab, long) == [(1, None)]
+            assert attempts_of(lab, long) == [(1, "succeeded")]
         assert_no_traceback(lab)
 
     def test_queue_on_a_full_disk_of_the_store(self, store_disk: Disk, lab: Lab) -> None:
@@ -316,7 +316,7 @@ class TestLab:
                 assert (ready.status_code, len(ready.json()["warnings"])) == (200, 1)
             require_all(lab, client, ids[0], ids[1:], spec, spec)
             assert readiness(lab).json()["warnings"] == []
-            assert {attempts_of(lab, one)[-1] for one in ids} == {(1, None)}
+            assert {attempts_of(lab, one)[-1] for one in ids} == {(1, "succeeded")}
         assert_no_traceback(lab)
 
     def test_run_whose_files_find_no_space(self, store_disk: Disk, lab: Lab) -> None:
