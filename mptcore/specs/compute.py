@@ -21,8 +21,8 @@ class Machine(Spec):
     """Device, threads, memory and time limit of a run."""
 
     device: DeviceName = "auto"
-    """Device of the run. `auto` uses a GPU, or an idle CPU if no GPU is idle. For PPCA and factor
-    analysis `auto` is the CPU."""
+    """Device of the run. `auto` uses an idle GPU with the memory for it, or an idle CPU if there is
+    none. For PPCA and factor analysis `auto` is the CPU."""
     threads: Annotated[int, Field(ge=1, le=256)] = 2
     """CPU threads. On a CPU they determine the result to the last bit. A run gets no more threads
     than its worker has processors (or 2, if that is more); its log and environment show how
