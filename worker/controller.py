@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.1
 """Interval of looks for something new: an experiment was submitted, started, ended …"""
 REST = 10
-"""Length of the rest after a look, as a multiple of the look's. A look at a large lab takes
-time, and several things happen in each tenth of a second."""
+"""Length of the rest after a look for work, as a multiple of the look's. A look at a large lab
+takes time, and several things happen in each tenth of a second. If the broker does not answer, the
+look waits for it, and must not delay each tick."""
 FOLD_S = 5.0
 FORGET_S = 3600.0
 MAX_TICKETS = 50
@@ -75,12 +76,11 @@ class Controller:
 
     def look(self) -> None:
         """Take the steps that are due."""
-        is_due = time.monotonic() >= self._tick_due
-        if is_due:
+        if time.monotonic() >= self._tick_due:
             self._tick_due = time.monotonic() + self.settings.heartbeat_s
             self._newest_event = None  # looks for work too, whether or not something is new
             self.tick()
-        if self._leads and (is_due or time.monotonic() >= self._rest_until):
+        if self._leads and time.monotonic() >= self._rest_until:
             self._take(self._look_for_work)
 
     def tick(self) -> None:

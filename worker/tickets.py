@@ -25,16 +25,21 @@ LOOK_AGAIN_S = 5.0
 
 
 class LookAgain(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Looks for a run again and again, in the thread that runs tasks. So a consumer that receives
-    no messages after a reconnection costs time, and no run."""
+    """Looks for a run once connected, and then again and again, in the thread that runs tasks. So a
+    consumer that receives no messages after a reconnection costs time, and no run."""
 
     requires = (Tasks,)
 
     def start(self, consumer: Any) -> None:
-        self._timer = consumer.timer.call_repeatedly(LOOK_AGAIN_S, consumer.app.tasks[WORK])
+        work = consumer.app.tasks[WORK]
+        self._looks = (
+            consumer.timer.call_after(0, work),
+            consumer.timer.call_repeatedly(LOOK_AGAIN_S, work),
+        )
 
     def stop(self, consumer: Any) -> None:
-        self._timer.cancel()
+        for look in self._looks:
+            look.cancel()
 
 
 def say_in_log(message: str, file: object = None) -> None:

@@ -324,6 +324,28 @@ def test_a_broker_that_is_away_does_not_stop_the_controller(
     assert holder(database) == controller.name
 
 
+def test_a_broker_that_does_not_answer_leaves_time_for_the_ticks(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the gaps between them would look like outages of the database, and no lease expired."""
+    asked = list[Queue]()
+
+    def hang(_: object, queue: Queue, number: int) -> None:
+        asked.append(queue)
+        time.sleep(0.5)
+        raise BrokerError("timed out")
+
+    with database.transaction() as session:
+        workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
+    submitted(database)
+    monkeypatch.setattr(tickets, "fill", hang)
+    settings = settings.model_copy(update={"heartbeat_s": 0.01})
+    controller = Controller(database, settings, Celery())
+    for _ in range(20):
+        controller.look()
+    assert len(asked) == 1
+
+
 def test_a_clock_set_back_leaves_no_lab_without_a_controller(
     either: Database, settings: Settings
 ) -> None:
