@@ -19,12 +19,15 @@ from docs.reference import pages
 from mptcore.specs import Limits, parse_spec
 from mptlab.cli import app
 from service.app import create_app
+from service.db.engine import Database
 from service.settings import Settings
+from tests.support.attempts import claimed
 from tests.support.processes import embedded_service
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
+WHY = ROOT / "docs" / "find-out-why.md"
 CODE = [file for part in ("mptcore", "mptlab", "service", "worker") for file in
         sorted((ROOT / part).rglob("*.py"))]  # fmt: skip
 
@@ -190,6 +193,47 @@ def test_the_page_of_the_client_runs(home: tuple[Path, int]) -> None:
     assert all("<svg" in (folder / one).read_text() for one in figures)
     assert (folder / "five.pdf").read_bytes().startswith(b"%PDF")
     assert len((folder / "curves.csv").read_text().splitlines()) == 1 + 2 * 64
+
+
+SUBMIT = """
+echo '{"model": {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"},
+    "data": {"source": "digits"},
+    "evaluate": {"masks": {"schedule": "all", "per_size": 10}}}' > why.json
+mpt submit why.json --name why --watch > why.txt
+mpt submit why.json --set compute.device=cuda
+"""
+
+
+def test_the_page_to_find_out_why_runs(home: tuple[Path, int]) -> None:
+    folder, port = home
+    waiting = printed("sh", SUBMIT, folder, port).strip()
+    choice, _, files = typed(WHY, folder, port)
+    by_queue = dict(re.findall(r"^(cpu|gpu) (None|\(Candidate.*)$", choice, re.M))
+    assert by_queue["cpu"] == "None"
+    assert by_queue["gpu"].endswith(f"'{waiting}')")
+    (lml,) = re.findall(r"'name': 'lml', 'value': (\S+),", files)
+    metrics = json.loads((folder / "experiment.json").read_text())["metrics"]
+    assert float(lml) == next(row["value"] for row in metrics if row["name"] == "lml")
+    assert "files/weights.safetensors" in files
+    printed("sh", f"mpt cancel {waiting}", folder, port)  # other pages show the queue
+
+
+def test_the_sql_to_find_out_why_works(either: Database) -> None:
+    """Run the queries about an experiment that runs, on either database."""
+    claim = claimed(either)
+    is_sqlite = either.engine.dialect.name == "sqlite"
+    sql = "".join(block.text for block in blocks(WHY) if block.language == "sql"
+                  and not (is_sqlite and "pg_" in block.text))  # fmt: skip
+    sql = sql.replace("'ID'", f"'{claim.experiment_id}'")
+    if is_sqlite:
+        sql = sql.replace("extract(epoch FROM now())", "strftime('%s', 'now')")
+    *statements, _ = sql.split(";\n")
+    with either.snapshot() as session:
+        rows = [session.connection().exec_driver_sql(query).all() for query in statements]
+    experiment, attempt = rows[0][0], rows[-2][0]
+    assert (experiment.status, experiment.worker) == ("running", "w")
+    assert experiment.lease_s > 0
+    assert (attempt.attempt, attempt.outcome) == (1, None)
 
 
 END = "=== the end of a block ==="
