@@ -134,7 +134,7 @@ class Settings(BaseSettings):
     are not pinned are deleted. Unset: no limit."""
 
     lease_s: float = Field(default=10.0, gt=0)
-    """Time without a heartbeat after which a worker loses its run."""
+    """Time without a heartbeat after which a worker loses its run. Equal for all processes."""
     heartbeat_s: float = Field(default=1.0, gt=0)
     """Maximum time between heartbeats of a worker."""
     kill_grace_s: float = Field(default=10.0, gt=0)
