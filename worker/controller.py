@@ -35,7 +35,7 @@ from worker.presence import worker_name
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1
+LOOK_S = 0.15
 """Interval of looks for something new: an experiment was submitted, started, ended …"""
 REST = 10
 """Length of the rest after a look for work, as a multiple of the look's. A look at a large lab
@@ -126,15 +126,17 @@ class Controller:
         with self._step() as session:
             clock.repair(session, self.settings.lease_s)
             workers.forget_silent(session, FORGET_S)
-            has_been_up = self._has_been_up(session)
-        if has_been_up:
-            with self._step() as session:
+            expired = []
+            if self._has_been_up(session):
                 expired = lease.expire(session, self.settings.max_lost, self._last_tick)
-            for experiment_id, status in expired:
-                details = {"experiment_id": experiment_id}
-                log.warning("its lease has expired: now %s", status, extra=details)
+        for experiment_id, status in expired:
+            details = {"experiment_id": experiment_id}
+            log.warning("its lease has expired: now %s", status, extra=details)
 
     def _fill_sweeps(self) -> None:
+        with self.database.snapshot() as session:  # most of the time none has room
+            if not holds.sweeps_with_room(session):
+                return
         with self._step() as session:
             holds.fill_sweeps(session)
 

@@ -123,15 +123,20 @@ def _locked(session: Session, ids: Select[str]) -> Mapping[str, str]:
     return {row.id: row.status for row in session.execute(locked)}
 
 
-def fill_sweeps(session: Session) -> None:
-    """Release held points of all sweeps that have fewer runs under way than their limit."""
+def sweeps_with_room(session: Session) -> Sequence[str]:
+    """Return the sweeps with held points that have fewer runs under way than their limit."""
     count = select(func.count()).where(Experiment.sweep_id == Sweep.id, *_UNDER_WAY)
     has_room = Sweep.concurrency > count.correlate(Sweep).scalar_subquery()
     sweeps = select(Sweep.id).where(
         Sweep.id.in_(select(Experiment.sweep_id).where(*_HELD)),
         Sweep.concurrency.is_(None) | has_room,
     )
-    for sweep_id in session.scalars(sweeps.order_by(Sweep.id)).all():
+    return session.scalars(sweeps.order_by(Sweep.id)).all()
+
+
+def fill_sweeps(session: Session) -> None:
+    """Release held points of all sweeps that have fewer runs under way than their limit."""
+    for sweep_id in sweeps_with_room(session):
         fill(session, sweep_id)
 
 
