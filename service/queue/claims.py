@@ -47,9 +47,11 @@ class Candidate:
     id: int
     shares: int
     settled_s: float | None
-    """Settled usage now; None if none is recorded."""
+    """Settled usage; None if none is recorded."""
     charged_s: float
-    """Usage now, with current runs charged in advance."""
+    """Usage with current runs charged in advance."""
+    as_of: float
+    """Time of both usages."""
     runs: Mapping[Queue, int]
     max_slots: Mapping[Queue, float]
     """Number of workers that the user's runs may use."""
@@ -190,6 +192,7 @@ def _candidates(
             shares=row.shares,
             settled_s=None if row.as_of is None else fair_share.decayed(row.settled_s, age_s),
             charged_s=fair_share.decayed(row.charged_s, age_s),
+            as_of=clock,
             runs={Queue.CPU: row.cpu_runs, Queue.GPU: row.gpu_runs},
             max_slots={
                 Queue.CPU: max_slots(fair_share, cpu_workers, row.submitters),
@@ -232,7 +235,7 @@ def _gpu_run_is_first(session: Session, user: Candidate, gpu_bytes: float) -> bo
 
 def _charge(session: Session, user: Candidate, slot_s: float) -> None:
     """Charge a run in advance, so that slots that become free together go to several users."""
-    usage = {"owner_id": user.id, "charged_s": user.charged_s + slot_s, "as_of": now()}
+    usage = {"owner_id": user.id, "charged_s": user.charged_s + slot_s, "as_of": user.as_of}
     if user.settled_s is None:
         session.execute(insert(Usage).values(settled_s=0.0, **usage))
     else:

@@ -1,5 +1,6 @@
 """The next experiment, and those that are skipped."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -182,6 +183,21 @@ def test_a_claim_charges_usage_that_has_decayed_since(either: Database) -> None:
         usage = session.scalars(select(Usage)).one()
     assert usage.settled_s < 1
     assert usage.charged_s == pytest.approx(usage.settled_s + 10)
+
+
+def test_claims_settle_no_usage(either: Database) -> None:
+    """Else errors of a claim's duration would add up."""
+    share = FairShare(half_life_s=100)
+    submitted(either)
+    with either.transaction() as session:
+        before = Usage(owner_id=1, settled_s=1000.0, charged_s=1000.0, as_of=time.time() - 50)
+        session.add(before)
+    with either.transaction() as session:
+        start_next(session, fair_share=share)
+    with either.snapshot() as session:
+        usage = session.scalars(select(Usage)).one()
+    expected = share.decayed(1000.0, usage.as_of - before.as_of)
+    assert usage.settled_s == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_last_place_is_kept_for_a_gpu_run_that_comes_first(either: Database) -> None:
