@@ -417,7 +417,11 @@ def test_a_checkpoint_is_kept_where_older_ones_cannot_be_deleted(
     assert runner.checkpoints == ["a"]
     watch.claim = claim_next(watch.database)
 
+    snapshots = iter([watch.database.snapshot()])
+
     def snapshot(self: Database) -> Any:
+        for at_the_start in snapshots:
+            return at_the_start
         raise OperationalError("away", None, Exception())
 
     with monkeypatch.context() as patched:
