@@ -7,10 +7,23 @@ database's own (`now()`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Float, Select, bindparam, case, column, func, insert, select, text, update
+from sqlalchemy import (
+    Float,
+    Row,
+    Select,
+    bindparam,
+    case,
+    column,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import core_digest
@@ -45,7 +58,6 @@ class Candidate:
     """A user with an experiment that the workers of a queue may start."""
 
     id: int
-    shares: int
     settled_s: float | None
     """Settled usage; None if none is recorded."""
     charged_s: float
@@ -64,11 +76,6 @@ class Candidate:
     device: str
     priority: int
     memory_bytes: int
-
-    @property
-    def turn(self) -> tuple[bool, float, str]:
-        """Sort key: priority above everyone's, then usage for the shares, then age."""
-        return self.priority <= MAX_PRIORITY, self.charged_s / self.shares, self.first_id
 
     def may_begin(self, queue: Queue) -> bool:
         """Return whether another run of this user may start on such a worker."""
@@ -174,22 +181,28 @@ def max_slots(fair_share: FairShare, workers: int, submitters: int) -> float:
 
 def _candidates(
     session: Session, queue: Queue, fair_share: FairShare, cpu_workers: int, gpu_workers: int
-) -> list[Candidate]:
+) -> Iterator[Candidate]:
     """Return the users who may begin a run on a worker of this queue, the next in turn first."""
     rows = session.execute(_CANDIDATES[queue], {"roles": SUBMITTING}).all()
     clock: float = session.execute(select(now())).scalar_one()
     is_limited = any(row.max_gpu_hours is not None for row in rows)
     if is_limited or fair_share.max_gpu_hours_a_day is not None:
         gpu_hours = ledger.gpu_hours_of_the_day(session)
-    candidates = []
-    for row in rows:
-        age_s = 0.0 if row.as_of is None else clock - row.as_of
+    else:
+        gpu_hours = {}
+
+    def turn(row: Row[Any]) -> tuple[bool, float, str]:
+        """Sort key: priority above everyone's, then usage for the shares, then age."""
+        charged_s = fair_share.decayed(row.charged_s, clock - (row.as_of or clock))
+        return row.priority <= MAX_PRIORITY, charged_s / row.shares, row.first_id
+
+    def candidate(row: Row[Any]) -> Candidate:
+        age_s = clock - (row.as_of or clock)
         max_running = fair_share.max_running if row.max_running is None else row.max_running
         max_hours = row.max_gpu_hours
         max_hours = fair_share.max_gpu_hours_a_day if max_hours is None else max_hours
-        candidate = Candidate(
+        return Candidate(
             id=row.id,
-            shares=row.shares,
             settled_s=None if row.as_of is None else fair_share.decayed(row.settled_s, age_s),
             charged_s=fair_share.decayed(row.charged_s, age_s),
             as_of=clock,
@@ -207,9 +220,9 @@ def _candidates(
             priority=row.priority,
             memory_bytes=row.memory_bytes,
         )
-        if candidate.may_begin(queue):
-            candidates.append(candidate)
-    return sorted(candidates, key=lambda candidate: candidate.turn)
+
+    candidates = map(candidate, sorted(rows, key=turn))  # of many users a claim asks few
+    return (user for user in candidates if user.may_begin(queue))
 
 
 def _is_kept(here: Place, workers: Sequence[Place], needed: int) -> bool:
