@@ -107,7 +107,7 @@ class Supervision:
     def run(self, is_stopping: Callable[[], bool]) -> str:
         """Supervise until the end, and return how the attempt ended."""
         try:
-            self.runner.start(self._order())
+            self.runner.start(self._order(is_stopping))
             while self._step():
                 self._end_early(is_stopping())
             outcome = self._settle()
@@ -118,7 +118,7 @@ class Supervision:
             self.runner.kill()
         return outcome.name
 
-    def _order(self) -> dict[str, Any]:
+    def _order(self, is_stopping: Callable[[], bool]) -> dict[str, Any]:
         """Return the runner's assignment: the spec, its folders, and the checkpoint to resume
         from."""
         claim, settings = self.claim, self.settings
@@ -132,20 +132,22 @@ class Supervision:
             "checkpoint_dir": str(self._checkpoint_dir),
             "work_dir": str(self._work_dir),
             "resume": resume,
-            "inputs": self._inputs(),
+            "inputs": self._inputs(is_stopping),
             "save_every_s": settings.checkpoint_every_s,
             "environment": hub_environment() if self._needs_hub() else {},
         }
 
-    def _inputs(self) -> dict[str, dict[str, str]]:
+    def _inputs(self, is_stopping: Callable[[], bool]) -> dict[str, dict[str, str]]:
         """Return the files of the spec's uploads and weights, however long the database is
-        unavailable."""
+        unavailable. Raises LeaseLost if the worker stops before: nothing can be handed back."""
         while True:
             try:
                 with self.database.snapshot() as session:
                     return input_files(session, self.settings, self.claim.spec)
             except TRANSIENT_DB_ERRORS as error:
                 log.warning("the database is unreachable, the run waits to begin: %s", error)
+                if is_stopping():
+                    raise LeaseLost("the worker stops before the run has begun") from error
                 time.sleep(self.settings.heartbeat_s)
 
     def _needs_hub(self) -> bool:

@@ -430,6 +430,17 @@ def test_a_checkpoint_is_kept_where_older_ones_cannot_be_deleted(
     assert runner.checkpoints == ["b"]
 
 
+def test_a_worker_stops_although_the_database_is_away_before_its_run(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot(self: Database) -> Any:
+        raise OperationalError("away", None, Exception())
+
+    monkeypatch.setattr(Database, "snapshot", snapshot)
+    outcome, _ = watch.run(is_stopping=lambda: watch.clock.now >= BEGAN + 3)
+    assert outcome == "lease lost"
+
+
 def test_the_run_continues_during_a_database_outage(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
