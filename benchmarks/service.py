@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 from benchmarks import asking, dashboard, large, listening, peer, queries, scale
 from benchmarks.figures import Figure, percentile
 from benchmarks.modes import LONG, MODES, SMALL, running
-from mptlab import Client
+from mptlab import Client, serve
 from service.accounts.models import User
 from service.db.engine import Database
 from service.experiments.models import Device, Experiment, Held, Queue, Status, Usage, Wait
@@ -219,6 +219,32 @@ def idle(settings: Settings) -> Iterator[Figure]:
             yield Figure(f"a look at idle {name}, p50", percentile(took, 50), "ms", at_most=50)
 
 
+def standby(settings: Settings) -> Iterator[Figure]:
+    """CPU time of a lab that has nothing to do, for 30 s: a controller, two API processes and three
+    workers, without the database's and the broker's. The embedded mode has two processes."""
+    lab = Lab(settings, settings.store / "log", times={})
+    try:
+        if settings.database_url is None:
+            lab.start("api", "api", "--port", str(lab.port))
+            lab.start("worker", "-m", "worker", "cpu", "--local")
+        else:
+            lab.start_all(3)
+            lab.start("api2", "api", "--port", str(serve.free_port()))
+        lab.client()
+        time.sleep(25)  # until each has been idle for some time
+        began, before = time.perf_counter(), _cpu_s(lab)
+        time.sleep(30)
+        spent_s = _cpu_s(lab) - before
+        yield Figure("an idle lab's CPU time", 100 * spent_s / (time.perf_counter() - began),
+                     "% of a core", at_most=2)  # fmt: skip
+    finally:
+        lab.stop()
+
+
+def _cpu_s(lab: Lab) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in lab.family())
+
+
 def _times(database: Database, step: Callable[[Session], object]) -> list[float]:
     took = []
     for _ in range(CLAIMS_MADE):
@@ -300,6 +326,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "many": many,
     "claim": claim,
     "idle": idle,
+    "standby": standby,
     "sweeps": sweeps,
     "recording": recording,
     "curves": queries.curves,

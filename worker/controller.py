@@ -14,15 +14,16 @@ from contextlib import contextmanager
 from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
 from redis import RedisError
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from service.db.engine import Database, limit_hanging, now
 from service.db.errors import TRANSIENT_DB_ERRORS
-from service.experiments.models import Event, Queue, Wait
+from service.db.notices import Notices
+from service.experiments.models import Queue, Wait
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import claims, clock, holds, lease, ledger, quota, workers
+from service.queue import claims, clock, holds, lease, ledger, quota
 from service.queue.models import LEAD_S
 from service.queue.models import Controller as ControllerRow
 from service.queue.rooms import places
@@ -35,14 +36,14 @@ from worker.presence import worker_name
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.15
-"""Interval of looks for something new: an experiment was submitted, started, ended …"""
+LOOK_S = 0.1
+"""Least time from a look for work to the next. While tickets are under way they follow each other
+at once."""
 REST = 10
 """Length of the rest after a look for work, as a multiple of the look's. A look at a large lab
 takes time, and several things happen in each tenth of a second. If the broker does not answer, the
 look waits for it, and must not delay each tick."""
 FOLD_S = 5.0
-FORGET_S = 3600.0
 MAX_TICKETS = 50
 """Maximum number of workers of a queue that are woken together."""
 
@@ -62,26 +63,36 @@ class Controller:
         self.app = app
         self.name = worker_name()
         self._leads = False
-        self._newest_event: int | None = None
+        self._notices = Notices(database)
+        self._is_something_new = True  # since the last look for work
+        self._sweeps_may_have_room = True
         self._tickets_under_way = False
         self._rest_until = -math.inf
         self._tick_due = self._fold_due = time.monotonic()
-        self._up_since = 0.0
-        self._last_tick: float | None = None  # both by the database's clock
+        self._step_began = self._up_since = 0.0
+        self._last_tick: float | None = None  # all three by the database's clock
 
     def run(self, stopping: threading.Event) -> None:
         while not stopping.is_set():
             self.look()
-            stopping.wait(LOOK_S if self._leads else self.settings.heartbeat_s)
+            self.wait(stopping)
+        self._notices.close()
 
     def look(self) -> None:
         """Take the steps that are due."""
         if time.monotonic() >= self._tick_due:
             self._tick_due = time.monotonic() + self.settings.heartbeat_s
-            self._newest_event = None  # looks for work too, whether or not something is new
             self.tick()
         if self._leads and time.monotonic() >= self._rest_until:
             self._take(self._look_for_work)
+
+    def wait(self, stopping: threading.Event) -> None:
+        """Wait until something may be due."""
+        stopping.wait(min(self._rest_until, self._tick_due) - time.monotonic())
+        looks_at_once = self._leads and self._tickets_under_way
+        wait_s = 0.0 if looks_at_once else max(0.0, self._tick_due - time.monotonic())
+        if self._notices.wait(wait_s):
+            self._is_something_new = self._sweeps_may_have_room = True
 
     def tick(self) -> None:
         """Take the steps of each second, if this controller leads or can. If one fails, the others
@@ -89,9 +100,12 @@ class Controller:
         if not self._take(self._expire):
             self._last_tick = None
         if self._leads:
-            self._take(self._fill_sweeps)
+            if self._sweeps_may_have_room:
+                self._take(self._fill_sweeps)
             if time.monotonic() >= self._fold_due:
                 self._take(self._fold)
+                # Memory was freed or a drain is over: no notice tells it. Or a row was locked.
+                self._is_something_new = self._sweeps_may_have_room = True
 
     def _take(self, step: Callable[[], object]) -> bool:
         """Take a step. Return False if the database did not let it."""
@@ -107,33 +121,28 @@ class Controller:
     def _look_for_work(self) -> None:
         """Release what waits, and wake workers, if something is new or tickets are under way."""
         began = time.monotonic()
-        if self._is_something_new() or self._tickets_under_way:
-            self._release_waits()
-            self._send_tickets()
-            ended = time.monotonic()
-            self._rest_until = ended + REST * (ended - began)
-
-    def _is_something_new(self) -> bool:
-        """Return whether something has happened to an experiment. An event that is committed late
-        may be missed until the next tick."""
-        with self.database.snapshot() as session:
-            newest = session.scalar(select(func.max(Event.id)))
-        is_new = newest != self._newest_event
-        self._newest_event = newest
-        return is_new
+        if self._is_something_new or self._tickets_under_way:
+            self._is_something_new = False
+            try:
+                self._release_waits()
+                self._send_tickets()
+            finally:
+                ended = time.monotonic()
+                self._rest_until = ended + max(LOOK_S, REST * (ended - began))
 
     def _expire(self) -> None:
         with self._step() as session:
-            clock.repair(session, self.settings.lease_s)
-            workers.forget_silent(session, FORGET_S)
-            expired = []
-            if self._has_been_up(session):
+            if self._has_been_up(self._step_began):
                 expired = lease.expire(session, self.settings.max_lost, self._last_tick)
+            else:
+                expired = []
+                clock.repair(session, self.settings.lease_s)
         for experiment_id, status in expired:
             details = {"experiment_id": experiment_id}
             log.warning("its lease has expired: now %s", status, extra=details)
 
     def _fill_sweeps(self) -> None:
+        self._sweeps_may_have_room = False
         with self.database.snapshot() as session:  # most of the time none has room
             if not holds.sweeps_with_room(session):
                 return
@@ -162,10 +171,11 @@ class Controller:
             limit_hanging(session)
             is_over = (ControllerRow.until < now()) | (ControllerRow.until > now() + LEAD_S)
             row = update(ControllerRow).where((ControllerRow.holder == self.name) | is_over)
-            lead = row.values(holder=self.name, until=now() + LEAD_S).returning(ControllerRow.id)
-            if session.scalar(lead) is None:
+            lead = row.values(holder=self.name, until=now() + LEAD_S).returning(ControllerRow.until)
+            until = session.scalar(lead)
+            if until is None:
                 raise NotLeading
-            self._leads = True
+            self._leads, self._step_began = True, until - LEAD_S
             yield session
 
     def _send_tickets(self) -> None:
@@ -198,11 +208,10 @@ class Controller:
         )
         return min(len(idle), startable) if any(finds) else 0
 
-    def _has_been_up(self, session: Session) -> bool:
-        """Return whether nothing has prevented heartbeats for a whole lease. A gap between two
-        ticks means that the database hung, the machine slept or the clock was changed; it counts as
-        an outage."""
-        at: float = session.execute(select(now())).scalar_one()
+    def _has_been_up(self, at: float) -> bool:
+        """Return whether nothing has prevented heartbeats for a whole lease before this tick. A gap
+        between two ticks means that the database hung, the machine slept or the clock was changed;
+        it counts as an outage."""
         gap_s = max(self.settings.lease_s / 2, 4 * self.settings.heartbeat_s)
         if self._last_tick is None or not 0 <= at - self._last_tick <= gap_s:
             self._up_since = at

@@ -12,7 +12,7 @@ from service.datasets.retention import sweep as clean_uploads
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.operations import retention
-from service.queue import lease, worker_samples
+from service.queue import lease, worker_samples, workers
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 CLEAN_S = 60.0
 RETENTION_S = 3600.0
 """Interval of the retention check, which reads the size of every file."""
+FORGET_S = 3600.0
+"""Silence after which a worker is forgotten."""
 TOGETHER = 500
 
 
@@ -38,7 +40,7 @@ class Housekeeping:
     def clean(self) -> None:
         """Delete the remains of interrupted uploads, the excess of the hub's cache, checkpoints of
         experiments that ended without a worker (cancelled while paused, or lost), experiments that
-        were deleted or have been kept long enough, and old samples of workers."""
+        were deleted or have been kept long enough, silent workers and old samples of workers."""
         try:
             clean_uploads(self.database, self.settings)
             trim_hub_cache(self.settings)
@@ -46,6 +48,7 @@ class Housekeeping:
             self._purge_experiments()
             with self.database.transaction() as session:
                 worker_samples.forget(session)
+                workers.forget_silent(session, FORGET_S)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
         except OSError as error:

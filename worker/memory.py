@@ -1,6 +1,7 @@
 """The main memory of a runner, and whether the kernel killed a process for lack of memory."""
 
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,10 @@ def memory_pools() -> list[dict[str, Any]]:
     return pools
 
 
-def memory_limit(limit: int | None) -> int:
-    """Return the main memory that a run may use: the setting, or nine tenths of the memory of the
-    worker's machine or container. It is never more than that memory."""
-    total: int = min(pool["total"] for pool in memory_pools())
+def memory_limit(limit: int | None, pools: Sequence[dict[str, Any]]) -> int:
+    """Return the main memory that a run may use: the setting, or nine tenths of the smallest of the
+    memories that bound the worker. It is never more than that memory."""
+    total: int = min(pool["total"] for pool in pools)
     return min(limit or int(0.9 * total), total)
 
 
@@ -52,7 +53,7 @@ class Memory:
     """The resident memory of a process and its limit, in bytes."""
 
     def __init__(self, limit: int | None):
-        self.limit = memory_limit(limit)
+        self.limit = memory_limit(limit, memory_pools())
         self.peak = 0
         self._process: psutil.Process | None = None
         """The process measured last. It takes longer to make one than to measure it."""

@@ -16,7 +16,7 @@ from service.webhooks.sending import NotSent, send
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+LOOK_S = 2.0
 PAUSE_S = 0.05
 """Pause between two polls if the first found something."""
 FORGET_S = 3600.0

@@ -46,7 +46,7 @@ def vitals(
         "host": socket.gethostname(),
         "queue": queue,
         "memory_free": min(pool["free"] for pool in pools),
-        "run_memory": memory_limit(run_memory),
+        "run_memory": memory_limit(run_memory, pools),
         "memory_pools": pools,
         "memory_ours": resident_memory(run_pid),
         "store_full": store_full,

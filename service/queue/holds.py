@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from service.db.engine import among, now
+from service.db.notices import notify
 from service.experiments.models import (
     TERMINAL,
     UNFINISHED,
@@ -113,6 +114,7 @@ def _fail_after(session: Session, ended: Mapping[str, str]) -> None:
         for id, cause in causes.items()
     ]
     session.execute(insert(Event), events)
+    notify(session)
     webhooks.announce(session, [*causes], Status.FAILED)
 
 

@@ -308,6 +308,8 @@ def _lose_expired(
         .where(Experiment.status == Status.RUNNING, Experiment.lease_expires_at < clock)
         .with_for_update(skip_locked=True)
     ).all()
+    if not leases:
+        return ()
     for experiment_id, attempt, expired_at in leases:
         ledger.end(session, experiment_id, attempt, LOST, expired_at)
     return session.execute(

@@ -10,6 +10,7 @@ from sqlalchemy import ColumnElement, delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from service.db.engine import now
+from service.db.notices import notify
 from service.experiments.models import (
     TERMINAL,
     UNFINISHED,
@@ -28,6 +29,7 @@ def note_status(session: Session, experiment_id: str, status: Status, **details:
     sweep may start."""
     data = {"status": status, **details}
     session.add(Event(experiment_id=experiment_id, kind="status", data=data))
+    notify(session)
     if is_terminal(status):
         webhooks.announce(session, [experiment_id], status)
     if status not in holds.OPEN:
@@ -120,5 +122,6 @@ def cancel_all(session: Session, which: ColumnElement[bool]) -> Cancelled:
     events = [{"experiment_id": one, "kind": "status", "data": data} for one in cancelled]
     if events:
         session.execute(insert(Event), events)
+        notify(session)
         webhooks.announce(session, cancelled, Status.CANCELLED)
     return Cancelled(found, cancelled)

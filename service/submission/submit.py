@@ -17,6 +17,7 @@ from service.accounts.models import AuditEntry
 from service.accounts.permissions import check_still_valid, find_readable
 from service.accounts.users import Caller
 from service.db.engine import Database
+from service.db.notices import notify
 from service.experiments import store
 from service.experiments.models import Event, Experiment, Held, Status, Wait
 from service.fair_share import FairShare
@@ -242,6 +243,7 @@ def insert_all(
         session.execute(insert(_EXPERIMENTS), rows)
         status = {"kind": "status", "data": {"status": Status.QUEUED}}
         session.execute(insert(_EVENTS), [{"experiment_id": id, **status} for id in ids])
+        notify(session)
     successors = {row["retry_of"]: row["id"] for row in rows if row["retry_of"]}
     sweeps.replace(session, successors)
     if sweep is None and rows:
