@@ -153,7 +153,9 @@ class Forked:
                 return
             except ConnectionResetError:
                 message = b""
-            if not message:
+            if not message:  # the parent is ending; wait for it, so that no other run is forked
+                self._parent.kill()
+                self._parent.wait()
                 self.pid, self._status = None, GONE
             elif self.pid is None:
                 (self.pid,) = NUMBER.unpack(message)

@@ -111,15 +111,17 @@ def test_database_outage_during_a_run(lab: Settings, postgresql: PostgreSQL) -> 
         assert series["x"] == list(range(1, 61))
 
 
-@pytest.mark.parametrize("victim", ["node", "runner"])
+@pytest.mark.parametrize("victim", ["node", "warm parent", "runner"])
 def test_killed(lab: Settings, victim: str) -> None:
     """The storm kills the controller and the API too."""
     with lab_processes(lab) as running, running.client() as client:
         submitted = client.submit(MEDIUM, cache=False)["id"]
         began(running, submitted)
         process: psutil.Process = running.processes["worker0"]
+        if victim != "node":
+            (process,) = process.children()
         if victim == "runner":
-            process = max(process.children(), key=lambda child: child.cpu_times().user)
+            (process,) = process.children()
         process.kill()
         if victim == "node":
             process.wait()

@@ -16,7 +16,7 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 from tests.support.undisturbed import undisturbed_records
 from worker import children
-from worker.children import GONE, Spawned, WarmParent
+from worker.children import GONE, Forked, Spawned, WarmParent
 from worker.runner import Runner
 from worker.warm_parent import NUMBER, TRANSFORMERS, Forks, _send, main
 
@@ -198,6 +198,18 @@ def test_runners_are_lost_if_the_parent_dies() -> None:
     wait_until(lambda: not child.is_running())
     assert not parent.alive
     parent.close()
+
+
+def test_a_parent_that_is_ending_counts_as_ended() -> None:
+    """The kernel closes its sockets before the process has an exit status. A run that was forked
+    from it in between could not start, and the worker would end."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    with subprocess.Popen(["sleep", "60"]) as parent:
+        runner = Forked(ours, parent)
+        assert runner.poll() == GONE
+        assert parent.poll() is not None
+        runner.close()
 
 
 PROGRAM = """
