@@ -375,6 +375,7 @@ POSTGRESQL_OPTIONS = {
 
 def _open_sqlite(connection: Any, record: object) -> None:
     connection.isolation_level = None  # transactions begin where _begin_sqlite says so
+    connection.create_function("power", 2, pow, deterministic=True)  # not every SQLite has it
     for pragma in (
         "journal_mode=WAL",
         "synchronous=FULL",  # committed data are on the disk

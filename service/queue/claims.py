@@ -179,50 +179,83 @@ def max_slots(fair_share: FairShare, workers: int, submitters: int) -> float:
     return workers - fair_share.spare_slots
 
 
+FEW = 32
+ALL = 2**31
+
+
 def _candidates(
     session: Session, queue: Queue, fair_share: FairShare, cpu_workers: int, gpu_workers: int
 ) -> Iterator[Candidate]:
-    """Return the users who may begin a run on a worker of this queue, the next in turn first."""
-    rows = session.execute(_CANDIDATES[queue], {"roles": SUBMITTING}).all()
+    """Return the users who may begin a run on a worker of this queue, the next in turn first. A
+    claim takes one of the first nearly always, and the database needs the more time the more users
+    it asks, so the others are asked only if need be."""
     clock: float = session.execute(select(now())).scalar_one()
-    is_limited = any(row.max_gpu_hours is not None for row in rows)
-    if is_limited or fair_share.max_gpu_hours_a_day is not None:
-        gpu_hours = ledger.gpu_hours_of_the_day(session)
-    else:
-        gpu_hours = {}
+    half_life_s, hours = fair_share.half_life_s, None
+    times = {"clock": clock, "half_life_s": half_life_s, "oldest": clock - 100 * half_life_s}
+    known = set[int]()
+    for at_most in (FEW, ALL):
+        given = {"roles": SUBMITTING, "at_most": at_most, **times}
+        rows = session.execute(_CANDIDATES[queue], given).all()
+        is_limited = any(row.max_gpu_hours is not None for row in rows)
+        if hours is None and (is_limited or fair_share.max_gpu_hours_a_day is not None):
+            hours = ledger.gpu_hours_of_the_day(session)
+        is_whole = len(rows) < at_most
+        before_others = rows if is_whole else _before_others(rows)
+        for row in sorted(before_others, key=_turn):
+            user = _candidate(row, clock, fair_share, cpu_workers, gpu_workers, hours or {})
+            if user.id not in known and user.may_begin(queue):
+                yield user
+        if is_whole:
+            return
+        known |= {row.id for row in before_others}
 
-    def turn(row: Row[Any]) -> tuple[bool, float, str]:
-        """Sort key: priority above everyone's, then usage for the shares, then age."""
-        charged_s = fair_share.decayed(row.charged_s, clock - (row.as_of or clock))
-        return row.priority <= MAX_PRIORITY, charged_s / row.shares, row.first_id
 
-    def candidate(row: Row[Any]) -> Candidate:
-        age_s = clock - (row.as_of or clock)
-        max_running = fair_share.max_running if row.max_running is None else row.max_running
-        max_hours = row.max_gpu_hours
-        max_hours = fair_share.max_gpu_hours_a_day if max_hours is None else max_hours
-        return Candidate(
-            id=row.id,
-            settled_s=None if row.as_of is None else fair_share.decayed(row.settled_s, age_s),
-            charged_s=fair_share.decayed(row.charged_s, age_s),
-            as_of=clock,
-            runs={Queue.CPU: row.cpu_runs, Queue.GPU: row.gpu_runs},
-            max_slots={
-                Queue.CPU: max_slots(fair_share, cpu_workers, row.submitters),
-                Queue.GPU: max_slots(fair_share, gpu_workers, row.submitters),
-            },
-            places_left=(
-                math.inf if max_running is None else max_running - row.cpu_runs - row.gpu_runs
-            ),
-            has_gpu_hours=max_hours is None or gpu_hours.get(row.id, 0.0) < max_hours,
-            first_id=row.first_id,
-            device=row.device,
-            priority=row.priority,
-            memory_bytes=row.memory_bytes,
-        )
+def _candidate(
+    row: Row[Any],
+    clock: float,
+    fair_share: FairShare,
+    cpu_workers: int,
+    gpu_workers: int,
+    gpu_hours: Mapping[int, float],
+) -> Candidate:
+    age_s = clock - (row.as_of or clock)
+    max_running = fair_share.max_running if row.max_running is None else row.max_running
+    max_hours = row.max_gpu_hours
+    max_hours = fair_share.max_gpu_hours_a_day if max_hours is None else max_hours
+    return Candidate(
+        id=row.id,
+        settled_s=None if row.as_of is None else fair_share.decayed(row.settled_s, age_s),
+        charged_s=fair_share.decayed(row.charged_s, age_s),
+        as_of=clock,
+        runs={Queue.CPU: row.cpu_runs, Queue.GPU: row.gpu_runs},
+        max_slots={
+            Queue.CPU: max_slots(fair_share, cpu_workers, row.submitters),
+            Queue.GPU: max_slots(fair_share, gpu_workers, row.submitters),
+        },
+        places_left=(
+            math.inf if max_running is None else max_running - row.cpu_runs - row.gpu_runs
+        ),
+        has_gpu_hours=max_hours is None or gpu_hours.get(row.id, 0.0) < max_hours,
+        first_id=row.first_id,
+        device=row.device,
+        priority=row.priority,
+        memory_bytes=row.memory_bytes,
+    )
 
-    candidates = map(candidate, sorted(rows, key=turn))  # of many users a claim asks few
-    return (user for user in candidates if user.may_begin(queue))
+
+def _turn(row: Row[Any]) -> tuple[bool, float, str]:
+    """Sort key: priority above everyone's, then usage for the shares, then age."""
+    jumps = row.may_jump and row.priority > MAX_PRIORITY
+    return not jumps, row.turn, row.first_id
+
+
+def _before_others(rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
+    """Return the users among the first ones of the database who come before all others, whoever
+    these are. The database has the users who may jump first, whether or not they do."""
+    order = [(not row.may_jump, row.turn) for row in rows]
+    if rows[-1].may_jump or order != sorted(order):  # no standard says that it keeps the order
+        return ()
+    return [row for row in rows if _turn(row)[:2] < (True, rows[-1].turn)]
 
 
 def _is_kept(here: Place, workers: Sequence[Place], needed: int) -> bool:
@@ -264,28 +297,42 @@ _STARTABLE = {
     )
     for queue, startable in STARTABLE.items()
 }
+# PostgreSQL refuses a power that is too small for a float, so old usage counts as none.
 _CANDIDATES = {
     queue: text(f"""
-        SELECT users.id, users.shares, users.max_running,
-            users.max_gpu_hours_a_day AS max_gpu_hours,
+        SELECT users.*,
             (SELECT count(*) FROM users WHERE disabled_at IS NULL AND role IN :roles) AS submitters,
             coalesce(running.cpu_runs, 0) AS cpu_runs, coalesce(running.gpu_runs, 0) AS gpu_runs,
-            usage.settled_s, coalesce(usage.charged_s, 0) AS charged_s, usage.as_of,
             first.id AS first_id, first.device, first.priority,
             coalesce(first.memory_bytes, 0) AS memory_bytes
-        FROM users
+        FROM (
+            SELECT users.id, users.shares, users.may_jump, users.max_running,
+                users.max_gpu_hours_a_day AS max_gpu_hours,
+                usage.settled_s, coalesce(usage.charged_s, 0) AS charged_s, usage.as_of,
+                CASE WHEN usage.as_of > :oldest AND usage.charged_s > 1e-9
+                    THEN usage.charged_s / users.shares
+                        * power(2.0, (usage.as_of - :clock) / :half_life_s)
+                    ELSE 0.0 END AS turn
+            FROM users
+            LEFT JOIN usage ON usage.owner_id = users.id
+            WHERE users.disabled_at IS NULL
+            ORDER BY users.may_jump DESC, turn
+            LIMIT {ALL}
+        ) AS users
         JOIN experiments AS first ON first.id = (
             SELECT id FROM experiments WHERE owner_id = users.id AND {startable}
             ORDER BY priority DESC, id LIMIT 1
         )
-        LEFT JOIN usage ON usage.owner_id = users.id
         LEFT JOIN (
             SELECT owner_id, sum(CASE WHEN queue = 'cpu' THEN 1 ELSE 0 END) AS cpu_runs,
                 sum(CASE WHEN queue = 'gpu' THEN 1 ELSE 0 END) AS gpu_runs
             FROM experiments WHERE status = 'running' GROUP BY owner_id
         ) AS running ON running.owner_id = users.id
-        WHERE users.disabled_at IS NULL
-    """).bindparams(bindparam("roles", expanding=True))
+        LIMIT :at_most
+    """).bindparams(
+        bindparam("roles", expanding=True),
+        *(bindparam(name, type_=Float) for name in ("clock", "half_life_s", "oldest")),
+    )
     for queue, startable in STARTABLE.items()
 }
 _HAS_ROOM = {

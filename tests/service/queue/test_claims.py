@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ from service.accounts.models import User
 from service.db.engine import Database
 from service.experiments.models import Experiment, Held, Queue, Usage
 from service.fair_share import FairShare
-from service.queue import workers
+from service.queue import claims, workers
 from service.queue.workers import Vitals
 from service.workers.models import Worker
 from tests.support.attempts import submitted
+from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.shared_lab import SharedLab
 from tests.support.starting import start_next
@@ -243,3 +245,31 @@ def test_memory_that_a_dead_worker_used_is_free(either: Database) -> None:
     waiting(either, "cuda", gib=40)
     small = waiting(either, "cuda", gib=5)
     assert chosen(either, Queue.GPU) == small
+
+
+@pytest.mark.parametrize("few", [1, 5, 20, 1000])
+def test_the_turns_of_many_users(
+    either: Database, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    """The order is the same however many users a claim asks for first. Any usage has its turn."""
+    monkeypatch.setattr(claims, "FEW", few)
+    share, random, clock = FairShare(), Random(3), FakeClock(either.engine).now
+    turns: list[tuple[bool, float, str]] = []
+    for id in random.sample(range(100, 140), 40):
+        shares, may_jump = random.choice([1, 3]), random.random() < 0.2
+        charged_s = random.choice([None, 0.0, 5.0, 5.0, 1e-310, random.uniform(0, 1e3)])
+        age_s = random.choice([0.0, 1e5, 1e9])
+        with either.transaction() as session:
+            session.add(User(id=id, name=str(id), shares=shares, may_jump=may_jump))
+            session.flush()
+            if charged_s is not None:
+                used = {"settled_s": charged_s, "charged_s": charged_s, "as_of": clock - age_s}
+                session.add(Usage(owner_id=id, **used))
+        priority = random.choice([0, 7, 101])
+        first = waiting(either, "cpu")
+        change(either, first, owner_id=id, priority=priority)
+        usage_s = share.decayed(charged_s or 0.0, age_s) if (charged_s or 0.0) > 1e-9 else 0.0
+        turn = usage_s / shares if usage_s > 1e-20 else 0.0
+        turns.append((priority <= 100 or not may_jump, turn, first))
+    assert len({turn for _, turn, _ in turns}) < len(turns) / 2, "many are equal"
+    assert [chosen(either) for _ in turns] == [first for *_, first in sorted(turns)]
