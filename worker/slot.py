@@ -146,7 +146,8 @@ class Slot:
         settings, experiment_id = self.settings, claim.experiment_id
         try:
             with self.database.snapshot() as session:
-                ended = states.is_terminal(session.get_one(Experiment, experiment_id).status)
+                experiment = session.get(Experiment, experiment_id)  # None: it was purged since
+                ended = experiment is None or states.is_terminal(experiment.status)
                 kept = {str(one.attempt) for one in results.artifacts(session, experiment_id)}
         except TRANSIENT_DB_ERRORS:
             return

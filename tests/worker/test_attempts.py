@@ -15,9 +15,10 @@ from mptcore.runtime.tensor_files import load_weights, weights_digest
 from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
+from service.experiments import deletion
 from service.experiments.models import Checkpoint, Event, Experiment, Series, Status
 from service.experiments.references import WEIGHTS, input_files
-from service.queue import lease
+from service.queue import lease, ledger
 from service.queue.lease import Claim, LeaseLost
 from service.records import results
 from service.records.recording import Batch, record
@@ -224,11 +225,13 @@ def test_files_of_earlier_attempts_are_deleted(database: Database, settings: Set
     assert not settings.checkpoints(experiment_id).exists()
 
 
+@pytest.mark.parametrize("is_purged", [False, True])
 @pytest.mark.parametrize("status", [Status.FAILED, Status.CANCELLED])
 def test_files_of_the_last_attempt_are_deleted(
-    database: Database, settings: Settings, status: Status
+    database: Database, settings: Settings, status: Status, is_purged: bool
 ) -> None:
-    """A run that ended early has left files that no record names."""
+    """A run that ended early has left files that no record names. Its experiment may have been
+    purged since."""
     submitted(database)
     claim = claim_next(database)
     unrecorded = work_dir(database, settings, claim)
@@ -237,6 +240,10 @@ def test_files_of_the_last_attempt_are_deleted(
     assert unrecorded.exists()  # it still runs
     with database.transaction() as session:
         lease.finish(session, claim, status)
+        ledger.fold(session, settings.share)
+        if is_purged:
+            deletion.remove_ended(session, [claim.experiment_id])
+            assert deletion.purge(session, claim.experiment_id)
     slot._clean_up(claim)
     assert not unrecorded.exists()
 
