@@ -33,7 +33,7 @@ def notices(either: Database) -> Iterator[Notices]:
 
 
 def arrives(notices: Notices, act: Callable[[], object]) -> bool:
-    """Whether a notice arrives that an act in another thread causes."""
+    """Act in another thread, and return whether a notice arrives."""
     thread = threading.Timer(0.2, act)
     thread.start()
     began = time.monotonic()
