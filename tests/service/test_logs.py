@@ -41,7 +41,8 @@ Line = dict[str, Any]
 
 @pytest.fixture
 def logging_restored() -> Iterator[None]:
-    """Logging and hooks are put back as they were."""
+    """Logging and hooks are put back as they were. An earlier test may have captured warnings."""
+    logging.captureWarnings(False)
     root = logging.getLogger()
     hooks, before = (threading.excepthook, sys.unraisablehook), (root.handlers[:], root.level)
     yield
