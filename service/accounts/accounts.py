@@ -10,6 +10,7 @@ from service.accounts.keys import new_key
 from service.accounts.models import ApiKey, Role, Scope, User
 from service.accounts.users import store_key
 from service.db.engine import now
+from service.db.notices import notify
 
 
 class LastAdmin(Exception):
@@ -57,6 +58,7 @@ def change(
         )
     session.flush()
     session.refresh(user)
+    notify(session)  # queued experiments may start
     is_admin = user.role == Role.ADMIN and user.disabled_at is None
     if not is_admin and {one.id for one in active_admins} == {user.id}:
         raise LastAdmin

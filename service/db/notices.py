@@ -1,6 +1,6 @@
-"""Notices between processes: something has happened to an experiment.
+"""Notices between processes: something has happened to an experiment, or experiments may start.
 
-A notice says only that it is worth to look. It may be lost or needless, so that whoever waits for
+A notice says only that it is worth looking. It may be lost or needless, so that whoever waits for
 it looks from time to time anyway."""
 
 import sqlite3

@@ -7,6 +7,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from service.db.engine import now
+from service.db.notices import notify
 from service.queue.workers import lock_claims
 from service.workers.models import IS_ACTIVE, Drain, Worker, WorkerSample
 
@@ -45,6 +46,7 @@ def drain(
 def undrain(session: Session, host: str) -> bool:
     """End the drain of a machine. Return False if it is not drained."""
     ended = delete(Drain).where(Drain.host == host, IS_ACTIVE).returning(Drain.host)
+    notify(session)  # queued experiments may start
     return session.scalar(ended) is not None
 
 

@@ -13,6 +13,7 @@ from sqlalchemy import update
 from mptlab import Client
 from service.accounts.models import User
 from service.db.engine import Database
+from service.db.notices import notify
 from service.experiments.models import TERMINAL
 from service.operations.prepare import prepare
 from service.settings import Settings
@@ -74,6 +75,7 @@ def workers_of_small_runs(client: Client) -> set[str]:
 def limit_running(database: Database, most: int | None) -> None:
     with database.transaction() as session:
         session.execute(update(User).values(max_running=most))
+        notify(session)
 
 
 def ends(client: Client, ids: list[str]) -> list[dict[str, Any]]:

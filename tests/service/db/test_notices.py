@@ -9,11 +9,13 @@ from functools import partial
 import pytest
 from sqlalchemy.orm import Session
 
+from service.accounts import accounts
+from service.accounts.models import User
 from service.db.engine import Database
 from service.db.notices import Notices
 from service.experiments.models import Experiment, Status
 from service.experiments.schemas import Submission
-from service.queue import lease, states
+from service.queue import drains, lease, states
 from service.settings import Settings
 from tests.support import stored
 from tests.support.attempts import claim_next, submitted
@@ -42,7 +44,7 @@ def arrives(notices: Notices, act: Callable[[], object]) -> bool:
     return arrived and time.monotonic() - began < LONG_S
 
 
-def test_each_change_of_a_status_is_noticed(either: Database, notices: Notices) -> None:
+def test_what_lets_runs_start_is_noticed(either: Database, notices: Notices) -> None:
     assert arrives(notices, lambda: submitted(either))
     claim = claim_next(either)
 
@@ -52,11 +54,20 @@ def test_each_change_of_a_status_is_noticed(either: Database, notices: Notices) 
     def cancel(session: Session) -> None:
         states.cancel_all(session, Experiment.status == Status.QUEUED)
 
+    def allow_more(session: Session) -> None:
+        accounts.change(session, session.get_one(User, 1), None, None, {"max_running": 3})
+
+    def undrain(session: Session) -> None:
+        assert drains.undrain(session, "gpu3")
+
+    with either.transaction() as session:
+        drains.drain(session, "gpu3", "ann")
+
     def do(change: Callable[[Session], None]) -> None:
         with either.transaction() as session:
             change(session)
 
-    for change in (end, cancel):
+    for change in (end, cancel, allow_more, undrain):
         submitted(either)
         assert notices.wait(LONG_S), "it comes before the wait begins, or soon after"
         while notices.wait(0.3):
