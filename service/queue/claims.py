@@ -187,8 +187,8 @@ def _candidates(
     session: Session, queue: Queue, fair_share: FairShare, cpu_workers: int, gpu_workers: int
 ) -> Iterator[Candidate]:
     """Return the users who may begin a run on a worker of this queue, the next in turn first. A
-    claim takes one of the first nearly always, and the database needs the more time the more users
-    it asks, so the others are asked only if need be."""
+    claim nearly always takes one of the first, and the time of the query grows with the number of
+    users that it returns, so it returns the others only if they are needed."""
     clock: float = session.execute(select(now())).scalar_one()
     half_life_s, hours = fair_share.half_life_s, None
     times = {"clock": clock, "half_life_s": half_life_s, "oldest": clock - 100 * half_life_s}
@@ -252,8 +252,7 @@ def _turn(row: Row[Any]) -> tuple[bool, float, str]:
 def _before_others(rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
     """Return the users among the first ones of the database who come before all others, whoever
     these are. The database has the users who may jump first, whether or not they do."""
-    order = [(not row.may_jump, row.turn) for row in rows]
-    if rows[-1].may_jump or order != sorted(order):  # no standard says that it keeps the order
+    if rows[-1].may_jump:
         return ()
     return [row for row in rows if _turn(row)[:2] < (True, rows[-1].turn)]
 
@@ -328,6 +327,7 @@ _CANDIDATES = {
                 sum(CASE WHEN queue = 'gpu' THEN 1 ELSE 0 END) AS gpu_runs
             FROM experiments WHERE status = 'running' GROUP BY owner_id
         ) AS running ON running.owner_id = users.id
+        ORDER BY users.may_jump DESC, users.turn
         LIMIT :at_most
     """).bindparams(
         bindparam("roles", expanding=True),
