@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from celery import Celery
 from kombu.exceptions import OperationalError as BrokerError
 from redis import RedisError
-from sqlalchemy import select, update
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from service.db.engine import Database, limit_hanging, now
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.db.notices import Notices
-from service.experiments.models import Queue, Wait
+from service.experiments.models import Queue
 from service.logs import logged_process
 from service.operations.start import begin
 from service.queue import claims, clock, holds, lease, ledger, quota
@@ -128,7 +128,8 @@ class Controller:
                 self._send_tickets()
             finally:
                 ended = time.monotonic()
-                self._rest_until = ended + max(LOOK_S, REST * (ended - began))
+                rest_s = min(FOLD_S, REST * (ended - began))
+                self._rest_until = ended + max(LOOK_S, rest_s)
 
     def _expire(self) -> None:
         with self._step() as session:
@@ -150,14 +151,16 @@ class Controller:
             holds.fill_sweeps(session)
 
     def _release_waits(self) -> None:
-        with self.database.snapshot() as session:  # most of the time nothing waits
-            if session.scalar(select(Wait.after_id).limit(1)) is None:
+        with self.database.snapshot() as session:  # most of the time nothing is over
+            if not holds.awaits_what_has_ended(session):
                 return
         with self._step() as session:
             holds.release_waits(session)
+        self._sweeps_may_have_room = True
 
     def _fold(self) -> None:
         with self._step() as session:
+            clock.repair(session, self.settings.lease_s)
             number = ledger.fold(session, self.settings.share)
             quota.fold(session)
         rest_s = 0.0 if number >= ledger.FOLDED_AT_ONCE else FOLD_S  # more are waiting

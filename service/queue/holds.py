@@ -49,6 +49,13 @@ _HELD = (
 """Condition of the index `ix_experiments_held`. With parameters it would not be used."""
 
 
+def awaits_what_has_ended(session: Session) -> bool:
+    """Return whether an experiment waits for one that has ended."""
+    status = select(Experiment.status).where(Experiment.id == Wait.after_id).scalar_subquery()
+    ended = select(Wait.after_id).where(status.in_(TERMINAL)).limit(1)
+    return session.scalar(ended) is not None
+
+
 def release_waits(session: Session) -> None:
     """Release the experiments whose predecessors have all succeeded. If a predecessor has failed or
     was cancelled, its successors fail, and so on along the chain. The number of statements does not
@@ -159,6 +166,7 @@ def fill(session: Session, sweep_id: str) -> None:
     if ids:
         release = update(Experiment).where(among(Experiment.id, ids))
         session.execute(release.values(held=Held.NOT))
+        notify(session)
 
 
 def fill_sweep_of(session: Session, experiment_id: str) -> None:

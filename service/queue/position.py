@@ -104,7 +104,7 @@ def _expected(
     groups = snapshot.groups(user.owner_id, DEVICES[queue])
     first_id = groups[0].first.id if groups else experiment.id
     before = snapshot.own_before(user.owner_id, rank, DEVICES[queue])
-    jumps = experiment.priority > MAX_PRIORITY
+    jumps = user.may_jump and experiment.priority > MAX_PRIORITY
     position = order.position(user, first_id, before, jumps)
     idle = snapshot.slots[queue].idle if has_memory and queue in snapshot.slots else 0
     starts = [expected.start_after(position, idle, expected.running)]

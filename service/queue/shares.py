@@ -49,6 +49,8 @@ class Standing:
     is_disabled: bool
     may_submit: bool
     """True if the user may have experiments: it is neither disabled nor a viewer."""
+    may_jump: bool
+    """True if experiments with a priority above MAX_PRIORITY start before those of all users."""
     max_running: int | None
     max_gpu_hours: float | None
     gpu_hours: float
@@ -147,6 +149,7 @@ def _standing(
         shares=row.shares,
         is_disabled=row.disabled_at is not None,
         may_submit=row.disabled_at is None and Scope.SUBMIT in ROLE_SCOPES[Role(row.role)],
+        may_jump=row.may_jump,
         max_running=fair_share.max_running if max_running is None else max_running,
         max_gpu_hours=fair_share.max_gpu_hours_a_day if max_gpu_hours is None else max_gpu_hours,
         gpu_hours=gpu_hours,
@@ -192,6 +195,7 @@ _STANDINGS = (
         _USERS.c.shares,
         _USERS.c.role,
         _USERS.c.disabled_at,
+        _USERS.c.may_jump,
         _USERS.c.max_running,
         _USERS.c.max_gpu_hours_a_day,
         now().label("clock"),

@@ -118,7 +118,9 @@ def _contender(
         user.shares,
         user.charged_s,
         waiting,
-        sum(group.count for group in groups if group.first.priority > MAX_PRIORITY),
+        sum(group.count for group in groups if group.first.priority > MAX_PRIORITY)
+        if user.may_jump
+        else 0,
         max(0.0, limit - here),
         limit,
         groups[0].first.id,

@@ -16,11 +16,12 @@ from service.accounts.models import User
 from service.db.engine import Database, now
 from service.experiments.models import Experiment, Held, Queue, Status, Wait
 from service.experiments.schemas import Submission
-from service.queue import lease, workers
+from service.queue import holds, lease, workers
 from service.queue.models import LEAD_S
 from service.queue.models import Controller as ControllerRow
 from service.queue.workers import Vitals, lock_claims
 from service.settings import Settings
+from service.sweeps.models import Sweep
 from tests.support import stored
 from tests.support.attempts import claimed, submitted
 from tests.support.fake_clock import FakeClock
@@ -346,3 +347,68 @@ def test_a_clock_set_back_leaves_no_lab_without_a_controller(
     controller = Controller(either, settings, None)
     controller.tick()
     assert holder(either) == controller.name
+
+
+def test_a_look_that_fails_late_delays_the_next_by_seconds_only(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a minute's outage would leave all that waits for others held for ten minutes."""
+    monkeypatch.setattr("worker.controller.FOLD_S", 0.1)
+    controller = Controller(database, settings.model_copy(update={"heartbeat_s": 0.1}), None)
+    looks = list[float]()
+
+    def hang(_: object) -> bool:
+        looks.append(time.monotonic())
+        time.sleep(0.3)
+        raise OperationalError("", {}, Exception("it was away"))
+
+    monkeypatch.setattr(holds, "awaits_what_has_ended", hang)
+    began = time.monotonic()
+    while len(looks) < 3 and time.monotonic() < began + 5:
+        controller.look()
+        controller.wait(threading.Event())
+    assert len(looks) == 3
+
+
+def waits_for(database: Database, last: str, first: str) -> None:
+    with database.transaction() as session:
+        session.add(Wait(experiment_id=last, after_id=first))
+    stored.change(database, last, held=Held.AFTER)
+
+
+def test_what_still_waits_makes_no_work(
+    either: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On SQLite each commit wakes the controller, its own too."""
+    waits_for(either, submitted(either), submitted(either))
+    controller = Controller(either, settings, None)
+    steps = list[object]()
+    monkeypatch.setattr(holds, "release_waits", steps.append)
+    controller.look()
+    assert steps == []
+
+
+def test_a_point_of_a_sweep_that_waited_for_a_run_starts_soon(
+    either: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller releases it in two steps, and then wakes a worker."""
+    sent = Tickets(monkeypatch)
+    controller = Controller(either, settings.model_copy(update={"heartbeat_s": 0.1}), Celery())
+    with either.transaction() as session:
+        workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
+        beside = {"concurrency": 1, "fields": ["seeds"], "comes_after": [], "spec": {}}
+        session.add(Sweep(id="s", owner_id=1, tags=[], priority=0, **beside))
+    claim, last = claimed(either), submitted(either)
+    stored.change(either, last, sweep_id="s")
+    waits_for(either, last, claim.experiment_id)
+    for _ in range(5):
+        controller.look()
+        controller.wait(threading.Event())
+    with either.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+        workers.beat(session, "w", Vitals("host", Queue.CPU, 1))
+    ended = time.monotonic()
+    while not sent.wanted and time.monotonic() < ended + 3:
+        controller.wait(threading.Event())
+        controller.look()
+    assert sent.wanted, "a worker looks by itself only every five seconds"
