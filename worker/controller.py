@@ -37,12 +37,11 @@ from worker.presence import worker_name
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-"""Least time from a look for work to the next. While tickets are under way they follow each other
-at once."""
+"""Minimum rest after a look for work. While tickets are under way, the next look follows it."""
 REST = 10
 """Length of the rest after a look for work, as a multiple of the look's. A look at a large lab
 takes time, and several things happen in each tenth of a second. If the broker does not answer, the
-look waits for it, and must not delay each tick."""
+look waits for it, and must not delay each tick. The rest is at most FOLD_S."""
 FOLD_S = 5.0
 MAX_TICKETS = 50
 """Maximum number of workers of a queue that are woken together."""

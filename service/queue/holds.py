@@ -51,20 +51,22 @@ _HELD = (
 
 def awaits_what_has_ended(session: Session) -> bool:
     """Return whether an experiment waits for one that has ended."""
-    status = select(Experiment.status).where(Experiment.id == Wait.after_id).scalar_subquery()
-    ended = select(Wait.after_id).where(status.in_(TERMINAL)).limit(1)
-    return session.scalar(ended) is not None
+    return session.execute(_ended_predecessors().limit(1)).first() is not None
+
+
+def _ended_predecessors() -> Select[str, str]:
+    """Select the id and the status of each experiment that has ended and is waited for."""
+    awaited = select(Wait.after_id).distinct().subquery()
+    # A subquery, because it is always a look-up by id. A join may read all experiments.
+    status = select(Experiment.status).where(Experiment.id == awaited.c.after_id).scalar_subquery()
+    return select(awaited.c.after_id, status.label("status")).where(status.in_(TERMINAL))
 
 
 def release_waits(session: Session) -> None:
     """Release the experiments whose predecessors have all succeeded. If a predecessor has failed or
     was cancelled, its successors fail, and so on along the chain. The number of statements does not
     depend on the number of experiments."""
-    awaited = select(Wait.after_id).distinct().subquery()
-    # A subquery, because it is always a look-up by id. A join may read all experiments.
-    status = select(Experiment.status).where(Experiment.id == awaited.c.after_id).scalar_subquery()
-    ended = select(awaited.c.after_id, status.label("status")).where(status.in_(TERMINAL))
-    statuses = {row.after_id: row.status for row in session.execute(ended)}
+    statuses = {row.after_id: row.status for row in session.execute(_ended_predecessors())}
     if succeeded := [id for id in statuses if statuses[id] == Status.SUCCEEDED]:
         _release_after(session, succeeded)
     if failed := {id: statuses[id] for id in statuses if statuses[id] != Status.SUCCEEDED}:
