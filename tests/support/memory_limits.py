@@ -2,7 +2,10 @@
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 EMPTY_S = 10.0
@@ -36,6 +39,15 @@ class MemoryLimit:
     def add(self, pid: int) -> None:
         """Put a process into the group; its later children follow it."""
         (self.folder / "cgroup.procs").write_text(str(pid))
+
+    def user_of(self, amount: int) -> psutil.Process | None:
+        """Return a process of the group that uses this many bytes or more."""
+        for pid in (self.folder / "cgroup.procs").read_text().split():
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(int(pid))
+                if process.memory_info().rss >= amount:
+                    return process
+        return None
 
     @property
     def kills(self) -> int:
