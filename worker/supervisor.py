@@ -23,6 +23,7 @@ from service.experiments.models import DesiredState, Queue, Status
 from service.experiments.references import input_files
 from service.queue import lease, rooms
 from service.queue.lease import Claim, FailureCause, LeaseLost
+from service.records.compaction import ALL, compact
 from service.records.recording import Batch, record
 from service.settings import Settings
 from worker.children import GONE
@@ -252,6 +253,8 @@ class Supervision:
         try:
             with self.database.transaction() as session:
                 self.desired = record(session, self.claim, batch, self.settings.lease_s)
+                if batch.checkpoint is not None:
+                    compact(session, self.claim.experiment_id, batch.checkpoint["after"])
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable, the run continues: %s", error)
             self._is_away = True
@@ -443,10 +446,12 @@ class Supervision:
     def _finish(self, status: Status, failure: FailureCause | None = None) -> Outcome:
         if failure is not None:
             log.warning("it fails: %s: %s", failure.kind, failure.message)
-        return Outcome(
-            status,
-            lambda session: lease.finish(session, self.claim, status, failure, self._peak),
-        )
+
+        def commit(session: Session) -> None:
+            lease.finish(session, self.claim, status, failure, self._peak)
+            compact(session, self.claim.experiment_id, ALL)
+
+        return Outcome(status, commit)
 
     def _release(self) -> Outcome:
         return Outcome("unfinished", lambda session: lease.release(session, self.claim, self._peak))

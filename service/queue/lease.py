@@ -3,12 +3,10 @@
 Every function takes a session and commits nothing. Times are the database's own (`now()`).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from sqlalchemy import (
     ColumnElement,
     Row,
@@ -85,8 +83,7 @@ def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
 
 
 def _delete_records(session: Session, experiment_id: str, after: int) -> None:
-    """Delete the records after `after`."""
-    _cut_blocks(session, experiment_id, after)
+    """Delete the records after `after`, which is a checkpoint's: no block goes beyond it."""
     sizes.note(session, experiment_id, -sizes.of_records(session, experiment_id, after))
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(
@@ -98,31 +95,6 @@ def _delete_records(session: Session, experiment_id: str, after: int) -> None:
         session.execute(
             delete(table).where(table.experiment_id == experiment_id, table.seq > after)
         )
-
-
-def _cut_blocks(session: Session, experiment_id: str, after: int) -> None:
-    """Delete the points after a record from the blocks that have earlier points too."""
-    spanning = (
-        select(Block)
-        .join(Series, Series.id == Block.series_id)
-        .where(Series.experiment_id == experiment_id)
-        .where(Block.first_seq <= after, Block.last_seq > after)
-    )
-    cut_bytes = 0
-    for block in session.scalars(spanning):
-        assert block.seq is not None  # older blocks have none, and end where a checkpoint is
-        seqs = np.frombuffer(block.seq, dtype="<i4")
-        kept = int(np.searchsorted(seqs, after, side="right"))
-        reasons = block.reasons[: max(block.reason[:kept])]  # the codes rise as reasons come
-        cut_bytes += (block.count - kept) * sizes.POINT_BYTES
-        cut_bytes += len(json.dumps(block.reasons)) - len(json.dumps(reasons))
-        block.reasons = reasons
-        block.last_seq, block.count = int(seqs[kept - 1]), kept
-        block.seq, block.reason = block.seq[: 4 * kept], block.reason[:kept]
-        for name in ("x", "value", "std_err", "n"):
-            setattr(block, name, getattr(block, name)[: 8 * kept])
-    session.flush()
-    sizes.note(session, experiment_id, -cut_bytes)
 
 
 def forget_records(session: Session, experiment_id: str) -> None:

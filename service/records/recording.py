@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Row, Update, bindparam, case, func, select, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, now
 from service.experiments.models import (
@@ -133,7 +133,8 @@ def _forget_older_checkpoints(session: Session, experiment_id: str) -> None:
 
 
 def _insert_points(session: Session, experiment_id: str, batch: Batch) -> int:
-    """Insert the points that are not stored yet, and return their bytes."""
+    """Insert a block for each series, and return their bytes. A batch that is stored again has the
+    same blocks, which are there."""
     if not batch.points:
         return 0
     ids = _series_ids(session, experiment_id)
@@ -146,84 +147,15 @@ def _insert_points(session: Session, experiment_id: str, batch: Batch) -> int:
         ]
         insert_new(session, Series, rows)
         ids = _series_ids(session, experiment_id)
-    latest = _latest_blocks(session, [ids[key] for key in batch.points])
-    new: list[dict[str, Any]] = []
-    longer: list[dict[str, Any]] = []
-    stored = 0
-    for key, points in batch.points.items():
-        last = latest.get(ids[key])
-        if last is not None:  # a batch that is stored again has points that are there
-            points = [point for point in points if point["seq"] > last.last_seq]
-        for some in _with_few_reasons(points):
-            row = _longer_block(last, some)
-            if row is None:
-                new.append(_block_row(ids[key], some))
-            else:
-                assert last is not None
-                longer.append({f"new_{name}": value for name, value in row.items()})
-                stored += len(some) * sizes.POINT_BYTES
-                stored += len(json.dumps(row["reasons"])) - len(json.dumps(last.reasons))
-            last = None
-    if longer:
-        session.connection().execute(_LENGTHEN, longer)
-    return stored + insert_new(session, Block, new, sizes.BLOCK_BYTES)
+    rows = [
+        _block_row(ids[key], some)
+        for key, points in batch.points.items()
+        for some in _with_few_reasons(points)
+    ]
+    return insert_new(session, Block, rows, sizes.BLOCK_BYTES)
 
 
-FEW_POINTS = 64
-"""Points of a block up to which later points are added to it. A run may record one point of each of
-thousands of series at a time, and readers take longer for a block than for a point."""
-SERIES_TOGETHER = 500
-"""Series in one statement: databases limit the number of parameters."""
 COLUMNS = ("x", "value", "std_err", "n")
-_CONTENT = ("seq", *COLUMNS, "reason", "reasons")
-
-
-def _lengthen() -> Update:
-    table = Block.metadata.tables[Block.__tablename__]
-    names = ("last_seq", "count", *_CONTENT)
-    return (
-        update(table)
-        .where(table.c.series_id == bindparam("new_series_id"))
-        .where(table.c.first_seq == bindparam("new_first_seq"))
-        .values({name: bindparam(f"new_{name}", type_=table.c[name].type) for name in names})
-    )
-
-
-_LENGTHEN = _lengthen()
-
-
-def _latest_blocks(session: Session, series_ids: Sequence[int]) -> dict[int, Row[Any]]:
-    """Return the latest block of each series that has one, with its content if it has few
-    points."""
-    other = aliased(Block)
-    newest = select(func.max(other.first_seq)).where(other.series_id == Series.id)
-    is_latest = (Block.series_id == Series.id) & (Block.first_seq == newest.scalar_subquery())
-    content = (
-        case((Block.count < FEW_POINTS, getattr(Block, name)), else_=None).label(name)
-        for name in _CONTENT
-    )
-    places = (Block.series_id, Block.first_seq, Block.last_seq, Block.count.label("points"))
-    query = select(*places, *content).join(Series, is_latest)
-    found: dict[int, Row[Any]] = {}
-    for first in range(0, len(series_ids), SERIES_TOGETHER):
-        some = series_ids[first : first + SERIES_TOGETHER]
-        for row in session.execute(query.where(Series.id.in_(some))):
-            found[row.series_id] = row
-    return found
-
-
-def _longer_block(last: Row[Any] | None, points: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the last block of a series with some more points. None if they need another block."""
-    if last is None or last.seq is None or last.points + len(points) > FEW_POINTS:
-        return None
-    more = _block_row(last.series_id, points, last.reasons)
-    if len(more["reasons"]) > MAX_REASONS:
-        return None
-    together = {name: getattr(last, name) + more[name] for name in _CONTENT if name != "reasons"}
-    count = last.points + len(points)
-    return {**more, **together, "first_seq": last.first_seq, "count": count}
-
-
 MAX_REASONS = 255
 """Maximum number of reasons in a block, which stores one byte per point."""
 
@@ -250,12 +182,8 @@ def _series_ids(session: Session, experiment_id: str) -> dict[SeriesKey, int]:
     return {(name, labels): series_id for name, labels, series_id in series}
 
 
-def _block_row(
-    series_id: int, points: Sequence[dict[str, Any]], known: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return a block of these points, whose reasons follow the known ones."""
-    own = {point["reason"] for point in points if "reason" in point}
-    reasons = [*known, *sorted(own.difference(known))]
+def _block_row(series_id: int, points: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    reasons = sorted({point["reason"] for point in points if "reason" in point})
     code = {reason: i + 1 for i, reason in enumerate(reasons)}
     return {
         "series_id": series_id,

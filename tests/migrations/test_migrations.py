@@ -19,7 +19,7 @@ import migrations
 import service.app  # noqa: F401  # knows all tables
 from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
 from service.db.engine import Base, Database
-from service.experiments.models import TERMINAL, Attempt, Status, Usage
+from service.experiments.models import TERMINAL, Attempt, Checkpoint, Status, Usage
 from service.fair_share import FairShare
 from service.queue import ledger
 from service.queue.statistics import Statistics, statistics
@@ -361,3 +361,27 @@ def test_no_id_of_an_event_is_given_twice(config: Config) -> None:
         first = session.scalar(text(insert))
         session.execute(text("DELETE FROM events"))
         assert session.scalar(text(insert)) > first
+
+
+def test_no_run_resumes_within_a_block(config: Config) -> None:
+    """Earlier versions cut it there."""
+    database = Database(config.attributes["url"])
+    command.upgrade(config, VERSION_0_1)
+    with database.transaction() as session:
+        session.execute(text("INSERT INTO users (id, name, created_at) VALUES (1, 'ann', 0)"))
+        session.execute(text(experiment("a")))
+    command.upgrade(config, "0045")
+    with database.transaction() as session:
+        session.execute(text(f"INSERT INTO series VALUES (1, '{'a' * 32}', 's', '{{}}')"))
+        block = (
+            "INSERT INTO blocks (series_id, first_seq, last_seq, count, x, value, std_err, n,"
+            " reason, reasons) VALUES (1, :first, :last, 1, :x, :x, :x, :x, :x, '[]')"
+        )
+        for first, last in ((1, 4), (5, 9)):
+            session.execute(text(block), {"first": first, "last": last, "x": b""})
+        for after in (4, 6, 9):
+            columns = {"experiment_id": "a" * 32, "attempt": 1, "file": f"{after}", "sha256": "0"}
+            session.add(Checkpoint(after_seq=after, created_at=0.0, **columns))
+    command.upgrade(config, "head")
+    with database.snapshot() as session:
+        assert sorted(session.scalars(select(Checkpoint.after_seq))) == [4, 9]

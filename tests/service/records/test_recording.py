@@ -21,7 +21,8 @@ from service.experiments.models import (
 )
 from service.queue import lease, quota, sizes
 from service.queue.lease import Claim
-from service.records import recording
+from service.records import compaction, recording
+from service.records.compaction import ALL, compact
 from service.records.curves import read_series
 from service.records.recording import Batch, canonical, record
 from service.records.stored_records import record_lines, stored_series
@@ -142,7 +143,7 @@ def test_a_series_is_one_over_batches_and_another_by_label(
     blocks = [(one["series_id"], one["first_seq"]) for one in rows(database, Block)]
     first = found["score", '{"model":"a","seed":4}']
     second, third = found["score", '{"seed":5}'], found["loss", '{"model":"a","seed":4}']
-    assert sorted(blocks) == sorted([(first, 1), (second, 3), (third, 4)])
+    assert sorted(blocks) == sorted([(first, 1), (first, 2), (second, 3), (third, 4)])
 
 
 def test_series_of_one_name_in_two_experiments(database: Database, claim: Claim) -> None:
@@ -327,61 +328,80 @@ def stored_bytes(database: Database, claim: Claim) -> tuple[int, int]:
         return quota.kept(session, owner), sizes.of_records(session, claim.experiment_id)
 
 
-def test_points_that_come_singly_share_blocks(
-    either: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def by_number(database: Database) -> list[dict[str, Any]]:
+    """Return all blocks, by their first record."""
+    return sorted(rows(database, Block), key=lambda one: one["first_seq"])
+
+
+def numbers_by_seed(database: Database, claim: Claim) -> list[tuple[Any, Any]]:
+    """Return x and the reasons of each series."""
+    with database.snapshot() as session:
+        found = read_series(session, claim.experiment_id, max_points=1000)
+    return [(series.x, series.reasons) for series in found]
+
+
+def test_small_blocks_are_merged(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of 1,000 seeds may record a point of each of 5,000 series at a time. With a block for
     each, half a million took a reader 15 s and a gigabyte."""
-    monkeypatch.setattr(recording, "FEW_POINTS", 4)
-    monkeypatch.setattr(recording, "SERIES_TOGETHER", 2)
-    monkeypatch.setattr(recording, "MAX_REASONS", 2)
+    monkeypatch.setattr(compaction, "MAX_REASONS", 2)
     claim = claimed(either)
     before = stored_bytes(either, claim)
-    reasons = ["a", "b", None, "c", "c", "c", "c", None, "a", None]
-    for step, why in enumerate(reasons):
+    for step in range(40):
+        why = (None, "a", "b", "c")[step // 10]
         reason = {"value": None, "reason": why} if why else {}
         batch = [
             point(3 * step + seed + 1, x=step, labels={"seed": seed}, **reason) for seed in range(3)
         ]
         for _ in range(2):  # the second time changes nothing
             write(either, claim, *batch)
-    found = rows(either, Block)
-    assert len(found) == 9
-    assert sorted((one["first_seq"], one["count"]) for one in found)[::3] == [
-        (1, 3),
-        (10, 4),
-        (22, 3),
-    ]
-    with either.snapshot() as session:
-        for series in read_series(session, claim.experiment_id, max_points=1000):
-            assert series.x == [*range(10)]
-            assert series.reasons == reasons
-    after = stored_bytes(either, claim)
-    assert after[0] - before[0] == after[1] - before[1]
+    stored = numbers_by_seed(either, claim)
+    reasons = [None] * 10 + ["a"] * 10 + ["b"] * 10 + ["c"] * 10
+    assert stored == [([*range(40)], reasons)] * 3
+    for up_to, sizes_of_first in ((45, [1] * 40), (60, [20, *[1] * 20]), (ALL, [30, 10])):
+        with either.transaction() as session:
+            compact(session, claim.experiment_id, up_to)
+        counts = [one["count"] for one in by_number(either) if one["series_id"] == 1]
+        assert counts == sizes_of_first, up_to
+        assert numbers_by_seed(either, claim) == stored
+        after = stored_bytes(either, claim)
+        assert after[0] - before[0] == after[1] - before[1]
 
 
-@pytest.mark.parametrize("after", [*range(9)])
-def test_a_block_is_cut_where_a_run_resumes(either: Database, after: int) -> None:
+def test_a_resumed_run_continues_after_the_blocks_up_to_its_checkpoint(either: Database) -> None:
     claim = claimed(either)
     before = stored_bytes(either, claim)
-    for seq in range(1, 9):
-        reason = {"value": None, "reason": f"{seq}"} if seq % 3 else {}
-        write(either, claim, point(seq, x=seq, labels={"seed": seq % 2}, **reason))
-    assert len(rows(either, Block)) == 2
+    for seq in range(1, 41):
+        write(either, claim, point(seq, x=seq, labels={"seed": seq % 2}))
     with either.transaction() as session:
-        if after:
-            of_run = {"experiment_id": claim.experiment_id, "attempt": 1, "sha256": "0"}
-            session.add(Checkpoint(**of_run, file="f", after_seq=after))
+        of_run = {"experiment_id": claim.experiment_id, "attempt": 1, "sha256": "0"}
+        session.add(Checkpoint(**of_run, file="f", after_seq=35))
+        compact(session, claim.experiment_id, 35)
         lease.release(session, claim)
     again = claim_next(either)
-    with either.snapshot() as session:
-        found = read_series(session, again.experiment_id, max_points=1000)
-    assert sorted(x for one in found for x in one.x) == [*range(1, after + 1)]
+    assert numbers_of_points(either, again) == [*range(1, 36)]
     counted = stored_bytes(either, again)
     assert counted[0] - before[0] == counted[1] - before[1]
-    for seq in range(after + 1, 9):
+    for seq in range(36, 41):
         write(either, again, point(seq, x=seq, labels={"seed": seq % 2}))
-    assert numbers_of_points(either, again) == [*range(1, 9)]
+    assert numbers_of_points(either, again) == [*range(1, 41)]
+
+
+def test_small_blocks_are_merged_once_they_are_many(either: Database) -> None:
+    claim = claimed(either)
+    large = range(1, compaction.SMALL + 1)
+    write(either, claim, point(1))
+    write(either, claim, *(point(seq + 1) for seq in large))
+    last = compaction.SMALL + 1
+    many = compaction.MANY
+    for seq in range(last + 1, last + many + 1):
+        write(either, claim, point(seq))
+    found = []
+    for seq in (last + many + 1, last + many + 2):
+        with either.transaction() as session:
+            compact(session, claim.experiment_id, ALL)
+        found.append([one["count"] for one in by_number(either)])
+        write(either, claim, point(seq))
+    assert found == [[1, compaction.SMALL, many], [1, compaction.SMALL, many, 1]]
 
 
 def test_points_of_an_old_store_are_read(either: Database) -> None:

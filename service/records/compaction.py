@@ -1,0 +1,95 @@
+"""Merge small blocks of points. A run that records one point a second stores a block for each, and
+a reader takes longer for a block than for a point."""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Row, bindparam, delete, func, select
+from sqlalchemy.orm import Session
+
+from service.db.engine import IN_BINARY, insert_new
+from service.experiments.models import Block, Series
+from service.queue import sizes
+from service.records.recording import COLUMNS, MAX_REASONS
+
+SMALL = 256
+"""Number of points from which a block stays as it is."""
+MANY = 16
+"""Number of small blocks in a row, at the end of a series, that are merged."""
+ALL = 2**31 - 1
+"""Larger than any record number."""
+
+_TABLE = Block.metadata.tables[Block.__tablename__]
+_LARGE = select(func.max(Block.first_seq)).where(Block.series_id == Series.id, Block.count >= SMALL)
+_IS_SMALL = (
+    Block.series_id == Series.id,
+    Block.first_seq > func.coalesce(_LARGE.correlate(Series).scalar_subquery(), -1),
+    Block.last_seq <= bindparam("up_to"),
+)
+_NUMBER = select(func.count()).where(*_IS_SMALL).correlate(Series).scalar_subquery()
+_MANY_SMALL = (
+    select(_TABLE)
+    .join(Series, _IS_SMALL[0])
+    .where(Series.experiment_id == bindparam("of"), _NUMBER >= MANY, *_IS_SMALL[1:])
+    .order_by(Block.series_id, Block.first_seq)
+)
+_DELETE = delete(_TABLE).where(
+    _TABLE.c.series_id == bindparam("of"),
+    _TABLE.c.first_seq.between(bindparam("first"), bindparam("last")),
+)
+
+
+def compact(session: Session, experiment_id: str, up_to: int) -> None:
+    """Merge the small blocks at the end of each series that has many, as far as records `up_to`. No
+    later resume may delete some of these records and keep others. Call it behind the fence."""
+    given = {"of": experiment_id, "up_to": up_to}
+    small = session.execute(_MANY_SMALL, given, execution_options=IN_BINARY).all()
+    series = (rows for _, rows in groupby(small, key=lambda block: block.series_id))
+    parts = [part for rows in series for part in _with_few_reasons(rows)]
+    if not parts:
+        return
+    merged = [_merged(blocks) for blocks in parts]
+    connection = session.connection()
+    connection.execute(_DELETE, [
+        {"of": blocks[0].series_id, "first": blocks[0].first_seq, "last": blocks[-1].first_seq}
+        for blocks in parts
+    ])  # fmt: skip
+    insert_new(session, Block, merged)
+    before = sum(len(json.dumps(block.reasons)) for block in small)
+    sizes.note(
+        session, experiment_id, sum(len(json.dumps(row["reasons"])) for row in merged) - before
+    )
+
+
+def _with_few_reasons(blocks: Iterator[Row[Any]]) -> Iterator[Sequence[Row[Any]]]:
+    """Split blocks so that each part has at most MAX_REASONS reasons."""
+    part, reasons = list[Row[Any]](), set[str]()
+    for block in blocks:
+        if len(reasons.union(block.reasons)) > MAX_REASONS:
+            yield part
+            part, reasons = [], set()
+        part.append(block)
+        reasons.update(block.reasons)
+    yield part
+
+
+def _merged(blocks: Sequence[Row[Any]]) -> dict[str, Any]:
+    reasons = sorted({reason for block in blocks for reason in block.reasons})
+    code = {reason: i + 1 for i, reason in enumerate(reasons)}
+    return {
+        "series_id": blocks[0].series_id,
+        "first_seq": blocks[0].first_seq,
+        "last_seq": blocks[-1].last_seq,
+        "count": sum(block._mapping["count"] for block in blocks),
+        **{name: b"".join(getattr(block, name) for block in blocks) for name in ("seq", *COLUMNS)},
+        "reason": b"".join(
+            np.array([0, *(code[reason] for reason in block.reasons)], np.uint8)[
+                np.frombuffer(block.reason, np.uint8)
+            ].tobytes()
+            for block in blocks
+        ),
+        "reasons": reasons,
+    }
