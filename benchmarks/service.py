@@ -129,7 +129,7 @@ for first in range(1, {POINTS} + 1, 1000):
     print("\\n".join(line % (seq, seq) for seq in numbers), flush=True)
 print('{{"seq":null,"record":"end","count":{POINTS}}}', flush=True)
 """
-"""Replaces mptcore, and writes points as fast as they are read."""
+"""Replaces mptcore, and writes points as fast as it can."""
 
 
 def recording(settings: Settings) -> Iterator[Figure]:
@@ -146,7 +146,8 @@ def recording(settings: Settings) -> Iterator[Figure]:
                     for _ in range(READERS)
                 ]
                 began = time.perf_counter()
-                runner = Runner(partial(Spawned, command=[sys.executable, "-c", WRITER]))
+                writer = partial(Spawned, command=[sys.executable, "-c", WRITER])
+                runner = Runner(writer, settings.store)
                 ended = Supervision(database, settings, claim, runner).run(lambda: False)
                 took = time.perf_counter() - began
                 stopping.set()

@@ -21,7 +21,7 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from mptcore.runtime.process import be_expendable
+from mptcore.runtime.process import be_expendable, output_that_waits_for_space
 
 if __name__ == "__main__" and "--supervised" in sys.argv:
     be_expendable()  # before torch is imported, which takes seconds
@@ -58,6 +58,7 @@ def supervised() -> int:
     from mptcore.run import resumable
     from mptcore.runtime.runner import SpecRunner
 
+    sys.stdout = output_that_waits_for_space(1)
     print(encode(None, Ready()), flush=True)  # noqa: T201
     text = sys.stdin.buffer.readline()
     if not text:

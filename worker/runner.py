@@ -1,70 +1,54 @@
-"""The runner of one experiment: mptcore in its own process, and its pipes."""
+"""The runner of one experiment: mptcore in its own process, its pipes, and its spool."""
 
-import fcntl
 import json
 import os
 import selectors
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import Any
 
 from worker.children import Child, Stdio
+from worker.spool import Spool
 
-PIPE_BYTES = 1 << 20
-"""Maximum bytes of records that the runner may be ahead of its reader. Beyond that the runner
-waits."""
-LINE_BYTES = 1 << 22
-"""Maximum length of a line. A longer line is not a record."""
-DRAIN_S = 5.0
 STDERR_BYTES = 16_000
 """Number of bytes kept from the end of stderr."""
+PIPE_BYTES = 1 << 16
+"""All that a pipe holds: one read after the end of a process gets its last words."""
 
 Record = dict[str, Any]
 
 
 class Runner:
-    """A process that has imported torch and waits for its spec. Its pipes never block: only `read`
-    sends orders and receives records, so call it often."""
+    """A process that has imported torch and waits for its spec. It writes its records to a spool.
+    Its pipes never block: only `wait` sends orders and reads stderr, so call it often."""
 
-    def __init__(self, start: Callable[[Stdio], Child]) -> None:
-        (stdin, self._stdin), (self._stdout, stdout), (self._stderr, stderr) = (
-            os.pipe() for _ in range(3)
-        )
+    def __init__(self, start: Callable[[Stdio], Child], folder: Path | None = None) -> None:
+        """Start the process, with its spool in a folder. Raises OSError."""
+        self.spool = Spool(folder)
+        (stdin, self._stdin), (self._stderr, stderr) = os.pipe(), os.pipe()
         try:
-            self.child = start((stdin, stdout, stderr))
+            self.child = start((stdin, self.spool.fileno(), stderr))
         except BaseException:
-            for ours in self._pipes:
-                os.close(ours)
+            self._close()
             raise
         finally:
-            for theirs in (stdin, stdout, stderr):
+            for theirs in (stdin, stderr):
                 os.close(theirs)
         self.ready = False
         """True after the process has reported that its imports are done."""
+        self._has_ended = False
         self._is_closed = False
-        self._drain_until: float | None = None
         self._unsent = b""
-        self._part = b""  # the beginning of a line whose end has not come
-        self._records: list[Record] = []
         self._complaints = b""
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._stdout, selectors.EVENT_READ, self._take_records)
         self._selector.register(self._stderr, selectors.EVENT_READ, self._take_complaints)
         self._end = self.child.fileno()
         if self._end is not None:
             self._selector.register(self._end, selectors.EVENT_READ, self.child.poll)
-        for ours in self._pipes:
+        for ours in (self._stdin, self._stderr):
             os.set_blocking(ours, False)
-        if sys.platform == "linux":
-            with suppress(OSError):  # the number of large pipes of a user is limited
-                fcntl.fcntl(self._stdout, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-
-    @property
-    def _pipes(self) -> Stdio:
-        return self._stdin, self._stdout, self._stderr
 
     @property
     def alive(self) -> bool:
@@ -84,60 +68,72 @@ class Runner:
         """Ask the runner to save a checkpoint and to end."""
         self._send({"stop": "checkpoint"})
 
-    def acknowledge(self, seq: int) -> None:
-        """Report that the records up to this one are in the database."""
-        self._send({"committed": seq})
-
     def acknowledge_checkpoint(self, file: str) -> None:
         """Report that this checkpoint is in the database."""
         self._send({"checkpoint": file})
 
-    def read(self, timeout_s: float) -> list[Record] | None:
-        """Return the records that arrived within the timeout, or None after the last one, when the
-        process has ended and its output was read."""
-        if self._is_closed:
-            return None
-        ended = not self.alive  # before the check, because it may write until then
-        if ended:
-            self.signal(SIGKILL)  # to the processes that it has started
-            self._stop_watching()
-        ready = self._selector.select(0 if ended else timeout_s)
-        if ended and (not ready or self._is_drained):
-            return None
-        for key, _ in ready:
-            key.data()
-        records, self._records = self._records, []
-        return records
-
     @property
-    def _is_drained(self) -> bool:
-        """Return whether all output of the process was read. Later output comes from processes that
-        outlive it."""
-        if self._drain_until is None:
-            self._drain_until = time.monotonic() + DRAIN_S
-        return time.monotonic() > self._drain_until
+    def has_unread(self) -> bool:
+        """True if there are records that `next_record` has not returned."""
+        return not self._is_closed and self.spool.has_more
 
-    def _stop_watching(self) -> None:
-        """Stop watching for the end of the process, which is known by now."""
-        if self._end is not None:
-            self._selector.unregister(self._end)
-            self._end = None
+    def wait(self, timeout_s: float) -> None:
+        """Send orders and read stderr until something happens to the process or the time is over.
+        Then read on in the spool."""
+        if self._is_closed:
+            return
+        if not self.alive:
+            self._end_group()
+            time.sleep(timeout_s)
+            timeout_s = 0
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        self.spool.read()
+
+    def _end_group(self) -> None:
+        """Kill the processes that an ended process has started."""
+        if not self._has_ended:
+            self._has_ended = True
+            self.signal(SIGKILL)
+            self.spool.end()
+            if self._end is not None:
+                self._selector.unregister(self._end)
+
+    def next_record(self) -> Record | None:
+        """Return the next record, or None if no further one was read. Other lines, which some
+        library has printed, are treated like stderr."""
+        while not self._is_closed and (line := self.spool.take()) is not None:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict) or "record" not in record:
+                self._complain(line + b"\n")
+            elif record["record"] == "ready":
+                self.ready = True
+            else:
+                return record
+        return None
 
     def signal(self, number: Signals) -> None:
-        """Send a signal to the process group. `read` reports when it has ended."""
+        """Send a signal to the process group. It may take a while to end."""
         self.child.signal(number)
 
     def kill(self) -> int:
-        """Kill the process group and close its pipes. Return the exit status. Unread output is
-        lost."""
+        """Kill the process group, and close its pipes and its spool. Return the exit status. Unread
+        records are lost."""
         status = self.child.close()  # before its stdin ends, at which it would end by itself
         if not self._is_closed:
             self._is_closed = True
             self._selector.close()
-            for ours in self._pipes:
-                os.close(ours)
-            self._unsent, self._part, self._records = b"", b"", []
+            self._close()
+            self._unsent = b""
         return status
+
+    def _close(self) -> None:
+        self.spool.close()
+        for ours in (self._stdin, self._stderr):
+            os.close(ours)
 
     def _send(self, line: dict[str, Any]) -> None:
         """Queue a line for the runner. A process that has ended receives nothing."""
@@ -154,36 +150,12 @@ class Runner:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self._unsent = b""  # it has ended, which `read` reports
+            self._unsent = b""  # it has ended, which `alive` tells
         if not self._unsent:
             self._selector.unregister(self._stdin)
 
-    def _take_records(self) -> None:
-        chunk = os.read(self._stdout, PIPE_BYTES)
-        if not chunk:
-            self._selector.unregister(self._stdout)
-        *lines, self._part = (self._part + chunk).split(b"\n")
-        self._records += [record for line in lines if (record := self._parse(line))]
-        if len(self._part) > LINE_BYTES:
-            self._complain(self._part)
-            self._part = b""
-
-    def _parse(self, line: bytes) -> Record | None:
-        """Parse a line as a record. Treat anything else that a library prints like stderr."""
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict) and "record" in record:
-            if record["record"] == "ready":
-                self.ready = True
-                return None
-            return record
-        self._complain(line + b"\n")
-        return None
-
     def _take_complaints(self) -> None:
-        chunk = os.read(self._stderr, STDERR_BYTES)
+        chunk = os.read(self._stderr, PIPE_BYTES)
         if not chunk:
             self._selector.unregister(self._stderr)
         self._complain(chunk)

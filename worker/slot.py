@@ -11,7 +11,7 @@ import structlog
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.experiments.models import Experiment, Queue
-from service.queue import claims, states, workers
+from service.queue import claims, lease, states, workers
 from service.queue.lease import Claim
 from service.records import results
 from service.settings import Settings
@@ -77,8 +77,8 @@ class Slot:
     def new_runner(self) -> Runner:
         """Return a runner that waits for its spec."""
         if self._warm_parent is not None:
-            return Runner(self._warm_parent.fork)
-        return Runner(Spawned)
+            return Runner(self._warm_parent.fork, self.settings.store)
+        return Runner(Spawned, self.settings.store)
 
     def close(self) -> None:
         if self._warm_parent is not None:
@@ -124,7 +124,12 @@ class Slot:
         """Run a claimed experiment to the end of its attempt. Raises UnfitWorker after it was
         handed back because no run can start here."""
         with structlog.contextvars.bound_contextvars(experiment_id=claim.experiment_id):
-            runner = self.runner = self.new_runner()
+            try:
+                runner = self.runner = self.new_runner()
+            except OSError as error:
+                with self.database.transaction() as session:
+                    lease.release(session, claim, None)
+                raise UnfitWorker(f"no run can be started: {error}") from error
             log.info("attempt %d begins", claim.attempt)
             self._supervision = Supervision(self.database, self.settings, claim, runner)
             try:

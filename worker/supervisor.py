@@ -3,8 +3,8 @@
 import logging
 import math
 import signal
+import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,16 +39,16 @@ FLUSH_S = 0.2
 PROGRESS_S = 0.5
 """Interval between commits of progress alone."""
 READ_S = FLUSH_S / 2
-BATCH_RECORDS = 20_000
-"""Maximum number of records in a transaction, so that it is short compared to the lease."""
 UNHEARD_S = 5.0
 """Seconds to wait for a killed process to exit."""
-SPOOL_RECORDS = 500_000
-"""Maximum number of records in memory while the database is unavailable. Beyond that the runner
-waits."""
+SPOOL_BYTES = 2**32
+"""Maximum size of records that wait in the spool, as while the database is unavailable."""
 OTHER_RECORDS = 100_000
 """Maximum number of numbered records that a run may write beside its points: metrics, logs and
 artifacts."""
+TRIED_BYTES = 1 << 16
+"""Number of bytes that are written to see whether a disk is full: more than a run writes at once.
+"""
 DISK_FULL = "disk_full"
 """Cause in a runner's failure record, and reason for which an attempt is handed back."""
 MAX_HANDED_BACK_FOR_SPACE = 3
@@ -82,10 +82,11 @@ class Supervision:
         self.runner = runner
         self.failure: FailureCause | None = None
         self.desired = DesiredState.RUN
-        self._batches = deque([Batch()])  # the first is committed next, records go to the last
-        self._spooled = 0
+        self._batch = Batch()
         self._last_contact = -math.inf  # with the database
         self._is_away = False
+        """True while the database is unavailable. The batch may be committed and is kept as it is.
+        """
         self._deadline = time.monotonic() + claim.spec["compute"]["max_runtime_s"]
         self._silent_s = 0.0
         self._full_disk: FailureCause | None = None
@@ -158,32 +159,31 @@ class Supervision:
             return False
 
     def _step(self) -> bool:
-        """Read the runner's output and commit it when it is time. Return False after its last
-        record, when the process has ended."""
-        more = True
-        if self._spooled < SPOOL_RECORDS:
-            began = time.monotonic()
-            records = self.runner.read(READ_S)
-            more = records is not None
-            listened_s = min(time.monotonic() - began, READ_S)
-            self._silent_s = 0.0 if records else self._silent_s + listened_s
-            for line in records or ():
-                self._take(line)
-        else:
-            time.sleep(FLUSH_S)  # this pause is not counted as the runner's silence
+        """Read the runner's records into the batch, and commit it when it is time. Return False
+        after the last record, when the process has ended."""
+        has_ended = not self.runner.alive  # before the reading, because it may write until then
+        has_time = self._is_away or not (has_ended or self.runner.has_unread)
+        began = time.monotonic()
+        self.runner.wait(READ_S if has_time else 0)
+        if not self._is_away:
+            self._silent_s += min(time.monotonic() - began, READ_S)
+            self._fill_batch()
         if time.monotonic() >= self._last_contact + self._flush_after_s:
             self._flush()
-        return more
+        return self.runner.has_unread or not has_ended
+
+    def _fill_batch(self) -> None:
+        while not self._batch.is_complete and (line := self.runner.next_record()) is not None:
+            self._silent_s = 0.0
+            self._take(line)
 
     @property
     def _flush_after_s(self) -> float:
-        if self._is_away:
+        if self._is_away or not self._batch.size:
             return self.settings.heartbeat_s
-        if not self._spooled:
-            return self.settings.heartbeat_s
-        if len(self._batches) > 1:
+        if self._batch.is_complete:
             return 0.0
-        return PROGRESS_S if self._batches[0].is_progress_alone else FLUSH_S
+        return PROGRESS_S if self._batch.is_progress_alone else FLUSH_S
 
     @property
     def device_bytes(self) -> int:
@@ -210,17 +210,15 @@ class Supervision:
                     self._device_peak = line["device_bytes"]
                 case "end":
                     self._announced = line["count"]
-                case "snapshot":  # what is stored ends before the next checkpoint
-                    self._batches.append(Batch())
                 case _:
-                    self._spool(line)
+                    self._add(line)
         except UNSTORABLE as error:
             self._refuse_records(error)
 
-    def _spool(self, line: Record) -> None:
+    def _add(self, line: Record) -> None:
         if line["record"] in ("artifact", "checkpoint"):
             line = {**line, "bytes": self._size_of(line["record"], line["file"])}
-        batch = self._batches[-1]
+        batch = self._batch
         batch.add(line)
         if line["record"] == "progress":
             batch.eta_s = self._pace.eta_s(line["done"], line["total"], time.monotonic())
@@ -230,9 +228,6 @@ class Supervision:
         if self._received > self.settings.limits.points + OTHER_RECORDS:
             self._stop_writing()
             return
-        self._spooled += 1
-        if batch.checkpoint is not None or batch.size >= BATCH_RECORDS:
-            self._batches.append(Batch())
 
     def _size_of(self, kind: str, file: str) -> int | None:
         """Return the size of a file that the run left; None if it cannot be read."""
@@ -242,14 +237,11 @@ class Supervision:
         except OSError:
             return None
 
-    def _flush(self) -> bool:
-        """Commit the first batch behind the fence. An empty batch is a heartbeat. Return False
-        while the database is unavailable; the same batch is then sent again, because it may have
-        been committed."""
+    def _flush(self) -> None:
+        """Commit the batch behind the fence. An empty one is a heartbeat. While the database is
+        unavailable the same batch is sent again and again, because it may have been committed."""
         self._last_contact = time.monotonic()
-        batch = self._batches[0]
-        if batch is self._batches[-1]:
-            self._batches.append(Batch())
+        batch = self._batch
         try:
             with self.database.transaction() as session:
                 self.desired = record(session, self.claim, batch, self.settings.lease_s)
@@ -258,18 +250,14 @@ class Supervision:
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable, the run continues: %s", error)
             self._is_away = True
-            return False
+            return
         except UNSTORABLE as error:
             self._refuse_records(error)
-            return True
+            return
         self._is_away = False
-        self._batches.popleft()
-        self._spooled -= batch.size
-        if batch.last_seq:
-            self.runner.acknowledge(batch.last_seq)
+        self._batch = Batch()
         if batch.checkpoint is not None:
             self._forget_old_checkpoints(batch.checkpoint["file"])
-        return True
 
     def _refuse_records(self, error: Exception) -> None:
         """End a run that gave a record which cannot be stored. The record and all that follow it
@@ -286,8 +274,7 @@ class Supervision:
     def _drop_records(self, message: str) -> None:
         """Fail the run, and drop its records that are not committed."""
         self._refused = True
-        self._batches = deque([Batch()])
-        self._spooled = 0
+        self._batch = Batch()
         self._decide(Status.FAILED, FailureCause("error", message[:1000]))
         self._kill_after(0)
 
@@ -312,8 +299,8 @@ class Supervision:
             self._decide(Status.CANCELLED)
             self.runner.signal(signal.SIGTERM)
             self._kill_after(self.settings.kill_grace_s)
-        elif self._full_disk is not None and self._silent_s > self.settings.stall_s:
-            self._decided = self._hand_back(self._full_disk)
+        elif (no_space := self._waited_for_space()) is not None:
+            self._decided = self._hand_back(no_space)
             self._kill_after(0)
         elif (failure := self._over_limit()) is not None:
             self._decide(Status.FAILED, failure)
@@ -333,6 +320,20 @@ class Supervision:
     def _is_past_grace(self) -> bool:
         return self._kill_at is not None and time.monotonic() >= self._kill_at
 
+    def _waited_for_space(self) -> FailureCause | None:
+        """Return the cause if the run was silent for too long because of a full disk. It reports a
+        file that finds no space, but cannot report that its records find none."""
+        if self._silent_s <= self.settings.stall_s:
+            return None
+        if self._full_disk is not None:
+            return self._full_disk
+        try:
+            with tempfile.TemporaryFile(dir=self.settings.store) as file:
+                file.write(bytes(TRIED_BYTES))
+        except OSError as error:
+            return FailureCause(DISK_FULL, f"its records cannot be written to the store: {error}")
+        return None
+
     def _over_limit(self) -> FailureCause | None:
         if self._full_disk is None and time.monotonic() > self._deadline:
             limit_s = self.claim.spec["compute"]["max_runtime_s"]
@@ -341,6 +342,9 @@ class Supervision:
         if self._silent_s > self.settings.stall_s:
             message = f"it reported nothing for {self.settings.stall_s:.0f} s"
             return FailureCause("timeout", message)
+        if self.runner.spool.unread_bytes > SPOOL_BYTES:
+            message = f"{SPOOL_BYTES} bytes of its records wait for the database"
+            return FailureCause("error", message)
         if self._memory.is_over(self.runner.child.pid):
             return self._out_of_memory(LESS_MEMORY)
         return None
@@ -458,8 +462,9 @@ class Supervision:
 
     def _settle(self) -> Outcome:
         """Commit the last records, then the outcome, however long the database is unavailable."""
-        while self._spooled:
-            if not self._flush():
+        while self._batch.size:
+            self._flush()
+            if self._is_away:
                 time.sleep(self.settings.heartbeat_s)
         outcome = self._decided or self._outcome_of_exit()
         while True:

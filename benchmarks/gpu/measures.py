@@ -333,7 +333,8 @@ def workers_together(sizes: Sizes) -> Iterator[Line]:
         runners = [Runner(Spawned) for _ in range(count)]
         while not all(runner.ready for runner in runners):
             for runner in runners:
-                runner.read(0.1)
+                runner.wait(0.1)
+                runner.next_record()
         began = time.perf_counter()
         for runner in runners:
             runner.start({"spec": spec})

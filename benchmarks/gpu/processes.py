@@ -135,9 +135,12 @@ def _records(runner: Runner, spec: dict[str, Any] | None) -> Iterator[list[Recor
     give_up_at = time.monotonic() + SLOW_S
     if spec is not None:
         runner.start({"spec": spec})
-    while (some := runner.read(0.1)) is not None:
-        yield some
+    while runner.alive or runner.has_unread:
+        runner.wait(0.1 if runner.alive else 0)
+        yield [*iter(runner.next_record, None)]
         assert time.monotonic() < give_up_at, f"no end after {SLOW_S} s: {runner.stderr}"
+    runner.wait(0)
+    yield [*iter(runner.next_record, None)]
 
 
 def finished(runner: Runner, spec: dict[str, Any] | None = None) -> tuple[list[Record], int]:

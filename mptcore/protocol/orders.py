@@ -1,4 +1,4 @@
-"""Messages of a supervisor: the envelope of a run, then acknowledgements and requests."""
+"""Messages of a supervisor: the envelope of a run, then orders."""
 
 import os
 import threading
@@ -57,8 +57,6 @@ class Envelope(Spec):
 class Order(Spec):
     """A later line of a supervisor."""
 
-    committed: int | None = None
-    """`seq` up to which all records are stored."""
     checkpoint: str | None = None
     """File of a checkpoint that is stored."""
     stop: Literal["checkpoint"] | None = None

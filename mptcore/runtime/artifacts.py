@@ -1,6 +1,5 @@
 """Keep files as results of a run, also while the disk is full."""
 
-import errno
 import hashlib
 import shutil
 import time
@@ -10,12 +9,10 @@ from pathlib import Path
 
 from mptcore.protocol.records import Artifact, FullDisk
 from mptcore.runtime.durable import rename_durably
+from mptcore.runtime.process import FULL_DISK, RETRY_S
 
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 FULL_DISK_TEXTS = ("No space left on device", "os error 28", "Disk quota exceeded")
 """Parts of the messages of libraries that give no error number."""
-RETRY_S = 1.0
-"""Interval between looks for space on a full disk."""
 
 _report: Callable[[FullDisk], None] | None = None
 

@@ -1,11 +1,19 @@
-"""Settings of a process that must not outlive its parent."""
+"""Settings of a process that must not outlive its parent, and its output."""
 
 import ctypes
+import errno
+import io
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TextIO
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+RETRY_S = 1.0
+"""Interval between looks for space on a full disk."""
 
 
 def be_expendable(niceness: int = 5) -> None:
@@ -29,3 +37,22 @@ def keep_freed_memory() -> None:
         m_trim_threshold, m_mmap_max, most = -1, -4, 2**31 - 1
         libc.mallopt(m_mmap_max, 0)  # a threshold would exclude blocks above 32 MiB
         libc.mallopt(m_trim_threshold, most)
+
+
+class _WaitsForSpace(io.FileIO):
+    """A file whose writes wait while its disk is full or read-only."""
+
+    def write(self, data: Any, /) -> int:
+        while True:
+            try:
+                return super().write(data)
+            except OSError as error:
+                if error.errno not in (*FULL_DISK, errno.EROFS):
+                    raise
+            time.sleep(RETRY_S)
+
+
+def output_that_waits_for_space(fd: int) -> TextIO:
+    """Return a text file of a descriptor. What is written to it while its disk is full waits, and
+    is not lost."""
+    return io.TextIOWrapper(io.BufferedWriter(_WaitsForSpace(fd, "wb", closefd=False)), "utf-8")

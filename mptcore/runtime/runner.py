@@ -86,8 +86,7 @@ class SpecRunner:
         record."""
         status = self._run()
         if self.supervised:
-            with suppress(BrokenPipeError):
-                self._emit_last_records(status)
+            self._emit_last_records(status)
         else:
             self._tell_saved(wait=True)
         return status

@@ -24,6 +24,9 @@ from service.queue import sizes
 from service.queue.lease import Claim, checkpoints, forget_records, heartbeat
 from service.records.results import MAX_ATTEMPTS
 
+BATCH_RECORDS = 20_000
+"""Maximum number of records in a transaction, so that it is short compared to the lease."""
+
 SeriesKey = tuple[str, str]
 """Name and canonical labels of a series."""
 
@@ -44,7 +47,8 @@ class Batch:
     restarts: bool = False
     """True if all records are sent again from the first. The stored records are then deleted."""
     checkpoint: dict[str, Any] | None = None
-    """A checkpoint ends the batch, so that it is stored behind exactly its own records."""
+    ends: bool = False
+    """True after a snapshot or a checkpoint, so that each block lies before or after it."""
     progress: dict[str, Any] | None = None
     eta_s: float | None = None
     """Estimated seconds to the end at that progress."""
@@ -52,7 +56,12 @@ class Batch:
     """The latest environment of the attempt."""
     last_seq: int = 0
     size: int = 0
-    """Number of records. A checkpoint and an environment count as one each."""
+    """Number of records that change something in the database."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the next record belongs to the next batch."""
+        return self.ends or self.size >= BATCH_RECORDS
 
     @property
     def is_progress_alone(self) -> bool:
@@ -73,8 +82,11 @@ class Batch:
                 self.artifacts.append(record)
             case "progress":
                 self.progress = record
+            case "snapshot":
+                self.ends = self.size > 0
+                return
             case "checkpoint":
-                self.checkpoint = record
+                self.checkpoint, self.ends = record, True
             case "environment":
                 self.environment = {k: v for k, v in record.items() if k not in ("seq", "record")}
             case "restart":

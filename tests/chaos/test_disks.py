@@ -20,12 +20,15 @@ from service.operations.prepare import prepare
 from service.settings import Settings
 from tests.support.disks import Disk, DiskUnavailable
 from tests.support.invariants import Counts, check
+from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, environment, start_fresh, wait_until
 from tests.support.servers import PostgreSQL, Redis
 from tests.support.undisturbed import TRAINING, undisturbed_records
 
 LONG = {**TRAINING, "seeds": list(range(1, 31))}
 """Several seconds of one core, with a checkpoint every half second."""
+POINTS = ppca_spec(data__dim=60, evaluate__masks__per_size=60_000, seeds=[1, 2, 3])
+"""Many seconds of one core, without a file."""
 START_TIMEOUT_S = 300
 RESERVE_BYTES = 16 << 20
 """Reserve of the small disk in the lab."""
@@ -299,6 +302,26 @@ class TestLab:
             assert client.upload(data)["bytes"] == data.stat().st_size
             require_all(lab, client, long, [])
             assert attempts_of(lab, long) == [(1, "succeeded")]
+        assert_no_traceback(lab)
+
+    def test_records_that_find_no_space(self, store_disk: Disk, lab: Lab) -> None:
+        """A run that writes no file stands still while its records find no space, and gives those
+        of an undisturbed run once there is some."""
+        with lab.client() as client:
+            run = client.submit(POINTS, cache=False)["id"]
+            wait_until(lambda: client.get(run)["progress"] is not None, what="the run's progress")
+            with store_disk.full():
+                seen: list[Any] = []
+
+                def stands_still() -> bool:
+                    time.sleep(3)
+                    seen.append(client.get(run)["progress"]["done"])
+                    return len(seen) > 2 and seen[-2] == seen[-1]
+
+                wait_until(stands_still, what="a run that stands still")
+                assert client.get(run)["status"] == "running"
+            require_all(lab, client, run, [], POINTS)
+            assert attempts_of(lab, run) == [(1, "succeeded")]
         assert_no_traceback(lab)
 
     def test_queue_on_a_full_disk_of_the_store(self, store_disk: Disk, lab: Lab) -> None:

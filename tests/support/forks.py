@@ -151,5 +151,6 @@ def _be_warm_parent(requests: int, *words: str) -> None:
     os.environ.update(kept)
     # multiprocessing and Celery have put others in their place
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
+    sys.__stdout__ = sys.stdout  # type: ignore[misc]  # it stays open if it is replaced
     sys.argv = ["worker.warm_parent", str(requests), *words]
     warm_parent.main()

@@ -40,7 +40,7 @@ class Clock:
 
 
 class ScriptedRunner:
-    """Returns its records read by read, then ends with a status; without a status it is silent
+    """Writes its records wait by wait, then ends with a status; without a status it is silent
     until it is killed. It stores all orders and signals with their times."""
 
     def __init__(
@@ -56,23 +56,34 @@ class ScriptedRunner:
         if status == 0 and is_complete:
             self.looks[-1:] = [[*(looks[-1] if looks else []), end(*looks)]]
         self.status = status
+        self.unread: list[Record] = []
+        self.spool = SimpleNamespace(unread_bytes=0)
         self.ready = True
         self.stderr = ""
         self.child = SimpleNamespace(pid=None)
         self.heeds_sigkill = True
         self.orders: list[dict[str, Any]] = []
         self.told: list[tuple[float, object]] = []
-        self.acknowledged: list[int] = []
         self.checkpoints: list[str] = []
 
     def start(self, order: dict[str, Any]) -> None:
         self.orders.append(order)
 
-    def read(self, timeout_s: float) -> list[Record] | None:
+    @property
+    def alive(self) -> bool:
+        return bool(self.looks) or self.status is None
+
+    def wait(self, timeout_s: float) -> None:
         self.clock.now += timeout_s
-        if self.looks:
-            return [*self.looks.pop(0)]
-        return [] if self.status is None else None
+        if timeout_s and self.looks:
+            self.unread += self.looks.pop(0)
+
+    @property
+    def has_unread(self) -> bool:
+        return bool(self.unread)
+
+    def next_record(self) -> Record | None:
+        return self.unread.pop(0) if self.unread else None
 
     def signal(self, number: signal.Signals) -> None:
         self.told.append((self.clock.now, number))
@@ -95,9 +106,6 @@ class ScriptedRunner:
 
     def request_stop(self) -> None:
         self.told.append((self.clock.now, "stop"))
-
-    def acknowledge(self, seq: int) -> None:
-        self.acknowledged.append(seq)
 
     def acknowledge_checkpoint(self, file: str) -> None:
         self.checkpoints.append(file)

@@ -7,6 +7,7 @@ from typing import Any
 from mptcore.specs import stored_spec
 from tests.support.invariants import Record
 from tests.support.ppca_spec import ppca_spec
+from tests.support.stub import all_records
 from tests.support.warm import warm_parent
 from worker.runner import Runner
 
@@ -14,12 +15,12 @@ from worker.runner import Runner
 def undisturbed_records(spec: Mapping[str, Any]) -> list[Record]:
     """All numbered records of the filter, as the service would have it run the spec."""
     resolved = stored_spec(spec).model_dump(mode="json")
-    records: list[Record] = []
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(warm_parent().fork)
         runner.start({"spec": resolved, "work_dir": folder})
-        while (some := runner.read(1.0)) is not None:
-            records += [one for one in some if one["seq"] is not None]
+        records: list[Record] = [
+            record for record in all_records(runner) if record["seq"] is not None
+        ]
         assert runner.kill() == 0, runner.stderr
     return records
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
+from tests.support.stub import all_records
 from tests.support.undisturbed import undisturbed_records
 from worker import children
 from worker.children import GONE, Forked, Spawned, WarmParent
@@ -34,10 +35,7 @@ def warm() -> Iterator[WarmParent]:
 
 def records(runner: Runner) -> list[dict[str, Any]]:
     """All numbered records that it gives, to its end."""
-    found: list[dict[str, Any]] = []
-    while (some := runner.read(1.0)) is not None:
-        found += [one for one in some if one["seq"] is not None]
-    return found
+    return [record for record in all_records(runner) if record["seq"] is not None]
 
 
 def forked(warm: WarmParent) -> Runner:
@@ -69,8 +67,8 @@ def test_exit_status_and_stderr(warm: WarmParent, start: str) -> None:
             assert records(runner) == []
             assert "/model: this field is required" in runner.stderr
         else:
-            while not runner.read(0.1):
-                pass
+            while runner.next_record() is None:
+                runner.wait(0.1)
             runner.signal(signal.SIGTERM)
             records(runner)
         assert not runner.alive

@@ -26,7 +26,7 @@ from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 from tests.support.records import RECORDS
-from tests.support.stub import stub
+from tests.support.stub import all_records, stub
 from worker import supervisor
 from worker.children import Spawned
 from worker.runner import STDERR_BYTES, Runner
@@ -145,13 +145,12 @@ def away(patch: pytest.MonkeyPatch, is_over: Callable[[], bool]) -> Iterator[Non
         yield
 
 
-def test_a_full_spool_does_not_count_as_silence(
+def test_an_outage_does_not_count_as_silence(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the database is unreachable for longer than a run may be silent, the supervisor reads
-    nothing. It must not count this as silence of the run."""
+    nothing."""
     claim = claimed(database)
-    monkeypatch.setattr(supervisor, "SPOOL_RECORDS", 5)
     back = time.monotonic() + 1.5
     with away(monkeypatch, lambda: time.monotonic() > back):
         assert supervise(database, settings, claim, stall_s=0.6) == "succeeded"
@@ -171,7 +170,7 @@ def test_records_that_waited_for_the_database_are_committed_in_parts(
         return store_batch(session, claim, batch, lease_s)
 
     monkeypatch.setattr(supervisor, "record", noting)
-    monkeypatch.setattr(supervisor, "BATCH_RECORDS", 3)
+    monkeypatch.setattr(recording, "BATCH_RECORDS", 3)
     back = time.monotonic() + 0.5
     with away(monkeypatch, lambda: time.monotonic() > back):
         assert supervise(database, settings, claim) == "succeeded"
@@ -210,23 +209,15 @@ def test_a_record_that_cannot_be_stored_fails_the_run(
     """The worker does not fail, or it would run it up to max_lost times. Earlier records are
     kept."""
     claim = claimed(either)
-    read = Runner.read
+    next_record = Runner.next_record
 
-    def with_a_monster(self: Runner, timeout_s: float) -> Any:
-        records = read(self, timeout_s)
-        for i, one in enumerate(records or ()):
-            if one["seq"] == 9:
-                monster = {
-                    "seq": None,
-                    "record": "progress",
-                    "done": 1,
-                    "total": 2**70,
-                    "unit": "x",
-                }
-                return [*records[:i], monster, *records[i + 1 :]]  # type: ignore[index]
-        return records
+    def with_a_monster(self: Runner) -> Any:
+        record = next_record(self)
+        if record is None or record["seq"] != 9:
+            return record
+        return {"seq": None, "record": "progress", "done": 1, "total": 2**70, "unit": "x"}
 
-    monkeypatch.setattr(Runner, "read", with_a_monster)
+    monkeypatch.setattr(Runner, "next_record", with_a_monster)
     assert supervise(either, settings, claim, "--slow") == "failed"
     ended = load(either, claim)
     assert (ended.status, ended.failure_kind, ended.attempt) == ("failed", "error", 1)
@@ -242,13 +233,14 @@ def test_a_killed_run_leaves_no_process() -> None:
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     runner = stub("--flood")
     runner.start({"resume": None})
-    while not runner.read(0.1):
-        pass
+    while runner.next_record() is None:
+        runner.wait(0.1)
     time.sleep(0.2)
     runner.kill()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
-    assert runner.read(0.1) is None
-    runner.acknowledge(3)  # which finds no process
+    runner.wait(0.1)
+    assert runner.next_record() is None
+    runner.acknowledge_checkpoint("a")  # which finds no process
     assert runner.kill() == -9
 
 
@@ -256,14 +248,13 @@ def test_orders_are_lines_of_json() -> None:
     """A process that only repeats them."""
     runner = Runner(lambda stdio: Spawned(stdio, ("cat",)))
     runner.start({"spec": {}})
-    runner.acknowledge(3)
     runner.acknowledge_checkpoint("a")
     runner.request_stop()
-    while len(runner.stderr.splitlines()) < 4:
-        runner.read(0.1)
+    while len(runner.stderr.splitlines()) < 3:
+        runner.wait(0.1)
+        assert runner.next_record() is None
     assert [json.loads(line) for line in runner.stderr.splitlines()] == [
         {"spec": {}},
-        {"committed": 3},
         {"checkpoint": "a"},
         {"stop": "checkpoint"},
     ]
@@ -273,11 +264,9 @@ def test_orders_are_lines_of_json() -> None:
 def last_words(script: str) -> tuple[list[Any], str]:
     """The records of a shell script, and what else it wrote."""
     runner = Runner(lambda stdio: Spawned(stdio, ("sh", "-c", script)))
-    found: list[Any] = []
-    while (some := runner.read(1.0)) is not None:
-        found += some
+    records = all_records(runner)
     assert runner.kill() == 0
-    return found, runner.stderr
+    return records, runner.stderr
 
 
 def test_a_line_that_is_no_record_counts_as_stderr() -> None:

@@ -242,6 +242,24 @@ def test_after_a_failure_of_its_gpu_a_worker_continues_only_if_the_gpu_computes(
     assert (waiting.status, waiting.lost, waiting.failure_kind) == ("queued", 1, None)
 
 
+def test_a_run_that_cannot_be_started_is_handed_back(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that takes no file. The run is not lost, and the worker ends."""
+
+    def refuse(folder: object) -> Runner:
+        raise OSError("Read-only file system")
+
+    monkeypatch.setattr(Slot, "new_runner", refuse)
+    experiment_id = submitted(database)
+    slot = Slot(database, settings, "test")
+    with pytest.raises(UnfitWorker, match="Read-only"):
+        attempt(slot)
+    slot.close()
+    waiting = load(database, experiment_id)
+    assert (waiting.status, waiting.lost) == ("queued", 0)
+
+
 def test_a_silent_runner_is_ended(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

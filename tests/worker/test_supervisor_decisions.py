@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from service.db.engine import Database
 from service.experiments.models import Block, DesiredState, Status
 from service.queue import lease
 from service.queue.lease import Claim
+from service.records import recording
 from tests.support.attempts import claim_next
 from tests.support.scripted import (
     BEGAN,
@@ -91,20 +93,17 @@ def test_the_order_of_a_resumed_attempt(watch: Watch, claim: Claim, database: Da
 
 def test_records_are_committed_a_few_times_a_second(watch: Watch) -> None:
     """At the first look, and then at every fourth; the rest at the end."""
-    _, runner = watch.run(*(points(seq) for seq in range(1, 11)))
+    watch.run(*(points(seq) for seq in range(1, 11)))
     assert watch.commits == [
-        (1 * LOOK_S, 1), (5 * LOOK_S, 4), (9 * LOOK_S, 4), (11 * LOOK_S, 1),
+        (1 * LOOK_S, 1), (5 * LOOK_S, 4), (9 * LOOK_S, 4), (10 * LOOK_S, 1),
     ]  # fmt: skip
-    assert runner.acknowledged == [1, 5, 9, 10]
     assert watch.found.last_seq == 10
 
 
 def test_without_records_the_lease_is_renewed_at_every_heartbeat(watch: Watch) -> None:
-    """Nothing is acknowledged."""
     change(watch.database, watch.claim.experiment_id, lease_expires_at=1.0)
-    _, runner = watch.run(*[[]] * 40)
+    watch.run(*[[]] * 40)
     assert watch.commits == [(LOOK_S, 0), (LOOK_S + 1.0, 0), (LOOK_S + 2.0, 0)]
-    assert runner.acknowledged == []
 
 
 PROGRESS = {**checkpoint(0, ""), "record": "progress", "done": 1, "total": 9, "unit": "masks"}
@@ -132,7 +131,6 @@ def test_a_checkpoint_closes_its_batch(watch: Watch) -> None:
     records = [*points(1, 2), checkpoint(2, "a"), *points(3), checkpoint(3, "b"), *points(4)]
     _, runner = watch.run(records)
     assert [size for _, size in watch.commits] == [3, 2, 1]
-    assert runner.acknowledged == [2, 3, 4]
     assert runner.checkpoints == ["a", "b"]
 
 
@@ -167,23 +165,23 @@ def test_a_restarted_run_has_its_own_pace(watch: Watch) -> None:
 
 
 def test_a_batch_is_no_larger_than_its_bound(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "BATCH_RECORDS", 3)
+    monkeypatch.setattr(recording, "BATCH_RECORDS", 3)
     watch.run(points(*range(1, 9)), [], [], [])
     assert [size for _, size in watch.commits] == [3, 3, 2]
-    assert [when for when, _ in watch.commits[:2]] == [LOOK_S, 2 * LOOK_S]  # no wait in between
+    assert [when for when, _ in watch.commits[:2]] == [LOOK_S, LOOK_S]  # no wait in between
 
 
 def test_after_the_end_the_last_records_are_committed_at_once(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "BATCH_RECORDS", 3)
+    monkeypatch.setattr(recording, "BATCH_RECORDS", 3)
     watch.run(points(*range(1, 12)))
-    assert watch.commits == [(LOOK_S, 3), (2 * LOOK_S, 3), (2 * LOOK_S, 3), (2 * LOOK_S, 2)]
+    assert watch.commits == [(LOOK_S, 3), (LOOK_S, 3), (LOOK_S, 3), (LOOK_S, 2)]
 
 
 def test_after_the_end_a_refusal_is_reported_at_once(watch: Watch) -> None:
     assert watch.run([], points(2**70))[0] == "failed"
-    assert watch.clock.now == BEGAN + 3 * LOOK_S
+    assert watch.clock.now == BEGAN + 2 * LOOK_S
 
 
 def kept(folder: Path) -> set[str]:
@@ -327,6 +325,15 @@ def test_a_runner_that_meets_a_full_disk_is_handed_back(watch: Watch) -> None:
     assert (ended, watch.found.status, watch.found.lost) == ("disk_full", "queued", 0)
 
 
+def test_a_silent_run_that_cannot_write_its_records_is_handed_back(
+    watch: Watch, tmp_path: Path
+) -> None:
+    """It cannot report that. A missing store stands for a full one."""
+    watch.settings = watch.settings.model_copy(update={"store": tmp_path / "missing"})
+    ended, _ = watch.run(points(1), status=None)
+    assert (ended, watch.found.status, watch.found.lost) == ("disk_full", "queued", 0)
+
+
 def test_a_run_continues_when_there_is_space_again(watch: Watch) -> None:
     """The wait counts neither as silence nor as run time."""
     watch.settings = watch.settings.model_copy(update={"stall_s": 4.0 * LIMIT_S})
@@ -375,7 +382,6 @@ def test_no_record_is_stored_after_a_refused_record(
     assert (message or "").startswith(f"a record of the run cannot be stored: {why}")
     assert len(message or "") <= 1000
     assert watch.found.last_seq == 1
-    assert runner.acknowledged == [1]
     assert signal.SIGKILL in [what for _, what in runner.heard]
 
 
@@ -452,11 +458,10 @@ def test_the_run_continues_during_a_database_outage(
         return watch.clock.now >= BEGAN + 3
 
     with away(monkeypatch, is_over):
-        ended, runner = watch.run(*(points(seq) for seq in range(1, 65)))
+        ended, _ = watch.run(*(points(seq) for seq in range(1, 65)))
     assert ended == "succeeded"
     assert tried[:4] == [LOOK_S, LOOK_S + 1, LOOK_S + 2, LOOK_S + 3]
     assert watch.commits[0] == (LOOK_S + 3, 1)
-    assert runner.acknowledged[-1] == 64
     assert sum(size for _, size in watch.commits) == 64
 
 
@@ -468,18 +473,22 @@ def test_the_outcome_waits_for_the_database(watch: Watch, monkeypatch: pytest.Mo
     assert watch.clock.now < BEGAN + 5 + 2 * HEARTBEAT_S
 
 
-def test_a_runner_waits_while_the_spool_is_full(
+def test_records_wait_in_the_spool_while_the_database_is_away(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its silence does not count during this time."""
-    monkeypatch.setattr(supervisor, "SPOOL_RECORDS", 3)
+    """The batch that may have been committed stays as it is, and nothing more is read. That is not
+    silence of the run."""
     looks = (points(1, 2), points(3), points(4))
     with away(monkeypatch, lambda: watch.clock.now >= BEGAN + 3 * STALL_S):
-        ended, runner = watch.run(*looks)
-        left = len(runner.looks)
-    assert (ended, left) == ("succeeded", 0)
-    assert watch.found.last_seq == 4
-    assert watch.commits[0][0] >= 3 * STALL_S
+        ended, _ = watch.run(*looks)
+    assert (ended, watch.found.last_seq) == ("succeeded", 4)
+    assert watch.commits[0] == (3 * STALL_S + LOOK_S, 2)
+
+
+def test_a_run_whose_spool_grows_without_end_fails(watch: Watch) -> None:
+    spool = SimpleNamespace(unread_bytes=supervisor.SPOOL_BYTES + 1)
+    ended, _ = watch.run(points(1), status=None, spool=spool)
+    assert (ended, watch.failure[0]) == ("failed", "error")
 
 
 def test_a_lost_lease_ends_the_runner_and_writes_nothing(watch: Watch) -> None:

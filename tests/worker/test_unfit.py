@@ -8,19 +8,16 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from service.db.engine import Database
 from service.queue import lease
 from service.settings import Settings
-from tests.support.processes import wait_until
 from tests.support.starting import run_next
-from tests.support.stub import started
+from tests.support.stub import all_records, started
 from tests.worker.test_endings import claimed, load
-from worker import children, supervisor
-from worker import runner as runners
+from worker import children, spool, supervisor
 from worker.children import WarmParent
 from worker.fitness import UnfitWorker
 from worker.runner import Runner
@@ -53,8 +50,7 @@ def test_a_worker_without_torch_is_not_ready(
     parent = WarmParent()
     assert not parent.wait_until_ready(lambda: False)
     runner = Runner(parent.fork)  # which finds no process
-    while runner.read(0.1) is not None:
-        pass
+    assert all_records(runner) == []
     assert not runner.ready
     runner.kill()
     parent.close()
@@ -122,54 +118,18 @@ def test_silence_is_measured_in_seconds(
     runner.kill()
 
 
-def test_a_pipe_of_the_usual_size_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("fcntl.fcntl", refuse)
-    runner = started("echo", '{"record": "log", "seq": 1}')
-    found: list[dict[str, Any]] = []
-    while (some := runner.read(0.1)) is not None:
-        found += some
-    assert found == [{"record": "log", "seq": 1}]
-    runner.kill()
-
-
-def test_nothing_waits_after_the_end_of_a_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = started("true")
-    wait_until(lambda: not runner.alive)
-    select, waited = runner._selector.select, []
-
-    def noted(timeout_s: float) -> Any:
-        waited.append(timeout_s)
-        return select(0)
-
-    monkeypatch.setattr(runner._selector, "select", noted)
-    while runner.read(60.0) is not None:
-        pass
-    assert {*waited} == {0}
-    runner.kill()
-
-
 def test_lines_that_are_not_records_are_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "LINE_BYTES", 10_000)
+    monkeypatch.setattr(spool, "LINE_BYTES", 10_000)
     code = (
         "print('[' * 100_000); print('x' * 300_000, end='', flush=True);"
         'import time; time.sleep(0.3); print(); print(\'{"record": "log", "seq": 1}\')'
     )
     runner = started(sys.executable, "-c", code)
-    found: list[dict[str, Any]] = []
-    while (some := runner.read(0.1)) is not None:
-        found += some
-        assert len(runner._part) <= 10_000
-    assert found == [{"record": "log", "seq": 1}]
+    assert all_records(runner) == [{"record": "log", "seq": 1}]
     runner.kill()
 
 
-def test_a_process_that_outlives_its_runner_does_not_block_the_slot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(runners, "DRAIN_S", 0.3)
+def test_a_process_that_outlives_its_runner_does_not_block_the_slot() -> None:
     child = "import time\\nfor _ in range(100): print('x', flush=True); time.sleep(0.05)"
     code = (
         "import subprocess, sys;"
@@ -177,6 +137,6 @@ def test_a_process_that_outlives_its_runner_does_not_block_the_slot(
     )
     runner = started(sys.executable, "-c", code)
     began = time.monotonic()
-    while runner.read(0.1) is not None:
-        assert time.monotonic() - began < 4
+    assert all_records(runner) == []
+    assert time.monotonic() - began < 4
     assert runner.kill() == 0

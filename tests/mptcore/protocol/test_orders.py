@@ -87,7 +87,7 @@ def test_orders_are_read_to_the_end_of_the_file(monkeypatch: pytest.MonkeyPatch)
         ended.set()
 
     monkeypatch.setattr(os, "_exit", end)
-    lines: list[Any] = [{"committed": 3}, {"no": "order"}, {"checkpoint": "a"}, {"stop": "now"},
+    lines: list[Any] = [{"no": "order"}, {"checkpoint": "a"}, {"stop": "now"},
                         {"stop": "checkpoint"}]  # fmt: skip
     text = b"no JSON\n" + b"".join(json.dumps(one).encode() + b"\n" for one in lines)
     follow_orders(
@@ -95,5 +95,5 @@ def test_orders_are_read_to_the_end_of_the_file(monkeypatch: pytest.MonkeyPatch)
     )
     assert ended.wait(60)
     assert statuses == [1]
-    orders = [Order(committed=3), Order(checkpoint="a"), Order(stop="checkpoint")]
+    orders = [Order(checkpoint="a"), Order(stop="checkpoint")]
     assert obeyed == [(one, True) for one in orders]

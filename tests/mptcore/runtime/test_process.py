@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,3 +78,28 @@ def test_freed_memory_is_kept_up_to_any_size(
     process.keep_freed_memory()
     process.be_expendable()
     assert calls == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_output_waits_while_its_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is always full; after the first failed write, a file is put in its place."""
+    lines = [f"{number}\n" for number in range(10_000)]
+    fd = os.open("/dev/full", os.O_WRONLY)
+    waits: list[float] = []
+
+    def make_space(seconds: float) -> None:
+        waits.append(seconds)
+        file = os.open(tmp_path / "file", os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, fd)
+        os.close(file)
+
+    monkeypatch.setattr(time, "sleep", make_space)
+    output = process.output_that_waits_for_space(fd)
+    for line in lines:
+        output.write(line)
+    output.flush()
+    os.close(fd)
+    assert len(waits) == 1
+    assert (tmp_path / "file").read_text() == "".join(lines)
