@@ -23,7 +23,7 @@ from service.events.changes import Changes
 from service.experiments import deletion
 from service.experiments.models import Queue, Status
 from service.operations import retention
-from service.queue import claims, clock, lease, ledger, quota, worker_samples, workers
+from service.queue import claims, clock, lease, ledger, quota, sizes, worker_samples, workers
 from service.queue.memory import learned_ratio
 from service.records.recording import Batch, record
 from service.settings import Settings
@@ -198,7 +198,7 @@ def beside(database: Database, settings: Settings) -> Iterator[tuple[str, Work]]
     yield "a clock that was set back", within(lambda s: clock.repair(s, 60))
     yield "lost runs", within(lambda s: lease.expire(s, 3))
     yield "the ledger folded", within(lambda s: ledger.fold(s, settings.share))
-    yield "bytes folded", within(quota.fold)
+    yield "bytes measured", within(sizes.measure)
     yield "bytes of a user", reads(lambda s: quota.kept(s, 1))
     yield (
         "a worker's sample",

@@ -23,7 +23,7 @@ from service.db.notices import Notices
 from service.experiments.models import Queue
 from service.logs import logged_process
 from service.operations.start import begin
-from service.queue import claims, clock, holds, lease, ledger, quota
+from service.queue import claims, clock, holds, lease, ledger, sizes
 from service.queue.models import LEAD_S
 from service.queue.models import Controller as ControllerRow
 from service.queue.rooms import places
@@ -103,6 +103,7 @@ class Controller:
                 self._take(self._fill_sweeps)
             if time.monotonic() >= self._fold_due:
                 self._take(self._fold)
+                self._take(self._measure)
                 # Memory was freed or a drain is over: no notice tells it. Or a row was locked.
                 self._is_something_new = self._sweeps_may_have_room = True
 
@@ -161,9 +162,13 @@ class Controller:
         with self._step() as session:
             clock.repair(session, self.settings.lease_s)
             number = ledger.fold(session, self.settings.share)
-            quota.fold(session)
         rest_s = 0.0 if number >= ledger.FOLDED_AT_ONCE else FOLD_S  # more are waiting
         self._fold_due = time.monotonic() + rest_s
+
+    def _measure(self) -> None:
+        with self._step() as session:
+            if sizes.measure(session):
+                self._fold_due = time.monotonic()  # more are waiting
 
     @contextmanager
     def _step(self) -> Iterator[Session]:

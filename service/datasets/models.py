@@ -49,6 +49,8 @@ class Dataset(Owned, Base):
     """Digest of the options that a table was uploaded with. Empty for other formats, and for
     uploads of version 0.2, which are never taken for new ones."""
     created_at: Mapped[float] = mapped_column(default=now())
+    kept_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Bytes of the file, and of the names and counts in this row."""
     copy: Mapped[int] = mapped_column(default=0, server_default="0")
     """0, except for identical bytes that older versions stored as another data set."""
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from anyio import CancelScope
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from sqlalchemy import delete
 from sqlalchemy.exc import IntegrityError
 from uuid6 import uuid7
 
@@ -237,10 +238,9 @@ class _Arrival:
         try:
             with self.database.transaction() as session:
                 check_still_valid(session, self.by)
-                size = sizes.of_dataset(self.dataset)
+                size = self.dataset.kept_bytes = sizes.of_dataset(self.dataset)
                 quota.lock(session, self.by.id)  # two at once do not both take the last room
                 quota.check_bytes(session, self.by.id, self.settings.share, size)
-                quota.note(session, self.by.id, size)
                 keep_options(place.parent, self.dataset.reading)
                 move(self.file, place)
                 session.add(self.dataset)
@@ -305,7 +305,7 @@ def delete_dataset(
         found = find_own(session, user, Dataset, dataset_id)
         with suppress(OSError):  # a full disk must not prevent what frees it
             leftover.mkdir(parents=True, exist_ok=True)
-        quota.note(session, found.owner_id, -(store.remove(session, found.id) or 0))
+        session.execute(delete(Dataset).where(Dataset.id == found.id))
         audit.note(session, user, "dataset.deleted", dataset_id)
     for folder in (settings.datasets(dataset_id), leftover):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,9 @@
-"""Find and delete uploads."""
+"""Find uploads."""
 
-from sqlalchemy import delete, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session, joinedload
 
-from service.datasets.models import CONTENTS, Dataset
-from service.queue import sizes
+from service.datasets.models import Dataset
 
 
 def lock_same(session: Session, dataset: Dataset) -> Dataset | None:
@@ -24,12 +23,3 @@ def lock_same(session: Session, dataset: Dataset) -> Dataset | None:
 def exists(session: Session, dataset_id: str) -> bool:
     """Return whether anyone has a data set with this id."""
     return session.get(Dataset, dataset_id) is not None
-
-
-def remove(session: Session, dataset_id: str) -> int | None:
-    """Delete a data set, and return the bytes that it counted for. None where another request has
-    deleted it."""
-    counted = (getattr(Dataset, name) for name in CONTENTS)
-    gone = delete(Dataset).where(Dataset.id == dataset_id).returning(Dataset.bytes, *counted)
-    found = session.execute(gone).one_or_none()
-    return None if found is None else sizes.of_dataset(found)

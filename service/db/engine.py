@@ -251,19 +251,14 @@ def insert_new(
     session: Session,
     table: type[Base],
     rows: Sequence[dict[str, Any]],
-    size: ColumnElement[int] | None = None,
-) -> int:
-    """Insert rows, and skip those whose key exists. Return the sum of `size` over the new rows."""
+) -> None:
+    """Insert rows, and skip those whose key exists."""
     if not rows:
-        return 0
+        return
     assert isinstance(table.__table__, Table)
     name = session.get_bind().dialect.name
     insert = postgresql.insert if name == "postgresql" else sqlite.insert
-    statement = insert(table.__table__).on_conflict_do_nothing()
-    if size is not None:
-        return sum(session.scalars(statement.returning(size), list(rows)))
-    session.execute(statement, list(rows))
-    return 0
+    session.execute(insert(table.__table__).on_conflict_do_nothing(), list(rows))
 
 
 def _engine(url: str, connections: int, timeouts: str) -> Engine:

@@ -1,6 +1,5 @@
 """Delete experiments: first hide them, later remove their rows. No function commits."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +35,7 @@ from service.experiments.models import (
     Series,
     Wait,
 )
-from service.queue import quota, sizes, states
+from service.queue import states
 from service.sweeps.models import SweepPoint
 from service.webhooks.models import Delivery
 
@@ -183,7 +182,6 @@ def purge(session: Session, experiment_id: str) -> bool:
     )
     if session.scalar(select(unfolded.exists())):
         return False
-    sizes.note(session, experiment_id, -sizes.of_experiment(session, experiment_id))
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(delete(Block).where(Block.series_id.in_(series)))
     for table in RECORDS:
@@ -237,12 +235,5 @@ def purge_never_started(session: Session, experiment_ids: Sequence[str]) -> Sequ
     ids = session.scalars(held.with_for_update(skip_locked=True)).all()
     for table in RECORDS:
         session.execute(delete(table).where(table.experiment_id.in_(ids)))
-    rows = delete(Experiment).where(Experiment.id.in_(ids))
-    freed: Counter[int] = Counter()
-    for owner_id, size in session.execute(
-        rows.returning(Experiment.owner_id, Experiment.spec_bytes)
-    ):
-        freed[owner_id] += sizes.EXPERIMENT_BYTES + size
-    for owner_id, size in freed.items():
-        quota.note(session, owner_id, -size)
+    session.execute(delete(Experiment).where(Experiment.id.in_(ids)))
     return ids

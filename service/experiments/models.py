@@ -128,6 +128,8 @@ class Experiment(Owned, Base):
             "ix_experiments_owner_id_family_created_at_id", "owner_id", "family", "created_at", "id"
         ),
         Index("ix_experiments_status_owner_id", "status", "owner_id"),
+        Index("ix_experiments_kept", "owner_id", "spec_bytes", "record_bytes"),
+        partial_index("ix_experiments_unmeasured", ["id"], "record_bytes IS NULL"),
         partial_index("ix_experiments_startable_cpu", STARTABLE_ORDER, STARTABLE[Queue.CPU]),
         partial_index("ix_experiments_startable_gpu", STARTABLE_ORDER, STARTABLE[Queue.GPU]),
         partial_index("ix_experiments_running", ["owner_id", "queue"], "status = 'running'"),
@@ -181,6 +183,9 @@ class Experiment(Owned, Base):
     """Length of the spec as it is stored."""
     expected_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
     """Maximum number of bytes of the points that a run writes."""
+    record_bytes: Mapped[int | None] = mapped_column(BigInteger, default=0, server_default="0")
+    """Bytes of its records and artifacts. A claim sets it to null; the controller measures it after
+    the end of the attempt."""
     retry_of: Mapped[str | None] = mapped_column(String(32))
     sweep_id: Mapped[str | None] = mapped_column(ForeignKey(Sweep.id))
     """The sweep for which it was created."""

@@ -31,7 +31,6 @@ def change(
     if more > 0:
         quota.check_bytes(session, experiment.owner_id, fair_share, more)
     experiment.spec_bytes += more
-    quota.note(session, experiment.owner_id, more)
 
 
 def next_in_turn(session: Session, owner_id: int, limit: int) -> Sequence[Experiment]:

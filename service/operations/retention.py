@@ -164,7 +164,7 @@ def purge(database: Database, settings: Settings, removals: Iterable[Removal]) -
 def measure_artifacts(database: Database, settings: Settings) -> None:
     """Store the sizes of artifacts that were recorded before sizes were."""
     with database.snapshot() as session:
-        found = sizes.unmeasured(session, MEASURED_AT_ONCE)
+        found = sizes.unmeasured_artifacts(session, MEASURED_AT_ONCE)
     for artifact in found:
         try:
             folder = settings.artifacts(artifact.experiment_id, artifact.attempt)
@@ -172,7 +172,7 @@ def measure_artifacts(database: Database, settings: Settings) -> None:
         except FileNotFoundError:
             size = 0
         with database.transaction() as session:
-            sizes.note_size(session, artifact, size)
+            sizes.set_size(session, artifact, size)
 
 
 def _removal(settings: Settings, one: Kept, why: str) -> Removal:

@@ -362,6 +362,7 @@ _TAKE = (
         worker=bindparam("by"),
         queue=bindparam("on"),
         lease_expires_at=now() + bindparam("for_s", type_=Float),
+        record_bytes=None,
         cache_key=case(  # null if this worker's core differs from that of the service
             (Experiment.cache_key.startswith(bindparam("core")), Experiment.cache_key), else_=None
         ),

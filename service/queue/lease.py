@@ -35,7 +35,7 @@ from service.experiments.models import (
     Series,
     Status,
 )
-from service.queue import ledger, sizes
+from service.queue import ledger
 from service.queue.states import is_terminal, note_status
 
 
@@ -84,7 +84,6 @@ def checkpoints(session: Session, experiment_id: str) -> Sequence[Checkpoint]:
 
 def _delete_records(session: Session, experiment_id: str, after: int) -> None:
     """Delete the records after `after`, which is a checkpoint's: no block goes beyond it."""
-    sizes.note(session, experiment_id, -sizes.of_records(session, experiment_id, after))
     series = select(Series.id).where(Series.experiment_id == experiment_id)
     session.execute(
         delete(Block).where(Block.series_id.in_(series.scalar_subquery()), Block.last_seq > after)

@@ -1,10 +1,9 @@
-"""Tables of the queue beside its experiments: the controller, and changes to the bytes that users
-keep."""
+"""Table of the queue beside its experiments."""
 
-from sqlalchemy import BigInteger, String
+from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.db.engine import Base, LargeId
+from service.db.engine import Base
 
 LEAD_S = 5.0
 """Time for which a controller leads after its last transaction."""
@@ -18,14 +17,3 @@ class Controller(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     holder: Mapped[str] = mapped_column(String(200))
     until: Mapped[float]
-
-
-class ByteChange(Base):
-    """A change of the bytes that a user keeps. The sum of a user's rows is the size of the user's
-    data without checkpoints."""
-
-    __tablename__ = "byte_changes"
-
-    id: Mapped[int] = mapped_column(LargeId, primary_key=True)
-    owner_id: Mapped[int] = mapped_column(index=True)
-    bytes: Mapped[int] = mapped_column(BigInteger)

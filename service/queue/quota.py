@@ -1,65 +1,61 @@
 """Limits of a user: unfinished experiments, priority, and bytes in the store.
 
-Every transaction that stores or deletes bytes of a user adds a row with the change. Rows are
-inserted and folded, never updated, so that no run or submission waits for another one here.
-Checkpoints are few and come and go, so their sizes are added up when they are asked for.
+Stored bytes are measured: of sweeps, uploads and requests in their rows, of experiments by the
+controller after each attempt (`sizes.measure`). What a run may still write is counted as expected.
 """
 
 from collections import defaultdict
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
-from sqlalchemy import Select, delete, func, insert, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from service.accounts.models import User
+from service.datasets.models import Dataset
 from service.experiments.models import UNFINISHED, Checkpoint, Experiment
 from service.fair_share import FairShare
 from service.queue.claims import MAX_PRIORITY
-from service.queue.models import ByteChange
+from service.queue.sizes import EXPERIMENT_BYTES
 from service.refusals import ApiError
-
-FOLDED_FROM = 20
-"""Minimum number of rows of a user that are folded."""
-FOLDED_AT_ONCE = 5000
-"""Maximum number of rows that are folded at once."""
+from service.submission.models import KeptRequest
+from service.sweeps.models import Sweep
 
 
-_KEPT = func.coalesce(func.sum(ByteChange.bytes), 0)
-_SAVED = func.coalesce(func.sum(Checkpoint.bytes), 0)
-
-
-def note(session: Session, owner_id: int, change: int) -> None:
-    """Count bytes that this transaction stores for a user, or fewer than 0 that it deletes."""
-    if change:
-        session.execute(insert(ByteChange).values(owner_id=owner_id, bytes=change))
+def _kept_bytes() -> list[Select[int, int | None]]:
+    """Select owners and bytes, by kind of what they keep. Checkpoints are those of unfinished
+    experiments; others are deleted soon."""
+    rows = EXPERIMENT_BYTES + Experiment.spec_bytes + func.coalesce(Experiment.record_bytes, 0)
+    checkpoints = select(Experiment.owner_id, func.sum(Checkpoint.bytes))
+    return [
+        select(Experiment.owner_id, func.sum(rows)).group_by(Experiment.owner_id),
+        checkpoints.join_from(Experiment, Checkpoint, Checkpoint.experiment_id == Experiment.id)
+        .where(Experiment.status.in_(UNFINISHED))
+        .group_by(Experiment.owner_id),
+        select(Sweep.owner_id, func.sum(Sweep.kept_bytes)).group_by(Sweep.owner_id),
+        select(Dataset.owner_id, func.sum(Dataset.kept_bytes)).group_by(Dataset.owner_id),
+        select(KeptRequest.owner_id, func.sum(KeptRequest.kept_bytes)).group_by(
+            KeptRequest.owner_id
+        ),
+    ]
 
 
 def kept(session: Session, owner_id: int) -> int:
     """Return how many bytes a user keeps."""
-    counted = select(_KEPT).where(ByteChange.owner_id == owner_id).scalar_subquery()
-    saved = _checkpoints(_SAVED).where(Experiment.owner_id == owner_id).scalar_subquery()
-    return int(session.execute(select(counted + saved)).scalar_one())
+    kinds = (
+        query.where(query.selected_columns[0] == owner_id).subquery() for query in _kept_bytes()
+    )
+    sums = [func.coalesce(select(kind.c[1]).scalar_subquery(), 0) for kind in kinds]
+    return int(sum(session.execute(select(*sums)).one()))
 
 
 def kept_by_user(session: Session) -> dict[int, int]:
     """Return how many bytes each user keeps; users without any may be missing."""
-    counted = select(ByteChange.owner_id, _KEPT).group_by(ByteChange.owner_id)
-    saved = _checkpoints(Experiment.owner_id, _SAVED).group_by(Experiment.owner_id)
-    found: dict[int, int] = defaultdict(int)
-    for owner_id, total in (*session.execute(counted), *session.execute(saved)):
-        found[owner_id] += int(total)
-    return found
-
-
-def _checkpoints(*columns: Any) -> Select[Any]:
-    """Select the checkpoints of unfinished experiments. Checkpoints of others are deleted soon."""
-    return (
-        select(*columns)
-        .join_from(Experiment, Checkpoint, Checkpoint.experiment_id == Experiment.id)
-        .where(Experiment.status.in_(UNFINISHED))
-    )
+    totals: dict[int, int] = defaultdict(int)
+    for query in _kept_bytes():
+        for owner_id, size in session.execute(query):
+            totals[owner_id] += int(size or 0)
+    return totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,26 +159,3 @@ def lock(session: Session, owner_id: int) -> None:
     """Make other submissions and uploads of the user wait until the transaction ends. Heartbeats do
     not wait for this lock."""
     session.execute(select(User.id).where(User.id == owner_id).with_for_update(key_share=True))
-
-
-def fold(session: Session, from_rows: int = FOLDED_FROM) -> None:
-    """Replace the rows of each user that has many by one row with their sum. Rows that another
-    transaction holds are left for the next time."""
-    many = (
-        select(ByteChange.owner_id)
-        .group_by(ByteChange.owner_id)
-        .having(func.count() >= from_rows)
-        .scalar_subquery()
-    )
-    rows = session.execute(
-        select(ByteChange.id, ByteChange.owner_id, ByteChange.bytes)
-        .where(ByteChange.owner_id.in_(many))
-        .limit(FOLDED_AT_ONCE)
-        .with_for_update(skip_locked=True)
-    ).all()
-    totals: dict[int, int] = defaultdict(int)
-    for _, owner_id, change in rows:
-        totals[owner_id] += change
-    session.execute(delete(ByteChange).where(ByteChange.id.in_([row.id for row in rows])))
-    for owner_id, total in totals.items():
-        note(session, owner_id, total)

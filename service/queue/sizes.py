@@ -5,12 +5,20 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Text, cast, func, insert, literal, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Text, cast, func, select, update
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.datasets.models import CONTENTS, Dataset
-from service.experiments.models import TERMINAL, Artifact, Block, Event, Experiment, Metric, Series
-from service.queue.models import ByteChange
+from service.experiments.models import (
+    TERMINAL,
+    Artifact,
+    Block,
+    Event,
+    Experiment,
+    Metric,
+    Series,
+    Status,
+)
 from service.sweeps.models import Sweep
 
 EXPERIMENT_BYTES = 2048
@@ -18,24 +26,9 @@ EXPERIMENT_BYTES = 2048
 1.5 KiB on SQLite, 2 KiB on PostgreSQL. Most experiments have smaller specs."""
 POINT_BYTES = 37
 """Bytes of a point in a block: four numbers, its record number, and the code of its reason."""
-
-BLOCK_BYTES: ColumnElement[int] = (
-    func.length(Block.x)
-    + func.length(Block.value)
-    + func.length(Block.std_err)
-    + func.length(Block.n)
-    + func.coalesce(func.length(Block.seq), 0)
-    + func.length(Block.reason)
-    + func.length(cast(Block.reasons, Text))
-)
-METRIC_BYTES: ColumnElement[int] = (
-    16
-    + func.length(Metric.name)
-    + func.length(Metric.labels)
-    + func.coalesce(func.length(Metric.reason), 0)
-)
-LOG_BYTES: ColumnElement[int] = func.length(cast(Event.data, Text))
-ARTIFACT_BYTES: ColumnElement[int] = func.coalesce(Artifact.bytes, 0)
+METRIC_BYTES = 16
+"""Bytes of a metric beside its texts."""
+MEASURED_AT_ONCE = 200
 
 
 def of_texts(name: str | None, tags: Sequence[str], note: str | None) -> int:
@@ -50,47 +43,59 @@ def of_sweep(sweep: Sweep) -> int:
     return len(json.dumps(sweep.spec)) + len(json.dumps(sweep.comes_after)) + texts
 
 
-def of_dataset(dataset: Dataset | Row[Any]) -> int:
+def of_dataset(dataset: Dataset) -> int:
     """Return the bytes of an upload: of its file, and of the names and counts in its row, which may
     take a thousand times as much."""
     described = (getattr(dataset, name) for name in CONTENTS)
     return dataset.bytes + sum(len(json.dumps(one)) for one in described if one is not None)
 
 
-def note(session: Session, experiment_id: str, change: int) -> None:
-    """Count bytes that this transaction stores for the owner of an experiment, or deletes."""
-    if change:
-        owner = select(Experiment.owner_id, literal(change)).where(Experiment.id == experiment_id)
-        session.execute(insert(ByteChange).from_select(["owner_id", "bytes"], owner))
+def _sum(
+    size: ColumnElement[Any] | InstrumentedAttribute[Any], *conditions: ColumnElement[bool]
+) -> ColumnElement[int]:
+    query = select(func.coalesce(func.sum(size), 0)).where(*conditions)
+    return query.correlate(Experiment).scalar_subquery()
 
 
-def of_records(session: Session, experiment_id: str, after: int = 0) -> int:
-    """Return the bytes of an experiment's records after a record, artifacts included."""
-    blocks = (
-        select(func.sum(BLOCK_BYTES))
-        .join(Series, Series.id == Block.series_id)
-        .where(Series.experiment_id == experiment_id, Block.last_seq > after)
+_METRIC = func.length(Metric.name) + func.length(Metric.labels) + METRIC_BYTES
+_RECORD_BYTES = (
+    _sum(
+        POINT_BYTES * Block.count,
+        Block.series_id == Series.id,
+        Series.experiment_id == Experiment.id,
     )
-    others = (
-        select(func.sum(size)).where(table.experiment_id == experiment_id, table.seq > after)
-        for table, size in (
-            (Metric, METRIC_BYTES),
-            (Event, LOG_BYTES),
-            (Artifact, ARTIFACT_BYTES),
+    + _sum(
+        _METRIC + func.coalesce(func.length(Metric.reason), 0),
+        Metric.experiment_id == Experiment.id,
+    )
+    + _sum(
+        func.length(cast(Event.data, Text)),
+        Event.experiment_id == Experiment.id,
+        Event.kind == "log",
+    )
+    + _sum(Artifact.bytes, Artifact.experiment_id == Experiment.id)
+)
+
+
+def measure(session: Session) -> bool:
+    """Measure the records and artifacts of experiments whose attempt has ended since the last call.
+    Those that another transaction has locked are left for the next one. Return whether there may
+    be more."""
+    ids = session.scalars(
+        select(Experiment.id)
+        .where(Experiment.record_bytes.is_(None), Experiment.status != Status.RUNNING)
+        .limit(MEASURED_AT_ONCE)
+        .with_for_update(skip_locked=True)
+    ).all()
+    if ids:
+        measured = update(Experiment).where(Experiment.id.in_(ids))
+        session.execute(
+            measured.values(record_bytes=_RECORD_BYTES).execution_options(synchronize_session=False)
         )
-    )
-    parts = [func.coalesce(one.scalar_subquery(), 0) for one in (blocks, *others)]
-    return sum(int(part) for part in session.execute(select(*parts)).one())
+    return len(ids) == MEASURED_AT_ONCE
 
 
-def of_experiment(session: Session, experiment_id: str) -> int:
-    """Return all bytes of an experiment that count."""
-    spec = select(Experiment.spec_bytes).where(Experiment.id == experiment_id)
-    of_spec: int = session.execute(spec).scalar_one()
-    return EXPERIMENT_BYTES + of_spec + of_records(session, experiment_id)
-
-
-def unmeasured(session: Session, limit: int) -> list[Artifact]:
+def unmeasured_artifacts(session: Session, limit: int) -> list[Artifact]:
     """Return artifacts of unknown size, of experiments that have ended."""
     query = (
         select(Artifact)
@@ -100,13 +105,13 @@ def unmeasured(session: Session, limit: int) -> list[Artifact]:
     return [*session.scalars(query.limit(limit))]
 
 
-def note_size(session: Session, artifact: Artifact, size: int) -> None:
+def set_size(session: Session, artifact: Artifact, size: int) -> None:
     """Store the size of an artifact that was not known. It is skipped while another transaction has
     locked its experiment, which may be being purged."""
     held = select(Experiment.id).where(Experiment.id == artifact.experiment_id)
     if session.scalar(held.with_for_update(skip_locked=True)) is None:
         return
-    measured = session.execute(
+    session.execute(
         update(Artifact)
         .where(
             Artifact.experiment_id == artifact.experiment_id,
@@ -114,7 +119,6 @@ def note_size(session: Session, artifact: Artifact, size: int) -> None:
             Artifact.bytes.is_(None),
         )
         .values(bytes=size)
-        .returning(Artifact.file)
-    ).one_or_none()
-    if measured is not None:
-        note(session, artifact.experiment_id, size)
+    )
+    again = update(Experiment).where(Experiment.id == artifact.experiment_id)
+    session.execute(again.values(record_bytes=None))

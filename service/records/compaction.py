@@ -1,7 +1,6 @@
 """Merge small blocks of points. A run that records one point a second stores a block for each, and
 a reader takes longer for a block than for a point."""
 
-import json
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -12,7 +11,6 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import IN_BINARY, insert_new
 from service.experiments.models import Block, Series
-from service.queue import sizes
 from service.records.recording import COLUMNS, MAX_REASONS
 
 SMALL = 256
@@ -51,17 +49,12 @@ def compact(session: Session, experiment_id: str, up_to: int) -> None:
     parts = [part for rows in series for part in _with_few_reasons(rows)]
     if not parts:
         return
-    merged = [_merged(blocks) for blocks in parts]
     connection = session.connection()
     connection.execute(_DELETE, [
         {"of": blocks[0].series_id, "first": blocks[0].first_seq, "last": blocks[-1].first_seq}
         for blocks in parts
     ])  # fmt: skip
-    insert_new(session, Block, merged)
-    before = sum(len(json.dumps(block.reasons)) for block in small)
-    sizes.note(
-        session, experiment_id, sum(len(json.dumps(row["reasons"])) for row in merged) - before
-    )
+    insert_new(session, Block, [_merged(blocks) for blocks in parts])
 
 
 def _with_few_reasons(blocks: Iterator[Row[Any]]) -> Iterator[Sequence[Row[Any]]]:

@@ -20,7 +20,6 @@ from service.experiments.models import (
     Metric,
     Series,
 )
-from service.queue import sizes
 from service.queue.lease import Claim, checkpoints, forget_records, heartbeat
 from service.records.results import MAX_ATTEMPTS
 
@@ -114,15 +113,14 @@ def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> Desi
     experiment_id = claim.experiment_id
     metrics = [_metric_row(experiment_id, one) for one in batch.metrics]
     artifacts = [_artifact_row(claim, one) for one in batch.artifacts]
-    stored = _insert_points(session, experiment_id, batch)
-    stored += insert_new(session, Metric, metrics, sizes.METRIC_BYTES)
-    stored += insert_new(session, Artifact, artifacts, sizes.ARTIFACT_BYTES)
+    _insert_points(session, experiment_id, batch)
+    insert_new(session, Metric, metrics)
+    insert_new(session, Artifact, artifacts)
     if batch.checkpoint is not None:
         insert_new(session, Checkpoint, [_checkpoint_row(claim, batch.checkpoint)])
         _forget_older_checkpoints(session, experiment_id)
     logs = _log_rows(session, experiment_id, batch.logs)
-    stored += insert_new(session, Event, logs, sizes.LOG_BYTES)
-    sizes.note(session, experiment_id, stored)
+    insert_new(session, Event, logs)
     return desired
 
 
@@ -144,11 +142,11 @@ def _forget_older_checkpoints(session: Session, experiment_id: str) -> None:
         session.delete(old)
 
 
-def _insert_points(session: Session, experiment_id: str, batch: Batch) -> int:
-    """Insert a block for each series, and return their bytes. A batch that is stored again has the
-    same blocks, which are there."""
+def _insert_points(session: Session, experiment_id: str, batch: Batch) -> None:
+    """Insert a block for each series. A batch that is stored again has the same blocks, which are
+    there."""
     if not batch.points:
-        return 0
+        return
     ids = _series_ids(session, experiment_id)
     if missing := [
         key for key in batch.points if key not in ids
@@ -164,7 +162,7 @@ def _insert_points(session: Session, experiment_id: str, batch: Batch) -> int:
         for key, points in batch.points.items()
         for some in _with_few_reasons(points)
     ]
-    return insert_new(session, Block, rows, sizes.BLOCK_BYTES)
+    insert_new(session, Block, rows)
 
 
 COLUMNS = ("x", "value", "std_err", "n")

@@ -7,11 +7,10 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import Any
 
-from sqlalchemy import Text, cast, delete, func, select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, now
-from service.queue import quota
 from service.refusals import ApiError
 from service.submission.models import KeptRequest
 
@@ -57,16 +56,14 @@ def claim(session: Session, owner_id: int, request: IdempotentRequest) -> KeptRe
 
 
 def keep(session: Session, kept: KeptRequest, request: IdempotentRequest, made: list[Any]) -> None:
-    """Store the results of a request under its claimed key, and count the bytes. The key of a
-    request without results stays free."""
-    if kept.made:  # all of that is deleted
-        quota.note(session, kept.owner_id, -size_of(request.key, kept.made))
-        kept.created_at = session.execute(select(now())).scalar_one()
+    """Store the results of a request under its claimed key. The key of a request without results
+    stays free."""
     if not made:
         session.delete(kept)
         return
-    kept.sha256, kept.made = request.sha256, made
-    quota.note(session, kept.owner_id, size_of(request.key, made))
+    if kept.made:  # all of that is deleted
+        kept.created_at = session.execute(select(now())).scalar_one()
+    kept.sha256, kept.made, kept.kept_bytes = request.sha256, made, size_of(request.key, made)
 
 
 def size_of(key: str, made: list[Any]) -> int:
@@ -76,8 +73,4 @@ def size_of(key: str, made: list[Any]) -> int:
 
 def purge(session: Session) -> None:
     """Delete old keys."""
-    old = delete(KeptRequest).where(KeptRequest.created_at < now() - KEPT_S)
-    texts = func.length(KeptRequest.idempotency_key) + func.length(cast(KeptRequest.made, Text))
-    size = REQUEST_BYTES + texts
-    for owner_id, freed in session.execute(old.returning(KeptRequest.owner_id, size)):
-        quota.note(session, owner_id, -freed)
+    session.execute(delete(KeptRequest).where(KeptRequest.created_at < now() - KEPT_S))

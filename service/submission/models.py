@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, String
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.accounts.models import User
@@ -13,6 +13,7 @@ class KeptRequest(Base):
     """A request that was carried out under an idempotency key, with its results."""
 
     __tablename__ = "requests"
+    __table_args__ = (Index("ix_requests_owner_id_kept_bytes", "owner_id", "kept_bytes"),)
 
     owner_id: Mapped[int] = mapped_column(ForeignKey(User.id), primary_key=True)
     """The user who sent it."""
@@ -23,4 +24,6 @@ class KeptRequest(Base):
     made: Mapped[list[Any]] = mapped_column(JSON)
     """Ids and numbers that the answer is made of. Empty only within the transaction of the request.
     """
+    kept_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Bytes of the row and its index entry."""
     created_at: Mapped[float] = mapped_column(default=now())

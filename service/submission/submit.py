@@ -293,7 +293,6 @@ def _check_and_count(
     stored = sum(EXPERIMENT_BYTES + row["spec_bytes"] for row in rows)
     needed = stored + sum(row["expected_bytes"] for row in rows)
     quota.check_limits(session, owner_id, highest, len(rows), fair_share, needed)
-    quota.note(session, owner_id, stored)
 
 
 def _insert_points(session: Session, sweep: Sweep, outcomes: Sequence[Outcome]) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, String, Text
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index, String, Text
 from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from service.accounts.models import User
@@ -31,6 +31,8 @@ class Sweep(Owned, Base):
     comes_after: Mapped[list[str]] = mapped_column(JSON)
     concurrency: Mapped[int | None]
     """Maximum number of concurrent runs; null: only the owner's limit."""
+    kept_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    """Bytes of the sweep without its points."""
     created_at: Mapped[float] = mapped_column(default=now())
 
 

@@ -67,11 +67,10 @@ def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> 
     fair_share = fair_share or FairShare()
     quota.lock(session, sweep.owner_id)
     check_number(session, sweep.owner_id, fair_share)
-    size = sizes.of_sweep(sweep)
-    quota.check_bytes(session, sweep.owner_id, fair_share, size)
+    sweep.kept_bytes = sizes.of_sweep(sweep)
+    quota.check_bytes(session, sweep.owner_id, fair_share, sweep.kept_bytes)
     session.add(sweep)
     session.flush()
-    quota.note(session, sweep.owner_id, size)
     return sweep
 
 
@@ -346,12 +345,11 @@ def change(
     before = sizes.of_sweep(sweep)
     for name, value in changes.items():
         setattr(sweep, name, value)
-    more = sizes.of_sweep(sweep) - before
+    sweep.kept_bytes = sizes.of_sweep(sweep)
     session.flush()
-    if more > 0:
+    if (more := sweep.kept_bytes - before) > 0:
         quota.lock(session, sweep.owner_id)
         quota.check_bytes(session, sweep.owner_id, fair_share, more)
-    quota.note(session, sweep.owner_id, more)
 
 
 def change_all(session: Session, sweep: Sweep, wanted: dict[str, Any]) -> None:
@@ -383,8 +381,4 @@ def purge(session: Session, after_s: float) -> None:
     gone = select(Sweep.id).where(Sweep.deleted_at <= now() - after_s, ~left)
     ids = session.scalars(gone.with_for_update(skip_locked=True)).all()
     session.execute(delete(SweepPoint).where(SweepPoint.sweep_id.in_(ids)))
-    for one in ids:  # one at a time: their specs may be large
-        sweep = session.get_one(Sweep, one)
-        quota.note(session, sweep.owner_id, -sizes.of_sweep(sweep))
-        session.delete(sweep)
-        session.flush()
+    session.execute(delete(Sweep).where(Sweep.id.in_(ids)))

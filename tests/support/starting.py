@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from service.db.engine import Database
 from service.experiments.models import Experiment, Queue
 from service.fair_share import FairShare
-from service.queue import claims, clock, holds, lease, ledger, quota, shares, workers
+from service.queue import claims, clock, holds, lease, ledger, shares, sizes, workers
 from service.queue.claims import HEARD_OF_S
 from service.queue.lease import Claim
 from worker.slot import Slot
@@ -75,7 +75,7 @@ def controller_steps(
 def fold(session: Session, fair_share: FairShare) -> None:
     """Add what has ended to the sums."""
     ledger.fold(session, fair_share)
-    quota.fold(session, from_rows=2)
+    sizes.measure(session)
 
 
 def charges(session: Session, fair_share: FairShare) -> dict[int, float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import event, select, text, update
+from sqlalchemy import text, update
 
 from service.accounts.models import User
 from service.db.engine import Database, now
@@ -16,14 +16,11 @@ from service.experiments.models import Attempt, DesiredState, Experiment, Status
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.operations import retention
-from service.queue import lease, quota, states
-from service.queue.models import ByteChange
+from service.queue import lease, quota, sizes, states
 from service.queue.sizes import EXPERIMENT_BYTES, POINT_BYTES
 from service.records.recording import Batch, record
 from service.refusals import ApiError
 from service.settings import Settings
-from service.submission.idempotency import size_of
-from service.submission.models import KeptRequest
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
@@ -72,29 +69,47 @@ def everything(first: int) -> list[dict[str, Any]]:
 
 
 def counted(database: Database) -> int:
-    """Bytes of the first user, after a check that they equal the content of the tables."""
+    """Bytes of the first user once they are measured, after a check that they equal the content of
+    the tables."""
+    with database.transaction() as session:
+        sizes.measure(session)
     with database.snapshot() as session:
         assert bytes_agree(session)
         return quota.kept(session, 1)
 
 
-def test_each_record_counts_once(either: Database) -> None:
+def test_records_are_measured_after_the_end_of_an_attempt(either: Database) -> None:
+    """While it runs, what it writes is expected; its earlier records are measured again later."""
     claim = claimed(either)
     spec = counted(either)
     assert spec == EXPERIMENT_BYTES + len(json.dumps(claim.spec))
-    write(either, claim, *everything(1))
-    stored = counted(either)
-    assert stored > spec + 1000 + 2 * POINT_BYTES
-    write(either, claim, *everything(1))  # the answer to the first did not arrive
-    assert counted(either) == stored
-    with either.transaction() as session:
-        batch = Batch()
-        batch.add(point(9))
-        record(session, claim, batch, 60)
-        session.rollback()
-    assert counted(either) == stored
-    write(either, claim, RESTART)
+    checkpoint = {"seq": None, "record": "checkpoint", "after": 2, "file": "c", "sha256": "0"}
+    write(either, claim, point(1), point(2), checkpoint)
+    write(either, claim, *everything(3))
     assert counted(either) == spec
+    with either.transaction() as session:
+        lease.mark_lost(session, claim, max_lost=3)
+    stored = counted(either)
+    assert stored > spec + 1000 + 4 * POINT_BYTES
+    again = claim_next(either)
+    assert again.after_seq == 2
+    assert counted(either) == spec
+    with either.transaction() as session:
+        lease.finish(session, again, Status.SUCCEEDED)
+    assert counted(either) == spec + 2 * POINT_BYTES
+
+
+def test_a_locked_experiment_is_measured_later(lab: Settings) -> None:
+    database = Database(lab.url, connections=3, timeouts="-c lock_timeout=2s")
+    claim = claimed(database)
+    write(database, claim, *everything(1))
+    with database.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+    with database.transaction() as session:
+        session.get_one(Experiment, claim.experiment_id, with_for_update=True)
+        before = counted(database)
+    assert counted(database) > before
+    database.close()
 
 
 def test_small_experiments_take_little_more_of_the_database_than_is_counted(
@@ -114,19 +129,6 @@ def test_small_experiments_take_little_more_of_the_database_than_is_counted(
             taken.append((session.scalar(size) or 0, quota.kept(session, 1)))
     (bytes_before, counted_before), (bytes_after, counted_after) = taken
     assert bytes_after - bytes_before < 1.5 * (counted_after - counted_before)
-
-
-def test_records_of_a_lost_attempt_count_up_to_its_checkpoint(either: Database) -> None:
-    first = claimed(either)
-    checkpoint = {"seq": None, "record": "checkpoint", "after": 2, "file": "c", "sha256": "0"}
-    write(either, first, point(1), point(2), checkpoint)
-    kept = counted(either)
-    write(either, first, *everything(3))
-    with either.transaction() as session:
-        lease.mark_lost(session, first, max_lost=3)
-    second = claim_next(either)
-    assert second.after_seq == 2
-    assert counted(either) == kept
 
 
 def checkpoint(file: str, size: int) -> dict[str, Any]:
@@ -150,24 +152,6 @@ def test_kept_checkpoints_are_counted(either: Database) -> None:
     assert counted(either) == spec
 
 
-def test_a_restart_drops_the_bytes_of_checkpoints(either: Database) -> None:
-    claim = claimed(either)
-    spec = counted(either)
-    write(either, claim, checkpoint("1", 100))
-    write(either, claim, RESTART)
-    assert counted(either) == spec
-
-
-def test_a_heartbeat_without_records_counts_nothing(either: Database) -> None:
-    claim = claimed(either)
-    statements: list[str] = []
-    event.listen(either.engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
-    write(either, claim)
-    assert not [one for one in statements if "byte_changes" in one]
-    write(either, claim, *everything(1))
-    assert len([one for one in statements if "byte_changes" in one]) == 1
-
-
 def test_a_run_does_not_wait_for_a_submission(lab: Settings) -> None:
     """A claim, whose attempt refers to the user, and a batch of records do not need the lock that
     the user's submissions and uploads acquire."""
@@ -177,34 +161,6 @@ def test_a_run_does_not_wait_for_a_submission(lab: Settings) -> None:
         quota.lock(session, 1)
         write(database, claim_next(database), *everything(1))
     counted(database)
-    database.close()
-
-
-def test_folding_keeps_the_sums(either: Database) -> None:
-    with either.transaction() as session:
-        session.add(User(id=2, name="ann"))
-        session.flush()
-        for i in range(quota.FOLDED_FROM):
-            quota.note(session, 1, 10 + i)
-            quota.note(session, 2, 1 if i % 2 else -1)
-        quota.note(session, 3, 5)
-        before = quota.kept_by_user(session)
-        quota.fold(session)
-        rows = session.scalars(select(ByteChange.owner_id).order_by(ByteChange.owner_id)).all()
-        assert rows == [1, 3]  # those of 2 come to nothing
-        assert quota.kept_by_user(session) == {k: v for k, v in before.items() if v}
-
-
-def test_locked_rows_are_not_folded(lab: Settings) -> None:
-    database = Database(lab.url, connections=3, timeouts="-c lock_timeout=2s")
-    with database.transaction() as session:
-        for _ in range(quota.FOLDED_FROM):
-            quota.note(session, 1, 1)
-    with database.transaction() as one, database.transaction() as other:
-        quota.fold(one)
-        quota.fold(other)
-    with database.snapshot() as session:
-        assert quota.kept(session, 1) == quota.FOLDED_FROM
     database.close()
 
 
@@ -220,9 +176,9 @@ def test_retention_measures_artifacts_recorded_without_a_size(
     file.parent.mkdir(parents=True)
     file.write_bytes(bytes(77))
     retention.measure_artifacts(database, place)
-    assert counted(database) == before
     with database.transaction() as session:
         lease.finish(session, claim, Status.SUCCEEDED)
+    assert counted(database) == before
     for _ in range(2):
         retention.measure_artifacts(database, place)
         assert counted(database) == before + 77
@@ -243,14 +199,14 @@ def test_deleting_counts_down(admin: TestClient, place: Settings) -> None:
     body = {"spec": ppca_spec(model__init="random"), "grid": {"seeds": [[1], [2]]}}
     made = admin.post("/v1/sweeps", json=body).json()
     write(database, claim_next(database), *everything(1))
+    with database.transaction() as session:
+        session.execute(update(Experiment).values(status=Status.CANCELLED, lease_expires_at=None))
     of_sweep = counted(database)
     data = admin.post("/v1/datasets", params={"name": "a.npy"}, content=npy(GOOD)).json()
     assert counted(database) == of_sweep + data["bytes"]
     assert admin.delete(f"/v1/datasets/{data['id']}").status_code == 204
     assert admin.delete(f"/v1/datasets/{data['id']}").status_code == 404
     assert counted(database) == of_sweep
-    with database.transaction() as session:
-        session.execute(update(Experiment).values(status=Status.CANCELLED, lease_expires_at=None))
     assert admin.delete(f"/v1/sweeps/{made['id']}").status_code == 204
     assert counted(database) == of_sweep
     with database.transaction() as session:
@@ -436,37 +392,6 @@ def test_two_changes_at_once_count_once(lab: Settings) -> None:
     database.close()
 
 
-def test_stored_requests_count_until_their_key_expires(admin: TestClient, place: Settings) -> None:
-    database = database_of(admin)
-    spec = {"spec": ppca_spec()}
-    headers = {"Idempotency-Key": "k"}
-    path = "/v1/experiments:batch"
-    with_key = admin.post(path, json={"experiments": [spec]}, headers=headers)
-    after_key = counted(database)
-    with database.snapshot() as session:
-        kept = session.scalars(select(KeptRequest)).one()
-    assert len(json.dumps(kept.made)) > 50
-    with database.transaction() as session:
-        session.execute(update(KeptRequest).values(created_at=0))
-    retention.purge(database, place, [])
-    assert counted(database) == after_key - size_of("k", kept.made)
-    (made,) = with_key.json()["items"]
-    claim = claim_next(database)
-    assert claim.experiment_id == made["id"]
-    with database.transaction() as session:
-        lease.finish(session, claim, Status.SUCCEEDED)
-    before = counted(database)
-    again = admin.post(path, json={"experiments": [spec]}, headers=headers)
-    assert again.json()["items"][0]["cached_from"] == made["id"]
-    with database.snapshot() as session:
-        kept = session.scalars(select(KeptRequest)).one()
-    assert counted(database) == before + size_of("k", kept.made)
-    admin.delete(made["url"])
-    assert admin.post(path, json={"experiments": [spec] * 2}, headers=headers).status_code == 202
-    with database.snapshot() as session:
-        assert bytes_agree(session)
-
-
 def test_a_sweep_answered_from_the_cache_needs_space(admin: TestClient) -> None:
     database = database_of(admin)
     admin.post("/v1/experiments", json={"spec": ppca_spec()})
@@ -476,13 +401,3 @@ def test_a_sweep_answered_from_the_cache_needs_space(admin: TestClient) -> None:
     admin.patch("/v1/users/local", json={"max_bytes": 0})
     body = {"spec": ppca_spec(), "list": [{"seeds": ppca_spec()["seeds"]}]}
     refused(admin, "/v1/sweeps", body)
-
-
-def test_ids_of_notes_pass_32_bits(lab: Settings) -> None:
-    database = Database(lab.url)
-    submitted(database)
-    with database.transaction() as session:
-        session.execute(text(f"SELECT setval('byte_changes_id_seq', {2**31})"))
-        quota.note(session, 1, 1)
-        assert session.scalar(text("SELECT max(id) FROM byte_changes")) == 2**31 + 1
-    database.close()

@@ -1,12 +1,13 @@
 """`mpt migrate` names the users who store more than their limit."""
 
 import pytest
+from sqlalchemy.orm import Session
 
 from service.accounts.models import User
+from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.fair_share import FairShare
 from service.operations import prepare
-from service.queue import quota
 from service.settings import Settings
 
 GIB = 2**30
@@ -22,8 +23,13 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Se
         )
         session.flush()
         for owner_id, size in ((1, 30 * GIB), (2, 1001), (3, 30 * GIB)):
-            quota.note(session, owner_id, size)
+            upload(session, owner_id, size)
     return settings
+
+
+def upload(session: Session, owner_id: int, size: int) -> None:
+    of_file = {"name": "a", "format": "csv", "bytes": size, "sha256": f"{owner_id}", "n": 1}
+    session.add(Dataset(id=f"{owner_id}", owner_id=owner_id, kept_bytes=size, **of_file))
 
 
 def printed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> list[str]:
