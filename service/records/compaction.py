@@ -31,7 +31,7 @@ _NUMBER = select(func.count()).where(*_IS_SMALL).correlate(Series).scalar_subque
 _MANY_SMALL = (
     select(_TABLE)
     .join(Series, _IS_SMALL[0])
-    .where(Series.experiment_id == bindparam("of"), _NUMBER >= MANY, *_IS_SMALL[1:])
+    .where(Series.experiment_id == bindparam("of"), _NUMBER >= bindparam("many"), *_IS_SMALL[1:])
     .order_by(Block.series_id, Block.first_seq)
 )
 _DELETE = delete(_TABLE).where(
@@ -43,7 +43,7 @@ _DELETE = delete(_TABLE).where(
 def compact(session: Session, experiment_id: str, up_to: int) -> None:
     """Merge the small blocks at the end of each series that has many, as far as records `up_to`. No
     later resume may delete some of these records and keep others. Call it behind the fence."""
-    given = {"of": experiment_id, "up_to": up_to}
+    given = {"of": experiment_id, "up_to": up_to, "many": MANY}
     small = session.execute(_MANY_SMALL, given, execution_options=IN_BINARY).all()
     series = (rows for _, rows in groupby(small, key=lambda block: block.series_id))
     parts = [part for rows in series for part in _with_few_reasons(rows)]

@@ -16,7 +16,12 @@ from tests.chaos.aftermath import say
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
 PARTS: dict[str, tuple[str, ...]] = {
     "queue": (*PYTEST, "tests/chaos/test_queue_machine.py", "-m", "slow", "--timeout", "7200"),
-    "failpoints": (*PYTEST, "tests/chaos/test_failpoints.py", "-m", "slow or not slow"),
+    "failpoints": (
+        *PYTEST,
+        "tests/chaos/test_failpoints.py",
+        "tests/chaos/test_long_run.py",
+        *("-m", "slow or not slow"),
+    ),
     "containers": (*PYTEST, "tests/deployment/test_containers.py", "-m", "containers"),
     "mounts": (*PYTEST, "tests/chaos", "-m", "mounts"),
     "fairness": ("-m", "tests.chaos.fairness"),

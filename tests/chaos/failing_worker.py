@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 from service.db.engine import Database
 from service.experiments.models import Queue
 from service.experiments.schemas import Submission
-from service.queue import claims, lease, ledger
+from service.queue import claims, lease, ledger, sizes
+from service.records import compaction, recording
 from service.settings import Settings
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
@@ -32,10 +33,11 @@ FUNCTIONS = {
     "mark_lost": (lease, "mark_lost"),
     "expire": (lease, "expire"),
     "fold": (ledger, "fold"),
+    "measure": (sizes, "measure"),
 }
 """Module and function of each step but `record` and `checkpoint`."""
-RETURN_NOTHING = ("finish", "fold")
-BACKGROUND = ("expire", "fold")
+RETURN_NOTHING = ("finish", "fold", "measure")
+BACKGROUND = ("expire", "fold", "measure")
 """Steps of the controller. A run whose worker is gone leads to them."""
 STEPS = (*FUNCTIONS, "record", "checkpoint")
 """Every transaction of a run; `submit` is the API's."""
@@ -99,5 +101,6 @@ def main(settings: Settings, step: str, when: str, *options: str) -> None:
     exit_at(step, when)
     if step in BACKGROUND:
         Controller(Database(settings.url), settings, None).run(threading.Event())
+    recording.BATCH_RECORDS, compaction.MANY = 1, 2  # so that there are blocks to merge
     Slot.new_runner = lambda self: stub(*options)  # type: ignore[method-assign]
     Worker(settings, Queue.CPU).run_locally()

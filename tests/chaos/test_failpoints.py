@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
 
 from mptcore.protocol.exit_codes import COMPLETE
 from service.db.engine import Database
 from service.experiments.listing import Wanted, page_of
-from service.experiments.models import DesiredState, Experiment, Queue
+from service.experiments.models import Block, DesiredState, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import states
+from service.records import compaction, recording
 from service.settings import Settings
 from tests.chaos import failing_runner, failing_worker
 from tests.chaos.failing_runner import SAVE_STEPS
@@ -101,6 +103,8 @@ def test_exit_at_a_step(
     check_so_far = check(database, {made.id: RECORDS}, settled=False)
     assert check_so_far.clean, str(check_so_far)
     monkeypatch.setattr(Slot, "new_runner", lambda self: stub())
+    monkeypatch.setattr(recording, "BATCH_RECORDS", 1)
+    monkeypatch.setattr(compaction, "MANY", 2)
     recover(quick, database, made.id)
     if step == "release":
         assert status(database, made.id) == "paused"
@@ -109,6 +113,8 @@ def test_exit_at_a_step(
         recover(quick, database, made.id)
     assert status(database, made.id) == "succeeded"
     counts = check(database, {made.id: RECORDS})
+    with database.snapshot() as session:
+        assert session.scalar(select(func.count()).select_from(Block)) == 2, "they are merged"
     database.close()
     assert counts.clean, str(counts)
 
