@@ -2,6 +2,7 @@
 this is the one test of calls."""
 
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -10,16 +11,29 @@ from operator import attrgetter
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import pytest
-from sqlalchemy import update
+from fastapi import Response
+from sqlalchemy import Row, update
 
+from service.accounts.models import Role, Scope
+from service.accounts.users import Caller
+from service.curves import routes
+from service.curves.formats import Answer, Format
+from service.curves.routes import Asked
 from service.db.engine import Database
 from service.experiments.models import Experiment, Status
 from service.queue import lease
+from service.records.curves import Curve
+from service.records.recording import Batch
 from service.settings import Settings
 from tests.support.attempts import claimed, submitted
+from tests.support.processes import wait_until
+from tests.support.records import point
+from tests.support.stub import started
 from worker.controller import Controller
 from worker.slot import Slot
+from worker.supervisor import Supervision
 
 ROOT = Path(__file__).resolve().parents[1]
 WALKS = re.split(r"^### ", (ROOT / "docs/architecture.md").read_text(), flags=re.MULTILINE)
@@ -82,7 +96,88 @@ def test_a_look_of_the_controller(database: Database, settings: Settings) -> Non
     assert calls(controller.tick) == walk("A look of the controller")
 
 
-@pytest.mark.parametrize("title", ["A claim", "The end of an attempt", "A look of the controller"])
+VALUE = 0.123456789
+
+
+def holds_value(thing: object) -> bool:
+    """Return whether the value is in a line, a block, a number, or anything that contains them."""
+    match thing:
+        case bytes() | memoryview():
+            forms = str(VALUE).encode(), np.float64(VALUE).tobytes()
+            return any(form in bytes(thing) for form in forms)
+        case float():
+            return thing == VALUE
+        case np.ndarray():
+            return thing.dtype == np.float64 and VALUE in thing
+        case dict():
+            return any(map(holds_value, thing.values()))
+        case list() | Row():
+            return any(map(holds_value, thing))
+        case Batch() | Curve() | Answer():
+            return any(map(holds_value, vars(thing).values()))
+        case Response():
+            return holds_value(thing.body)
+    return False
+
+
+def passed_by(act: Callable[[], object]) -> list[tuple[str, str]]:
+    """The functions of an act with the value among their arguments or in their result, once each.
+    Those of the database itself are left out."""
+    found: dict[tuple[str, str], None] = {}
+
+    def note(frame: FrameType, event: str, result: object) -> None:
+        code, file = frame.f_code, Path(frame.f_code.co_filename)
+        if not file.is_relative_to(ROOT) or ".venv" in file.parts or "<" in code.co_name:
+            return
+        name = str(file.relative_to(ROOT))
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        given = [frame.f_locals.get(name) for name in names if name != "self"]
+        if name.startswith(("service/", "worker/")) and not name.startswith("service/db/"):
+            if any(map(holds_value, given if event == "call" else [result])):
+                found.setdefault((name, code.co_qualname))
+
+    sys.setprofile(note)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return [*found]
+
+
+def test_a_point(database: Database, settings: Settings) -> None:
+    claim = claimed(database)
+    lines = [
+        json.dumps({**point(1), "value": VALUE}),
+        json.dumps({"seq": None, "record": "end", "count": 1}),
+    ]
+    runner = started("printf", "%s\\n", *lines)
+    supervision = Supervision(database, settings, claim, runner)
+    wait_until(lambda: not runner.alive)
+    passed = passed_by(supervision._step)
+    runner.kill()
+    user = Caller(1, "local", Role.ADMIN, "k", frozenset({Scope.READ}))
+    asked = Asked(Format.JSON)
+    with database.snapshot() as session:
+        passed += passed_by(
+            lambda: routes._answer(
+                claim.experiment_id, None, user, {}, asked, session, is_first=True
+            )
+        )
+    passed = [step for step in passed if not step[0].startswith("service/web/")]
+    assert passed == walk("A point, from the runner's line to the JSON of its curve")
+    assert len(passed) <= 20
+    assert len({file for file, _ in passed}) <= 8
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "A claim",
+        "The end of an attempt",
+        "A look of the controller",
+        "A point, from the runner's line to the JSON of its curve",
+    ],
+)
 def test_functions_on_the_way_are_short(title: str) -> None:
     for file, name in walk(title):
         module = import_module(file.removesuffix(".py").replace("/", "."))

@@ -210,24 +210,19 @@ class Supervision:
                     self._device_peak = line["device_bytes"]
                 case "end":
                     self._announced = line["count"]
-                case _:
-                    self._add(line)
+                case "restart":
+                    self._pace, self._received = EtaEstimate(), 0
+                case "progress":
+                    now = time.monotonic()
+                    self._batch.eta_s = self._pace.eta_s(line["done"], line["total"], now)
+                case "artifact" | "checkpoint" as kind:
+                    line = {**line, "bytes": self._size_of(kind, line["file"])}
+            self._batch.add(line)
+            self._received += line["seq"] is not None
         except UNSTORABLE as error:
             self._refuse_records(error)
-
-    def _add(self, line: Record) -> None:
-        if line["record"] in ("artifact", "checkpoint"):
-            line = {**line, "bytes": self._size_of(line["record"], line["file"])}
-        batch = self._batch
-        batch.add(line)
-        if line["record"] == "progress":
-            batch.eta_s = self._pace.eta_s(line["done"], line["total"], time.monotonic())
-        elif line["record"] == "restart":
-            self._pace, self._received = EtaEstimate(), 0
-        self._received += line["seq"] is not None
         if self._received > self.settings.limits.points + OTHER_RECORDS:
             self._stop_writing()
-            return
 
     def _size_of(self, kind: str, file: str) -> int | None:
         """Return the size of a file that the run left; None if it cannot be read."""

@@ -24,12 +24,12 @@ BLOCKS_TOGETHER = 500
 POINTS_TOGETHER = 50_000
 """Approximate number of points that one statement fetches and that are downsampled together: 2
 MB."""
-MANY_POINTS = 1000
-"""Points of a block that is converted alone. Blocks of fewer points are converted together."""
+VALUE = COLUMNS.index("value")
 MIN_SHOWN = 2
 """Minimum number of points of a series: its first and its last."""
 
-Columns = dict[str, NDArray[Any]]
+Points = NDArray[np.float64]
+"""Points as columns: x, value, std_err, n, and the code of the reason."""
 AnyRow = Row[*tuple[Any, ...]]
 _POINTS = Block.count.label("points")  # a row has a method of its own called count
 
@@ -79,7 +79,7 @@ class Curve:
     name: str
     labels: dict[str, object]
     total: int
-    columns: Columns
+    columns: dict[str, NDArray[Any]]
     reasons: list[str | None]
 
     @property
@@ -113,72 +113,55 @@ class _Line:
     """Blocks that are not converted yet: a series may have thousands of a few points."""
     fetched: int = 0
     """Number of their points."""
-    rest: list[Columns] = field(default_factory=list)
-    kept: list[Columns] = field(default_factory=list)
+    rest: list[Points] = field(default_factory=list)
+    kept: list[Points] = field(default_factory=list)
     reasons: dict[str | None, int] = field(default_factory=lambda: {None: 0})
 
     def add(self, block: AnyRow) -> None:
         self.blocks.append(block)
         self.fetched += len(block.reason)
-        if len(block.reason) >= MANY_POINTS:  # without a copy, if it is the only one
-            self._convert()
         if self.fetched >= POINTS_TOGETHER:
             self._convert()
-            whole, self.rest = _joined(self.rest), []
-            while len(whole["x"]) >= POINTS_TOGETHER:
-                self._keep(_cut(whole, slice(POINTS_TOGETHER)))
-                whole = _cut(whole, slice(POINTS_TOGETHER, None))
+            whole, self.rest = np.concatenate(self.rest, axis=1), []
+            while whole.shape[1] >= POINTS_TOGETHER:
+                self._keep(whole[:, :POINTS_TOGETHER])
+                whole = whole[:, POINTS_TOGETHER:]
             self.rest = [whole]
-            self.fetched = len(whole["x"])
+            self.fetched = whole.shape[1]
 
     def _convert(self) -> None:
         """Convert the fetched blocks to columns."""
         if not self.blocks:
             return
-        columns: Columns = {
-            name: np.frombuffer(b"".join(getattr(one, name) for one in self.blocks), dtype="<f8")
-            for name in COLUMNS
-        }
-        codes = [self._codes(one) for one in self.blocks]
-        columns["reason"] = codes[0] if len(codes) == 1 else np.concatenate(codes)
-        self.rest.append(_cut(columns, slice(self.skipped, None)))
+        points = np.empty((len(COLUMNS) + 1, sum(len(block.reason) for block in self.blocks)))
+        for i, name in enumerate(COLUMNS):
+            points[i] = np.frombuffer(b"".join(getattr(block, name) for block in self.blocks))
+        begin = 0
+        for block in self.blocks:
+            codes = np.frombuffer(block.reason, dtype=np.uint8)
+            if block.reasons:
+                known = [self.reasons.setdefault(one, len(self.reasons)) for one in block.reasons]
+                codes = np.array([0, *known])[codes]
+            points[-1, begin : begin + len(codes)] = codes
+            begin += len(codes)
+        self.rest.append(points[:, self.skipped :])
         self.blocks, self.skipped = [], 0
 
-    def _codes(self, block: AnyRow) -> NDArray[Any]:
-        codes: NDArray[Any] = np.frombuffer(block.reason, dtype=np.uint8)
-        if not block.reasons:
-            return codes
-        known = [self.reasons.setdefault(one, len(self.reasons)) for one in block.reasons]
-        in_all: NDArray[Any] = np.array([0, *known], dtype=np.int32)
-        return np.take(in_all, codes)
-
-    def _keep(self, window: Columns) -> None:
+    def _keep(self, window: Points) -> None:
         """Keep twice the window's share of the points. The final downsampling selects from them."""
-        most = max(MIN_SHOWN, -(-2 * self.most * len(window["x"]) // self.total))
-        self.kept.append(_thin(window, most))
+        most = max(MIN_SHOWN, -(-2 * self.most * window.shape[1] // self.total))
+        self.kept.append(window[:, downsampled(window[VALUE], most)])
 
     def curve(self) -> Curve:
         self._convert()
-        columns = _thin(_joined([*self.kept, *self.rest]), self.most)
-        head = self.head
-        reasons = [*self.reasons]
+        parts = [*self.kept, *self.rest]
+        points = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        if points.shape[1] > self.most:
+            points = points[:, downsampled(points[VALUE], self.most)]
+        columns: dict[str, NDArray[Any]] = dict(zip(COLUMNS, points, strict=False))
+        columns["reason"] = points[-1].astype(np.int32)
+        head, reasons = self.head, [*self.reasons]
         return Curve(head.experiment_id, head.name, self.labels, self.total, columns, reasons)
-
-
-def _thin(columns: Columns, most: int) -> Columns:
-    if len(columns["value"]) <= most:
-        return columns
-    return _cut(columns, downsampled(columns["value"], most))
-
-
-def _cut(columns: Columns, places: Any) -> Columns:
-    return {name: column[places] for name, column in columns.items()}
-
-
-def _joined(parts: Sequence[Columns]) -> Columns:
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def read_curves(

@@ -69,6 +69,7 @@ class Batch:
         return not any((*others, self.checkpoint, self.environment))
 
     def add(self, record: dict[str, Any]) -> None:
+        """Add a record, unless it is of a kind that is not stored."""
         match record["record"]:
             case "point":
                 key = (record["series"], canonical(record["labels"]))
@@ -90,6 +91,8 @@ class Batch:
                 self.environment = {k: v for k, v in record.items() if k not in ("seq", "record")}
             case "restart":
                 self.restarts = True
+            case _:
+                return
         self.last_seq = record["seq"] or self.last_seq  # some have no `seq`
         self.size += 1
 
@@ -201,14 +204,13 @@ def _block_row(series_id: int, points: Sequence[dict[str, Any]]) -> dict[str, An
         "last_seq": points[-1]["seq"],
         "count": len(points),
         "seq": np.array([point["seq"] for point in points], dtype="<i4").tobytes(),
-        **{name: _column([point[name] for point in points]) for name in COLUMNS},
+        **{  # None becomes NaN
+            name: np.array([point[name] for point in points], dtype="<f8").tobytes()
+            for name in COLUMNS
+        },
         "reason": bytes(code.get(point.get("reason"), 0) for point in points),
         "reasons": reasons,
     }
-
-
-def _column(values: list[float | None]) -> bytes:
-    return np.array(values, dtype="<f8").tobytes()  # None becomes NaN
 
 
 MAX_LOGS = 10_000
