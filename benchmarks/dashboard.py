@@ -165,7 +165,7 @@ def _dashboard(port: int, key: str, stopping: threading.Event) -> None:
         closing(HTTPConnection("127.0.0.1", port, timeout=60)) as http,
     ):
         listens = {**headers, "Accept": "text/event-stream"}
-        stream.request("GET", "/v1/events?after=now", headers=listens)
+        stream.request("GET", "/v1/events", headers=listens)
         events = stream.getresponse()
         while not stopping.is_set():
             http.request("GET", "/v1/experiments?metrics=lml&metrics=mpt&limit=50", headers=headers)

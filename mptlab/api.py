@@ -20,7 +20,7 @@ from mptlab.administration import Administration
 from mptlab.connection import checked
 from mptlab.curves import Curves, needed
 from mptlab.errors import Json, Refused
-from mptlab.events import follow
+from mptlab.events import follow, follow_several
 from mptlab.experiments import Experiment, Experiments, Id, id_of
 from mptlab.places import store
 from mptlab.specs import is_file, kind_of_data, names_of_parts, read_spec
@@ -307,9 +307,10 @@ class Client(Administration):
             found += answer["items"]
         return found
 
-    def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
-        """Yield the events of all your experiments, without end: see `mptlab.events.follow`."""
-        return follow(self, "/v1/events", after, kind)
+    def events(self, *, kind: Sequence[str] = ()) -> Iterator[Json]:
+        """Yield the status of your experiments that run or have ended within the last hour, then
+        the events of all your experiments, without end: see `mptlab.events.follow_several`."""
+        return follow_several(self, "/v1/events", kind)
 
     def events_of(
         self, experiment_id: Id, *, after: str | None = None, kind: Sequence[str] = ()

@@ -25,10 +25,10 @@ PAUSE_S = 0.5
 def follow(
     client: "Client", path: str, after: str | None = None, kind: Sequence[str] = ()
 ) -> Iterator[Json]:
-    """Yield each event once and in order, until no more can come. `after` is the `id` of an event,
-    or "now". `kind` is status, log, progress or points; by default all. A broken stream is opened
-    again at the same position, however long the service is unreachable. Raises Refused, and
-    NoAnswer if the service does not answer at first."""
+    """Yield the events of an experiment, each once and in order, until no more can come. `after` is
+    the `id` of an event, or "now". `kind` is status, log, progress or points; by default all. A
+    broken stream is opened again at the same position, however long the service is unreachable.
+    Raises Refused, and NoAnswer if the service does not answer at first."""
     if after == "now":  # a reconnect must not start from a new "now"
         page = client._call("GET", path, params={"after": after})
         after = page["last_id"]
@@ -54,6 +54,21 @@ def follow(
             response.close()
         for_s = math.inf
         time.sleep(PAUSE_S)
+
+
+def follow_several(client: "Client", path: str, kind: Sequence[str] = ()) -> Iterator[Json]:
+    """Yield the events of several experiments, until no more can come. The service begins each
+    stream with the present status of the experiments, so that no end is lost while the service was
+    unreachable. A status that an experiment is known to have is not yielded again. Raises as
+    `follow`."""
+    statuses: dict[str, str] = {}
+    for event in follow(client, path, kind=kind):
+        if event["kind"] == "status":
+            experiment_id, status = event["experiment_id"], event["data"]["status"]
+            if statuses.get(experiment_id) == status:
+                continue
+            statuses[experiment_id] = status
+        yield event
 
 
 def _opened(http: httpx.Client, path: str, query: Json) -> httpx.Response:

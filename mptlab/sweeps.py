@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mptlab.curves import needed, table_html
 from mptlab.errors import Json, NotSucceeded, Refused
-from mptlab.events import follow
+from mptlab.events import follow_several
 from mptlab.progress import followed
 from mptlab.tables import sweep_for_people
 
@@ -55,10 +55,11 @@ class Sweep:
             raise NotSucceeded(sweep)
         return sweep
 
-    def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
-        """Yield the events of all its experiments in one stream, until all have ended: each with
-        its `experiment_id`, its `kind` (status, log, progress, points) and `data`."""
-        return follow(self._client, f"{self._path}/events", after, kind)
+    def events(self, *, kind: Sequence[str] = ()) -> Iterator[Json]:
+        """Yield the present status of all its experiments, then their events in one stream, until
+        all have ended: each with its `experiment_id`, its `kind` (status, log, progress, points)
+        and `data`. Each end is yielded once, even if the service restarts meanwhile."""
+        return follow_several(self._client, f"{self._path}/events", kind)
 
     def table(self) -> list[Json]:
         """Return a row for each point: its number, experiment and status, the swept fields by their

@@ -1,23 +1,26 @@
 """Find the changes since the last poll, for all listeners of a process at once."""
 
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.accounts.models import Scope
 from service.accounts.sign_ins import in_force
 from service.accounts.users import Caller, callers_of_keys
 from service.db.visibility import Visibility
-from service.experiments.models import Event, Experiment, Status
-from service.records.curves import AnyRow
+from service.experiments.models import TERMINAL, Event, Experiment, Status
+from service.records.curves import AnyRow, hold_still
 from service.sweeps.models import Sweep
 
-WRITERS_LOCK = 7_301_524
-"""PostgreSQL advisory lock that a trigger on `events` takes, shared, for each writing transaction
-(migration 0029). The trigger takes it before an event gets its id; the commit releases it."""
+WINDOW_S = 10.0
+"""A poll finds an event that was committed at most this long after one with a higher id."""
+CHECK_S = 15.0
+"""Interval of the check whether ends were missed, because they were committed even later."""
 
 
 class Subject(NamedTuple):
@@ -27,67 +30,103 @@ class Subject(NamedTuple):
     id: str | int
 
 
+class Look(NamedTuple):
+    """Result of a poll."""
+
+    events: dict[Subject, list[int]]
+    """New events by subject. The list is empty if only a running experiment has moved on."""
+    missed: set[Subject]
+    """Subjects with an end that was not among the events."""
+    ended: set[Subject]
+    """Sweeps whose experiments have all ended."""
+    floor: int
+    """Later polls find no event up to this id."""
+
+
 class Changes:
-    """Changes from look to look, and the horizon: all events up to it are visible.
+    """Changes from look to look.
 
-    PostgreSQL commits events in another order than they got their ids. A transaction that holds an
-    id below the newest visible one also holds the writers' lock. So the horizon reaches that newest
-    event once the transactions that held the lock at that moment have ended. Transactions that
-    write no event, and those of other databases of the server, do not hold the lock.
-
-    Listeners of one experiment need no horizon: each visible event is reported to them at once."""
+    PostgreSQL commits events in another order than that of their ids. So each look reads the ids
+    above the newest one that was known WINDOW_S before, without those that were reported. Ends that
+    were committed even later are found by counting: the number of ended experiments of a sweep or a
+    user must have grown by the ends that were reported. No look waits for a transaction."""
 
     def __init__(self) -> None:
-        self.horizon: int | None = None
-        """None until the first one is known."""
-        self._target: int | None = None
-        """The event that the horizon is about to reach."""
-        self._writers: frozenset[str] = frozenset()
-        """The transactions that must end before that."""
-        self._since: int | None = None
-        """Events up to this one were reported, or are older than the first look."""
+        self._floor: int | None = None
+        """Events up to this one are not read again. None before the first look."""
+        self._next_floor = 0
+        self._next_floor_at = 0.0
         self._reported: frozenset[int] = frozenset()
-        """Events beyond that which were reported when they became visible."""
+        """Events above the floor that were reported."""
         self._running: dict[str, AnyRow] = {}
+        self._ended: dict[Subject, int] = {}
+        """Number of ended experiments of sweeps and users with listeners."""
+        self._check_at = 0.0
 
-    def look(self, session: Session) -> set[Subject]:
-        """Return the subjects that something has happened to."""
+    def look(
+        self, session: Session, listened: Collection[Subject] = (), new: Collection[Subject] = ()
+    ) -> Look:
+        """Return what has happened. `new` are the subjects with a listener since the last look."""
         before = dict(vars(self))
         try:
-            return _subjects([*self._events(session), *self._runs(session)])
+            hold_still(session)
+            events: dict[Subject, list[int]] = {}
+            ended: dict[str, AnyRow] = {}
+            for row in self._events(session):
+                for subject in _subjects(row):
+                    events.setdefault(subject, []).append(row.event_id)
+                if row.kind == "status" and row.status in TERMINAL:
+                    ended[row.id] = row
+            ends = Counter(subject for row in ended.values() for subject in _subjects(row))
+            missed, sweeps = self._check(session, listened, {*new, *events}, ends)
+            for row in self._runs(session):
+                for subject in _subjects(row):
+                    events.setdefault(subject, [])
+            return Look(events, missed, sweeps, self._floor or 0)
         except Exception:  # nobody was woken: the next look reports it
             vars(self).update(before)
             raise
 
     def _events(self, session: Session) -> list[AnyRow]:
-        """Return events twice: when they become visible, and when the horizon passes them."""
-        newest = session.scalar(select(func.max(Event.id))) or 0
-        self._advance(session, newest)
-        if self._since is None:
-            self._since = newest
+        if self._floor is None:
+            self._floor = self._next_floor = session.scalar(select(func.max(Event.id))) or 0
+        ids = frozenset(session.scalars(select(Event.id).where(Event.id > self._floor)))
+        new, self._reported = ids - self._reported, ids
+        if time.monotonic() >= self._next_floor_at:
+            self._floor, self._next_floor = self._next_floor, max(ids, default=self._next_floor)
+            self._next_floor_at = time.monotonic() + WINDOW_S
+        if not new:
             return []
-        query = select(Event.id.label("event_id"), *_IDS)
+        query = select(Event.id.label("event_id"), Event.kind, Experiment.status, *_IDS)
         query = query.join(Experiment, Experiment.id == Event.experiment_id)
-        rows = session.execute(query.where(Event.id > self._since)).all()
-        horizon = self.horizon or 0
-        is_new = {row.event_id for row in rows} - self._reported
-        found = [row for row in rows if row.event_id <= horizon or row.event_id in is_new]
-        self._since = max(self._since, horizon)
-        self._reported = frozenset(row.event_id for row in rows if row.event_id > self._since)
-        return found
+        query = query.where(Event.id.between(min(new), max(new))).order_by(Event.id)
+        return [row for row in session.execute(query) if row.event_id in new]
 
-    def _advance(self, session: Session, newest: int) -> None:
-        if session.get_bind().dialect.name == "sqlite":  # one writer at a time
-            self.horizon = newest
-            return
-        if self._target is None and newest == self.horizon:
-            return
-        writers = frozenset(session.scalars(_WRITERS))  # after `newest` was read
-        if self._target is None or not writers:
-            self._target, self._writers = newest, writers
-        self._writers &= writers
-        if not self._writers:
-            self.horizon, self._target = self._target, None
+    def _check(
+        self,
+        session: Session,
+        listened: Collection[Subject],
+        touched: set[Subject],
+        ends: Counter[Subject],
+    ) -> tuple[set[Subject], set[Subject]]:
+        """Return the subjects with ends that may have been missed, and the sweeps that have
+        ended."""
+        several = {subject for subject in listened if subject.what != "experiment"}
+        asked = several - self._ended.keys()
+        asked |= {subject for subject in several & touched if subject.what == "sweep"}
+        missed = set()
+        if time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + CHECK_S
+            asked = several
+            ids = [subject.id for subject in listened if subject.what == "experiment"]
+            query = select(Experiment.id).where(Experiment.id.in_(ids))
+            query = query.where(Experiment.status.in_(TERMINAL))
+            missed = {Subject("experiment", id) for id in session.scalars(query)}
+        ended, unfinished = _counts(session, asked)
+        expected = {one: self._ended[one] + ends[one] for one in several & self._ended.keys()}
+        self._ended = expected | {subject: ended[subject] for subject in asked}
+        missed |= {one for one in expected if expected[one] != self._ended[one]}
+        return missed, {one for one in asked - unfinished if one.what == "sweep"}
 
     def _runs(self, session: Session) -> list[AnyRow]:
         rows = session.execute(
@@ -100,20 +139,35 @@ class Changes:
 
 
 _IDS = (Experiment.id, Experiment.owner_id, Experiment.sweep_id)
-_WRITERS = text(f"""
-    SELECT virtualtransaction FROM pg_locks
-    WHERE locktype = 'advisory' AND classid = 0 AND objid = {WRITERS_LOCK} AND objsubid = 1
-      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-""")
 
 
-def _subjects(rows: Iterable[AnyRow]) -> set[Subject]:
-    found = set()
-    for row in rows:
-        found |= {Subject("experiment", row.id), Subject("user", row.owner_id)}
-        if row.sweep_id is not None:
-            found.add(Subject("sweep", row.sweep_id))
-    return found
+def _counts(session: Session, subjects: Iterable[Subject]) -> tuple[Counter[Subject], set[Subject]]:
+    """Return the number of ended experiments of sweeps and users, and which of them have unfinished
+    ones. The query names all statuses, so that an index that begins with the status serves it."""
+    ended, unfinished = Counter[Subject](), set()
+    tables: tuple[tuple[Literal["sweep", "user"], Any], ...] = (
+        ("sweep", Experiment.sweep_id),
+        ("user", Experiment.owner_id),
+    )
+    for what, column in tables:
+        ids = [subject.id for subject in subjects if subject.what == what]
+        if not ids:
+            continue
+        query = select(column, Experiment.status, func.count()).group_by(column, Experiment.status)
+        query = query.where(column.in_(ids), Experiment.status.in_([*Status]))
+        for id, status, count in session.execute(query):
+            if status in TERMINAL:
+                ended[Subject(what, id)] += count
+            else:
+                unfinished.add(Subject(what, id))
+    return ended, unfinished
+
+
+def _subjects(row: AnyRow) -> Iterator[Subject]:
+    yield Subject("experiment", row.id)
+    yield Subject("user", row.owner_id)
+    if row.sweep_id is not None:
+        yield Subject("sweep", row.sweep_id)
 
 
 def refused(

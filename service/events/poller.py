@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy.orm import Session
@@ -14,9 +15,8 @@ from sqlalchemy.orm import Session
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
-from service.events.changes import Changes, Subject, refused
+from service.events.changes import Changes, Look, Subject, refused
 from service.limiter import FairLimiter
-from service.refusals import unavailable
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,9 @@ ACCESS_S = 1.0
 READS_AT_ONCE = 3
 """Maximum number of concurrent reads of all listeners. A single user gets at most one less. The
 other threads and connections serve requests."""
-FIRST_LOOK_S = 20.0
+MAX_PENDING = 20_000
+"""Maximum number of events that wait for a listener whose client does not read. Then it reads the
+present state in their place."""
 
 Answer = TypeVar("Answer")
 
@@ -45,10 +47,29 @@ class Listener:
         self.cut = False
         """True if the listener will not be woken any more: the server stops, or polling has failed.
         """
+        self.needs_state = subject.what != "experiment"
+        """True if the listener must read the present state of several experiments."""
+        self.pending: list[int] = []
+        """Events since then, which it has not read yet. Not used for one experiment."""
+        self.has_ended = False
+        """True if all experiments of its sweep had ended at the last event."""
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
         self._woken.set()
+
+    def note(self, look: Look, is_first: bool) -> None:
+        """Note the changes of the subject, and wake if there are any or at the first look."""
+        events = look.events.get(self.subject)
+        has_ended = self.subject in look.ended
+        is_missed = self.subject in look.missed
+        if events is None and not (has_ended or is_missed or is_first):
+            return
+        self.has_ended = has_ended
+        if self.subject.what != "experiment" and not self.needs_state:
+            self.pending += events or []
+            self.needs_state = is_missed or len(self.pending) > MAX_PENDING
+        self.wake()
 
     async def wait(self, seconds: float) -> bool:
         """Wait until something has happened since the last wait. Return False after a timeout."""
@@ -69,6 +90,8 @@ class Poller:
         self._database = database
         self._most = settings.max_user_streams
         self._changes = Changes()
+        self.floor = 0
+        """Later polls report no event up to this id."""
         self._listeners: set[Listener] = set()
         self._new: set[Listener] = set()
         """Listeners added since the last poll began. They may have missed earlier events."""
@@ -77,12 +100,6 @@ class Poller:
         self._access_due = 0.0
         self.readers = FairLimiter(READS_AT_ONCE, of_user=READS_AT_ONCE - 1)
         self._looked_at = 0.0
-
-    @property
-    def horizon(self) -> int | None:
-        """Id of an event: all events up to it were visible at the last poll. None before the
-        first poll."""
-        return self._changes.horizon
 
     @property
     def looked_at(self) -> float | None:
@@ -110,16 +127,6 @@ class Poller:
         finally:
             self._listeners.discard(listener)
             self._new.discard(listener)
-
-    async def known_horizon(self, subject: Subject, user: Caller) -> int:
-        """Return the horizon of a look that begins after this call. Raises ApiError if the database
-        does not answer for a long time."""
-        deadline = time.monotonic() + FIRST_LOOK_S
-        with self.listening(subject, user) as listener:
-            while not listener.cut and await listener.wait(deadline - time.monotonic()):
-                if self.horizon is not None:
-                    return self.horizon
-        raise unavailable("busy", "the database does not answer; try again")
 
     async def read(
         self,
@@ -171,16 +178,17 @@ class Poller:
             self._cut_all()
 
     async def _look(self) -> None:
-        new, changes = set(self._new), self._changes
-        had_horizon = changes.horizon is not None
-        changed = await asyncio.to_thread(self._ask, changes.look)
+        new = set(self._new)
+        listened = {listener.subject for listener in self._listeners}
+        look = partial(
+            self._changes.look, listened=listened, new={listener.subject for listener in new}
+        )
+        changes = await asyncio.to_thread(self._ask, look)
         self._looked_at = time.monotonic()
+        self.floor = changes.floor
         self._new -= new
-        if not had_horizon and changes.horizon is not None:  # some wait for it
-            new = set(self._listeners)
-        for listener in list(self._listeners):
-            if listener in new or listener.subject in changed:
-                listener.wake()
+        for listener in self._listeners - self._new:  # the next look is the first one for `_new`
+            listener.note(changes, listener in new)
         if time.monotonic() >= self._access_due:
             await self._refuse()
             self._access_due = time.monotonic() + ACCESS_S

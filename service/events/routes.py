@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 from functools import partial
 from http import HTTPStatus
@@ -11,18 +11,26 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
+from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from service.accounts.users import Caller
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.events.poller import Poller
-from service.events.sources import PAGE, ManyExperiments, OneExperiment, Source
-from service.records.events import EventCursor, EventOut, Kind
+from service.events.reading import (
+    EventCursor,
+    EventOut,
+    Kind,
+    OneExperiment,
+    Reading,
+    SeveralExperiments,
+    Source,
+)
 from service.refusals import ApiError, invalid
 from service.schemas import ResponseModel
 from service.sweeps.routes import SweepId
 from service.web.bodies import StrictRoute
-from service.web.dependencies import PollerDep, Reader, check_client, counted, one_of
+from service.web.dependencies import PollerDep, Reader, check_client, one_of
 from service.web.media_types import accepted, as_json
 from service.web.pagination import MAX_ID
 from service.web.parameters import ExperimentId
@@ -47,47 +55,48 @@ class EventForm(StrEnum):
 MEDIA_TYPES = {EventForm.JSON: "application/json", EventForm.STREAM: "text/event-stream"}
 
 
-class Asked(NamedTuple):
-    """The requested events. `after` is None for events from now on."""
+class Requested(NamedTuple):
+    """The requested form and kinds of events."""
 
     form: EventForm
-    after: EventCursor | None
     kinds: list[Kind]
-    limit: int
 
 
-async def wanted_events(
+async def requested(
     request: Request,
-    *,
-    after: Annotated[
-        str | None,
-        Query(max_length=64, description="`id` of an event, to get later ones; `now`: new ones."),
-    ] = None,
     kind: Annotated[
         list[Kind],
         Query(default_factory=list, max_length=4, description="Only events of these kinds."),
     ],
-    limit: Annotated[int, Query(ge=1, le=1000, description="Approximate number of events.")] = 100,
+) -> Requested:
+    """Return the requested form and kinds of events. Raises ApiError."""
+    return Requested(accepted(request, MEDIA_TYPES), kind or [*Kind])
+
+
+RequestedDep = Annotated[Requested, Depends(requested)]
+
+
+async def requested_position(
+    after: Annotated[
+        str | None,
+        Query(max_length=64, description="`id` of an event, to get later ones; `now`: new ones."),
+    ] = None,
     last_event_id: Annotated[
         str | None, Header(max_length=64, description="Replaces `after`.")
     ] = None,
-) -> Asked:
-    """Return the requested events. Raises ApiError."""
+) -> EventCursor | None:
+    """Return the position after which events are requested; None means from now on. Raises
+    ApiError."""
     if last_event_id:
-        place = _place(last_event_id, "/header/last-event-id")
-    else:
-        place = _place(after, "/query/after") if after else EventCursor()
-    return Asked(accepted(request, MEDIA_TYPES), place, kind or [*Kind], limit)
+        return _cursor(last_event_id, "/header/last-event-id")
+    return _cursor(after, "/query/after") if after else EventCursor()
 
 
-AskedDep = Annotated[Asked, Depends(wanted_events)]
-
-
-def _place(text: str, pointer: str) -> EventCursor | None:
+def _cursor(text: str, pointer: str) -> EventCursor | None:
     if text == NOW:
         return None
     match = re.fullmatch(r"(\d{1,10})(?:-(\d{1,18})-(\d{1,10}))?", text, re.ASCII)
-    event, done, seq = (0, 0, 0) if match is None else (int(one or 0) for one in match.groups())
+    event, done, seq = (0, 0, 0) if match is None else (int(part or 0) for part in match.groups())
     if match is None or max(event, seq) > MAX_ID:
         detail = "the `id` of an event from an earlier answer, or `now`"
         raise invalid([Problem(pointer, detail)])
@@ -100,12 +109,14 @@ STREAMED: dict[int | str, dict[str, Any]] = {
 
 
 class EventPage(ResponseModel):
-    """A page of events."""
+    """A page of events, or the present state of several experiments in the form of events."""
 
     items: list[EventOut]
-    """Events, oldest first."""
-    last_id: str
-    """Pass it as `after` to get later events. It is given even if there are no events."""
+    """Events, oldest first. Of several experiments: their status, then progress and points of
+    running ones."""
+    last_id: str | None
+    """Pass it as `after` to get later events. It is given even if there are no events; null for
+    several experiments."""
     more: bool
     """True if more events are available already."""
     ended: bool
@@ -116,107 +127,113 @@ class EventPage(ResponseModel):
 async def get_events(
     request: Request,
     experiment_id: ExperimentId,
-    asked: AskedDep,
+    after: Annotated[EventCursor | None, Depends(requested_position)],
+    asked: RequestedDep,
     poller: PollerDep,
     user: Reader,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Approximate number of events.")] = 100,
 ) -> Response:
     """Return the events of an experiment: status, log, progress and points. With `Accept:
     text/event-stream` a stream continues until the experiment has ended."""
-    return await _answer(
-        request, poller, user, OneExperiment(user, experiment_id, asked.kinds), asked
-    )
+    source = OneExperiment(user, experiment_id, asked.kinds, after)
+    if asked.form == EventForm.STREAM:
+        return await _stream(request, poller, user, source)
+    return await _page(request, poller, partial(source.page, limit=limit))
 
 
 @router.get("/sweeps/{sweep_id}/events", response_model=EventPage, responses=STREAMED)
 async def get_sweep_events(
-    request: Request, sweep_id: SweepId, asked: AskedDep, poller: PollerDep, user: Reader
+    request: Request, sweep_id: SweepId, asked: RequestedDep, poller: PollerDep, user: Reader
 ) -> Response:
-    """Return the events of all experiments of a sweep, with notices instead of points. A stream
-    ends when all have ended."""
-    return await _answer(request, poller, user, ManyExperiments(user, sweep_id, asked.kinds), asked)
+    """Return the status of all experiments of a sweep, with notices about running ones. With
+    `Accept: text/event-stream` a stream begins with these, continues with all events, and ends when
+    all experiments have ended."""
+    source = SeveralExperiments(user, sweep_id, asked.kinds)
+    if asked.form == EventForm.STREAM:
+        return await _stream(request, poller, user, source)
+    return await _page(request, poller, source.state)
 
 
 @router.get("/events", response_model=EventPage, responses=STREAMED)
 async def get_own_events(
-    request: Request, asked: AskedDep, poller: PollerDep, user: Reader
+    request: Request, asked: RequestedDep, poller: PollerDep, user: Reader
 ) -> Response:
-    """Return the events of all the caller's own experiments. A stream continues until the client
-    disconnects."""
-    return await _answer(request, poller, user, ManyExperiments(user, None, asked.kinds), asked)
-
-
-async def _answer(
-    request: Request, poller: Poller, user: Caller, source: Source, asked: Asked
-) -> Response:
+    """Return the status of the caller's experiments that run or have ended within the last hour,
+    with notices about running ones. With `Accept: text/event-stream` a stream begins with these,
+    and continues with all events of the caller's experiments until the client disconnects."""
+    source = SeveralExperiments(user, None, asked.kinds)
     if asked.form == EventForm.STREAM:
-        # Missing objects are refused before the stream begins.
-        await poller.read(user, source.check, partial(check_client, request))
-        return _stream(poller, user, source, asked.after)
-    until = 0
-    with counted(request):
-        if source.needs_horizon:
-            until = await poller.known_horizon(source.subject, user)
-        ask = partial(source.read, after=asked.after, until=until, limit=asked.limit)
-        async with one_of(request, poller.readers.one):
-            reading = await poller.ask(ask)
+        return await _stream(request, poller, user, source)
+    return await _page(request, poller, source.state)
+
+
+async def _page(request: Request, poller: Poller, read: Callable[[Session], Reading]) -> Response:
+    async with one_of(request, poller.readers.one):
+        reading = await poller.ask(read)
     return as_json(
         EventPage.model_construct(
             items=reading.events,
-            last_id=str(reading.place),
-            more=not reading.whole,
-            ended=reading.over,
+            last_id=None if reading.cursor is None else str(reading.cursor),
+            more=reading.more,
+            ended=reading.ended,
         )
     )
 
 
-def _stream(poller: Poller, user: Caller, source: Source, after: EventCursor | None) -> Response:
+async def _stream(request: Request, poller: Poller, user: Caller, source: Source) -> Response:
+    # Missing objects are refused before the stream begins.
+    await poller.read(user, source.check, partial(check_client, request))
     if not poller.has_room(user):
         detail = "you have the maximum number of open event streams: close one, or follow a sweep"
         headers = {"Retry-After": "10"}
         raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_streams", detail, headers=headers)
-    return EventSourceResponse(
-        followed(poller, user, source, after), headers={"X-Accel-Buffering": "no"}
-    )
+    return EventSourceResponse(followed(poller, user, source), headers={"X-Accel-Buffering": "no"})
 
 
-async def followed(
-    poller: Poller, user: Caller, source: Source, place: EventCursor | None
-) -> AsyncIterator[bytes]:
+async def followed(poller: Poller, user: Caller, source: Source) -> AsyncIterator[bytes]:
     """Yield events as server-sent events, until there are no more or the server stops."""
     with poller.listening(source.subject, user) as listener:
-        while source.needs_horizon and poller.horizon is None and not listener.cut:
-            if not await listener.wait(PING_S):
-                yield KEEPALIVE_COMMENT
+        while source.is_several and not listener.cut and not await listener.wait(PING_S):
+            yield KEEPALIVE_COMMENT  # changes of several are reported after its first look
         while not listener.cut:
             if listener.refused:
-                yield _end("refused", place)
+                yield _end("refused", source)
                 return
             try:
-                ask = partial(source.read, after=place, until=poller.horizon or 0, limit=PAGE)
-                reading = await poller.read(user, ask)
+                read = partial(_framed, source.next(listener, poller.floor))
+                frames, reading = await poller.read(user, read)
             except ApiError:
-                yield _end("refused", place)
+                yield _end("refused", source)
                 return
             except TRANSIENT_DB_ERRORS as error:
                 log.warning("the database is unreachable: %s", error)
+                listener.needs_state = source.is_several
                 yield KEEPALIVE_COMMENT
                 await asyncio.sleep(AWAY_S)
                 continue
-            place = reading.place
-            for event in reading.events:
-                yield _framed(event)
-            if reading.over:
-                yield _end("ended", place)
+            source.cursor = reading.cursor
+            if frames:
+                yield frames
+            is_behind = reading.more or bool(listener.pending) or listener.needs_state
+            if reading.ended or (listener.has_ended and not is_behind):
+                yield _end("ended", source)
                 return
-            while reading.whole and not await listener.wait(PING_S):
+            while not is_behind and not await listener.wait(PING_S):
                 yield KEEPALIVE_COMMENT
 
 
-def _framed(event: EventOut) -> bytes:
-    return format_sse_event(data_str=event.model_dump_json(), event=event.kind, id=event.id)
+def _framed(read: Callable[[Session], Reading], session: Session) -> tuple[bytes, Reading]:
+    """Read events, and write them as server-sent events in the same thread: thousands of them would
+    block the event loop."""
+    reading = read(session)
+    frames = (
+        format_sse_event(data_str=event.model_dump_json(), event=event.kind, id=event.id)
+        for event in reading.events
+    )
+    return b"".join(frames), reading
 
 
-def _end(reason: str, place: EventCursor | None) -> bytes:
+def _end(reason: str, source: Source) -> bytes:
     """Return the last event of a stream, which tells the client not to reconnect."""
-    told = None if place is None else str(place)
-    return format_sse_event(data_str=f'{{"reason":"{reason}"}}', event="end", id=told)
+    last_id = None if source.cursor is None else str(source.cursor)
+    return format_sse_event(data_str=f'{{"reason":"{reason}"}}', event="end", id=last_id)

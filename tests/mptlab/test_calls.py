@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mptlab import Client, Refused
+from mptlab import Client, Refused, Sweep
 from tests.support.answers import Answers
 
 SPEC = {"model": {"family": "ppca"}}
@@ -325,24 +325,29 @@ def test_reading_requests_are_retried(
 
 
 @pytest.mark.parametrize(
-    ("call", "path"),
+    ("call", "path", "position"),
     [
-        (lambda c, **how: c.events(**how), "/v1/events"),
-        (lambda c, **how: c.events_of("a", **how), "/v1/experiments/a/events"),
+        (lambda c, **how: c.events(**how), "/v1/events", {}),
+        (lambda c, **how: Sweep(c, "a").events(**how), "/v1/sweeps/a/events", {}),
+        (lambda c, **how: c.events_of("a", **how), "/v1/experiments/a/events", {"after": "3"}),
     ],
 )
 def test_kinds_of_events_that_are_followed(
-    client: Client, answers: Answers, call: Callable[..., Iterator[Any]], path: str
+    client: Client,
+    answers: Answers,
+    call: Callable[..., Iterator[Any]],
+    path: str,
+    position: dict[str, str],
 ) -> None:
-    told = 'id: 7\ndata: {"x": 1}\n\nevent: end\ndata: {"reason": "ended"}\n\n'
+    told = 'data: {"kind": "log"}\n\nevent: end\ndata: {"reason": "ended"}\n\n'
     kind = {"Content-Type": "text/event-stream"}
     for how, asked in (
         ({}, []),
-        ({"after": "3", "kind": ["log", "status"]}, [("after", "3"), ("kind", "log"),
-                                                     ("kind", "status")]),
+        ({**position, "kind": ["log", "status"]},
+         [*position.items(), ("kind", "log"), ("kind", "status")]),
     ):  # fmt: skip
         answers.given = [httpx.Response(200, headers=kind, text=told)]
-        assert [*call(client, **how)] == [{"x": 1}]
+        assert [*call(client, **how)] == [{"kind": "log"}]
         assert answers.seen[-1].url.path == path
         assert answers.seen[-1].url.params.multi_items() == asked
 

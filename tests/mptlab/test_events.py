@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mptlab import Client, NoAnswer, Refused, serve
 from service.db.engine import Database
-from service.experiments.models import DesiredState
-from service.queue import states
+from service.experiments.models import DesiredState, Status
+from service.queue import lease, states
 from tests.mptlab.conftest import Killable
+from tests.support.attempts import claim_next
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import wait_until
 
 
 def test_a_sweep_by_one_stream(client: Client) -> None:
@@ -78,6 +82,36 @@ def test_a_stream_continues_after_the_server_was_killed(
         assert rest.result(60) == ["queued", "cancelled"]
 
 
+def test_the_recipe_for_a_sweep_survives_a_restart(killable: Killable, database: Database) -> None:
+    """The recipe of docs/client.md gets each end once. The service is killed between two ends, the
+    third point ends while it is away, and the fourth afterwards."""
+    page = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+    recipe = page[page.index("succeeded = []") :].partition("\n\n")[0]
+    grid = {"seeds": [[seed] for seed in range(4)]}
+    sweep = killable.client.sweep(ppca_spec(), grid, cache=False)
+    names: dict[str, Any] = {"sweep": sweep}
+    ended = []
+
+    def end_one() -> None:
+        claim = claim_next(database)
+        with database.transaction() as session:
+            lease.finish(session, claim, Status.SUCCEEDED)
+        ended.append(claim.experiment_id)
+
+    with ThreadPoolExecutor(1) as beside:
+        following = beside.submit(exec, recipe, names)
+        for _ in range(2):
+            end_one()
+            wait_until(lambda: names.get("succeeded") == ended, what="the end in the script")
+        killable.kill()
+        killable.wait_until_missed()
+        end_one()
+        killable.start()
+        end_one()
+        following.result(60)
+    assert sorted(names["succeeded"]) == sorted(ended)
+
+
 def test_a_stream_of_a_missing_experiment_is_refused(client: Client) -> None:
     with pytest.raises(Refused, match="no experiment of this id"):
         next(client.events_of("0" * 32))
@@ -86,9 +120,9 @@ def test_a_stream_of_a_missing_experiment_is_refused(client: Client) -> None:
 def test_a_stream_that_loses_access_says_so(client: Client, environment: dict[str, str]) -> None:
     key = client.add_key("local")
     with Client(client.url, key["key"]) as other:
-        events = other.events(after="now")
+        events = other.events()
         run = client.experiments.create(ppca_spec(), cache=False)
-        assert next(events)["experiment_id"] == run.id
+        assert any(event["experiment_id"] == run.id for event in events)
         client.revoke_key("local", key["id"])
         with pytest.raises(Refused, match="may no longer read these events"):
             list(events)
@@ -138,7 +172,8 @@ def answering(*bodies: tuple[str, bytes]) -> Iterator[tuple[Answers, Client]]:
 
 
 STREAM, JSON = "text/event-stream", "application/json"
-EVENT = b'event: status\nid: 7\ndata: {"id": "7"}\n\n'
+EVENT_7 = {"id": "7", "kind": "log"}
+EVENT = f"event: log\nid: 7\ndata: {json.dumps(EVENT_7)}\n\n".encode()
 END = b'event: end\nid: 7\ndata: {"reason": "ended"}\n\n'
 
 
@@ -150,12 +185,28 @@ def test_an_answer_that_is_not_a_stream_is_not_retried() -> None:
 
 def test_a_ping_is_not_an_event() -> None:
     with answering((STREAM, b": ping\n\n" + EVENT + b": ping\n\n" + END)) as (_, client):
-        assert [*client.events()] == [{"id": "7"}]
+        assert [*client.events()] == [EVENT_7]
 
 
 def test_a_stream_from_now_keeps_its_first_position() -> None:
     """The position is kept when a stream is reopened that was cut off before its first event."""
     page = (JSON, json.dumps({"items": [], "last_id": "5"}).encode())
     with answering(page, (STREAM, b": ping\n\n"), (STREAM, EVENT + END)) as (server, client):
-        assert [*client.events(after="now")] == [{"id": "7"}]
-    assert server.asked == [f"/v1/events?after={after}" for after in ("now", "5", "5")]
+        assert [*client.events_of("a", after="now")] == [EVENT_7]
+    path = "/v1/experiments/a/events"
+    assert server.asked == [f"{path}?after={after}" for after in ("now", "5", "5")]
+
+
+def status_event(experiment_id: str, status: str) -> bytes:
+    event = {"kind": "status", "experiment_id": experiment_id, "data": {"status": status}}
+    return f"event: status\ndata: {json.dumps(event)}\n\n".encode()
+
+
+def test_the_state_after_a_reconnect_repeats_no_status() -> None:
+    """The service begins each stream with the status of all experiments."""
+    before = [("a", "queued"), ("b", "queued"), ("a", "running"), ("a", "succeeded")]
+    after = [("a", "succeeded"), ("b", "failed"), ("c", "queued")]
+    bodies = [b"".join(status_event(*one) for one in part) for part in (before, after)]
+    with answering((STREAM, bodies[0]), (STREAM, bodies[1] + END)) as (_, client):
+        events = [(one["experiment_id"], one["data"]["status"]) for one in client.events()]
+    assert events == [*before, ("b", "failed"), ("c", "queued")]

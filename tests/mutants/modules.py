@@ -133,7 +133,6 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "service/accounts/sign_ins.py": SIGN_INS,
     "service/accounts/sign_in_routes.py": SIGN_INS,
     "service/records/artifacts.py": ("tests/worker/test_attempts.py",),
-    "service/records/events.py": ("tests/service/events",),
     "service/records/results.py": (
         f"{EXPERIMENTS}/test_bundle.py",
         f"{EXPERIMENTS}/test_many_experiments.py",

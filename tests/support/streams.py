@@ -46,7 +46,8 @@ class Told:
     """One event of a stream."""
 
     kind: str
-    id: str
+    id: str | None
+    """Position after it; None in streams of several experiments."""
     body: dict[str, Any]
 
     @property
@@ -72,5 +73,5 @@ def _events(lines: Iterator[str]) -> Iterator[Told]:
             name, _, value = line.partition(": ")
             fields[name] = value
         elif "event" in fields:
-            yield Told(fields["event"], fields["id"], json.loads(fields["data"]))
+            yield Told(fields["event"], fields.get("id"), json.loads(fields["data"]))
             fields = {}

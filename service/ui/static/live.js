@@ -46,7 +46,7 @@ function ring() {
 function listen() {
   const isWanted = lasting.size > 0 && !document.hidden;
   if (isWanted && stream === null) {
-    stream = new EventSource("/v1/events?after=now");
+    stream = new EventSource("/v1/events");
     stream.onopen = () => setPushed(true);
     stream.onerror = () => setPushed(false); // the browser tries again; we ask meanwhile
     stream.addEventListener("end", () => {

@@ -1,28 +1,23 @@
-"""The horizon: reading up to it is complete, in any order of commits."""
+"""Looks for changes: each event is reported once, in any order of commits."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from itertools import permutations
 from typing import NoReturn
 
-import psycopg
 import pytest
-from fastapi.testclient import TestClient
-from sqlalchemy import func, insert, select, text
+from sqlalchemy import insert
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from service.app import create_app
 from service.db.engine import Database
-from service.events.changes import WRITERS_LOCK, Changes
+from service.events import changes as module
+from service.events.changes import Changes, Look, Subject
 from service.experiments.models import DesiredState, Event
 from service.queue import states
 from service.settings import Settings
-from tests.service.accounts.test_users import bearer
+from service.sweeps.models import Sweep
 from tests.support.attempts import claim_next, submitted
-from tests.support.processes import wait_until
-from tests.support.servers import PostgreSQL
 from tests.support.stored import change
 
 
@@ -39,167 +34,93 @@ def cancel(session: Session, experiment_id: str) -> None:
     session.flush()
 
 
-def changed(database: Database, changes: Changes) -> set[str | int]:
-    """The experiments that something happened to since the last look."""
+def look(database: Database, changes: Changes, *listened: Subject) -> Look:
     with database.snapshot() as session:
-        return {one.id for one in changes.look(session) if one.what == "experiment"}
+        return changes.look(session, listened, listened)
 
 
-def test_an_event_that_becomes_visible_late_is_delivered(far: Database) -> None:
-    """The transaction with the lower event id commits last. Listeners of the other experiment wake
-    at once, and again when the horizon has passed its event."""
-    slow_one, quick_one = submitted(far), submitted(far)
-    changes = Changes()
-    changed(far, changes)
-    before = changes.horizon
-    assert before is not None
-    with Session(far.engine) as slow, slow.begin():
-        cancel(slow, slow_one)
-        with far.transaction() as session:
-            cancel(session, quick_one)
-        assert [changed(far, changes) for _ in range(3)] == [{quick_one}, set(), set()]
-        assert changes.horizon == before
-    assert changed(far, changes) == {slow_one, quick_one}
-    assert changed(far, changes) == set()
+def changed(database: Database, changes: Changes) -> set[str | int]:
+    """Return the experiments that something happened to since the last look."""
+    return {one.id for one in look(database, changes).events if one.what == "experiment"}
 
 
-def test_every_event_is_delivered_in_any_order_of_commits(far: Database) -> None:
-    """Three transactions, in every order of writing and committing, with a look after each step:
-    events up to the horizon are complete for ever."""
+def test_every_event_is_reported_once_in_any_order_of_commits(far: Database) -> None:
+    """Three transactions, in every order of writing and committing, with a look after each step."""
     experiment = submitted(far)
     orders = {one for one in permutations("aabbcc") if [*dict.fromkeys(one)] == ["a", "b", "c"]}
     for order in sorted(orders):
         changes = Changes()
-        seen: set[int] = set()
+        look(far, changes)
+        written: dict[str, int] = {}
         with ExitStack() as stack:
             sessions = {name: stack.enter_context(Session(far.engine)) for name in "abc"}
             for name in order:
-                if sessions[name].in_transaction():
+                expected = []
+                if name in written:
                     sessions[name].commit()
+                    expected = [written[name]]
                 else:
                     row = {"experiment_id": experiment, "kind": "log", "data": {}}
-                    sessions[name].execute(insert(Event), [row])
-                before = changes.horizon
-                changed(far, changes)
-                visible = visible_events(far)
-                if before is not None:
-                    assert {one for one in visible if one <= before} == seen, order
-                seen = {one for one in visible if one <= (changes.horizon or 0)}
-        changed(far, changes)
-        assert changes.horizon == max(visible_events(far)), order
+                    new = insert(Event).values(row).returning(Event.id)
+                    written[name] = sessions[name].scalars(new).one()
+                events = look(far, changes).events.get(Subject("experiment", experiment), [])
+                assert events == expected, order
 
 
-def visible_events(database: Database) -> set[int]:
-    with database.snapshot() as session:
-        return {*session.scalars(select(Event.id))}
-
-
-def test_a_writer_holds_the_lock_before_its_event_has_an_id(far: Database) -> None:
-    experiment = submitted(far)
-    row = {"experiment_id": experiment, "kind": "log", "data": {}}
-    take = func.pg_advisory_xact_lock(WRITERS_LOCK)
-    last_id = text("SELECT last_value FROM events_id_seq")
-
-    def write() -> None:
-        with far.transaction() as session:
-            session.execute(insert(Event), [row])
-
-    with ThreadPoolExecutor(1) as pool, Session(far.engine) as other, other.begin():
-        before = other.scalar(last_id)
-        other.execute(select(take))
-        written = pool.submit(write)
-        waiting = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-        wait_until(lambda: other.scalar(waiting) == 1)
-        assert other.scalar(last_id) == before
-        other.rollback()
-        written.result()
-
-
-@contextmanager
-def foreign_transaction(server: PostgreSQL, lab: Settings) -> Iterator[None]:
-    """In another database of the same server, which may be another lab's."""
-    with psycopg.connect(server.address("postgres")) as other:
-        other.execute("SELECT pg_current_xact_id()")
-        other.execute("SELECT pg_advisory_xact_lock_shared(%s)", [WRITERS_LOCK])
-        yield
-
-
-@contextmanager
-def transaction_without_events(server: PostgreSQL, lab: Settings) -> Iterator[None]:
-    """In the lab's database, by another program."""
-    with psycopg.connect(server.address(lab.url.rpartition("/")[2])) as other:
-        other.execute("SELECT pg_current_xact_id()")
-        yield
-
-
-@pytest.mark.parametrize("held", [foreign_transaction, transaction_without_events])
-def test_only_writers_of_events_delay_the_horizon(
-    held: Callable[..., Iterator[None]], far: Database, lab: Settings, postgresql: PostgreSQL
+def test_an_end_that_was_committed_very_late_is_missed_once(
+    far: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = submitted(far)
+    """Its id is below those that are still read. The number of ended experiments shows it."""
+    monkeypatch.setattr(module, "WINDOW_S", 0.0)
+    monkeypatch.setattr(module, "CHECK_S", 0.0)
+    late, *others = (submitted(far) for _ in range(4))
+    user, experiment = Subject("user", 1), Subject("experiment", late)
     changes = Changes()
-    with held(postgresql, lab):  # type: ignore[attr-defined]
-        changed(far, changes)
-        assert changes.horizon is not None
-        with far.transaction() as session:
-            cancel(session, one)
-        assert changed(far, changes) == {one}
-        assert changes.horizon == max(visible_events(far))
+    look(far, changes, user, experiment)
+    with Session(far.engine) as slow, slow.begin():
+        cancel(slow, late)
+        for other in others:
+            with far.transaction() as session:
+                cancel(session, other)
+            assert len(look(far, changes, user, experiment).events[user]) == 1
+    result = look(far, changes, user)
+    assert (result.events, result.missed) == ({}, {user})
+    assert look(far, changes, user).missed == set()
+    assert look(far, changes, experiment).missed == {experiment}
 
 
-def test_a_failed_poll_loses_nothing(far: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_has_ended_with_its_last_experiment(either: Database) -> None:
+    subject, changes = Subject("sweep", "a sweep"), Changes()
+    with either.transaction() as session:
+        columns = {"priority": 1, "spec": {}, "fields": [], "tags": [], "comes_after": []}
+        session.execute(insert(Sweep).values(id=subject.id, owner_id=1, **columns))
+    points = submitted(either), submitted(either)
+    for point in points:
+        change(either, point, sweep_id=subject.id)
+    assert look(either, changes, subject).ended == set()
+    for experiment_id, ended in zip(points, (set(), {subject}), strict=True):
+        with either.transaction() as session:
+            cancel(session, experiment_id)
+        result = look(either, changes, subject)
+        assert (len(result.events[subject]), result.missed, result.ended) == (1, set(), ended)
+
+
+def test_a_failed_poll_loses_nothing(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next poll reports the changes that the failed one could not read."""
-    one = submitted(far)
+    one = submitted(either)
     changes = Changes()
-    changed(far, changes)
-    with far.transaction() as session:
+    changed(either, changes)
+    with either.transaction() as session:
         cancel(session, one)
     with monkeypatch.context() as broken:
         broken.setattr(Changes, "_runs", unreachable)
         with pytest.raises(OperationalError):
-            changed(far, changes)
-    assert changed(far, changes) == {one}
+            changed(either, changes)
+    assert changed(either, changes) == {one}
 
 
 def unreachable(*_: object) -> NoReturn:
     raise OperationalError("SELECT", {}, Exception("the connection was closed"))
-
-
-def test_later_transactions_do_not_delay_the_horizon(far: Database) -> None:
-    slow_one, early, late = (submitted(far) for _ in range(3))
-    changes = Changes()
-    changed(far, changes)
-    with far.transaction() as session:
-        cancel(session, early)
-    with Session(far.engine) as slow, slow.begin():
-        cancel(slow, slow_one)
-        with far.transaction() as session:
-            cancel(session, late)
-        assert changed(far, changes) == {early, late}
-        assert slow_one not in changed(far, changes)
-    with Session(far.engine) as slow, slow.begin():
-        cancel(slow, submitted(far))
-        assert changed(far, changes) >= {slow_one, early, late}
-
-
-def test_pages_contain_both_events_committed_in_reverse_order(far: Database, lab: Settings) -> None:
-    headers = bearer(lab.key_file.read_text().strip())
-    slow_one, quick_one = submitted(far), submitted(far)
-    with (
-        TestClient(create_app(lab), headers=headers) as api,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        after = api.get("/v1/events").json()["last_id"]
-        with Session(far.engine) as slow, slow.begin():
-            cancel(slow, slow_one)
-            with far.transaction() as session:
-                cancel(session, quick_one)
-            first = pool.submit(api.get, "/v1/events", params={"after": after})
-            wait([first], timeout=0.5)
-        page = first.result().json()
-        rest = api.get("/v1/events", params={"after": page["last_id"]}).json()
-    told = [one["experiment_id"] for one in page["items"] + rest["items"]]
-    assert told == [slow_one, quick_one]
 
 
 def test_progress_of_a_run_is_noticed(either: Database) -> None:

@@ -1,5 +1,7 @@
-"""Events as pages: in order, each once, with ids from which the next page continues."""
+"""Events of an experiment as pages: in order, each once, with ids from which the next page
+continues. The present state of several experiments."""
 
+import time
 from typing import Any
 
 import pytest
@@ -7,11 +9,12 @@ from fastapi.testclient import TestClient
 
 from service.experiments.models import DesiredState, Status
 from service.queue import lease, states
-from service.queue.lease import Claim
+from service.queue.lease import Claim, FailureCause
 from service.records.recording import Batch, record
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.ppca_spec import ppca_spec
+from tests.support.stored import change
 
 __all__ = ["admin", "place", "processes"]  # fixtures
 
@@ -145,9 +148,9 @@ def test_only_the_requested_kinds(api: TestClient) -> None:
 def test_from_now_on(api: TestClient) -> None:
     claim = claimed(database_of(api))
     recorded(api, claim, log(1), point(2))
-    for url in (f"/v1/experiments/{claim.experiment_id}/events", "/v1/events"):
-        now = page(api, url, after="now", kind=["status", "log"])
-        assert now["items"] == []
+    url = f"/v1/experiments/{claim.experiment_id}/events"
+    now = page(api, url, after="now", kind=["status", "log"])
+    assert now["items"] == []
     recorded(api, claim, log(3), point(4))
     assert kinds(page(api, url, after=now["last_id"], kind="log")) == ["log"]
 
@@ -170,11 +173,12 @@ INVALID = ["x", "1-2", "-1", "1-2-9999999999", "9" * 19, "1-2-3-4", "٣", f"{2**
 
 @pytest.mark.parametrize("after", INVALID)
 def test_invalid_ids_are_refused(api: TestClient, after: str) -> None:
+    url = f"/v1/experiments/{submitted(database_of(api))}/events"
     for how, pointer in (
         ({"params": {"after": after}}, "/query/after"),
         ({"headers": {"Last-Event-ID": after.encode()}}, "/header/last-event-id"),
     ):
-        answer = api.get("/v1/events", **how)
+        answer = api.get(url, **how)
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["pointer"] == pointer
         assert "the `id` of an event" in answer.json()["errors"][0]["detail"]
@@ -182,39 +186,56 @@ def test_invalid_ids_are_refused(api: TestClient, after: str) -> None:
 
 @pytest.mark.parametrize("after", [f"{2**31 - 1}", f"{2**31 - 1}-{10**18 - 1}-{2**31 - 1}"])
 def test_the_largest_ids_are_accepted(api: TestClient, after: str) -> None:
-    assert page(api, "/v1/events", after=after)["items"] == []
+    url = f"/v1/experiments/{submitted(database_of(api))}/events"
+    assert page(api, url, after=after)["items"] == []
 
 
-def test_all_events_of_the_caller(api: TestClient) -> None:
-    """Events of other users are not included, even if shared."""
-    theirs = bearer(member(api)["key"])
-    database = database_of(api)
-    mine = submitted(database)
-    for visibility in ("private", "lab"):
-        body = {"spec": ppca_spec(), "visibility": visibility}
-        assert api.post("/v1/experiments", json=body, headers=theirs).status_code == 202
-    found = page(api, "/v1/events")["items"]
-    assert [one["experiment_id"] for one in found] == [mine]
-    others = api.get("/v1/events", headers=theirs).json()["items"]
-    assert len(others) == 2
-    assert mine not in [one["experiment_id"] for one in others]
+def test_several_experiments_have_no_position(api: TestClient) -> None:
+    """A script that still sends one is told which parameter, and what it may send."""
+    sweep = api.post("/v1/sweeps", json={"spec": ppca_spec(), "grid": {"seeds": [[4]]}}).json()
+    for url in ("/v1/events", sweep["urls"]["events"]):
+        for accept in ("application/json", "text/event-stream"):
+            answer = api.get(url, params={"after": "1"}, headers={"Accept": accept})
+            assert answer.status_code == 422
+            (problem,) = answer.json()["errors"]
+            assert problem["pointer"] == "/query/after"
+            assert "kind" in problem["detail"]
 
 
-def test_pages_of_many(admin: TestClient) -> None:
+def statuses(state: dict[str, Any]) -> dict[str, str]:
+    """Return the status of each experiment in a state, which reports each once."""
+    events = [event for event in state["items"] if event["kind"] == "status"]
+    by_id = {event["experiment_id"]: event["data"]["status"] for event in events}
+    assert len(by_id) == len(events)
+    return by_id
+
+
+def test_the_state_of_the_callers_experiments(admin: TestClient) -> None:
+    """It contains running experiments and recent ends, and no experiments of other users, even if
+    shared."""
     database = database_of(admin)
-    made = [submitted(database) for _ in range(5)]
-    after, found, more = "0", [], True
-    while more:
-        part = page(admin, "/v1/events", after=after, limit=2)
-        after, more = part["last_id"], part["more"]
-        assert len(part["items"]) <= 2
-        found += [one["experiment_id"] for one in part["items"]]
-    assert found == made
-    assert page(admin, "/v1/events", after=after)["items"] == []
+    theirs = bearer(member(admin)["key"])
+    body = {"spec": ppca_spec(), "visibility": "lab", "priority": 9, "cache": False}
+    other = admin.post("/v1/experiments", json=body, headers=theirs).json()["id"]
+    assert claim_next(database).experiment_id == other
+    ended, ended_before, running = (claimed(database) for _ in range(3))
+    submitted(database)
+    finished(admin, ended)
+    finished(admin, ended_before)
+    change(database, ended_before.experiment_id, finished_at=time.time() - 4000)
+    recorded(admin, running, point(1), progress(5))
+    state = page(admin, "/v1/events")
+    assert statuses(state) == {
+        ended.experiment_id: "succeeded", running.experiment_id: "running"
+    }  # fmt: skip
+    assert kinds(state) == ["succeeded", "running", "progress", "points"]
+    assert state["ended"] is False
+    assert kinds(page(admin, "/v1/events", kind="points")) == ["points"]
+    assert statuses(admin.get("/v1/events", headers=theirs).json()) == {other: "running"}
 
 
-def test_events_of_a_sweep(admin: TestClient) -> None:
-    """Events of its experiments, notices of running ones, and the end of the sweep."""
+def test_the_state_of_a_sweep(admin: TestClient) -> None:
+    """The status of its experiments, with the end of each, and notices of running ones."""
     database = database_of(admin)
     submitted(database)
     body = {"spec": ppca_spec(), "grid": {"seeds": [[4], [44]]}, "priority": 5, "cache": False}
@@ -223,18 +244,28 @@ def test_events_of_a_sweep(admin: TestClient) -> None:
     assert kinds(page(admin, url)) == ["queued", "queued"]
     first = claim_next(database)
     recorded(admin, first, point(1), progress(5))
-    then = page(admin, url)
-    assert kinds(then) == ["queued", "queued", "running", "progress", "points"]
-    assert then["items"][-1]["data"] == {"last_seq": 1, "series": None}
-    assert {one["id"] for one in then["items"][-2:]} == {then["last_id"]}
-    finished(admin, first)
-    assert page(admin, url)["ended"] is False
+    state = page(admin, url)
+    assert kinds(state) == ["running", "queued", "progress", "points"]
+    assert state["items"][-1]["data"] == {"last_seq": 1, "series": None}
+    with database.transaction() as session:
+        lease.finish(session, first, Status.FAILED, FailureCause("invalid", "no such file"))
+    state = page(admin, url)
+    assert (kinds(state), state["ended"]) == (["failed", "queued"], False)
+    failed, queued = state["items"]
+    assert failed["data"]["failure"] == {"kind": "invalid", "message": "no such file"}
+    assert failed["data"]["terminal"] is True
+    assert failed["at"] == admin.get(f"/v1/experiments/{first.experiment_id}").json()["finished_at"]
+    assert (queued["data"]["terminal"], queued["at"]) == (False, None)
     finished(admin, claim_next(database))
-    rest = page(admin, url, after=then["last_id"])
-    assert kinds(rest) == ["succeeded", "running", "succeeded"]
-    assert rest["ended"] is True
-    assert page(admin, url, limit=1)["ended"] is False
-    assert page(admin, "/v1/events")["ended"] is False
+    assert (kinds(page(admin, url)), page(admin, url)["ended"]) == (["failed", "succeeded"], True)
+
+
+def test_the_end_of_a_failed_experiment_says_why(admin: TestClient) -> None:
+    claim = claimed(database_of(admin))
+    with database_of(admin).transaction() as session:
+        lease.finish(session, claim, Status.FAILED, FailureCause("invalid", "no such file"))
+    end = page(admin, f"/v1/experiments/{claim.experiment_id}/events")["items"][-1]
+    assert end["data"]["failure"] == {"kind": "invalid", "message": "no such file"}
 
 
 def test_a_sweeps_experiments_that_are_not_shared_are_left_out(api: TestClient) -> None:
@@ -254,13 +285,13 @@ def test_an_id_that_is_gone_is_not_given_again(admin: TestClient) -> None:
     """The line of a log was deleted by a restarted run; SQLite too does not reuse its id."""
     database = database_of(admin)
     claim = claimed(database)
+    url = f"/v1/experiments/{claim.experiment_id}/events"
     recorded(admin, claim, log(1))
-    read = page(admin, "/v1/events")
+    read = page(admin, url)
     with database.transaction() as session:
         lease.forget_records(session, claim.experiment_id)
         lease.release(session, claim)
-    found = page(admin, "/v1/events", after=read["last_id"])
-    assert kinds(found) == ["queued"]
+    assert kinds(page(admin, url, after=read["last_id"])) == ["queued"]
 
 
 def test_the_stream_of_a_cancelled_experiment_ends(api: TestClient) -> None:

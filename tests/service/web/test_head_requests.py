@@ -124,7 +124,7 @@ def test_head_of_an_endless_stream_ends(served: Service) -> None:
     headers = {"Authorization": f"Bearer {key}", "Accept": "text/event-stream"}
     with httpx.Client(base_url=served.url, headers=headers, timeout=10) as client:
         for _ in range(9):  # more than a user may have open
-            answer = client.head("/v1/events?after=now")
+            answer = client.head("/v1/events")
             assert (answer.status_code, answer.content) == (200, b"")
             assert answer.headers["Content-Type"].startswith("text/event-stream")
         assert client.head("/v1/me", headers={"Accept": "*/*"}).status_code == 200
