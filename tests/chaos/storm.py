@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import psycopg
 from sqlalchemy import select, update
 
 from mptlab import Client, NoAnswer, Refused
@@ -26,7 +25,6 @@ from service.accounts.models import User
 from service.accounts.users import ensure_key
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
-from service.events.changes import Changes
 from service.experiments.models import DesiredState, Experiment, Status
 from service.operations.prepare import prepare
 from service.queue.models import LEAD_S
@@ -59,8 +57,6 @@ NOTICE_S = 3.0
 """Time that workers have to notice that the disk is full."""
 RESERVE_BYTES = 20 * 2**20
 DISK_MIB = 300
-HORIZON_S = 90.0
-"""A writer that was frozen ends within a minute (PostgreSQL's timeouts)."""
 CONTROLLERS = {"controller1": ("controller",), "controller2": ("controller",)}
 WORKERS = {"worker1": ("worker", "cpu"), "worker2": ("worker", "cpu")}
 LIMITS = {"second": 1, "third": 2}
@@ -75,8 +71,6 @@ class Tally:
     blame: list[tuple[float, str]] = field(default_factory=list)
     full: list[tuple[float, float]] = field(default_factory=list)
     """Times within which the store's disk was full, and the workers had noticed it."""
-    hidden: int = 0
-    """Number of times that a foreign transaction delayed the reading of events."""
 
     def count(self, what: str) -> None:
         self.done[what] = self.done.get(what, 0) + 1
@@ -114,7 +108,6 @@ class Storm:
             **WORKERS,
         }
         self._calm = threading.Event()
-        self._foreign: psycopg.Connection | None = None
 
     def run(self) -> tuple[Counts, dict[str, int]]:
         """Disturb, let it settle, stop; the invariants' counts, and the others that must be 0."""
@@ -137,7 +130,6 @@ class Storm:
             "false reaps": false_reaps(database, self.tally.blame),
             "false failures": false_failures(database, self.kinds, MAY_FAIL, self.tally.full),
             "orphan processes": self._orphans(),
-            "hidden events": self.tally.hidden,
             "starts on a full disk": starts_within(database, self.tally.full),
         }
         database.close()
@@ -213,7 +205,6 @@ class Storm:
             + [self._stall] * plan.stalls
             + [self._slow_disk] * plan.slow_disks
             + [self._failover] * plan.failovers
-            + [self._foreign_transaction] * plan.foreign_transactions
             + [self._full_disk] * (0 if self.disk is None else plan.disk_fills)
         )
         self.random.shuffle(deeds)
@@ -356,25 +347,6 @@ class Storm:
         self.postgresql.set_read_only(name, True)
         time.sleep(self.random.uniform(1, 4))
         self.postgresql.set_read_only(name, False)
-
-    def _foreign_transaction(self) -> None:
-        """Hold a transaction open in another database of the server until this method is called
-        again. Meanwhile events must become readable."""
-        if self._foreign is not None:
-            self._foreign.close()
-        self._foreign = psycopg.connect(self.postgresql.address("postgres"))
-        self._foreign.execute("SELECT pg_current_xact_id()")
-        with closing(Database(self.settings.url)) as database:
-            changes = Changes()
-            deadline = time.monotonic() + HORIZON_S
-            while changes.horizon is None:
-                with database.snapshot() as session:
-                    changes.look(session)
-                if time.monotonic() > deadline:
-                    self.tally.hidden += 1
-                    say("events are hidden while a foreign transaction is open")
-                    return
-                time.sleep(0.1)
 
     def _revive(self) -> None:
         """Restart stopped processes, as a restart policy does."""

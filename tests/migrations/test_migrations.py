@@ -363,6 +363,16 @@ def test_no_id_of_an_event_is_given_twice(config: Config) -> None:
         assert session.scalar(text(insert)) > first
 
 
+def test_only_the_audit_has_triggers(config: Config) -> None:
+    database = upgraded(config)
+    names = {
+        "sqlite": "SELECT DISTINCT tbl_name FROM sqlite_master WHERE type = 'trigger'",
+        "postgresql": "SELECT DISTINCT event_object_table FROM information_schema.triggers",
+    }[database.engine.dialect.name]
+    with database.snapshot() as session:
+        assert session.scalars(text(names)).all() == ["audit"]
+
+
 def test_no_run_resumes_within_a_block(config: Config) -> None:
     """Earlier versions cut it there."""
     database = Database(config.attributes["url"])
