@@ -81,7 +81,9 @@ class Killable:
 
 
 @pytest.fixture
-def killable(settings: Settings, tmp_path: Path) -> Iterator[Killable]:
+def killable(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Killable]:
+    """With the settings of an embedded store; a test may name the fixture of a lab's."""
+    settings: Settings = request.getfixturevalue(getattr(request, "param", "settings"))
     lab = Lab(settings, tmp_path / "log", fork)
     told: list[str] = []
     key = settings.key_file.read_text().strip()

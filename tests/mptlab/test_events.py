@@ -82,7 +82,8 @@ def test_a_stream_continues_after_the_server_was_killed(
         assert rest.result(60) == ["queued", "cancelled"]
 
 
-def test_the_recipe_for_a_sweep_survives_a_restart(killable: Killable, database: Database) -> None:
+@pytest.mark.parametrize("killable", ["settings", "lab"], indirect=True)
+def test_the_recipe_for_a_sweep_survives_a_restart(killable: Killable) -> None:
     """The recipe of docs/client.md gets each end once. The service is killed between two ends, the
     third point ends while it is away, and the fourth afterwards."""
     page = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
@@ -90,7 +91,7 @@ def test_the_recipe_for_a_sweep_survives_a_restart(killable: Killable, database:
     grid = {"seeds": [[seed] for seed in range(4)]}
     sweep = killable.client.sweep(ppca_spec(), grid, cache=False)
     names: dict[str, Any] = {"sweep": sweep}
-    ended = []
+    database, ended = Database(killable.lab.settings.url), []
 
     def end_one() -> None:
         claim = claim_next(database)

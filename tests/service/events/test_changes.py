@@ -67,6 +67,23 @@ def test_every_event_is_reported_once_in_any_order_of_commits(far: Database) -> 
                 assert events == expected, order
 
 
+def test_the_window_begins_at_an_earlier_look(
+    far: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it is as short as possible, an event is found that was committed one look later than
+    an event with a higher id."""
+    monkeypatch.setattr(module, "WINDOW_S", 0.0)
+    late, other = submitted(far), submitted(far)
+    changes = Changes()
+    look(far, changes)
+    with Session(far.engine) as slow, slow.begin():
+        cancel(slow, late)
+        with far.transaction() as session:
+            cancel(session, other)
+        assert changed(far, changes) == {other}
+    assert changed(far, changes) == {late}
+
+
 def test_an_end_that_was_committed_very_late_is_missed_once(
     far: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

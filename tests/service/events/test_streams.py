@@ -30,6 +30,7 @@ from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 from tests.support.servers import PostgreSQL
+from tests.support.starting import start_next
 from tests.support.stored import change
 from tests.support.streams import Told, served, stream
 
@@ -238,15 +239,15 @@ def test_a_listener_that_does_not_read_gets_the_state(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In place of its events, so that they need no memory meanwhile."""
-    monkeypatch.setattr(poller, "MAX_PENDING", 1)
+    monkeypatch.setattr(poller, "MAX_PENDING", 2)
     sweep = new_sweep(client, 3)
     with stream(client, sweep["urls"]["events"]) as events:
-        ids = [next(events).body["experiment_id"] for _ in range(3)]
-        client.post(f"{sweep['urls']['self']}:cancel")
-        *state, end = events
-    assert [(event.id, event.data["status"]) for event in state] == 3 * [(None, "cancelled")]
-    assert [one for one, _ in ends(state)] == ids
-    assert end.body == {"reason": "ended"}
+        assert [next(events).data["status"] for _ in range(3)] == 3 * ["queued"]
+        with database.transaction() as session:
+            for _ in range(3):
+                start_next(session, "w", lease_s=60)
+        state = {"status": "running", "terminal": False}  # an event names the attempt, too
+        assert [next(events).data for _ in range(3)] == 3 * [state]
 
 
 def test_a_stream_that_loses_permission_says_so(client: httpx.Client, database: Database) -> None:
