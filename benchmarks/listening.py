@@ -1,43 +1,90 @@
 """Cost of open and idle event streams for other requests: a claim of `benchmarks.service`."""
 
+import selectors
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection
 
+import httpx
 import psutil
 
 from benchmarks.figures import Figure
 from service.db.engine import Database
 from service.settings import Settings
 from tests.support.attempts import submitted
+from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab
 
 OPEN = 500
+OF_SWEEP = 300
+POINTS = 1_000
+ENDS = 50
 LOOKS = 2_000
 IDLE_S = 5.0
 
 
 def streams(settings: Settings) -> Iterator[Figure]:
     """Latency of one experiment's status for one client, and CPU use of the idle API process:
-    without a stream, and with 500 open streams of different experiments."""
+    without a stream, with 500 open streams of different experiments, and with 300 of a sweep with
+    1,000 points. Then CPU use while 50 of its points are cancelled, ten in a second."""
     with closing(Database(settings.url)) as database:
         ids = [submitted(database) for _ in range(OPEN)]
     key = settings.key_file.read_text().strip()
     lab = Lab(settings, settings.store / "log")
-    more = {"MPT_MAX_USER_STREAMS": str(OPEN), "MPT_RATE_PER_USER": "1000000"}
+    more = {"MPT_MAX_USER_STREAMS": str(OPEN), "MPT_RATE_PER_USER": "1000000",
+            "MPT_SHARE__MAX_SUBMITTED": "20000"}  # fmt: skip
     process = lab.start("api", "api", "--port", str(lab.port), **more)
     try:
         lab.client()
         yield from _figures(process, lab.port, key, ids[0], "none open")
         with ExitStack() as stack:
             for experiment_id in ids:
-                stack.enter_context(_opened(lab.port, key, experiment_id))
+                path = f"/v1/experiments/{experiment_id}/events"
+                stack.enter_context(_opened(lab.port, key, path))
             yield from _figures(process, lab.port, key, ids[0], f"{OPEN} open", 100)
+        yield from _of_sweep(process, lab.port, key, ids[0])
     finally:
         lab.stop()
+
+
+def _of_sweep(process: psutil.Process, port: int, key: str, experiment_id: str) -> Iterator[Figure]:
+    url, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=300) as api, ExitStack() as stack:
+        body = {"spec": ppca_spec(), "grid": {"seeds": [[seed] for seed in range(POINTS)]}}
+        sweep = api.post("/v1/sweeps", json={**body, "cache": False}).raise_for_status().json()
+        path = f"{sweep['urls']['events']}?kind=status"
+        before = _cpu_s(process)
+        opened = [stack.enter_context(_opened(port, key, path)) for _ in range(OF_SWEEP)]
+        stopping = threading.Event()
+        reading = threading.Thread(target=_read_all, args=[opened, stopping])
+        reading.start()
+        stack.callback(reading.join)
+        stack.callback(stopping.set)
+        time.sleep(IDLE_S)
+        yield Figure(f"CPU to open {OF_SWEEP} of a sweep", _cpu_s(process) - before, "s")
+        how = f"{OF_SWEEP} open of a sweep"
+        yield from _figures(process, port, key, experiment_id, how, 100)
+        rows = api.get(f"/v1/sweeps/{sweep['id']}/table").raise_for_status().json()["items"]
+        before = _cpu_s(process)
+        for row in rows[:ENDS]:
+            cancel = f"/v1/experiments/{row['experiment_id']}:cancel"
+            api.post(cancel).raise_for_status()
+            time.sleep(0.1)
+        yield Figure(f"CPU while {ENDS} points end, {how}", _cpu_s(process) - before, "s")
+
+
+def _read_all(connections: list[socket.socket], stopping: threading.Event) -> None:
+    """Read what the streams send, and forget it."""
+    with selectors.DefaultSelector() as selector:
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ)
+        while not stopping.is_set():
+            for ready, _ in selector.select(0.1):
+                ready.fileobj.recv(1 << 20)  # type: ignore[union-attr]
 
 
 def _figures(
@@ -74,10 +121,9 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _opened(port: int, key: str, experiment_id: str) -> socket.socket:
+def _opened(port: int, key: str, path: str) -> socket.socket:
     """A stream whose first event has come."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=60)
-    path = f"/v1/experiments/{experiment_id}/events"
     head = f"Host: x\r\nAuthorization: Bearer {key}\r\nAccept: text/event-stream"
     connection.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n\r\n".encode())
     received = b""
