@@ -217,6 +217,8 @@ class SeveralExperiments:
 
     def _notices(self, session: Session, condition: ColumnElement[bool]) -> list[EventOut]:
         """Return notices about running experiments that have moved since the last ones."""
+        if not {Kind.PROGRESS, Kind.POINTS} & {*self._kinds}:
+            return []
         names = ("id", "last_seq", "progress_done", "progress_total", "progress_unit")
         query = select(*(getattr(Experiment, name) for name in names))
         query = query.where(condition, Experiment.status == Status.RUNNING)
