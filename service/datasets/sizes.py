@@ -1,10 +1,10 @@
 """Complete specs that use uploads: the id of an upload that they name, `n` and `dim`. Refuse
 columns that a model cannot use."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cachetools import LRUCache
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -20,7 +20,7 @@ from mptcore.specs.experiment import VectorExperiment
 from mptcore.specs.families.linear_gaussian.models import constant_columns
 from mptcore.specs.parsing.sentences import not_given
 from service.accounts.permissions import readable_ones
-from service.datasets.models import Dataset
+from service.datasets.models import Dataset, forget_contents
 from service.db.visibility import readable, reader
 
 NO_UPLOAD = "you have no data set of this id; POST /v1/datasets makes one"
@@ -51,12 +51,32 @@ MAX_KNOWN = 10
 
 
 class Uploads:
-    """The uploads that a reader may use. The latest ones are not looked up again."""
+    """The uploads that a reader may use. Each is looked up once."""
 
     def __init__(self, session: Session, reader_id: int):
-        self._session, self._reader_id = session, reader_id
-        self._found: LRUCache[str, Dataset | None] = LRUCache(MAX_KNOWN)
+        self.reader_id = reader_id
+        self._session = session
+        self._datasets: dict[str, Dataset | None] = {}
+        self._with_contents: deque[Dataset] = deque()
         self._ids: dict[str, list[str]] = {}
+
+    def load(self, ids: Iterable[str]) -> None:
+        """Look up uploads, without their contents."""
+        if missing := [id for id in ids if id not in self._datasets]:
+            found = readable_ones(self._session, self.reader_id, Dataset, missing)
+            self._datasets.update({id: found.get(id) for id in missing})
+
+    def find(self, dataset_id: Any) -> Dataset | None:
+        """Return an upload. The contents of the latest few stay in memory."""
+        if not _is_text(dataset_id):
+            return None
+        self.load([dataset_id])
+        dataset = self._datasets[dataset_id]
+        if dataset is not None and dataset not in self._with_contents:
+            self._with_contents.append(dataset)
+            if len(self._with_contents) > MAX_KNOWN:
+                forget_contents(self._with_contents.popleft())
+        return dataset
 
     def completed(self, spec: Any) -> Any:
         """Return a submitted spec with the id of its upload and the missing sizes. Raises SpecError
@@ -75,7 +95,7 @@ class Uploads:
             detail = f"the id or name of an upload, in quotes{not_given(data['dataset'])}"
             raise SpecError([Problem("/data/dataset", detail)])
         shape = shape_of(
-            self._find(data["dataset"]),
+            self.find(data["dataset"]),
             array if isinstance(array, str) else None,
             columns if isinstance(columns, list) and all(map(_is_text, columns)) else None,
         )
@@ -86,7 +106,7 @@ class Uploads:
         data = spec.data
         if not isinstance(data, UploadData) or not isinstance(spec, VectorExperiment):
             return []
-        dataset = self._find(data.dataset)
+        dataset = self.find(data.dataset)
         if dataset is None:
             return []
         array = data.array or next(iter(dataset.arrays or {}), "")
@@ -110,10 +130,10 @@ class Uploads:
         SpecError."""
         if name not in self._ids:
             query = select(Dataset.id, Dataset.owner_id).where(readable(Dataset))
-            own_first = (Dataset.owner_id != self._reader_id, Dataset.id.desc())
+            own_first = (Dataset.owner_id != self.reader_id, Dataset.id.desc())
             query = query.where(Dataset.name == name).order_by(*own_first).limit(MAX_NAMED)
-            found = self._session.execute(query, reader(self._reader_id)).all()
-            own = [one.id for one in found if one.owner_id == self._reader_id]
+            found = self._session.execute(query, reader(self.reader_id)).all()
+            own = [one.id for one in found if one.owner_id == self.reader_id]
             self._ids[name] = own or [one.id for one in found]
         ids = self._ids[name]
         if len(ids) == 1:
@@ -124,14 +144,6 @@ class Uploads:
                 f"several data sets have this name: give one's id, newest first: {', '.join(ids)}"
             )
         raise SpecError([Problem("/data/dataset", told)])
-
-    def _find(self, dataset_id: Any) -> Dataset | None:
-        if not _is_text(dataset_id):
-            return None
-        if dataset_id not in self._found:
-            found = readable_ones(self._session, self._reader_id, Dataset, [dataset_id])
-            self._found[dataset_id] = found.get(dataset_id)
-        return self._found[dataset_id]
 
 
 def shape_of(

@@ -29,13 +29,6 @@ MAX_EARLIER = 100
 """Maximum number of earlier experiments of a key that are compared with a submission."""
 
 
-def _key_of(spec: Mapping[str, Any], inputs: Iterable[str]) -> str:
-    """Return the key of a stored spec and its inputs."""
-    text = json.dumps([spec, sorted(inputs)], sort_keys=True)
-    rest = hashlib.sha256(text.encode()).hexdigest()
-    return core_digest() + rest[: 64 - CORE_DIGITS]
-
-
 def fingerprint(files: Collection[Path]) -> str | None:
     """Return a fingerprint of these files that changes when they change, or None if there are none
     or one is not visible."""
@@ -64,7 +57,11 @@ class CacheKeys:
         if read not in self._fingerprints:
             self._fingerprints[read] = fingerprint(files)
         found = self._fingerprints[read]
-        return None if found is None else _key_of(document, [*digests, found])
+        if found is None:
+            return None
+        text = json.dumps([document, sorted([*digests, found])], sort_keys=True)
+        digits = hashlib.sha256(text.encode()).hexdigest()
+        return core_digest() + digits[: 64 - CORE_DIGITS]
 
 
 EarlierResults = Mapping[str | None, Sequence[Row[Any]]]

@@ -39,16 +39,22 @@ class Inputs:
 
     def files(self, spec: ExperimentSpec) -> list[Path] | None:
         """Return the files that a spec reads, or None if they are not visible here."""
-        found: list[Path] = []
-        for part in (self._data_files(spec.data), *map(self._checkpoint_files, _checkpoints(spec))):
-            if part is None:
+        files = []
+        path = spec.data.local(self.data or Path())
+        if path is not None:
+            if self.data is None or not spec.data.is_local(self.data):
                 return None
-            found += part
-        return found
+            files += self._below(path)
+        for name in _checkpoints(spec):
+            folder = self._checkpoint(name)
+            if folder is None:
+                return None
+            files += self._below(folder)
+        return files
 
     def needs_hub(self, spec: ExperimentSpec) -> bool:
         """Return whether the spec reads a model or data set that is not in the lab's folders."""
-        if any(self._checkpoint_files(name) is None for name in _checkpoints(spec)):
+        if any(self._checkpoint(name) is None for name in _checkpoints(spec)):
             return True
         return spec.data.is_remote and (self.data is None or not spec.data.is_local(self.data))
 
@@ -62,9 +68,6 @@ class Inputs:
                 place = f"put its folder {data.class_name} into {folder} (MPT_DATA_DIR)"
                 detail += f"; {place}, or set MPT_ALLOW_DOWNLOAD=1 to download it"
             yield Problem(f"/data/{data.named_by}", detail)
-        yield from self._checkpoint_problems(spec)
-
-    def _checkpoint_problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
         for part in ("model", "baseline"):
             model = getattr(spec, part)
             if not isinstance(model, MaskedLmModel):
@@ -100,16 +103,6 @@ class Inputs:
         folders = (root for root in (self.models, self._taken) if root and root.is_dir())
         found = {one.name for folder in folders for one in folder.iterdir() if one.is_dir()}
         return sorted(name for name in found if not name.startswith("."))
-
-    def _data_files(self, data: Source) -> list[Path] | None:
-        path = data.local(self.data or Path())
-        if path is None:
-            return []
-        return self._below(path) if self.data and data.is_local(self.data) else None
-
-    def _checkpoint_files(self, name: str) -> list[Path] | None:
-        folder = self._checkpoint(name)
-        return None if folder is None else self._below(folder)
 
     def _checkpoint(self, name: str) -> Path | None:
         """Return the folder of a checkpoint in MPT_MODELS_DIR, or of one that was copied to the

@@ -2,7 +2,6 @@
 and fit the spec."""
 
 import hashlib
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,10 @@ from sqlalchemy.orm import Session
 from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
 from mptcore.specs.data.reading import OPTIONS_FILE
 from mptcore.specs.data.text import too_few
-from service.accounts.permissions import readable_ones
 from service.datasets.files import options_file
-from service.datasets.models import Dataset, forget_contents
-from service.datasets.sizes import MAX_KNOWN, NO_UPLOAD, SIZES, listed, shape_of
+from service.datasets.models import Dataset
+from service.datasets.sizes import NO_UPLOAD, SIZES, Uploads, listed, shape_of
+from service.db.engine import among
 from service.db.visibility import readable, reader
 from service.experiments.models import UNFINISHED, Artifact, Experiment, Status
 from service.settings import Settings
@@ -30,7 +29,7 @@ WEIGHTS = "weights.safetensors"
 
 
 class Trained(NamedTuple):
-    """Facts on the model that an experiment trains or fits, from its spec."""
+    """Facts on the model that an experiment trains or fits."""
 
     latent_dim: int | None
     """None for a model without, and where the spec is too large to be read."""
@@ -38,137 +37,95 @@ class Trained(NamedTuple):
     """Dimensions of its data, likewise."""
     is_standardized: bool
     """True if its data are standardized."""
+    weights: str | None
+    """SHA-256 of the weights that it has stored, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencedInputs:
     """The uploads and experiments that specs refer to and their owner may read, by id."""
 
-    datasets: Mapping[str, Dataset]
-    statuses: Mapping[str, str]
+    uploads: Uploads
+    upload_ids: Collection[str] = ()
+    """Ids of the uploads, also of those that were not found."""
+    statuses: Mapping[str, str] = field(default_factory=dict)
     """Status of each experiment. Nothing else is read: a request may name 20,000, each with a large
     spec."""
-    trained: Mapping[str, Trained]
+    trained: Mapping[str, Trained] = field(default_factory=dict)
     """The models of those experiments whose weights are used and that train or fit one."""
-    weights: Mapping[str, str]
-    """SHA-256 of the weights, by experiment that has kept them."""
-    ids: tuple[Collection[str], Collection[str], Collection[str]]
-    """Ids of the uploads, of the experiments whose weights are used, and of those that the specs
-    come after, also of those that were not found."""
-    latest: deque[str] = field(default_factory=deque)
-    """The uploads whose contents may be in memory."""
 
     @classmethod
     def of(
         cls,
         session: Session,
-        owner_id: int,
+        uploads: Uploads,
         specs: Collection[ExperimentSpec],
         after: Iterable[str] = (),
     ) -> "ReferencedInputs":
         """Look up the inputs of specs, and the experiments that they come after."""
-        uploads = {one for spec in specs if (one := getattr(spec.data, "dataset", None))}
-        weights = {one for spec in specs for _, one in _weights(spec)}
-        return cls._look_up(session, owner_id, uploads, weights, {*after})
-
-    def is_unchanged(self, session: Session, owner_id: int) -> bool:
-        """Look up the same inputs again, and return whether they are unchanged."""
-        return self._look_up(session, owner_id, *self.ids)._state == self._state
-
-    @classmethod
-    def _look_up(
-        cls,
-        session: Session,
-        owner_id: int,
-        uploads: Collection[str],
-        weights: Collection[str],
-        after: Collection[str],
-    ) -> "ReferencedInputs":
-        return cls(
-            readable_ones(session, owner_id, Dataset, uploads),
-            _statuses(session, owner_id, {*weights, *after}),
-            _trained(session, weights),
-            {one.experiment_id: one.sha256 for one in _kept(session, weights)},
-            (uploads, weights, after),
+        upload_ids = {id for spec in specs if (id := getattr(spec.data, "dataset", None))}
+        uploads.load(upload_ids)
+        sources = {id for spec in specs for _, id in _sources(spec)}
+        experiments = {*sources, *after}
+        if not experiments:
+            return cls(uploads, upload_ids)
+        query = select(Experiment.id, Experiment.status)
+        query = query.where(among(Experiment.id, experiments), readable(Experiment))
+        statuses = {row.id: row.status for row in session.execute(query, reader(uploads.reader_id))}
+        trained = (
+            {
+                id: Trained(latent_dim, dim, scaling in STANDARDIZED, weights)
+                for id, latent_dim, dim, scaling, weights in session.execute(
+                    _TRAINED.where(among(Experiment.id, sources))
+                )
+            }
+            if sources
+            else {}
         )
-
-    @property
-    def _state(self) -> tuple[object, ...]:
-        """Everything that decides whether the specs may run. Unfinished experiments are alike: one
-        that is paused or starts does not change this."""
-        ended = {
-            one: None if status in UNFINISHED else status for one, status in self.statuses.items()
-        }
-        return {*self.datasets}, ended, self.weights
-
-    def dataset(self, dataset_id: str) -> Dataset | None:
-        """Return an upload to read its contents. Those of the latest few stay in memory."""
-        found = self.datasets.get(dataset_id)
-        if found is not None and dataset_id not in self.latest:
-            self.latest.append(dataset_id)
-            if len(self.latest) > MAX_KNOWN:
-                forget_contents(self.datasets[self.latest.popleft()])
-        return found
+        return cls(uploads, upload_ids, statuses, trained)
 
     def digests(self, spec: ExperimentSpec) -> list[str] | None:
         """Return the digests of a spec's uploads and weights, or None if some do not exist yet."""
-        upload = getattr(spec.data, "dataset", None)
-        found = [] if upload is None else [self.datasets[upload].digest]
-        for _, one in _weights(spec):
-            if one not in self.weights or self.statuses[one] != Status.SUCCEEDED:
+        upload = self.uploads.find(getattr(spec.data, "dataset", None))
+        digests = [] if upload is None else [upload.digest]
+        for _, id in _sources(spec):
+            weights = self.trained[id].weights
+            if weights is None or self.statuses[id] != Status.SUCCEEDED:
                 return None
-            found.append(self.weights[one])
-        return found
+            digests.append(weights)
+        return digests
 
     def unfinished(self, spec: ExperimentSpec, after: Iterable[str]) -> list[str]:
         """Return the experiments that a run of the spec must wait for."""
-        earlier = dict.fromkeys([*after, *(one for _, one in _weights(spec))])
-        return [one for one in earlier if self.statuses[one] in UNFINISHED]
-
-
-def _statuses(session: Session, owner_id: int, ids: Collection[str]) -> dict[str, str]:
-    """Return the status of those of these experiments that a user may read, by id."""
-    if not ids:
-        return {}
-    query = select(Experiment.id, Experiment.status)
-    query = query.where(Experiment.id.in_(ids), readable(Experiment))
-    return {one.id: one.status for one in session.execute(query, reader(owner_id))}
-
-
-def _trained(session: Session, ids: Collection[str]) -> Mapping[str, Trained]:
-    """Return those of these experiments that train or fit a model."""
-    if not ids:
-        return {}
-    spec = Experiment.spec
-    model, data = spec["model"], spec["data"]
-    trains = spec["train"].as_string().is_not(None)
-    fits = model["init"].as_string() == "maximum_likelihood"
-    facts = (
-        model["latent_dim"].as_integer(),
-        data["dim"].as_integer(),
-        data["standardize"].as_string(),
-    )
-    read = (case((Experiment.spec_bytes <= MAX_READ_BYTES, fact)) for fact in facts)
-    query = select(Experiment.id, *read).where(Experiment.id.in_(ids), trains | fits)
-    return {
-        one: Trained(latent_dim, dim, scaling in STANDARDIZED)
-        for one, latent_dim, dim, scaling in session.execute(query)
-    }
+        earlier = dict.fromkeys([*after, *(id for _, id in _sources(spec))])
+        return [id for id in earlier if self.statuses[id] in UNFINISHED]
 
 
 STANDARDIZED = ("true", "1", "columns")
 """Values of `data.standardize` in PostgreSQL and SQLite."""
+_SPEC = Experiment.spec
+_FACTS = (
+    _SPEC[("model", "latent_dim")].as_integer(),
+    _SPEC[("data", "dim")].as_integer(),
+    _SPEC[("data", "standardize")].as_string(),
+)
+_TRAINED = (
+    select(
+        Experiment.id,
+        *(case((Experiment.spec_bytes <= MAX_READ_BYTES, fact)) for fact in _FACTS),
+        Artifact.sha256,
+    )
+    .outerjoin(Artifact, (Artifact.experiment_id == Experiment.id) & (Artifact.file == WEIGHTS))
+    .where(
+        _SPEC["train"].as_string().is_not(None)
+        | (_SPEC[("model", "init")].as_string() == "maximum_likelihood")
+    )
+)
+"""Experiments that train or fit a model, with facts from their specs and the digest of their
+weights."""
 
 
-def _kept(session: Session, experiment_ids: Collection[str]) -> Sequence[Artifact]:
-    """Return the weights that these experiments have kept."""
-    if not experiment_ids:
-        return ()
-    wanted = (Artifact.experiment_id.in_(experiment_ids), Artifact.file == WEIGHTS)
-    return session.scalars(select(Artifact).where(*wanted)).all()
-
-
-def _weights(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
+def _sources(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
     """Yield the experiments whose weights a spec uses, each with the part that uses them."""
     for part in ("model", "baseline"):  # a model may use no weights
         experiment_id = getattr(getattr(spec, part), "experiment", None)
@@ -202,7 +159,7 @@ FAILED = (Status.FAILED, Status.CANCELLED)
 
 
 def _text_problems(inputs: ReferencedInputs, data: PlainText) -> Iterator[Problem]:
-    dataset = inputs.dataset(str(data.dataset))
+    dataset = inputs.uploads.find(data.dataset)
     if dataset is None:
         yield Problem("/data/dataset", NO_UPLOAD)
     elif dataset.dim is not None:
@@ -221,7 +178,7 @@ def _text_problems(inputs: ReferencedInputs, data: PlainText) -> Iterator[Proble
 
 def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Problem]:
     try:
-        shape = shape_of(inputs.dataset(data.dataset), data.array, data.columns)
+        shape = shape_of(inputs.uploads.find(data.dataset), data.array, data.columns)
     except SpecError as error:
         yield from error.problems
         return
@@ -232,19 +189,19 @@ def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Pro
 
 
 def _experiment_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> Iterator[Problem]:
-    for part, one in _weights(spec):
-        status = inputs.statuses.get(one, Status.FAILED)
-        if status in FAILED or one not in inputs.trained:
+    for part, id in _sources(spec):
+        status, trained = inputs.statuses.get(id, Status.FAILED), inputs.trained.get(id)
+        if status in FAILED or trained is None:
             detail = (
                 "the id of an experiment, yours or shared with the lab, that trains or fits a "
                 "model and did not fail"
             )
             yield Problem(f"/{part}/experiment", detail)
-        elif status == Status.SUCCEEDED and one not in inputs.weights:
+        elif status == Status.SUCCEEDED and trained.weights is None:
             detail = "this experiment has kept no weights: submit it again"
             yield Problem(f"/{part}/experiment", detail)
         else:
-            yield from _unlike(inputs.trained[one], part, spec)
+            yield from _unlike(trained, part, spec)
 
 
 def _unlike(trained: Trained, part: str, spec: ExperimentSpec) -> Iterator[Problem]:
@@ -280,7 +237,8 @@ def input_files(
             found[f"{upload.id}/{OPTIONS_FILE}"] = _input(folder / OPTIONS_FILE, digest)
     models = [spec.get("model") or {}, spec.get("baseline") or {}]
     named = [model["experiment"] for model in models if model.get("experiment")]
-    for one in _kept(session, named):
+    weights = select(Artifact).where(Artifact.experiment_id.in_(named), Artifact.file == WEIGHTS)
+    for one in session.scalars(weights):
         folder = settings.artifacts(one.experiment_id, one.attempt)
         found[one.experiment_id] = _input(folder / one.file, one.sha256)
     return found

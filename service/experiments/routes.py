@@ -30,9 +30,10 @@ from service.queue.runtime import expected_runtime
 from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError, invalid
 from service.schemas import ResponseModel
+from service.submission.idempotency import Accepted
 from service.submission.preparation import prepare
 from service.submission.requests import Batch, BatchOut, Bodies, Made, Retry, SubmissionBody
-from service.submission.submit import Accepted, submitted
+from service.submission.submit import submitted
 from service.web.bodies import JsonBody, LargeRoute, StrictRoute
 from service.web.dependencies import (
     BulkWriterDep,

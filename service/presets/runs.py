@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, defer, joinedload
 from mptcore.presets import PRESETS
 from mptcore.specs import ExperimentSpec, stored_spec
 from service.accounts.users import Caller
+from service.datasets.sizes import Uploads
 from service.db.visibility import readable, reader
 from service.experiments.cache import CacheKeys
 from service.experiments.inputs import Inputs
@@ -43,7 +44,8 @@ def runs_of_presets(
     the last choice. Raises TooLarge if the texts of the experiments with a
     preset's tag have more than `max_length` characters."""
     specs = [spec for preset in PRESETS.values() for spec in preset.specs]
-    cache_keys = CacheKeys(ReferencedInputs.of(session, user.id, specs), Inputs(settings))
+    inputs = ReferencedInputs.of(session, Uploads(session, user.id), specs)
+    cache_keys = CacheKeys(inputs, Inputs(settings))
     documents = [spec.model_dump(mode="json") for spec in specs]
     keys = [cache_keys.key(*pair) for pair in zip(specs, documents, strict=True)]
     longest = max(len(json.dumps(one)) for one in documents)

@@ -1,13 +1,12 @@
 """Prepare submissions before the transaction that stores them.
 
 Checking thousands of specs and estimating their memory takes seconds, and a transaction that writes
-makes other users' writes wait. So everything that takes long is computed here, without a lock."""
+makes other users' writes wait. So everything that takes long is computed here, without a lock. The
+transaction compares what it relies on, see `submit.py`."""
 
 import json
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
@@ -29,24 +28,17 @@ from service.experiments.models import Experiment, Held
 from service.experiments.references import ReferencedInputs, after_problems, reference_problems
 from service.experiments.schemas import Submission
 from service.experiments.titles import value_at
-from service.queue import quota
 from service.queue.memory import Memory, MemoryModel
-from service.queue.sizes import EXPERIMENT_BYTES, POINT_BYTES, of_texts
+from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
-from service.sweeps.expansion import check_stored, with_values, without_repeats
+from service.sweeps.expansion import with_values, without_repeats
 
 BESIDE = ("name", "tags", "note", "priority", "visibility")
 """Fields of a submission that become columns as they are."""
 MAX_AFTER = 20_000
-"""Maximum number of experiments that those of one request wait for, counted for each of them. While
-a request is stored, these experiments, which may be another user's, cannot end."""
-
-MARGIN = 0.18
-"""Difference between the share of new submissions in a sample and in the request that is not
-exceeded: sqrt(log(10^7) / (2 SAMPLE))."""
-SAMPLE = 256
-"""Number of submissions of a large request that are prepared to see if it exceeds a limit."""
+"""Maximum number of experiments that those of one request wait for, counted for each of them. The
+transaction that stores the request locks them all, and inserts a row for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,68 +94,42 @@ class PreparedExperiment(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """Prepared experiments, and the inputs that they refer to."""
+    """Prepared experiments of an owner, and the ids of what they refer to."""
 
+    owner_id: int
     experiments: Sequence[PreparedExperiment]
-    inputs: ReferencedInputs
+    uploads: Collection[str] = ()
+    """Uploads that the specs use."""
+    predecessors: Collection[str] = ()
+    """Experiments that they come after, or whose weights they use."""
 
 
 def prepare(session: Session, settings: Settings, submissions: Submissions) -> Prepared:
     """Complete and check submissions, and prepare their experiments. Raises ApiError."""
     owner_id, entries = submissions
     uploads = Uploads(session, owner_id)
-    order = _by_upload([_upload_of(one.sent) for one in entries])
-    steps = [partial(_resolved, one.sent, uploads) for one in entries]
-    found = _for_each(entries, steps, order)
-    specs = [one.spec for one in found]
-    after = {id for one in found for id in one.after}
+    order = _by_upload(entries)
+    completed = _for_each(entries, order, lambda i: _completed(entries[i].sent, uploads))
+    specs = [submission.spec for submission in completed]
+    after = {id for submission in completed for id in submission.after}
     _check_after(len(after))  # before they are looked up
-    inputs = ReferencedInputs.of(session, owner_id, specs, after)
-    checks = _Checks(settings, inputs, MemoryModel(session), uploads)
-    pairs = zip(found, entries, strict=True)
-    order = _by_upload([getattr(one.data, "dataset", None) for one in specs])
-    _for_each(entries, [partial(checks.check, *pair) for pair in pairs], order)
+    inputs = ReferencedInputs.of(session, uploads, specs, after)
+    checks = _Checks(settings, inputs, uploads, MemoryModel(session), Inputs(settings))
+    memory = _for_each(entries, order, lambda i: checks.check(completed[i], entries[i]))
     documents = [spec.model_dump(mode="json") for spec in specs]
     cache_keys = CacheKeys(inputs, checks.files)
     keys = [cache_keys.key(*pair) for pair in zip(specs, documents, strict=True)]
-    searched = (key for one, key in zip(found, keys, strict=True) if one.cache)
+    searched = (key for one, key in zip(completed, keys, strict=True) if one.cache)
     earlier = earlier_results(session, owner_id, searched)
-    prepared = []
-    for entry, submission, document, key in zip(entries, found, documents, keys, strict=True):
-        unfinished = inputs.unfinished(submission.spec, submission.after)
-        memory = checks.memory.expected(submission.spec)
-        columns = columns_of(submission, document, entry.retry_of, memory, unfinished, key)
+    experiments = []
+    for i, (submission, key) in enumerate(zip(completed, keys, strict=True)):
+        old, unfinished = entries[i].retry_of, inputs.unfinished(submission.spec, submission.after)
+        columns = columns_of(submission, documents[i], old, memory[i], unfinished, key)
         answer = answer_of(earlier.get(key, ()), submission) if submission.cache else None
-        prepared.append(PreparedExperiment(submission, columns, unfinished, answer, entry.retry_of))
-    new = [one.columns["comes_after"] or () for one in prepared if one.cached_from is None]
+        experiments.append(PreparedExperiment(submission, columns, unfinished, answer, old))
+    new = [one.columns["comes_after"] or () for one in experiments if one.cached_from is None]
     _check_after(sum(map(len, new)))
-    return Prepared(prepared, inputs)
-
-
-def check_sample(session: Session, settings: Settings, submissions: Submissions) -> None:
-    """Refuse a request of thousands of points that clearly exceeds a limit, before all of them are
-    prepared. A random sample tells how many are new, not answered from the cache: if none of it is
-    cached, at least 15 of 16, else its share less MARGIN. The probability of an error is below one
-    in ten million (Hoeffding's inequality). The exact checks are in the transaction. Raises
-    ApiError."""
-    owner_id, entries = submissions
-    unfinished, most = quota.submitted_of(session, owner_id, settings.share)
-    is_over = unfinished + len(entries) * 15 // 16 > most
-    if len(entries) < (2 if is_over else 10) * SAMPLE:
-        return
-    others = random.SystemRandom().sample(range(1, len(entries)), SAMPLE - 1)
-    sample = Submissions(owner_id, [entries[i] for i in (0, *sorted(others))])
-    found = prepare(session, settings, sample).experiments
-    cached = sum(one.cached_from is not None for one in found)
-    new = 1 - cached / len(found) - MARGIN if cached else 15 / 16
-    least = int(max(0.0, new) * len(entries))
-    if unfinished + least > most:
-        quota.check_number(session, owner_id, settings.share, len(entries))
-    spec_bytes = min(one.columns["spec_bytes"] for one in found)
-    check_stored(least * spec_bytes, len(entries))
-    expected = min(one.columns["expected_bytes"] for one in found)
-    size = EXPERIMENT_BYTES + spec_bytes + expected
-    quota.check_bytes(session, owner_id, settings.share, least * size)
+    return Prepared(owner_id, experiments, inputs.upload_ids, inputs.statuses.keys())
 
 
 def _check_after(number: int) -> None:
@@ -176,23 +142,38 @@ def _check_after(number: int) -> None:
         raise invalid([Problem("/after", detail)])
 
 
+def _by_upload(entries: Sequence[Entry]) -> Sequence[int]:
+    """Return the order in which submissions with the same upload follow each other. The contents of
+    an upload may be a megabyte of JSON, and only a few stay in memory."""
+    first: dict[str | None, int] = {}
+    groups = []
+    for i, (sent, *_) in enumerate(entries):
+        if isinstance(sent, Submission):
+            name = getattr(sent.spec.data, "dataset", None)
+        else:
+            base = value_at(sent.body["spec"], "data.dataset")
+            name = sent.values.get("data.dataset", value_at(sent.values, "data.dataset") or base)
+        groups.append(first.setdefault(name if isinstance(name, str) else None, i))
+    return sorted(range(len(entries)), key=groups.__getitem__)
+
+
 Result = TypeVar("Result")
 
 
 def _for_each(
-    entries: Sequence[Entry], steps: Sequence[Callable[[], Result]], order: Iterable[int]
+    entries: Sequence[Entry], order: Sequence[int], step: Callable[[int], Result]
 ) -> list[Result]:
-    """Return the result of each entry's step; they are run in this order. Raises ApiError with the
-    problems that the steps raise as SpecError, located in the request. If several submissions have
-    a problem at the same place, only the first is reported, and a problem that many values of a
-    swept field have only once. Stops after a hundred wrong submissions."""
+    """Return the result of a step for each entry, called with its number, in this order. Raises
+    ApiError with the problems that the steps raise as SpecError, located in the request. If several
+    submissions have a problem at the same place, only the first is reported, and a problem that
+    many values of a swept field have only once. Stops after a hundred wrong submissions."""
     results: dict[int, Result] = {}
     found: list[Problem] = []
     pointers: set[str] = set()
     wrong = unlisted = 0
     for i in order:
         try:
-            results[i] = steps[i]()
+            results[i] = step(i)
         except SpecError as error:
             problems = [entries[i].in_request(problem) for problem in error.problems]
             found += [problem for problem in problems if problem.pointer not in pointers]
@@ -207,23 +188,7 @@ def _for_each(
     return [results[i] for i in range(len(entries))]
 
 
-def _by_upload(uploads: Sequence[Any]) -> list[int]:
-    """Return the order in which submissions with the same upload follow each other. The contents of
-    an upload may be a megabyte of JSON, and only a few stay in memory."""
-    first: dict[str | None, int] = {}
-    names = [one if isinstance(one, str) else None for one in uploads]
-    return sorted(range(len(names)), key=lambda i: first.setdefault(names[i], i))
-
-
-def _upload_of(sent: Submission | UnresolvedSubmission) -> Any:
-    """Return the upload that a submission names, if any."""
-    if isinstance(sent, Submission):
-        return getattr(sent.spec.data, "dataset", None)
-    base = value_at(sent.body["spec"], "data.dataset")
-    return sent.values.get("data.dataset", value_at(sent.values, "data.dataset") or base)
-
-
-def _resolved(sent: Submission | UnresolvedSubmission, uploads: Uploads) -> Submission:
+def _completed(sent: Submission | UnresolvedSubmission, uploads: Uploads) -> Submission:
     """Return a submission whose spec has the values of its point and the sizes of its upload.
     Raises SpecError."""
     if isinstance(sent, Submission):
@@ -239,43 +204,40 @@ def _resolved(sent: Submission | UnresolvedSubmission, uploads: Uploads) -> Subm
         raise spec_error(error.errors(include_url=False), body, Submission) from None
 
 
+@dataclass(frozen=True)
 class _Checks:
     """Checks of the submissions of one request. Everything is looked up once."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        inputs: ReferencedInputs,
-        memory: MemoryModel,
-        uploads: Uploads,
-    ):
-        self.files = Inputs(settings)
-        self._uploads = uploads
-        self.memory = memory
-        self._limits, self._inputs = settings.limits, inputs
-        self._without_gpus = settings.without_gpus
+    settings: Settings
+    inputs: ReferencedInputs
+    uploads: Uploads
+    memory: MemoryModel
+    files: Inputs
 
-    def check(self, submission: Submission, entry: Entry) -> None:
-        """Raise SpecError for the problems of a submission. The spec of a retry was accepted
-        before, so only its references are checked."""
-        spec = submission.spec
-        found = reference_problems(self._inputs, spec)
-        if entry.retry_of is None:
+    def check(self, submission: Submission, entry: Entry) -> Memory:
+        """Return the memory of a run. Raises SpecError for the problems of the submission. The spec
+        of a retry was accepted before, so only its references are checked."""
+        spec, is_new = submission.spec, entry.retry_of is None
+        found = reference_problems(self.inputs, spec)
+        if is_new and self.settings.without_gpus and spec.device == "cuda":
+            detail = "this service has no GPU: use auto or cpu"
+            found = [Problem("/compute/device", detail)]
+        elif is_new:
             found = (
-                [*self._device_problems(spec)]
-                or spec.limit_problems(self._limits)
+                spec.limit_problems(self.settings.limits)
                 or found
-                or self._uploads.problems(spec)
+                or self.uploads.problems(spec)
                 or [*self.files.problems(spec)]
-                or self.memory.problems(spec, self.memory.expected(spec))
             )
-        of_spec = [Problem(f"/spec{one.pointer}", one.detail) for one in found]
-        if problems := [*of_spec, *after_problems(self._inputs, submission.after)]:
+        memory = None
+        if not found:  # within the limits
+            memory = self.memory.expected(spec)
+            found = self.memory.problems(spec, memory) if is_new else []
+        problems = [Problem(f"/spec{problem.pointer}", problem.detail) for problem in found]
+        problems += after_problems(self.inputs, submission.after)
+        if memory is None or problems:
             raise SpecError(problems)
-
-    def _device_problems(self, spec: ExperimentSpec) -> Iterator[Problem]:
-        if self._without_gpus and spec.device == "cuda":
-            yield Problem("/compute/device", "this service has no GPU: use auto or cpu")
+        return memory
 
 
 def columns_of(

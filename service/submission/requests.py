@@ -97,8 +97,7 @@ class SubmissionRequest(ABC):
 
     @abstractmethod
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
-        """Return the submissions. It is called again if data that they refer to have changed.
-        Raises ApiError."""
+        """Return the submissions. Raises ApiError."""
 
     def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep | None:
         """Return the sweep of the new points or of the retried experiments, locked."""

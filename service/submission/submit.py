@@ -1,11 +1,15 @@
 """Submit experiments: one or many, new or retried, single or as points of a sweep. All experiments
 of a request are stored in one transaction with a few statements, or none of them.
+
+A request is prepared once, without a lock. The transaction that stores it locks what the
+experiments refer to, so that none of it can be purged meanwhile, and compares it with what was
+prepared. PostgreSQL's `FOR KEY SHARE` lets a run that is referred to go on, because its heartbeats
+and its end change no key. On SQLite a transaction that writes is alone. The locks are acquired in
+this order: idempotency key, sweep, owner, uploads, experiments.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import insert, select
@@ -14,11 +18,12 @@ from uuid6 import uuid7
 
 from service.accounts import audit
 from service.accounts.models import AuditEntry
-from service.accounts.permissions import check_still_valid, find_readable
+from service.accounts.permissions import check_still_valid
 from service.accounts.users import Caller
-from service.db.engine import Database
+from service.datasets.models import Dataset
+from service.db.engine import Database, among
 from service.db.notices import notify
-from service.experiments import store
+from service.db.visibility import readable, reader
 from service.experiments.models import Event, Experiment, Held, Status, Wait
 from service.fair_share import FairShare
 from service.queue import holds, quota
@@ -26,61 +31,17 @@ from service.queue.sizes import EXPERIMENT_BYTES, of_texts
 from service.refusals import unavailable
 from service.settings import Settings
 from service.submission import idempotency
-from service.submission.idempotency import IdempotentRequest
-from service.submission.models import KeptRequest
-from service.submission.preparation import (
-    BESIDE,
-    Prepared,
-    PreparedExperiment,
-    Submissions,
-    check_sample,
-    prepare,
-)
+from service.submission.idempotency import Accepted, IdempotentRequest, Outcome
+from service.submission.preparation import BESIDE, Prepared, PreparedExperiment, prepare
 from service.submission.requests import SubmissionRequest
 from service.sweeps import store as sweeps
 from service.sweeps.expansion import check_stored
 from service.sweeps.models import Sweep, SweepPoint
 
-MAX_PREPARED = 5
-"""Maximum number of times that a request is prepared. It is prepared again if data that it depends
-on have changed. It is never prepared in the transaction that stores it, because other writers would
-wait: seconds for a sweep of 10,000 points."""
-PREPARE_S = 1.0
-"""Time after which a request is not prepared again. Other large requests wait meanwhile."""
-
 # Tables, not classes: for thousands of rows the ORM takes as long as the database does.
-_EXPERIMENTS, _EVENTS, _POINTS, _WAITS = (
-    Experiment.metadata.tables[table.__tablename__]
-    for table in (Experiment, Event, SweepPoint, Wait)
+_EXPERIMENTS, _EVENTS, _WAITS = (
+    Experiment.metadata.tables[table.__tablename__] for table in (Experiment, Event, Wait)
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The experiment of a submission. `cached_from` is the id of an earlier experiment with the
-    same result, or None."""
-
-    id: str
-    cached_from: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The outcome of each submission of a request. A repeated request for a sweep has only the
-    sweep and the number of its first point."""
-
-    outcomes: Sequence[Outcome]
-    sweep_id: str = ""
-    first: int = 0
-
-    @property
-    def is_all_cached(self) -> bool:
-        """True if the request has stored nothing."""
-        return not self.sweep_id and all(one.cached_from for one in self.outcomes)
-
-    def kept(self) -> list[Any]:
-        """Return the stored request of an idempotency key."""
-        return [self.sweep_id, self.first] if self.sweep_id else [*map(asdict, self.outcomes)]
 
 
 @contextmanager
@@ -94,131 +55,36 @@ def submitted(
 ) -> Iterator[tuple[Session, Accepted]]:
     """Carry out a request, and yield the transaction and the outcome of each submission. A request
     that was accepted before under its key is not checked again. Raises ApiError."""
-    if key is not None:
-        with database.snapshot() as session:
-            kept = idempotency.find(session, user.id, key)
-            before = _accepted_before(session, user, key, kept)
+    with database.snapshot() as session:
+        if key is not None:
+            before = idempotency.accepted_before(session, user, key)
             if before is not None:
                 yield session, before
                 return
-    began = time.monotonic()
-    for _ in range(MAX_PREPARED):
-        with database.snapshot() as session:
-            submissions = request.submissions(session, settings, user)
-            check_sample(session, settings, submissions)
-            prepared = prepare(session, settings, submissions)
-        try:
-            with database.transaction() as session:
-                yield session, _stored(session, settings, user, request, submissions, prepared, key)
+        prepared = prepare(session, settings, request.submissions(session, settings, user))
+    with database.transaction() as session:
+        check_still_valid(session, user)
+        if key is not None:
+            kept = idempotency.claim(session, user.id, key)
+            before = idempotency.accepted_before(session, user, key, kept)
+            if before is not None:
+                yield session, before
                 return
-        except _Changed:
-            if time.monotonic() > began + PREPARE_S:
-                break
-    detail = "what the request refers to changed while it was checked; nothing was stored"
-    raise unavailable("changed_meanwhile", f"{detail}, try again")
-
-
-class _Changed(Exception):
-    """Data that the prepared experiments depend on have changed."""
-
-
-def _stored(
-    session: Session,
-    settings: Settings,
-    user: Caller,
-    request: SubmissionRequest,
-    submissions: Submissions,
-    prepared: Prepared,
-    key: IdempotentRequest | None,
-) -> Accepted:
-    """Store the prepared experiments of a request, or return what it stored before under its key.
-    Raises _Changed and ApiError."""
-    check_still_valid(session, user)
-    if key is not None:
-        kept = idempotency.claim(session, user.id, key)
-        before = _accepted_before(session, user, key, kept)
-        if before is not None:
-            return before
-    sweep = request.sweep(session, settings, user)
-    if not _is_unchanged(session, user, submissions, prepared, sweep):
-        raise _Changed
-    accepted = insert_all(
-        session,
-        submissions.owner_id,
-        prepared.experiments,
-        by=user,
-        fair_share=settings.share,
-        sweep=sweep,
-    )
-    if key is not None:
-        assert kept is not None
-        made = accepted.kept()
-        size = idempotency.size_of(key.key, made)
-        if accepted.is_all_cached and not _has_room(session, settings, user, size):
-            made = []  # without space the key stays free, because nothing was stored
-        idempotency.keep(session, kept, key, made)
-    return accepted
-
-
-def _has_room(session: Session, settings: Settings, user: Caller, size: int) -> bool:
-    return quota.room_of(session, user.id, settings.share).holds(size)
-
-
-def _accepted_before(
-    session: Session, user: Caller, key: IdempotentRequest, kept: KeptRequest | None
-) -> Accepted | None:
-    """Return the earlier results of the same request. If all of them are deleted, the key is free.
-    Raises ApiError."""
-    if kept is None or not kept.made:
-        return None
-    if isinstance(kept.made[0], str):
-        before = Accepted((), *kept.made)
-        there = find_readable(session, user, Sweep, before.sweep_id) is not None
-    else:
-        before = Accepted([Outcome(one["id"], one["cached_from"]) for one in kept.made])
-        there = bool(store.readable_ids(session, user, [one.id for one in before.outcomes]))
-    if not there:
-        return None
-    key.check_same(kept)
-    return before
-
-
-def _is_unchanged(
-    session: Session,
-    user: Caller,
-    submissions: Submissions,
-    prepared: Prepared,
-    sweep: Sweep | None,
-) -> bool:
-    """Return whether the data that the prepared experiments depend on are unchanged."""
-    cached = {one.cached_from for one in prepared.experiments if one.cached_from is not None}
-    old = [one.retry_of for one in prepared.experiments if one.retry_of is not None]
-    return (
-        prepared.inputs.is_unchanged(session, submissions.owner_id)
-        and (not cached or store.readable_ids(session, user, [*cached]) == cached)
-        and _is_retryable(session, old, sweep)
-    )
-
-
-def _is_retryable(session: Session, old: Sequence[Experiment], sweep: Sweep | None) -> bool:
-    """Return whether old experiments are unchanged, and still points of their sweep."""
-    if not old:
-        return True
-    names = ("id", *BESIDE)
-    query = select(*(getattr(Experiment, name) for name in names)).where(
-        Experiment.id.in_([one.id for one in old]), Experiment.deleted_at.is_(None)
-    )
-    if sweep is not None:
-        point = select(SweepPoint).filter_by(sweep_id=sweep.id)
-        query = query.where(point.where(SweepPoint.experiment_id == Experiment.id).exists())
-    rows = {row.id: tuple(row) for row in session.execute(query)}
-    return rows == {one.id: tuple(getattr(one, name) for name in names) for one in old}
+        sweep = request.sweep(session, settings, user)
+        accepted = insert_all(session, prepared, by=user, fair_share=settings.share, sweep=sweep)
+        if key is not None:
+            made = accepted.kept()
+            size = idempotency.size_of(key.key, made)
+            if accepted.is_all_cached:
+                room = quota.room_of(session, user.id, settings.share)
+                made = made if room.holds(size) else []  # nothing was stored: the key stays free
+            idempotency.keep(session, kept, key, made)
+        yield session, accepted
 
 
 def insert_all(
     session: Session,
-    owner_id: int,
-    experiments: Sequence[PreparedExperiment],
+    prepared: Prepared,
     *,
     by: Caller,
     fair_share: FairShare,
@@ -226,45 +92,43 @@ def insert_all(
 ) -> Accepted:
     """Insert experiments into the queue, with their events, and as points into their sweep. The
     audit log gets a line for each experiment outside a sweep. Raises ApiError if the owner would
-    have too many."""
-    new = [one for one in experiments if one.cached_from is None]
-    ids = [uuid7().hex for _ in new]
+    have too many, or if what the experiments refer to has changed."""
+    new = [one for one in prepared.experiments if one.cached_from is None]
     rows = [
-        {**one.columns, **_of_sweep(sweep, one), "id": id, "owner_id": owner_id}
-        for id, one in zip(ids, new, strict=True)
+        {**one.columns, **_of_sweep(sweep, one), "id": uuid7().hex, "owner_id": prepared.owner_id}
+        for one in new
     ]
     if rows:
-        size = sum(row["spec_bytes"] for row in rows)
-        if sweep is not None and rows[0]["retry_of"] is None:
-            check_stored(size, len(rows))
-        for sweep_id in {row["sweep_id"] for row in rows} - {None}:
-            sweeps.check_room(session, sweep_id, len(rows), size)
-        _check_and_count(session, owner_id, rows, fair_share)
+        _check_limits(session, rows, fair_share, sweep)
+    _lock_unchanged(session, prepared, sweep)
+    if rows:
         session.execute(insert(_EXPERIMENTS), rows)
         status = {"kind": "status", "data": {"status": Status.QUEUED}}
-        session.execute(insert(_EVENTS), [{"experiment_id": id, **status} for id in ids])
+        session.execute(insert(_EVENTS), [{"experiment_id": row["id"], **status} for row in rows])
         notify(session)
-    successors = {row["retry_of"]: row["id"] for row in rows if row["retry_of"]}
-    sweeps.replace(session, successors)
-    if sweep is None and rows:
-        retries = ({"retry_of": row["retry_of"]} if row["retry_of"] else {} for row in rows)
-        lines = zip(ids, retries, strict=True)
-        action = "experiment.submitted"
-        session.execute(
-            insert(AuditEntry), [audit.line(by, action, id, **details) for id, details in lines]
-        )
-    made = iter(ids)
-    outcomes = [Outcome(one.cached_from or next(made), one.cached_from) for one in experiments]
-    accepted = Accepted(outcomes)
-    if sweep is not None and outcomes and not successors:
-        accepted = Accepted(outcomes, sweep.id, _insert_points(session, sweep, outcomes))
+    if rows and sweep is None:
+        lines = []
+        for row in rows:
+            details = {"retry_of": row["retry_of"]} if row["retry_of"] else {}
+            lines.append(audit.line(by, "experiment.submitted", row["id"], **details))
+        session.execute(insert(AuditEntry), lines)
     waits = [
-        {"experiment_id": id, "after_id": after_id}
-        for id, one in zip(ids, new, strict=True)
+        {"experiment_id": row["id"], "after_id": after_id}
+        for row, one in zip(rows, new, strict=True)
         for after_id in one.unfinished
     ]
     if waits:
         session.execute(insert(_WAITS), waits)
+    new_ids = (row["id"] for row in rows)
+    outcomes = [
+        Outcome(one.cached_from or next(new_ids), one.cached_from) for one in prepared.experiments
+    ]
+    accepted = Accepted(outcomes)
+    if successors := {row["retry_of"]: row["id"] for row in rows if row["retry_of"]}:
+        sweeps.replace(session, successors)
+    elif sweep is not None and outcomes:
+        points = [outcome.id for outcome in outcomes]
+        accepted = Accepted(outcomes, sweep.id, sweeps.append(session, sweep.id, points))
     for sweep_id in {row["sweep_id"] for row in rows if row["held"] == Held.SWEEP}:
         holds.fill(session, sweep_id)
     return accepted
@@ -285,22 +149,48 @@ def _of_sweep(sweep: Sweep | None, one: PreparedExperiment) -> dict[str, Any]:
     return columns
 
 
-def _check_and_count(
-    session: Session, owner_id: int, rows: Sequence[dict[str, Any]], fair_share: FairShare
+def _check_limits(
+    session: Session, rows: Sequence[dict[str, Any]], fair_share: FairShare, sweep: Sweep | None
 ) -> None:
-    """Check the owner's limits, and count the bytes of the experiments. Raises ApiError."""
+    """Lock the owner, and check the limits of the request, the owner and the sweeps. Raises
+    ApiError."""
+    owner_id, spec_bytes = rows[0]["owner_id"], sum(row["spec_bytes"] for row in rows)
+    if sweep is not None and rows[0]["retry_of"] is None:
+        check_stored(spec_bytes, len(rows))
+    expected_bytes = sum(row["expected_bytes"] for row in rows)
+    needed = EXPERIMENT_BYTES * len(rows) + spec_bytes + expected_bytes
     highest = max(row["priority"] for row in rows)
-    stored = sum(EXPERIMENT_BYTES + row["spec_bytes"] for row in rows)
-    needed = stored + sum(row["expected_bytes"] for row in rows)
     quota.check_limits(session, owner_id, highest, len(rows), fair_share, needed)
+    for sweep_id in {row["sweep_id"] for row in rows} - {None}:
+        sweeps.check_room(session, sweep_id, len(rows), spec_bytes)
 
 
-def _insert_points(session: Session, sweep: Sweep, outcomes: Sequence[Outcome]) -> int:
-    """Append points to a sweep, and return the number of the first."""
-    first = sweeps.number_of_points(session, sweep.id)
-    rows = [
-        {"sweep_id": sweep.id, "point": point, "experiment_id": one.id}
-        for point, one in enumerate(outcomes, first)
-    ]
-    session.execute(insert(_POINTS), rows)
-    return first
+def _lock_unchanged(session: Session, prepared: Prepared, sweep: Sweep | None) -> None:
+    """Lock what the experiments refer to until the transaction ends. Raises ApiError (503) if some
+    of it is deleted or private now, or if a retried experiment has changed. A predecessor that has
+    ended meanwhile is found by the next look (`holds.release_waits`)."""
+    retried = {one.retry_of.id: one.retry_of for one in prepared.experiments if one.retry_of}
+    cached = {one.cached_from for one in prepared.experiments if one.cached_from}
+    is_changed = False
+    for table, ids in (
+        (Dataset, prepared.uploads),
+        (Experiment, {*prepared.predecessors, *cached, *retried}),
+    ):
+        if ids:
+            present = select(table.id).where(among(table.id, ids), readable(table))
+            locked = present.order_by(table.id).with_for_update(read=True, key_share=True)
+            rows = session.execute(locked, reader(prepared.owner_id)).all()
+            is_changed = is_changed or len(rows) < len(ids)
+    if retried:
+        names = ("id", *BESIDE)
+        query = select(*(getattr(Experiment, name) for name in names))
+        query = query.where(among(Experiment.id, retried))
+        if sweep is not None:
+            point = select(SweepPoint).filter_by(sweep_id=sweep.id)
+            query = query.where(point.where(SweepPoint.experiment_id == Experiment.id).exists())
+        stored = {row.id: tuple(row) for row in session.execute(query)}
+        before = {id: tuple(getattr(old, name) for name in names) for id, old in retried.items()}
+        is_changed = is_changed or stored != before
+    if is_changed:
+        detail = "what the request refers to changed while it was checked; nothing was stored"
+        raise unavailable("changed_meanwhile", f"{detail}, try again", after_s=1)

@@ -19,6 +19,7 @@ from sqlalchemy import (
     cast,
     delete,
     func,
+    insert,
     literal,
     select,
     update,
@@ -92,14 +93,25 @@ def lock(session: Session, sweep: Sweep) -> None:
     session.refresh(sweep, columns, with_for_update={"key_share": True})
 
 
+def append(session: Session, sweep_id: str, experiment_ids: Sequence[str]) -> int:
+    """Append points to a sweep, whose row is locked, and return the number of the first."""
+    first = number_of_points(session, sweep_id)
+    rows = [
+        {"sweep_id": sweep_id, "point": point, "experiment_id": id}
+        for point, id in enumerate(experiment_ids, first)
+    ]
+    # The table, not the class: for thousands of rows the ORM takes as long as the database does.
+    session.execute(insert(SweepPoint.__table__), rows)  # type: ignore[arg-type]
+    return first
+
+
 def replace(session: Session, successors: Mapping[str, str]) -> None:
     """Replace old experiments by new ones (new by old) in the sweeps of the new ones."""
     point = update(SweepPoint).where(SweepPoint.experiment_id == bindparam("old"))
     of_new = select(Experiment.sweep_id).where(Experiment.id == bindparam("new"))
     taken = point.where(of_new.scalar_subquery() == SweepPoint.sweep_id)
-    if successors:
-        rows = [{"old": old, "new": new} for old, new in successors.items()]
-        session.connection().execute(taken.values(experiment_id=bindparam("new")), rows)
+    rows = [{"old": old, "new": new} for old, new in successors.items()]
+    session.connection().execute(taken.values(experiment_id=bindparam("new")), rows)
 
 
 def number_of_points(session: Session, sweep_id: str) -> int:

@@ -40,7 +40,7 @@ from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.queue.ledger import Use, decayed_usage
 from service.queue.statistics import statistics
 from service.records.recording import Batch, record
-from service.submission.preparation import Entry
+from service.submission.preparation import Entry, Prepared
 from service.submission.submit import insert_all
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
@@ -191,7 +191,8 @@ class QueueMachine(RuleBasedStateMachine):
         by = Caller(user, f"user {user}", Role.MEMBER, "key", frozenset())
         with self.database.transaction() as session:
             sweep = sweeps.add(session, sweeps.new(user, submission))
-            insert_all(session, user, [point] * points, by=by, fair_share=SHARING, sweep=sweep)
+            request = Prepared(user, [point] * points, predecessors=point.unfinished)
+            insert_all(session, request, by=by, fair_share=SHARING, sweep=sweep)
             made = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
             self.submitted += session.scalars(made).all()
 

@@ -15,15 +15,16 @@ from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue.memory import Memory
 from service.settings import Settings
-from service.submission.idempotency import IdempotentRequest
+from service.submission.idempotency import Accepted, IdempotentRequest
 from service.submission.preparation import (
     Entry,
+    Prepared,
     PreparedExperiment,
     columns_of,
     retry_entry,
 )
 from service.submission.requests import Bodies
-from service.submission.submit import Accepted, insert_all, submitted
+from service.submission.submit import insert_all, submitted
 
 LOCAL = Caller(1, "local", Role.MEMBER, "key", frozenset())
 
@@ -50,7 +51,8 @@ def submit(
 ) -> Experiment:
     """A new experiment in the queue."""
     one = prepared(Entry(submission), memory, unfinished)
-    accepted = insert_all(session, owner_id, [one], by=by, fair_share=fair_share or FairShare())
+    request = Prepared(owner_id, [one], predecessors=unfinished)
+    accepted = insert_all(session, request, by=by, fair_share=fair_share or FairShare())
     return session.get_one(Experiment, accepted.outcomes[0].id)
 
 
@@ -59,7 +61,8 @@ def retry(
 ) -> Experiment:
     """A new experiment like an old one."""
     one = prepared(retry_entry(old), unfinished=unfinished)
-    accepted = insert_all(session, old.owner_id, [one], by=by, fair_share=FairShare())
+    request = Prepared(old.owner_id, [one], predecessors=unfinished)
+    accepted = insert_all(session, request, by=by, fair_share=FairShare())
     return session.get_one(Experiment, accepted.outcomes[0].id)
 
 

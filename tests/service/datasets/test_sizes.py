@@ -315,14 +315,14 @@ def test_a_request_keeps_the_contents_of_few_uploads_in_memory(
     made = [post(api, "x.csv", one.encode()).json()["id"] for one in text]
     specs = [validate_spec(spec_of(one, columns=["a", "b", "c"], n=2, dim=3)) for one in made]
     with database.snapshot() as session:
-        inputs = ReferencedInputs.of(session, 1, specs)
         uploads = Uploads(session, 1)
+        inputs = ReferencedInputs.of(session, uploads, specs)
         for _ in range(2):
             for spec in specs:
                 assert reference_problems(inputs, spec) == []
                 assert uploads.problems(spec) == []
         for name in ("columns", "column_names"):
-            assert sum(name in vars(one) for one in inputs.datasets.values()) == MAX_KNOWN
+            assert sum(name in vars(one) for one in session.identity_map.values()) == MAX_KNOWN
 
 
 class Counted(str):
@@ -346,7 +346,7 @@ def test_many_constant_columns_of_many_are_found_in_one_pass(database: Database)
     upload = Dataset(columns=names, constant={"": names[::-1]}, missing={"": dict.fromkeys(names)})
     with database.snapshot() as session:
         uploads = Uploads(session, 1)
-        uploads._found["x"] = upload
+        uploads._datasets["x"] = upload
         Counted.uses = 0
         assert uploads.problems(spec.model_copy(update={"data": chosen})) == []
     assert Counted.uses < 20 * len(names)
@@ -364,8 +364,8 @@ def test_the_names_of_an_upload_are_read_once_for_all_points(database: Database)
     )
     with database.snapshot() as session:
         uploads = Uploads(session, 1)
-        uploads._found["x"] = upload
-        inputs = ReferencedInputs({"x": upload}, {}, {}, {}, ((), (), ()))
+        uploads._datasets["x"] = upload
+        inputs = ReferencedInputs(uploads)
         Counted.uses = 0
         for _ in range(100):
             assert uploads.completed({"data": data})["data"]["dim"] == 2
@@ -379,10 +379,12 @@ def test_a_column_of_text_is_found_among_many_without_a_search(database: Databas
     model = {"family": "masked_lm", "checkpoint": "any"}
     data = {"source": "text", "dataset": "x", "column": "column 999"}
     spec = validate_spec({"model": model, "data": data})
-    inputs = ReferencedInputs({"x": Dataset(n=3, columns=names)}, {}, {}, {}, ((), (), ()))
-    Counted.uses = 0
-    for _ in range(100):
-        assert reference_problems(inputs, spec) == []
+    with database.snapshot() as session:
+        uploads = Uploads(session, 1)
+        uploads._datasets["x"] = Dataset(n=3, columns=names)
+        Counted.uses = 0
+        for _ in range(100):
+            assert reference_problems(ReferencedInputs(uploads), spec) == []
     assert 0 < Counted.uses <= 2 * len(names)
 
 

@@ -9,7 +9,7 @@ from sqlalchemy import event, select
 
 from service.db.engine import Database
 from service.experiments.models import DesiredState, Event, Experiment, Held, Status, Wait
-from service.experiments.references import MAX_READ_BYTES, ReferencedInputs
+from service.experiments.references import MAX_READ_BYTES
 from service.experiments.schemas import Submission
 from service.queue import lease, states
 from service.queue.lease import Claim, FailureCause
@@ -278,32 +278,6 @@ def test_a_run_ends_during_a_submission_that_names_it(
             Status.QUEUED if end == Status.SUCCEEDED else Status.FAILED
         )
         assert nothing_waits(database)
-
-
-@pytest.mark.parametrize("named_by", ["after", "init"])
-def test_a_submission_that_takes_long_holds_up_no_lease(lab: Settings, named_by: str) -> None:
-    """The heartbeats of a run continue while the transaction of a submission for its successor is
-    open."""
-    with (
-        closing(Database(lab.url)) as database,
-        closing(Database(lab.url, timeouts="-c statement_timeout=3s")) as impatient,
-    ):
-        first = submitted(database, TRAINED)
-        claim = claim_next(database)
-        after = [first] if named_by == "after" else []
-        spec = ppca_spec() if after else from_weights(first)
-        submission = Submission.model_validate({"spec": spec, "after": after})
-        with database.transaction() as session:
-            inputs = ReferencedInputs.of(session, 1, [submission.spec], submission.after)
-            with impatient.transaction() as other:
-                lease.heartbeat(other, claim, lease_s=60)
-            unfinished = inputs.unfinished(submission.spec, submission.after)
-            last = stored.submit(session, 1, submission, unfinished=unfinished).id
-            with impatient.transaction() as other:
-                lease.heartbeat(other, claim, lease_s=60)
-        finish(database, claim)
-        release_held(database)
-        assert claim_next(database).experiment_id == last
 
 
 def test_failing_successors_needs_few_statements(admin: TestClient) -> None:

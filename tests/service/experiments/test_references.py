@@ -7,7 +7,7 @@ import pytest
 from mptcore.specs import validate_spec
 from mptcore.specs.data.text import too_few
 from service.datasets.models import Dataset
-from service.datasets.sizes import NO_UPLOAD
+from service.datasets.sizes import NO_UPLOAD, Uploads
 from service.db.engine import Database
 from service.experiments.references import ReferencedInputs, reference_problems
 from tests.support.markov.spec import MarkovExperiment
@@ -21,7 +21,9 @@ def test_a_family_without_baseline_and_weights(database: Database) -> None:
         }
     )
     with database.snapshot() as session:
-        inputs = ReferencedInputs.of(session, 1, [spec])  # type: ignore[list-item]  # not registered
+        uploads = Uploads(session, 1)
+        # The family is not registered.
+        inputs = ReferencedInputs.of(session, uploads, [spec])  # type: ignore[list-item]
         found = reference_problems(inputs, spec)  # type: ignore[arg-type]
     assert [(one.pointer, one.detail) for one in found] == [("/data/dataset", NO_UPLOAD)]
 
@@ -61,6 +63,6 @@ def test_a_text_needs_an_upload_of_text_with_its_columns(
             session.add(Dataset(id=id_, owner_id=1, name="a", format="jsonl", bytes=1, sha256=id_,
                                 n=9, dim=dim, columns=columns))  # fmt: skip
         session.flush()
-        inputs = ReferencedInputs.of(session, 1, [spec])
+        inputs = ReferencedInputs.of(session, Uploads(session, 1), [spec])
         found = reference_problems(inputs, spec)
     assert [(one.pointer, one.detail) for one in found] == problems

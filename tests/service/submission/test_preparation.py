@@ -10,25 +10,25 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, select
 
 from mptcore.specs import MAX_PROBLEMS
-from service.experiments.cache import CacheKeys
 from service.experiments.models import Experiment, Status
 from service.experiments.references import ReferencedInputs
-from service.limiter import FairLimiter
-from service.submission import preparation, submit
+from service.submission import preparation, requests
 from service.sweeps import expansion
 from service.sweeps.models import Sweep, SweepPoint
 from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import (
     SPEC,
     claim_next,
-    count,
     finish,
     refused,
     rows,
     sweep,
 )
 from tests.support.kept_bytes import bytes_agree
+from tests.support.preparing import while_it_prepares
 from tests.support.stored import change
+
+__all__ = ["while_it_prepares"]  # a fixture
 
 TEXT = {"model": {"family": "masked_lm", "checkpoint": "tiny"},
         "data": {"source": "text", "lines": ["word " * 20_000]}}  # fmt: skip
@@ -139,27 +139,6 @@ def test_expansion_stops_after_many_wrong_points(api: TestClient, validated: lis
     assert len(validated) == MAX_PROBLEMS
 
 
-@pytest.fixture
-def while_it_prepares(
-    api: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> list[Callable[[], object]]:
-    """Functions to call once, after the next spec of a request has been checked. They may be
-    requests of the same user, which in another process would not wait for it."""
-    writers = FairLimiter(2, of_user=2)
-    monkeypatch.setattr(api.app.state, "writers", writers)  # type: ignore[attr-defined]
-    todo: list[Callable[[], object]] = []
-    find_key = CacheKeys.key
-
-    def key(*arguments: Any) -> str | None:
-        found = find_key(*arguments)
-        if todo:
-            todo.pop()()
-        return found
-
-    monkeypatch.setattr(CacheKeys, "key", key)
-    return todo
-
-
 def take_write_lock(api: TestClient) -> None:
     """Begin a write as another process would. It fails if a request holds the lock of SQLite."""
     file = database_of(api).engine.url.database
@@ -195,137 +174,6 @@ def test_others_write_while_a_request_prepares(
     assert while_it_prepares == [write]
 
 
-def test_others_write_while_a_request_prepares_again(
-    api: TestClient, while_it_prepares: list[Callable[[], object]]
-) -> None:
-    """A predecessor may end while a request is prepared. The request was then prepared again while
-    it held up the writes of all others, half a minute for a large sweep."""
-    first, writes = submitted(api), []
-
-    def write() -> None:
-        take_write_lock(api)
-        writes.append(1)
-
-    def end() -> None:
-        change(database_of(api), first, status=Status.SUCCEEDED)
-        while_it_prepares.append(write)
-
-    while_it_prepares.append(end)
-    answer = api.post("/v1/experiments", json={"spec": SPEC, "after": [first], "cache": False})
-    assert (answer.status_code, answer.json()["after"]) == (202, [first])
-    assert len(writes) == 1
-    assert count(api) == 2
-
-
-def test_a_request_is_prepared_a_few_times_only(
-    api: TestClient,
-    while_it_prepares: list[Callable[[], object]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One whose predecessors end again and again is refused, and nothing of it stays."""
-    monkeypatch.setattr(submit, "MAX_PREPARED", 2)
-    after = [submitted(api, cache=False) for _ in range(2)]
-    waiting = [*after]
-
-    def end() -> None:
-        change(database_of(api), waiting.pop(), status=Status.SUCCEEDED)
-        while_it_prepares.append(end)
-
-    while_it_prepares.append(end)
-    body = {"spec": SPEC, "after": after, "cache": False, "grid": {"seeds": [[4]]}}
-    answer = api.post("/v1/sweeps", json=body, headers={"Idempotency-Key": "k"})
-    assert (answer.status_code, answer.json()["reason"]) == (503, "changed_meanwhile")
-    assert answer.headers["Retry-After"]
-    assert waiting == []
-    while_it_prepares.clear()
-    assert api.get("/v1/sweeps").json()["items"] == []
-    assert api.post("/v1/sweeps", json=body, headers={"Idempotency-Key": "k"}).is_success
-    with database_of(api).snapshot() as session:
-        assert bytes_agree(session)
-
-
-def test_a_request_that_prepares_for_long_is_prepared_once(
-    api: TestClient,
-    while_it_prepares: list[Callable[[], object]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Other large requests wait meanwhile."""
-    monkeypatch.setattr(submit, "PREPARE_S", -1.0)
-    first = submitted(api, cache=False)
-    while_it_prepares.append(lambda: change(database_of(api), first, status=Status.SUCCEEDED))
-    body = {"spec": SPEC, "after": [first], "cache": False}
-    answer = api.post("/v1/experiments", json=body)
-    assert (answer.status_code, answer.json()["reason"]) == (503, "changed_meanwhile")
-
-
-def test_a_predecessor_may_be_paused_while_a_request_prepares(
-    api: TestClient, while_it_prepares: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The request is not prepared again: nothing that it rests on has changed."""
-    monkeypatch.setattr(submit, "MAX_PREPARED", 1)
-    first = submitted(api)
-    while_it_prepares.append(lambda: api.post(f"/v1/experiments/{first}:pause"))
-    answer = api.post("/v1/experiments", json={"spec": SPEC, "after": [first], "cache": False})
-    assert answer.status_code == 202
-    assert api.get(f"/v1/experiments/{first}").json()["status"] == "paused"
-
-
-@pytest.mark.parametrize("path", ["/v1/experiments", "/v1/experiments:batch", "/v1/sweeps"])
-def test_a_predecessor_that_fails_during_preparation_is_noticed(
-    api: TestClient, while_it_prepares: list[Callable[[], object]], path: str
-) -> None:
-    first = submitted(api)
-    while_it_prepares.append(lambda: change(database_of(api), first, status=Status.FAILED))
-    body: dict[str, Any] = {"spec": SPEC, "after": [first]}
-    if path.endswith("sweeps"):
-        body |= {"grid": {"seeds": [[4]]}}
-    where = "/experiments/0" if path.endswith("batch") else ""
-    answer = api.post(path, json={"experiments": [body]} if where else body)
-    detail = "this experiment is failed: experiments that wait for it could not run"
-    assert answer.json()["errors"] == [{"pointer": f"{where}/after/0", "detail": detail}]
-    assert api.get("/v1/sweeps").json()["items"] == []
-    assert count(api) == 1
-
-
-@pytest.mark.parametrize("of_one", [True, False])
-def test_changes_during_preparation_apply_to_a_retry(
-    api: TestClient, while_it_prepares: list[Callable[[], object]], of_one: bool
-) -> None:
-    made = sweep(api, list=[{"seeds": [1]}], visibility="lab")
-    (old,) = (row["experiment_id"] for row in rows(api, made["id"]))
-    api.post(made["urls"]["cancel"])
-    own = f"/v1/experiments/{old}"
-    while_it_prepares.append(lambda: api.patch(own, json={"visibility": "private"}))
-    answer = api.post(f"{own}:retry" if of_one else made["urls"]["retry"])
-    assert answer.status_code == 202
-    (new,) = (row["experiment_id"] for row in rows(api, made["id"]))
-    assert new != old
-    assert api.get(f"/v1/experiments/{new}").json()["visibility"] == "private"
-
-
-def test_an_experiment_retried_during_preparation_is_retried_once(
-    api: TestClient, while_it_prepares: list[Callable[[], object]]
-) -> None:
-    made = sweep(api, list=[{"seeds": [1]}, {"seeds": [2]}])
-    api.post(made["urls"]["cancel"])
-    while_it_prepares.append(lambda: api.post(made["urls"]["retry"]))
-    assert api.post(made["urls"]["retry"]).json() == {"count": 0, "more": False}
-    assert count(api) == 4
-
-
-def test_a_result_deleted_during_preparation_is_not_used(
-    api: TestClient, while_it_prepares: list[Callable[[], object]]
-) -> None:
-    one = submitted(api)
-    finish(database_of(api), claim_next(database_of(api)))
-    again = sweep(api, list=[{"seeds": SPEC["seeds"]}])
-    assert rows(api, again["id"])[0]["experiment_id"] == one
-    while_it_prepares.append(lambda: api.delete(f"/v1/experiments/{one}"))
-    last = sweep(api, list=[{"seeds": SPEC["seeds"]}])
-    (row,) = rows(api, last["id"])
-    assert (row["status"], row["experiment_id"] != one) == ("queued", True)
-
-
 def test_an_interrupted_request_leaves_nothing(
     api: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +191,26 @@ def test_an_interrupted_request_leaves_nothing(
             assert session.scalars(select(table)).all() == []
     monkeypatch.undo()
     assert api.post("/v1/sweeps", json=body, headers=key).json()["points"] == 2
+
+
+@pytest.mark.parametrize("limit", ["sweeps of a user", "points of a sweep"])
+def test_known_limits_are_checked_before_expansion(
+    api: TestClient, validated: list[Any], monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    made = sweep(api, list=[{}])
+    validated.clear()
+    if limit == "points of a sweep":
+        monkeypatch.setattr(requests, "MAX_POINTS", 9)
+        answer = api.post(made["urls"]["points"], json={"list": [{}] * 9})
+        assert answer.json()["errors"][0]["detail"] == "a sweep has at most 9 points"
+    else:
+        settings = api.app.state.settings  # type: ignore[attr-defined]
+        share = settings.share.model_copy(update={"max_sweeps": 1})
+        limited = settings.model_copy(update={"share": share})
+        api.app.state.settings = limited  # type: ignore[attr-defined]
+        answer = api.post("/v1/sweeps", json={"spec": SPEC, "list": [{}]})
+        assert answer.json()["reason"] == "limit_reached"
+    assert validated == []
 
 
 def test_sweeps_are_limited_even_if_the_cache_answers_all_points(
