@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -16,20 +17,27 @@ import pytest
 from fastapi import Response
 from sqlalchemy import Row, update
 
-from service.accounts.models import Role, Scope
+from service.accounts.models import ApiKey, Role, Scope
 from service.accounts.users import Caller
-from service.curves import routes
+from service.curves import routes as curve_routes
 from service.curves.formats import Answer, Format
 from service.curves.routes import Asked
 from service.db.engine import Database
+from service.experiments import routes
 from service.experiments.models import Experiment, Status
+from service.experiments.schemas import Submission
 from service.queue import lease
+from service.queue.snapshot import QueueSnapshots
 from service.records.curves import Curve
 from service.records.recording import Batch
 from service.settings import Settings
+from service.submission import submit
+from service.submission.idempotency import IdempotentRequest
 from tests.support.attempts import claimed, submitted
+from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 from tests.support.records import point
+from tests.support.stored import LOCAL
 from tests.support.stub import started
 from worker.controller import Controller
 from worker.slot import Slot
@@ -47,9 +55,14 @@ def walk(title: str) -> list[tuple[str, str]]:
     return STEP.findall(section.partition("\n## ")[0])
 
 
+BEGIN = ("Slot.claim", "submit", "submitted")
+"""Functions that begin a walk, before there is a session."""
+LEFT_OUT = ("service/db/", "service/accounts/")
+"""The database itself, and authentication."""
+
+
 def calls(act: Callable[[], object]) -> list[tuple[str, str]]:
-    """The calls of functions that take a session, and of methods of `Slot` that an act begins with.
-    Functions of the database itself are left out."""
+    """The calls of functions that take a session, and of those that begin a walk."""
     found: list[tuple[str, str]] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -57,10 +70,10 @@ def calls(act: Callable[[], object]) -> list[tuple[str, str]]:
         if event == "call" and file.is_relative_to(ROOT) and ".venv" not in file.parts:
             name = str(file.relative_to(ROOT))
             takes_session = "session" in code.co_varnames[: code.co_argcount]
-            if name.startswith(("service/", "worker/")) and not name.startswith("service/db/"):
+            if name.startswith(("service/", "worker/")) and not name.startswith(LEFT_OUT):
                 call = name, code.co_qualname
                 is_resumed = found[-1:] == [call]  # a generator, which is closed
-                if (takes_session or code.co_qualname == "Slot.claim") and not is_resumed:
+                if (takes_session or code.co_qualname in BEGIN) and not is_resumed:
                     found.append(call)
 
     sys.setprofile(note)
@@ -94,6 +107,21 @@ def test_a_look_of_the_controller(database: Database, settings: Settings) -> Non
         session.execute(update(Experiment).values(lease_expires_at=1.0))
     controller = Controller(database, settings.model_copy(update={"lease_s": 0.0}), None)
     assert calls(controller.tick) == walk("A look of the controller")
+
+
+def test_a_submission(database: Database, settings: Settings) -> None:
+    with database.transaction() as session:
+        session.add(ApiKey(id=LOCAL.key_id, user_id=1, secret_sha256=b"", scopes=[]))
+    submission = Submission.model_validate({"spec": ppca_spec()})
+    key = IdempotentRequest("k", "POST /v1/experiments", b"{}")
+    carried_out = partial(submit.submitted, database, settings, LOCAL, key=key)
+    made = calls(
+        lambda: routes.submit(submission, carried_out, QueueSnapshots(), LOCAL, Response())
+    )
+    stored = made[: made.index(("service/experiments/query_routes.py", "to_response"))]
+    assert stored == walk("A submission")
+    assert len({*stored}) <= 25
+    assert len({file for file, _ in stored}) <= 12
 
 
 VALUE = 0.123456789
@@ -159,7 +187,7 @@ def test_a_point(database: Database, settings: Settings) -> None:
     asked = Asked(Format.JSON)
     with database.snapshot() as session:
         passed += passed_by(
-            lambda: routes._answer(
+            lambda: curve_routes._answer(
                 claim.experiment_id, None, user, {}, asked, session, is_first=True
             )
         )
@@ -172,6 +200,7 @@ def test_a_point(database: Database, settings: Settings) -> None:
 @pytest.mark.parametrize(
     "title",
     [
+        "A submission",
         "A claim",
         "The end of an attempt",
         "A look of the controller",

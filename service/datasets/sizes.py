@@ -3,6 +3,7 @@ columns that a model cannot use."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import select
@@ -50,25 +51,25 @@ MAX_KNOWN = 10
 """Uploads whose contents, which may be megabytes, are in memory at the same time."""
 
 
+@dataclass(eq=False)
 class Uploads:
     """The uploads that a reader may use. Each is looked up once."""
 
-    def __init__(self, session: Session, reader_id: int):
-        self.reader_id = reader_id
-        self._session = session
-        self._datasets: dict[str, Dataset | None] = {}
-        self._with_contents: deque[Dataset] = deque()
-        self._ids: dict[str, list[str]] = {}
+    session: Session
+    reader_id: int
+    _datasets: dict[str, Dataset | None] = field(default_factory=dict)
+    _with_contents: deque[Dataset] = field(default_factory=deque)
+    _ids: dict[str, list[str]] = field(default_factory=dict)
 
     def load(self, ids: Iterable[str]) -> None:
         """Look up uploads, without their contents."""
         if missing := [id for id in ids if id not in self._datasets]:
-            found = readable_ones(self._session, self.reader_id, Dataset, missing)
+            found = readable_ones(self.session, self.reader_id, Dataset, missing)
             self._datasets.update({id: found.get(id) for id in missing})
 
     def find(self, dataset_id: Any) -> Dataset | None:
         """Return an upload. The contents of the latest few stay in memory."""
-        if not _is_text(dataset_id):
+        if not isinstance(dataset_id, str):
             return None
         self.load([dataset_id])
         dataset = self._datasets[dataset_id]
@@ -132,7 +133,7 @@ class Uploads:
             query = select(Dataset.id, Dataset.owner_id).where(readable(Dataset))
             own_first = (Dataset.owner_id != self.reader_id, Dataset.id.desc())
             query = query.where(Dataset.name == name).order_by(*own_first).limit(MAX_NAMED)
-            found = self._session.execute(query, reader(self.reader_id)).all()
+            found = self.session.execute(query, reader(self.reader_id)).all()
             own = [one.id for one in found if one.owner_id == self.reader_id]
             self._ids[name] = own or [one.id for one in found]
         ids = self._ids[name]

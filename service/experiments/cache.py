@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +41,18 @@ def fingerprint(files: Collection[Path]) -> str | None:
     return json.dumps(parts) if parts else None
 
 
+@dataclass(frozen=True)
 class CacheKeys:
     """The keys of the specs of one request. Each set of files is checked once."""
 
-    def __init__(self, inputs: ReferencedInputs, files: Inputs):
-        self._inputs, self._files = inputs, files
-        self._fingerprints: dict[tuple[Path, ...], str | None] = {(): ""}
+    inputs: ReferencedInputs
+    files: Inputs
+    _fingerprints: dict[tuple[Path, ...], str | None] = field(default_factory=lambda: {(): ""})
 
     def key(self, spec: ExperimentSpec, document: dict[str, Any]) -> str | None:
         """Return the key of a spec, or None if the files that the spec reads cannot be identified.
         `document` is the spec as it is stored."""
-        digests, files = self._inputs.digests(spec), self._files.files(spec)
+        digests, files = self.inputs.digests(spec), self.files.files(spec)
         if digests is None or files is None:
             return None
         read = tuple(files)

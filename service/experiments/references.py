@@ -72,16 +72,11 @@ class ReferencedInputs:
         query = select(Experiment.id, Experiment.status)
         query = query.where(among(Experiment.id, experiments), readable(Experiment))
         statuses = {row.id: row.status for row in session.execute(query, reader(uploads.reader_id))}
-        trained = (
-            {
-                id: Trained(latent_dim, dim, scaling in STANDARDIZED, weights)
-                for id, latent_dim, dim, scaling, weights in session.execute(
-                    _TRAINED.where(among(Experiment.id, sources))
-                )
-            }
-            if sources
-            else {}
-        )
+        trained = {}
+        if sources:
+            rows = session.execute(_TRAINED.where(among(Experiment.id, sources)))
+            for id, latent_dim, dim, scaling, weights in rows:
+                trained[id] = Trained(latent_dim, dim, scaling in STANDARDIZED, weights)
         return cls(uploads, upload_ids, statuses, trained)
 
     def digests(self, spec: ExperimentSpec) -> list[str] | None:
@@ -133,15 +128,26 @@ def _sources(spec: ExperimentSpec) -> Iterator[tuple[str, str]]:
             yield part, experiment_id
 
 
-def reference_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> list[Problem]:
-    """Return the problems of the uploads and experiments that a spec refers to."""
-    problems = list(_experiment_problems(inputs, spec))
+def reference_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> Iterator[Problem]:
+    """Yield the problems of the uploads and experiments that a spec refers to."""
+    for part, id in _sources(spec):
+        status, trained = inputs.statuses.get(id, Status.FAILED), inputs.trained.get(id)
+        if status in FAILED or trained is None:
+            detail = (
+                "the id of an experiment, yours or shared with the lab, that trains or fits a "
+                "model and did not fail"
+            )
+            yield Problem(f"/{part}/experiment", detail)
+        elif status == Status.SUCCEEDED and trained.weights is None:
+            detail = "this experiment has kept no weights: submit it again"
+            yield Problem(f"/{part}/experiment", detail)
+        else:
+            yield from _unlike(trained, part, spec)
     match spec.data:
         case UploadData():
-            problems += _upload_problems(inputs, spec.data)
+            yield from _upload_problems(inputs, spec.data)
         case PlainText() if spec.data.dataset is not None:
-            problems += _text_problems(inputs, spec.data)
-    return problems
+            yield from _text_problems(inputs, spec.data)
 
 
 def after_problems(inputs: ReferencedInputs, after: Sequence[str]) -> Iterator[Problem]:
@@ -186,22 +192,6 @@ def _upload_problems(inputs: ReferencedInputs, data: UploadData) -> Iterator[Pro
         if getattr(data, name) != found:
             detail = f"the upload's {name} is {found}, not {getattr(data, name)}"
             yield Problem(f"/data/{name}", detail)
-
-
-def _experiment_problems(inputs: ReferencedInputs, spec: ExperimentSpec) -> Iterator[Problem]:
-    for part, id in _sources(spec):
-        status, trained = inputs.statuses.get(id, Status.FAILED), inputs.trained.get(id)
-        if status in FAILED or trained is None:
-            detail = (
-                "the id of an experiment, yours or shared with the lab, that trains or fits a "
-                "model and did not fail"
-            )
-            yield Problem(f"/{part}/experiment", detail)
-        elif status == Status.SUCCEEDED and trained.weights is None:
-            detail = "this experiment has kept no weights: submit it again"
-            yield Problem(f"/{part}/experiment", detail)
-        else:
-            yield from _unlike(trained, part, spec)
 
 
 def _unlike(trained: Trained, part: str, spec: ExperimentSpec) -> Iterator[Problem]:

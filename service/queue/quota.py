@@ -117,18 +117,12 @@ def check_limits(
     Submissions of one user pass here one at a time, so that two do not both take the last place.
     """
     check_priority(session, owner_id, priority)
-    check_number(session, owner_id, fair_share, more)
-    check_bytes(session, owner_id, fair_share, needed)
-
-
-def check_number(session: Session, owner_id: int, fair_share: FairShare, more: int) -> None:
-    """Check that a user may have this number of additional unfinished experiments. Raises
-    ApiError."""
     count, most = submitted_of(session, owner_id, fair_share)
     if count + more > most:
         asked = "" if more == 1 else f"; these are {more} more"
         detail = f"{count} of your experiments have not ended, and your limit is {most}{asked}"
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
+    check_bytes(session, owner_id, fair_share, needed)
 
 
 def check_bytes(session: Session, owner_id: int, fair_share: FairShare, needed: int) -> None:

@@ -43,11 +43,6 @@ class Accepted:
     sweep_id: str = ""
     first: int = 0
 
-    @property
-    def is_all_cached(self) -> bool:
-        """True if the request has stored nothing."""
-        return not self.sweep_id and all(outcome.cached_from for outcome in self.outcomes)
-
     def kept(self) -> list[Any]:
         """Return the results that are stored under an idempotency key."""
         return [self.sweep_id, self.first] if self.sweep_id else [*map(asdict, self.outcomes)]

@@ -218,7 +218,7 @@ class _Checks:
         """Return the memory of a run. Raises SpecError for the problems of the submission. The spec
         of a retry was accepted before, so only its references are checked."""
         spec, is_new = submission.spec, entry.retry_of is None
-        found = reference_problems(self.inputs, spec)
+        found = [*reference_problems(self.inputs, spec)]
         if is_new and self.settings.without_gpus and spec.device == "cuda":
             detail = "this service has no GPU: use auto or cpu"
             found = [Problem("/compute/device", detail)]
@@ -257,6 +257,7 @@ def columns_of(
         "spec": document,
         "spec_bytes": len(json.dumps(document)) + texts,
         "device": submission.spec.device,
+        "family": submission.spec.model.family,
         "expected_bytes": submission.spec.point_count().total * POINT_BYTES
         + submission.spec.artifact_bytes(),
         "memory_bytes": memory.expected if memory else None,

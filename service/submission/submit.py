@@ -75,7 +75,7 @@ def submitted(
         if key is not None:
             made = accepted.kept()
             size = idempotency.size_of(key.key, made)
-            if accepted.is_all_cached:
+            if sweep is None and all(one.cached_from for one in accepted.outcomes):
                 room = quota.room_of(session, user.id, settings.share)
                 made = made if room.holds(size) else []  # nothing was stored: the key stays free
             idempotency.keep(session, kept, key, made)

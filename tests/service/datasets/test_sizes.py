@@ -319,7 +319,7 @@ def test_a_request_keeps_the_contents_of_few_uploads_in_memory(
         inputs = ReferencedInputs.of(session, uploads, specs)
         for _ in range(2):
             for spec in specs:
-                assert reference_problems(inputs, spec) == []
+                assert [*reference_problems(inputs, spec)] == []
                 assert uploads.problems(spec) == []
         for name in ("columns", "column_names"):
             assert sum(name in vars(one) for one in session.identity_map.values()) == MAX_KNOWN
@@ -370,7 +370,7 @@ def test_the_names_of_an_upload_are_read_once_for_all_points(database: Database)
         for _ in range(100):
             assert uploads.completed({"data": data})["data"]["dim"] == 2
             assert uploads.problems(spec) == []
-            assert reference_problems(inputs, spec) == []
+            assert [*reference_problems(inputs, spec)] == []
     assert Counted.uses <= 3 * len(names)
 
 
@@ -384,7 +384,7 @@ def test_a_column_of_text_is_found_among_many_without_a_search(database: Databas
         uploads._datasets["x"] = Dataset(n=3, columns=names)
         Counted.uses = 0
         for _ in range(100):
-            assert reference_problems(ReferencedInputs(uploads), spec) == []
+            assert [*reference_problems(ReferencedInputs(uploads), spec)] == []
     assert 0 < Counted.uses <= 2 * len(names)
 
 

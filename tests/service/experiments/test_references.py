@@ -24,7 +24,7 @@ def test_a_family_without_baseline_and_weights(database: Database) -> None:
         uploads = Uploads(session, 1)
         # The family is not registered.
         inputs = ReferencedInputs.of(session, uploads, [spec])  # type: ignore[list-item]
-        found = reference_problems(inputs, spec)  # type: ignore[arg-type]
+        found = [*reference_problems(inputs, spec)]  # type: ignore[arg-type]
     assert [(one.pointer, one.detail) for one in found] == [("/data/dataset", NO_UPLOAD)]
 
 
@@ -64,5 +64,5 @@ def test_a_text_needs_an_upload_of_text_with_its_columns(
                                 n=9, dim=dim, columns=columns))  # fmt: skip
         session.flush()
         inputs = ReferencedInputs.of(session, Uploads(session, 1), [spec])
-        found = reference_problems(inputs, spec)
+        found = [*reference_problems(inputs, spec)]
     assert [(one.pointer, one.detail) for one in found] == problems
