@@ -31,7 +31,7 @@ CURVES = (
     "tests/service/records/test_many_curves.py",
 )
 SUBMISSIONS = (
-    "tests/service/submission/test_idempotency.py",
+    "tests/service/submission",
     "tests/service/sweeps",
     *(f"{EXPERIMENTS}/test_{name}.py" for name in ("store", "after", "cache", "kept_bytes")),
 )

@@ -23,9 +23,11 @@ from service.queue import lease
 from service.refusals import ApiError
 from service.settings import Settings
 from service.submission.models import KeptRequest
-from service.submission.preparation import prepare
+from service.submission.preparation import Entry, Prepared, prepare
 from service.submission.requests import Bodies
 from service.submission.submit import insert_all
+from service.sweeps import store as sweeps
+from service.sweeps.schemas import SweepSubmission
 from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import SPEC, claim_next, count, finish, rows, sweep
 from tests.support import attempts, stored
@@ -305,6 +307,32 @@ def test_a_submission_holds_up_no_run_that_it_refers_to(lab: Settings, named_by:
                 lease.finish(session, claim, Status.SUCCEEDED)
         release_held(database)
         assert attempts.claim_next(database).experiment_id == accepted.outcomes[0].id
+
+
+def test_two_retries_at_once_do_not_both_take_the_last_place_of_a_sweep(
+    lab: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "MAX_EXPERIMENTS", 3)
+    with two(lab) as (database, other), ThreadPoolExecutor(1) as pool:
+        body = SweepSubmission.model_validate({"spec": ppca_spec(), "grid": {"seeds": [[1], [2]]}})
+        with database.transaction() as session:
+            added = sweeps.add(session, sweeps.new(1, body))
+            point = stored.prepared(Entry(Submission.model_validate({"spec": ppca_spec()})))
+            points = Prepared(1, [point, point])
+            insert_all(session, points, by=LOCAL, fair_share=FairShare(), sweep=added)
+            session.execute(update(Experiment).values(status=Status.FAILED))
+            ids = session.scalars(select(Experiment.id)).all()
+
+        def retry(id: str) -> None:
+            with other.transaction() as session:
+                stored.retry(session, session.get_one(Experiment, id))
+
+        with database.transaction() as session:
+            stored.retry(session, session.get_one(Experiment, ids[0]))
+            second = pool.submit(retry, ids[1])
+            wait_for_waiting(database, 1)
+        with pytest.raises(ApiError, match="a sweep has at most 3 experiments"):
+            second.result()
 
 
 def limit(api: TestClient, **limits: int) -> None:
