@@ -3,7 +3,7 @@
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPMessage
 
@@ -17,9 +17,13 @@ from sqlalchemy.orm import Session
 from benchmarks.figures import Figure
 from service.db.engine import Database
 from service.experiments.models import Block, Experiment, Metric, Series, Status
+from service.records.compaction import compact
+from service.records.recording import BATCH_RECORDS, Batch, record
 from service.settings import Settings
+from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab
+from tests.support.records import point
 
 SMALL = ppca_spec()
 POINTS_OF_BLOCK = 2_000
@@ -115,6 +119,45 @@ def curves(settings: Settings) -> Iterator[Figure]:
         for form in ("json", "csv", "arrow"):
             took = asker.median(f"/v1/curves:batchGet?format={form}", body)
             yield Figure(f"100 experiments at once, {form}", took, "ms", at_most=300)
+
+
+DAY_S, SAVED_EVERY_S = 86_400, 30
+
+
+def slow_run(settings: Settings) -> Iterator[Figure]:
+    """Measure curves of a run that stored one point a second for a day, with a checkpoint every 30
+    s, and of one that stored the same points in large batches."""
+    seqs = range(1, DAY_S + 1)
+    with closing(Database(settings.url)) as database:
+        slow, quick = claimed(database), claimed(database)
+        compacting_s = 0.0
+        for saved in range(0, DAY_S, SAVED_EVERY_S):
+            with database.transaction() as session:
+                for seq in seqs[saved : saved + SAVED_EVERY_S]:
+                    record(session, slow, _batch([seq]), lease_s=1e6)
+            began = time.perf_counter()
+            with database.transaction() as session:
+                compact(session, slow.experiment_id, saved + SAVED_EVERY_S)
+            compacting_s += time.perf_counter() - began
+        for first in range(0, DAY_S, BATCH_RECORDS):
+            with database.transaction() as session:
+                record(session, quick, _batch(seqs[first : first + BATCH_RECORDS]), lease_s=1e6)
+    yield Figure("compaction, each time", 1000 * compacting_s / (DAY_S / SAVED_EVERY_S), "ms")
+    with asking(settings) as asker:
+        for what in ("max_points=100000", THINNED):
+            slow_ms, quick_ms = (
+                asker.median(f"/v1/experiments/{claim.experiment_id}/curves?{what}")
+                for claim in (slow, quick)
+            )
+            yield Figure(f"{what}, a quick run", quick_ms, "ms")
+            yield Figure(f"{what}, a slow run", slow_ms, "ms")
+
+
+def _batch(seqs: Iterable[int]) -> Batch:
+    batch = Batch()
+    for seq in seqs:
+        batch.add(point(seq))
+    return batch
 
 
 def curves_of_one(settings: Settings, looks: int) -> Iterator[Figure]:

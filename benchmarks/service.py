@@ -331,6 +331,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "sweeps": sweeps,
     "recording": recording,
     "curves": queries.curves,
+    "slow_run": queries.slow_run,
     "list": queries.lists,
     "streams": listening.streams,
     "metrics": scale.metrics,

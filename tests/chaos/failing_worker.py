@@ -101,6 +101,7 @@ def main(settings: Settings, step: str, when: str, *options: str) -> None:
     exit_at(step, when)
     if step in BACKGROUND:
         Controller(Database(settings.url), settings, None).run(threading.Event())
-    recording.BATCH_RECORDS, compaction.MANY = 1, 2  # so that there are blocks to merge
+    # so that there are blocks to merge
+    recording.BATCH_RECORDS, compaction.MANY, compaction.MANY_AT_END = 1, 2, 2
     Slot.new_runner = lambda self: stub(*options)  # type: ignore[method-assign]
     Worker(settings, Queue.CPU).run_locally()

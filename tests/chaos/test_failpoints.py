@@ -105,6 +105,7 @@ def test_exit_at_a_step(
     monkeypatch.setattr(Slot, "new_runner", lambda self: stub())
     monkeypatch.setattr(recording, "BATCH_RECORDS", 1)
     monkeypatch.setattr(compaction, "MANY", 2)
+    monkeypatch.setattr(compaction, "MANY_AT_END", 2)
     recover(quick, database, made.id)
     if step == "release":
         assert status(database, made.id) == "paused"

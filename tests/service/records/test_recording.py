@@ -1,7 +1,9 @@
 """Columns that each record sets in the tables."""
 
 import json
+import random
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from service.experiments.models import (
 from service.queue import lease
 from service.queue.lease import Claim
 from service.records import compaction, recording
-from service.records.compaction import ALL, compact
+from service.records.compaction import ALL, MANY, MANY_AT_END, compact
 from service.records.curves import read_series
 from service.records.recording import Batch, canonical, record
 from service.records.stored_records import record_lines, stored_series
@@ -373,22 +375,31 @@ def test_a_resumed_run_continues_after_the_blocks_up_to_its_checkpoint(either: D
     assert numbers_of_points(either, again) == [*range(1, 41)]
 
 
-def test_small_blocks_are_merged_once_they_are_many(either: Database) -> None:
+def test_blocks_of_a_long_run_become_few(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the sizes of its batches, the points stay the same and in order, and there are few
+    blocks of each size after the last larger one."""
+    sizes = (1, 4, 16, 64)
+    monkeypatch.setattr(compaction, "SIZES", sizes)
+    chance = random.Random(4)
     claim = claimed(either)
-    large = range(1, compaction.SMALL + 1)
-    write(either, claim, point(1))
-    write(either, claim, *(point(seq + 1) for seq in large))
-    last = compaction.SMALL + 1
-    many = compaction.MANY
-    for seq in range(last + 1, last + many + 1):
-        write(either, claim, point(seq))
-    found = []
-    for seq in (last + many + 1, last + many + 2):
-        with either.transaction() as session:
-            compact(session, claim.experiment_id, ALL)
-        found.append([one["count"] for one in by_number(either)])
-        write(either, claim, point(seq))
-    assert found == [[1, compaction.SMALL, many], [1, compaction.SMALL, many, 1]]
+    last = 0
+    for _ in range(150):
+        count = 70 if chance.random() < 0.02 else chance.choice((1, 1, 1, 2, 3))
+        batch = range(last + 1, last + count + 1)
+        last = batch[-1]
+        write(either, claim, *(point(seq, labels={"seed": 1}) for seq in batch))
+        if chance.random() < 0.2:
+            up_to = last if chance.random() < 0.9 else ALL
+            with either.transaction() as session:
+                compact(session, claim.experiment_id, up_to)
+            assert numbers_of_points(either, claim) == [*range(1, last + 1)]
+            counts = [block["count"] for block in by_number(either)]
+            for size, next_size in pairwise(sizes):
+                larger = [i for i, count in enumerate(counts) if count >= next_size]
+                after = counts[larger[-1] + 1 :] if larger else counts
+                small = [count for count in after if count >= size]
+                assert len(small) < (MANY_AT_END if up_to == ALL else MANY)
+    assert len(counts) < 75
 
 
 def test_points_of_an_old_store_are_read(either: Database) -> None:
