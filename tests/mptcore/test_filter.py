@@ -96,7 +96,7 @@ def test_supervised_the_spec_is_the_first_line() -> None:
     process = start("--supervised")
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(line(SMALL) + b'{"committed": 1}\n')
+    process.stdin.write(line(SMALL) + b'{"checkpoint": "a"}\n')
     process.stdin.flush()  # stdin stays open: the run must not wait for its end
     records = [json.loads(row) for row in process.stdout]
     assert process.wait(timeout=60) == 0
@@ -147,9 +147,10 @@ def test_supervised_the_envelope_adds_environment_variables(
 
 
 def test_a_spare_process_without_a_spec_ends_with_0(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which it replaces
     assert __main__.supervised() == COMPLETE == 0
-    said, told = capsys.readouterr()
+    said, told = capfd.readouterr()
     assert (json.loads(said), told) == (READY, "")
