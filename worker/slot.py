@@ -5,6 +5,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
@@ -127,8 +128,8 @@ class Slot:
             try:
                 runner = self.runner = self.new_runner()
             except OSError as error:
-                with self.database.transaction() as session:
-                    lease.release(session, claim, None)
+                with suppress(*TRANSIENT_DB_ERRORS), self.database.transaction() as session:
+                    lease.release(session, claim)
                 raise UnfitWorker(f"no run can be started: {error}") from error
             log.info("attempt %d begins", claim.attempt)
             self._supervision = Supervision(self.database, self.settings, claim, runner)

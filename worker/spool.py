@@ -28,19 +28,19 @@ class Spool:
         return self._file.fileno()
 
     @property
-    def unread_bytes(self) -> int:
-        size = os.fstat(self.fileno()).st_size if self._last_bytes is None else self._last_bytes
-        return size - self._read_bytes
+    def size(self) -> int:
+        """Bytes that are read, or will be."""
+        return os.fstat(self.fileno()).st_size if self._last_bytes is None else self._last_bytes
 
     @property
     def has_more(self) -> bool:
         """True if there are lines that were not taken."""
-        return bool(self._lines) or self.unread_bytes > 0
+        return bool(self._lines) or self.size > self._read_bytes
 
     def read(self) -> None:
         """Read on, unless there are lines that were not taken."""
         if not self._lines:
-            most = min(READ_BYTES, self.unread_bytes)
+            most = max(0, min(READ_BYTES, self.size - self._read_bytes))  # a library may cut it
             chunk = os.pread(self.fileno(), most, self._read_bytes)
             self._read_bytes += len(chunk)
             *lines, self._part = (self._part + chunk).split(b"\n")
@@ -56,7 +56,7 @@ class Spool:
     def end(self) -> None:
         """Ignore what is written from now on, by processes that outlive the runner."""
         if self._last_bytes is None:
-            self._last_bytes = self._read_bytes + self.unread_bytes
+            self._last_bytes = self.size
 
     def close(self) -> None:
         self._file.close()

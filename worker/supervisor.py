@@ -22,8 +22,9 @@ from service.experiments.inputs import Inputs
 from service.experiments.models import DesiredState, Queue, Status
 from service.experiments.references import input_files
 from service.queue import lease, rooms
-from service.queue.lease import Claim, FailureCause, LeaseLost
-from service.records.compaction import ALL, compact
+from service.queue.lease import Claim, FailureCause, LeaseLost, heartbeat
+from service.queue.states import is_terminal
+from service.records.compaction import ALL, MANY_AT_END, compact
 from service.records.recording import Batch, record
 from service.settings import Settings
 from worker.children import GONE
@@ -41,8 +42,8 @@ PROGRESS_S = 0.5
 READ_S = FLUSH_S / 2
 UNHEARD_S = 5.0
 """Seconds to wait for a killed process to exit."""
-SPOOL_BYTES = 2**32
-"""Maximum size of records that wait in the spool, as while the database is unavailable."""
+RECORD_BYTES = 1000
+"""Bytes of output that a run may write for each of its records. A point takes 160."""
 OTHER_RECORDS = 100_000
 """Maximum number of numbered records that a run may write beside its points: metrics, logs and
 artifacts."""
@@ -83,6 +84,9 @@ class Supervision:
         self.failure: FailureCause | None = None
         self.desired = DesiredState.RUN
         self._batch = Batch()
+        self._stored_batches = 0
+        self._merges_up_to = 0
+        """Records up to this one may be in small blocks that are not merged yet."""
         self._last_contact = -math.inf  # with the database
         self._is_away = False
         """True while the database is unavailable. The batch may be committed and is kept as it is.
@@ -111,7 +115,8 @@ class Supervision:
         try:
             self.runner.start(self._order(is_stopping))
             while self._step():
-                self._end_early(is_stopping())
+                if self.runner.alive:  # else it is about to be stored how it has ended
+                    self._end_early(is_stopping())
             outcome = self._settle()
         except LeaseLost as error:
             log.warning("%s: its runner is killed", error)
@@ -170,7 +175,9 @@ class Supervision:
             self._fill_batch()
         if time.monotonic() >= self._last_contact + self._flush_after_s:
             self._flush()
-        return self.runner.has_unread or not has_ended
+        elif self._merges_up_to and not self._compact(self._merges_up_to):
+            self._merges_up_to = 0
+        return not has_ended or (self.runner.has_unread and not self._refused)
 
     def _fill_batch(self) -> None:
         while not self._batch.is_complete and (line := self.runner.next_record()) is not None:
@@ -217,8 +224,8 @@ class Supervision:
                     self._batch.eta_s = self._pace.eta_s(line["done"], line["total"], now)
                 case "artifact" | "checkpoint" as kind:
                     line = {**line, "bytes": self._size_of(kind, line["file"])}
-            self._batch.add(line)
-            self._received += line["seq"] is not None
+            if self._batch.add(line):
+                self._received += line["seq"] is not None
         except UNSTORABLE as error:
             self._refuse_records(error)
         if self._received > self.settings.limits.points + OTHER_RECORDS:
@@ -240,8 +247,6 @@ class Supervision:
         try:
             with self.database.transaction() as session:
                 self.desired = record(session, self.claim, batch, self.settings.lease_s)
-                if batch.checkpoint is not None:
-                    compact(session, self.claim.experiment_id, batch.checkpoint["after"])
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable, the run continues: %s", error)
             self._is_away = True
@@ -251,8 +256,22 @@ class Supervision:
             return
         self._is_away = False
         self._batch = Batch()
+        self._stored_batches += batch.size > 0
         if batch.checkpoint is not None:
+            self._merges_up_to = batch.checkpoint["after"]
             self._forget_old_checkpoints(batch.checkpoint["file"])
+
+    def _compact(self, up_to: int) -> bool:
+        """Merge small blocks of points: in the course of the run behind the fence, then all. What
+        cannot be merged now stays as it is. Return whether there may be more."""
+        try:
+            with self.database.transaction() as session:
+                if up_to != ALL:
+                    heartbeat(session, self.claim, self.settings.lease_s)
+                return compact(session, self.claim.experiment_id, up_to)
+        except TRANSIENT_DB_ERRORS as error:
+            log.warning("small blocks are not merged: %s", error)
+            return False
 
     def _refuse_records(self, error: Exception) -> None:
         """End a run that gave a record which cannot be stored. The record and all that follow it
@@ -288,14 +307,15 @@ class Supervision:
     def _end_early(self, stopping: bool) -> None:
         """End the run if its owner, its worker or a limit requires it: at once, or after the kill
         grace."""
+        self._notice_full_disk()
         if self._decided is not None:
             pass  # it is ending already
         elif self.desired == DesiredState.CANCEL:
             self._decide(Status.CANCELLED)
             self.runner.signal(signal.SIGTERM)
             self._kill_after(self.settings.kill_grace_s)
-        elif (no_space := self._waited_for_space()) is not None:
-            self._decided = self._hand_back(no_space)
+        elif self._full_disk is not None and self._silent_s > self.settings.stall_s:
+            self._decided = self._hand_back(self._full_disk)
             self._kill_after(0)
         elif (failure := self._over_limit()) is not None:
             self._decide(Status.FAILED, failure)
@@ -306,7 +326,7 @@ class Supervision:
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self.runner.signal(signal.SIGKILL)
             if time.monotonic() >= self._kill_at + UNHEARD_S:
-                self.runner.kill()  # kills a warm parent that does not report the exit
+                self.runner.child.close()  # kills a warm parent that does not report the exit
 
     def _kill_after(self, grace_s: float) -> None:
         self._kill_at = time.monotonic() + grace_s
@@ -315,19 +335,20 @@ class Supervision:
     def _is_past_grace(self) -> bool:
         return self._kill_at is not None and time.monotonic() >= self._kill_at
 
-    def _waited_for_space(self) -> FailureCause | None:
-        """Return the cause if the run was silent for too long because of a full disk. It reports a
-        file that finds no space, but cannot report that its records find none."""
-        if self._silent_s <= self.settings.stall_s:
-            return None
-        if self._full_disk is not None:
-            return self._full_disk
+    def _notice_full_disk(self) -> None:
+        """Notice that a run which is silent at a limit finds no space for its records, which it
+        cannot report. The wait is then no run time."""
+        is_late = time.monotonic() > self._deadline or self._silent_s > self.settings.stall_s
+        if self._full_disk is not None or not self._silent_s or not is_late:
+            return
         try:
             with tempfile.TemporaryFile(dir=self.settings.store) as file:
                 file.write(bytes(TRIED_BYTES))
         except OSError as error:
-            return FailureCause(DISK_FULL, f"its records cannot be written to the store: {error}")
-        return None
+            message = f"its records cannot be written to the store: {error}"
+            self._full_disk = FailureCause(DISK_FULL, message)
+            self._full_since = time.monotonic() - self._silent_s
+            log.warning("%s: the run waits", message)
 
     def _over_limit(self) -> FailureCause | None:
         if self._full_disk is None and time.monotonic() > self._deadline:
@@ -337,8 +358,9 @@ class Supervision:
         if self._silent_s > self.settings.stall_s:
             message = f"it reported nothing for {self.settings.stall_s:.0f} s"
             return FailureCause("timeout", message)
-        if self.runner.spool.unread_bytes > SPOOL_BYTES:
-            message = f"{SPOOL_BYTES} bytes of its records wait for the database"
+        most_bytes = RECORD_BYTES * (self.settings.limits.points + OTHER_RECORDS)
+        if self.runner.spool.size > most_bytes:
+            message = f"it writes more than {most_bytes} bytes (MPT_LIMITS__POINTS)"
             return FailureCause("error", message)
         if self._memory.is_over(self.runner.child.pid):
             return self._out_of_memory(LESS_MEMORY)
@@ -446,11 +468,9 @@ class Supervision:
         if failure is not None:
             log.warning("it fails: %s: %s", failure.kind, failure.message)
 
-        def commit(session: Session) -> None:
-            lease.finish(session, self.claim, status, failure, self._peak)
-            compact(session, self.claim.experiment_id, ALL)
-
-        return Outcome(status, commit)
+        return Outcome(
+            status, lambda session: lease.finish(session, self.claim, status, failure, self._peak)
+        )
 
     def _release(self) -> Outcome:
         return Outcome("unfinished", lambda session: lease.release(session, self.claim, self._peak))
@@ -466,10 +486,14 @@ class Supervision:
             try:
                 with self.database.transaction() as session:
                     outcome.commit(session)
-                return outcome
+                break
             except TRANSIENT_DB_ERRORS as error:
                 log.warning("the database is unreachable, the outcome waits: %s", error)
                 time.sleep(self.settings.heartbeat_s)
+        if is_terminal(outcome.name) and self._stored_batches >= MANY_AT_END:
+            while self._compact(ALL):
+                pass
+        return outcome
 
 
 def _no_space(file: str, size: int) -> FailureCause:

@@ -68,6 +68,12 @@ def downgrade() -> None:
         sa.Column("bytes", sa.BigInteger(), nullable=False),
     )
     op.drop_index("ix_requests_owner_id_kept_bytes", "requests")
+    kept = {"experiments": "2048 + spec_bytes + coalesce(record_bytes, 0)"}
+    for table, size in (kept | dict.fromkeys(KEPT, "kept_bytes")).items():
+        op.execute(
+            "INSERT INTO byte_changes (owner_id, bytes) "
+            f"SELECT owner_id, sum({size}) FROM {table} GROUP BY owner_id"
+        )
     for table in KEPT:
         op.drop_column(table, "kept_bytes")
     op.drop_index("ix_experiments_unmeasured", "experiments")

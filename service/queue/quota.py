@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from service.accounts.models import User
 from service.datasets.models import Dataset
-from service.experiments.models import UNFINISHED, Checkpoint, Experiment
+from service.experiments.models import TERMINAL, UNFINISHED, Checkpoint, Experiment
 from service.fair_share import FairShare
 from service.queue.claims import MAX_PRIORITY
 from service.queue.sizes import EXPERIMENT_BYTES
@@ -64,7 +64,8 @@ class Room:
 
     kept: int
     expected: int
-    """Points that the user's unfinished experiments write at most."""
+    """Points that the user's unfinished experiments write at most, or that ended ones may have
+    written if they are not measured yet."""
     most: int | None
 
     def holds(self, needed: int) -> bool:
@@ -99,10 +100,17 @@ def room_of(session: Session, owner_id: int, fair_share: FairShare) -> Room:
     computed."""
     if (most := limit(session, owner_id, fair_share)) is None:
         return UNLIMITED
-    expected = select(func.coalesce(func.sum(Experiment.expected_bytes), 0)).where(
-        Experiment.owner_id == owner_id, Experiment.status.in_(UNFINISHED)
-    )
-    return Room(kept(session, owner_id), int(session.execute(expected).scalar_one()), most)
+    sums = [
+        select(func.coalesce(func.sum(Experiment.expected_bytes), 0))
+        .where(Experiment.owner_id == owner_id, condition)
+        .scalar_subquery()
+        for condition in (
+            Experiment.status.in_(UNFINISHED),
+            Experiment.record_bytes.is_(None) & Experiment.status.in_(TERMINAL),
+        )
+    ]
+    expected = sum(session.execute(select(*sums)).one())
+    return Room(kept(session, owner_id), int(expected), most)
 
 
 def check_limits(

@@ -2,78 +2,102 @@
 a reader takes longer for a block than for a point."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, Row, bindparam, delete, func, select
+from sqlalchemy import Row, delete, func, select
 from sqlalchemy.orm import Session
 
 from service.db.engine import IN_BINARY, insert_new
-from service.experiments.models import Block, Series
+from service.experiments.models import Block, Experiment, Series
 from service.records.recording import COLUMNS, MAX_REASONS
 
-SIZES = (1, 256, 4096, 65_536)
+SIZES = (1, 256, 2048)
 """Numbers of points of a block. Blocks from one size to below the next are merged together, so that
 a point is rewritten only a few times. Blocks of the last size stay as they are."""
+MAX_POINTS = 4096
+"""Approximate maximum number of points of a merged block: a download holds one of each series."""
 MANY, MANY_AT_END = 16, 4
 """Numbers of blocks of a size, one after the other at the end of a series, that are merged: in the
 course of a run, and at its end."""
 ALL = 2**31 - 1
 """Larger than any record number."""
+BLOCKS_AT_ONCE = 2000
+"""Number of blocks after which a transaction merges no more, so that it is short compared to a
+lease."""
 
 _TABLE = Block.metadata.tables[Block.__tablename__]
+_POINTS = Block.count.label("points")  # a row has a method of its own called count
 
 
-def _last_of(size: str) -> ColumnElement[int]:
-    """The first record of a series' last block of at least this size; -1 if there is none."""
-    last = select(func.max(Block.first_seq))
-    last = last.where(Block.series_id == Series.id, Block.count >= bindparam(size))
-    return func.coalesce(last.correlate(Series).scalar_subquery(), -1)
+@dataclass
+class _Part:
+    """Consecutive blocks of a series that become one."""
+
+    points: int
+    first_seqs: list[int]
 
 
-_IN_RANGE = (
-    Block.series_id == Series.id,
-    Block.first_seq > _last_of("next_size"),
-    Block.first_seq <= _last_of("size"),
-    Block.last_seq <= bindparam("up_to"),
-)
-_NUMBER = select(func.count()).where(*_IN_RANGE, Block.count >= bindparam("size"))
-_MANY_SMALL = (
-    select(_TABLE)
-    .join(Series, _IN_RANGE[0])
-    .where(
-        Series.experiment_id == bindparam("of"),
-        _NUMBER.correlate(Series).scalar_subquery() >= bindparam("many"),
-        *_IN_RANGE[1:],
-    )
-    .order_by(Block.series_id, Block.first_seq)
-)
-_DELETE = delete(_TABLE).where(
-    _TABLE.c.series_id == bindparam("of"),
-    _TABLE.c.first_seq.between(bindparam("first"), bindparam("last")),
-)
+def compact(session: Session, experiment_id: str, up_to: int) -> bool:
+    """Merge the small blocks at the end of each series that has many, as far as records `up_to`.
+    Return whether there may be more. No later resume may delete some of these records and keep
+    others."""
+    experiment = select(Experiment.id).where(Experiment.id == experiment_id)
+    if session.scalar(experiment.with_for_update(read=True, key_share=True)) is None:
+        return False  # it is purged
+    many = MANY_AT_END if up_to == ALL else MANY
+    of_it = Series.experiment_id == experiment_id, Block.last_seq <= up_to
+    of_series = select(Block.series_id).join(Series, Series.id == Block.series_id).where(*of_it)
+    ids = session.scalars(of_series.group_by(Block.series_id).having(func.count() >= many)).all()
+    read = saved = 0
+    for series_id in ids:
+        columns = Block.first_seq, _POINTS, Block.seq.is_(None).label("is_old")
+        blocks = select(*columns).where(Block.series_id == series_id, Block.last_seq <= up_to)
+        rows = session.execute(blocks.order_by(Block.first_seq)).all()
+        for part in _parts(rows, many):
+            if len(part.first_seqs) > 1:
+                read += len(part.first_seqs)
+                saved += len(part.first_seqs) - _merge(session, series_id, part.first_seqs)
+        if read >= BLOCKS_AT_ONCE:
+            return saved > 0
+    return False
 
 
-def compact(session: Session, experiment_id: str, up_to: int) -> None:
-    """Merge the small blocks at the end of each series that has many, as far as records `up_to`. No
-    later resume may delete some of these records and keep others. Call it behind the fence."""
-    given = {"of": experiment_id, "up_to": up_to, "many": MANY_AT_END if up_to == ALL else MANY}
-    connection = session.connection()
+def _parts(blocks: Sequence[Row[int, int, bool]], many: int) -> list[_Part]:
+    """Return the parts of a series after merging. A block of before version 0.2 has no record
+    numbers and stays as it is, as a large one does."""
+    parts = [_Part(SIZES[-1] if one.is_old else one.points, [one.first_seq]) for one in blocks]
     for size, next_size in pairwise(SIZES):
-        sizes = {"size": size, "next_size": next_size}
-        small = session.execute(_MANY_SMALL, given | sizes, execution_options=IN_BINARY).all()
-        series = (rows for _, rows in groupby(small, key=lambda block: block.series_id))
-        parts = [part for rows in series for part in _with_few_reasons(rows)]
-        if parts:
-            connection.execute(_DELETE, [
-                {"of": part[0].series_id, "first": part[0].first_seq, "last": part[-1].first_seq}
-                for part in parts
-            ])  # fmt: skip
-            insert_new(session, Block, [_merged(part) for part in parts])
+        begin = 1 + max((i for i, part in enumerate(parts) if part.points >= next_size), default=-1)
+        end = 1 + max((i for i, part in enumerate(parts) if part.points >= size), default=-1)
+        small = parts[begin:end]
+        if sum(part.points >= size for part in small) < many:
+            continue
+        joined = small[:1]
+        for part in small[1:]:
+            last = joined[-1]
+            if last.points + part.points > MAX_POINTS:
+                joined.append(part)
+            else:
+                joined[-1] = _Part(last.points + part.points, last.first_seqs + part.first_seqs)
+        parts[begin:end] = joined
+    return parts
 
 
-def _with_few_reasons(blocks: Iterator[Row[Any]]) -> Iterator[Sequence[Row[Any]]]:
+def _merge(session: Session, series_id: int, first_seqs: Sequence[int]) -> int:
+    """Merge consecutive blocks, and return how many they are then."""
+    is_part = Block.series_id == series_id, Block.first_seq.between(first_seqs[0], first_seqs[-1])
+    query = select(_TABLE).where(*is_part).order_by(Block.first_seq)
+    blocks = session.execute(query, execution_options=IN_BINARY).all()
+    session.execute(delete(_TABLE).where(*is_part))
+    merged = [_merged(part) for part in _with_few_reasons(blocks)]
+    insert_new(session, Block, merged)
+    return len(merged)
+
+
+def _with_few_reasons(blocks: Sequence[Row[Any]]) -> Iterator[Sequence[Row[Any]]]:
     """Split blocks so that each part has at most MAX_REASONS reasons."""
     part, reasons = list[Row[Any]](), set[str]()
     for block in blocks:

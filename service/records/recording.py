@@ -68,8 +68,8 @@ class Batch:
         others = (self.points, self.metrics, self.logs, self.artifacts, self.restarts)
         return not any((*others, self.checkpoint, self.environment))
 
-    def add(self, record: dict[str, Any]) -> None:
-        """Add a record, unless it is of a kind that is not stored."""
+    def add(self, record: dict[str, Any]) -> bool:
+        """Add a record. Return False if it is of a kind that is not stored."""
         match record["record"]:
             case "point":
                 key = (record["series"], canonical(record["labels"]))
@@ -84,7 +84,7 @@ class Batch:
                 self.progress = record
             case "snapshot":
                 self.ends = self.size > 0
-                return
+                return False
             case "checkpoint":
                 self.checkpoint, self.ends = record, True
             case "environment":
@@ -92,9 +92,10 @@ class Batch:
             case "restart":
                 self.restarts = True
             case _:
-                return
+                return False
         self.last_seq = record["seq"] or self.last_seq  # some have no `seq`
         self.size += 1
+        return True
 
 
 def record(session: Session, claim: Claim, batch: Batch, lease_s: float) -> DesiredState:

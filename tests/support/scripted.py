@@ -57,10 +57,10 @@ class ScriptedRunner:
             self.looks[-1:] = [[*(looks[-1] if looks else []), end(*looks)]]
         self.status = status
         self.unread: list[Record] = []
-        self.spool = SimpleNamespace(unread_bytes=0)
+        self.spool = SimpleNamespace(size=0)
         self.ready = True
         self.stderr = ""
-        self.child = SimpleNamespace(pid=None)
+        self.child = SimpleNamespace(pid=None, close=self.kill)
         self.heeds_sigkill = True
         self.orders: list[dict[str, Any]] = []
         self.told: list[tuple[float, object]] = []

@@ -191,7 +191,7 @@ def test_the_peak_is_kept_for_every_outcome(watch: Watch, status: int) -> None:
 
 
 def test_the_peak_on_a_cpu_is_of_main_memory(watch: Watch) -> None:
-    watch.run(MEMORY, child=type("Me", (), {"pid": os.getpid()}))
+    watch.run(MEMORY, [], child=type("Me", (), {"pid": os.getpid()}))
     assert (peak_bytes(watch) or 0) > 2**20
 
 

@@ -328,10 +328,16 @@ def test_a_runner_that_meets_a_full_disk_is_handed_back(watch: Watch) -> None:
 def test_a_silent_run_that_cannot_write_its_records_is_handed_back(
     watch: Watch, tmp_path: Path
 ) -> None:
-    """It cannot report that. A missing store stands for a full one."""
-    watch.settings = watch.settings.model_copy(update={"store": tmp_path / "missing"})
+    """It cannot report that. A missing store stands for a full one. The wait is no run time."""
+    stall_s = 4.0 * LIMIT_S
+    update = {"store": tmp_path / "missing", "stall_s": stall_s}
+    watch.settings = watch.settings.model_copy(update=update)
     ended, _ = watch.run(points(1), status=None)
     assert (ended, watch.found.status, watch.found.lost) == ("disk_full", "queued", 0)
+    attempt_again(watch)
+    wait: list[list[Record]] = [[]] * int(2 * LIMIT_S / LOOK_S)
+    ended, _ = watch.run(*wait, points(2), [], points(3))
+    assert (ended, watch.found.last_seq) == ("succeeded", 3)
 
 
 def test_a_run_continues_when_there_is_space_again(watch: Watch) -> None:
@@ -486,9 +492,38 @@ def test_records_wait_in_the_spool_while_the_database_is_away(
 
 
 def test_a_run_whose_spool_grows_without_end_fails(watch: Watch) -> None:
-    spool = SimpleNamespace(unread_bytes=supervisor.SPOOL_BYTES + 1)
-    ended, _ = watch.run(points(1), status=None, spool=spool)
+    ended, _ = watch.run(points(1), status=None, spool=SimpleNamespace(size=2**40))
     assert (ended, watch.failure[0]) == ("failed", "error")
+
+
+@pytest.mark.parametrize("disturbance", ["time limit", "stop", "pause"])
+def test_a_run_that_ended_while_the_database_was_away_keeps_its_end(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, disturbance: str
+) -> None:
+    """Its records wait longer than its time limit, or than the grace of a stopping worker."""
+    stopping = watch.clock.now + 1
+    if disturbance == "pause":
+        desire(watch, DesiredState.PAUSE)
+    long = 2.0 * LIMIT_S + GRACE_S + supervisor.UNHEARD_S
+    with away(monkeypatch, lambda: not 0.5 < watch.clock.now - BEGAN < long):
+        ended, _ = watch.run(
+            *[points(seq) for seq in range(1, 20)],
+            is_stopping=lambda: disturbance == "stop" and watch.clock.now > stopping,
+        )
+    assert watch.clock.now - BEGAN > long
+    assert (ended, watch.found.last_seq) == ("succeeded", 19)
+
+
+def test_records_of_a_run_that_is_ended_in_an_outage_are_stored(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not heed its kill for some time."""
+    long = 2.0 * LIMIT_S
+    with away(monkeypatch, lambda: not 0.5 < watch.clock.now - BEGAN < long):
+        ended, _ = watch.run(
+            *[points(seq) for seq in range(1, 20)], status=None, heeds_sigkill=False
+        )
+    assert (ended, watch.found.last_seq) == ("failed", 19)
 
 
 def test_a_lost_lease_ends_the_runner_and_writes_nothing(watch: Watch) -> None:

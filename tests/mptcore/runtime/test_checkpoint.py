@@ -172,12 +172,13 @@ def test_a_stopped_run_is_resumed_by_another_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_bad_envelope_ends_with_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text = json.dumps({"spec": BASE, "checkpoint": "x"}).encode() + b"\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which it replaces
     assert __main__.supervised() == INVALID
-    said, told = capsys.readouterr()
+    said, told = capfd.readouterr()
     assert json.loads(said)["record"] == "ready"
     assert told.startswith("/checkpoint: ")
 

@@ -279,6 +279,17 @@ def test_expected_output_of_running_experiments_counts(either: Database) -> None
     submit(fair_share)
 
 
+def test_what_an_ended_run_may_have_written_counts_until_it_is_measured(either: Database) -> None:
+    claim = claimed(either)
+    with either.transaction() as session:
+        unlimited = FairShare(max_bytes=10**12)
+        running = quota.room_of(session, 1, unlimited)
+        lease.finish(session, claim, Status.SUCCEEDED)
+        assert quota.room_of(session, 1, unlimited) == running
+        sizes.measure(session)
+        assert quota.room_of(session, 1, unlimited).expected == 0 < running.expected
+
+
 def test_the_limit_of_a_user_overrides_that_of_the_lab(either: Database) -> None:
     with either.transaction() as session:
         for own, lab, most in ((None, None, None), (None, 7, 7), (0, 7, 0), (9, None, 9)):

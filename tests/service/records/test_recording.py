@@ -375,6 +375,41 @@ def test_a_resumed_run_continues_after_the_blocks_up_to_its_checkpoint(either: D
     assert numbers_of_points(either, again) == [*range(1, 41)]
 
 
+def test_blocks_without_record_numbers_stay_as_they_are(either: Database) -> None:
+    """They are of before version 0.2. Later blocks are merged."""
+    claim = claimed(either)
+    for seq in range(1, 21):
+        write(either, claim, point(seq))
+    with either.transaction() as session:
+        session.execute(update(Block).where(Block.first_seq <= 10).values(seq=None))
+    before = numbers_of_points(either, claim)
+    with either.transaction() as session:
+        compact(session, claim.experiment_id, ALL)
+    assert [block["count"] for block in by_number(either)] == [*[1] * 10, 10]
+    assert numbers_of_points(either, claim) == before
+
+
+def test_a_merged_block_has_a_maximum_size(
+    either: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download holds a block of each series in memory. In several transactions, if there are many
+    blocks."""
+    monkeypatch.setattr(compaction, "BLOCKS_AT_ONCE", 10)
+    claim = claimed(either)
+    for first in range(1, 12_001, 200):
+        batch = range(first, first + 200)
+        write(either, claim, *(point(seq, labels={"seed": seq % 2}) for seq in batch))
+    calls = 1
+    with either.transaction() as session:
+        while compact(session, claim.experiment_id, ALL):
+            calls += 1
+    counts = [block["count"] for block in by_number(either)]
+    assert sum(counts) == 12_000
+    assert len(counts) == 4
+    assert max(counts) <= compaction.MAX_POINTS
+    assert calls > 1
+
+
 def test_blocks_of_a_long_run_become_few(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the sizes of its batches, the points stay the same and in order, and there are few
     blocks of each size after the last larger one."""
