@@ -9,6 +9,9 @@ READ_BYTES = 1 << 20
 """Maximum number of bytes that are read at once."""
 LINE_BYTES = 1 << 22
 """Maximum length of a line. A longer one is cut into pieces, which are no records."""
+TRIED_BYTES = 1 << 16
+"""Number of bytes that are written to see whether a disk is full: more than a run writes at once.
+"""
 
 
 class Spool:
@@ -18,6 +21,7 @@ class Spool:
     def __init__(self, folder: Path | None = None):
         """Create the file in a folder, by default the system's for temporary files. Raises
         OSError."""
+        self._folder = folder
         self._file = tempfile.TemporaryFile(dir=folder)
         self._read_bytes = 0
         self._last_bytes: int | None = None
@@ -57,6 +61,11 @@ class Spool:
         """Ignore what is written from now on, by processes that outlive the runner."""
         if self._last_bytes is None:
             self._last_bytes = self.size
+
+    def check_space(self) -> None:
+        """Raises OSError if the disk is full or read-only."""
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            file.write(bytes(TRIED_BYTES))
 
     def close(self) -> None:
         self._file.close()

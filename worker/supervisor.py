@@ -3,7 +3,6 @@
 import logging
 import math
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -47,9 +46,6 @@ RECORD_BYTES = 1000
 OTHER_RECORDS = 100_000
 """Maximum number of numbered records that a run may write beside its points: metrics, logs and
 artifacts."""
-TRIED_BYTES = 1 << 16
-"""Number of bytes that are written to see whether a disk is full: more than a run writes at once.
-"""
 DISK_FULL = "disk_full"
 """Cause in a runner's failure record, and reason for which an attempt is handed back."""
 MAX_HANDED_BACK_FOR_SPACE = 3
@@ -175,7 +171,7 @@ class Supervision:
             self._fill_batch()
         if time.monotonic() >= self._last_contact + self._flush_after_s:
             self._flush()
-        elif self._merges_up_to and not self._compact(self._merges_up_to):
+        if self._merges_up_to and not self._is_away and not self._compact(self._merges_up_to):
             self._merges_up_to = 0
         return not has_ended or (self.runner.has_unread and not self._refused)
 
@@ -342,8 +338,7 @@ class Supervision:
         if self._full_disk is not None or not self._silent_s or not is_late:
             return
         try:
-            with tempfile.TemporaryFile(dir=self.settings.store) as file:
-                file.write(bytes(TRIED_BYTES))
+            self.runner.spool.check_space()
         except OSError as error:
             message = f"its records cannot be written to the store: {error}"
             self._full_disk = FailureCause(DISK_FULL, message)

@@ -57,7 +57,7 @@ class ScriptedRunner:
             self.looks[-1:] = [[*(looks[-1] if looks else []), end(*looks)]]
         self.status = status
         self.unread: list[Record] = []
-        self.spool = SimpleNamespace(size=0)
+        self.spool = SimpleNamespace(size=0, check_space=lambda: None)
         self.ready = True
         self.stderr = ""
         self.child = SimpleNamespace(pid=None, close=self.kill)

@@ -325,18 +325,19 @@ def test_a_runner_that_meets_a_full_disk_is_handed_back(watch: Watch) -> None:
     assert (ended, watch.found.status, watch.found.lost) == ("disk_full", "queued", 0)
 
 
-def test_a_silent_run_that_cannot_write_its_records_is_handed_back(
-    watch: Watch, tmp_path: Path
-) -> None:
-    """It cannot report that. A missing store stands for a full one. The wait is no run time."""
-    stall_s = 4.0 * LIMIT_S
-    update = {"store": tmp_path / "missing", "stall_s": stall_s}
-    watch.settings = watch.settings.model_copy(update=update)
-    ended, _ = watch.run(points(1), status=None)
+def test_a_silent_run_that_cannot_write_its_records_is_handed_back(watch: Watch) -> None:
+    """It cannot report that. The wait is no run time."""
+
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    watch.settings = watch.settings.model_copy(update={"stall_s": 4.0 * LIMIT_S})
+    full = SimpleNamespace(size=0, check_space=refuse)
+    ended, _ = watch.run(points(1), status=None, spool=full)
     assert (ended, watch.found.status, watch.found.lost) == ("disk_full", "queued", 0)
     attempt_again(watch)
     wait: list[list[Record]] = [[]] * int(2 * LIMIT_S / LOOK_S)
-    ended, _ = watch.run(*wait, points(2), [], points(3))
+    ended, _ = watch.run(*wait, points(2), [], points(3), spool=full)
     assert (ended, watch.found.last_seq) == ("succeeded", 3)
 
 
@@ -492,7 +493,9 @@ def test_records_wait_in_the_spool_while_the_database_is_away(
 
 
 def test_a_run_whose_spool_grows_without_end_fails(watch: Watch) -> None:
-    ended, _ = watch.run(points(1), status=None, spool=SimpleNamespace(size=2**40))
+    ended, _ = watch.run(
+        points(1), status=None, spool=SimpleNamespace(size=2**40, check_space=lambda: None)
+    )
     assert (ended, watch.failure[0]) == ("failed", "error")
 
 
