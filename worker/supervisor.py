@@ -265,7 +265,7 @@ class Supervision:
                 if up_to != ALL:
                     heartbeat(session, self.claim, self.settings.lease_s)
                 return compact(session, self.claim.experiment_id, up_to)
-        except TRANSIENT_DB_ERRORS as error:
+        except (*TRANSIENT_DB_ERRORS, *UNSTORABLE) as error:
             log.warning("small blocks are not merged: %s", error)
             return False
 

@@ -443,6 +443,20 @@ def test_a_checkpoint_is_kept_where_older_ones_cannot_be_deleted(
     assert runner.checkpoints == ["b"]
 
 
+@pytest.mark.parametrize("error", [OperationalError("away", None, Exception()), ValueError("no")])
+def test_a_failure_to_merge_blocks_costs_no_run(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(supervisor, "compact", fail)
+    looks = [[*points(seq), checkpoint(seq, str(seq))] for seq in range(1, 10)]
+    outcome, runner = watch.run(*looks)
+    assert (outcome, watch.found.last_seq) == ("succeeded", 9)
+    assert len(runner.checkpoints) == 9
+
+
 def test_a_worker_stops_although_the_database_is_away_before_its_run(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
