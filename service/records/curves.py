@@ -28,7 +28,7 @@ VALUE = COLUMNS.index("value")
 MIN_SHOWN = 2
 """Minimum number of points of a series: its first and its last."""
 
-Points = NDArray[np.float64]
+Points = list[NDArray[Any]]
 """Points as columns: x, value, std_err, n, and the code of the reason."""
 AnyRow = Row[*tuple[Any, ...]]
 _POINTS = Block.count.label("points")  # a row has a method of its own called count
@@ -123,51 +123,55 @@ class _Line:
         if self.fetched >= POINTS_TOGETHER:
             self._convert()
             whole, self.rest = _joined(self.rest), []
-            while whole.shape[1] >= POINTS_TOGETHER:
-                self._keep(whole[:, :POINTS_TOGETHER])
-                whole = whole[:, POINTS_TOGETHER:]
-            self.fetched = whole.shape[1]
+            while len(whole[VALUE]) >= POINTS_TOGETHER:
+                self._keep([column[:POINTS_TOGETHER] for column in whole])
+                whole = [column[POINTS_TOGETHER:] for column in whole]
+            self.fetched = len(whole[VALUE])
             if self.fetched:
-                self.rest = [whole.copy()]  # not a part of a large array
+                self.rest = [whole]
 
     def _convert(self) -> None:
         """Convert the fetched blocks to columns."""
         if not self.blocks:
             return
-        points = np.empty((len(COLUMNS) + 1, sum(len(block.reason) for block in self.blocks)))
-        for i, name in enumerate(COLUMNS):
-            points[i] = np.frombuffer(b"".join(getattr(block, name) for block in self.blocks))
-        begin = 0
+        columns: Points = [
+            np.frombuffer(b"".join(getattr(block, name) for block in self.blocks))
+            for name in COLUMNS
+        ]
+        codes: list[NDArray[Any]] = []
         for block in self.blocks:
-            codes = np.frombuffer(block.reason, dtype=np.uint8)
+            codes.append(np.frombuffer(block.reason, dtype=np.uint8))
             if block.reasons:
                 known = [self.reasons.setdefault(one, len(self.reasons)) for one in block.reasons]
-                codes = np.array([0, *known])[codes]
-            points[-1, begin : begin + len(codes)] = codes
-            begin += len(codes)
-        self.rest.append(points[:, self.skipped :])
+                codes[-1] = np.array([0, *known], dtype=np.int32)[codes[-1]]
+        columns.append(np.concatenate(codes))
+        self.rest.append([column[self.skipped :] for column in columns])
         self.blocks, self.skipped = [], 0
 
     def _keep(self, window: Points) -> None:
         """Keep twice the window's share of the points. The final downsampling selects from them."""
-        most = max(MIN_SHOWN, -(-2 * self.most * window.shape[1] // self.total))
-        places = downsampled(window[VALUE], most)
-        self.kept.append(np.array([row[places] for row in window]))  # faster than take
+        count = len(window[VALUE])
+        most = max(MIN_SHOWN, -(-2 * self.most * count // self.total))
+        if count > most:
+            places = downsampled(window[VALUE], most)
+            window = [column[places] for column in window]
+        self.kept.append(window)
 
     def curve(self) -> Curve:
         self._convert()
         points = _joined([*self.kept, *self.rest])
-        if points.shape[1] > self.most:
+        if len(points[VALUE]) > self.most:
             places = downsampled(points[VALUE], self.most)
-            points = np.array([row[places] for row in points])
-        columns: dict[str, NDArray[Any]] = dict(zip(COLUMNS, points, strict=False))
-        columns["reason"] = points[-1].astype(np.int32)
+            points = [column[places] for column in points]
+        columns = dict(zip((*COLUMNS, "reason"), points, strict=True))
         head, reasons = self.head, [*self.reasons]
         return Curve(head.experiment_id, head.name, self.labels, self.total, columns, reasons)
 
 
 def _joined(parts: Sequence[Points]) -> Points:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    if len(parts) == 1:
+        return parts[0]
+    return [np.concatenate(columns) for columns in zip(*parts, strict=True)]
 
 
 def read_curves(
