@@ -46,6 +46,9 @@ RECORD_BYTES = 1000
 OTHER_RECORDS = 100_000
 """Maximum number of numbered records that a run may write beside its points: metrics, logs and
 artifacts."""
+FIRST_SPACE_CHECK_S, SPACE_CHECK_S = 5.0, 60.0
+"""Seconds of a run's silence until it is checked whether the disk of its records is full, and until
+it is checked again."""
 DISK_FULL = "disk_full"
 """Cause in a runner's failure record, and reason for which an attempt is handed back."""
 MAX_HANDED_BACK_FOR_SPACE = 3
@@ -89,6 +92,8 @@ class Supervision:
         """
         self._deadline = time.monotonic() + claim.spec["compute"]["max_runtime_s"]
         self._silent_s = 0.0
+        self._space_check_s = FIRST_SPACE_CHECK_S
+        """Silence at which it is checked whether the spool's disk is full."""
         self._full_disk: FailureCause | None = None
         """Set while the run waits for space on a full disk."""
         self._full_since = 0.0
@@ -177,7 +182,7 @@ class Supervision:
 
     def _fill_batch(self) -> None:
         while not self._batch.is_complete and (line := self.runner.next_record()) is not None:
-            self._silent_s = 0.0
+            self._silent_s, self._space_check_s = 0.0, FIRST_SPACE_CHECK_S
             self._take(line)
 
     @property
@@ -332,11 +337,13 @@ class Supervision:
         return self._kill_at is not None and time.monotonic() >= self._kill_at
 
     def _notice_full_disk(self) -> None:
-        """Notice that a run which is silent at a limit finds no space for its records, which it
-        cannot report. The wait is then no run time."""
+        """Notice that a silent run finds no space for its records, which it cannot report. The wait
+        is then no run time."""
         is_late = time.monotonic() > self._deadline or self._silent_s > self.settings.stall_s
-        if self._full_disk is not None or not self._silent_s or not is_late:
+        is_due = self._silent_s >= self._space_check_s or (is_late and self._silent_s)
+        if self._full_disk is not None or not is_due:
             return
+        self._space_check_s += SPACE_CHECK_S
         try:
             self.runner.spool.check_space()
         except OSError as error:
