@@ -341,6 +341,20 @@ def test_a_silent_run_that_cannot_write_its_records_is_handed_back(watch: Watch)
     assert (ended, watch.found.last_seq) == ("succeeded", 3)
 
 
+def test_a_full_disk_is_noticed_long_before_a_limit(
+    watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    watch.settings = watch.settings.model_copy(update={"stall_s": 60.0})
+    wait: list[list[Record]] = [[]] * int(LIMIT_S / 2 / LOOK_S)
+    full = SimpleNamespace(size=0, check_space=refuse)
+    ended, _ = watch.run(points(1), *wait, points(2), spool=full)
+    assert ended == "succeeded"
+    assert "No space left on device" in caplog.text
+
+
 def test_a_run_continues_when_there_is_space_again(watch: Watch) -> None:
     """The wait counts neither as silence nor as run time."""
     watch.settings = watch.settings.model_copy(update={"stall_s": 4.0 * LIMIT_S})
