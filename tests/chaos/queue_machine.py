@@ -114,7 +114,7 @@ class QueueMachine(RuleBasedStateMachine):
         with self.database.transaction() as session:
             for user, limit in LIMITS.items():
                 session.add(User(id=user, name=f"user {user}", max_running=limit))
-        self.submitted: list[str] = []
+        self.submitted: dict[str, int] = {}  # the owner of each experiment
         self.touched: set[str] = set()  # since the last check
         self.runs: dict[int, Run] = {}
         self.crashes = 0
@@ -143,24 +143,25 @@ class QueueMachine(RuleBasedStateMachine):
         with self.database.transaction() as session:
             made = stored.submit(session, user, submission)
         assert made is not None
-        self.submitted.append(made.id)
+        self.submitted[made.id] = user
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data(), user=st.integers(1, 3))
     def submit_after(self, data: st.DataObject, user: int) -> None:
         """One that waits for up to two others, where these may still succeed."""
-        after = self._some(data, 2)
+        after = self._some(data, 2, user)
         submission = Submission.model_validate({"spec": ppca_spec(), "after": after})
         if not self._may_succeed(after):
             return
         unfinished = self._unfinished(after)
         with self.database.transaction() as session:
             made = stored.submit(session, user, submission, unfinished=unfinished)
-        self.submitted.append(made.id)
+        self.submitted[made.id] = user
 
-    def _some(self, data: st.DataObject, most: int) -> list[str]:
-        ids = st.sampled_from(self.submitted)
-        return data.draw(st.lists(ids, min_size=1, max_size=most, unique=True))
+    def _some(self, data: st.DataObject, most: int, of: int | None = None) -> list[str]:
+        """Some experiments of a user, who has had some from the beginning, or of all users."""
+        ids = [one for one, owner in self.submitted.items() if of in (None, owner)]
+        return data.draw(st.lists(st.sampled_from(ids), min_size=1, max_size=most, unique=True))
 
     def _may_succeed(self, ids: list[str]) -> bool:
         return not {self._load(one).status for one in ids} & {Status.FAILED, Status.CANCELLED}
@@ -180,7 +181,7 @@ class QueueMachine(RuleBasedStateMachine):
         self, data: st.DataObject, user: int, concurrency: int, points: int, waits: bool
     ) -> None:
         """Its points may wait for another experiment."""
-        after = self._some(data, 1) if waits else []
+        after = self._some(data, 1, user) if waits else []
         if not self._may_succeed(after):
             return
         seeds = {"seeds": [[i] for i in range(points)]}
@@ -194,7 +195,7 @@ class QueueMachine(RuleBasedStateMachine):
             request = Prepared(user, [point] * points, predecessors=point.unfinished)
             insert_all(session, request, by=by, fair_share=SHARING, sweep=sweep)
             made = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
-            self.submitted += session.scalars(made).all()
+            self.submitted |= dict.fromkeys(session.scalars(made), user)
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data())
@@ -206,7 +207,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.submitted)
     @rule(data=st.data(), desired=st.sampled_from(list(DesiredState)))
     def request(self, data: st.DataObject, desired: DesiredState) -> None:
-        experiment_id = data.draw(st.sampled_from(self.submitted))
+        experiment_id = data.draw(st.sampled_from([*self.submitted]))
         before = self._load(experiment_id)
         with self.database.transaction() as session:
             states.request(session, experiment_id, desired)
