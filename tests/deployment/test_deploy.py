@@ -5,9 +5,12 @@ import json
 import os
 import re
 import shutil
+import socket
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,14 +134,16 @@ def proxy(settings: Settings, tmp_path: Path) -> Iterator[tuple[str, ssl.SSLCont
     certificate."""
     caddy = program("caddy")
     lab, port = Lab(settings, tmp_path / "log"), serve.free_port()
-    options = f"{{\nskip_install_trust\nadmin off\nhttp_port {serve.free_port()}\n}}\n"
-    (tmp_path / "Caddyfile").write_text(options + (DEPLOY / "Caddyfile").read_text())
+    options = f"{{\nskip_install_trust\nadmin off\nhttp_port {serve.free_port()}\n"
+    caddyfile = (DEPLOY / "Caddyfile").read_text()
+    assert caddyfile.count("\n{\n") == 1
+    (tmp_path / "Caddyfile").write_text(caddyfile.replace("{\n", options, 1))
     environment = {
         **os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path),
         "MPT_SITE": f"https://localhost:{port}", "MPT_UPSTREAM": f"127.0.0.1:{lab.port}",
     }  # fmt: skip
     root = tmp_path / "caddy/pki/authorities/local/root.crt"
-    lab.start("api", "api", "--port", str(lab.port))
+    lab.start("api", "api", "--port", str(lab.port), MPT_UPLOAD_STALL_S="5")
     with (
         open(tmp_path / "caddy.log", "wb") as log,
         subprocess.Popen(
@@ -148,10 +153,19 @@ def proxy(settings: Settings, tmp_path: Path) -> Iterator[tuple[str, ssl.SSLCont
     ):  # fmt: skip
         try:
             wait_until(root.exists, what="the proxy's certificate")
-            yield f"https://localhost:{port}", ssl.create_default_context(cafile=str(root))
+            url, trusted = f"https://localhost:{port}", ssl.create_default_context(cafile=str(root))
+            wait_until(lambda: answers(url, trusted), what="the API behind the proxy")
+            yield url, trusted
         finally:
             process.terminate()
             lab.stop()
+
+
+def answers(url: str, trusted: ssl.SSLContext) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", verify=trusted).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.slow
@@ -162,14 +176,6 @@ def test_the_proxy_speaks_tls(
     url, trusted = proxy
     key = settings.key_file.read_text().strip()
     headers = {"Authorization": f"Bearer {key}"}
-
-    def answers() -> bool:
-        try:
-            return httpx.get(f"{url}/readyz", verify=trusted).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    wait_until(answers, what="the API behind the proxy")
     with httpx.Client(base_url=url, verify=trusted, headers=headers, timeout=60) as client:
         answer = client.post("/v1/experiments", json={"spec": ppca_spec()})
         assert answer.status_code == 202
@@ -180,6 +186,51 @@ def test_the_proxy_speaks_tls(
     said = (tmp_path / "caddy.log").read_text()
     assert "/v1/datasets" in said
     assert key not in said
+
+
+MEGABYTE = b"0.1,0.2,0.3,0.4\n" * 2**16
+
+
+def slowly(megabytes: int) -> Iterator[bytes]:
+    """Two megabytes a second."""
+    for _ in range(megabytes):
+        yield MEGABYTE
+        time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_a_long_upload_passes_the_proxy_and_one_that_stalls_does_not(
+    proxy: tuple[str, ssl.SSLContext], settings: Settings
+) -> None:
+    url, trusted = proxy
+    headers = {"Authorization": f"Bearer {settings.key_file.read_text().strip()}"}
+    with httpx.Client(base_url=url, verify=trusted, headers=headers, timeout=120) as client:
+        upload = partial(client.post, "/v1/datasets")
+
+        def stalling() -> Iterator[bytes]:
+            yield MEGABYTE[:1000]
+            time.sleep(30)
+
+        stalled = upload(params={"name": "b.csv"}, content=stalling())
+        assert (stalled.status_code, stalled.json()["reason"]) == (408, "upload_stalled")
+        arrived = upload(params={"name": "a.csv"}, content=slowly(200))
+        assert arrived.status_code in (201, 422), arrived.text  # 422: too many numbers
+        assert arrived.json().get("bytes", 200 * len(MEGABYTE)) == 200 * len(MEGABYTE)
+
+
+@pytest.mark.slow
+def test_the_proxy_ends_what_the_api_does_not(proxy: tuple[str, ssl.SSLContext]) -> None:
+    """A large head, and one that does not arrive."""
+    url, trusted = proxy
+    port = httpx.URL(url).port
+    large = httpx.get(f"{url}/readyz", headers={"X-Large": "x" * 2**17}, verify=trusted)
+    assert large.status_code == 431
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=60) as raw,
+        trusted.wrap_socket(raw, server_hostname="localhost") as slow,
+    ):
+        slow.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n")
+        assert b"200" not in slow.recv(1000)
 
 
 def alerts() -> Iterator[dict[str, Any]]:
