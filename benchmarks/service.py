@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import delete, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
-from benchmarks import asking, dashboard, large, listening, peer, queries, scale
+from benchmarks import asking, dashboard, large, listening, peer, queries, scale, sharing
 from benchmarks.figures import Figure, percentile
 from benchmarks.modes import LONG, MODES, SMALL, running
 from mptlab import Client, serve
@@ -334,6 +334,7 @@ CLAIMS: dict[str, Callable[[Settings], Iterator[Figure]]] = {
     "slow_run": queries.slow_run,
     "list": queries.lists,
     "streams": listening.streams,
+    "sharing": sharing.sharing,
     "metrics": scale.metrics,
     "large": large.large,
     "pages": dashboard.pages,
