@@ -10,7 +10,15 @@ from uvicorn.config import STARTUP_FAILURE
 from service.app import create_app
 from service.logs import logged_process
 from service.operations.start import begin
-from service.web.connections import BoundedHeads, Server
+from service.web.server import Server
+
+MAX_CONNECTIONS = 900
+"""Maximum number of connections to an API process, whose open files are often limited to 1,024."""
+KEEP_ALIVE_S = 10
+"""Time for which an idle connection stays open. The proxy's own ones are closed sooner
+(deploy/Caddyfile): otherwise it may send a request on one that ends at that moment."""
+STOP_S = 10
+"""Maximum time for which a process that stops waits for answers that are being sent."""
 
 
 @logged_process
@@ -28,8 +36,10 @@ def main() -> None:
         port=arguments.port,
         log_config=None,
         access_log=False,
-        http=BoundedHeads,
         ws="none",
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_S,
     )
     server = Server(config)
     # Loaded modules stay in memory. Scanning them in each collection would block for 0.15 s.

@@ -1,8 +1,6 @@
 """The application: `uvicorn --factory service.app:create_app`."""
 
-import asyncio
 import re
-from collections import Counter, defaultdict
 from functools import cache
 from typing import Any, ClassVar
 
@@ -22,7 +20,7 @@ from service.experiments import query_routes as experiment_queries
 from service.experiments import result_routes as experiment_results
 from service.experiments import routes as experiments
 from service.experiments import text_routes as texts
-from service.limiter import FairLimiter
+from service.places import Places
 from service.presets import routes as presets
 from service.queue import routes as queue
 from service.queue.snapshot import QueueSnapshots
@@ -31,19 +29,18 @@ from service.sweeps import routes as sweeps
 from service.ui import pages
 from service.web import contract, health
 from service.web.access_log import AccessLog
-from service.web.bodies import Bodies, StrictRoute
-from service.web.dependencies import USERS_PART, current_user, noted_keys
+from service.web.dependencies import current_user, noted_keys
 from service.web.errors import ProblemDocument, install_handlers
+from service.web.gate import Gate
 from service.web.head_requests import HeadRequests
 from service.web.headers import AnswerHeaders, guard_origins
 from service.web.meters import Meters
-from service.web.rates import RateLimits, Rates
-from service.web.turns import SIZES
+from service.web.route import StrictRoute
 from service.webhooks import routes as webhooks
 from service.workers import routes as monitoring
 
-MAX_BUNDLES, MAX_USER_BUNDLES = 12, 2
-"""Zips that a process, and one user, builds at the same time."""
+MAX_UPLOADS, INSPECTIONS = 100, 2
+"""Maximum numbers of uploads that a process receives, and that it inspects, at the same time."""
 ERRORS: dict[int | str, dict[str, object]] = {
     "4XX": {"model": ProblemDocument, "description": "Description of the error, as in RFC 9457"},
     "503": {"model": ProblemDocument, "description": "Not now: Retry-After says when"},
@@ -62,6 +59,7 @@ ROUTERS = (
     texts.router,
     streams.router,
     webhooks.router,
+    datasets.uploads,
     datasets.router,
     presets.custom,
     presets.router,
@@ -103,30 +101,13 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         settings.worker_silent_s, settings.share, settings.places_for_s
     )
     app.state.poller = Poller(app.state.database, settings)
-    app.state.bodies = Bodies()
-    # One of each user: its other ones often wait in the database for the row that this one locks.
-    # SQLite has one writer, and is unfair to those that wait for it.
-    is_sqlite = app.state.database.engine.dialect.name == "sqlite"
-    long_ones = 1 if is_sqlite else None
-    app.state.writers = FairLimiter(settings.api_writers, of_user=1, long_ones=long_ones)
-    app.state.turns = [FairLimiter(1, of_user=1) for _ in SIZES]
-    app.state.measured = FairLimiter(settings.api_connections, of_user=1)
-    connections = settings.api_connections
-    readers = max(1, connections - len(SIZES))  # the requests that have a turn need one each
-    app.state.readers = FairLimiter(readers, of_user=readers // USERS_PART)
-    app.state.searches = FairLimiter(max(1, readers // 3), of_user=1)
-    app.state.large_answers = FairLimiter(min(2, readers), of_user=1)
-    app.state.user_requests = Counter[tuple[int, bool]]()
-    app.state.bundles = FairLimiter(MAX_BUNDLES, of_user=MAX_USER_BUNDLES)
+    app.state.gate = Gate(settings, app.state.database)
+    app.state.uploads = Places(MAX_UPLOADS, settings.max_user_uploads)
+    app.state.inspections = Places(INSPECTIONS, 1)  # each may take a gigabyte
+    app.state.small_inspections = Places(INSPECTIONS, 1)
     app.state.noted_keys = noted_keys()
-    app.state.upload_writes = asyncio.Semaphore(settings.max_uploads)
-    app.state.inspections = asyncio.Semaphore(2)  # each may take gigabytes
-    app.state.small_inspections = asyncio.Semaphore(2)
-    app.state.inspecting = defaultdict[int, asyncio.Lock](asyncio.Lock)  # one of each user at once
-    app.state.rates = Rates(settings)
     app.state.refused_sign_ins = sign_in.Refusals()
     app.add_middleware(HeadRequests)
-    app.add_middleware(RateLimits, rates=app.state.rates)
     app.state.meters = Meters()
     app.add_middleware(AccessLog, meters=app.state.meters)
     guard_origins(app, settings)
@@ -145,7 +126,7 @@ def _routes() -> list[BaseRoute]:
     them."""
     found = APIRouter(responses=ERRORS)
     found.include_router(pages.router)
-    for router in (health.router, sign_in.public):
+    for router in (health.liveness, health.router, sign_in.public):
         found.include_router(router)
     for router in ROUTERS:
         assert issubclass(router.route_class, StrictRoute)

@@ -33,10 +33,6 @@ class ApiError(Exception):
         self.count = len(problems) if count is None else count
 
 
-class TooLarge(Exception):
-    """An answer would be larger than a short request makes."""
-
-
 def invalid(problems: Sequence[Problem] | SpecError) -> ApiError:
     """Return the answer (422) to a request with these problems."""
     error = problems if isinstance(problems, SpecError) else SpecError(problems)

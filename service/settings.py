@@ -79,20 +79,10 @@ class Settings(BaseSettings):
     redis_password: SecretStr | None = None
     """Password of the broker, if the URL has none."""
     api_connections: int = Field(default=12, ge=2)
-    """Database connections of an API process. With fewer than 5, users wait for each other's slow
-    requests. A worker has 2, a controller 3."""
-    api_writers: int = Field(default=4, ge=1)
-    """Maximum number of writing requests at the same time in an API process."""
-    write_wait_s: float = Field(default=10.0, gt=0)
-    """Maximum time that a request waits to read, write or build a bundle. Then the answer is
-    503."""
-    max_user_requests: int = Field(default=24, ge=1)
-    """Maximum number of reading requests of a user that wait for a place or hold one at the same
-    time in an API process, and of other requests. More are refused (429)."""
+    """Database connections of an API process. It handles four requests fewer at the same time, and
+    half of them may be one user's. A worker has 2 connections, a controller 3."""
     max_upload_bytes: int = 4 * 2**30
     """Maximum size of an uploaded file."""
-    max_uploads: int = Field(default=4, gt=0)
-    """Maximum number of uploads of which an API process writes a megabyte at the same time."""
     max_user_uploads: int = Field(default=2, gt=0)
     """Maximum number of simultaneous uploads of a user to an API process."""
     upload_stall_s: float = Field(default=60.0, gt=0)
@@ -106,9 +96,11 @@ class Settings(BaseSettings):
     body_s: float = Field(default=30.0, gt=0)
     """Maximum time to receive a whole body."""
     rate_per_user: int = Field(default=2000, ge=1)
-    """Maximum number of requests of a user in ten seconds, over all keys; then 429."""
+    """Maximum number of requests of a user to an API process in ten seconds, over all keys; then
+    429."""
     rate_per_address: int = Field(default=500, ge=1)
-    """Maximum number of requests of an address in ten seconds without a valid key; then 429."""
+    """Maximum number of requests of an address to an API process in ten seconds without a valid
+    key; then 429."""
     max_user_streams: int = Field(default=100, ge=1)
     """Maximum number of simultaneous event streams and waiting requests of a user to an API
     process. Further streams are answered 429; further requests do not wait."""

@@ -185,12 +185,9 @@ def test_a_point(database: Database, settings: Settings) -> None:
     runner.kill()
     user = Caller(1, "local", Role.ADMIN, "k", frozenset({Scope.READ}))
     asked = Asked(Format.JSON)
-    with database.snapshot() as session:
-        passed += passed_by(
-            lambda: curve_routes._answer(
-                claim.experiment_id, None, user, {}, asked, session, is_first=True
-            )
-        )
+    passed += passed_by(
+        lambda: curve_routes._answer(database, claim.experiment_id, None, user, {}, asked)
+    )
     passed = [step for step in passed if not step[0].startswith("service/web/")]
     assert passed == walk("A point, from the runner's line to the JSON of its curve")
     assert len(passed) <= 20

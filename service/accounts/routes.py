@@ -32,7 +32,6 @@ from service.accounts.schemas import (
 from service.accounts.users import Caller
 from service.operations import retention
 from service.refusals import ApiError, invalid
-from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
     Admin,
     Canceller,
@@ -40,9 +39,9 @@ from service.web.dependencies import (
     Reader,
     SettingsDep,
     UserDep,
-    WriterDep,
 )
 from service.web.pagination import Cursor, Limit, page, read_number_cursor
+from service.web.route import JsonBody, StrictRoute
 
 router = APIRouter(prefix="/v1", tags=["users"], route_class=StrictRoute)
 
@@ -68,7 +67,7 @@ def list_users(database: DatabaseDep, user: Admin) -> UserList:
 
 
 @router.post("/users", status_code=HTTPStatus.CREATED)
-def add_user(new: JsonBody[NewUser], database: WriterDep, user: Admin) -> UserOut:
+def add_user(new: JsonBody[NewUser], database: DatabaseDep, user: Admin) -> UserOut:
     """Add a user. The user has no key yet. A browser's sign-in cannot add users."""
     check_has_key(user)
     with database.transaction() as session:
@@ -82,7 +81,7 @@ def add_user(new: JsonBody[NewUser], database: WriterDep, user: Admin) -> UserOu
 
 @router.patch("/users/{name}")
 def change_user(
-    name: UserName, changes: JsonBody[UserChanges], database: WriterDep, user: Admin
+    name: UserName, changes: JsonBody[UserChanges], database: DatabaseDep, user: Admin
 ) -> UserOut:
     """Change a user's role, shares or limits, or disable or enable the user. While a user is
     disabled, keys and browsers are refused and queued experiments do not start; running ones
@@ -110,7 +109,7 @@ def list_keys(name: UserName, database: DatabaseDep, user: Reader) -> KeyList:
 
 
 @router.post("/users/{name}/keys", status_code=HTTPStatus.CREATED)
-def add_key(name: UserName, new: JsonBody[NewKey], database: WriterDep, user: Admin) -> MadeKey:
+def add_key(name: UserName, new: JsonBody[NewKey], database: DatabaseDep, user: Admin) -> MadeKey:
     """Create a key, which is shown only in this answer. Signed-in browsers cannot create keys."""
     check_has_key(user)
     with database.transaction() as session:
@@ -123,7 +122,7 @@ def add_key(name: UserName, new: JsonBody[NewKey], database: WriterDep, user: Ad
 
 
 @router.delete("/users/{name}/keys/{key_id}", status_code=HTTPStatus.NO_CONTENT)
-def revoke_key(name: UserName, key_id: KeyId, database: WriterDep, user: Canceller) -> None:
+def revoke_key(name: UserName, key_id: KeyId, database: DatabaseDep, user: Canceller) -> None:
     """Revoke a key: your own or, for an admin, anyone's. Later requests with it are refused."""
     with database.transaction() as session:
         revoked = accounts.revoke(session, _find_self(session, user, name), key_id)

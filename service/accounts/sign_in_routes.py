@@ -19,8 +19,8 @@ from service.accounts.users import Caller, KeyRefused, caller_of_key
 from service.db.engine import Database, moment
 from service.refusals import unauthorized
 from service.schemas import RequestModel, ResponseModel
-from service.web.bodies import JsonBody, PublicRoute, StrictRoute
-from service.web.dependencies import DatabaseDep, UserDep, WriterDep
+from service.web.dependencies import DatabaseDep, UserDep
+from service.web.route import JsonBody, PublicRoute, StrictRoute
 
 router = APIRouter(prefix="/v1", tags=["sign-in"], route_class=StrictRoute)
 """Routes that require a key or a signed-in browser."""
@@ -74,7 +74,7 @@ class SignInCodeOut(ResponseModel):
 
 @public.post("/sign-in", status_code=HTTPStatus.NO_CONTENT)
 def sign_in(
-    body: JsonBody[SignInWith], database: WriterDep, request: Request, response: Response
+    body: JsonBody[SignInWith], database: DatabaseDep, request: Request, response: Response
 ) -> None:
     """Sign this browser in. The answer sets a cookie with the permissions of the key, valid as long
     as the key, and for a week at most."""
@@ -105,7 +105,7 @@ def preview(body: JsonBody[Code], database: DatabaseDep, request: Request) -> Si
 
 
 @public.post("/sign-out", status_code=HTTPStatus.NO_CONTENT)
-def sign_out(database: WriterDep, request: Request, response: Response) -> None:
+def sign_out(database: DatabaseDep, request: Request, response: Response) -> None:
     """Sign this browser out, if it is signed in."""
     cookie = request.cookies.get(COOKIE)
     if cookie is not None:
@@ -115,7 +115,7 @@ def sign_out(database: WriterDep, request: Request, response: Response) -> None:
 
 
 @router.post("/sign-in:renew", status_code=HTTPStatus.NO_CONTENT)
-def renew(database: WriterDep, user: UserDep, request: Request, response: Response) -> None:
+def renew(database: DatabaseDep, user: UserDep, request: Request, response: Response) -> None:
     """Return another cookie for a browser whose cookie is older than an hour; the old one stays
     valid for another minute."""
     cookie = request.cookies.get(COOKIE)
@@ -125,7 +125,7 @@ def renew(database: WriterDep, user: UserDep, request: Request, response: Respon
 
 
 @router.post("/sign-in-codes", status_code=HTTPStatus.CREATED)
-def make_code(database: WriterDep, user: UserDep) -> SignInCodeOut:
+def make_code(database: DatabaseDep, user: UserDep) -> SignInCodeOut:
     """Make a code that signs one browser in with the caller's key, once, within ten minutes.
     Signed-in browsers cannot make codes."""
     check_has_key(user)

@@ -1,16 +1,16 @@
 """Routes of curves: of one experiment, and of many at once."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from service.accounts.permissions import find
 from service.accounts.users import Caller
 from service.curves.formats import MEDIA_TYPES, Answer, Format, FormatDep, written
+from service.db.engine import Database
 from service.experiments.models import Experiment
 from service.experiments.store import find_all
 from service.queue.states import is_terminal
@@ -18,19 +18,16 @@ from service.records.curves import (
     TooFewPoints,
     TooManySeries,
     check_series,
-    hold_still,
     labels_of,
     read_curves,
 )
 from service.records.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.records.selection import Wanted, check_selection
-from service.refusals import TooLarge, invalid
-from service.web import long_reads
-from service.web.bodies import JsonBody, StrictRoute
-from service.web.dependencies import Reader
+from service.refusals import invalid
+from service.web.dependencies import DatabaseDep, Heavy, Reader, limited
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, etag, is_known, not_modified, tagged
-from service.web.long_reads import answered
 from service.web.parameters import ExperimentId, FreeParameters
+from service.web.route import JsonBody, StrictRoute
 
 router = APIRouter(prefix="/v1/experiments", tags=["curves"], route_class=StrictRoute)
 custom = APIRouter(tags=["curves"], route_class=StrictRoute)
@@ -65,16 +62,16 @@ AskedDep = Annotated[Asked, Depends()]
     response_model=CurvesOut,
     responses={200: {"content": FORMATS}, **NOT_MODIFIED},
 )
-async def get_curves(
+def get_curves(
     experiment_id: ExperimentId,
-    request: Request,
+    database: DatabaseDep,
     user: Reader,
     labels: FreeParameters,
     asked: AskedDep,
 ) -> Response:
     """Return all series with at most `max_points` points in total. Every other query parameter is a
     label with its value, for example ?seed=44, or with several values, ?seed=4&seed=44."""
-    return await answered(request, partial(_answer, experiment_id, None, user, labels, asked))
+    return _answer(database, experiment_id, None, user, labels, asked)
 
 
 @router.get(
@@ -82,40 +79,38 @@ async def get_curves(
     response_model=CurvesOut,
     responses={200: {"content": FORMATS}, **NOT_MODIFIED},
 )
-async def get_curve(
+def get_curve(
     experiment_id: ExperimentId,
     series: Annotated[
         str, Path(max_length=64, pattern="^[a-z_]+$", description="Name of the series.")
     ],
-    request: Request,
+    database: DatabaseDep,
     user: Reader,
     labels: FreeParameters,
     asked: AskedDep,
 ) -> Response:
     """Return the series with one name; other query parameters are labels, as for all curves. Until
     the experiment has ended, a series that it may still record is empty instead of unknown."""
-    return await answered(request, partial(_answer, experiment_id, series, user, labels, asked))
+    return _answer(database, experiment_id, series, user, labels, asked)
 
 
 def _answer(
+    database: Database,
     experiment_id: str,
     series: str | None,
     user: Caller,
     labels: Wanted,
     asked: Asked,
-    session: Session,
-    *,
-    is_first: bool,
 ) -> Response:
-    hold_still(session)
-    experiment = find(session, user, Experiment, experiment_id)
-    # The points stay the same up to a record number until another attempt starts.
-    at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
-    wanted = (sorted(labels.items()), asked.format, asked.max_points, asked.after, series)
-    tag = etag(*at, *wanted)
-    if is_known(tag, asked.if_none_match):
-        return not_modified(tag)
-    answer = _curves(session, experiment, series, labels, asked, is_first)
+    with limited(database) as session:
+        experiment = find(session, user, Experiment, experiment_id)
+        # The points stay the same up to a record number until another attempt starts.
+        at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
+        wanted = (sorted(labels.items()), asked.format, asked.max_points, asked.after, series)
+        tag = etag(*at, *wanted)
+        if is_known(tag, asked.if_none_match):
+            return not_modified(tag)
+        answer = _curves(session, experiment, series, labels, asked)
     return tagged(written(answer, asked.format), tag)
 
 
@@ -125,7 +120,6 @@ def _curves(
     series: str | None,
     labels: Wanted,
     asked: Asked,
-    is_first: bool,
 ) -> Answer:
     names = None if series is None else [series]
     known = labels_of(session, [experiment.id])[experiment.id]
@@ -138,7 +132,6 @@ def _curves(
             labels=labels,
             after=asked.after,
             max_points=asked.max_points,
-            max_stored=long_reads.SMALL_POINTS if is_first else None,
         )
     except TooFewPoints as error:
         raise invalid([Problem("/query/max_points", str(error))]) from None
@@ -152,21 +145,22 @@ def _curves(
     response_model=ManyCurvesOut,
     responses={200: {"content": FORMATS}},
 )
-async def batch_get_curves(
-    wanted: JsonBody[CurvesWanted], request: Request, user: Reader, format: FormatDep
+def batch_get_curves(
+    turn: Heavy,
+    wanted: JsonBody[CurvesWanted],
+    database: DatabaseDep,
+    user: Reader,
+    format: FormatDep,
 ) -> Response:
     """Return the curves of up to 1,000 experiments: all or none. If some do not exist, the 404
     names them."""
-    return await answered(request, partial(_answer_of_many, wanted, user, format))
+    with limited(database) as session:
+        answer = _answer_of_many(session, wanted, user)
+    return written(answer, format)
 
 
-def _answer_of_many(
-    wanted: CurvesWanted, user: Caller, format: Format, session: Session, *, is_first: bool
-) -> Response:
-    if is_first and len(wanted.ids) > long_reads.SMALL_BATCH:
-        raise TooLarge
+def _answer_of_many(session: Session, wanted: CurvesWanted, user: Caller) -> Answer:
     labels = {key: _texts(value) for key, value in wanted.labels.items()}
-    hold_still(session)
     experiments = find_all(session, user, wanted.ids)
     try:
         check_series(session, wanted.ids)
@@ -182,12 +176,11 @@ def _answer_of_many(
             names=wanted.series,
             labels=labels,
             max_points=wanted.max_points,
-            max_stored=long_reads.SMALL_POINTS if is_first else None,
         )
     except TooFewPoints as error:
         raise invalid([Problem("/max_points", str(error))]) from None
     last_seqs = {one.id: one.last_seq for one in experiments}
-    return written(Answer(experiments, found, last_seqs, batch=True), format)
+    return Answer(experiments, found, last_seqs, batch=True)
 
 
 def _texts(value: object) -> list[str]:

@@ -26,23 +26,24 @@ from service.datasets.schemas import DatasetChanges, DatasetOut, DatasetPage, Da
 from service.datasets.sizes import summary
 from service.db.engine import Database
 from service.db.visibility import Visibility, Whose
+from service.places import Places
 from service.queue import quota, sizes
 from service.queue.quota import Room
 from service.refusals import ApiError, invalid
 from service.settings import Settings
-from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
     Canceller,
     DatabaseDep,
     Reader,
     SettingsDep,
     Submitter,
-    WriterDep,
 )
 from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
 from service.web.receiving import receive
+from service.web.route import JsonBody, StrictRoute, UploadRoute
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=StrictRoute)
+uploads = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=UploadRoute)
 
 FileName = Annotated[
     str,
@@ -104,7 +105,7 @@ SMALL_FILE_BYTES = 2**20
 """Maximum size of an upload whose inspection waits for no larger ones."""
 
 
-@router.post(
+@uploads.post(
     "",
     status_code=HTTPStatus.CREATED,
     openapi_extra={
@@ -154,7 +155,13 @@ async def upload(
     dataset.options_sha256 = options.digest(dataset.format)
     folder = settings.all_incoming / dataset.id
     settled = True
-    with request.app.state.bodies.upload(user.id, settings.max_user_uploads):
+    places: Places = request.app.state.uploads
+    if places.is_full(user.id):
+        limit = settings.max_user_uploads
+        detail = f"{limit} uploads of yours are under way, the maximum: try again"
+        headers = {"Retry-After": "5"}
+        raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_uploads", detail, headers=headers)
+    async with places.place(user.id):
         try:
             room = await run_in_threadpool(_room, database, settings, user)
             folder.mkdir(parents=True)
@@ -165,10 +172,10 @@ async def upload(
             arrival = _Arrival(database, settings, dataset, user, folder / dataset.file, options)
             kept = await run_in_threadpool(arrival.known)
             if kept is None:
-                state = request.app.state
                 is_small = received.bytes <= SMALL_FILE_BYTES
-                inspections = state.small_inspections if is_small else state.inspections
-                async with state.inspecting[user.id], inspections:
+                state = request.app.state
+                inspections: Places = state.small_inspections if is_small else state.inspections
+                async with inspections.place(user.id):
                     kept = await run_in_threadpool(arrival.accept)
         except BaseException:
             # It is unknown whether the moved file has a row: retention will check it.
@@ -283,7 +290,7 @@ def get_dataset(dataset_id: DatasetId, database: DatabaseDep, user: Reader) -> D
 
 @router.patch("/{dataset_id}")
 def change_dataset(
-    dataset_id: DatasetId, changes: JsonBody[DatasetChanges], database: WriterDep, user: Submitter
+    dataset_id: DatasetId, changes: JsonBody[DatasetChanges], database: DatabaseDep, user: Submitter
 ) -> DatasetOut:
     """Share an upload with the lab, or make it private."""
     wanted = changes.model_dump(exclude_unset=True)
@@ -297,7 +304,7 @@ def change_dataset(
 
 @router.delete("/{dataset_id}", status_code=HTTPStatus.NO_CONTENT)
 def delete_dataset(
-    dataset_id: DatasetId, database: WriterDep, settings: SettingsDep, user: Canceller
+    dataset_id: DatasetId, database: DatabaseDep, settings: SettingsDep, user: Canceller
 ) -> None:
     """Delete an upload. Queued experiments that use it will fail with that reason."""
     leftover = settings.all_incoming / dataset_id  # retention deletes the file if this is cut off

@@ -391,11 +391,19 @@ def _limit_sqlite(connection: Any, record: ConnectionPoolEntry) -> None:
     connection.set_progress_handler(is_over, LIMIT_STEPS)
 
 
-def limit_statements(session: Session, seconds: float) -> None:
-    """Limit the time of a reading session's statements, until it ends. Call it before the first
-    one."""
+def hold_still(session: Session) -> None:
+    """Make all reads of this session see the same snapshot. Otherwise a run that is requeued
+    between two reads would remove records. Call it before the first read. On SQLite every snapshot
+    is consistent."""
     if session.get_bind().dialect.name == "postgresql":
-        session.connection(execution_options={"isolation_level": "READ COMMITTED"})
+        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+
+
+def limit_statements(session: Session, seconds: float) -> None:
+    """Limit the time of a reading session's statements, until it ends, and make them see the same
+    snapshot. Call it before the first one."""
+    hold_still(session)
+    if session.get_bind().dialect.name == "postgresql":
         session.execute(text(f"SET LOCAL statement_timeout = {round(1000 * seconds)}"))
     else:
         session.connection().info["limit_s"] = seconds

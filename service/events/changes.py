@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 from service.accounts.models import Scope
 from service.accounts.sign_ins import in_force
 from service.accounts.users import Caller, callers_of_keys
+from service.db.engine import hold_still
 from service.db.visibility import Visibility
 from service.experiments.models import TERMINAL, Event, Experiment, Status
-from service.records.curves import AnyRow, hold_still
+from service.records.curves import AnyRow
 from service.sweeps.models import Sweep
 
 WINDOW_S = 10.0

@@ -16,7 +16,7 @@ from service.accounts.users import Caller
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.events.changes import Changes, Look, Subject, refused
-from service.limiter import FairLimiter
+from service.places import Places
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,9 @@ ACCESS_S = 1.0
 READS_AT_ONCE = 3
 """Maximum number of concurrent reads of all listeners. A single user gets at most one less. The
 other threads and connections serve requests."""
+MAX_STREAMS = 300
+"""Maximum number of listeners. The server counts them as connections, and answers nobody above its
+limit of these."""
 MAX_PENDING = 20_000
 """Maximum number of events that wait for a listener whose client does not read. Then it reads the
 present state in their place."""
@@ -98,7 +101,7 @@ class Poller:
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._access_due = 0.0
-        self.readers = FairLimiter(READS_AT_ONCE, of_user=READS_AT_ONCE - 1)
+        self._reads = Places(READS_AT_ONCE, of_user=READS_AT_ONCE - 1)
         self._looked_at = 0.0
 
     @property
@@ -108,6 +111,8 @@ class Poller:
 
     def has_room(self, user: Caller) -> bool:
         """Return whether the user may open another stream."""
+        if len(self._listeners) >= MAX_STREAMS:
+            return False
         return sum(one.user.id == user.id for one in self._listeners) < self._most
 
     @contextmanager
@@ -136,13 +141,13 @@ class Poller:
     ) -> Answer:
         """Read in a thread on behalf of a stream or a wait, however long it waits for a place. The
         check is called then."""
-        async with self.readers.one(user.id):
+        async with self._reads.place(user.id):
             if check is not None:
                 await check()
             return await self.ask(ask)
 
     async def ask(self, ask: Callable[[Session], Answer]) -> Answer:
-        """Read in a thread. The caller holds one of the `readers`' places."""
+        """Read in a thread. The caller holds a place."""
         return await asyncio.to_thread(self._ask, ask)
 
     def _ask(self, ask: Callable[[Session], Answer]) -> Answer:

@@ -17,13 +17,13 @@ from sqlalchemy.orm import Session
 
 from service.accounts.permissions import find
 from service.accounts.users import Caller
-from service.db.engine import moment, now
+from service.db.engine import hold_still, moment, now
 from service.db.visibility import shared
 from service.events.changes import Subject
 from service.events.poller import Listener
 from service.experiments.models import TERMINAL, Event, Experiment, Status
 from service.queue.states import is_terminal
-from service.records.curves import AnyRow, TooFewPoints, hold_still, read_curves, series_out
+from service.records.curves import AnyRow, TooFewPoints, read_curves, series_out
 from service.schemas import ResponseModel
 from service.sweeps.models import Sweep
 

@@ -29,11 +29,11 @@ from service.events.reading import (
 from service.refusals import ApiError, invalid
 from service.schemas import ResponseModel
 from service.sweeps.routes import SweepId
-from service.web.bodies import StrictRoute
-from service.web.dependencies import PollerDep, Reader, check_client, one_of
+from service.web.dependencies import PollerDep, Reader, check_client, release_places
 from service.web.media_types import accepted, as_json
 from service.web.pagination import MAX_ID
 from service.web.parameters import ExperimentId
+from service.web.route import StrictRoute
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ async def get_events(
     source = OneExperiment(user, experiment_id, asked.kinds, after)
     if asked.form == EventForm.STREAM:
         return await _stream(request, poller, user, source)
-    return await _page(request, poller, partial(source.page, limit=limit))
+    return await _page(poller, partial(source.page, limit=limit))
 
 
 @router.get("/sweeps/{sweep_id}/events", response_model=EventPage, responses=STREAMED)
@@ -151,7 +151,7 @@ async def get_sweep_events(
     source = SeveralExperiments(user, sweep_id, asked.kinds)
     if asked.form == EventForm.STREAM:
         return await _stream(request, poller, user, source)
-    return await _page(request, poller, source.state)
+    return await _page(poller, source.state)
 
 
 @router.get("/events", response_model=EventPage, responses=STREAMED)
@@ -164,12 +164,11 @@ async def get_own_events(
     source = SeveralExperiments(user, None, asked.kinds)
     if asked.form == EventForm.STREAM:
         return await _stream(request, poller, user, source)
-    return await _page(request, poller, source.state)
+    return await _page(poller, source.state)
 
 
-async def _page(request: Request, poller: Poller, read: Callable[[Session], Reading]) -> Response:
-    async with one_of(request, poller.readers.one):
-        reading = await poller.ask(read)
+async def _page(poller: Poller, read: Callable[[Session], Reading]) -> Response:
+    reading = await poller.ask(read)
     return as_json(
         EventPage.model_construct(
             items=reading.events,
@@ -181,6 +180,7 @@ async def _page(request: Request, poller: Poller, read: Callable[[Session], Read
 
 
 async def _stream(request: Request, poller: Poller, user: Caller, source: Source) -> Response:
+    release_places(request)
     # Missing objects are refused before the stream begins.
     await poller.read(user, source.check, partial(check_client, request))
     if not poller.has_room(user):

@@ -3,12 +3,12 @@
 import base64
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, Text, cast, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, Row, Select, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased, defer, joinedload
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -26,7 +26,7 @@ from service.experiments.filters.fields import (
 from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
 from service.experiments.models import Experiment, Metric, Status
-from service.refusals import ApiError, TooLarge, invalid
+from service.refusals import ApiError, invalid
 
 Clause = ColumnElement[bool]
 
@@ -106,17 +106,13 @@ def page_of(
 def load_texts(
     session: Session,
     found: Sequence[Experiment],
-    max_length: int | None = None,
     *,
     with_spec: bool = False,
 ) -> list[Experiment]:
     """Load the texts of a page's experiments and, if requested, their specs. Return the experiments
-    without those that were deleted meanwhile. Raises TooLarge before if the texts have more than
-    `max_length` characters."""
+    without those that were deleted meanwhile."""
     columns = (*TEXTS, Experiment.spec) if with_spec else TEXTS
     by_id = {one.id: one for one in found}
-    if max_length is not None and _length_of_texts(session, by_id) > max_length:
-        raise TooLarge
     query = select(Experiment.id, *columns).where(Experiment.id.in_(by_id))
     loaded = set()
     for rows in session.execute(query).partitions(ROWS_AT_ONCE):
@@ -125,12 +121,6 @@ def load_texts(
             for column, value in zip(columns, values, strict=True):
                 set_committed_value(by_id[id_], column.key, value)
     return [one for one in found if one.id in loaded]
-
-
-def _length_of_texts(session: Session, ids: Collection[str]) -> int:
-    lengths = (func.coalesce(func.length(cast(column, Text)), 0) for column in TEXTS)
-    total = session.scalar(select(func.sum(sum(lengths))).where(Experiment.id.in_(ids)))
-    return int(total or 0)
 
 
 def _page(found: Sequence[Row[*tuple[Any, ...]]], limit: int, wanted: Wanted) -> Page:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import Field
 from sqlalchemy.orm import Session
 
@@ -37,23 +38,24 @@ from service.queue.position import queue_positions
 from service.queue.snapshot import QueueSnapshots
 from service.records import results
 from service.records.results import MetricRow, TooManyMetrics
-from service.refusals import ApiError, TooLarge, invalid
+from service.refusals import ApiError, invalid
 from service.schemas import RequestModel, ResponseModel
-from service.web import long_reads
-from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
+    DatabaseDep,
     PollerDep,
     QueueSnapshotsDep,
     Reader,
     SettingsDep,
     check_client,
+    limited,
+    release_places,
 )
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.listing_parameters import WantedDep
-from service.web.long_reads import answered, is_search, large_answer, limited, searched
 from service.web.media_types import as_json, plain_json
 from service.web.pagination import Limit, LongCursor
 from service.web.parameters import ExperimentId
+from service.web.route import JsonBody, StrictRoute
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
@@ -79,8 +81,8 @@ class ManyExperimentsOut(ResponseModel):
 
 
 @router.get("", response_model=ExperimentPage)
-async def list_experiments(
-    request: Request,
+def list_experiments(
+    database: DatabaseDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Reader,
     wanted: WantedDep,
@@ -108,21 +110,11 @@ async def list_experiments(
     if full and limit > MAX_SPECS:
         detail = f"at most {MAX_SPECS} with fields=full, not {limit}"
         raise invalid([Problem("/query/limit", detail)])
-
-    def read(session: Session, *, is_first: bool) -> Response:
+    with limited(database) as session:
         found = page_of(session, user.id, wanted, limit=limit, cursor=cursor)
-        if is_first:
-            if full:
-                check_specs(found.items)
-            known = results.metrics_of(session, found.ids, metrics, long_reads.SMALL_METRICS)
-            final = results.metrics_of(
-                session, found.ids, names, long_reads.SMALL_METRICS, only_final=True
-            )
-        else:
-            found, known = _metrics_of_page(session, found, wanted, metrics)
-            found, final = _metrics_of_page(session, found, wanted, names, only_final=True)
-        most = long_reads.SMALL_TEXTS if is_first else None
-        loaded = load_texts(session, found.items, most, with_spec=full)
+        found, known = _metrics_of_page(session, found, wanted, metrics)
+        found, final = _metrics_of_page(session, found, wanted, names, only_final=True)
+        loaded = load_texts(session, found.items, with_spec=full)
         waiting = queue_positions(session, loaded, queue_snapshots, user.id)
         titles = titles_of(session, loaded, user)
         out = experiment_out if full else summary_out
@@ -140,12 +132,7 @@ async def list_experiments(
                 for item in items
             ]
             return plain_json({"next_cursor": found.next_cursor, "items": texts})
-        page = ExperimentPage.model_construct(items=items, next_cursor=found.next_cursor)
-        return as_json(page)
-
-    if is_search(request.query_params):
-        return await searched(request, read)
-    return await answered(request, read, limited)
+    return as_json(ExperimentPage.model_construct(items=items, next_cursor=found.next_cursor))
 
 
 def _metrics_of_page(
@@ -165,25 +152,19 @@ def _metrics_of_page(
 
 
 @custom.post("/v1/experiments:batchGet", response_model=ManyExperimentsOut)
-async def batch_get_experiments(
+def batch_get_experiments(
     wanted: JsonBody[ExperimentsWanted],
-    request: Request,
+    database: DatabaseDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Reader,
 ) -> Response:
     """Return up to 50 experiments: all or none. If some do not exist, the 404 names them."""
-
-    def read(session: Session, *, is_first: bool) -> Response:
-        if is_first:
-            check_specs(find_all(session, user, wanted.ids))
+    with limited(database) as session:
         found = find_all(session, user, wanted.ids, whole=True)
         waiting = queue_positions(session, found, queue_snapshots, user.id)
         try:
-            most = long_reads.SMALL_METRICS if is_first else None
-            metrics = results.metrics_of(session, wanted.ids, None, most)
+            metrics = results.metrics_of(session, wanted.ids, None)
         except TooManyMetrics as error:
-            if is_first:
-                raise
             raise invalid([Problem("/ids", f"name fewer experiments: {error}")]) from None
         titles = titles_of(session, found, user)
         items = [
@@ -196,15 +177,7 @@ async def batch_get_experiments(
             )
             for one in found
         ]
-        return plain_json({"items": items})
-
-    return await answered(request, read)
-
-
-def check_specs(found: Sequence[Experiment]) -> None:
-    """Raise TooLarge if these experiments have large specs together."""
-    if sum(one.spec_bytes for one in found) > long_reads.SMALL_SPECS_BYTES:
-        raise TooLarge
+    return plain_json({"items": items})
 
 
 # `Prefer: wait=N` (RFC 7240): wait at most N seconds for the requested state.
@@ -243,6 +216,7 @@ WaitDep = Annotated[float, Depends(_seconds)]
 async def get_experiment(
     experiment_id: ExperimentId,
     request: Request,
+    database: DatabaseDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Reader,
     poller: PollerDep,
@@ -254,14 +228,12 @@ async def get_experiment(
     If-None-Match, when it has changed; after N seconds at the latest. Requests of a user with the
     maximum number of streams do not wait."""
 
-    def read(
-        session: Session, whole: bool, max_metrics: int | None = None
-    ) -> tuple[Response | None, bool]:
+    def read(session: Session, whole: bool) -> tuple[Response | None, bool]:
         experiment = find(session, user, Experiment, experiment_id)
         has_ended = states.is_terminal(experiment.status)
         if not whole and not has_ended:
             return None, False
-        content = _whole(session, experiment, queue_snapshots, user, max_metrics)
+        content = _whole(session, experiment, queue_snapshots, user)
         answer = by_content(Response(content, media_type="application/json"), if_none_match)
         changed = if_none_match is not None and answer.status_code != HTTPStatus.NOT_MODIFIED
         return answer, changed or has_ended
@@ -271,23 +243,18 @@ async def get_experiment(
 
         async def ask(whole: bool) -> tuple[Response | None, bool]:
             check = partial(check_client, request)
-            few = partial(read, whole=whole, max_metrics=long_reads.SMALL_METRICS)
-            try:
-                return await poller.read(user, few, check)
-            except TooLarge:
-                pass
-            async with large_answer(request):
-                return await poller.read(user, partial(read, whole=whole), check)
+            return await poller.read(user, partial(read, whole=whole), check)
 
-        request.state.is_counted = True  # as a stream: all waits read when the experiment ends
+        release_places(request)
         return await _awaited(poller, subject, user, wait_s, ask, if_none_match is not None)
 
-    def read_now(session: Session, *, is_first: bool) -> Response:
-        answer, _ = read(session, True, long_reads.SMALL_METRICS if is_first else None)
+    def read_now() -> Response:
+        with limited(database) as session:
+            answer, _ = read(session, whole=True)
         assert answer is not None
         return answer
 
-    return await answered(request, read_now)
+    return await run_in_threadpool(read_now)
 
 
 async def _awaited(
@@ -320,9 +287,8 @@ def _whole(
     experiment: Experiment,
     queue_snapshots: QueueSnapshots,
     user: Caller,
-    max_metrics: int | None,
 ) -> bytes:
-    found = results.metrics(session, experiment.id, max_metrics) if experiment.last_seq else []
+    found = results.metrics(session, experiment.id) if experiment.last_seq else []
     answer = to_response(session, experiment, queue_snapshots, user)
     begun = results.attempts(session, experiment.id) if experiment.attempt else []
     rest = ExperimentWithMetrics.model_construct(

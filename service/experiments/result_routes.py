@@ -6,30 +6,23 @@ from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
-from fastapi.concurrency import iterate_in_threadpool, run_in_threadpool
 from fastapi.responses import StreamingResponse
-from sqlalchemy.orm import Session
-from starlette.types import Receive, Scope, Send
 
 from service.accounts.permissions import find
-from service.accounts.users import Caller
-from service.db.engine import Database
-from service.experiments.bundle import Bundle, bundle, zipped
+from service.experiments.bundle import bundle, zipped
 from service.experiments.models import Experiment
 from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, MetricList
 from service.experiments.views import artifact_out, log_out, metrics_json
 from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file
-from service.refusals import ApiError, TooLarge
-from service.web import long_reads
-from service.web.bodies import StrictRoute
-from service.web.dependencies import DatabaseDep, Reader, SettingsDep, one_of, reading
+from service.refusals import ApiError
+from service.web.dependencies import DatabaseDep, Heavy, Reader, SettingsDep, limited
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.files import RangedFile
-from service.web.long_reads import answered, large_answer
 from service.web.media_types import accepted, as_json, plain_json
 from service.web.parameters import ExperimentId
+from service.web.route import StrictRoute
 
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
@@ -68,23 +61,17 @@ def get_artifact(
 
 
 @router.get("/{experiment_id}/metrics", response_model=MetricList, responses=NOT_MODIFIED)
-async def get_metrics(
+def get_metrics(
     experiment_id: ExperimentId,
-    request: Request,
+    database: DatabaseDep,
     user: Reader,
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return the metrics so far."""
-
-    def read(session: Session, *, is_first: bool) -> Response:
+    with limited(database) as session:
         find(session, user, Experiment, experiment_id)
-        found = results.metrics(
-            session, experiment_id, long_reads.SMALL_METRICS if is_first else None
-        )
-        content = orjson.Fragment(metrics_json(found))
-        return by_content(plain_json({"items": content}), if_none_match)
-
-    return await answered(request, read)
+        content = orjson.Fragment(metrics_json(results.metrics(session, experiment_id)))
+    return by_content(plain_json({"items": content}), if_none_match)
 
 
 class LogForm(StrEnum):
@@ -111,9 +98,9 @@ async def _log_form(
     response_model=LogPage,
     responses={200: {"content": {LOG_TYPES[LogForm.TEXT]: {"schema": {"type": "string"}}}}},
 )
-async def get_logs(
+def get_logs(
     experiment_id: ExperimentId,
-    request: Request,
+    database: DatabaseDep,
     user: Reader,
     form: Annotated[LogForm, Depends(_log_form)],
     after: Annotated[
@@ -124,52 +111,21 @@ async def get_logs(
 ) -> Response:
     """Return the run's log, oldest first, as JSON or as lines of text. A resumed run logs the lines
     after its checkpoint again, with the same numbers."""
-
-    def read(session: Session, *, is_first: bool) -> Response:
+    with limited(database) as session:
         find(session, user, Experiment, experiment_id)
-        count = min(limit, long_reads.SMALL_LINES) if is_first else limit
-        found = results.logs(session, experiment_id, after, level, count + 1)
-        has_more = len(found) > count
-        if has_more and count < limit:
-            raise TooLarge
-        lines = [log_out(event) for event in found[:count]]
-        last_seq = lines[-1].seq if lines else after
-        if form == LogForm.TEXT:
-            headers = {"MPT-Last-Seq": str(last_seq), "MPT-More": str(has_more).lower()}
-            text = "".join(map(_line, lines))
-            return Response(text, media_type=LOG_TYPES[form], headers=headers)
-        return as_json(LogPage(items=lines, last_seq=last_seq, more=has_more))
-
-    return await answered(request, read)
+        found = results.logs(session, experiment_id, after, level, limit + 1)
+    has_more = len(found) > limit
+    lines = [log_out(event) for event in found[:limit]]
+    last_seq = lines[-1].seq if lines else after
+    if form == LogForm.TEXT:
+        headers = {"MPT-Last-Seq": str(last_seq), "MPT-More": str(has_more).lower()}
+        text = "".join(map(_line, lines))
+        return Response(text, media_type=LOG_TYPES[form], headers=headers)
+    return as_json(LogPage(items=lines, last_seq=last_seq, more=has_more))
 
 
 def _line(one: LogOut) -> str:
     return f"{one.at:%Y-%m-%dT%H:%M:%SZ} {one.level:7} {one.message}\n"
-
-
-class BundleResponse(StreamingResponse):
-    """A zip that holds one of a few places while it is read and sent, because building it takes a
-    thread and memory."""
-
-    def __init__(self, request: Request, user: Caller, experiment: Experiment) -> None:
-        headers = {"Content-Disposition": f'attachment; filename="experiment-{experiment.id}.zip"'}
-        super().__init__(iter(()), media_type="application/zip", headers=headers)
-        self._request, self._caller, self._experiment = request, user, experiment
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state = self._request.app.state
-        async with one_of(self._request, state.bundles.one):
-            async with large_answer(self._request), reading(self._request) as database:
-                made = await run_in_threadpool(_bundle, database, self._caller, self._experiment.id)
-            zip_parts = zipped(state.database, state.settings, made)
-            self.body_iterator = iterate_in_threadpool(zip_parts)
-            await super().__call__(scope, receive, send)
-
-
-def _bundle(database: Database, user: Caller, experiment_id: str) -> Bundle:
-    """Read the bundle of an experiment. It may have been deleted while the request waited."""
-    with database.snapshot() as session:
-        return bundle(session, find(session, user, Experiment, experiment_id))
 
 
 @router.get(
@@ -178,15 +134,21 @@ def _bundle(database: Database, user: Caller, experiment_id: str) -> Bundle:
     responses={200: {"content": {"application/zip": {}}, "description": "The zip"}},
 )
 def get_bundle(
-    experiment_id: ExperimentId, request: Request, database: DatabaseDep, user: Reader
-) -> BundleResponse:
+    turn: Heavy,
+    experiment_id: ExperimentId,
+    database: DatabaseDep,
+    settings: SettingsDep,
+    user: Reader,
+) -> StreamingResponse:
     """Return an ended experiment as a zip: spec, records, curves, metrics, files, environments, and
     a README with the command that computes it again. An experiment that has not ended is 409."""
-    with database.snapshot() as session:
+    with limited(database) as session:
         experiment = find(session, user, Experiment, experiment_id)
         if not is_terminal(experiment.status):
             detail = (
                 f"only an ended experiment has a bundle, and this experiment is {experiment.status}"
             )
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-    return BundleResponse(request, user, experiment)
+        parts = zipped(database, settings, bundle(session, experiment))
+    headers = {"Content-Disposition": f'attachment; filename="experiment-{experiment_id}.zip"'}
+    return StreamingResponse(parts, media_type="application/zip", headers=headers)

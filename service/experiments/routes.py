@@ -9,7 +9,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 from sqlalchemy import ColumnElement, and_, false, insert, or_, select
 from sqlalchemy.orm import Session
 
@@ -34,21 +34,19 @@ from service.submission.idempotency import Accepted
 from service.submission.preparation import prepare
 from service.submission.requests import Batch, BatchOut, Bodies, Made, Retry, SubmissionBody
 from service.submission.submit import submitted
-from service.web.bodies import JsonBody, LargeRoute, StrictRoute
 from service.web.dependencies import (
-    BulkWriterDep,
     Canceller,
     DatabaseDep,
+    Heavy,
     Idempotency,
     QueueSnapshotsDep,
     SettingsDep,
     Submitter,
-    WriterDep,
+    limited,
 )
 from service.web.listing_parameters import WantedDep
-from service.web.long_reads import searched
 from service.web.parameters import ExperimentId
-from service.web.turns import BodyTurn
+from service.web.route import JsonBody, LargeRoute, StrictRoute
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +57,7 @@ Submit = Callable[..., AbstractContextManager[tuple[Session, Accepted]]]
 
 
 async def _submit(
-    database: WriterDep, settings: SettingsDep, user: Submitter, key: Idempotency
+    database: DatabaseDep, settings: SettingsDep, user: Submitter, key: Idempotency
 ) -> Submit:
     return partial(submitted, database, settings, user, key=key)
 
@@ -105,7 +103,7 @@ batches = APIRouter(tags=["experiments"], route_class=LargeRoute)
 
 @batches.post("/v1/experiments:batch", status_code=HTTPStatus.ACCEPTED)
 def submit_batch(
-    turn: BodyTurn, batch: JsonBody[Batch], submitted: SubmitDep, user: Submitter
+    turn: Heavy, batch: JsonBody[Batch], submitted: SubmitDep, user: Submitter
 ) -> BatchOut:
     """Queue up to a thousand experiments: all, or none if one is refused. The Idempotency-Key
     applies to the whole request."""
@@ -168,17 +166,18 @@ Matching = Sequence[tuple[str, Status]]
 """Ids of experiments and their status."""
 
 
-async def _to_cancel(request: Request, wanted: WantedDep, user: Canceller) -> Matching:
-    """Return the experiments to cancel, and perhaps one more. The search holds a reader's place
-    only: nobody who writes waits for it."""
+def _to_cancel(database: DatabaseDep, wanted: WantedDep, user: Canceller) -> Matching:
+    """Return the experiments to cancel, and perhaps one more. The search is done before the
+    transaction, which on SQLite makes others wait."""
     check_whose(wanted.whose, user)
     given = (getattr(wanted, one.name) for one in fields(Wanted) if one.name not in NOT_FILTERS)
     if not any(one.strip() if isinstance(one, str) else one for one in given):
         raise invalid([Problem("/query", "give at least one filter, such as status or owner")])
-    return await searched(request, partial(_matching, wanted=wanted, user=user))
+    with limited(database) as session:
+        return _matching(session, wanted, user)
 
 
-def _matching(session: Session, *, wanted: Wanted, user: Caller, is_first: bool) -> Matching:
+def _matching(session: Session, wanted: Wanted, user: Caller) -> Matching:
     query = select(Experiment.id, Experiment.status).where(
         *clauses(session, user.id, wanted),
         Experiment.status.in_(UNFINISHED),
@@ -204,7 +203,7 @@ def _as_found(found: Matching) -> ColumnElement[bool]:
 @custom.post("/v1/experiments:cancel", status_code=HTTPStatus.ACCEPTED)
 def cancel_experiments(
     found: Annotated[Matching, Depends(_to_cancel)],
-    database: BulkWriterDep,
+    database: DatabaseDep,
     user: Canceller,
 ) -> CancelledOut:
     """Cancel up to 500 experiments that have not ended and match all filters, the oldest first: the
@@ -235,7 +234,7 @@ WEIGHTY = ("priority", "visibility", "pinned")
 def change(
     experiment_id: ExperimentId,
     changes: JsonBody[Changes],
-    database: WriterDep,
+    database: DatabaseDep,
     settings: SettingsDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Submitter,
@@ -253,7 +252,7 @@ def change(
 
 
 @router.delete("/{experiment_id:id}", status_code=HTTPStatus.NO_CONTENT)
-def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) -> None:
+def delete(experiment_id: ExperimentId, database: DatabaseDep, user: Canceller) -> None:
     """Delete an experiment. It is hidden at once, and its files are removed later. A waiting one is
     cancelled first. 409 if it is running (cancel it first) or pinned (unpin it first). Accepted
     runs that start from it can still do so."""
@@ -271,7 +270,7 @@ def delete(experiment_id: ExperimentId, database: WriterDep, user: Canceller) ->
 @router.post("/{experiment_id}:undelete")
 def undelete(
     experiment_id: ExperimentId,
-    database: WriterDep,
+    database: DatabaseDep,
     settings: SettingsDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Canceller,
@@ -336,7 +335,7 @@ StateRequest = Callable[[DesiredState, Status], ExperimentOut]
 
 async def _state_request(
     experiment_id: ExperimentId,
-    database: WriterDep,
+    database: DatabaseDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Canceller,
 ) -> StateRequest:

@@ -18,10 +18,10 @@ from service.records.schemas import TextsOut
 from service.records.spreadsheets import csv_text
 from service.records.texts import FILE, TextPage, TextsWanted, page
 from service.refusals import ApiError
-from service.web.bodies import StrictRoute
 from service.web.dependencies import DatabaseDep, Reader, SettingsDep
 from service.web.media_types import accepted
 from service.web.parameters import ExperimentId
+from service.web.route import StrictRoute
 
 router = APIRouter(prefix="/v1/experiments", tags=["texts"], route_class=StrictRoute)
 

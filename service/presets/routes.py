@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
-from sqlalchemy import func, select
+from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session
 
 from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
@@ -28,12 +27,16 @@ from service.presets.schemas import (
 from service.queue.position import queue_positions
 from service.records import results
 from service.records.curves import read_series
-from service.refusals import ApiError, TooLarge, invalid
-from service.web import long_reads
-from service.web.bodies import StrictRoute
-from service.web.dependencies import QueueSnapshotsDep, Reader, SettingsDep
-from service.web.long_reads import answered, searched
+from service.refusals import ApiError, invalid
+from service.web.dependencies import (
+    DatabaseDep,
+    QueueSnapshotsDep,
+    Reader,
+    SettingsDep,
+    limited,
+)
 from service.web.media_types import as_json
+from service.web.route import StrictRoute
 
 router = APIRouter(prefix="/v1/presets", tags=["presets"], route_class=StrictRoute)
 custom = APIRouter(tags=["presets"], route_class=StrictRoute)
@@ -49,16 +52,14 @@ def list_presets(user: Reader) -> PresetList:
 
 
 @custom.get("/v1/presets:runs", response_model=PresetRunsList)
-async def list_preset_runs(
-    request: Request, settings: SettingsDep, queue_snapshots: QueueSnapshotsDep, user: Reader
+def list_preset_runs(
+    database: DatabaseDep, settings: SettingsDep, queue_snapshots: QueueSnapshotsDep, user: Reader
 ) -> Response:
     """Return for each spec of each preset your newest experiment that ran it, even if it was not
     submitted as a preset. One that failed, is paused or cancelled comes after all others. If you
     have none, return the newest that is shared with you and has succeeded."""
-
-    def read(session: Session, *, is_first: bool) -> Response:
-        most = long_reads.SMALL_TEXTS if is_first else None
-        found = runs_of_presets(session, settings, user, most)
+    with limited(database) as session:
+        found = runs_of_presets(session, settings, user)
         made = {one.id: one for runs in found.values() for one in runs if one is not None}
         waiting = queue_positions(session, list(made.values()), queue_snapshots, user.id)
         titles = titles_of(session, list(made.values()), user)
@@ -71,9 +72,7 @@ async def list_preset_runs(
             )
             for name, runs in found.items()
         ]
-        return as_json(PresetRunsList(items=items))
-
-    return await searched(request, read)
+    return as_json(PresetRunsList(items=items))
 
 
 @router.get("/{name}")
@@ -82,7 +81,7 @@ def get_preset(name: PresetName, user: Reader) -> PresetOut:
 
 
 @router.get("/{name}/verdict", response_model=VerdictOut)
-async def get_verdict(
+def get_verdict(
     name: PresetName,
     experiment: Annotated[
         list[str],
@@ -90,30 +89,23 @@ async def get_verdict(
             max_length=100, description="Ids of experiments, in the order of the preset's specs."
         ),
     ],
-    request: Request,
+    database: DatabaseDep,
     user: Reader,
 ) -> Response:
     """Return whether the results of experiments agree with the published ones. The caller must be
     allowed to read the experiments."""
     preset = _find(name)
-
-    def read(session: Session, *, is_first: bool) -> Response:
-        if len(experiment) != len(preset.specs):  # the rows may be large
-            raise invalid([*_unfit(preset, [None] * len(experiment))])
-        if is_first:
-            size = select(func.sum(Experiment.spec_bytes)).where(Experiment.id.in_(experiment))
-            if (session.scalar(size) or 0) > long_reads.SMALL_SPECS_BYTES:
-                raise TooLarge
+    if len(experiment) != len(preset.specs):  # the rows may be large
+        raise invalid([*_unfit(preset, [None] * len(experiment))])
+    with limited(database) as session:
         found = [find_readable(session, user, Experiment, one) for one in experiment]
         if problems := [*_unfit(preset, found)]:
             raise invalid(problems)
         verdict = preset.verdict([_results(session, one) for one in found])
-        comparisons = [_comparison_out(one) for one in verdict.comparisons]
-        return as_json(
-            VerdictOut(verdict=verdict.verdict, comparisons=comparisons, missing=verdict.missing)
-        )
-
-    return await answered(request, read)
+    comparisons = [_comparison_out(one) for one in verdict.comparisons]
+    return as_json(
+        VerdictOut(verdict=verdict.verdict, comparisons=comparisons, missing=verdict.missing)
+    )
 
 
 def _unfit(preset: Preset, found: Sequence[Experiment | None]) -> Iterator[Problem]:

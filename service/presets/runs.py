@@ -36,13 +36,12 @@ def tags_of(preset: str, index: int) -> tuple[str, str]:
 
 
 def runs_of_presets(
-    session: Session, settings: Settings, user: Caller, max_length: int | None = None
+    session: Session, settings: Settings, user: Caller
 ) -> Mapping[str, list[Experiment | None]]:
     """Return, for each preset, the experiment that ran each of its specs: the caller's newest one
     that has or may yet have a result, else the caller's newest, else the newest succeeded one of
     other users that the caller may read. One with the tag of another preset with an equal spec is
-    the last choice. Raises TooLarge if the texts of the experiments with a
-    preset's tag have more than `max_length` characters."""
+    the last choice."""
     specs = [spec for preset in PRESETS.values() for spec in preset.specs]
     inputs = ReferencedInputs.of(session, Uploads(session, user.id), specs)
     cache_keys = CacheKeys(inputs, Inputs(settings))
@@ -51,7 +50,7 @@ def runs_of_presets(
     longest = max(len(json.dumps(one)) for one in documents)
     tags = [tags_of(name, 0)[0] for name in PRESETS]
     tagged = page_of(session, user.id, Wanted(tag=tags), limit=MAX_TAGGED).items
-    tagged = load_texts(session, tagged, max_length)
+    tagged = load_texts(session, tagged)
     computed = _computed(session, [one.id for one in tagged], 2 * longest)
     same = _same(session, user, {key for key in keys if key is not None})
     key_of_next = iter(keys)

@@ -8,8 +8,8 @@ from service.experiments.titles import titles_of
 from service.queue import quota, shares
 from service.queue.position import queue_positions
 from service.queue.schemas import QueuedOut, QueueOut, UsageList, UsageOut
-from service.web.bodies import StrictRoute
 from service.web.dependencies import Admin, DatabaseDep, QueueSnapshotsDep, Reader
+from service.web.route import StrictRoute
 
 router = APIRouter(tags=["queue"], route_class=StrictRoute)
 

@@ -17,7 +17,6 @@ from service.records.downsampling import downsampled, points_per_series
 from service.records.recording import COLUMNS
 from service.records.schemas import SeriesOut
 from service.records.selection import Wanted, matches
-from service.refusals import TooLarge
 
 BLOCKS_TOGETHER = 500
 """Maximum number of blocks in one statement: databases limit the number of parameters."""
@@ -32,14 +31,6 @@ Points = list[NDArray[Any]]
 """Points as columns: x, value, std_err, n, and the code of the reason."""
 AnyRow = Row[*tuple[Any, ...]]
 _POINTS = Block.count.label("points")  # a row has a method of its own called count
-
-
-def hold_still(session: Session) -> None:
-    """Make all reads of this session see the same snapshot. Otherwise a run that is requeued
-    between two reads would remove records. Call it before the first read. On SQLite every snapshot
-    is consistent."""
-    if session.get_bind().dialect.name == "postgresql":
-        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
 
 
 MAX_SERIES = 20_000
@@ -61,6 +52,10 @@ def check_series(session: Session, experiment_ids: Sequence[str]) -> None:
     count = session.scalar(own) or 0
     if count > MAX_SERIES and len(experiment_ids) > 1:
         raise TooManySeries(count)
+
+
+class TooManyPoints(Exception):
+    """More points are stored than the caller wants to read."""
 
 
 class TooFewPoints(Exception):
@@ -187,7 +182,8 @@ def read_curves(
     """Return the series of some experiments, in their order: those with the given names and label
     values, with the points recorded after the record `after`, downsampled to at most `max_points`
     in total. A session that reads during a run must be consistent (`hold_still`). Raises
-    TooFewPoints, and TooLarge if more than `max_stored` points are stored; default: any number."""
+    TooFewPoints, and TooManyPoints if more than `max_stored` points are stored; default: any
+    number."""
     lines: dict[int, _Line] = {}
     blocks: list[AnyRow] = []
     skipped = _skipped(session, experiment_ids, after) if after else {}
@@ -201,7 +197,7 @@ def read_curves(
     if sum(min(total, MIN_SHOWN) for total in totals) > max_points:
         raise TooFewPoints(len(lines))
     if max_stored is not None and sum(totals) > max_stored:
-        raise TooLarge
+        raise TooManyPoints
     for line, most in zip(lines.values(), points_per_series(totals, max_points), strict=True):
         line.most = most
     for some in _groups(blocks):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Result, Row, bindparam, func, literal, select
+from sqlalchemy import ColumnElement, Result, Row, bindparam, func, literal, select
 from sqlalchemy.orm import Session, undefer
 
 from mptcore.protocol.metrics import INTERIM
@@ -15,7 +15,6 @@ from service.experiments.models import (
     Event,
     Metric,
 )
-from service.refusals import TooLarge
 
 MetricRow = Row[*tuple[Any, ...]]
 """A metric. Objects of the class Metric would take three times as long to read."""
@@ -30,7 +29,6 @@ METRIC = (
 )
 """Columns of a metric."""
 _METRICS = select(*METRIC).where(Metric.experiment_id == bindparam("id")).order_by(Metric.seq)
-_FIRST_METRICS = _METRICS.limit(bindparam("count", type_=Integer))
 
 MAX_ATTEMPTS = 50
 """Attempts that an answer lists, and whose environments are kept: an owner may pause and resume
@@ -45,17 +43,9 @@ _ATTEMPTS = (
 """Built once, because building a statement takes as long as executing it."""
 
 
-def metrics(
-    session: Session, experiment_id: str, max_count: int | None = None
-) -> Sequence[MetricRow]:
-    """Return an experiment's metrics in the order of their records. Raises TooManyMetrics if there
-    are more than `max_count`; default: any number."""
-    if max_count is None:
-        return _all_rows(session.execute(_METRICS, {"id": experiment_id}))
-    found = session.execute(_FIRST_METRICS, {"id": experiment_id, "count": max_count + 1}).all()
-    if len(found) > max_count:
-        raise TooManyMetrics(max_count)
-    return found
+def metrics(session: Session, experiment_id: str) -> Sequence[MetricRow]:
+    """Return an experiment's metrics in the order of their records."""
+    return _all_rows(session.execute(_METRICS, {"id": experiment_id}))
 
 
 ROWS_AT_ONCE = 1000
@@ -85,33 +75,29 @@ def parsed_labels(text: str) -> dict[str, Any]:
     return labels
 
 
-class TooManyMetrics(TooLarge):
+class TooManyMetrics(Exception):
     """Some experiments have more metrics together than are read at once."""
 
-    def __init__(self, max_count: int) -> None:
-        super().__init__(f"they have more than {max_count} metrics together")
+    def __init__(self) -> None:
+        super().__init__(f"they have more than {MAX_METRICS} metrics together")
 
 
-def check_metrics(
-    session: Session, *which: ColumnElement[bool], max_count: int | None = None
-) -> None:
+def check_metrics(session: Session, *which: ColumnElement[bool]) -> None:
     """Check the number of metrics that meet some conditions. Raises TooManyMetrics."""
-    max_count = max_count or MAX_METRICS
-    some = select(literal(1)).where(*which).limit(max_count + 1).subquery()
-    if (session.scalar(select(func.count()).select_from(some)) or 0) > max_count:
-        raise TooManyMetrics(max_count)
+    some = select(literal(1)).where(*which).limit(MAX_METRICS + 1).subquery()
+    if (session.scalar(select(func.count()).select_from(some)) or 0) > MAX_METRICS:
+        raise TooManyMetrics
 
 
 def metrics_of(
     session: Session,
     ids: Sequence[str],
     names: Sequence[str] | None,
-    max_count: int | None = None,
     only_final: bool = False,
 ) -> dict[str, list[MetricRow]]:
     """Return the metrics with these names, or all, by experiment; with `only_final`, without those
-    of `train.curve_at`. Raises TooManyMetrics if they are more than `max_count`; default:
-    MAX_METRICS of several experiments, and any number of one."""
+    of `train.curve_at`. Raises TooManyMetrics if they are more than MAX_METRICS of several
+    experiments."""
     if names is not None and not names:
         return {}
     wanted: list[ColumnElement[bool]] = [Metric.experiment_id.in_(ids)]
@@ -119,8 +105,8 @@ def metrics_of(
         wanted.append(Metric.name.in_(names))
     if only_final:
         wanted.extend(is_final(Metric))
-    if len(ids) > 1 or max_count:
-        check_metrics(session, *wanted, max_count=max_count)
+    if len(ids) > 1:
+        check_metrics(session, *wanted)
     found: dict[str, list[MetricRow]] = {one: [] for one in ids}
     for metric in _all_rows(session.execute(select(*METRIC).where(*wanted).order_by(Metric.seq))):
         found[metric[0]].append(metric)

@@ -12,8 +12,7 @@ from sqlalchemy.orm import Session
 
 from service.experiments.models import Block, Series
 from service.experiments.titles import value_at
-from service.records.curves import read_curves
-from service.refusals import TooLarge
+from service.records.curves import TooManyPoints, read_curves
 
 HELDOUT = "lml_heldout"
 BEHIND_BEST = "lml_heldout_behind_best"
@@ -46,7 +45,7 @@ def heldout_parts(session: Session, experiment_ids: Sequence[str]) -> dict[str, 
         curves = read_curves(
             session, experiment_ids, names=[SERIES], max_points=MAX_POINTS, max_stored=MAX_POINTS
         )
-    except TooLarge:
+    except TooManyPoints:
         return {}
     found: dict[str, list[Parts]] = {}
     for curve in curves:

@@ -5,7 +5,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session, defer
 
 from service.accounts import audit
@@ -35,20 +35,19 @@ from service.sweeps.schemas import (
     TableFormat,
 )
 from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
-from service.web.bodies import JsonBody, LargeRoute
 from service.web.dependencies import (
-    BulkWriterDep,
     Canceller,
     DatabaseDep,
+    Heavy,
     QueueSnapshotsDep,
     Reader,
     SettingsDep,
     Submitter,
+    limited,
 )
-from service.web.long_reads import searched
 from service.web.media_types import as_json, plain_json
 from service.web.pagination import Cursor, Limit, WhoseQuery, page, read_cursor
-from service.web.turns import BodyTurn, RetryTurn, TableTurn
+from service.web.route import JsonBody, LargeRoute
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ SweepId = Annotated[str, Path(max_length=100, description="Id of the sweep.")]
 
 @router.post("", status_code=HTTPStatus.ACCEPTED)
 def submit_sweep(
-    turn: BodyTurn,
+    turn: Heavy,
     submission: JsonBody[SweepSubmission],
     submitted: SubmitDep,
     queue_snapshots: QueueSnapshotsDep,
@@ -77,8 +76,8 @@ def submit_sweep(
 
 
 @router.get("", response_model=SweepPage)
-async def list_sweeps(
-    request: Request,
+def list_sweeps(
+    database: DatabaseDep,
     user: Reader,
     limit: Limit = 50,
     cursor: Cursor = None,
@@ -87,15 +86,12 @@ async def list_sweeps(
     """List the caller's sweeps or, with `whose=lab`, those shared with the lab, newest first."""
     before = read_cursor(cursor)
     without_specs = defer(Sweep.spec, raiseload=True)  # which may be large
-
-    def read(session: Session, *, is_first: bool) -> Response:
+    with limited(database) as session:
         found = newest(session, user, Sweep, whose, limit + 1, before, without_specs)
         kept, next_cursor = page(found, limit)
         counts = store.counts(session, [one.id for one in kept], user)
         items = [summary_out(one, counts.get(one.id, {})) for one in kept]
-        return as_json(SweepPage(items=items, next_cursor=next_cursor))
-
-    return await searched(request, read)  # the points of all these sweeps may be millions
+    return as_json(SweepPage(items=items, next_cursor=next_cursor))
 
 
 @router.get("/{sweep_id:id}")
@@ -111,7 +107,7 @@ def get_sweep(
     "/{sweep_id}/table", response_model=Table, responses={200: {"content": {"text/csv": {}}}}
 )
 def get_table(
-    turn: TableTurn,
+    turn: Heavy,
     sweep_id: SweepId,
     database: DatabaseDep,
     user: Reader,
@@ -151,7 +147,7 @@ def get_table(
 
 @router.post("/{sweep_id}/points", status_code=HTTPStatus.ACCEPTED)
 def add_points(
-    turn: BodyTurn,
+    turn: Heavy,
     sweep_id: SweepId,
     more: JsonBody[MorePoints],
     submitted: SubmitDep,
@@ -166,7 +162,7 @@ def add_points(
 def change_sweep(
     sweep_id: SweepId,
     changes: JsonBody[SweepChanges],
-    database: BulkWriterDep,
+    database: DatabaseDep,
     settings: SettingsDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Submitter,
@@ -187,7 +183,7 @@ def change_sweep(
 
 
 @router.delete("/{sweep_id:id}", status_code=HTTPStatus.NO_CONTENT)
-def delete_sweep(sweep_id: SweepId, database: BulkWriterDep, user: Canceller) -> None:
+def delete_sweep(sweep_id: SweepId, database: DatabaseDep, user: Canceller) -> None:
     """Delete a sweep and the experiments created for it. Waiting ones are cancelled first. 409 if
     an experiment is running (cancel it first) or pinned (unpin it first)."""
     with database.transaction() as session:
@@ -205,7 +201,7 @@ def delete_sweep(sweep_id: SweepId, database: BulkWriterDep, user: Canceller) ->
 
 @router.post("/{sweep_id}:cancel", status_code=HTTPStatus.ACCEPTED)
 def cancel_sweep(
-    sweep_id: SweepId, database: BulkWriterDep, queue_snapshots: QueueSnapshotsDep, user: Canceller
+    sweep_id: SweepId, database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: Canceller
 ) -> SweepOut:
     """Cancel all of a sweep's experiments that have not ended: waiting ones at once, running ones
     within a heartbeat and the kill grace."""
@@ -218,9 +214,7 @@ def cancel_sweep(
 
 
 @router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED)
-def retry_sweep(
-    turn: RetryTurn, sweep_id: SweepId, submitted: SubmitDep, user: Submitter
-) -> Retried:
+def retry_sweep(turn: Heavy, sweep_id: SweepId, submitted: SubmitDep, user: Submitter) -> Retried:
     """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
     in the sweep. A second request finds nothing to retry, unless `more` is true."""
     with submitted(SweepRetry(sweep_id)) as (session, accepted):

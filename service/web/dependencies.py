@@ -1,42 +1,29 @@
 """Dependencies of handlers: the database, the settings, the user."""
 
-import asyncio
 import logging
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
 from cachetools import TTLCache
 from fastapi import BackgroundTasks, Depends, Header, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from mptcore.specs import Problem
 from service.accounts.models import ROLE_SCOPES, Scope
-from service.accounts.permissions import check_still_valid
-from service.accounts.sign_ins import caller_of_cookie
-from service.accounts.users import USE_NOTED_S, Caller, KeyRefused, caller_of_key, note_use, parsed
-from service.db.engine import Database
-from service.db.errors import TRANSIENT_DB_ERRORS
+from service.accounts.users import USE_NOTED_S, Caller, note_use
+from service.db.engine import Database, limit_statements
+from service.db.errors import TRANSIENT_DB_ERRORS, is_over_time
 from service.events.poller import Poller
 from service.queue.snapshot import QueueSnapshots
-from service.refusals import ApiError, unauthorized, unavailable
+from service.refusals import ApiError, invalid
 from service.settings import Settings
 from service.submission.idempotency import IdempotentRequest
-from service.sweeps import store
-from service.web.csrf import check_own_page
-from service.web.rates import Credential
 
 log = logging.getLogger(__name__)
 
@@ -60,179 +47,62 @@ async def _settings(request: Request) -> Settings:
 
 SettingsDep = Annotated[Settings, Depends(_settings)]
 
-CHECK_LASTS_S = 1.0
-"""Time after which a writing request checks its caller again."""
-FEW = 63
-"""Maximum number of experiments of a sweep whose changes are as short as those of single
-experiments."""
-USERS_PART = 3
-"""One user's requests have a third of the readers' places at most, or one."""
+SEARCH_S = 5.0
+"""Maximum seconds of a statement that reads. A filter may read all specs of a user."""
 
 
-PlaceOfUser = Callable[[int | None], AbstractAsyncContextManager[None]]
-"""Function that takes the id of a user, and holds a place of a limiter for the user."""
+# Async although they never wait: plain functions would need a thread switch.
+async def _database(request: Request) -> Database:
+    database: Database = request.app.state.database
+    return database
 
 
-@asynccontextmanager
-async def reading(request: Request) -> AsyncIterator[Database]:
-    """Yield the database to one of a few concurrent readers of a user. Otherwise the slow requests
-    of one user would use all threads and connections. Waiting readers hold neither."""
-    async with one_of(request, request.app.state.readers.one):
-        yield request.app.state.database
-
-
-async def _readable(request: Request) -> AsyncIterator[Database]:
-    async with reading(request) as database:
-        yield database
-
-
-@asynccontextmanager
-async def _writing(
-    request: Request, is_long: Callable[[], Awaitable[bool]] | None = None
-) -> AsyncIterator[Database]:
-    """Yield the database to one of a few concurrent writers. Otherwise writers that wait for a lock
-    would use all threads and connections, and block the readers. Waiting writers hold neither. The
-    caller is checked again if the body or the wait has taken long."""
-    state = request.app.state
-    async with one_of(request, partial(state.writers.one, is_long=is_long)):
-        database = state.database
-        caller: Caller | None = getattr(request.state, "caller", None)
-        if caller is not None and time.monotonic() - request.state.checked_at > CHECK_LASTS_S:
-            await run_in_threadpool(_check_still_valid, database, caller)
-        yield database
-
-
-async def _writable(request: Request) -> AsyncIterator[Database]:
-    async with _writing(request) as database:
-        yield database
-
-
-async def _writable_in_bulk(request: Request) -> AsyncIterator[Database]:
-    async with _writing(request, partial(_concerns_many, request)) as database:
-        yield database
-
-
-async def _concerns_many(request: Request) -> bool:
-    """Return whether a request may change more than FEW experiments: those of its sweep, or any."""
-    sweep_id = request.path_params.get("sweep_id")
-    if sweep_id is None:
-        return True
-    return await run_in_threadpool(_has_many, request.app.state.database, sweep_id)
-
-
-def _has_many(database: Database, sweep_id: str) -> bool:
-    with database.snapshot() as session:
-        return store.has_more_experiments(session, sweep_id, FEW)
+DatabaseDep = Annotated[Database, Depends(_database)]
 
 
 @contextmanager
-def counted(request: Request) -> Iterator[None]:
-    """Count a request of the caller while it waits for a place and holds one. Otherwise a client
-    that abandons its requests, whose work goes on, would fill the process with them. Raises
-    ApiError (429) if there are too many."""
-    state, caller = request.state, getattr(request.state, "caller", None)
-    if caller is None or getattr(state, "is_counted", False):
-        yield
-        return
-    _check_count(request, caller.id)
-    counts: Counter[tuple[int, bool]] = request.app.state.user_requests
-    of_kind = _of_kind(request, caller.id)
-    counts[of_kind] += 1
-    state.is_counted = True
+def limited(database: Database) -> Iterator[Session]:
+    """Begin a read of one state of the database. Its statements may take SEARCH_S. Raises ApiError
+    (422) if one takes longer."""
     try:
-        yield
-    finally:
-        state.is_counted = False
-        counts[of_kind] -= 1
-        if not counts[of_kind]:
-            del counts[of_kind]
+        with database.snapshot() as session:
+            limit_statements(session, SEARCH_S)
+            yield session
+    except OperationalError as error:
+        if not is_over_time(error):
+            raise
+        detail = (
+            f"the search took longer than {SEARCH_S:g} s: add filters such as status, family or "
+            "created_after, or compare fewer fields"
+        )
+        raise invalid([Problem("/query", detail)]) from None
 
 
-def _of_kind(request: Request, user_id: int) -> tuple[int, bool]:
-    return user_id, request.method == "GET"  # those that wait to write refuse no reads
+async def heavy() -> None:
+    """Mark a handler that may take seconds. The gate admits two such requests at a time, and one of
+    a user."""
 
 
-def _check_count(request: Request, user_id: int) -> None:
-    limit = request.app.state.settings.max_user_requests
-    if request.app.state.user_requests[_of_kind(request, user_id)] >= limit:
-        detail = f"{limit} requests of yours are under way, the maximum: try again"
-        headers = {"Retry-After": "1"}
-        raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_at_once", detail, headers=headers)
+Heavy = Annotated[None, Depends(heavy)]
+
+
+def is_heavy(handler: Dependant) -> bool:
+    """Return whether a handler is marked as heavy."""
+    return any(part.call is heavy for part in handler.dependencies)
+
+
+def release_places(request: Request) -> None:
+    """Give back the places of a request that now waits for events."""
+    request.state.end_turn()
+    request.state.leave()
 
 
 async def check_client(request: Request) -> None:
-    """Raise ApiError (408) if the client has gone. The body has been read."""
+    """Raise ApiError (408) if the client has gone. Nobody receives the answer, and it must not
+    count as a failure of the service."""
     if await request.is_disconnected():
-        raise client_gone()
-
-
-def client_gone() -> ApiError:
-    """Return an answer that nobody receives. It must not count as a failure of the service."""
-    detail = "the client has gone before its turn"
-    return ApiError(HTTPStatus.REQUEST_TIMEOUT, "client_gone", detail)
-
-
-@asynccontextmanager
-async def one_of(
-    request: Request, place: PlaceOfUser, wait_s: float | None = None
-) -> AsyncIterator[None]:
-    """Hold a place of the caller while the block runs. Raises ApiError (503) if none becomes free
-    in `wait_s` seconds (default: the setting `write_wait_s`), or if a client that reads has gone
-    meanwhile. A request that has its turn (`turns.py`) takes no place."""
-    if getattr(request.state, "has_turn", False):
-        yield
-        return
-    settings: Settings = request.app.state.settings
-    caller: Caller | None = getattr(request.state, "caller", None)
-    async with AsyncExitStack() as held:
-        held.enter_context(counted(request))
-        try:
-            async with asyncio.timeout(wait_s or settings.write_wait_s):
-                user_id = None if caller is None else caller.id
-                await held.enter_async_context(place(user_id))
-        except TimeoutError:
-            detail = "too many requests wait for their turn; nothing was changed, try again"
-            raise unavailable("busy", detail) from None
-        if request.method == "GET":
-            await check_client(request)
-        yield
-
-
-DatabaseDep = Annotated[Database, Depends(_readable, scope="function")]
-"""For plain handlers that read."""
-WriterDep = Annotated[Database, Depends(_writable, scope="function")]
-"""For plain handlers that write."""
-BulkWriterDep = Annotated[Database, Depends(_writable_in_bulk, scope="function")]
-"""For plain handlers that may change thousands of rows. They have at most half of the places,
-unless their sweep has few experiments."""
-
-
-async def authenticate(request: Request) -> Caller:
-    """Store the owner of the request's key, or the user of the signed-in browser, in the request's
-    state. Raises ApiError (401) without a valid key or sign-in. The body is not read for this. A
-    key is looked up at every request: a revoked key is refused from that moment on, in any
-    process."""
-    given = Credential.of(request.headers)
-    database, rates = request.app.state.database, request.app.state.rates
-    if (user_id := rates.user_of(given)) is not None:
-        _check_count(request, user_id)  # before the key costs a query
-    try:
-        if given.key is not None:
-            parsed(given.key)  # a mistyped key costs no query
-            user, unnoted = await run_in_threadpool(_look_up, database, caller_of_key, given.key)
-        elif given.cookie is not None:
-            check_own_page(request)
-            find = caller_of_cookie
-            user, unnoted = await run_in_threadpool(_look_up, database, find, given.cookie)
-        else:
-            raise unauthorized("give a valid API key: Authorization: Bearer mpt_…")
-    except KeyRefused as refused:
-        rates.forget(given)
-        raise unauthorized(str(refused)) from None
-    rates.know(given, user.id)
-    request.state.caller, request.state.unnoted = user, unnoted
-    request.state.checked_at = time.monotonic()
-    return user
+        detail = "the client has gone before its turn"
+        raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "client_gone", detail)
 
 
 async def current_user(
@@ -240,26 +110,13 @@ async def current_user(
     documented: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
     after: BackgroundTasks,
 ) -> Caller:
-    """Return the caller that `authenticate` found, and note later that the key was used."""
+    """Return the caller that the gate let in, and note later that the key was used."""
     user: Caller = request.state.caller
     noted: NotedKeys = request.app.state.noted_keys
     if request.state.unnoted and user.key_id not in noted:
         noted[user.key_id] = None
         after.add_task(_note_use, request.app.state.database, user.key_id)
     return user
-
-
-Find = Callable[[Session, str], tuple[Caller, bool]]
-
-
-def _look_up(database: Database, find: Find, credential: str) -> tuple[Caller, bool]:
-    with database.snapshot() as session:
-        return find(session, credential)
-
-
-def _check_still_valid(database: Database, caller: Caller) -> None:
-    with database.snapshot() as session:
-        check_still_valid(session, caller)
 
 
 def _note_use(database: Database, key_id: str) -> None:
@@ -308,7 +165,7 @@ Submitter = Annotated[Caller, Depends(WithScope(Scope.SUBMIT))]
 Canceller = Annotated[Caller, Depends(WithScope(Scope.CANCEL))]
 Admin = Annotated[Caller, Depends(WithScope(Scope.ADMIN))]
 Scraper = Annotated[Caller, Depends(WithScope(Scope.METRICS))]
-"""The caller. StrictRoute has checked that the key has the scope; else the answer is 403."""
+"""The caller. The gate has checked that the key has the scope; else the answer is 403."""
 
 
 IdempotencyKey = Annotated[

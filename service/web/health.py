@@ -8,9 +8,10 @@ from sqlalchemy import text
 from service import store_space
 from service.refusals import ApiError
 from service.schemas import ResponseModel
-from service.web.bodies import PublicRoute
 from service.web.dependencies import DatabaseDep, SettingsDep
+from service.web.route import ProbeRoute, PublicRoute
 
+liveness = APIRouter(tags=["health"], route_class=ProbeRoute)
 router = APIRouter(tags=["health"], route_class=PublicRoute)
 
 
@@ -24,7 +25,7 @@ class Readiness(Health):
     """Problems for an administrator that stop no request: a full disk of the store."""
 
 
-@router.get("/healthz")
+@liveness.get("/healthz")
 async def healthz() -> Health:
     """Report that the process answers. It needs no free thread."""
     return Health(status="ok")

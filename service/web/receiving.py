@@ -23,19 +23,16 @@ requests."""
 async def receive(
     request: Request, file: Path, settings: Settings, room: Room = UNLIMITED
 ) -> Received:
-    """Write a request's body to a file as it arrives. The file is on disk when this returns. A few
-    uploads at a time write a piece; one that only arrives slowly holds up no other. Raises ApiError
-    if the body exceeds a limit, is interrupted or stalls, and OSError if the disk is full."""
-    writes: asyncio.Semaphore = request.app.state.upload_writes
+    """Write a request's body to a file as it arrives. The file is on disk when this returns. Raises
+    ApiError if the body exceeds a limit, is interrupted or stalls, and OSError if the disk is
+    full."""
     declared = int(request.headers.get("Content-Length", 0))
     with open(file, "wb") as output:
         writer = _Writer(output, settings, room)
         writer.check_room(declared)
         async for piece in _pieces(request, settings.upload_stall_s):
-            async with writes:
-                await run_in_threadpool(writer.write, piece)
-        async with writes:
-            await run_in_threadpool(os.fsync, output.fileno())
+            await run_in_threadpool(writer.write, piece)
+        await run_in_threadpool(os.fsync, output.fileno())
     return Received(writer.size, writer.digest.hexdigest())
 
 

@@ -14,15 +14,14 @@ from service.accounts.permissions import check_has_key, not_found
 from service.queue import quota
 from service.refusals import ApiError, invalid
 from service.settings import Settings
-from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
     Canceller,
     DatabaseDep,
     Reader,
     SettingsDep,
     Submitter,
-    WriterDep,
 )
+from service.web.route import JsonBody, StrictRoute
 from service.webhooks import store
 from service.webhooks.models import Webhook
 from service.webhooks.schemas import MAX_OF_A_URL, MadeWebhook, NewWebhook, WebhookList, WebhookOut
@@ -38,7 +37,7 @@ SECRET_BYTES = range(24, 65)
 
 @router.post("", status_code=HTTPStatus.CREATED)
 def add_webhook(
-    new: JsonBody[NewWebhook], database: WriterDep, settings: SettingsDep, user: Submitter
+    new: JsonBody[NewWebhook], database: DatabaseDep, settings: SettingsDep, user: Submitter
 ) -> MadeWebhook:
     """Add a URL to notify when your experiments end from now on. Signed-in browsers cannot add
     webhooks, because these would outlive the sign-out."""
@@ -77,7 +76,7 @@ def list_webhooks(database: DatabaseDep, user: Reader) -> WebhookList:
 
 
 @router.delete("/{webhook_id}", status_code=HTTPStatus.NO_CONTENT)
-def delete_webhook(webhook_id: WebhookId, database: WriterDep, user: Canceller) -> None:
+def delete_webhook(webhook_id: WebhookId, database: DatabaseDep, user: Canceller) -> None:
     """Delete a webhook. Pending deliveries are dropped. An admin may delete anyone's."""
     with database.transaction() as session:
         found = store.find(session, webhook_id, None if user.is_admin else user.id)

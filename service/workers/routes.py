@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from service.accounts import audit
 from service.accounts.models import Scope
 from service.accounts.users import Caller
-from service.db.engine import moment
+from service.db.engine import hold_still, moment
 from service.experiments import store
 from service.experiments.models import DEVICES, Device, Queue
 from service.fair_share import FairShare
@@ -33,19 +33,17 @@ from service.queue.statistics import (
     oldest_waiting_s,
     statistics,
 )
-from service.records.curves import hold_still
 from service.refusals import ApiError
 from service.settings import Settings
-from service.web.bodies import JsonBody, StrictRoute
 from service.web.dependencies import (
     Admin,
     DatabaseDep,
     Reader,
     Scraper,
     SettingsDep,
-    WriterDep,
 )
 from service.web.meters import Meters
+from service.web.route import JsonBody, StrictRoute
 from service.workers.models import Worker
 from service.workers.schemas import (
     DrainOut,
@@ -86,7 +84,7 @@ def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
 
 
 @router.post("/v1/drains", status_code=HTTPStatus.CREATED)
-def drain_host(new: JsonBody[NewDrain], database: WriterDep, user: Admin) -> DrainOut:
+def drain_host(new: JsonBody[NewDrain], database: DatabaseDep, user: Admin) -> DrainOut:
     """Drain a machine, for example before its maintenance, or change its drain. Its workers start
     no run. Their runs have some time to end; then they save checkpoints and return to the queue."""
     with database.transaction() as session:
@@ -103,7 +101,7 @@ def drain_host(new: JsonBody[NewDrain], database: WriterDep, user: Admin) -> Dra
 @router.delete("/v1/drains/{host}", status_code=HTTPStatus.NO_CONTENT)
 def undrain_host(
     host: Annotated[str, Path(max_length=200, description="Name of the machine.")],
-    database: WriterDep,
+    database: DatabaseDep,
     user: Admin,
 ) -> None:
     """End the drain of a machine: its workers start runs again."""

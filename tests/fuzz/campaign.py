@@ -32,7 +32,6 @@ from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
-from service.web.connections import HEAD_S
 from tests.fuzz.costs import KINDS, MAX_ANSWER_BYTES, TIMES, Cost, cpu_s, waits
 from tests.fuzz.hostile import ATTACKS, Connection, SlowLoris
 from tests.fuzz.mutations import Generator, Request, routes
@@ -40,6 +39,7 @@ from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until
 
+HEAD_S = 20.0
 ROLES = tuple(Role)
 """Each has a user whose key asks."""
 UNLIMITED = {"MPT_RATE_PER_USER": "1000000000", "MPT_RATE_PER_ADDRESS": "1000000000",

@@ -94,7 +94,7 @@ NARROWER: dict[str, tuple[str, ...]] = {
         "tests/service/datasets/test_uploads.py",
     ),
     "service/fair_share.py": ("tests/service/queue/test_ledger.py",),
-    "service/limiter.py": ("tests/service/web/test_pools.py",),
+    "service/places.py": ("tests/service/test_places.py",),
     "service/refusals.py": (
         "tests/service/web/test_many_errors.py",
         "tests/service/web/test_refused.py",

@@ -12,7 +12,6 @@ from service.app import create_app
 from service.db.engine import Database
 from service.experiments.models import Experiment, Held, Status
 from service.fair_share import FairShare
-from service.limiter import FairLimiter
 from service.queue import holds, quota
 from service.settings import Settings
 from service.sweeps import store as sweeps
@@ -145,10 +144,6 @@ def test_a_change_of_a_sweep_locks_the_runs_that_differ_in_the_order_of_their_id
 def test_two_requests_at_once_do_not_add_the_last_webhook_twice(
     api: TestClient, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In two processes: in one process they wait for each other."""
-    places = FairLimiter(2, of_user=2)
-    monkeypatch.setattr(api.app.state, "writers", places)  # type: ignore[attr-defined]
-
     def add(_: int) -> int:
         return api.post("/v1/webhooks", json={"url": "https://example.org/"}).status_code
 

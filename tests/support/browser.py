@@ -18,7 +18,7 @@ from service.app import create_app
 from service.db.engine import Database
 from service.experiments.models import Experiment
 from service.settings import Settings
-from service.web.connections import BoundedHeads, Server
+from service.web.server import Server
 
 PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser")
 CHROMIUM = next(filter(None, map(shutil.which, PROGRAMS)), None)
@@ -59,9 +59,7 @@ class Service:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        config = uvicorn.Config(
-            create_app(self.settings), port=self.port, log_config=None, http=BoundedHeads
-        )
+        config = uvicorn.Config(create_app(self.settings), port=self.port, log_config=None)
         self._server = Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()))
         self._thread.start()

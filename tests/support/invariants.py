@@ -18,7 +18,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.accounts.models import User
-from service.db.engine import Database
+from service.db.engine import Database, hold_still
 from service.experiments.models import (
     TERMINAL,
     Attempt,
@@ -31,7 +31,7 @@ from service.fair_share import FairShare
 from service.queue.ledger import decayed_usage, use_of
 from service.queue.statistics import statistics
 from service.records import results
-from service.records.curves import hold_still, read_series
+from service.records.curves import read_series
 from service.records.recording import canonical
 
 Record = Mapping[str, Any]

@@ -7,7 +7,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.experiments.cache import CacheKeys
-from service.limiter import FairLimiter
+from service.places import Places
+from service.web.gate import Gate
 
 
 @pytest.fixture
@@ -16,8 +17,8 @@ def while_it_prepares(
 ) -> list[Callable[[], object]]:
     """Functions to call once, after the next spec of a request has been checked. They may be
     requests of the same user, which in another process would not wait for it."""
-    writers = FairLimiter(2, of_user=2)
-    monkeypatch.setattr(api.app.state, "writers", writers)  # type: ignore[attr-defined]
+    gate: Gate = api.app.state.gate  # type: ignore[attr-defined]
+    monkeypatch.setattr(gate, "_heavy", Places(2, of_user=2))
     todo: list[Callable[[], object]] = []
     find_key = CacheKeys.key
 

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from mptlab import serve
 from service.app import create_app
 from service.settings import Settings
-from service.web.connections import BoundedHeads, Server
+from service.web.server import Server
 from tests.support.processes import wait_until
 
 TIMEOUT_S = 30.0
@@ -25,7 +25,7 @@ def served(settings: Settings, app: FastAPI | None = None) -> Iterator[httpx.Cli
     """A client, with the local key, of the service while the block runs."""
     port = serve.free_port()
     app = app or create_app(settings)
-    config = uvicorn.Config(app, port=port, log_config=None, http=BoundedHeads)
+    config = uvicorn.Config(app, port=port, log_config=None)
     server = Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

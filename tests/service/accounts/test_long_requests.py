@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
 from service.accounts import sign_ins
-from service.accounts.models import ApiKey, AuditEntry, Role, Scope, User
+from service.accounts.models import ApiKey, AuditEntry, Role, User
 from service.datasets import routes as datasets
 from service.datasets.models import Dataset
 from service.db.engine import Database, now
@@ -17,8 +17,6 @@ from service.settings import Settings
 from service.submission import submit
 from service.submission.models import KeptRequest
 from service.sweeps.models import Sweep
-from service.web import dependencies
-from service.web.bodies import StrictRoute
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, stored
@@ -108,21 +106,6 @@ def test_a_submission(
     before = rows(database)
     monkeypatch.setattr(submit, "prepare", ending(database, end, vars(submit)["prepare"]))
     refused(admin.post(path, json=body, headers={**headers, "Idempotency-Key": "k"}))
-    assert rows(database) == before
-
-
-@EACH_END
-def test_another_body(admin: TestClient, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
-    """The key ends while the body is received: an admin's, who adds a key for another user."""
-    database, headers = database_of(admin), bearer(member(admin)["key"])
-    admin.patch("/v1/users/ann", json={"role": "admin"})
-    with database.transaction() as session:
-        every = update(ApiKey).where(ApiKey.user_id > 1)
-        session.execute(every.values(scopes=[*Scope]))
-    before = rows(database)
-    monkeypatch.setattr(dependencies, "CHECK_LASTS_S", 0.0)
-    monkeypatch.setattr(StrictRoute, "parsed", ending(database, end, StrictRoute.parsed))
-    refused(admin.post("/v1/users/local/keys", json={}, headers=headers))
     assert rows(database) == before
 
 

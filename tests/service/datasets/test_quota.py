@@ -14,11 +14,10 @@ from mptcore.presets import PRESETS
 from service.app import create_app
 from service.db.engine import Database
 from service.fair_share import FairShare
+from service.places import Places
 from service.queue.quota import UNLIMITED, Room
 from service.queue.sizes import POINT_BYTES
-from service.refusals import ApiError
 from service.settings import Settings
-from service.web.bodies import Bodies
 from tests.support.kept_bytes import bytes_agree, bytes_in_tables
 from tests.support.uploads import GOOD, npy, post, stored
 
@@ -94,25 +93,17 @@ def test_two_uploads_at_once_do_not_share_the_last_space(
     assert len(stored(narrow)) == 2
 
 
-def test_uploads_of_a_user_at_once_are_limited() -> None:
-    bodies = Bodies()
-    with bodies.upload(1, 2), bodies.upload(1, 2):
-        with pytest.raises(ApiError) as refused, bodies.upload(1, 2):
-            pass
-        assert refused.value.status == 429
-        assert refused.value.headers == {"Retry-After": "5"}
-        with bodies.upload(2, 2):
-            pass
-    with bodies.upload(1, 2):
-        pass
-
-
-def test_too_many_uploads_of_a_user_are_refused(api: TestClient, settings: Settings) -> None:
-    bodies: Bodies = api.app.state.bodies  # type: ignore[attr-defined]
+def test_few_uploads_of_a_user_are_received_at_once(api: TestClient, settings: Settings) -> None:
+    places: Places = api.app.state.uploads  # type: ignore[attr-defined]
+    portal = api.portal
+    assert portal is not None
     with ExitStack() as held:
         for _ in range(settings.max_user_uploads):
-            held.enter_context(bodies.upload(1, settings.max_user_uploads))
-        assert post(api, "a.npy", npy(GOOD)).json()["reason"] == "too_many_uploads"
+            held.enter_context(portal.wrap_async_context_manager(places.place(1)))
+        refused = post(api, "a.npy", npy(GOOD))
+        assert (refused.status_code, refused.json()["reason"]) == (429, "too_many_uploads")
+        assert refused.headers["Retry-After"] == "5"
+    assert post(api, "a.npy", npy(GOOD)).status_code == 201
 
 
 def test_a_user_stores_20_gib_unless_the_settings_say_otherwise(

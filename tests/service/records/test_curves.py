@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from sqlalchemy import delete, update
 
 from service.app import create_app
-from service.db.engine import Database
+from service.db.engine import Database, hold_still
 from service.experiments.models import Block, Checkpoint, Experiment, Series
 from service.queue import lease
 from service.queue.lease import Claim
-from service.records.curves import TooFewPoints, hold_still, read_series
+from service.records.curves import TooFewPoints, read_series
 from service.records.recording import Batch, record
 from service.settings import Settings
 from tests.support.attempts import claim_next, submitted

@@ -13,7 +13,6 @@ from service.db.engine import Database
 from service.experiments.models import Metric
 from service.records import results
 from service.settings import Settings
-from service.web import long_reads
 from tests.support.attempts import submitted
 
 LISTS = ["/v1/experiments", "/v1/datasets"]
@@ -181,7 +180,6 @@ def test_a_page_with_very_many_metrics_is_shorter(
                 session.add(Metric(experiment_id=one, name="lml", labels=labels, seq=seq,
                                    value=-place))  # fmt: skip
     monkeypatch.setattr(results, "MAX_METRICS", 4)
-    monkeypatch.setattr(long_reads, "SMALL_METRICS", 4)
     query: dict[str, Any] = {"order_by": order, "limit": 3, "metrics": "lml"}
     pages, cursor = [], ""
     while cursor is not None:

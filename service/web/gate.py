@@ -1,0 +1,235 @@
+"""The gate of an API process: it decides before a body is read whether and when a request is
+handled.
+
+Requests are counted first: those with a key that was valid lately for its user, all others for
+their address. Then the key or the cookie is looked up. A user has a few places in a process, and
+further requests wait for one with their bodies unread. The requests that have arrived are handled a
+few at a time, in turns between users, and the heavy ones among them two at a time. `route.py` calls
+these steps in their order.
+"""
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
+from typing import NamedTuple, Self
+
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
+from cachetools import TTLCache
+from fastapi import Request
+from fastapi.security.utils import get_authorization_scheme_param
+from limits import RateLimitItemPerSecond
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import FixedWindowRateLimiter
+from sqlalchemy.orm import Session
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, cookie_parser
+
+from service.accounts.sign_ins import COOKIE, caller_of_cookie
+from service.accounts.users import Caller, KeyRefused, caller_of_key, parsed
+from service.db.engine import Database
+from service.places import Places
+from service.refusals import ApiError, unauthorized, unavailable
+from service.settings import Settings
+from service.web.csrf import check_own_page
+
+log = logging.getLogger(__name__)
+
+WINDOW_S = 10
+"""Length of the window of the counts. It is shorter than the retry time of a client, so that a
+client that waits as requested succeeds in the end."""
+KNOWN_S = 60.0
+"""Time for which a key counts as valid after it was accepted. Later requests count for their
+address until it is accepted again."""
+MAX_NAME = 100
+"""Maximum number of characters of a client's name that is no address."""
+MAX_REQUESTS = 900
+"""Maximum number of requests in a process, whose open files are often limited to 1,024."""
+PLACES_OF_USER = 8
+"""Maximum number of requests of a user that a process receives, handles or answers at the same
+time, without event streams and requests that wait for an experiment."""
+LOOK_UPS = 4
+"""Maximum number of keys that are looked up at the same time, in threads and connections of their
+own."""
+HEAVY = 2
+"""Maximum number of heavy requests that are handled at the same time."""
+WAIT_S, HEAVY_WAIT_S = 10.0, 15.0
+"""Maximum seconds that a request waits for a place, and a heavy one for its turn."""
+
+
+class Credential(NamedTuple):
+    """The key of a request or, without one, the cookie of a signed-in browser."""
+
+    key: str | None
+    cookie: str | None
+
+    @classmethod
+    def of(cls, headers: Headers) -> Self:
+        """Return the credential that a request is judged by. A proxy may add a password of its own,
+        which all of its users have in common."""
+        for authorization in headers.getlist("Authorization"):
+            scheme, key = get_authorization_scheme_param(authorization)
+            if scheme.lower() == "bearer" and key:
+                return cls(key, None)
+        return cls(None, cookie_parser("; ".join(headers.getlist("Cookie"))).get(COOKIE))
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(repr(self).encode()).digest()
+
+
+class Gate:
+    """The counts and the places of a process."""
+
+    def __init__(self, settings: Settings, database: Database):
+        self._database = database
+        self._rates = FixedWindowRateLimiter(MemoryStorage())
+        self._per_user, self._per_address = (
+            RateLimitItemPerSecond(most, WINDOW_S)
+            for most in (settings.rate_per_user, settings.rate_per_address)
+        )
+        self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
+        self._look_ups = CapacityLimiter(LOOK_UPS)
+        self._arriving = Places(MAX_REQUESTS, PLACES_OF_USER)
+        handled = max(2, settings.api_connections - LOOK_UPS)
+        self._handled = Places(handled, handled // 2)
+        self._heavy = Places(HEAVY, 1)
+        self._has_warned = False  # of a proxy that is not trusted
+
+    async def count(self, request: Request, credential: Credential) -> None:
+        """Count a request. Raises ApiError (429) if its user or address sends too many."""
+        self._warn_of_proxy(request)
+        user_id = self._known.get(credential.digest)
+        if user_id is not None:
+            limit, name, whose = self._per_user, f"user {user_id}", "you"
+        else:
+            whose = "your address, without a valid key,"
+            limit, name = self._per_address, f"address {network(request)}"
+        if await self._rates.hit(limit, name):
+            return
+        ends_at, _ = await self._rates.get_window_stats(limit, name)
+        after_s = min(WINDOW_S, max(1, round(ends_at - time.time() + 0.5)))
+        detail = (
+            f"{whose} may send {limit.amount} requests in {WINDOW_S} s: nothing was changed, try "
+            f"again in {after_s} s"
+        )
+        raise _too_many("rate_exceeded", detail, after_s)
+
+    async def caller(self, request: Request, credential: Credential) -> Caller:
+        """Return the owner of the key, or the user of the signed-in browser. Raises ApiError (401,
+        or 403 if another site sent the request). A key is looked up at every request: a revoked key
+        is refused from that moment on, in any process."""
+        try:
+            if credential.key is not None:
+                parsed(credential.key)  # a mistyped key costs no query
+                look_up = partial(self._look_up, caller_of_key, credential.key)
+            elif credential.cookie is not None:
+                check_own_page(request)
+                look_up = partial(self._look_up, caller_of_cookie, credential.cookie)
+            else:
+                raise unauthorized("give a valid API key: Authorization: Bearer mpt_…")
+            user, request.state.unnoted = await run_sync(look_up, limiter=self._look_ups)
+        except KeyRefused as refused:
+            self._known.pop(credential.digest, None)
+            raise unauthorized(str(refused)) from None
+        self._known[credential.digest] = user.id
+        return user
+
+    def _look_up(
+        self, find: Callable[[Session, str], tuple[Caller, bool]], text: str
+    ) -> tuple[Caller, bool]:
+        with self._database.snapshot() as session:
+            return find(session, text)
+
+    @asynccontextmanager
+    async def arriving(self, user: Caller | str) -> AsyncIterator[Callable[[], None]]:
+        """Hold one of a user's places, or of an address that has no key, while the block runs, or
+        until the yielded function is called. Raises ApiError (429) if none becomes free."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                leave = await self._arriving.take(user if isinstance(user, str) else user.id)
+        except TimeoutError:
+            detail = f"{PLACES_OF_USER} requests of yours are under way, the maximum: try again"
+            raise _too_many("too_many_at_once", detail, after_s=1) from None
+        try:
+            yield leave
+        finally:
+            leave()
+
+    @asynccontextmanager
+    async def handled(
+        self, user: Caller | str, is_heavy: bool
+    ) -> AsyncIterator[Callable[[], None]]:
+        """Hold a place of the process while the block runs, or until the yielded function is
+        called: a request that sends its answer needs none. Raises ApiError (503) if none becomes
+        free."""
+        key = user if isinstance(user, str) else user.id
+        with ExitStack() as places:
+            try:
+                if is_heavy:
+                    async with asyncio.timeout(HEAVY_WAIT_S):
+                        places.callback(await self._heavy.take(key))
+                async with asyncio.timeout(WAIT_S):
+                    places.callback(await self._handled.take(key))
+            except TimeoutError:
+                detail = "too many requests wait for their turn; nothing was changed, try again"
+                raise unavailable("busy", detail) from None
+            yield places.close
+
+    def _warn_of_proxy(self, request: Request) -> None:
+        """Log once that a proxy seems not to be trusted."""
+        forwarded = request.headers.get("X-Forwarded-For", "")
+        address = request.client.host if request.client else ""
+        if forwarded and not self._has_warned and address not in forwarded:
+            self._has_warned = True
+            log.warning(
+                "%s sent X-Forwarded-For, which is ignored: its clients share one limit of "
+                "requests. If it is your proxy, set FORWARDED_ALLOW_IPS to this address",
+                address,
+            )
+
+
+def _too_many(reason: str, detail: str, after_s: int) -> ApiError:
+    headers = {"Retry-After": str(after_s)}
+    return ApiError(HTTPStatus.TOO_MANY_REQUESTS, reason, detail, headers=headers)
+
+
+def network(request: Request) -> str:
+    """Return the address of a client, or the /64 network of an IPv6 address, because one holder has
+    all of it. A proxy may name a client by any text."""
+    address = request.client.host if request.client else ""
+    try:
+        ip = ip_address(address.partition("%")[0])  # without the zone
+    except ValueError:
+        return address[:MAX_NAME] or "here"  # of a Unix socket
+    if isinstance(ip, IPv6Address):
+        return str(ip.ipv4_mapped or ip.exploded[:19])
+    return str(ip)
+
+
+async def received(request: Request, max_bytes: int, within_s: float) -> bytes:
+    """Return the body of a request. Raises ApiError if it is too large (413) or too slow (408)."""
+    body = bytearray()
+    try:
+        too_large = int(request.headers.get("Content-Length", 0)) > max_bytes
+        async with asyncio.timeout(within_s):
+            stream = request.stream()
+            while not too_large and (piece := await anext(stream, None)) is not None:
+                body += piece
+                too_large = len(body) > max_bytes
+    except TimeoutError:
+        detail = f"a body must arrive within {within_s:g} s"
+        raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "body_stalled", detail) from None
+    except ClientDisconnect:
+        detail = "the client has gone before its body arrived"
+        raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "client_gone", detail) from None
+    if too_large:
+        detail = f"a body has at most {max_bytes} bytes"
+        raise ApiError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", detail)
+    return bytes(body)

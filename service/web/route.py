@@ -1,0 +1,206 @@
+"""Routes behind the gate: the caller, the scopes and the query parameters are checked before any of
+the body is read. A strict JSON parser reads bodies, and a worker thread validates them. Also ids in
+paths."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, TypeVar, get_args
+
+from anyio.to_thread import run_sync
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidatorFunctionWrapHandler, WrapValidator
+from starlette.convertors import StringConvertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Receive, Scope, Send
+
+from mptcore.specs import SpecError, parse_json
+from service.accounts.users import Caller
+from service.refusals import ApiError, invalid
+from service.settings import Settings
+from service.web.csrf import check_own_page
+from service.web.dependencies import check_scopes, is_heavy, scopes_of
+from service.web.errors import wrong_body
+from service.web.gate import Credential, Gate, network, received
+from service.web.parameters import QueryParameters
+
+PUBLIC_BYTES = 4096
+"""Maximum size of a body without a key."""
+PUBLIC_BODY_S = 3.0
+"""Time limit to receive a body without a key, unless the setting `body_s` is shorter."""
+
+
+class IdConvertor(StringConvertor):
+    """Path parameter `{name:id}`. It ends before a colon, because `…/{name}:cancel` is another
+    path."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("id", IdConvertor())
+
+
+@dataclass(frozen=True, slots=True)
+class _Validated:
+    """A body that a worker thread has validated."""
+
+    value: Any
+
+
+def _once(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    return value.value if isinstance(value, _Validated) else validate(value)
+
+
+Model = TypeVar("Model")
+_ONCE = WrapValidator(_once)
+JsonBody = Annotated[Model, _ONCE]
+"""The JSON body of a handler: `new: JsonBody[NewUser]`. It is parsed and validated in a worker
+thread; FastAPI alone would validate it on the event loop."""
+
+
+class _JsonRequest(Request):
+    """A request whose body is parsed by its route."""
+
+    parse: Callable[[bytes], _Validated]
+
+    async def json(self) -> Any:
+        """Return the body as the handler's `JsonBody`. Raises ApiError with its problems."""
+        return await run_sync(self.parse, await self.body())
+
+
+class StrictRoute(APIRoute):
+    """A route for callers with a key."""
+
+    needs_key = True
+    is_counted = True
+    reads_stream = False
+    """True if the handler receives the body by itself. It then holds none of the places of the
+    process, which are for requests that have arrived."""
+
+    def max_body_bytes(self, settings: Settings) -> int:
+        return settings.max_body_bytes
+
+    def body_s(self, settings: Settings) -> float:
+        return settings.body_s
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through the gate, and handle it."""
+        if scope["method"] not in (self.methods or ()):
+            return await super().handle(scope, receive, send)  # 405
+        request = Request(scope, receive)
+        gate: Gate = request.app.state.gate
+        credential = Credential.of(request.headers)
+        if self.is_counted:
+            await gate.count(request, credential)
+        user: Caller | str = network(request)
+        if self.needs_key:
+            user = request.state.caller = await gate.caller(request, credential)
+            check_scopes(user, scopes_of(self.dependant))
+        else:
+            check_own_page(request)
+        self._parameters.check(request)
+        async with gate.arriving(user) as leave:
+            request.state.leave = leave
+            if self.reads_stream:
+                return await super().handle(scope, receive, send)
+            if request.method != "GET":
+                settings: Settings = request.app.state.settings
+                limits = self.max_body_bytes(settings), self.body_s(settings)
+                receive = _received_before(await received(request, *limits), receive)
+            async with gate.handled(user, is_heavy(self.dependant)) as end_turn:
+                request.state.end_turn = end_turn
+
+                async def ending_turn(message: Message) -> None:
+                    end_turn()  # the answer is computed: sending it may take long
+                    await send(message)
+
+                await super().handle(scope, receive, ending_turn)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        assert self.body_field is None or _ONCE in self.body_field.field_info.metadata, (
+            f"{self.path}: declare the body as JsonBody[…]"
+        )
+
+        async def strict(request: Request) -> Response:
+            request = _JsonRequest(request.scope, request.receive)
+            request.parse = self.parsed
+            try:
+                return await handle(request)
+            except HTTPException as error:  # FastAPI wraps errors raised while reading a body
+                if isinstance(error.__cause__, ApiError):
+                    raise error.__cause__ from None
+                raise
+
+        return strict
+
+    @cached_property
+    def _parameters(self) -> QueryParameters:
+        return QueryParameters(self.dependant)
+
+    def parsed(self, text: bytes) -> _Validated:
+        """Return a body, validated as the handler declares it. Raises ApiError."""
+        try:
+            value = parse_json(text)
+        except SpecError as error:
+            raise invalid(error) from None
+        field = self.body_field
+        assert field is not None
+        validated, errors = field.validate(value)
+        if errors:
+            raise wrong_body(errors, value, self.body_model)
+        return _Validated(validated)
+
+    @cached_property
+    def body_model(self) -> type[BaseModel]:
+        """The model of the body, used for the pointers of its errors."""
+        field = self.body_field
+        annotation = field.field_info.annotation if field else None
+        for model in (annotation, *get_args(annotation)):
+            if isinstance(model, type) and issubclass(model, BaseModel):
+                return model
+        return BaseModel
+
+
+def _received_before(body: bytes, receive: Receive) -> Receive:
+    """Return a function that gives a body which has been received, and then what follows it."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replayed
+
+
+class LargeRoute(StrictRoute):
+    """A route whose body describes many things, and may have `max_batch_bytes`."""
+
+    def max_body_bytes(self, settings: Settings) -> int:
+        return settings.max_batch_bytes
+
+
+class UploadRoute(StrictRoute):
+    """A route whose body is a file."""
+
+    reads_stream = True
+
+
+class PublicRoute(StrictRoute):
+    """A route for callers without a key. Its bodies are small and must arrive soon. Browsers may
+    send them only from this service's own pages."""
+
+    needs_key = False
+
+    def max_body_bytes(self, settings: Settings) -> int:
+        return PUBLIC_BYTES
+
+    def body_s(self, settings: Settings) -> float:
+        return min(PUBLIC_BODY_S, settings.body_s)
+
+
+class ProbeRoute(PublicRoute):
+    """A route for probes of the process. They are not counted: a load balancer's are answered even
+    if many other requests come from its address."""
+
+    is_counted = False
