@@ -11,10 +11,10 @@ from functools import partial
 from http.client import HTTPConnection
 from multiprocessing.synchronize import Event
 
-import httpx
 import psutil
 
 from benchmarks.figures import Figure, percentile
+from benchmarks.listening import add_users
 from service.db.engine import Database
 from service.experiments.models import Status
 from service.queue import lease
@@ -59,15 +59,13 @@ def sharing(settings: Settings) -> Iterator[Figure]:
     with closing(Database(settings.url)) as database:
         ended = _store_ended(database)
     lab = Lab(settings, settings.store / "log")
-    more = {"MPT_RATE_PER_USER": "1000000", "MPT_RATE_PER_ADDRESS": "1000000",
+    more = {"MPT_RATE_PER_USER": "1000000",
             "MPT_SHARE__MAX_SUBMITTED": "1000000"}  # fmt: skip
     process = lab.start("api", "api", "--port", str(lab.port), **more)
     try:
         lab.client()
         own = settings.key_file.read_text().strip()
-        url = f"http://127.0.0.1:{lab.port}"
-        with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {own}"}) as admin:
-            keys = [_key(admin, f"user{i}") for i in range(STREAMING + LOOPING + 1)]
+        keys = add_users(lab.port, own, STREAMING + LOOPING + 1)
         yield from _keyless(process, lab.port)
         colleague, looping, streaming = keys[0], keys[1 : LOOPING + 1], keys[LOOPING + 1 :]
         yield from _figures(lab.port, colleague, "alone")
@@ -182,12 +180,6 @@ async def _chunks(reader: asyncio.StreamReader) -> None:
     while size := int(await reader.readuntil(b"\r\n"), 16):
         await reader.readexactly(size + 2)
     await reader.readexactly(2)
-
-
-def _key(admin: httpx.Client, name: str) -> str:
-    admin.post("/v1/users", json={"name": name}).raise_for_status()
-    key: str = admin.post(f"/v1/users/{name}/keys", json={}).raise_for_status().json()["key"]
-    return key
 
 
 def _keyless(process: psutil.Process, port: int) -> Iterator[Figure]:

@@ -97,12 +97,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_route("/openapi.json", Service.document, include_in_schema=False)
     app.state.settings = settings
     app.state.database = Database(settings.url, settings.api_connections)
-    app.state.queue_snapshots = QueueSnapshots(
-        settings.worker_silent_s, settings.share, settings.places_for_s
-    )
-    app.state.poller = Poller(app.state.database, settings)
+    app.state.queue_snapshots = QueueSnapshots(settings.worker_silent_s, settings.share)
+    app.state.poller = Poller(app.state.database)
     app.state.gate = Gate(settings, app.state.database)
-    app.state.uploads = Places(MAX_UPLOADS, settings.max_user_uploads)
+    app.state.uploads = Places(MAX_UPLOADS, datasets.MAX_USER_UPLOADS)
     app.state.inspections = Places(INSPECTIONS, 1)  # each may take a gigabyte
     app.state.small_inspections = Places(INSPECTIONS, 1)
     app.state.noted_keys = noted_keys()

@@ -8,6 +8,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from mptcore.specs import Spec
 
+MAX_BODY_BYTES = 256 * 1024
+"""Maximum size of a request body, and of the spec of an experiment of a sweep."""
+
 
 class RequestModel(Spec):
     """A request body, as strict as a spec."""

@@ -1,13 +1,14 @@
 """Settings, read once from the environment (prefix MPT_)."""
 
 import os
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from platformdirs import user_data_path
-from pydantic import Field, SecretStr
+from pydantic import BaseModel, Field, SecretStr
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -22,6 +23,10 @@ from service.logs import LogForm
 
 SECRETS = ("database_url", "database_password", "redis_url", "redis_password")
 """Settings that may be in files, named by the variable with _FILE at its end."""
+
+
+OTHER_VARIABLES = ("MPT_KERNELS", "MPT_ALLOW_DOWNLOAD", "MPT_URL", "MPT_API_KEY", "MPT_RETRY_S")
+"""Variables that runs or the client read."""
 
 
 class SecretFiles(PydanticBaseSettingsSource):
@@ -83,31 +88,11 @@ class Settings(BaseSettings):
     half of them may be one user's. A worker has 2 connections, a controller 3."""
     max_upload_bytes: int = 4 * 2**30
     """Maximum size of an uploaded file."""
-    max_user_uploads: int = Field(default=2, gt=0)
-    """Maximum number of simultaneous uploads of a user to an API process."""
-    upload_stall_s: float = Field(default=60.0, gt=0)
-    """Time in which an upload must transfer a megabyte. Slower uploads are ended."""
     reserve_bytes: int = Field(default=2**30, ge=0)
     """Bytes of the store's disk that uploads leave free. With less free, no run starts."""
-    max_body_bytes: int = 256 * 1024
-    """Maximum size of the body of other requests."""
-    max_batch_bytes: int = 4 * 2**20
-    """Maximum size of the body of a batch or a sweep."""
-    body_s: float = Field(default=30.0, gt=0)
-    """Maximum time to receive a whole body."""
     rate_per_user: int = Field(default=2000, ge=1)
     """Maximum number of requests of a user to an API process in ten seconds, over all keys; then
     429."""
-    rate_per_address: int = Field(default=500, ge=1)
-    """Maximum number of requests of an address to an API process in ten seconds without a valid
-    key; then 429."""
-    max_user_streams: int = Field(default=100, ge=1)
-    """Maximum number of simultaneous event streams and waiting requests of a user to an API
-    process. Further streams are answered 429; further requests do not wait."""
-    max_wait_s: float = Field(default=60.0, ge=0)
-    """Maximum waiting time of a request with `Prefer: wait`."""
-    places_for_s: float = Field(default=1.0, ge=0)
-    """Maximum age of reported queue positions."""
     webhooks_by_http: bool = False
     """True allows webhooks without encryption."""
     webhooks_to_private: bool = False
@@ -222,3 +207,15 @@ class Settings(BaseSettings):
     @property
     def key_file(self) -> Path:
         return self.store / "api-key"
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """Return those of some environment variables that begin as a setting's do, and are none."""
+    known = {f"MPT_{name}".upper() for name in Settings.model_fields}
+    known |= {f"MPT_{name}_FILE".upper() for name in SECRETS}
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            known |= {f"MPT_{name}__{part}".upper() for part in field.annotation.model_fields}
+    known.update(OTHER_VARIABLES)
+    ours = (name for name in names if name.startswith("MPT_") and not name.startswith("MPT_TEST_"))
+    return sorted(name for name in ours if name not in known)

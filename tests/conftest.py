@@ -109,9 +109,14 @@ def lab(
         redis_url=redis.new_url(),
         data_dir=None,
         models_dir=None,
-        places_for_s=0,
     )
     postgresql.drop(name)  # or the disk is given hundreds of them, and they are deleted at the end
+
+
+@pytest.fixture(autouse=True)
+def positions_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer has positions of its own; otherwise they may be a second old."""
+    monkeypatch.setattr("service.queue.snapshot.MAX_AGE_S", 0.0)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -136,7 +141,7 @@ def prepared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(prepared_store: Path, tmp_path: Path) -> Settings:
     """A prepared embedded store of its own."""
     store = shutil.copytree(prepared_store, tmp_path / "store")
-    return Settings(store=store, database_url=None, data_dir=None, models_dir=None, places_for_s=0)
+    return Settings(store=store, database_url=None, data_dir=None, models_dir=None)
 
 
 @pytest.fixture

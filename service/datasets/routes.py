@@ -101,6 +101,8 @@ def reading_options(
 ReadingOptions = Annotated[TableOptions, Depends(reading_options)]
 
 
+MAX_USER_UPLOADS = 2
+"""Maximum number of uploads of a user that a process receives at the same time."""
 SMALL_FILE_BYTES = 2**20
 """Maximum size of an upload whose inspection waits for no larger ones."""
 
@@ -157,8 +159,7 @@ async def upload(
     settled = True
     places: Places = request.app.state.uploads
     if places.is_full(user.id):
-        limit = settings.max_user_uploads
-        detail = f"{limit} uploads of yours are under way, the maximum: try again"
+        detail = f"{MAX_USER_UPLOADS} uploads of yours are under way, the maximum: try again"
         headers = {"Retry-After": "5"}
         raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_uploads", detail, headers=headers)
     async with places.place(user.id):

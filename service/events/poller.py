@@ -17,7 +17,6 @@ from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.events.changes import Changes, Look, Subject, refused
 from service.places import Places
-from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +27,9 @@ ACCESS_S = 1.0
 READS_AT_ONCE = 3
 """Maximum number of concurrent reads of all listeners. A single user gets at most one less. The
 other threads and connections serve requests."""
-MAX_STREAMS = 300
-"""Maximum number of listeners. The server counts them as connections, and answers nobody above its
-limit of these."""
+MAX_USER_STREAMS, MAX_STREAMS = 20, 300
+"""Maximum number of listeners of a user, and of all. The server counts them as connections, and
+answers nobody above its limit of these."""
 MAX_PENDING = 20_000
 """Maximum number of events that wait for a listener whose client does not read. Then it reads the
 present state in their place."""
@@ -88,10 +87,9 @@ class Listener:
 class Poller:
     """Polls for all listeners. Use it in one event loop."""
 
-    def __init__(self, database: Database, settings: Settings):
+    def __init__(self, database: Database):
         self._closing = False
         self._database = database
-        self._most = settings.max_user_streams
         self._changes = Changes()
         self.floor = 0
         """Later polls report no event up to this id."""
@@ -113,7 +111,7 @@ class Poller:
         """Return whether the user may open another stream."""
         if len(self._listeners) >= MAX_STREAMS:
             return False
-        return sum(one.user.id == user.id for one in self._listeners) < self._most
+        return sum(one.user.id == user.id for one in self._listeners) < MAX_USER_STREAMS
 
     @contextmanager
     def listening(self, subject: Subject, user: Caller) -> Iterator[Listener]:

@@ -45,7 +45,6 @@ from service.web.dependencies import (
     PollerDep,
     QueueSnapshotsDep,
     Reader,
-    SettingsDep,
     check_client,
     limited,
     release_places,
@@ -194,8 +193,11 @@ and the multiple of the last one's time. That includes the wait for a place: a b
 fewer answers. An answer may have thousands of metrics, and a run may write five times a second."""
 
 
+MAX_WAIT_S = 60.0
+"""Maximum seconds that a request waits with `Prefer: wait`."""
+
+
 async def _seconds(
-    settings: SettingsDep,
     prefer: Annotated[
         list[str] | None,
         Header(description="`wait=N`: answer after the end, or after N seconds."),
@@ -205,7 +207,7 @@ async def _seconds(
     for preference in ",".join(prefer or ()).split(","):
         match = re.fullmatch(r'\s*wait\s*=\s*"?(\d{1,9})"?\s*(;.*)?', preference, re.ASCII | re.I)
         if match:
-            return min(float(match[1]), settings.max_wait_s)
+            return min(float(match[1]), MAX_WAIT_S)
     return 0.0
 
 

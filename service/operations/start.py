@@ -18,7 +18,7 @@ from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.db.revisions import NotMigrated
 from service.logs import configure_logs
-from service.settings import Settings
+from service.settings import Settings, unknown_variables
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ def begin() -> Settings:
     the process if the tables do not match this version."""
     settings = Settings()
     configure_logs(settings.log_form)
+    for name in unknown_variables(os.environ):
+        log.warning("%s is no setting: it has no effect (docs/settings.md lists them)", name)
     os.umask(OWNER_ONLY)
     hide_memory()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, children could not be waited for

@@ -127,17 +127,17 @@ def _contender(
     )
 
 
+MAX_AGE_S = 1.0
+"""Seconds for which answers use the same snapshot."""
+
+
 class QueueSnapshots:
     """Cache of the latest snapshot."""
 
-    def __init__(
-        self, within_s: float = 60.0, fair_share: FairShare | None = None, for_s: float = 0.0
-    ):
-        """Configure the cache. A worker counts if it reported within `within_s` seconds. A snapshot
-        is used for `for_s` seconds."""
+    def __init__(self, within_s: float = 60.0, fair_share: FairShare | None = None):
+        """Configure the cache. A worker counts if it reported within `within_s` seconds."""
         self.within_s = within_s
         self.fair_share = fair_share or FairShare()
-        self.for_s = for_s
         self._last: QueueSnapshot | None = None
         self._lock = threading.Lock()
 
@@ -148,7 +148,7 @@ class QueueSnapshots:
             last = self._last
             if (
                 last is None
-                or time.monotonic() - last.made_at >= self.for_s
+                or time.monotonic() - last.made_at >= MAX_AGE_S
                 or not last.standings.keys() >= set(owners)
             ):
                 last = self._last = self._read(session)

@@ -22,7 +22,7 @@ from service.experiments.models import Experiment, Status
 from service.experiments.schemas import Submission
 from service.queue import quota
 from service.refusals import ApiError, invalid
-from service.schemas import RequestModel, ResponseModel
+from service.schemas import MAX_BODY_BYTES, RequestModel, ResponseModel
 from service.settings import Settings
 from service.submission.preparation import (
     Entry,
@@ -217,8 +217,8 @@ def _points(
     """Return the submissions of a sweep's points. Raises ApiError if the specs would be too large,
     before it makes any."""
     size = len(json.dumps(spec))
-    if size > settings.max_body_bytes:
-        detail = f"at most {settings.max_body_bytes} bytes, as of one experiment, not {size}"
+    if size > MAX_BODY_BYTES:
+        detail = f"at most {MAX_BODY_BYTES} bytes, as of one experiment, not {size}"
         raise invalid([Problem("/spec", detail)])
     check_stored(more.estimated_bytes(spec), more.count())
     body = {"spec": spec, "after": after, "cache": more.cache}

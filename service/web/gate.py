@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 WINDOW_S = 10
 """Length of the window of the counts. It is shorter than the retry time of a client, so that a
 client that waits as requested succeeds in the end."""
+RATE_PER_ADDRESS = 500
+"""Maximum number of requests of an address in a window, without a known key."""
 KNOWN_S = 60.0
 """Time for which a key counts as valid after it was accepted. Later requests count for their
 address until it is accepted again."""
@@ -92,7 +94,7 @@ class Gate:
         self._rates = FixedWindowRateLimiter(MemoryStorage())
         self._per_user, self._per_address = (
             RateLimitItemPerSecond(most, WINDOW_S)
-            for most in (settings.rate_per_user, settings.rate_per_address)
+            for most in (settings.rate_per_user, RATE_PER_ADDRESS)
         )
         self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
         self._look_ups = CapacityLimiter(LOOK_UPS)

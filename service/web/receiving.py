@@ -18,6 +18,8 @@ from service.settings import Settings
 PIECE_BYTES = 2**20
 """Bytes that a thread writes and hashes at a time. Between two pieces the process serves other
 requests."""
+STALL_S = 60.0
+"""Seconds in which a piece must arrive. Slower uploads are ended."""
 
 
 async def receive(
@@ -30,25 +32,25 @@ async def receive(
     with open(file, "wb") as output:
         writer = _Writer(output, settings, room)
         writer.check_room(declared)
-        async for piece in _pieces(request, settings.upload_stall_s):
+        async for piece in _pieces(request):
             await run_in_threadpool(writer.write, piece)
         await run_in_threadpool(os.fsync, output.fileno())
     return Received(writer.size, writer.digest.hexdigest())
 
 
-async def _pieces(request: Request, stall_s: float) -> AsyncIterator[bytes]:
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
     stream = request.stream()
     ended = False
     while not ended:
         piece = bytearray()
         try:
-            async with asyncio.timeout(stall_s):
+            async with asyncio.timeout(STALL_S):
                 while len(piece) < PIECE_BYTES and not ended:
                     part = await anext(stream, None)
                     ended = part is None
                     piece += part or b""
         except TimeoutError:
-            detail = f"fewer than {PIECE_BYTES} bytes arrived within {stall_s:g} s"
+            detail = f"fewer than {PIECE_BYTES} bytes arrived within {STALL_S:g} s"
             raise ApiError(HTTPStatus.REQUEST_TIMEOUT, "upload_stalled", detail) from None
         except ClientDisconnect:
             detail = "the upload was interrupted"

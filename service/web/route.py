@@ -18,17 +18,12 @@ from starlette.types import Message, Receive, Scope, Send
 from mptcore.specs import SpecError, parse_json
 from service.accounts.users import Caller
 from service.refusals import ApiError, invalid
-from service.settings import Settings
+from service.schemas import MAX_BODY_BYTES
 from service.web.csrf import check_own_page
 from service.web.dependencies import check_scopes, is_heavy, scopes_of
 from service.web.errors import wrong_body
 from service.web.gate import Credential, Gate, network, received
 from service.web.parameters import QueryParameters
-
-PUBLIC_BYTES = 4096
-"""Maximum size of a body without a key."""
-PUBLIC_BODY_S = 3.0
-"""Time limit to receive a body without a key, unless the setting `body_s` is shorter."""
 
 
 class IdConvertor(StringConvertor):
@@ -74,15 +69,12 @@ class StrictRoute(APIRoute):
 
     needs_key = True
     is_counted = True
+    max_body_bytes = MAX_BODY_BYTES
+    body_s = 30.0
+    """Maximum seconds in which a whole body must arrive."""
     reads_stream = False
     """True if the handler receives the body by itself. It then holds none of the places of the
     process, which are for requests that have arrived."""
-
-    def max_body_bytes(self, settings: Settings) -> int:
-        return settings.max_body_bytes
-
-    def body_s(self, settings: Settings) -> float:
-        return settings.body_s
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through the gate, and handle it."""
@@ -105,9 +97,8 @@ class StrictRoute(APIRoute):
             if self.reads_stream:
                 return await super().handle(scope, receive, send)
             if request.method != "GET":
-                settings: Settings = request.app.state.settings
-                limits = self.max_body_bytes(settings), self.body_s(settings)
-                receive = _received_before(await received(request, *limits), receive)
+                body = await received(request, self.max_body_bytes, self.body_s)
+                receive = _received_before(body, receive)
             async with gate.handled(user, is_heavy(self.dependant)) as end_turn:
                 request.state.end_turn = end_turn
 
@@ -174,10 +165,9 @@ def _received_before(body: bytes, receive: Receive) -> Receive:
 
 
 class LargeRoute(StrictRoute):
-    """A route whose body describes many things, and may have `max_batch_bytes`."""
+    """A route whose body describes many things."""
 
-    def max_body_bytes(self, settings: Settings) -> int:
-        return settings.max_batch_bytes
+    max_body_bytes = 4 * 2**20
 
 
 class UploadRoute(StrictRoute):
@@ -191,12 +181,8 @@ class PublicRoute(StrictRoute):
     send them only from this service's own pages."""
 
     needs_key = False
-
-    def max_body_bytes(self, settings: Settings) -> int:
-        return PUBLIC_BYTES
-
-    def body_s(self, settings: Settings) -> float:
-        return min(PUBLIC_BODY_S, settings.body_s)
+    max_body_bytes = 4096
+    body_s = 3.0
 
 
 class ProbeRoute(PublicRoute):

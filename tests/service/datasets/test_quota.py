@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from mptcore.presets import PRESETS
 from service.app import create_app
+from service.datasets.routes import MAX_USER_UPLOADS
 from service.db.engine import Database
 from service.fair_share import FairShare
 from service.places import Places
@@ -93,12 +94,12 @@ def test_two_uploads_at_once_do_not_share_the_last_space(
     assert len(stored(narrow)) == 2
 
 
-def test_few_uploads_of_a_user_are_received_at_once(api: TestClient, settings: Settings) -> None:
+def test_few_uploads_of_a_user_are_received_at_once(api: TestClient) -> None:
     places: Places = api.app.state.uploads  # type: ignore[attr-defined]
     portal = api.portal
     assert portal is not None
     with ExitStack() as held:
-        for _ in range(settings.max_user_uploads):
+        for _ in range(MAX_USER_UPLOADS):
             held.enter_context(portal.wrap_async_context_manager(places.place(1)))
         refused = post(api, "a.npy", npy(GOOD))
         assert (refused.status_code, refused.json()["reason"]) == (429, "too_many_uploads")

@@ -28,6 +28,7 @@ from service.db.engine import Database
 from service.db.revisions import NotMigrated
 from service.places import Places
 from service.settings import Settings
+from service.web import receiving
 from tests.support.processes import wait_until
 from tests.support.uploads import GOOD, npy, post, stored
 
@@ -185,10 +186,11 @@ class Server:
 
 
 @pytest.fixture
-def hasty(settings: Settings) -> Iterator[tuple[Server, Settings]]:
-    quick = settings.model_copy(update={"upload_stall_s": 1.5, "max_user_uploads": 3})
-    with Server(quick) as server:
-        yield server, quick
+def hasty(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Settings]]:
+    monkeypatch.setattr(receiving, "STALL_S", 1.5)
+    monkeypatch.setattr(datasets, "MAX_USER_UPLOADS", 3)
+    with Server(settings) as server:
+        yield server, settings
 
 
 def test_an_upload_that_stalls_is_ended(hasty: tuple[Server, Settings]) -> None:

@@ -40,8 +40,9 @@ MOST = 3
 
 
 @pytest.fixture
-def client(place: Settings) -> Iterator[httpx.Client]:
-    with served(place.model_copy(update={"max_user_streams": MOST})) as client:
+def client(place: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    monkeypatch.setattr(poller, "MAX_USER_STREAMS", MOST)
+    with served(place) as client:
         yield client
 
 

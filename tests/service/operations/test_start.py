@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -14,12 +15,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import text
 
+from docs.reference import pages
 from service.app import create_app
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.operations import start
 from service.operations.prepare import migrate, prepare
-from service.settings import Settings
+from service.settings import Settings, unknown_variables
 from tests.support.forks import fork
 from tests.support.processes import environment
 from tests.support.servers import PostgreSQL
@@ -215,6 +217,13 @@ def test_committed_data_are_on_the_disk(settings: Settings) -> None:
             with kind() as session:
                 assert session.scalar(text("PRAGMA synchronous")) == 2
                 assert session.scalar(text("PRAGMA journal_mode")) == "wal"
+
+
+def test_variables_that_are_no_settings_are_found() -> None:
+    """An old unit file may name settings that are gone; a name may be mistyped."""
+    known = {*re.findall(r"`(MPT_\w+)`", pages()["settings.md"]), "MPT_DATABASE_URL_FILE"}
+    others = {"MPT_MAX_WAIT_S", "MPT_SHARE__SLOTS", "MPT_TEST_REQUIRE_ALL", "PATH", "HF_HOME"}
+    assert unknown_variables(known | others) == ["MPT_MAX_WAIT_S", "MPT_SHARE__SLOTS"]
 
 
 def test_the_version_of_sqlite_is_logged(

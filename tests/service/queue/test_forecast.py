@@ -8,6 +8,7 @@ from sqlalchemy import select, update
 from service.db.engine import Database
 from service.experiments.models import Attempt, Experiment, Queue, Status
 from service.fair_share import FairShare
+from service.queue import snapshot
 from service.queue.forecast import Forecast, Running, rounded
 from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
@@ -28,15 +29,17 @@ def found_places(lab: SharedLab, ids: Sequence[str]) -> dict[str, QueuePosition]
             mine = [one for one in waiting if one.owner_id == owner]
             found |= queue_positions(session, mine, queue_snapshots(lab))
         assert queue_positions(session, waiting, queue_snapshots(lab)) == found
-        kept = queue_snapshots(lab, for_s=1000.0)
-        assert [queue_positions(session, [one], kept)[one.id] for one in waiting] == [
-            found[one.id] for one in waiting
-        ]
+        kept = queue_snapshots(lab)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(snapshot, "MAX_AGE_S", 1000.0)
+            assert [queue_positions(session, [one], kept)[one.id] for one in waiting] == [
+                found[one.id] for one in waiting
+            ]
     return found
 
 
-def queue_snapshots(lab: SharedLab, for_s: float = 0.0) -> QueueSnapshots:
-    return QueueSnapshots(WITHIN_S, lab.fair_share, for_s)
+def queue_snapshots(lab: SharedLab) -> QueueSnapshots:
+    return QueueSnapshots(WITHIN_S, lab.fair_share)
 
 
 def test_reasons_for_a_reader_do_not_mention_the_readers_limit(database: Database) -> None:

@@ -16,7 +16,7 @@ from service.app import create_app
 from service.db.engine import Database
 from service.experiments.models import DEVICES, Experiment, Queue, Status
 from service.experiments.schemas import Submission
-from service.queue import workers
+from service.queue import snapshot, workers
 from service.queue.position import position_of_next, queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QUEUES, QueueSnapshots
@@ -134,9 +134,12 @@ def test_the_reason_names_a_full_disk_of_the_store(either: Database) -> None:
     assert "disk is full" in place(either, anywhere)[1]
 
 
-def test_a_snapshot_is_used_for_the_experiments_that_it_contains(database: Database) -> None:
+def test_a_snapshot_is_used_for_the_experiments_that_it_contains(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "MAX_AGE_S", 1000.0)
     mine = submit(database, "cuda")
-    kept = QueueSnapshots(for_s=1000.0)
+    kept = QueueSnapshots()
     assert (
         found_places(database, mine, queue_snapshots=kept)[mine].reason
         == "no GPU worker is registered"
@@ -154,8 +157,11 @@ def test_a_snapshot_is_used_for_the_experiments_that_it_contains(database: Datab
     assert found_places(database, mine, queue_snapshots=kept)[mine].reason == "next in turn"
 
 
-def test_an_experiment_newer_than_the_snapshot_is_placed_last(database: Database) -> None:
-    kept = QueueSnapshots(for_s=1000.0)
+def test_an_experiment_newer_than_the_snapshot_is_placed_last(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "MAX_AGE_S", 1000.0)
+    kept = QueueSnapshots()
     first = submit(database)
     urgent = submit(database, priority=5)
     assert found_places(database, first, queue_snapshots=kept)[first].position == 1
@@ -191,10 +197,12 @@ def test_a_request_without_a_connection_delays_no_other(database: Database) -> N
         slow.result()
 
 
-def test_answers_share_a_snapshot_for_the_configured_time(settings: Settings) -> None:
-    given = settings.model_copy(update={"places_for_s": 1000.0})
+def test_answers_share_a_snapshot_for_a_while(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "MAX_AGE_S", 1000.0)
     key = settings.key_file.read_text().strip()
-    with TestClient(create_app(given), headers={"Authorization": f"Bearer {key}"}) as api:
+    with TestClient(create_app(settings), headers={"Authorization": f"Bearer {key}"}) as api:
         mine = api.post("/v1/experiments", json={"spec": ppca_spec()}).json()["urls"]["self"]
         register(Database(settings.url), cpu=1)
         assert api.get(mine).json()["queue"]["reason"] == "no CPU worker is registered"

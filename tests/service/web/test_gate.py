@@ -32,10 +32,10 @@ from service.db.engine import Database, now
 from service.settings import Settings
 from service.submission import submit
 from service.submission.preparation import Prepared
-from service.web import gate, route
+from service.web import gate
 from service.web.gate import HEAVY, PLACES_OF_USER
 from service.web.parameters import MAX_PARAMETERS
-from service.web.route import PUBLIC_BYTES, PublicRoute, StrictRoute
+from service.web.route import LargeRoute, PublicRoute, StrictRoute
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
@@ -130,8 +130,9 @@ async def under_way(app: FastAPI, requests: list[Exchange]) -> AsyncIterator[Non
 
 
 @pytest.fixture
-def app(settings: Settings) -> FastAPI:
-    return create_app(settings.model_copy(update={"rate_per_address": 10**6}))
+def app(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
+    monkeypatch.setattr(gate, "RATE_PER_ADDRESS", 10**6)
+    return create_app(settings)
 
 
 @pytest.fixture
@@ -209,17 +210,22 @@ def test_bodies_without_a_key_are_small_and_arrive_soon(
 ) -> None:
     arriving = Exchange("POST", "/v1/sign-in")
     assert arriving.ask(app) == 413
-    assert arriving.pieces <= PUBLIC_BYTES / 1000 + 1
-    declared = Exchange("POST", "/v1/sign-in", {"Content-Length": str(PUBLIC_BYTES + 1)})
+    assert arriving.pieces <= PublicRoute.max_body_bytes / 1000 + 1
+    declared = Exchange(
+        "POST", "/v1/sign-in", {"Content-Length": str(PublicRoute.max_body_bytes + 1)}
+    )
     assert (declared.ask(app), declared.pieces) == (413, 0)
-    monkeypatch.setattr(route, "PUBLIC_BODY_S", 0.01)
+    monkeypatch.setattr(PublicRoute, "body_s", 0.01)
     slow = Stalled("POST", "/v1/sign-in")
     assert (slow.ask(app), slow.problem["reason"]) == (408, "body_stalled")
 
 
-def test_bodies_with_a_key_are_bounded(settings: Settings, bearer: dict[str, str]) -> None:
-    few = {"max_body_bytes": 3000, "max_batch_bytes": 10_000, "body_s": 0.05}
-    app = create_app(settings.model_copy(update=few))
+def test_bodies_with_a_key_are_bounded(
+    app: FastAPI, bearer: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StrictRoute, "max_body_bytes", 3000)
+    monkeypatch.setattr(LargeRoute, "max_body_bytes", 10_000)
+    monkeypatch.setattr(StrictRoute, "body_s", 0.05)
     sizes = {"experiments": 3000, "experiments:batch": 10_000, "experiments/a:retry": 3000}
     for path, size in sizes.items():
         one = Exchange("POST", f"/v1/{path}", {**bearer, "Idempotency-Key": "a"})
@@ -265,7 +271,7 @@ def test_one_address_without_a_key_leaves_room_to_others(
 ) -> None:
     """One address, or one network of IPv6."""
     monkeypatch.setattr(gate, "WAIT_S", 0.05)
-    monkeypatch.setattr(route, "PUBLIC_BODY_S", 600.0)
+    monkeypatch.setattr(PublicRoute, "body_s", 600.0)
     path = "/v1/sign-in"
 
     async def ask_all() -> tuple[int, int]:
@@ -463,9 +469,12 @@ def test_keys_of_a_user_are_counted_together(settings: Settings) -> None:
         assert statuses(api, 1, Authorization=f"Bearer {hers}") == [200]
 
 
-def test_wrong_keys_are_limited_by_address_without_harm_to_known_users(settings: Settings) -> None:
+def test_wrong_keys_are_limited_by_address_without_harm_to_known_users(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bad bodies count, too. The probes of a load balancer do not."""
-    with served(settings, rate_per_address=4) as api:
+    monkeypatch.setattr(gate, "RATE_PER_ADDRESS", 4)
+    with served(settings) as api:
         assert statuses(api, 3, **WRONG) == [401, 401, 401]
         check_refused(api.post("/v1/experiments", content=b"{", headers=WRONG))
         assert api.get("/healthz", headers=WRONG).status_code == 200
@@ -495,11 +504,16 @@ def test_what_a_proxy_adds_to_all_requests_identifies_nobody(settings: Settings)
 
 @pytest.mark.parametrize(("trusted", "apart"), [("testclient", True), ("10.0.0.1", False)])
 def test_forwarded_addresses_are_used_only_from_trusted_proxies(
-    settings: Settings, trusted: str, apart: bool, caplog: pytest.LogCaptureFixture
+    settings: Settings,
+    trusted: str,
+    apart: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Addresses are trusted as uvicorn does with --forwarded-allow-ips. The log says once that a
     proxy is not trusted."""
-    app = create_app(settings.model_copy(update={"rate_per_address": 1}))
+    monkeypatch.setattr(gate, "RATE_PER_ADDRESS", 1)
+    app = create_app(settings)
     proxied = ProxyHeadersMiddleware(app, trusted)  # type: ignore[arg-type]
     with TestClient(proxied) as api:  # type: ignore[arg-type]
         found = [statuses(api, 1, **{"X-Forwarded-For": f"192.0.2.{i}"})[0] for i in range(3)]
@@ -518,8 +532,11 @@ def test_forwarded_addresses_are_used_only_from_trusted_proxies(
         ("a name", "another", False),
     ],
 )
-def test_the_address_of_a_client(settings: Settings, one: str, other: str, same: bool) -> None:
-    app = create_app(settings.model_copy(update={"rate_per_address": 1}))
+def test_the_address_of_a_client(
+    settings: Settings, one: str, other: str, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "RATE_PER_ADDRESS", 1)
+    app = create_app(settings)
     with ExitStack() as stack:
         first, second = (
             stack.enter_context(TestClient(app, client=(address, 1))) for address in (one, other)

@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.app import create_app
+from service.events import poller
 from service.experiments.models import Artifact
 from service.settings import Settings
 from service.ui.pages import EDITION
@@ -112,8 +113,9 @@ def test_a_wrong_range_is_a_problem(
 
 
 @pytest.fixture
-def served(settings: Settings) -> Iterator[Service]:
-    service = Service(settings.model_copy(update={"max_user_streams": 3}))
+def served(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(poller, "MAX_USER_STREAMS", 3)
+    service = Service(settings)
     service.start()
     yield service
     service.stop()

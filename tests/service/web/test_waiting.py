@@ -14,6 +14,7 @@ from service.accounts.models import ROLE_SCOPES, Role
 from service.accounts.users import Caller
 from service.app import create_app
 from service.db.engine import Database
+from service.events import poller
 from service.experiments import query_routes as experiment_queries
 from service.experiments.models import Status
 from service.queue import lease
@@ -29,9 +30,10 @@ MOST = 2
 
 
 @pytest.fixture
-def client(settings: Settings) -> Iterator[httpx.Client]:
-    limits = {"max_wait_s": CAP_S, "max_user_streams": MOST}
-    with served(settings.model_copy(update=limits)) as client:
+def client(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    monkeypatch.setattr(experiment_queries, "MAX_WAIT_S", CAP_S)
+    monkeypatch.setattr(poller, "MAX_USER_STREAMS", MOST)
+    with served(settings) as client:
         yield client
 
 
@@ -144,11 +146,13 @@ def test_a_slow_answer_is_built_again_soon_enough(
     assert answer.result(timeout=CAP_S - 5).json()["progress"]["done"] == 2
 
 
-def test_all_waits_are_answered_when_the_experiment_ends(settings: Settings) -> None:
+def test_all_waits_are_answered_when_the_experiment_ends(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They read at the same time. Those beyond the maximum number do not wait."""
-    few = {"max_wait_s": CAP_S, "max_user_streams": 5}
+    monkeypatch.setattr(poller, "MAX_USER_STREAMS", 5)
     with (
-        served(settings.model_copy(update=few)) as client,
+        served(settings) as client,
         ThreadPoolExecutor(6) as pool,
         closing(Database(settings.url)) as database,
     ):
@@ -254,9 +258,12 @@ def test_a_key_revoked_during_the_wait_gets_no_data(
         assert answer.result().status_code == 401
 
 
-def test_a_server_that_stops_answers(settings: Settings, database: Database) -> None:
+def test_a_server_that_stops_answers(
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(poller, "MAX_USER_STREAMS", 1)
     experiment_id = submitted(database)
-    app = create_app(settings.model_copy(update={"max_user_streams": 1}))
+    app = create_app(settings)
     local = Caller(1, "local", Role.ADMIN, "", frozenset())
     with ThreadPoolExecutor(1) as pool:
         with served(settings, app) as client:
