@@ -7,6 +7,7 @@ status 0 without problems, else 1. The
 memory, time and open files of the process are limited, because a small file can expand to a very
 large one, and may be an attack on its reader. The process ends when its parent ends."""
 
+import os
 import resource
 import sys
 from contextlib import suppress
@@ -18,8 +19,6 @@ from mptcore.data.uploads import Inspection, as_json
 from mptcore.runtime.process import be_expendable
 from mptcore.specs.data.reading import DEFAULTS, TableOptions
 
-MEMORY_BYTES = 4 * 2**30
-"""Memory limit for a file, in addition to the program itself."""
 CPU_S = 120
 OPEN_FILES = 64
 MAX_FOUND_BYTES = 2**20
@@ -75,12 +74,18 @@ def _is_text(path: Path) -> bool:
     return False  # the reader of numbers reports the error
 
 
-def _limit_itself() -> None:
-    """Limit the resources of this process. The number of processes is not limited, because Linux
-    counts all processes of the user."""
-    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+ARROW = {"ARROW_DEFAULT_MEMORY_POOL": "system", "OMP_NUM_THREADS": "2", "ARROW_IO_THREADS": "2"}
+"""Arrow's own pool reserves a gigabyte, and it starts a thread for each processor: both count as
+memory of this process."""
+
+
+def _limit_itself(memory_bytes: int) -> None:
+    """Limit the resources of this process: memory in addition to the program itself. The number of
+    processes is not limited, because Linux counts all processes of the user."""
+    os.environ.update(ARROW)
+    own = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     for limit, most in (
-        (resource.RLIMIT_AS, own + MEMORY_BYTES),
+        (resource.RLIMIT_DATA, own + memory_bytes),
         (resource.RLIMIT_CPU, CPU_S),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_FSIZE, 0),
@@ -90,14 +95,16 @@ def _limit_itself() -> None:
 
 
 def main(path: str, max_cells: str = str(upload_limits.MAX_CELLS), options: str = "{}") -> int:
+    memory_bytes = upload_limits.memory_bytes(Path(path))
     if sys.platform == "linux":
         be_expendable()
-        _limit_itself()
+        _limit_itself(memory_bytes)
     try:
         chosen = TableOptions.model_validate_json(options)
         found = look(Path(path), int(max_cells), chosen)
     except MemoryError:
-        found = Inspection(problems=[f"it takes more than {MEMORY_BYTES >> 30} GiB of memory"])
+        detail = f"it takes more than {memory_bytes >> 20} MiB of memory, the maximum for a file of"
+        found = Inspection(problems=[f"{detail} {Path(path).stat().st_size} bytes: split it"])
     print(as_json(found))  # noqa: T201
     return 1 if found.problems else 0
 

@@ -55,14 +55,14 @@ def read_separated(path: Path, options: TableOptions) -> Table:
     nameless = [name for name in file.nameless if name in data]
     written = [name for name, cells in data.items() if _is_shown_otherwise(cells, file)]
     texts = file.texts([*ids, *written, *nameless])
-    for name, cells in data.items():
-        _add_cells(columns, name, cells, texts.get(name), file)
+    rows = len(data[measured[0]])
+    for name in measured:  # each column leaves the memory once it is converted
+        _add_cells(columns, name, data.pop(name), texts.get(name), file)
     columns.ids |= {name: texts[name] for name in ids}
     for name in nameless:
         is_index = name == file.names[0] or bool(SAVED_INDEX.fullmatch(name))
         add_nameless(columns, name, texts[name], is_index)
     if file.has_quotes and not file.lines:
-        rows = len(data[measured[0]])
         note = f"cells in quotes have line breaks: {file.count} lines are read as {rows} rows"
         columns.notes.append(note)
     return columns.table(options)

@@ -29,6 +29,8 @@ def read_table(path: Path, options: TableOptions) -> Table:
         if path.suffix == ".parquet":
             return _read_parquet(path, options)
         return read_separated(path, options)
+    except MemoryError:  # Arrow's is an ArrowException too
+        raise
     except arrow.ArrowException as error:
         reason = TOO_LONG if "straddling" in str(error) else told_of(path, error)
         raise UnreadableError(f"not a readable {path.suffix} file: {reason}") from error
@@ -56,13 +58,16 @@ def _read_parquet(path: Path, options: TableOptions) -> Table:
         columns.not_numbers[place.name] = f"it has {place.type}, such as {cell[:40]!r}"
     if columns.not_numbers and not options.drop_non_numeric:
         columns.table(options)  # refuses, before more is read
-    data = file.read(columns=[*kept, *ids])
+    table = file.read(columns=[*kept, *ids])
+    data = dict(zip(table.column_names, table.columns, strict=True))
+    del table  # each column leaves the memory once it is converted
     for name in kept:
-        if is_numeric(data.column(name).type):
-            add_numbers(columns, name, data.column(name))
-    columns.ids |= {name: _as_ids(name, data.column(name)) for name in ids}
+        cells = data[name] if name in nameless else data.pop(name)
+        if is_numeric(cells.type):
+            add_numbers(columns, name, cells)
+    columns.ids |= {name: _as_ids(name, data[name]) for name in ids}
     for name in nameless:
-        add_nameless(columns, name, _as_ids(name, data.column(name)), is_index=True)
+        add_nameless(columns, name, _as_ids(name, data[name]), is_index=True)
     return columns.table(options)
 
 
@@ -72,6 +77,8 @@ def _as_ids(name: str, cells: Any) -> Any:
 
     try:
         return cells.combine_chunks().cast("string").fill_null("")
+    except MemoryError:
+        raise
     except arrow.ArrowException as error:
         detail = f"column {name} cannot be an id: it has {cells.type}"
         raise UnreadableError(detail) from error

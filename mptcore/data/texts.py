@@ -106,15 +106,18 @@ def read(path: Path) -> Table:
         case ".jsonl":
             rows = _json_rows(path)
             names = dict.fromkeys(n for row in rows for n, x in row.items() if isinstance(x, str))
+            cells = [[row.get(name) for row in rows] for name in names]
         case ".csv" | ".parquet":
             found = _arrow(path, of_text=True)
-            names = dict.fromkeys(found.column_names)
-            rows = found.to_pylist()
+            columns = dict(zip(found.column_names, found.columns, strict=True))
+            names = dict.fromkeys(columns)
+            cells = [column.to_pylist() for column in columns.values()]
         case suffix:
             raise UnreadableError(f"text is in .txt, .jsonl, .csv or .parquet files, not {suffix}")
     if not names:
         raise UnreadableError("none of its columns holds text")
-    return Table(tuple(names), [tuple(_text_of(row.get(name)) for name in names) for row in rows])
+    texts = ([*map(_text_of, column)] for column in cells)
+    return Table(tuple(names), [*zip(*texts, strict=True)])
 
 
 def _text_of(value: Any) -> str | None:
@@ -175,6 +178,8 @@ def _arrow(path: Path, *, of_text: bool = False) -> Any:
         if not_text := columns_of(found.schema, "is_binary"):
             raise UnreadableError(f"column {not_text[0]} is not UTF-8 text")
         return found.select(columns_of(found.schema, *TEXT_TYPES)) if of_text else found
+    except MemoryError:  # Arrow's is an ArrowException too
+        raise
     except (arrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
         detail = f"not a readable {path.suffix} file: {told_of(path, error)}"
         raise UnreadableError(detail) from error

@@ -16,10 +16,12 @@ from mptcore.specs.data.reading import DEFAULTS, TableOptions
 
 MAX_CELLS = 200_000_000
 """Rows × columns of all arrays of a file."""
-MAX_BYTES = 4 * 2**30
-"""Maximum size of the decoded cells, and of a Parquet file's decompressed pages."""
+MIN_DECODED_BYTES, MAX_DECODED_BYTES = 384 * 2**20, 3 * 2**29
+"""Decoded size that every file may have, and that no file exceeds."""
+CELL_BYTES = np.dtype(np.float64).itemsize
+TEXT_BYTES = 96
+"""Memory of a cell of text besides its characters, in Python."""
 MAX_COLUMNS = 20_000
-MAX_TEXT_ROWS = 10_000_000
 MAX_ARRAYS = 1_000
 MAX_ROW_GROUPS = 100_000
 MAX_FOOTER_BYTES = 16 * 2**20
@@ -30,19 +32,37 @@ class TooLargeError(ValueError):
     """A file declares more than the limits allow. The message names the limit."""
 
 
+def max_decoded_bytes(path: Path) -> int:
+    """Return the maximum decoded size of a file. A file of numbers that is not compressed has at
+    least a byte for each cell, and so is never larger, up to MAX_DECODED_BYTES."""
+    return min(MAX_DECODED_BYTES, max(MIN_DECODED_BYTES, CELL_BYTES * path.stat().st_size))
+
+
+def memory_bytes(path: Path) -> int:
+    """Return the memory in which a file must be read, 1 GiB to 4 GiB: enough for two copies of its
+    cells and what the readers need besides."""
+    return max_decoded_bytes(path) * 8 // 3
+
+
 @dataclass
 class Declared:
     """Contents that a file declares, in total."""
 
+    path: Path
+    max_cells: int
     cells: int = 0
     bytes: int = 0
 
-    def add(self, cells: int, size: int, max_cells: int) -> None:
+    def add(self, cells: int, size: int) -> None:
         """Count an array or table. Raises TooLargeError."""
         self.cells += cells
         self.bytes += size
-        _require("cells", self.cells, max_cells)
-        _require("bytes of cells", self.bytes, MAX_BYTES)
+        _require("cells", self.cells, self.max_cells)
+        max_bytes = max_decoded_bytes(self.path)
+        if self.bytes > max_bytes:
+            declared = f"it declares {self.cells} cells, {self.bytes} bytes in memory"
+            detail = f"at most {max_bytes} are read from a file of {self.path.stat().st_size} bytes"
+            raise TooLargeError(f"{declared}; {detail}, more from one that is not compressed")
 
 
 def excess(path: Path, max_cells: int = MAX_CELLS, options: TableOptions = DEFAULTS) -> str | None:
@@ -52,7 +72,7 @@ def excess(path: Path, max_cells: int = MAX_CELLS, options: TableOptions = DEFAU
         match path.suffix:
             case ".npy":
                 with path.open("rb") as file:
-                    Declared().add(*_array(file), max_cells)
+                    Declared(path, max_cells).add(*_array(file))
             case ".npz":
                 _check_archive(path, max_cells)
             case ".parquet":
@@ -65,17 +85,17 @@ def excess(path: Path, max_cells: int = MAX_CELLS, options: TableOptions = DEFAU
 
 
 def _check_archive(path: Path, max_cells: int) -> None:
-    declared = Declared()
+    declared = Declared(path, max_cells)
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         _require("arrays", len(members), MAX_ARRAYS)
         for member in members:
             with archive.open(member) as file:
-                declared.add(*_array(file), max_cells)
+                declared.add(*_array(file))
 
 
 def _array(file: IO[bytes]) -> tuple[int, int]:
-    """Return the cells and bytes that the header of an array declares."""
+    """Return the cells that the header of an array declares, and their bytes in memory."""
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
@@ -83,7 +103,7 @@ def _array(file: IO[bytes]) -> tuple[int, int]:
     }[np.lib.format.read_magic(file)]
     shape, _, dtype = read(file)
     cells = math.prod(shape)
-    return cells, cells * dtype.itemsize
+    return cells, cells * max(dtype.itemsize, CELL_BYTES)
 
 
 def _check_parquet(path: Path, max_cells: int) -> None:
@@ -99,17 +119,15 @@ def _check_parquet(path: Path, max_cells: int) -> None:
     columns, rows = found.num_columns, found.num_rows
     _require("columns", columns, MAX_COLUMNS)
     _require("row groups", found.num_row_groups, MAX_ROW_GROUPS)
-    if any(found.schema.column(i).physical_type == "BYTE_ARRAY" for i in range(columns)):
-        _require("rows of text", rows, MAX_TEXT_ROWS)
     chunks = [found.row_group(i) for i in range(found.num_row_groups)]
     _require("rows in its row groups", sum(chunk.num_rows for chunk in chunks), rows)
-    cells, pages = 0, 0
-    for chunk in chunks:
-        for column in map(chunk.column, range(columns)):
-            cells += column.num_values
-            pages += column.total_uncompressed_size
-    Declared().add(max(cells, rows * columns), 8 * max(cells, rows * columns), max_cells)
-    _require("bytes of decompressed pages", pages, MAX_BYTES)
+    declared = Declared(path, max_cells)
+    for c in range(columns):
+        values = sum(chunk.column(c).num_values for chunk in chunks)
+        pages = sum(max(0, chunk.column(c).total_uncompressed_size) for chunk in chunks)
+        is_text = found.schema.column(c).physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+        cells = max(rows, values)
+        declared.add(cells, cells * (TEXT_BYTES if is_text else CELL_BYTES) + pages * is_text)
 
 
 def _check_separated(path: Path, max_cells: int, separator: str) -> None:

@@ -300,7 +300,8 @@ def _warnings(
         warnings.append(f"{within}{len(repeated)} {are} of earlier ones, first {first}")
     if len(x) < MIN_ROWS:
         return warnings
-    counters = (x[1:] - x[:-1] == 1).all(0)
+    counters = x[1] - x[0] == 1
+    counters[counters] = (np.diff(x[:, counters], axis=0) == 1).all(0)
     if counters.any():
         listed = _listed(names, counters)
         warnings.append(f"{within}{listed} count 1, 2, 3, …: an id is no measurement: --index NAME")

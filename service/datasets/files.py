@@ -80,15 +80,17 @@ def keep_options(folder: Path, reading: Mapping[str, Any] | None) -> None:
         write_durably(folder / OPTIONS_FILE, content)
 
 
-def inspect(file: Path, max_cells: int, options: TableOptions = DEFAULTS) -> dict[str, Any]:
-    """Return the contents of a file. Raises ApiError if it is neither numbers nor text, or does not
-    match its extension."""
+def inspect(
+    file: Path, name: str, max_cells: int, options: TableOptions = DEFAULTS
+) -> dict[str, Any]:
+    """Return the contents of a file that was uploaded under this name. Raises ApiError if it is
+    neither numbers nor text, or does not match its extension."""
     try:
         found: dict[str, Any] = json.loads(_inspected(file, max_cells, options))
     except (subprocess.TimeoutExpired, ValueError):
         found = {"problems": ["it could not be read: it takes too much time or memory"]}
     if found["problems"]:
-        raise invalid([Problem("", problem) for problem in found["problems"]])
+        raise invalid([Problem("", f"{name}: {problem}") for problem in found["problems"]])
     return found
 
 

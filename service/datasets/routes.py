@@ -239,7 +239,8 @@ class _Arrival:
 
     def accept(self) -> DatasetOut:
         """Inspect the file and store it. Raises ApiError."""
-        found = inspect(self.file, self.settings.limits.elements, self.options)
+        max_cells = self.settings.limits.elements
+        found = inspect(self.file, self.dataset.name, max_cells, self.options)
         for name in ("n", "dim", *CONTENTS):
             setattr(self.dataset, name, found.get(name))
         place = self.settings.datasets(self.dataset.id) / self.dataset.file

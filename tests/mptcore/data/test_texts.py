@@ -272,6 +272,7 @@ def test_exit_status_of_an_inspection_reports_problems(
     (tmp_path / "x.txt").write_text("one\n")
     assert main(str(tmp_path / "x.txt")) == 0
     assert json.loads(capsys.readouterr().out) == {"format": "txt", "n": 1, "problems": []}
+    (tmp_path / "x.exe").touch()
     assert main(str(tmp_path / "x.exe")) == 1
 
     def too_large(*arguments: object) -> None:
@@ -279,4 +280,4 @@ def test_exit_status_of_an_inspection_reports_problems(
 
     monkeypatch.setattr("mptcore.data.inspect.look", too_large)
     assert main(str(tmp_path / "x.txt")) == 1
-    assert "it takes more than 4 GiB of memory" in capsys.readouterr().out
+    assert "it takes more than 1024 MiB of memory" in capsys.readouterr().out

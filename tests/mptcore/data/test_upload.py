@@ -289,6 +289,7 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
     found = json.loads(good.stdout)
     assert (found["format"], found["n"], found["dim"], found["problems"]) == ("npz", 4, 3, [])
     assert found["arrays"] == {"first": [4, 3], "second": [4, 3]}
+    (tmp_path / "data.exe").touch()
     bad = subprocess.run([*command, tmp_path / "data.exe"], cwd=root, capture_output=True)
     assert bad.returncode == 1
     assert "not .exe" in json.loads(bad.stdout)["problems"][0]

@@ -68,7 +68,7 @@ def npz(members: dict[str, bytes]) -> bytes:
 
 
 HUGE = header((10**9, 10**3))
-HALVES = {name: header((10**4, 10**4 + 1)) for name in ("a.npy", "b.npy")}
+HALVES = {name: header((5000, 5100)) for name in ("a.npy", "b.npy")}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ HALVES = {name: header((10**4, 10**4 + 1)) for name in ("a.npy", "b.npy")}
     [
         ("x.npy", HUGE, "it declares 1000000000000 cells; at most 200000000 are read"),
         ("x.npz", npz({"a.npy": HUGE}), "it declares 1000000000000 cells; at most 200000000"),
-        ("x.npz", npz(HALVES), "it declares 200020000 cells; at most 200000000 are read"),
+        ("x.npz", npz(HALVES), "it declares 51000000 cells, 408000000 bytes in memory"),
         ("x.npz", npz({str(i): b"" for i in range(1001)}), "it declares 1001 arrays; at most 1000"),
     ],
 )
@@ -88,10 +88,65 @@ def test_oversized_headers_are_refused(
     assert found.startswith(problem)
 
 
-def test_the_bytes_of_cells_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for size, problems in ((96, 0), (95, 1)):
-        monkeypatch.setattr(upload_limits, "MAX_BYTES", size)
-        assert len(look(written(tmp_path / "x.npy")).problems) == problems
+SMALL_FILES = {
+    "numbers": {"a": [1.5] * 50_000, "b": [1.5] * 50_000},
+    "bytes": {"a": arrow.array([7] * 50_000, "uint8"), "b": arrow.array([7] * 50_000, "uint8")},
+    "no values": {"a": arrow.nulls(50_000, "float64"), "b": arrow.nulls(50_000, "float64")},
+    "text": {"a": ["x"] * 10_000},
+    "long text": {"a": ["x" * 900_000]},
+}
+"""Tables of about a megabyte in memory, and of a few kilobytes as a file."""
+
+
+@pytest.mark.parametrize("kind", SMALL_FILES)
+def test_a_small_file_with_much_in_it_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A larger file with the same content may be read."""
+    path = tmp_path / "x.parquet"
+    parquet.write_table(arrow.table(SMALL_FILES[kind]), path)
+    monkeypatch.setattr(upload_limits, "MIN_DECODED_BYTES", 1_000_000)
+    assert upload_limits.excess(path) is None
+    monkeypatch.setattr(upload_limits, "MIN_DECODED_BYTES", 750_000)
+    size = path.stat().st_size
+    assert size < 60_000
+    for reader in ("read_table", "ParquetFile"):
+        monkeypatch.setattr(parquet, reader, None)
+    (problem,) = look(path).problems
+    assert f"at most 750000 are read from a file of {size} bytes" in problem
+    with path.open("ab") as file:
+        file.truncate(125_000)
+    assert upload_limits.max_decoded_bytes(path) == 1_000_000
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64"])
+def test_no_file_that_is_not_compressed_is_too_large(tmp_path: Path, dtype: str) -> None:
+    """An array of the maximum number of cells, and the memory to convert it to float64."""
+    path = tmp_path / "x.npy"
+    cells = upload_limits.MAX_CELLS
+    with path.open("wb") as file:
+        fields = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": (cells // 4, 4)}
+        np.lib.format.write_array_header_2_0(file, fields)
+        file.truncate(file.tell() + cells * np.dtype(dtype).itemsize)
+    assert upload_limits.excess(path) is None
+    both = cells * (8 + np.dtype(dtype).itemsize)
+    assert 2**30 <= both <= upload_limits.memory_bytes(path) <= 4 * 2**30
+
+
+@pytest.mark.parametrize("table", [{"a": [1.0, 2.0], "b": [2.0, 1.0]}, {"a": ["x", "y"]}])
+def test_a_file_that_takes_too_much_memory_is_no_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: dict[str, list[Any]]
+) -> None:
+    path = tmp_path / "x.parquet"
+    parquet.write_table(arrow.table(table), path)
+
+    def too_large(*arguments: Any, **options: Any) -> Any:
+        raise arrow.ArrowMemoryError("malloc failed")
+
+    monkeypatch.setattr(parquet, "read_table", too_large)
+    monkeypatch.setattr(parquet, "ParquetFile", too_large)
+    with pytest.raises(MemoryError):
+        look(path)
 
 
 def test_many_rows_in_few_bytes(tmp_path: Path) -> None:
@@ -119,7 +174,6 @@ def test_values_of_nested_columns_count(tmp_path: Path) -> None:
     [
         ("MAX_COLUMNS", 2, "3 columns"),
         ("MAX_ROW_GROUPS", 1, "2 row groups"),
-        ("MAX_TEXT_ROWS", 3, "4 rows of text"),
     ],
 )
 def test_other_numbers_of_a_parquet_file_are_limited(
@@ -153,17 +207,11 @@ def test_columns_of_text_files_are_limited_too(
     assert problem.startswith("columns: the file has 3, at most 2 are read")
 
 
-@pytest.mark.parametrize(
-    ("limit", "what"),
-    [("MAX_FOOTER_BYTES", "bytes of footer"), ("MAX_BYTES", "bytes of decompressed pages")],
-)
-def test_footer_and_pages_are_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, what: str
-) -> None:
+def test_the_footer_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.parquet"
     parquet.write_table(arrow.table({"a": ["one long text " * 100]}), path)
-    monkeypatch.setattr(upload_limits, limit, 100)
-    assert what in (upload_limits.excess(path) or "")
+    monkeypatch.setattr(upload_limits, "MAX_FOOTER_BYTES", 100)
+    assert "bytes of footer" in (upload_limits.excess(path) or "")
 
 
 def test_a_column_that_is_not_numbers_is_not_decoded_whole(

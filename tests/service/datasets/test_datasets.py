@@ -294,5 +294,5 @@ def test_a_file_that_promises_more_than_memory_is_refused(api: TestClient) -> No
             entry.write(bytes(2**10))
     answer = post(api, "bomb.npz", file.getvalue())
     assert answer.status_code == 422, answer.json()
-    told = "it declares 1073741824 cells; at most 200000000 are read"
+    told = "bomb.npz: it declares 1073741824 cells; at most 200000000 are read"
     assert answer.json()["detail"] == told

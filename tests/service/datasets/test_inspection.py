@@ -18,7 +18,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from service.datasets.files import inspect
-inspect(Path(sys.argv[1]), 1000)
+inspect(Path(sys.argv[1]), "x.npy", 1000)
 """
 
 
@@ -60,7 +60,7 @@ def test_an_inspection_has_no_password_and_little_else(
     assert child.rlimit(psutil.RLIMIT_FSIZE) == (0, 0)
     assert child.rlimit(psutil.RLIMIT_CORE) == (0, 0)
     assert 0 < child.rlimit(psutil.RLIMIT_CPU)[1] <= 300
-    assert child.rlimit(psutil.RLIMIT_AS)[1] < 10 * 2**30
+    assert 2**30 < child.rlimit(psutil.RLIMIT_DATA)[1] < 1.25 * 2**30
     assert os.getsid(child.pid) == child.pid
 
 
@@ -70,6 +70,6 @@ def test_an_inspection_that_takes_too_long_is_ended(
     os.mkfifo(tmp_path / "x.npy")
     monkeypatch.setattr(files, "INSPECTION_TIMEOUT_S", 1.0)
     with pytest.raises(ApiError, match="too much time"):
-        files.inspect(tmp_path / "x.npy", 1000)
+        files.inspect(tmp_path / "x.npy", "x.npy", 1000)
     commands = [" ".join(child.cmdline()) for child in psutil.Process().children()]
     assert not any("mptcore.data.inspect" in command for command in commands)
