@@ -3,7 +3,8 @@
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path
+import httpx
+from fastapi import APIRouter, Depends, Path
 from pydantic import AnyUrl, ValidationError
 from sqlalchemy import Row
 from uuid6 import uuid7
@@ -25,7 +26,7 @@ from service.web.route import JsonBody, StrictRoute
 from service.webhooks import store
 from service.webhooks.models import Webhook
 from service.webhooks.schemas import MAX_OF_A_URL, MadeWebhook, NewWebhook, WebhookList, WebhookOut
-from service.webhooks.sending import is_public, key_of, new_secret
+from service.webhooks.sending import NotSent, address_of, is_public, key_of, new_secret
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"], route_class=StrictRoute)
 
@@ -33,17 +34,37 @@ WebhookId = Annotated[str, Path(max_length=100, description="Id of the webhook."
 MAX_WEBHOOKS = 10
 """Maximum number of webhooks of a user."""
 SECRET_BYTES = range(24, 65)
+WEB_PORTS = (80, 443)
+FIRST_USER_PORT = 1024
+"""Other ports below this one are those of mail, SSH and other services."""
+
+
+async def _host_warning(
+    new: JsonBody[NewWebhook], settings: SettingsDep, user: Submitter
+) -> str | None:
+    """Check a new webhook, and return why a notification sent now would not arrive, if its host is
+    unknown or has addresses that are not allowed. A slow name server holds no thread.
+    Raises ApiError."""
+    check_has_key(user)
+    if problems := [*_url_problems(new.url, settings), *_secret_problems(new.secret)]:
+        raise invalid(problems)
+    try:
+        await address_of(httpx.URL(str(AnyUrl(new.url))), user.id, settings.webhooks_to_private)
+    except NotSent as reason:
+        return f"{reason}; notifications fail as long as this holds"
+    return None
 
 
 @router.post("", status_code=HTTPStatus.CREATED)
 def add_webhook(
-    new: JsonBody[NewWebhook], database: DatabaseDep, settings: SettingsDep, user: Submitter
+    new: JsonBody[NewWebhook],
+    warning: Annotated[str | None, Depends(_host_warning)],
+    database: DatabaseDep,
+    user: Submitter,
 ) -> MadeWebhook:
-    """Add a URL to notify when your experiments end from now on. Signed-in browsers cannot add
-    webhooks, because these would outlive the sign-out."""
-    check_has_key(user)
-    if problems := [*_url_problems(new.url, settings), *_secret_problems(new.secret)]:
-        raise invalid(problems)
+    """Add a URL to notify when your experiments end from now on. A host that is unknown or not
+    public now is accepted with a warning. Signed-in browsers cannot add webhooks, because these
+    would outlive the sign-out."""
     secret = new.secret or new_secret()
     with database.transaction() as session:
         quota.lock(session, user.id)  # concurrent requests must not both add the last one
@@ -61,7 +82,8 @@ def add_webhook(
         audit.note(session, user, "webhook.added", webhook.id)
         session.flush()
         session.refresh(webhook)
-    return MadeWebhook(**_out(webhook, None, None).model_dump(), secret=secret)
+    shown = _out(webhook, None, None).model_dump()
+    return MadeWebhook(**shown, secret=secret, warning=warning)
 
 
 @router.get("")
@@ -96,6 +118,8 @@ def _url_problems(text: str, settings: Settings) -> list[Problem]:
         return [Problem("/url", f"a URL of up to {MAX_OF_A_URL} characters as it is sent")]
     if url.scheme not in schemes or not url.host:
         return [Problem("/url", f"a URL with a host that begins with {' or '.join(schemes)}")]
+    if url.port not in WEB_PORTS and (url.port or 0) < FIRST_USER_PORT:
+        return [Problem("/url", f"a port that is 80, 443 or above 1023, not {url.port}")]
     if url.username or url.password or url.fragment:
         return [Problem("/url", "a URL without a name, a password and a fragment")]
     if not settings.webhooks_to_private and not _may_be_public(url.host.strip("[]")):

@@ -22,7 +22,8 @@ class NewWebhook(RequestModel):
     """A URL to notify when your experiments end."""
 
     url: Annotated[str, Field(max_length=MAX_OF_A_URL)]
-    """URL for POST requests: https and public, unless the administrator allows others."""
+    """URL for POST requests: https and public, unless the administrator allows others. Its port is
+    80, 443 or above 1023."""
     secret: Annotated[str, Field(max_length=100)] | None = None
     """Secret that signs requests: `whsec_` and 24 to 64 bytes in base64. null: a new one."""
     statuses: Annotated[
@@ -55,6 +56,8 @@ class WebhookOut(ResponseModel):
 class MadeWebhook(WebhookOut):
     secret: str
     """Secret that signs requests. Only this answer has it."""
+    warning: str | None
+    """Reason why a notification sent now would not arrive. null: the host has allowed addresses."""
 
 
 class WebhookList(ResponseModel):

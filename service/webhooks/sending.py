@@ -99,7 +99,7 @@ async def send(delivery: Delivery, to_private: bool) -> None:
 
 async def _send(delivery: Delivery, to_private: bool) -> None:
     url = httpx.URL(delivery.webhook.url)
-    address = await _address(url, delivery.webhook.owner_id, to_private)
+    address = await address_of(url, delivery.webhook.owner_id, to_private)
     message_id, body = message_of(delivery)
     at = datetime.now(UTC).replace(microsecond=0)
     headers = {
@@ -150,7 +150,7 @@ def _sentence(error: Exception) -> str:
     return NO_CONNECTION if isinstance(error, httpx.ConnectError | OSError) else NO_ANSWER
 
 
-async def _address(url: httpx.URL, owner_id: int, to_private: bool) -> str:
+async def address_of(url: httpx.URL, owner_id: int, to_private: bool) -> str:
     """Return an address of the host, if all its addresses are allowed. Raises NotSent."""
     port = url.port or (443 if url.scheme == "https" else 80)
     unknown = UNKNOWN_HOST if to_private else NO_PUBLIC_HOST

@@ -1,6 +1,7 @@
 """Webhooks by the API: created, listed, deleted; allowed URLs."""
 
 import base64
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,10 +33,12 @@ def test_a_webhook_is_created_listed_and_deleted(api: TestClient) -> None:
     assert made.status_code == 201, made.text
     shown = made.json()
     assert shown.pop("secret").startswith("whsec_")
+    shown.pop("warning")
     assert shown["statuses"] == ["failed"]
     assert (shown["pending"], shown["given_up"], shown["last_error"]) == (0, 0, None)
     given = api.post("/v1/webhooks", json={"url": URL, "secret": secret(24)}).json()
     assert given.pop("secret") == secret(24)
+    given.pop("warning")
     assert given["statuses"] == ["succeeded", "failed", "cancelled"]
     assert api.get("/v1/webhooks").json() == {"items": [shown, given]}
     assert api.delete(f"/v1/webhooks/{shown['id']}").status_code == 204
@@ -101,6 +104,9 @@ def test_a_list_reads_one_error_of_each_webhook(lab: Settings) -> None:
         ("url", "https://example.org/#a", "a fragment"),
         ("url", "https://[", "not a URL"),
         ("url", "https://example.org:99999999/", "not a URL"),
+        ("url", "https://example.org:22/", "80, 443 or above 1023"),
+        ("url", "https://example.org:1023/", "80, 443 or above 1023"),
+        ("url", "https://example.org:0/", "80, 443 or above 1023"),
         ("url", "https://127.0.0.1/", "not a public address"),
         ("url", "https://[::1]/", "not a public address"),
         ("url", "https://0x7f.1/", "not a public address"),
@@ -130,6 +136,35 @@ def test_settings_allow_http_and_private_addresses(settings: Settings) -> None:
         for url in ("http://example.org/", "http://127.0.0.1:8000/"):
             assert api.post("/v1/webhooks", json={"url": url}).status_code == 201
         assert api.post("/v1/webhooks", json={"url": "ftp://example.org/"}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("addresses", "words"),
+    [
+        (["8.8.8.8"], None),
+        (["10.0.0.7"], "has an address that is not public"),
+        (["8.8.8.8", "10.0.0.7"], "has an address that is not public"),
+        ([], "unknown"),
+    ],
+)
+def test_a_host_that_no_notification_reaches_now_is_accepted_with_a_warning(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch, addresses: list[str], words: str | None
+) -> None:
+    """The warning must not reveal which names and addresses the network of the service has."""
+
+    def look_up(*host: Any, **how: Any) -> Any:
+        if not addresses:
+            raise socket.gaierror
+        return [(None, None, None, "", (address, 443)) for address in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for port in ("", ":80", ":443", ":1024"):
+        made = api.post("/v1/webhooks", json={"url": f"https://hook.test{port}/"})
+        assert made.status_code == 201, made.text
+        warning = made.json()["warning"]
+        assert (warning is None) == (words is None)
+        assert (words or "") in (warning or "")
+        assert "10." not in (warning or "")
 
 
 def test_webhooks_of_a_user_are_limited(api: TestClient) -> None:
