@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import tokenizers
 import torch
 import transformers
-from safetensors import SafetensorError
+from safetensors import safe_open
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
@@ -22,6 +23,7 @@ from mptcore.runtime.inputs import note_used
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.tensor_files import load_weights
 from mptcore.specs import MaskedLmModel
+from mptcore.specs.families.masked_lm import MAX_LAYERS
 
 FAMILY = "masked_lm"
 
@@ -111,10 +113,20 @@ class PretrainedSource:
         if getattr(config, "auto_map", None):
             detail = "has code of its own (auto_map in config.json), which is never run"
             raise self._refusal(f"{detail}; without it the model would be another one")
+        if config.num_hidden_layers > MAX_LAYERS:
+            detail = f"{config.num_hidden_layers} layers; at most {MAX_LAYERS} are computed"
+            raise self._refusal(f"cannot be used: its config.json declares {detail}")
         return config
 
     def pretrained(self, config: Config) -> Network:
         """Return its network with its weights, including the head's. Raises RunError."""
+        declared = least_parameters(config)
+        saved = self._read(_saved_parameters, "weights in safetensors")
+        if saved is not None and saved < declared:
+            size = f"{config.num_hidden_layers} layers of hidden size {config.hidden_size}"
+            size += f" and {config.vocab_size} tokens, {declared} parameters or more"
+            detail = f"its config.json declares {size}, and its weights have {saved}"
+            raise self._refusal(f"cannot be used: {detail}; one of the files is another model's")
         load = getattr(transformers, MASKED_LMS[config.model_type]).from_pretrained
         options = {"config": config, "use_safetensors": True, "output_loading_info": True}
         network, loaded = self._read(load, "weights in safetensors", **options, dtype=torch.float32)
@@ -150,14 +162,42 @@ class PretrainedSource:
     def _read(self, read: Callable[..., Any], part: str, **options: Any) -> Any:
         try:
             return read(self.place, revision=self.revision, trust_remote_code=False, **options)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            reason = " ".join(str(error).split())[:300]
-            cure = "put it into the folder MPT_MODELS_DIR, or let this machine reach the hub"
-            detail = f"{part} could not be loaded from here or from the hub: {cure} ({reason})"
+        except MemoryError:
+            raise
+        except Exception as error:  # tokenizers raises plain ones for damaged files
+            reason = " ".join(str(error).replace(f"{self.place}/", "").split())[:300]
+            if Path(self.place).is_dir():
+                detail = f"{part} could not be read from its folder, {self._folder_name}: "
+                detail += f"a file is missing or damaged ({type(error).__name__}: {reason})"
+            else:
+                cure = "put it into the folder MPT_MODELS_DIR, or let this machine reach the hub"
+                detail = f"{part} could not be loaded from here or from the hub: {cure} ({reason})"
             raise self._refusal(f"cannot be used: {detail}") from error
 
     def _refusal(self, detail: str) -> RunError:
         return RunError("invalid", f"the checkpoint {self.name} {detail}")
+
+
+def least_parameters(config: Config) -> int:
+    """Return the number of parameters of the embedding of tokens and of attention, which is less
+    than a model of this architecture has. Layers that share their weights count once."""
+    layers = config.num_hidden_layers
+    if config.model_type == "albert":
+        layers = config.num_hidden_groups * config.inner_group_num
+    width: int = getattr(config, "embedding_size", config.hidden_size)
+    parameters: int = config.vocab_size * width + layers * 4 * config.hidden_size**2
+    return parameters
+
+
+def _saved_parameters(place: str, revision: str | None, trust_remote_code: bool) -> int | None:
+    """Return the number of parameters in the files of a checkpoint's weights, by their headers.
+    None if no such file is here yet."""
+    parameters = None
+    for path in _folder(place, revision, trust_remote_code).glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]
+        parameters = (parameters or 0) + sum(map(math.prod, shapes))
+    return parameters
 
 
 def _folder(place: str, revision: str | None, trust_remote_code: bool) -> Path:

@@ -33,12 +33,15 @@ LmObjective = Literal["mpt"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
 
+MAX_LAYERS = 256
+
+
 class Architecture(Spec):
     """Size of a BERT that uses the checkpoint's vocabulary."""
 
     hidden_size: Annotated[int, Field(ge=4, le=16_384)]
     """Width of a transformer layer."""
-    num_hidden_layers: Annotated[int, Field(ge=1, le=256)]
+    num_hidden_layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)]
     """Number of transformer layers."""
     num_attention_heads: Annotated[int, Field(ge=1, le=256)]
     """Attention heads of a layer. They divide `hidden_size`."""

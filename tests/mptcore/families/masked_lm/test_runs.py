@@ -11,6 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from mptcore.families.masked_lm import corpus
+from mptcore.families.masked_lm.pretrained import MASKED_LMS
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Artifact, Checkpoint, Log, Metric, Progress, Record, RunError
 from mptcore.run import resumable, run
@@ -245,7 +246,7 @@ def test_unsafe_weights_are_refused(models: Path) -> None:
     shutil.copytree(models / "tiny", models / "pickled")
     (models / "pickled" / "model.safetensors").unlink()
     torch.save(tiny_lm.network().state_dict(), models / "pickled" / "pytorch_model.bin")
-    assert "weights in safetensors could not be loaded" in refused(with_model(checkpoint="pickled"))
+    assert "weights in safetensors could not be read" in refused(with_model(checkpoint="pickled"))
 
 
 def test_broken_weights_are_refused(models: Path) -> None:
@@ -256,6 +257,64 @@ def test_broken_weights_are_refused(models: Path) -> None:
     tensors = {"bert.embeddings.word_embeddings.weight": torch.zeros(3, 3)}
     save_file(tensors, file, {"format": "pt"})
     assert "cannot be used" in refused(with_model(checkpoint="broken"))
+
+
+@pytest.mark.parametrize("kind", sorted(MASKED_LMS))
+@pytest.mark.parametrize("init", ["pretrained", "random"])
+def test_a_config_with_too_many_layers_is_refused_before_the_model_is_built(
+    models: Path, monkeypatch: pytest.MonkeyPatch, kind: str, init: str
+) -> None:
+    """A hundred thousand layers take hours to build. Those of ALBERT share their weights."""
+    declare(tiny_lm.checkpoint(models / "deep", kind), "num_hidden_layers", 100_000)
+    monkeypatch.setattr(torch.nn.Module, "__init__", None)
+    message = refused(with_model(checkpoint="deep", init=init))
+    assert "its config.json declares 100000 layers; at most 256 are computed" in message
+
+
+@pytest.mark.parametrize("kind", sorted(MASKED_LMS))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_hidden_layers", 30), ("hidden_size", 4096), ("vocab_size", 10_000_000)],
+)
+def test_a_config_that_declares_more_than_the_weights_is_refused_before_the_model_is_built(
+    models: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, value: int
+) -> None:
+    name = "num_hidden_groups" if (kind, name) == ("albert", "num_hidden_layers") else name
+    declare(tiny_lm.checkpoint(models / "large", kind), name, value)
+    monkeypatch.setattr(torch.nn.Module, "__init__", None)
+    message = refused(with_model(checkpoint="large"))
+    assert "cannot be used: its config.json declares" in message
+    assert "one of the files is another model's" in message
+
+
+def declare(checkpoint: Path, name: str, value: int) -> None:
+    """Change a size in the config.json of a checkpoint."""
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    sizes = json.loads((checkpoint / "config.json").read_text())
+    sizes.pop("layer_types", None)  # ModernBERT's, one for each layer
+    sizes[config.attribute_map.get(name, name)] = value
+    (checkpoint / "config.json").write_text(json.dumps(sizes))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", ""),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", '{"added_tokens": [], "model": {"type": "unheard of"}}'),
+        ("tokenizer_config.json", "{"),
+        ("config.json", "{"),
+        ("config.json", '{"model_type": "bert", "num_hidden_layers": "many"}'),
+    ],
+)
+def test_a_damaged_file_is_named_as_the_reason(models: Path, file: str, content: str) -> None:
+    """The checkpoint is in MPT_MODELS_DIR: to put it there is no help."""
+    shutil.copytree(models / "tiny", models / "damaged")
+    (models / "damaged" / file).write_text(content)
+    message = refused(with_model(checkpoint="damaged"))
+    assert "from its folder, MPT_MODELS_DIR/damaged: a file is missing or damaged (" in message
+    assert "put it into" not in message
 
 
 def test_another_kind_of_model_and_remote_code_are_refused(models: Path) -> None:
