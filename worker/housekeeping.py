@@ -11,6 +11,7 @@ from service.datasets.hub import trim_hub_cache
 from service.datasets.retention import sweep as clean_uploads
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
+from service.db.space import shrink
 from service.operations import retention
 from service.queue import lease, worker_samples, workers
 from service.settings import Settings
@@ -40,7 +41,8 @@ class Housekeeping:
     def clean(self) -> None:
         """Delete the remains of interrupted uploads, the excess of the hub's cache, checkpoints of
         experiments that ended without a worker (cancelled while paused, or lost), experiments that
-        were deleted or have been kept long enough, silent workers and old samples of workers."""
+        were deleted or have been kept long enough, silent workers and old samples of workers. Their
+        space returns to the disk."""
         try:
             clean_uploads(self.database, self.settings)
             trim_hub_cache(self.settings)
@@ -49,6 +51,7 @@ class Housekeeping:
             with self.database.transaction() as session:
                 worker_samples.forget(session)
                 workers.forget_silent(session, FORGET_S)
+            shrink(self.database)
         except TRANSIENT_DB_ERRORS as error:
             log.warning("the database is unreachable: %s", error)
         except OSError as error:

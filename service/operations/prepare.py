@@ -18,6 +18,7 @@ from service.accounts.users import LOCAL_USER, ensure_key
 from service.db.engine import NO_TIMEOUTS, Database
 from service.db.errors import TRANSIENT_DB_ERRORS, write_trouble
 from service.db.revisions import NewerTables, NotMigrated, WrongEncoding
+from service.db.space import make_shrinkable
 from service.logs import logged_process
 from service.operations.start import OWNER_ONLY, restrict
 from service.queue import quota
@@ -42,6 +43,8 @@ def migrate(url: str) -> None:
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     config.attributes["url"] = url
     command.upgrade(config, "head")
+    with closing(Database(url, timeouts=NO_TIMEOUTS)) as database:
+        make_shrinkable(database)
 
 
 def prepare(settings: Settings) -> None:

@@ -15,6 +15,7 @@ from service.experiments.models import Checkpoint, DesiredState, Experiment, Sta
 from service.operations import retention
 from service.queue import lease, states
 from service.settings import Settings
+from tests.service.db.test_space import MIB, empty, fill, size
 from tests.support.hub import cached
 from tests.worker.test_controller import running
 from worker import housekeeping as module
@@ -42,6 +43,16 @@ def test_interrupted_uploads_are_removed(database: Database, settings: Settings)
     os.utime(folder, (0, 0))
     Housekeeping(database, settings).clean()
     assert not folder.exists()
+
+
+def test_the_space_of_deleted_rows_returns_to_the_disk(
+    database: Database, settings: Settings
+) -> None:
+    fill(database, 1000)
+    full = size(database)
+    empty(database)
+    Housekeeping(database, settings).clean()
+    assert size(database) < full - 5 * MIB
 
 
 def test_the_hubs_cache_is_trimmed(
