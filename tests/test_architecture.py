@@ -75,32 +75,30 @@ def modules() -> list[Path]:
     return sorted(path.relative_to(MPTCORE) for path in MPTCORE.rglob("*.py"))
 
 
-@pytest.mark.parametrize("module", modules(), ids=str)
-def test_a_module_of_mptcore_imports_only_lower_layers(module: Path) -> None:
-    own = module.parts[0].removesuffix(".py")
-    for name in imports_of(MPTCORE / module):
-        layer = name.split(".")[1]
-        if own in TOP or own == "__init__":
+def test_modules_of_mptcore_import_only_lower_layers() -> None:
+    above = []
+    for module in modules():
+        layer = module.parts[0].removesuffix(".py")
+        if layer in (*TOP, "__init__"):
             continue
-        assert layer not in TOP, f"{name} is above {module}"
-        if own == "presets":
-            assert layer in ("presets", "specs")
-            continue
-        assert layer in LAYERS, f"{name} belongs to no layer"
-        assert LAYERS.index(layer) <= LAYERS.index(own), f"{name} is above {module}"
+        allowed = ("presets", "specs") if layer == "presets" else LAYERS[: LAYERS.index(layer) + 1]
+        names = list(imports_of(MPTCORE / module))
+        above += [f"{module}: {name}" for name in names if name.split(".")[1] not in allowed]
+    assert not above, "\n".join(above)
 
 
-@pytest.mark.parametrize("folder", ["families", "specs/families"])
-def test_families_do_not_import_each_other(folder: str) -> None:
-    package = folder.replace("/", ".")
-    for module in (path for path in modules() if path.is_relative_to(folder)):
-        family = module.relative_to(folder).parts[0].removesuffix(".py")
-        for name in imports_of(MPTCORE / module):
-            if not name.startswith(f"mptcore.{package}."):
-                continue
-            other = name.removeprefix(f"mptcore.{package}.").split(".")
-            if other[0] != family:
-                assert (family, ".".join(other[:2])) in BETWEEN_FAMILIES, f"{module}: {name}"
+def test_families_do_not_import_each_other() -> None:
+    between = []
+    for folder in ("families", "specs/families"):
+        package = f"mptcore.{folder.replace('/', '.')}."
+        for module in (path for path in modules() if path.is_relative_to(folder)):
+            family = module.relative_to(folder).parts[0].removesuffix(".py")
+            for name in imports_of(MPTCORE / module):
+                other = name.removeprefix(package).split(".")[:2]
+                allowed = other[0] == family or (family, ".".join(other)) in BETWEEN_FAMILIES
+                if name.startswith(package) and not allowed:
+                    between.append(f"{module}: {name}")
+    assert not between, "\n".join(between)
 
 
 def test_only_run_imports_all_families() -> None:
@@ -154,23 +152,25 @@ def layer_of(name: str) -> str:
     return parts[0]
 
 
-@pytest.mark.parametrize("folder", sorted(path.stem for path in SERVICE.glob("[a-z_]*")))
-def test_each_folder_of_the_service_has_its_place(folder: str) -> None:
-    assert folder in (*LAYERS_OF_SERVICE, "__init__", "__pycache__", "py")
+def test_each_folder_of_the_service_has_its_place() -> None:
+    names = {path.stem for path in SERVICE.glob("[a-z_]*")}
+    assert names - {*LAYERS_OF_SERVICE, "__init__", "__pycache__", "py"} == set()
 
 
-@pytest.mark.parametrize("file", python_files(SERVICE), ids=lambda f: str(f.relative_to(SERVICE)))
-def test_a_module_of_the_service_imports_only_lower_layers(file: Path) -> None:
-    module = ".".join(file.relative_to(SERVICE.parent).with_suffix("").parts)
-    if module == "service.__init__":
-        return
-    layer = layer_of(module)
-    for name in imports(file):
-        if layer not in KNOW_HTTP:
-            assert name.split(".")[0] not in HTTP, f"{name}: only routes, web, ui and app import it"
-        if name.startswith("service."):
-            other = LAYERS_OF_SERVICE.index(layer_of(name))
-            assert other <= LAYERS_OF_SERVICE.index(layer), f"{name} is above {file}"
+def test_modules_of_the_service_import_only_lower_layers() -> None:
+    wrong = []
+    for file in python_files(SERVICE):
+        module = ".".join(file.relative_to(SERVICE.parent).with_suffix("").parts)
+        if module == "service.__init__":
+            continue
+        layer = layer_of(module)
+        lower = LAYERS_OF_SERVICE[: LAYERS_OF_SERVICE.index(layer) + 1]
+        for name in imports(file):
+            if name.startswith("service.") and layer_of(name) not in lower:
+                wrong.append(f"{module}: {name}")
+            if name.split(".")[0] in HTTP and layer not in KNOW_HTTP:
+                wrong.append(f"{module}: {name}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_worker_knows_nothing_of_http() -> None:
