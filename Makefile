@@ -56,9 +56,8 @@ notebooks: setup ## what the notebooks of docs/ show, half a minute
 chaos: setup ## processes killed, servers restarted and disks filled at random, for hours; SHORT=1: in minutes
 	$(BIN)/python -m tests.chaos $(if $(SHORT),--short) $(PARTS)
 
-fuzz: setup ## bad requests and the OpenAPI document's own, to a real process; REQUESTS=100000
-	$(BIN)/python -m tests.fuzz.contract
-	$(BIN)/python -m tests.fuzz --requests $(or $(REQUESTS),100000)
+fuzz: setup ## requests by the OpenAPI document, good and bad, to a real process; EXAMPLES=50 of each route
+	$(BIN)/python -m tests.fuzz --examples $(or $(EXAMPLES),50)
 
 bench: setup ## the performance claims, each a ratio within one run
 	$(BIN)/python -m benchmarks
