@@ -71,5 +71,7 @@ bench-gpu: setup ## what must hold on a GPU, and how fast it is: two stages of s
 calibration: setup ## estimates against their truth, a thousand seeds each: bias and errors
 	$(BIN)/python -m benchmarks.calibration
 
-mutants: setup ## small changes that tests must notice; ONLY=service/accounts/users.py, ONE_IN=20: a part
-	$(BIN)/python -m tests.mutants $(if $(ONE_IN),--one-in $(ONE_IN)) $(ONLY)
+mutants: setup ## small changes that tests must notice; ONLY='service.records.*' TESTS=tests/service/records: a part
+	PYTEST_ADDOPTS="-o 'testpaths=$(or $(TESTS),tests/mptcore tests/service tests/worker tests/mptlab)'" \
+		$(BIN)/mutmut run $(if $(ONLY),'$(ONLY)')
+	$(BIN)/mutmut results | sed '/: not checked$$/d'

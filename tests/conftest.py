@@ -129,11 +129,9 @@ def either(request: pytest.FixtureRequest) -> Iterator[Database]:
 
 @pytest.fixture(scope="session")
 def prepared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store to copy. Where a session is one of very many, they share it (MPT_TEST_STORE)."""
-    kept = os.environ.get("MPT_TEST_STORE")
-    store = Path(kept) if kept else tmp_path_factory.mktemp("prepared") / "store"
-    if not store.exists():
-        prepare(Settings(store=store, database_url=None))
+    """A store to copy."""
+    store = tmp_path_factory.mktemp("prepared") / "store"
+    prepare(Settings(store=store, database_url=None))
     return store
 
 
