@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from http import HTTPStatus
+from importlib.metadata import version
 
 from mptcore.specs import MAX_PROBLEMS, Problem, SpecError
 
@@ -9,6 +10,9 @@ MAX_DETAIL = 2000
 """Maximum number of characters of an answer's `detail`."""
 MAX_ITEM_DETAIL = 1000
 """Maximum number of characters of the `detail` of one of its errors."""
+
+THIS_VERSION = f"MPT Lab {version('mptlab-server')}"
+"""It is named where a client of another version may ask for what this version does not have."""
 
 
 class ApiError(Exception):

@@ -20,7 +20,15 @@ from mptcore.specs.parsing.problems import spec_error
 from mptcore.specs.parsing.sentences import sentence
 from service.db.errors import DISK_FULL, TRANSIENT_DB_ERRORS, write_trouble
 from service.db.revisions import NotMigrated
-from service.refusals import MAX_ITEM_DETAIL, ApiError, cut, disk_full, invalid, unavailable
+from service.refusals import (
+    MAX_ITEM_DETAIL,
+    THIS_VERSION,
+    ApiError,
+    cut,
+    disk_full,
+    invalid,
+    unavailable,
+)
 from service.schemas import ResponseModel
 
 log = logging.getLogger(__name__)
@@ -43,7 +51,7 @@ MAX_SIMILAR_PATH = 100
 MIN_ID = 20
 """Minimum length of a part of an unknown path that counts as an id. Comparing long parts would take
 10 ms on the event loop, without a key."""
-NO_PATH = "there is no such path: {near}/openapi.json lists them all"
+NO_PATH = f"{THIS_VERSION} has no such path: {{near}}/openapi.json lists them all"
 
 
 class ErrorItem(ResponseModel):

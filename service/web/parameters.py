@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 
 from mptcore.specs import Problem
 from mptcore.specs.parsing.suggestions import meant
-from service.refusals import invalid
+from service.refusals import THIS_VERSION, invalid
 
 MAX_PARAMETERS = 200
 """Maximum number of query parameters of a request."""
@@ -66,7 +66,7 @@ class QueryParameters:
 def _not_known(key: str, named: Collection[str], is_helped: bool) -> str:
     known = f"the parameters are {', '.join(sorted(named))}" if named else "there are none"
     suggestion = meant(key, named) if is_helped else ""
-    return f"not a query parameter of this route: {suggestion}{known}"
+    return f"not a query parameter of this route in {THIS_VERSION}: {suggestion}{known}"
 
 
 def _named(dependant: Dependant) -> dict[str, bool]:
