@@ -29,7 +29,7 @@ DIGITS: dict[str, Any] = {
 }
 FEW_STEP_MASKS = {"schedule": "fixed", "rate": 0.33, "per_size": 2}
 
-FEW = {"source": "ppca", "n": 20, "dim": 64, "latent_dim": 2, "noise_precision": 2.0}
+FEW = {"source": "ppca", "n": 20, "dim": 12, "latent_dim": 2, "noise_precision": 2.0}
 
 
 def binary(device: torch.device) -> Tensor:
@@ -100,7 +100,10 @@ class SampledContract(ModelContract):
         likelihood = {"distribution": "gaussian", "noise_precision": 3.0}
         network = {"layers": "dense", "widths": [5]}
         model = {"family": "vae", "latent_dim": 2, "likelihood": likelihood, "network": network}
-        evaluate = {**DIGITS["evaluate"], "lml": {"method": "iwae", "samples": 2, "steps": 2}}
+        evaluate = {
+            "masks": {"schedule": "sizes", "sizes": [3, 9], "per_size": 2},
+            "lml": {"method": "iwae", "samples": 2, "steps": 2},
+        }
         conditionals = self.conditionals.model_dump()
         model = {**model, "conditionals": conditionals}
         return spec_of({**DIGITS, "data": FEW, "model": model, "evaluate": evaluate})

@@ -25,7 +25,7 @@ from mptcore.runtime.session import Session
 from mptcore.specs import VaeExperiment
 from mptcore.specs.families.vae.models import Objective
 from tests.support.runs import records, spec_of, std_err_of, value_of
-from tests.support.vae_specs import DEEP, LINEAR, changed
+from tests.support.vae_specs import DEEP, LINEAR, changed, deep_vae
 
 
 def ran(value: dict[str, Any]) -> list[Record]:
@@ -114,9 +114,14 @@ FEW: dict[str, Any] = {
     "data": {"source": "ppca", "n": 60, "dim": 64, "latent_dim": 2, "noise_precision": 2.0,
              "heldout": 0.3},
 }  # fmt: skip
+SMALL: dict[str, Any] = {
+    **FEW,
+    "data": {**FEW["data"], "n": 20, "dim": 16},
+    "model": deep_vae(latent_dim=2, width=8, draws=4, rounds=3),
+}
 RESUMED = {
     "grid": {
-        **LINEAR,
+        **changed(LINEAR, "model/conditionals/nodes", 6),
         "data": {**LINEAR["data"], "heldout": 0.5},
         "train": {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 300, "curve_at": [2],
                   "lml_samples": 4},
@@ -124,18 +129,18 @@ RESUMED = {
         "seeds": [1, 2],
     },
     "deep": {
-        **FEW,
-        "train": {"objective": ["mpt"], "epochs": 5, "batch_size": 20, "curve_at": [2],
+        **SMALL,
+        "train": {"objective": ["mpt"], "epochs": 5, "batch_size": 6, "curve_at": [2],
                   "lml_samples": 4},
-        "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 2},
+        "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 12], "per_size": 2},
                      "lml": {"method": "iwae", "samples": 8, "steps": 1},
                      "ais": {"temperatures": 4, "observations": 5}},
     },
     "sampled scores": {
-        **FEW,
-        "model": {**DEEP["model"], "conditionals": {
+        **SMALL,
+        "model": {**SMALL["model"], "conditionals": {
             "method": "importance", "draws": 4, "steps": 1}},
-        "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 30, 50], "per_size": 2},
+        "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 8, 12], "per_size": 2},
                      "lml": {"method": "iwae", "samples": 2, "steps": 1}},
     },
 }  # fmt: skip
@@ -389,9 +394,9 @@ def test_repeated_scores_of_a_mask_estimate_the_error_of_the_draws() -> None:
 
 
 def test_recording_does_not_change_training() -> None:
-    train = {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 20, "lml_samples": 4}
+    train = {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 6, "lml_samples": 4}
     evaluate = {**DEEP["evaluate"], "lml": {"method": "iwae", "samples": 4, "steps": 1}}
-    quick = {**FEW, "evaluate": evaluate}
+    quick = {**SMALL, "evaluate": evaluate}
     often, seldom = (
         ran({**quick, "train": {**train, "evaluate_every": every}}) for every in (1, 4)
     )
