@@ -5,17 +5,19 @@ five. From its `main` on, a fork does what a fresh process does; a worker's warm
 the worker.
 """
 
+import ctypes
 import multiprocessing
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from multiprocessing.context import ForkProcess, ForkServerProcess
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import psutil
 
@@ -53,6 +55,41 @@ def fork(command: Sequence[str], environment: dict[str, str], log: Path) -> Fork
     process = CONTEXT.Process(target=_run, args=(command, environment, log))
     process.start()
     return Forked(process)
+
+
+class Output(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+def run_code(code: str, folder: Path, environment: Mapping[str, str]) -> Output:
+    """Run code in a fork that has imported torch and numba, with a folder as the first place of its
+    modules. It respects the modes of files, also as root."""
+    with tempfile.TemporaryDirectory() as output:
+        files = [Path(output, name) for name in Output._fields]
+        process = CONTEXT.Process(target=_run_code, args=(code, folder, environment, files))
+        process.start()
+        process.join()
+        texts = Output(*(file.read_text() for file in files))
+        assert process.exitcode == 0, texts.stderr
+    return texts
+
+
+def _run_code(
+    code: str, folder: Path, environment: Mapping[str, str], files: Sequence[Path]
+) -> None:
+    for number, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    if sys.platform == "linux":
+        pr_capbset_drop, cap_dac_override = 24, 1
+        ctypes.CDLL(None).prctl(pr_capbset_drop, cap_dac_override)
+    exec(code, {"__name__": "__main__"})
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def _run(command: Sequence[str], environment: dict[str, str], log: Path) -> None:

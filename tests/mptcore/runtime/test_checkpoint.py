@@ -2,7 +2,6 @@
 
 import io
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,15 +10,17 @@ from typing import Any
 import pytest
 
 from mptcore import __main__, run
-from mptcore.protocol.exit_codes import INVALID
+from mptcore.protocol.exit_codes import INVALID, STOPPED
 from mptcore.protocol.orders import Assignment
 from mptcore.runtime import checkpoint
 from mptcore.runtime.checkpoint import files, first_whole
 from mptcore.runtime.runner import SpecRunner
 from tests.support.pretended_gpu import pretended_gpu
 from tests.support.runs import records, spec_of
+from tests.support.stub import all_records
+from tests.support.warm import warm_parent
+from worker.runner import Runner
 
-ROOT = Path(__file__).parents[3]
 BASE: dict[str, Any] = {
     "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "random"},
     "data": {"source": "ppca", "n": 30, "dim": 6, "latent_dim": 2, "noise_precision": 5.0},
@@ -118,50 +119,28 @@ def test_a_checkpoint_of_an_earlier_version_is_not_used(
     assert first_whole(spec, files(tmp_path)) is None
 
 
-def start(envelope: dict[str, Any]) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mptcore", "--supervised"],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(envelope).encode() + b"\n")
-    process.stdin.flush()
-    return process
-
-
-def rest_of(process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
-    assert process.stdout is not None
-    lines = [json.loads(line) for line in process.stdout]
-    lines = [line for line in lines if line["record"] not in ("ready", "environment")]
-    process.stdout.close()
-    return lines
-
-
-def test_a_stopped_run_is_resumed_by_another_supervisor(tmp_path: Path) -> None:
+def test_a_stopped_run_is_resumed_by_another_process(tmp_path: Path) -> None:
     spec = {**BASE, "train": {"epochs": 400}, "seeds": [4]}
     envelope = {"spec": spec, "checkpoint_dir": str(tmp_path / "c"), "work_dir": str(tmp_path)}
-    process = start(envelope)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    assert json.loads(process.stdout.readline()) == {"seq": None, "record": "ready"}
-    first = [json.loads(process.stdout.readline()) for _ in range(50)]
-    process.stdin.write(b'{"committed": 20}\n{"stop": "checkpoint"}\n')
-    process.stdin.flush()
-    first += rest_of(process)
-    assert process.wait(timeout=60) == 3
-    process.stdin.close()
+    runner = Runner(warm_parent().fork)
+    runner.start(envelope)
+    first: list[dict[str, Any]] = []
+    while len(first) < 50:
+        runner.wait(0.1)
+        first += iter(runner.next_record, None)
+    runner.request_stop()
+    first += all_records(runner)
+    assert runner.kill() == STOPPED == 3
+    first = [record for record in first if record["record"] != "environment"]
     *first, last, snapshot, saved = first
     assert snapshot == {"seq": None, "record": "snapshot", "after": last["seq"]}
     assert (saved["seq"], saved["record"]) == (None, "checkpoint")
     assert saved["after"] == last["seq"] < 1200
+    again = Runner(warm_parent().fork)
     resume = {"files": [str(tmp_path / "c" / saved["file"])], "after": saved["after"]}
-    again = start({**envelope, "resume": resume})
-    *second, end = rest_of(again)
-    assert again.wait(timeout=60) == 0
-    assert again.stdin is not None
-    again.stdin.close()
+    again.start({**envelope, "resume": resume})
+    *second, end = all_records(again)
+    assert again.kill() == 0
     joined = [record for record in [*first, last, *second] if record["seq"] is not None]
     assert [record["seq"] for record in joined] == list(range(1, len(joined) + 1))
     undisturbed = records(spec_of(spec), tmp_path / "undisturbed")

@@ -1,6 +1,5 @@
 """Compiled code is kept, found again, and safe to fork from."""
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from mptcore.runtime.compiled import together
+from tests.support.forks import run_code
 
 REPOSITORY = Path(__file__).parents[3]
 LOOPS = """
@@ -42,27 +42,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     tmp_path.chmod(0o755)
 
 
-def run_python(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that must respect the modes of files, also as root."""
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{folder}:{REPOSITORY}", **environment},
-        preexec_fn=_respect_modes,
-    )
-
-
-def _respect_modes() -> None:
-    pr_capbset_drop, cap_dac_override = 24, 1
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(pr_capbset_drop, cap_dac_override)
-
-
 def compiled_by_its_owner(folder: Path) -> None:
-    first = run_python(USE, folder)
+    first = run_code(USE, folder, {})
     assert first.stdout.split() == ["1"]
     assert "compiling" in first.stderr
     (folder / "__pycache__").chmod(0o555)
@@ -71,28 +52,51 @@ def compiled_by_its_owner(folder: Path) -> None:
 
 def test_compiled_code_is_read_from_a_folder_that_cannot_be_written(folder: Path) -> None:
     compiled_by_its_owner(folder)
-    second = run_python(USE, folder)
+    second = run_code(USE, folder, {})
     assert second.stdout.split() == ["1", "0"]
     assert second.stderr == ""
 
 
 def test_a_folder_that_cannot_be_written_and_no_home_do_not_stop_a_run(folder: Path) -> None:
     folder.chmod(0o555)
-    found = run_python(USE, folder, HOME="/dev/null", XDG_CACHE_HOME="/dev/null")
+    nowhere = {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null"}
+    found = run_code(USE, folder, nowhere)
     assert found.stdout.split() == ["1"]
 
 
-def test_a_process_without_numba_computes_by_torch(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def fresh() -> list[str]:
+    """The kernels of a fresh process, first as if without numba, and its number of threads."""
     code = """
+import os
 import sys
-import time
 sys.modules["numba"] = None
 from mptcore.run import KERNELS, load_kernels
 from mptcore.runtime.compiled import kernels
 load_kernels()
-print(*map(kernels, KERNELS))
+print({*map(kernels, KERNELS)})
+del sys.modules["numba"]
+kernels.cache_clear()
+load_kernels()
+print(None in map(kernels, KERNELS))
+print(len(os.listdir("/proc/self/task")))
 """
-    assert {*run_python(code, folder).stdout.split()} == {"None"}
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY,
+        env=environment,
+    )  # fmt: skip
+    return done.stdout.split()
+
+
+def test_a_process_without_numba_computes_by_torch(fresh: list[str]) -> None:
+    assert fresh[0] == "{None}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_loading_the_kernels_starts_no_thread(fresh: list[str]) -> None:
+    """The warm parent forks afterwards."""
+    assert fresh[1:] == ["False", "1"]
 
 
 def test_all_modules_are_compiled_in_other_processes(folder: Path) -> None:
@@ -104,23 +108,11 @@ run.KERNELS = "loops", "more"
 run.compile_kernels()
 print("loops" in sys.modules, "more" in sys.modules)
 """
-    found = run_python(code, folder)
+    found = run_code(code, folder, {})
     assert found.stdout.split() == ["False", "False"]
     assert found.stderr.count("compiling") == 2
     kept = {file.name.partition(".")[0] for file in (folder / "__pycache__").glob("*.nbi")}
     assert kept == {"loops", "more"}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_loading_the_kernels_starts_no_thread(folder: Path) -> None:
-    """The warm parent forks afterwards."""
-    code = """
-import os
-from mptcore.run import load_kernels
-load_kernels()
-print(len(os.listdir("/proc/self/task")))
-"""
-    assert run_python(code, folder, OPENBLAS_NUM_THREADS="1").stdout.split() == ["1"]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -154,15 +146,14 @@ if child == 0:
     os._exit(sum(found) != 200)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert run_python(code, folder).stdout.split() == ["0"]
+    assert run_code(code, folder, {}).stdout.split() == ["0"]
 
 
-@pytest.mark.slow
 def test_code_compiled_before_another_module_of_kernels_changed_is_not_used(folder: Path) -> None:
     """A kernel contains the loops that it imports."""
-    assert run_python(USE, folder).stdout.split() == ["1"]
-    assert run_python(USE, folder).stdout.split() == ["1", "0"]
+    assert run_code(USE, folder, {}).stdout.split() == ["1"]
+    assert run_code(USE, folder, {}).stdout.split() == ["1", "0"]
     later = time.time() + 60
     (folder / "other_kernels.py").touch()
     os.utime(folder / "other_kernels.py", (later, later))
-    assert run_python(USE, folder).stdout.split() == ["1"]
+    assert run_code(USE, folder, {}).stdout.split() == ["1"]
