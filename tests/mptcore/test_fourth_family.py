@@ -86,6 +86,7 @@ print(json.dumps([answer.json(), schemas, pages()["spec-fields.md"]]))
 """
 
 
+@pytest.mark.slow
 def test_the_service_and_the_docs_describe_the_toy_family(tree: Path, settings: Settings) -> None:
     spec = {**SPEC, "data": {"source": "digits", "binarize": "threshold"},
             "evaluate": {}}  # fmt: skip

@@ -88,25 +88,23 @@ def test_no_run_starts_without_time_for_a_checkpoint(running: Lab, client: Clien
     assert client.get(submitted)["attempt"] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_notice_before_it_is_ready(lab: Settings, number: signal.Signals) -> None:
+def test_a_notice_before_it_is_ready(lab: Settings) -> None:
     """While torch is imported, as it is in a fresh process."""
     alone = Lab(lab, lab.store / "lab.log")
     node = worker(alone, 3600)
     try:
         wait_until(lambda: len(node.children()) > 0, what="its warm parent")
-        node.send_signal(number)
+        node.send_signal(signal.SIGUSR1)
         assert node.wait(timeout=150) == 0
     finally:
         alone.stop()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_notice_hands_back(running: Lab, client: Client, number: signal.Signals) -> None:
+def test_a_notice_hands_back(running: Lab, client: Client) -> None:
     submitted = client.submit(LONG)["id"]
     node = worker(running, 3600)
     wait_until(lambda: bool(client.get(submitted)["progress"]), 300, "progress")
-    node.send_signal(number)
+    node.send_signal(signal.SIGUSR1)
     assert node.wait(timeout=300) == 0
     handed_back = client.get(submitted)
     assert (handed_back["status"], handed_back["attempt"]) == ("queued", 1)

@@ -6,14 +6,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
 import pytest
 
+from tests.support import runs
+from tests.support.forks import SharedWarmParent
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
+from tests.support.runs import spec_of
 from tests.support.stub import all_records
 from tests.support.undisturbed import undisturbed_records
 from worker import children
@@ -45,12 +50,8 @@ def forked(warm: WarmParent) -> Runner:
     return runner
 
 
-def test_a_child_gives_the_records_of_the_filter(warm: WarmParent) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mptcore"], input=json.dumps(SPEC).encode(), capture_output=True,
-        check=True,
-    )  # fmt: skip
-    undisturbed = [line for line in map(json.loads, done.stdout.splitlines()) if line["seq"]]
+def test_a_child_gives_the_records_of_the_filter(warm: WarmParent, tmp_path: Path) -> None:
+    undisturbed = [json.loads(line) for line in runs.records(spec_of(SPEC), tmp_path)]
     for _ in range(2):
         runner = Runner(warm.fork)
         runner.start({"spec": SPEC})
@@ -60,19 +61,23 @@ def test_a_child_gives_the_records_of_the_filter(warm: WarmParent) -> None:
 
 @pytest.mark.parametrize("start", ["forked", "spawned"])
 def test_exit_status_and_stderr(warm: WarmParent, start: str) -> None:
-    for line, status in (({"spec": {}}, 2), ({"spec": LONG}, -signal.SIGTERM)):
-        runner = Runner(warm.fork if start == "forked" else Spawned)
-        runner.start(line)
-        if status == 2:
-            assert records(runner) == []
-            assert "/model: this field is required" in runner.stderr
-        else:
-            while runner.next_record() is None:
-                runner.wait(0.1)
-            runner.signal(signal.SIGTERM)
-            records(runner)
-        assert not runner.alive
-        assert runner.kill() == status
+    runner = Runner(warm.fork if start == "forked" else Spawned)
+    runner.start({"spec": {}})
+    assert records(runner) == []
+    assert "/model: this field is required" in runner.stderr
+    assert not runner.alive
+    assert runner.kill() == 2
+
+
+def test_a_child_is_ended_by_a_signal(warm: WarmParent) -> None:
+    runner = Runner(warm.fork)
+    runner.start({"spec": LONG})
+    while runner.next_record() is None:
+        runner.wait(0.1)
+    runner.signal(signal.SIGTERM)
+    records(runner)
+    assert not runner.alive
+    assert runner.kill() == -signal.SIGTERM
 
 
 def test_a_crashed_child_exits_with_status_1_and_a_traceback(warm: WarmParent) -> None:
@@ -118,18 +123,21 @@ def test_a_killed_child_is_gone(warm: WarmParent) -> None:
 
 
 def test_a_child_is_killed_before_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parent still imports torch."""
+    """The parent does not read its requests yet, as while it imports torch."""
     monkeypatch.setattr(children, "CLOSE_S", 60.0)
-    parent = WarmParent()
+    parent = SharedWarmParent()
+    process = psutil.Process(parent._process.pid)
+    process.suspend()
     runner = Runner(parent.fork)
+    threading.Timer(0.2, process.resume).start()
     assert runner.kill() == -signal.SIGKILL
     after = Runner(parent.fork)
     after.start({"spec": SPEC})
     assert records(after) == undisturbed_records(SPEC)
     assert after.kill() == 0
-    forks = psutil.Process(parent._process.pid).children()
+    forks = process.children()
     wait_until(lambda: not any(fork.is_running() for fork in forks))
-    parent.close()
+    process.kill()
 
 
 @pytest.mark.parametrize(("transformers", "given"), [(False, None), (True, None), (False, "3")])
@@ -186,7 +194,7 @@ def test_a_worker_that_is_gone_receives_nothing() -> None:
 
 
 def test_runners_are_lost_if_the_parent_dies() -> None:
-    parent = WarmParent()
+    parent = SharedWarmParent()
     runner = forked(parent)
     child = psutil.Process(runner.child.pid)
     runner.start({"spec": LONG})
@@ -195,7 +203,6 @@ def test_runners_are_lost_if_the_parent_dies() -> None:
     assert runner.kill() == GONE
     wait_until(lambda: not child.is_running())
     assert not parent.alive
-    parent.close()
 
 
 def test_a_parent_that_is_ending_counts_as_ended() -> None:

@@ -1,7 +1,5 @@
 """Errors that a long-lived loop survives, and errors that end its process."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +16,7 @@ from service.settings import Settings
 from service.workers.models import Worker
 from tests.service.db.test_engine import read_only
 from tests.support import stored
+from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import environment, wait_until
 from worker.controller import Controller
@@ -71,12 +70,8 @@ def test_presence_survives_a_failover(lab: Settings, database: Database) -> None
 
 def test_a_part_that_fails_ends_its_process(settings: Settings) -> None:
     """Run a real worker whose messenger, a thread beside the main loop, finds no deliveries."""
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "worker", "cpu", "--local"],
-        env={**environment(settings), "MPT_WARM_PARENT": "false"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    log = settings.store / "log"
+    worker = fork(["-m", "worker", "cpu", "--local"], environment(settings), log)
     with closing(Database(settings.url)) as database:
 
         def is_known() -> bool:
@@ -86,7 +81,7 @@ def test_a_part_that_fails_ends_its_process(settings: Settings) -> None:
         wait_until(is_known)
         with database.transaction() as session:
             session.execute(text("DROP TABLE deliveries"))  # the main loop does not use it
-    _, said = worker.communicate(timeout=240)
-    assert worker.returncode == 1
+    assert worker.wait(240) == 1
+    said = log.read_text()
     assert "a part of this process failed" in said
     assert "NotMigrated" in said

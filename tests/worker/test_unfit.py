@@ -14,6 +14,7 @@ import pytest
 from service.db.engine import Database
 from service.queue import lease
 from service.settings import Settings
+from tests.support.forks import SharedWarmParent
 from tests.support.starting import run_next
 from tests.support.stub import all_records, started
 from tests.worker.test_endings import claimed, load
@@ -71,13 +72,13 @@ def test_a_frozen_parent_does_not_block_its_slot(
 ) -> None:
     monkeypatch.setattr(children, "CLOSE_S", 0.3)
     monkeypatch.setattr(supervisor, "UNHEARD_S", 0.3)
-    parent = WarmParent()
+    parent = SharedWarmParent()
     assert parent.wait_until_ready(lambda: False)
     os.kill(parent._process.pid, signal.SIGSTOP)
     claim = claimed(database, compute__max_runtime_s=1)
     ended = Supervision(database, settings, claim, Runner(parent.fork)).run(lambda: False)
     assert (ended, load(database, claim).failure_kind) == ("failed", "timeout")
-    parent.close()
+    assert not parent.alive
 
 
 def test_an_unregistered_pipe_gets_no_event_in_the_same_round() -> None:

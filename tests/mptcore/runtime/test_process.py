@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from mptcore.runtime import process
+from tests.support.forks import run_code
 
 LARGE_TEMPORARIES = """
 import resource
@@ -35,12 +35,10 @@ print(faults() - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
-def test_memory_of_large_temporaries_is_reused() -> None:
+def test_memory_of_large_temporaries_is_reused(tmp_path: Path) -> None:
     """Measured after a few temporaries. A new page from the kernel is a fault: 4 KiB, or 2 MiB for
     large pages."""
-    command = [sys.executable, "-c", LARGE_TEMPORARIES]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 100
+    assert int(run_code(LARGE_TEMPORARIES, tmp_path, {}).stdout) < 100
 
 
 @pytest.fixture

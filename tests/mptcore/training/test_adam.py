@@ -1,8 +1,8 @@
 """Training does not import torch's compiler, which takes two seconds, nor its symbolic shapes,
 which take one. Adam is torch's otherwise."""
 
-import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from torch import Tensor
 from mptcore.run import run
 from mptcore.training.adam import Adam
 from tests.mptcore.training.test_seeds_apart import FAMILIES
+from tests.support.forks import run_code
 from tests.support.runs import points, spec_of
 
 
@@ -74,8 +75,6 @@ print(small, torch.get_num_threads(), threads_after_step(2**20) - before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
-def test_a_step_of_few_parameters_starts_no_thread() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", STEPS], capture_output=True, text=True, check=True
-    )
+def test_a_step_of_few_parameters_starts_no_thread(tmp_path: Path) -> None:
+    found = run_code(STEPS, tmp_path, {})
     assert found.stdout.split() == ["0", "2", "1"]

@@ -137,15 +137,11 @@ def test_a_database_of_another_encoding_is_refused(postgresql: PostgreSQL, tmp_p
     with psycopg.connect(postgresql.address("postgres"), autocommit=True) as connection:
         connection.execute(f"{made} 'C'".encode())
     settings = Settings(store=tmp_path / "store", database_url=postgresql.url(name))
-    done = subprocess.run(
-        [sys.executable, "-m", "service.operations.prepare"],
-        env=environment(settings),
-        capture_output=True,
-        text=True,
-    )
+    said = tmp_path / "said"
+    prepared = fork(["-m", "service.operations.prepare"], environment(settings), said)
     command = f"CREATE DATABASE {name}_utf8 ENCODING 'UTF8' TEMPLATE template0"
-    assert done.returncode == 1
-    line = json.loads(done.stderr.splitlines()[-1])
+    assert prepared.wait(30) == 1
+    line = json.loads(said.read_text().splitlines()[-1])
     assert line["event"].startswith(f"the database {name!r} has the encoding SQL_ASCII")
     assert line["event"].endswith(command)
     with psycopg.connect(postgresql.address("postgres"), autocommit=True) as connection:
