@@ -78,20 +78,20 @@ ENDINGS: dict[str, tuple[dict[str, Any], DesiredState | None, str, str, str | No
 
 @pytest.mark.parametrize("how", ENDINGS)
 def test_a_run_that_writes_without_end_is_ended(
-    either: Database, settings: Settings, how: str
+    database: Database, settings: Settings, how: str
 ) -> None:
     """It ignores SIGTERM and requests, and has records pending at any time."""
     changes, desired, outcome, status, kind = ENDINGS[how]
-    claim = claimed(either, compute__max_runtime_s=1 if how == "time limit" else 60)
-    beside = threading.Thread(target=ask, args=[either, claim, desired])
+    claim = claimed(database, compute__max_runtime_s=1 if how == "time limit" else 60)
+    beside = threading.Thread(target=ask, args=[database, claim, desired])
     beside.start()
-    assert supervise(either, settings, claim, "--flood", **changes) == outcome
+    assert supervise(database, settings, claim, "--flood", **changes) == outcome
     beside.join()
-    ended = load(either, claim)
+    ended = load(database, claim)
     assert (ended.status, ended.failure_kind) == (status, kind)
     assert (ended.attempt, ended.lost) == (1, 0)
     assert ended.last_seq > 0
-    assert numbers(either, claim) == list(range(1, ended.last_seq + 1))
+    assert numbers(database, claim) == list(range(1, ended.last_seq + 1))
 
 
 def test_a_run_that_falls_silent_is_ended(database: Database, settings: Settings) -> None:

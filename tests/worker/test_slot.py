@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 from sqlalchemy import select
@@ -17,7 +18,7 @@ from service.experiments.schemas import Submission
 from service.queue import drains, lease, workers
 from service.settings import Settings
 from tests.support import stored
-from tests.support.invariants import check
+from tests.support.invariants import Record, check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import CHECKPOINT_AFTER, RECORDS
 from tests.support.starting import run_next
@@ -97,7 +98,7 @@ def test_a_queue_waits_while_the_store_is_full(
     """A reserve larger than any disk stands for a full one. No run starts, and the worker does not
     count as idle."""
     monkeypatch.setattr(Slot, "new_runner", lambda self: stub())
-    ids = [submitted(database) for _ in range(20)]
+    ids = [submitted(database) for _ in range(3)]
     full = settings.model_copy(update={"reserve_bytes": 2**60})
     slot = Slot(database, full, "w")
     slot.work(lambda: False)
@@ -146,6 +147,11 @@ def test_no_run_starts_on_a_drained_machine(
     assert (ended.status, ended.attempt) == ("succeeded", 1)
 
 
+@cache
+def undisturbed() -> list[Record]:
+    return undisturbed_records(ppca_spec(**TRAINING))
+
+
 @pytest.mark.parametrize("broken", [1, 2])
 def test_a_broken_checkpoint_is_not_used(
     database: Database, settings: Settings, broken: int
@@ -168,7 +174,7 @@ def test_a_broken_checkpoint_is_not_used(
     attempt(slot)
     slot.close()
     assert resumed_after(database, experiment_id) == [None, latest.after_seq]
-    counts = check(database, {experiment_id: undisturbed_records(ppca_spec(**TRAINING))})
+    counts = check(database, {experiment_id: undisturbed()})
     assert counts.clean, str(counts)
 
 
