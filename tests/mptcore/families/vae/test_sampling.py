@@ -137,7 +137,7 @@ def test_recursion_is_exact_with_an_exact_encoder(masks: Tensor) -> None:
     x, _ = simulated(model, N)
     draws = torch.Generator().manual_seed(11)
     found = []
-    for _ in range(20):
+    for _ in range(10):
         both = []
         for n in (50, 100):
             model.conditionals = Recursive(method="recursive", draws=n, rounds=20)
@@ -175,7 +175,7 @@ def test_the_jackknife_removes_the_bias_of_few_draws() -> None:
     x, _ = simulated(model, N)
     truth = density_of(model).log_prob(x)
     draws = torch.Generator().manual_seed(1)
-    found = [summary_of(model.log_weights(x, 16, draws)) for _ in range(400)]
+    found = [summary_of(model.log_weights(x, 16, draws)) for _ in range(200)]
     raw = torch.stack([one.log_mean for one in found]) - truth
     corrected = torch.stack([one.debiased for one in found]) - truth
     error = raw.std().item() / math.sqrt(raw.numel())
