@@ -37,10 +37,10 @@ serve: setup ## the service on this machine: API and workers, SQLite
 	$(BIN)/mpt serve
 
 test: setup ## the tests, some ten minutes on two cores
-	$(BIN)/pytest -n 3 --dist worksteal
+	$(BIN)/pytest -n 3 --dist worksteal --durations=20
 
 slow: setup ## the tests that take long: kills at random, outages, real checkpoints, notebooks; five minutes
-	$(BIN)/pytest -n 3 --dist worksteal -m slow
+	$(BIN)/pytest -n 3 --dist worksteal --durations=20 -m slow
 
 lint: setup ## ruff and mypy --strict
 	$(BIN)/ruff check .
