@@ -6,6 +6,7 @@ import time
 import psutil
 import pytest
 
+from mptlab import Client
 from service.experiments.models import Queue
 from service.settings import Settings
 from tests.support.ppca_spec import ppca_spec
@@ -49,7 +50,18 @@ def test_from_submission_to_curves_and_cancel_pause_resume(lab: Settings) -> Non
         client.cancel(again["id"])
 
 
-def test_a_stopped_node_hands_back_its_run(lab: Settings) -> None:
+def wait_for_attempt(client: Client, experiment_id: str, number: int) -> None:
+    wait_until(lambda: client.get(experiment_id)["attempt"] == number, what=f"attempt {number}")
+
+
+def child_of(process: psutil.Process) -> psutil.Process:
+    wait_until(lambda: len(process.children()) == 1, what="a single child")
+    return process.children()[0]
+
+
+def test_a_run_outlives_every_process_that_computes_it(lab: Settings) -> None:
+    """Its node is stopped and hands it back; then its runner, the warm parent and the node are
+    killed. The storm kills the controller and the API too."""
     with lab_processes(lab) as running, running.client() as client:
         submitted = client.submit(MEDIUM, cache=False)["id"]
         began(running, submitted)
@@ -60,9 +72,19 @@ def test_a_stopped_node_hands_back_its_run(lab: Settings) -> None:
         assert not alive
         assert client.get(submitted)["status"] == "queued"
         assert client.workers() == []
+        node = running.start("worker0", "worker", "cpu")
+        wait_for_attempt(client, submitted, 2)
+        child_of(child_of(node)).kill()
+        wait_for_attempt(client, submitted, 3)
+        child_of(node).kill()
+        wait_for_attempt(client, submitted, 4)
+        node.kill()
+        node.wait()
         running.start("worker0", "worker", "cpu")
-        ended = client.wait(submitted, timeout_s=60)
-        assert (ended["status"], ended["attempt"]) == ("succeeded", 2)
+        ended = client.wait(submitted, timeout_s=90)
+        assert (ended["status"], ended["attempt"]) == ("succeeded", 5)
+        (series,) = client.curves(submitted, "score")
+        assert series["x"] == list(range(1, 61))
 
 
 @pytest.mark.slow
@@ -111,28 +133,6 @@ def test_database_outage_during_a_run(lab: Settings, postgresql: PostgreSQL) -> 
         assert series["x"] == list(range(1, 61))
 
 
-@pytest.mark.parametrize("victim", ["node", "warm parent", "runner"])
-def test_killed(lab: Settings, victim: str) -> None:
-    """The storm kills the controller and the API too."""
-    with lab_processes(lab) as running, running.client() as client:
-        submitted = client.submit(MEDIUM, cache=False)["id"]
-        began(running, submitted)
-        process: psutil.Process = running.processes["worker0"]
-        if victim != "node":
-            (process,) = process.children()
-        if victim == "runner":
-            (process,) = process.children()
-        process.kill()
-        if victim == "node":
-            process.wait()
-            running.start("worker0", "worker", "cpu")
-        ended = client.wait(submitted, timeout_s=90)
-        assert ended["status"] == "succeeded"
-        assert ended["attempt"] == 2
-        (series,) = client.curves(submitted, "score")
-        assert series["x"] == list(range(1, 61))
-
-
 @pytest.mark.slow
 def test_a_node_frozen_past_its_lease_writes_nothing(lab: Settings) -> None:
     with lab_processes(lab, workers=2) as running, running.client() as client:
@@ -152,7 +152,10 @@ def test_a_node_frozen_past_its_lease_writes_nothing(lab: Settings) -> None:
         assert frozen.is_running()
 
 
-def test_tickets_beyond_need_start_no_run_twice(lab: Settings) -> None:
+def test_runs_start_once_with_tickets_beyond_need_and_without_any(
+    lab: Settings, redis: Redis
+) -> None:
+    """Without a controller no ticket comes, and idle workers look by themselves."""
     with lab_processes(lab, workers=2) as running, running.client() as client:
         wait_until(lambda: len(client.workers()) == 2, what="the workers")
         celery = make_celery(lab)
@@ -163,14 +166,9 @@ def test_tickets_beyond_need_start_no_run_twice(lab: Settings) -> None:
         for experiment_id in ids:
             ended = client.wait(experiment_id, timeout_s=60)
             assert (ended["status"], ended["attempt"]) == ("succeeded", 1)
-
-
-def test_runs_start_without_a_controller(lab: Settings) -> None:
-    """No ticket comes: idle workers look by themselves."""
-    with lab_processes(lab) as running, running.client() as client:
-        wait_until(lambda: bool(client.workers()), what="a worker")
         running.processes["controller"].kill()
         running.processes["controller"].wait()
+        redis.flush()
         submitted = client.submit(ppca_spec(), cache=False)["id"]
         assert client.wait(submitted, timeout_s=60)["status"] == "succeeded"
 

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select
 
 from service.db.engine import Database
-from service.experiments.models import DesiredState, Event, Experiment
+from service.experiments.models import Event, Experiment
 from service.experiments.schemas import Submission
 from service.queue import drains, states
 from service.records import results
@@ -64,7 +64,7 @@ def wait_for(
 
 
 def test_a_killed_worker_resumes_its_run(database: Database, settings: Settings) -> None:
-    experiment_id = submit(database, data__dim=60, evaluate__masks__per_size=40_000)
+    experiment_id = submit(database, data__dim=60, evaluate__masks__per_size=25_000)
     with local_worker(settings) as worker:
         wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
         family = [worker, *worker.children(recursive=True)]
@@ -81,22 +81,7 @@ def test_a_killed_worker_resumes_its_run(database: Database, settings: Settings)
     assert names == ["lml", "mpt", "difference"]
 
 
-def test_cancel_ends_a_run_within_5_s(database: Database, settings: Settings) -> None:
-    experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=200_000)
-    with local_worker(settings):
-        wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
-        began = time.monotonic()
-        with database.transaction() as session:
-            states.request(session, experiment_id, DesiredState.CANCEL)
-        ended = wait_for(database, experiment_id, lambda e: states.is_terminal(e.status))
-        assert time.monotonic() - began < 5
-        assert ended.status == "cancelled"
-        after = submit(database)
-        assert (
-            wait_for(database, after, lambda e: states.is_terminal(e.status)).status == "succeeded"
-        )
-
-
+@pytest.mark.slow
 def test_a_stopped_worker_hands_back_its_run(database: Database, settings: Settings) -> None:
     experiment_id = submit(database, data__dim=150, evaluate__masks__per_size=200_000)
     with local_worker(settings, start_fresh) as worker:
@@ -115,7 +100,7 @@ def test_a_drained_machine_hands_its_run_back_to_another(
 ) -> None:
     """It continues from a checkpoint, and no attempt is lost. The worker of the drained machine
     stays alive, and starts no run before the end of the drain."""
-    experiment_id = submit(database, data__dim=60, evaluate__masks__per_size=40_000)
+    experiment_id = submit(database, data__dim=60, evaluate__masks__per_size=25_000)
     with local_worker(settings, host="first"):
         began = wait_for(database, experiment_id, lambda e: (e.progress_done or 0) > 0)
         assert (began.worker or "").startswith("first:")
