@@ -178,6 +178,7 @@ def test_the_readme_runs(home: tuple[Path, int]) -> None:
         assert (folder / figure).read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.slow
 def test_the_page_of_the_client_runs(home: tuple[Path, int]) -> None:
     folder, port = home
     by_python, of_sweep, by_asyncio, by_stream, _, by_command = typed(
@@ -204,6 +205,7 @@ mpt submit why.json --set compute.device=cuda
 """
 
 
+@pytest.mark.slow
 def test_the_page_to_find_out_why_runs(home: tuple[Path, int]) -> None:
     folder, port = home
     waiting = printed("sh", SUBMIT, folder, port).strip()
@@ -239,6 +241,7 @@ def test_the_sql_to_find_out_why_works(either: Database) -> None:
 END = "=== the end of a block ==="
 
 
+@pytest.mark.slow
 def test_the_recipes_of_the_api_print_what_they_show(home: tuple[Path, int]) -> None:
     """Run the curl recipes first, because the Python recipes read their files."""
     assert unlike(home, "sh") == []
