@@ -65,7 +65,7 @@ def test_resumed_records_are_those_of_an_undisturbed_run(name: str, tmp_path: Pa
     spec = spec_of(SPECS[name])
     whole = records(spec, tmp_path / "whole")
     assert whole == records(spec, tmp_path / "again")
-    for i, stop_after in enumerate(range(1, len(whole), max(1, len(whole) // 6))):
+    for i, stop_after in enumerate(range(1, len(whole), max(1, len(whole) // 3))):
         folder = tmp_path / str(i)
         first = records(spec, folder, stop_after)
         assert first + records(spec, folder) == whole
