@@ -313,6 +313,7 @@ def test_alerts_have_a_summary_and_a_severity() -> None:
 ALERT_TESTS = Path(__file__).with_name("alerts_test.yml")
 
 
+@pytest.mark.slow
 def test_alerts_fire_only_where_something_is_wrong() -> None:
     """In labs that are dead, partly dead, busy, idle, and without workers at night."""
     promtool = program("promtool")

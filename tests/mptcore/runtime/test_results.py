@@ -90,7 +90,7 @@ VAE = {
     "family": "vae", "latent_dim": 1, "network": {"layers": "dense", "widths": [4]},
     "likelihood": {"distribution": "gaussian", "noise_precision": 1e12},
 }  # fmt: skip
-MASKS = {"schedule": "fixed", "size": 6, "per_size": 12}
+MASKS = {"schedule": "fixed", "size": 6, "per_size": 2}
 
 
 @pytest.mark.parametrize(

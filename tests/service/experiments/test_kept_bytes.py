@@ -121,7 +121,7 @@ def test_small_experiments_take_little_more_of_the_database_than_is_counted(
     size = text(pages if is_file else "SELECT pg_database_size(current_database())")
     submission = Submission.model_validate({"spec": ppca_spec()})
     taken = []
-    for number in (10, 500):
+    for number in (10, 200):
         with either.transaction() as session:
             for _ in range(number):
                 stored.submit(session, 1, submission)
