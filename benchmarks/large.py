@@ -21,13 +21,14 @@ from service.app import create_app
 from service.db.engine import Database
 from service.events.changes import Changes
 from service.experiments import deletion
-from service.experiments.models import Queue, Status
+from service.experiments.models import Queue
 from service.operations import retention
 from service.queue import claims, clock, lease, ledger, quota, sizes, worker_samples, workers
 from service.queue.memory import learned_ratio
 from service.records.recording import Batch, record
 from service.settings import Settings
 from service.sweeps.models import Sweep, SweepPoint
+from service.vocabulary import Status
 from service.webhooks import store as webhooks
 from tests.support.records import point
 

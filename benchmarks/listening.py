@@ -16,10 +16,10 @@ from sqlalchemy import update
 
 from benchmarks.figures import Figure
 from service.db.engine import Database
-from service.db.visibility import Visibility
 from service.events.poller import MAX_USER_STREAMS
 from service.experiments.models import Experiment
 from service.settings import Settings
+from service.vocabulary import Visibility
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab

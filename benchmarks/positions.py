@@ -23,7 +23,7 @@ from sqlalchemy import select, update
 
 from benchmarks.figures import percentile
 from service.db.engine import Database
-from service.experiments.models import Experiment, Queue, Status
+from service.experiments.models import Experiment, Queue
 from service.fair_share import FairShare
 from service.operations.prepare import prepare
 from service.queue import workers
@@ -32,6 +32,7 @@ from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.shared_lab import WITHIN_S, SharedLab
 
 GIB = 2**30

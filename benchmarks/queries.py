@@ -16,10 +16,11 @@ from sqlalchemy.orm import Session
 
 from benchmarks.figures import Figure
 from service.db.engine import Database
-from service.experiments.models import Block, Experiment, Metric, Series, Status
+from service.experiments.models import Block, Experiment, Metric, Series
 from service.records.compaction import compact
 from service.records.recording import BATCH_RECORDS, Batch, record
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab

@@ -30,10 +30,11 @@ from benchmarks.modes import LONG, MODES, SMALL, running
 from mptlab import Client, serve
 from service.accounts.models import User
 from service.db.engine import Database
-from service.experiments.models import Device, Experiment, Held, Queue, Status, Usage, Wait
+from service.experiments.models import Device, Experiment, Held, Queue, Usage, Wait
 from service.queue import holds
 from service.settings import Settings
 from service.sweeps.models import Sweep
+from service.vocabulary import Status
 from tests.support.attempts import claimed
 from tests.support.processes import Lab
 from tests.support.starting import start_next

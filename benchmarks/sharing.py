@@ -16,10 +16,10 @@ import psutil
 from benchmarks.figures import Figure, percentile
 from benchmarks.listening import add_users
 from service.db.engine import Database
-from service.experiments.models import Status
 from service.queue import lease
 from service.records.recording import Batch, record
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab

@@ -23,10 +23,10 @@ import psutil
 import schemathesis
 
 from service.accounts import accounts
-from service.accounts.models import ROLE_SCOPES, Role
 from service.db.engine import Database
 from service.operations.prepare import prepare
 from service.settings import Settings
+from service.vocabulary import ROLE_SCOPES, Role
 from tests.support.processes import Lab
 
 PROGRAM = str(Path(sysconfig.get_path("scripts"), "schemathesis"))

@@ -45,7 +45,7 @@ def empty(
     """Settings of an empty database of the archive's kind, and of a store that does not exist."""
     store = tmp_path / "store"
     if (archive / "database.sqlite3").exists():
-        return Settings(store=store, database_url=None, places_for_s=0)
+        return Settings(store=store, database_url=None)
     server: PostgreSQL = request.getfixturevalue("postgresql")
     redis: Redis = request.getfixturevalue("redis")
     name = f"release_{uuid.uuid4().hex}"
@@ -53,7 +53,7 @@ def empty(
     folder = server.program("pg_restore").parent
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     url = server.url(name)
-    return Settings(store=store, database_url=url, redis_url=redis.new_url(), places_for_s=0)
+    return Settings(store=store, database_url=url, redis_url=redis.new_url())
 
 
 def run_mpt(settings: Settings, *words: str) -> None:

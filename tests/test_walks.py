@@ -17,14 +17,14 @@ import pytest
 from fastapi import Response
 from sqlalchemy import Row, update
 
-from service.accounts.models import ApiKey, Role, Scope
+from service.accounts.models import ApiKey
 from service.accounts.users import Caller
 from service.curves import routes as curve_routes
 from service.curves.formats import Answer, Format
 from service.curves.routes import Asked
 from service.db.engine import Database
 from service.experiments import routes
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.queue import lease
 from service.queue.snapshot import QueueSnapshots
@@ -33,6 +33,7 @@ from service.records.recording import Batch
 from service.settings import Settings
 from service.submission import submit
 from service.submission.idempotency import IdempotentRequest
+from service.vocabulary import Role, Scope, Status
 from tests.support.attempts import claimed, submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until

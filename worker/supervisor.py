@@ -18,7 +18,7 @@ from service.datasets.child_environment import hub_environment
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.experiments.inputs import Inputs
-from service.experiments.models import DesiredState, Queue, Status
+from service.experiments.models import Queue
 from service.experiments.references import input_files
 from service.queue import lease, rooms
 from service.queue.lease import Claim, FailureCause, LeaseLost, heartbeat
@@ -26,6 +26,7 @@ from service.queue.states import is_terminal
 from service.records.compaction import ALL, MANY_AT_END, compact
 from service.records.recording import Batch, record
 from service.settings import Settings
+from service.vocabulary import DesiredState, Status
 from worker.children import GONE
 from worker.eta import EtaEstimate
 from worker.fitness import DEVICE, DEVICE_FAILED, NO_GPU, UNFIT

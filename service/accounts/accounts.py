@@ -7,10 +7,11 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from service.accounts.keys import new_key
-from service.accounts.models import ApiKey, Role, Scope, User
+from service.accounts.models import ApiKey, User
 from service.accounts.users import store_key
 from service.db.engine import now
 from service.db.notices import notify
+from service.vocabulary import Role, Scope
 
 
 class LastAdmin(Exception):

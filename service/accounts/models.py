@@ -1,6 +1,5 @@
 """Tables of users and API keys."""
 
-from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
@@ -14,34 +13,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db.engine import Base, now
-
-
-class Role(StrEnum):
-    """Role of a user: an admin may do everything, a viewer may only read."""
-
-    ADMIN = "admin"
-    MEMBER = "member"
-    VIEWER = "viewer"
-
-
-class Scope(StrEnum):
-    """Permission of a key, within its user's role."""
-
-    READ = "read"
-    SUBMIT = "submit"
-    """Submit, retry, validate, upload, and change names, tags, visibility and the like."""
-    CANCEL = "cancel"
-    """Cancel, pause, resume, delete; revoke your own keys."""
-    ADMIN = "admin"
-    """Users, everyone's keys, the audit log; and all of the above on everyone's objects."""
-    METRICS = "metrics"
-
-
-ROLE_SCOPES: dict[Role, tuple[Scope, ...]] = {
-    Role.ADMIN: tuple(Scope),
-    Role.MEMBER: (Scope.READ, Scope.SUBMIT, Scope.CANCEL, Scope.METRICS),
-    Role.VIEWER: (Scope.READ, Scope.METRICS),
-}
+from service.vocabulary import Role
 
 
 class User(Base):

@@ -12,10 +12,11 @@ from mptcore.specs import Problem
 from service.accounts import sign_ins
 from service.accounts.users import Caller, callers_of_keys
 from service.datasets.models import Dataset
-from service.db.visibility import Whose, listed, readable, reader
+from service.db.visibility import listed, readable, reader
 from service.experiments.models import Experiment
 from service.refusals import ApiError, invalid, unauthorized
 from service.sweeps.models import Sweep
+from service.vocabulary import Whose
 
 
 def check_whose(whose: Whose, user: Caller) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from service.accounts import accounts, audit
-from service.accounts.models import ROLE_SCOPES, Role, Scope, User
+from service.accounts.models import User
 from service.accounts.permissions import check_has_key
 from service.accounts.schemas import (
     NAME,
@@ -32,6 +32,7 @@ from service.accounts.schemas import (
 from service.accounts.users import Caller
 from service.operations import retention
 from service.refusals import ApiError, invalid
+from service.vocabulary import ROLE_SCOPES, Role, Scope
 from service.web.dependencies import (
     Admin,
     Canceller,

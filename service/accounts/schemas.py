@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from service.accounts.models import Role, Scope
 from service.schemas import Line, Moment, Page, RequestModel, ResponseModel
+from service.vocabulary import Role, Scope
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 

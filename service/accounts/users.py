@@ -21,8 +21,9 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from service.accounts.keys import MalformedKey, MistypedKey, digest, new_key, parse
-from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
+from service.accounts.models import ApiKey, User
 from service.db.engine import now
+from service.vocabulary import ROLE_SCOPES, Role, Scope
 
 log = logging.getLogger(__name__)
 

@@ -25,12 +25,12 @@ from service.datasets.models import CONTENTS, Dataset
 from service.datasets.schemas import DatasetChanges, DatasetOut, DatasetPage, DatasetSummary
 from service.datasets.sizes import summary
 from service.db.engine import Database
-from service.db.visibility import Visibility, Whose
 from service.places import Places
 from service.queue import quota, sizes
 from service.queue.quota import Room
 from service.refusals import ApiError, invalid
 from service.settings import Settings
+from service.vocabulary import Visibility, Whose
 from service.web.dependencies import (
     Canceller,
     DatabaseDep,

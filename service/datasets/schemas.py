@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from service.db.visibility import Visibility
 from service.schemas import Moment, Page, RequestModel, ResponseModel
+from service.vocabulary import Visibility
 
 
 class DatasetSummary(ResponseModel):

@@ -1,25 +1,11 @@
 """Visibility: private, or shared with the lab. Only owners and admins change it."""
 
-from enum import StrEnum
 from typing import ClassVar
 
 from sqlalchemy import Boolean, ColumnElement, String, bindparam, literal, or_, true
 from sqlalchemy.orm import Mapped, mapped_column
 
-
-class Visibility(StrEnum):
-    """Users that may read a row and start from it: its owner, or everyone in the lab."""
-
-    PRIVATE = "private"
-    LAB = "lab"
-
-
-class Whose(StrEnum):
-    """Scope of a list: the caller's own, shared with the lab, or, for admins, all."""
-
-    MINE = "mine"
-    LAB = "lab"
-    ALL = "all"
+from service.vocabulary import Visibility, Whose
 
 
 class Owned:

@@ -9,14 +9,13 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.accounts.models import Scope
 from service.accounts.sign_ins import in_force
 from service.accounts.users import Caller, callers_of_keys
 from service.db.engine import hold_still
-from service.db.visibility import Visibility
-from service.experiments.models import TERMINAL, Event, Experiment, Status
+from service.experiments.models import Event, Experiment
 from service.records.curves import AnyRow
 from service.sweeps.models import Sweep
+from service.vocabulary import TERMINAL, Scope, Status, Visibility
 
 WINDOW_S = 10.0
 """A poll finds an event that was committed at most this long after one with a higher id."""

@@ -21,11 +21,12 @@ from service.db.engine import hold_still, moment, now
 from service.db.visibility import shared
 from service.events.changes import Subject
 from service.events.poller import Listener
-from service.experiments.models import TERMINAL, Event, Experiment, Status
+from service.experiments.models import Event, Experiment
 from service.queue.states import is_terminal
 from service.records.curves import AnyRow, TooFewPoints, read_curves, series_out
 from service.schemas import ResponseModel
 from service.sweeps.models import Sweep
+from service.vocabulary import TERMINAL, Status
 
 MAX_POINTS = 10_000
 """Maximum number of points in one event. More are downsampled."""

@@ -14,7 +14,7 @@ from zipstream import ZIP_DEFLATED, ZipStream
 
 from mptcore.specs import Limits, stored_spec
 from service.db.engine import Database
-from service.experiments.models import Artifact, Experiment, Status
+from service.experiments.models import Artifact, Experiment
 from service.experiments.schemas import AttemptOut, EnvironmentOut
 from service.records import results
 from service.records.artifacts import file_of, whole_file
@@ -28,6 +28,7 @@ from service.records.stored_records import (
 )
 from service.refusals import ApiError
 from service.settings import Settings
+from service.vocabulary import Status
 
 MAX_ARTIFACT_BYTES = 100 * 2**20
 """Maximum total size of the artifacts in a bundle. The README names the omitted ones."""

@@ -21,9 +21,10 @@ from mptcore.protocol.code import CORE_DIGITS, core_digest
 from mptcore.specs import ExperimentSpec
 from service.db.visibility import readable, reader
 from service.experiments.inputs import Inputs
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.experiments.references import ReferencedInputs
 from service.experiments.schemas import Submission
+from service.vocabulary import Status
 
 BESIDE = ("name", "tags", "note", "visibility")
 MAX_EARLIER = 100

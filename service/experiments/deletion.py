@@ -21,14 +21,10 @@ from service.accounts.models import User
 from service.db.engine import now
 from service.experiments.models import (
     NEVER_STARTED,
-    TERMINAL,
-    UNFINISHED,
-    WAITING,
     Artifact,
     Attempt,
     Block,
     Checkpoint,
-    DesiredState,
     Event,
     Experiment,
     Metric,
@@ -37,6 +33,7 @@ from service.experiments.models import (
 )
 from service.queue import states
 from service.sweeps.models import SweepPoint
+from service.vocabulary import TERMINAL, UNFINISHED, WAITING, DesiredState
 from service.webhooks.models import Delivery
 
 RESTORE_MARGIN_S = 60.0

@@ -14,7 +14,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from mptcore.specs import Problem
 from mptcore.specs.parsing.suggestions import meant
-from service.db.visibility import Whose, listed
+from service.db.visibility import listed
 from service.experiments.filters.fields import (
     FAMILIES,
     clause,
@@ -25,8 +25,9 @@ from service.experiments.filters.fields import (
 )
 from service.experiments.filters.grammar import Order, Wrong, parse, parse_order
 from service.experiments.filters.stored_json import a_tag_contains, tag_is
-from service.experiments.models import Experiment, Metric, Status
+from service.experiments.models import Experiment, Metric
 from service.refusals import ApiError, invalid
+from service.vocabulary import Status, Whose
 
 Clause = ColumnElement[bool]
 

@@ -22,30 +22,7 @@ from service.accounts.models import User
 from service.db.engine import Base, now, partial_index
 from service.db.visibility import Owned
 from service.sweeps.models import Sweep
-
-
-class Status(StrEnum):
-    """Status of an experiment."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    PAUSED = "paused"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
-UNFINISHED = (Status.QUEUED, Status.RUNNING, Status.PAUSED)
-WAITING = (Status.QUEUED, Status.PAUSED)
-
-
-class DesiredState(StrEnum):
-    """State that the owner of a running experiment requests."""
-
-    RUN = "run"
-    PAUSE = "pause"
-    CANCEL = "cancel"
+from service.vocabulary import DesiredState, Status
 
 
 class Queue(StrEnum):

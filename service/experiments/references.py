@@ -18,8 +18,9 @@ from service.datasets.models import Dataset
 from service.datasets.sizes import NO_UPLOAD, SIZES, Uploads, listed, shape_of
 from service.db.engine import among
 from service.db.visibility import readable, reader
-from service.experiments.models import UNFINISHED, Artifact, Experiment, Status
+from service.experiments.models import Artifact, Experiment
 from service.settings import Settings
+from service.vocabulary import UNFINISHED, Status
 
 MAX_READ_BYTES = 20_000
 """Maximum size of a spec whose model is compared before the run. Each fact parses the whole spec,

@@ -21,7 +21,7 @@ from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments import deletion, store
 from service.experiments.listing import Wanted, clauses
-from service.experiments.models import UNFINISHED, DesiredState, Experiment, Status
+from service.experiments.models import Experiment
 from service.experiments.query_routes import to_response
 from service.experiments.schemas import Changes, ExperimentOut, Validation
 from service.queue import states
@@ -34,6 +34,7 @@ from service.submission.idempotency import Accepted
 from service.submission.preparation import prepare
 from service.submission.requests import Batch, BatchOut, Bodies, Made, Retry, SubmissionBody
 from service.submission.submit import submitted
+from service.vocabulary import UNFINISHED, DesiredState, Status
 from service.web.dependencies import (
     Canceller,
     DatabaseDep,

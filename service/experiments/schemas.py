@@ -8,10 +8,9 @@ from pydantic import Field
 
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.base import ExperimentId
-from service.db.visibility import Visibility
-from service.experiments.models import Status
 from service.queue.schemas import QueuePosition, RuntimeOut
 from service.schemas import Line, Moment, Page, RequestModel, ResponseModel
+from service.vocabulary import Status, Visibility
 
 Tags = Annotated[list[Line], Field(max_length=50)]
 Note = Annotated[str, Field(max_length=10_000)]

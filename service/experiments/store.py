@@ -11,11 +11,12 @@ from mptcore.specs import Problem
 from service.accounts.permissions import not_found
 from service.accounts.users import Caller
 from service.db.visibility import readable, reader
-from service.experiments.models import Experiment, Held, Status
+from service.experiments.models import Experiment, Held
 from service.fair_share import FairShare
 from service.queue import quota
 from service.queue.sizes import of_texts
 from service.refusals import ApiError, invalid
+from service.vocabulary import Status
 
 
 def change(

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Row
 
-from service.experiments.models import Artifact, Event, Experiment, Status
+from service.experiments.models import Artifact, Event, Experiment
 from service.experiments.schemas import (
     ArtifactOut,
     ExperimentOut,
@@ -20,6 +20,7 @@ from service.experiments.schemas import (
 from service.queue import states
 from service.queue.schemas import QueuePosition
 from service.records.results import MetricRow, parsed_labels
+from service.vocabulary import Status
 
 
 def experiment_out(

@@ -13,7 +13,6 @@ from alembic.config import Config
 
 import migrations
 from service.accounts import accounts, audit
-from service.accounts.models import Role
 from service.accounts.users import LOCAL_USER, ensure_key
 from service.db.engine import NO_TIMEOUTS, Database
 from service.db.errors import TRANSIENT_DB_ERRORS, write_trouble
@@ -23,6 +22,7 @@ from service.logs import logged_process
 from service.operations.start import OWNER_ONLY, restrict
 from service.queue import quota
 from service.settings import Settings
+from service.vocabulary import Role
 
 PROCESS = "mpt migrate"
 """Name of the process in the audit log."""

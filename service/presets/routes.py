@@ -12,7 +12,7 @@ from mptcore.presets import PRESETS, Comparison, Curve, Preset, Results
 from mptcore.specs import ExperimentSpec, Problem
 from mptcore.specs.parsing.suggestions import meant
 from service.accounts.permissions import find_readable
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.experiments.titles import titles_of
 from service.experiments.views import metric_out, summary_out
 from service.presets.runs import ran, runs_of_presets
@@ -28,6 +28,7 @@ from service.queue.position import queue_positions
 from service.records import results
 from service.records.curves import read_series
 from service.refusals import ApiError, invalid
+from service.vocabulary import Status
 from service.web.dependencies import (
     DatabaseDep,
     QueueSnapshotsDep,

@@ -17,9 +17,10 @@ from service.db.visibility import readable, reader
 from service.experiments.cache import CacheKeys
 from service.experiments.inputs import Inputs
 from service.experiments.listing import Wanted, load_texts, page_of
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.experiments.references import ReferencedInputs
 from service.settings import Settings
+from service.vocabulary import Status
 
 WITHOUT_RESULT = (Status.FAILED, Status.CANCELLED, Status.PAUSED)
 """Statuses of experiments that come after all others."""

@@ -27,7 +27,6 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import core_digest
-from service.accounts.models import ROLE_SCOPES, Scope
 from service.db.engine import now
 from service.experiments.models import (
     STARTABLE,
@@ -36,7 +35,6 @@ from service.experiments.models import (
     Event,
     Experiment,
     Queue,
-    Status,
     Usage,
 )
 from service.fair_share import FairShare
@@ -44,6 +42,7 @@ from service.queue import lease, ledger
 from service.queue.lease import Claim
 from service.queue.rooms import Place, places
 from service.queue.workers import lock_claims
+from service.vocabulary import ROLE_SCOPES, Scope, Status
 
 MAX_PRIORITY = 100
 """Experiments with a higher priority run before those of all other users. An admin allows this to a

@@ -4,7 +4,8 @@ from sqlalchemy import Float, bindparam, exists, or_, select, update
 from sqlalchemy.orm import Session
 
 from service.db.engine import now
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
+from service.vocabulary import Status
 from service.workers.models import Worker
 
 LEASE_S = bindparam("lease_s", type_=Float)

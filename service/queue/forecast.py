@@ -13,7 +13,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.db.engine import now
-from service.experiments.models import Attempt, Experiment, Queue, Status
+from service.experiments.models import Attempt, Experiment, Queue
+from service.vocabulary import Status
 
 MAX_ENDED = 100
 """Maximum number of ended attempts whose mean length is used."""

@@ -28,16 +28,9 @@ from sqlalchemy.orm import Session, aliased
 
 from service.db.engine import among, now
 from service.db.notices import notify
-from service.experiments.models import (
-    TERMINAL,
-    UNFINISHED,
-    Event,
-    Experiment,
-    Held,
-    Status,
-    Wait,
-)
+from service.experiments.models import Event, Experiment, Held, Wait
 from service.sweeps.models import Sweep
+from service.vocabulary import TERMINAL, UNFINISHED, Status
 from service.webhooks import store as webhooks
 
 OPEN = (Status.QUEUED, Status.RUNNING)

@@ -22,21 +22,19 @@ from sqlalchemy.orm import Session
 from service.db.engine import now
 from service.experiments.models import (
     LOST,
-    TERMINAL,
     Artifact,
     Attempt,
     Block,
     Checkpoint,
-    DesiredState,
     Event,
     Experiment,
     Metric,
     Queue,
     Series,
-    Status,
 )
 from service.queue import ledger
 from service.queue.states import is_terminal, note_status
+from service.vocabulary import TERMINAL, DesiredState, Status
 
 
 class LeaseLost(Exception):

@@ -8,16 +8,9 @@ from sqlalchemy import literal_column, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, Problem
-from service.experiments.models import (
-    DEVICES,
-    TELLING_BYTES,
-    Attempt,
-    Device,
-    Experiment,
-    Queue,
-    Status,
-)
+from service.experiments.models import DEVICES, TELLING_BYTES, Attempt, Device, Experiment, Queue
 from service.queue import workers
+from service.vocabulary import Status
 
 GIB = 2**30
 RUNTIME_BYTES = {Queue.CPU: 400 * 2**20, Queue.GPU: workers.GPU_RUNTIME_BYTES}

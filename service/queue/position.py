@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.db.engine import moment
-from service.experiments.models import DEVICES, Device, Experiment, Queue, Status
+from service.experiments.models import DEVICES, Device, Experiment, Queue
 from service.queue import forecast, holds
 from service.queue.claims import MAX_PRIORITY
 from service.queue.forecast import rounded
@@ -17,6 +17,7 @@ from service.queue.schemas import QueuePosition
 from service.queue.shares import First
 from service.queue.snapshot import QUEUES, QueueSnapshot, QueueSnapshots
 from service.queue.workers import Slots
+from service.vocabulary import Status
 
 GIB = 2**30
 LAST = "g"

@@ -13,13 +13,14 @@ from sqlalchemy.orm import Session
 
 from service.accounts.models import User
 from service.datasets.models import Dataset
-from service.experiments.models import TERMINAL, UNFINISHED, Checkpoint, Experiment
+from service.experiments.models import Checkpoint, Experiment
 from service.fair_share import FairShare
 from service.queue.claims import MAX_PRIORITY
 from service.queue.sizes import EXPERIMENT_BYTES
 from service.refusals import ApiError
 from service.submission.models import KeptRequest
 from service.sweeps.models import Sweep
+from service.vocabulary import TERMINAL, UNFINISHED
 
 
 def _kept_bytes() -> list[Select[int, int | None]]:

@@ -15,8 +15,9 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs.compute import GPU_SHARE
 from service.db.engine import now
-from service.experiments.models import Attempt, Experiment, Queue, Status
+from service.experiments.models import Attempt, Experiment, Queue
 from service.queue.workers import GPU_RUNTIME_BYTES, LOOKED_S
+from service.vocabulary import Status
 from service.workers.models import DRAINS, IS_ACTIVE, Worker
 
 BESIDE_S = 10.0

@@ -16,9 +16,10 @@ from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, stored_spec
-from service.experiments.models import DEVICES, Attempt, Device, Experiment, Queue, Status
+from service.experiments.models import DEVICES, Attempt, Device, Experiment, Queue
 from service.queue import workers
 from service.queue.schemas import RuntimeOut
+from service.vocabulary import Status
 
 LEARNED_FROM = 50
 """Number of recent runs per machine that are used."""

@@ -12,19 +12,13 @@ from typing import Any
 from sqlalchemy import ScalarSelect, exists, func, select
 from sqlalchemy.orm import Session
 
-from service.accounts.models import ROLE_SCOPES, Role, Scope, User
+from service.accounts.models import User
 from service.db.engine import now
-from service.experiments.models import (
-    Device,
-    Experiment,
-    Held,
-    Queue,
-    Status,
-    Usage,
-)
+from service.experiments.models import Device, Experiment, Held, Queue, Usage
 from service.fair_share import FairShare
 from service.queue.ledger import gpu_hours_of_the_day
 from service.queue.schemas import Share
+from service.vocabulary import ROLE_SCOPES, Role, Scope, Status
 
 
 @dataclass(frozen=True, slots=True)

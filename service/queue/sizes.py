@@ -9,17 +9,9 @@ from sqlalchemy import ColumnElement, Text, cast, func, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from service.datasets.models import CONTENTS, Dataset
-from service.experiments.models import (
-    TERMINAL,
-    Artifact,
-    Block,
-    Event,
-    Experiment,
-    Metric,
-    Series,
-    Status,
-)
+from service.experiments.models import Artifact, Block, Event, Experiment, Metric, Series
 from service.sweeps.models import Sweep
+from service.vocabulary import TERMINAL, Status
 
 EXPERIMENT_BYTES = 2048
 """Bytes of an experiment's rows beside its spec and its records, measured with their index entries:

@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.experiments.models import DEVICES, Device, Experiment, Held, Queue, Status
+from service.experiments.models import DEVICES, Device, Experiment, Held, Queue
 from service.fair_share import FairShare
 from service.queue import forecast, rooms, shares, workers
 from service.queue.claims import MAX_PRIORITY, max_slots
@@ -25,6 +25,7 @@ from service.queue.rooms import Place
 from service.queue.shares import First, Standing
 from service.queue.start_order import CONTENDER, StartOrder
 from service.queue.workers import Slots
+from service.vocabulary import Status
 
 QUEUES = {device: tuple(queue for queue in Queue if device in DEVICES[queue]) for device in Device}
 """Queues whose workers accept each device."""

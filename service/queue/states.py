@@ -11,16 +11,9 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import now
 from service.db.notices import notify
-from service.experiments.models import (
-    TERMINAL,
-    UNFINISHED,
-    WAITING,
-    DesiredState,
-    Event,
-    Experiment,
-    Status,
-)
+from service.experiments.models import Event, Experiment
 from service.queue import holds
+from service.vocabulary import TERMINAL, UNFINISHED, WAITING, DesiredState, Status
 from service.webhooks import store as webhooks
 
 

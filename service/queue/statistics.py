@@ -9,18 +9,10 @@ from sqlalchemy.orm import Session, aliased
 
 from service.accounts.models import User
 from service.db.engine import among, insert_new, now
-from service.experiments.models import (
-    LOST,
-    TERMINAL,
-    Attempt,
-    Device,
-    Experiment,
-    Held,
-    Status,
-    Total,
-)
+from service.experiments.models import LOST, Attempt, Device, Experiment, Held, Total
 from service.fair_share import FairShare
 from service.queue.models import LEAD_S, Controller
+from service.vocabulary import TERMINAL, Status
 
 _EARLIER = aliased(Attempt)
 _IS_FIRST = (

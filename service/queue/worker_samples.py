@@ -7,8 +7,9 @@ from sqlalchemy import case, delete, exists, func, select
 from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, now
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.queue.workers import Vitals
+from service.vocabulary import Status
 from service.workers.models import WorkerSample
 
 MINUTE_S = 60

@@ -19,7 +19,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, limit_hanging, now
-from service.experiments.models import Experiment, Queue, Status
+from service.experiments.models import Experiment, Queue
+from service.vocabulary import Status
 from service.workers.models import DRAINS, IS_ACTIVE, Worker, is_drained
 
 GPU_RUNTIME_BYTES = 700 * 2**20

@@ -10,18 +10,10 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from service.db.engine import insert_new, now
-from service.experiments.models import (
-    Artifact,
-    Attempt,
-    Block,
-    Checkpoint,
-    DesiredState,
-    Event,
-    Metric,
-    Series,
-)
+from service.experiments.models import Artifact, Attempt, Block, Checkpoint, Event, Metric, Series
 from service.queue.lease import Claim, checkpoints, forget_records, heartbeat
 from service.records.results import MAX_ATTEMPTS
+from service.vocabulary import DesiredState
 
 BATCH_RECORDS = 20_000
 """Maximum number of records in a transaction, so that it is short compared to the lease."""

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from service.experiments.models import Status
 from service.schemas import Line, RequestModel, ResponseModel
+from service.vocabulary import Status
 
 
 class Downsampled(ResponseModel):

@@ -21,7 +21,6 @@ from mptcore.specs import (
     stored_spec,
 )
 from service.datasets.sizes import Uploads
-from service.db.visibility import Visibility
 from service.experiments.cache import CacheKeys, answer_of, earlier_results
 from service.experiments.inputs import Inputs
 from service.experiments.models import Experiment, Held
@@ -33,6 +32,7 @@ from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
 from service.sweeps.expansion import with_values, without_repeats
+from service.vocabulary import Visibility
 
 BESIDE = ("name", "tags", "note", "priority", "visibility")
 """Fields of a submission that become columns as they are."""

@@ -18,7 +18,7 @@ from service.accounts import audit
 from service.accounts.permissions import find_own
 from service.accounts.users import Caller
 from service.datasets.sizes import is_incomplete
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.queue import quota
 from service.refusals import ApiError, invalid
@@ -41,6 +41,7 @@ from service.sweeps.expansion import (
 )
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import MorePoints, SweepSubmission
+from service.vocabulary import Status
 
 MAX_TOGETHER = 1000
 MAX_RETRIED = 1000

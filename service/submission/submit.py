@@ -24,7 +24,7 @@ from service.datasets.models import Dataset
 from service.db.engine import Database, among
 from service.db.notices import notify
 from service.db.visibility import readable, reader
-from service.experiments.models import Event, Experiment, Held, Status, Wait
+from service.experiments.models import Event, Experiment, Held, Wait
 from service.fair_share import FairShare
 from service.queue import holds, quota
 from service.queue.sizes import EXPERIMENT_BYTES, of_texts
@@ -37,6 +37,7 @@ from service.submission.requests import SubmissionRequest
 from service.sweeps import store as sweeps
 from service.sweeps.expansion import check_stored
 from service.sweeps.models import Sweep, SweepPoint
+from service.vocabulary import Status
 
 # Tables, not classes: for thousands of rows the ORM takes as long as the database does.
 _EXPERIMENTS, _EVENTS, _WAITS = (

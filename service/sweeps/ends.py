@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.experiments.models import UNFINISHED, Device, Experiment, Held, Queue, Status
+from service.experiments.models import Device, Experiment, Held, Queue
 from service.queue import forecast
 from service.queue.position import queue_positions
 from service.queue.snapshot import QUEUES, QueueSnapshot, QueueSnapshots
 from service.sweeps.models import Sweep
+from service.vocabulary import UNFINISHED, Status
 
 ENDED = "all of its runs have ended"
 PAUSED = "some of its runs are paused"

@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session, defer
 from service.accounts import audit
 from service.accounts.permissions import find, find_own, newest
 from service.accounts.users import Caller
-from service.db.visibility import Whose
 from service.experiments.models import Experiment
 from service.experiments.routes import SubmitDep
 from service.queue import holds, states
@@ -35,6 +34,7 @@ from service.sweeps.schemas import (
     TableFormat,
 )
 from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
+from service.vocabulary import Whose
 from service.web.dependencies import (
     Canceller,
     DatabaseDep,

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from service.experiments.models import Status
 from service.experiments.schemas import (
     After,
     Described,
@@ -16,6 +15,7 @@ from service.experiments.schemas import (
 )
 from service.schemas import Page, ResponseModel
 from service.sweeps.expansion import MAX_POINTS, Points
+from service.vocabulary import Status
 
 Concurrency = Annotated[int, Field(ge=1, le=MAX_POINTS)]
 

@@ -33,7 +33,7 @@ from service.accounts.users import Caller
 from service.db.engine import now
 from service.db.visibility import readable, reader
 from service.experiments import deletion
-from service.experiments.models import UNFINISHED, Experiment, Metric, Status
+from service.experiments.models import Experiment, Metric
 from service.fair_share import FairShare
 from service.queue import quota, sizes, states
 from service.records import results
@@ -41,6 +41,7 @@ from service.records.means import SEED, title
 from service.refusals import ApiError, invalid
 from service.sweeps.models import Sweep, SweepPoint
 from service.sweeps.schemas import SweepSubmission
+from service.vocabulary import UNFINISHED, Status
 
 FAILED = (Status.FAILED, Status.CANCELLED)
 MAX_SPEC_BYTES = 128 * 2**20

@@ -10,7 +10,6 @@ from sqlalchemy import Row
 
 from mptcore.specs import Problem
 from service.db.engine import moment
-from service.experiments.models import TERMINAL, Status
 from service.experiments.schemas import Progress
 from service.experiments.titles import sweep_title, value_at
 from service.experiments.views import failure_out
@@ -22,6 +21,7 @@ from service.sweeps.models import Sweep
 from service.sweeps.pairing import HELDOUT, Parts, add_behind_best, data_of, mean_part
 from service.sweeps.schemas import SweepOut, SweepSummary, SweepUrls
 from service.sweeps.store import Column, SweepMetric
+from service.vocabulary import TERMINAL, Status
 
 IN_TURN = (
     Status.RUNNING,

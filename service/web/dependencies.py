@@ -15,7 +15,6 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from service.accounts.models import ROLE_SCOPES, Scope
 from service.accounts.users import USE_NOTED_S, Caller, note_use
 from service.db.engine import Database, limit_statements
 from service.db.errors import TRANSIENT_DB_ERRORS, is_over_time
@@ -24,6 +23,7 @@ from service.queue.snapshot import QueueSnapshots
 from service.refusals import ApiError, invalid
 from service.settings import Settings
 from service.submission.idempotency import IdempotentRequest
+from service.vocabulary import ROLE_SCOPES, Scope
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,8 @@ from fastapi import Depends, Query
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from service.db.visibility import Whose
 from service.experiments.listing import Wanted
-from service.experiments.models import Status
+from service.vocabulary import Status, Whose
 from service.web.pagination import WhoseQuery
 
 

@@ -7,8 +7,8 @@ from typing import Annotated, Protocol, TypeVar
 from fastapi import Query
 
 from mptcore.specs import Problem
-from service.db.visibility import Whose
 from service.refusals import ApiError, invalid
+from service.vocabulary import Whose
 
 Limit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items.")]
 Cursor = Annotated[str | None, Query(max_length=200, description="`next_cursor` of a page.")]

@@ -1,21 +1,13 @@
 """Bodies and answers about webhooks."""
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from service.schemas import Moment, RequestModel, ResponseModel
+from service.vocabulary import Ending
 
 MAX_OF_A_URL = 2000
-
-
-class Ending(StrEnum):
-    """Final status of an experiment."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
 
 
 class NewWebhook(RequestModel):

@@ -20,7 +20,6 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from service.accounts import audit
-from service.accounts.models import Scope
 from service.accounts.users import Caller
 from service.db.engine import hold_still, moment
 from service.experiments import store
@@ -35,6 +34,7 @@ from service.queue.statistics import (
 )
 from service.refusals import ApiError
 from service.settings import Settings
+from service.vocabulary import Scope
 from service.web.dependencies import (
     Admin,
     DatabaseDep,

@@ -7,7 +7,8 @@ import psutil
 from sqlalchemy import select
 
 from service.db.engine import Database
-from service.experiments.models import Event, Experiment, Status
+from service.experiments.models import Event, Experiment
+from service.vocabulary import Status
 
 
 def false_reaps(database: Database, blame: Sequence[tuple[float, str]]) -> int:

@@ -21,18 +21,10 @@ from hypothesis.stateful import (
 from sqlalchemy import event, func, select, update
 from sqlalchemy.orm import aliased
 
-from service.accounts.models import Role, User
+from service.accounts.models import User
 from service.accounts.users import Caller
 from service.db.engine import Database
-from service.experiments.models import (
-    TERMINAL,
-    Attempt,
-    DesiredState,
-    Experiment,
-    Held,
-    Status,
-    Wait,
-)
+from service.experiments.models import Attempt, Experiment, Held, Wait
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease, states
@@ -45,6 +37,7 @@ from service.submission.submit import insert_all
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
+from service.vocabulary import TERMINAL, DesiredState, Role, Status
 from tests.support import stored
 from tests.support.fake_clock import FakeClock
 from tests.support.invariants import check

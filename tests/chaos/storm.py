@@ -25,11 +25,12 @@ from service.accounts.models import User
 from service.accounts.users import ensure_key
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
-from service.experiments.models import DesiredState, Experiment, Status
+from service.experiments.models import Experiment
 from service.operations.prepare import prepare
 from service.queue.models import LEAD_S
 from service.queue.states import is_terminal, request
 from service.settings import Settings
+from service.vocabulary import DesiredState, Status
 from tests.chaos.aftermath import false_failures, false_reaps, processes_of, say, starts_within
 from tests.chaos.plan import BRIEF, LONG, Plan
 from tests.support.disks import Disk, DiskUnavailable

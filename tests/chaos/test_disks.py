@@ -14,9 +14,10 @@ from sqlalchemy import select
 
 from mptlab import Client, Refused
 from service.db.engine import Database
-from service.experiments.models import TERMINAL, Attempt
+from service.experiments.models import Attempt
 from service.operations.prepare import prepare
 from service.settings import Settings
+from service.vocabulary import TERMINAL
 from tests.support.disks import Disk, DiskUnavailable
 from tests.support.invariants import Counts, check
 from tests.support.ppca_spec import ppca_spec

@@ -13,11 +13,12 @@ from sqlalchemy import func, select
 from mptcore.protocol.exit_codes import COMPLETE
 from service.db.engine import Database
 from service.experiments.listing import Wanted, page_of
-from service.experiments.models import Block, DesiredState, Experiment, Queue
+from service.experiments.models import Block, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import states
 from service.records import compaction, recording
 from service.settings import Settings
+from service.vocabulary import DesiredState
 from tests.chaos import failing_runner, failing_worker
 from tests.chaos.failing_runner import SAVE_STEPS
 from tests.chaos.failing_worker import BACKGROUND, EXIT, STEPS

@@ -16,9 +16,9 @@ from mptlab import Client
 from service.accounts.models import User
 from service.db.engine import Database
 from service.db.notices import notify
-from service.experiments.models import TERMINAL
 from service.operations.prepare import prepare
 from service.settings import Settings
+from service.vocabulary import TERMINAL
 from tests.support.memory_limits import LimitUnavailable, MemoryLimit
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Lab, wait_until

@@ -17,7 +17,8 @@ from sqlalchemy import select
 
 from mptlab import Client, NoAnswer, Refused
 from service.db.engine import Database
-from service.experiments.models import TERMINAL, Experiment
+from service.experiments.models import Experiment
+from service.vocabulary import TERMINAL
 from service.workers.models import Worker
 from tests.support import lm_specs, tiny_lm
 from tests.support.compose import FILE

@@ -27,10 +27,11 @@ from mptlab import serve
 from mptlab.cli import app
 from service.app import create_app
 from service.db.engine import Database
-from service.experiments.models import Queue, Status
+from service.experiments.models import Queue
 from service.queue import lease, workers
 from service.queue.workers import Vitals
 from service.settings import SECRETS, Settings
+from service.vocabulary import Status
 from tests.deployment.test_compose import PATH
 from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec

@@ -17,13 +17,14 @@ from sqlalchemy.orm import Session
 
 import migrations
 import service.app  # noqa: F401  # knows all tables
-from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
+from service.accounts.models import ApiKey, User
 from service.db.engine import Base, Database
-from service.experiments.models import TERMINAL, Attempt, Checkpoint, Status, Usage
+from service.experiments.models import Attempt, Checkpoint, Usage
 from service.fair_share import FairShare
 from service.queue import ledger
 from service.queue.statistics import Statistics, statistics
 from service.submission.models import KeptRequest
+from service.vocabulary import ROLE_SCOPES, TERMINAL, Role, Scope, Status
 
 DESCENDING = ("ix_experiments_startable_cpu", "ix_experiments_startable_gpu")
 VERSION_0_1, VERSION_0_2 = "0008", "0029"

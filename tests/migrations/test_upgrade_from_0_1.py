@@ -17,10 +17,11 @@ from sqlalchemy import select
 from service.accounts.models import User
 from service.app import create_app
 from service.db.engine import Database
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.operations.prepare import prepare
 from service.queue import lease, quota
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.kept_bytes import bytes_in_tables
 from tests.support.servers import PostgreSQL
 from tests.support.starting import start_next

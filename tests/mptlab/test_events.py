@@ -14,8 +14,8 @@ import pytest
 
 from mptlab import Client, NoAnswer, Refused, serve
 from service.db.engine import Database
-from service.experiments.models import DesiredState, Status
 from service.queue import lease, states
+from service.vocabulary import DesiredState, Status
 from tests.mptlab.conftest import Killable
 from tests.support.attempts import claim_next
 from tests.support.commands import mpt_here as mpt

@@ -16,8 +16,8 @@ import uvicorn
 
 from mptlab import Client, NoAnswer, Refused, connection, serve
 from service.db.engine import Database
-from service.experiments.models import DesiredState
 from service.queue import states
+from service.vocabulary import DesiredState
 from tests.mptlab.conftest import Killable
 from tests.support.ppca_spec import ppca_spec
 

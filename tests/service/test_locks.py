@@ -10,12 +10,13 @@ from sqlalchemy import select, text, update
 
 from service.app import create_app
 from service.db.engine import Database
-from service.experiments.models import Experiment, Held, Status
+from service.experiments.models import Experiment, Held
 from service.fair_share import FairShare
 from service.queue import holds, quota
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
+from service.vocabulary import Status
 from service.webhooks.routes import MAX_WEBHOOKS
 from tests.support import stored
 from tests.support.locks import wait_for_waiting

@@ -8,15 +8,15 @@ from mptcore.presets import PRESETS
 from mptcore.presets.judges import SEEDS
 from mptlab import Client
 from service.accounts import accounts
-from service.accounts.models import ROLE_SCOPES, Role
 from service.db.engine import Database
-from service.experiments.models import Queue, Status
+from service.experiments.models import Queue
 from service.queue import lease, workers
 from service.queue.lease import Claim, FailureCause
 from service.queue.worker_samples import last_minute
 from service.queue.workers import Vitals
 from service.records.recording import Batch, record
 from service.settings import Settings
+from service.vocabulary import ROLE_SCOPES, Role, Status
 from service.workers.models import WorkerSample
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec

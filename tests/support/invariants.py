@@ -19,20 +19,14 @@ from sqlalchemy.orm import Session
 
 from service.accounts.models import User
 from service.db.engine import Database, hold_still
-from service.experiments.models import (
-    TERMINAL,
-    Attempt,
-    Event,
-    Experiment,
-    Status,
-    Usage,
-)
+from service.experiments.models import Attempt, Event, Experiment, Usage
 from service.fair_share import FairShare
 from service.queue.ledger import decayed_usage, use_of
 from service.queue.statistics import statistics
 from service.records import results
 from service.records.curves import read_series
 from service.records.recording import canonical
+from service.vocabulary import TERMINAL, Status
 
 Record = Mapping[str, Any]
 PointKey = tuple[Any, ...]

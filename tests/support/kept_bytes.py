@@ -8,7 +8,6 @@ from sqlalchemy.orm import Session
 
 from service.datasets.models import CONTENTS, Dataset
 from service.experiments.models import (
-    TERMINAL,
     Artifact,
     Block,
     Checkpoint,
@@ -22,6 +21,7 @@ from service.queue.sizes import EXPERIMENT_BYTES
 from service.submission.idempotency import size_of
 from service.submission.models import KeptRequest
 from service.sweeps.models import Sweep
+from service.vocabulary import TERMINAL
 
 
 def bytes_agree(session: Session) -> bool:

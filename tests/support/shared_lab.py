@@ -10,12 +10,13 @@ from uuid6 import uuid7
 
 from service.accounts.models import User
 from service.db.engine import Database
-from service.experiments.models import Experiment, Queue, Status
+from service.experiments.models import Experiment, Queue
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease, workers
 from service.queue.lease import Claim
 from service.queue.workers import Vitals
+from service.vocabulary import Status
 from service.workers.models import Worker
 from tests.support.fake_clock import FakeClock
 from tests.support.ppca_spec import spec_on

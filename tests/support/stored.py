@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from service.accounts.models import ApiKey, Role
+from service.accounts.models import ApiKey
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments.models import Event, Experiment
@@ -25,6 +25,7 @@ from service.submission.preparation import (
 )
 from service.submission.requests import Bodies
 from service.submission.submit import insert_all, submitted
+from service.vocabulary import Role
 
 LOCAL = Caller(1, "local", Role.MEMBER, "key", frozenset())
 

@@ -16,13 +16,14 @@ from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.experiments import deletion
-from service.experiments.models import Checkpoint, Event, Experiment, Series, Status
+from service.experiments.models import Checkpoint, Event, Experiment, Series
 from service.experiments.references import WEIGHTS, input_files
 from service.queue import lease, ledger
 from service.queue.lease import Claim, LeaseLost
 from service.records import results
 from service.records.recording import Batch, record
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.records import point
 from tests.support.starting import run_next

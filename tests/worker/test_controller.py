@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from service.accounts.models import User
 from service.db.engine import Database, now
-from service.experiments.models import Experiment, Held, Queue, Status, Wait
+from service.experiments.models import Experiment, Held, Queue, Wait
 from service.experiments.schemas import Submission
 from service.queue import holds, lease, workers
 from service.queue.models import LEAD_S
@@ -22,6 +22,7 @@ from service.queue.models import Controller as ControllerRow
 from service.queue.workers import Vitals, lock_claims
 from service.settings import Settings
 from service.sweeps.models import Sweep
+from service.vocabulary import Status
 from tests.support import stored
 from tests.support.attempts import claimed, submitted
 from tests.support.fake_clock import FakeClock

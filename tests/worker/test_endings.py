@@ -15,12 +15,13 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.db.engine import Database
-from service.experiments.models import DesiredState, Experiment
+from service.experiments.models import Experiment
 from service.queue import states
 from service.queue.lease import Claim
 from service.records import recording
 from service.records.curves import read_series
 from service.settings import Settings
+from service.vocabulary import DesiredState
 from tests.support import attempts
 from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec

@@ -11,10 +11,11 @@ from sqlalchemy.exc import OperationalError
 
 from service.datasets.hub import UNUSED_S
 from service.db.engine import Database
-from service.experiments.models import Checkpoint, DesiredState, Experiment, Status
+from service.experiments.models import Checkpoint, Experiment
 from service.operations import retention
 from service.queue import lease, states
 from service.settings import Settings
+from service.vocabulary import DesiredState, Status
 from tests.service.db.test_space import MIB, empty, fill, size
 from tests.support.hub import cached
 from tests.worker.test_controller import running

@@ -10,10 +10,11 @@ from functools import cache
 import pytest
 
 from service.db.engine import Database
-from service.experiments.models import DesiredState, Experiment
+from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.queue import states
 from service.settings import Settings
+from service.vocabulary import DesiredState
 from tests.support import stored
 from tests.support.invariants import Record, check
 from tests.support.starting import run_next

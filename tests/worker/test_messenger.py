@@ -15,10 +15,11 @@ from mptlab.serve import free_port
 from service.accounts.models import User
 from service.db.engine import Database, now
 from service.experiments import deletion
-from service.experiments.models import Attempt, DesiredState, Status, Wait
+from service.experiments.models import Attempt, Wait
 from service.queue import lease, states
 from service.queue.lease import FailureCause
 from service.settings import Settings
+from service.vocabulary import DesiredState, Status
 from service.webhooks import store
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.resolving import LOOK_UPS

@@ -11,12 +11,13 @@ from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 
 from service.db.engine import Database
-from service.experiments.models import DesiredState, Experiment
+from service.experiments.models import Experiment
 from service.queue import states
 from service.queue.lease import Claim
 from service.records import results
 from service.records.curves import read_series
 from service.settings import Settings
+from service.vocabulary import DesiredState
 from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
 from tests.support.warm import warm_parent

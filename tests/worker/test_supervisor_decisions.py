@@ -15,10 +15,11 @@ from sqlalchemy.exc import DataError, OperationalError
 
 from service.datasets.child_environment import hub_environment
 from service.db.engine import Database
-from service.experiments.models import Block, DesiredState, Status
+from service.experiments.models import Block
 from service.queue import lease
 from service.queue.lease import Claim
 from service.records import recording
+from service.vocabulary import DesiredState, Status
 from tests.support.attempts import claim_next
 from tests.support.scripted import (
     BEGAN,

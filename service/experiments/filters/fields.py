@@ -17,7 +17,6 @@ from mptcore.protocol.records import LABELS
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.parsing.suggestions import meant
 from service.accounts.models import User
-from service.db.visibility import Visibility
 from service.experiments.filters.grammar import Comparison, Condition, Given, Joined, Negated, Wrong
 from service.experiments.filters.stored_json import (
     is_label,
@@ -25,8 +24,9 @@ from service.experiments.filters.stored_json import (
     spec_is_one_of,
     tag_is,
 )
-from service.experiments.models import Device, Experiment, Metric, Status
+from service.experiments.models import Device, Experiment, Metric
 from service.records.results import is_final
+from service.vocabulary import Status, Visibility
 
 Clause = ColumnElement[bool]
 Labels = tuple[tuple[str, Given], ...]

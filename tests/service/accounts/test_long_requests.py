@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
 from service.accounts import sign_ins
-from service.accounts.models import ApiKey, AuditEntry, Role, User
+from service.accounts.models import ApiKey, AuditEntry, User
 from service.datasets import routes as datasets
 from service.datasets.models import Dataset
 from service.db.engine import Database, now
@@ -17,6 +17,7 @@ from service.settings import Settings
 from service.submission import submit
 from service.submission.models import KeptRequest
 from service.sweeps.models import Sweep
+from service.vocabulary import Role
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, stored

@@ -6,9 +6,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from service.experiments.models import Experiment, Queue, Status
+from service.experiments.models import Experiment, Queue
 from service.queue import workers
 from service.queue.workers import Vitals
+from service.vocabulary import Status
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.datasets.test_datasets import upload_spec
 from tests.service.experiments.test_deletion import TRAINED, becomes, started_from, submit

@@ -11,12 +11,13 @@ from sqlalchemy import select, text, update
 
 from service.accounts import accounts
 from service.accounts.keys import checksum, digest, new_key
-from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
+from service.accounts.models import ApiKey, User
 from service.accounts.users import ensure_key
 from service.app import create_app
 from service.db.engine import Database
 from service.operations.prepare import prepare
 from service.settings import Settings
+from service.vocabulary import ROLE_SCOPES, Role, Scope
 from tests.support.ppca_spec import ppca_spec
 
 ME = "/v1/me"

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from service.accounts.models import ROLE_SCOPES, ApiKey, Role, User
+from service.accounts.models import ApiKey, User
 from service.accounts.users import KeyRefused, caller_of_key, callers_of_keys, ensure_key
 from service.db.engine import Database
+from service.vocabulary import ROLE_SCOPES, Role
 
 
 @pytest.fixture

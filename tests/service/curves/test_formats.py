@@ -13,12 +13,13 @@ from fastapi.testclient import TestClient
 from service.curves import formats as curve_formats
 from service.curves.formats import Answer, Format, written
 from service.db.engine import Database
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.queue import lease
 from service.records.curves import Curve
 from service.records.recording import COLUMNS, Batch, record
 from service.records.schemas import CurvesOut
 from service.refusals import ApiError
+from service.vocabulary import Status
 from tests.support.attempts import claimed
 
 

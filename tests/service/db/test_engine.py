@@ -26,10 +26,11 @@ from service.db.errors import (
     write_trouble,
 )
 from service.db.revisions import NotMigrated
-from service.experiments.models import Event, Experiment, Status
+from service.experiments.models import Event, Experiment
 from service.queue import lease, states
 from service.queue.lease import FailureCause
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.service.queue.test_queue import running
 from tests.support.ppca_spec import ppca_spec
 

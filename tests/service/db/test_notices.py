@@ -13,10 +13,11 @@ from service.accounts import accounts
 from service.accounts.models import User
 from service.db.engine import Database
 from service.db.notices import Notices
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.queue import drains, lease, states
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support import stored
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec

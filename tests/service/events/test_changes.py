@@ -13,10 +13,11 @@ from sqlalchemy.orm import Session
 from service.db.engine import Database
 from service.events import changes as module
 from service.events.changes import Changes, Look, Subject
-from service.experiments.models import DesiredState, Event
+from service.experiments.models import Event
 from service.queue import states
 from service.settings import Settings
 from service.sweeps.models import Sweep
+from service.vocabulary import DesiredState
 from tests.support.attempts import claim_next, submitted
 from tests.support.stored import change
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from service.experiments.models import DesiredState, Status
 from service.queue import lease, states
 from service.queue.lease import Claim, FailureCause
 from service.records.recording import Batch, record
+from service.vocabulary import DesiredState, Status
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.ppca_spec import ppca_spec

@@ -8,8 +8,9 @@ from sqlalchemy.orm import Session
 from service.db.engine import Database
 from service.events.poller import Listener
 from service.events.reading import Kind, Reading, SeveralExperiments
-from service.experiments.models import Event, Status
+from service.experiments.models import Event
 from service.queue import lease
+from service.vocabulary import Status
 from tests.support.attempts import claimed
 from tests.support.stored import LOCAL
 

@@ -14,16 +14,15 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from service.accounts import accounts
-from service.accounts.models import ROLE_SCOPES, Role, Scope
 from service.db.engine import Database
 from service.events import changes, poller
 from service.events import routes as streams
 from service.events.changes import Changes, Look
-from service.experiments.models import DesiredState, Status
 from service.queue import lease, states
 from service.queue.lease import Claim
 from service.records.recording import Batch, record
 from service.settings import Settings
+from service.vocabulary import ROLE_SCOPES, DesiredState, Role, Scope, Status
 from tests.service.accounts.test_users import bearer, place
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.forks import fork

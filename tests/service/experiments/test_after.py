@@ -8,12 +8,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, select
 
 from service.db.engine import Database
-from service.experiments.models import DesiredState, Event, Experiment, Held, Status, Wait
+from service.experiments.models import Event, Experiment, Held, Wait
 from service.experiments.references import MAX_READ_BYTES
 from service.experiments.schemas import Submission
 from service.queue import lease, states
 from service.queue.lease import Claim, FailureCause
 from service.settings import Settings
+from service.vocabulary import DesiredState, Status
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next, keep_weights, submitted

@@ -19,13 +19,14 @@ from mptcore.protocol.records import Point, encode
 from mptcore.specs import Limits, parse_spec
 from service.db.engine import Database
 from service.experiments import bundle
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.queue import lease
 from service.queue.lease import Claim, FailureCause
 from service.records import stored_records
 from service.records.recording import Batch, record
 from service.records.stored_records import record_lines, stored_series
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.attempts import claimed
 from tests.support.environments import ENVIRONMENT
 from tests.support.ppca_spec import ppca_spec

@@ -15,10 +15,11 @@ from service.app import create_app
 from service.experiments import cache
 from service.experiments.cache import fingerprint
 from service.experiments.inputs import CURE, OFFLINE, Inputs
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.queue import lease
 from service.queue.lease import FailureCause
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec

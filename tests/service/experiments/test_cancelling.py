@@ -9,8 +9,9 @@ from sqlalchemy import select
 
 from service.app import create_app
 from service.experiments import routes as experiments
-from service.experiments.models import DesiredState, Experiment, Status
+from service.experiments.models import Experiment
 from service.settings import Settings
+from service.vocabulary import DesiredState, Status
 from service.webhooks.models import Delivery, Webhook
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.locks import wait_for_waiting

@@ -11,17 +11,7 @@ from sqlalchemy import ForeignKey, event, func, select, update
 from service.accounts.models import AuditEntry, User
 from service.db.engine import Base, Database, now
 from service.experiments import deletion
-from service.experiments.models import (
-    TERMINAL,
-    Artifact,
-    Block,
-    DesiredState,
-    Experiment,
-    Held,
-    Series,
-    Status,
-    Wait,
-)
+from service.experiments.models import Artifact, Block, Experiment, Held, Series, Wait
 from service.fair_share import FairShare
 from service.operations import retention
 from service.queue import lease, ledger, states
@@ -30,6 +20,7 @@ from service.settings import Settings
 from service.sweeps import store
 from service.sweeps.models import SweepPoint
 from service.sweeps.schemas import SweepSubmission
+from service.vocabulary import TERMINAL, DesiredState, Status
 from service.webhooks.models import Webhook
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.web.test_api import points

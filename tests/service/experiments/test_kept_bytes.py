@@ -12,7 +12,7 @@ from sqlalchemy import text, update
 from service.accounts.models import User
 from service.db.engine import Database, now
 from service.experiments import store
-from service.experiments.models import Attempt, DesiredState, Experiment, Status
+from service.experiments.models import Attempt, Experiment
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.operations import retention
@@ -24,6 +24,7 @@ from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
+from service.vocabulary import DesiredState, Status
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted

@@ -12,13 +12,13 @@ import pytest
 
 from service.accounts.models import User
 from service.db.engine import Database
-from service.db.visibility import Visibility, Whose
 from service.experiments.filters.fields import _paths, clause
 from service.experiments.filters.grammar import parse
 from service.experiments.listing import TEXTS, Wanted, load_texts, page_of
-from service.experiments.models import SMALL_SPEC, Experiment, Metric, Status
+from service.experiments.models import SMALL_SPEC, Experiment, Metric
 from service.refusals import ApiError
 from service.settings import Settings
+from service.vocabulary import Status, Visibility, Whose
 from tests.support.attempts import submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL

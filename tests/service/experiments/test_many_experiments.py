@@ -7,9 +7,9 @@ from fastapi.testclient import TestClient
 
 from service.accounts.users import ensure_key
 from service.db.engine import Database
-from service.experiments.models import Status
 from service.experiments.query_routes import MAX_SPECS
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.attempts import submitted
 from tests.support.filled_lab import end, metrics, running
 from tests.support.stored import change

@@ -9,17 +9,18 @@ from sqlalchemy.exc import InvalidRequestError
 
 from mptcore.specs.experiment import MAX_CURVES
 from service.accounts import permissions as permission
-from service.accounts.models import AuditEntry, Role, Scope, User
+from service.accounts.models import AuditEntry, User
 from service.accounts.users import Caller
 from service.db.engine import Database
 from service.experiments import store
-from service.experiments.models import Artifact, Attempt, Event, Experiment, Held, Metric, Status
+from service.experiments.models import Artifact, Attempt, Event, Experiment, Held, Metric
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import quota
 from service.queue.claims import MAX_PRIORITY
 from service.records import results
 from service.refusals import ApiError
+from service.vocabulary import Role, Scope, Status
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change, row, status_events

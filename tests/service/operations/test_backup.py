@@ -19,13 +19,14 @@ from sqlalchemy import select, text
 
 from mptlab import Client
 from service.db.engine import Database
-from service.experiments.models import Attempt, DesiredState, Event, Experiment, Status
+from service.experiments.models import Attempt, Event, Experiment
 from service.experiments.schemas import Submission
 from service.operations import backup
 from service.operations.backup import BackupFailed
 from service.queue import lease, states
 from service.queue.lease import LeaseLost
 from service.settings import Settings
+from service.vocabulary import DesiredState, Status
 from tests.support import stored
 from tests.support.forks import fork
 from tests.support.invariants import Record

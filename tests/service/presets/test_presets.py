@@ -9,10 +9,11 @@ from sqlalchemy import event
 from mptcore.presets import PRESETS
 from mptcore.specs import stored_spec
 from service.db.engine import Database
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.presets import runs as preset_runs
 from service.queue import lease
 from service.records.recording import Batch, record
+from service.vocabulary import Status
 from tests.support import stored
 from tests.support.starting import start_next
 

@@ -13,11 +13,12 @@ from sqlalchemy import select, update
 from service.accounts.models import User
 from service.accounts.users import ensure_key
 from service.db.engine import Database
-from service.experiments.models import Experiment, Status, Usage
+from service.experiments.models import Experiment, Usage
 from service.fair_share import FairShare
 from service.queue.schemas import Share
 from service.queue.shares import share_of, standings, submitters
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.fairness import starved
 from tests.support.ppca_spec import ppca_spec
 from tests.support.shared_lab import SharedLab

@@ -6,13 +6,14 @@ import pytest
 from sqlalchemy import select, update
 
 from service.db.engine import Database
-from service.experiments.models import Attempt, Experiment, Queue, Status
+from service.experiments.models import Attempt, Experiment, Queue
 from service.fair_share import FairShare
 from service.queue import snapshot
 from service.queue.forecast import Forecast, Running, rounded
 from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
+from service.vocabulary import Status
 from tests.support.shared_lab import WITHIN_S, SharedLab
 
 JOB_S = 100.0

@@ -10,12 +10,13 @@ from sqlalchemy import delete, event, insert, select, update
 from uuid6 import uuid7
 
 from service.db.engine import Database
-from service.experiments.models import DesiredState, Experiment, Held, Status, Wait
+from service.experiments.models import Experiment, Held, Wait
 from service.fair_share import FairShare
 from service.queue import holds, lease, states
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
+from service.vocabulary import DesiredState, Status
 from tests.support.attempts import claim_next, submitted
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import release_held, start_next

@@ -10,22 +10,14 @@ from sqlalchemy.orm import Session
 
 from mptcore.protocol.code import core_digest
 from service.db.engine import Database
-from service.experiments.models import (
-    Attempt,
-    Checkpoint,
-    DesiredState,
-    Experiment,
-    Metric,
-    Queue,
-    Series,
-    Status,
-)
+from service.experiments.models import Attempt, Checkpoint, Experiment, Metric, Queue, Series
 from service.queue import lease, workers
 from service.queue.claims import MAX_BYTES
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.queue.workers import Vitals
 from service.records.curves import read_series
 from service.records.recording import Batch, record
+from service.vocabulary import DesiredState, Status
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.ppca_spec import spec_on
 from tests.support.records import RECORDS, point

@@ -8,10 +8,11 @@ from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from service.db.engine import Database
-from service.experiments.models import Attempt, Experiment, Status, Usage
+from service.experiments.models import Attempt, Experiment, Usage
 from service.fair_share import FairShare
 from service.queue import lease, ledger
 from service.queue.shares import standings
+from service.vocabulary import Status
 from tests.service.queue.test_fair_share import JOB_S
 from tests.support.invariants import check
 from tests.support.shared_lab import SharedLab

@@ -11,7 +11,7 @@ from sqlalchemy import event, insert, select, text, update
 
 from mptcore.specs import validate_spec
 from service.db.engine import Database
-from service.experiments.models import TELLING_BYTES, Attempt, Experiment, Queue, Status
+from service.experiments.models import TELLING_BYTES, Attempt, Experiment, Queue
 from service.experiments.schemas import AttemptOut, Submission
 from service.fair_share import FairShare
 from service.queue import lease, ledger, rooms, workers
@@ -21,6 +21,7 @@ from service.queue.rooms import Place
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
 from service.settings import Settings
+from service.vocabulary import Status
 from service.workers.models import Worker
 from tests.support import lm_specs, stored
 from tests.support.attempts import submitted

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from service.accounts.models import User
 from service.app import create_app
 from service.db.engine import Database
-from service.experiments.models import DEVICES, Experiment, Queue, Status
+from service.experiments.models import DEVICES, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import snapshot, workers
 from service.queue.position import position_of_next, queue_positions
@@ -22,6 +22,7 @@ from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QUEUES, QueueSnapshots
 from service.queue.workers import Vitals
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.starting import start_next

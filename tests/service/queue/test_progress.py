@@ -6,10 +6,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.db.engine import Database
-from service.experiments.models import Status
 from service.queue import lease
 from service.queue.lease import Claim
 from service.records.recording import Batch, record
+from service.vocabulary import Status
 from tests.support.attempts import claimed
 
 STAGE = {"name": "training", "done": 2, "total": 5, "unit": "epochs"}

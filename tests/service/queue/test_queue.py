@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import func, select, text, update
 
 from service.db.engine import Database, now
-from service.experiments.models import DesiredState, Event, Experiment, Queue, Status
+from service.experiments.models import Event, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import lease, states, workers
 from service.queue.lease import Claim, LeaseLost
@@ -17,6 +17,7 @@ from service.records import recording
 from service.records.curves import read_series
 from service.records.recording import Batch, record
 from service.settings import Settings
+from service.vocabulary import DesiredState, Status
 from service.workers.models import Worker
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec

@@ -6,9 +6,10 @@ import pytest
 from sqlalchemy import select
 
 from service.db.engine import Database
-from service.experiments.models import Attempt, DesiredState, Status
+from service.experiments.models import Attempt
 from service.queue import lease
 from service.queue.lease import BEYOND
+from service.vocabulary import DesiredState, Status
 from tests.support.attempts import claimed, submitted
 from tests.support.stored import change, row, status_events
 

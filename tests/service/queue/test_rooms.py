@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from service.db.engine import Database, now
-from service.experiments.models import Attempt, Experiment, Queue, Status
+from service.experiments.models import Attempt, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.queue import lease, rooms, workers
 from service.queue.lease import Claim
@@ -18,6 +18,7 @@ from service.queue.position import queue_positions
 from service.queue.schemas import QueuePosition
 from service.queue.snapshot import QueueSnapshots
 from service.queue.workers import Vitals
+from service.vocabulary import Status
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next

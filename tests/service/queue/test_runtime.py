@@ -7,12 +7,13 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import update
 
-from service.experiments.models import Attempt, Queue, Status
+from service.experiments.models import Attempt, Queue
 from service.experiments.schemas import Submission
 from service.queue import lease, workers
 from service.queue.lease import FailureCause
 from service.queue.runtime import MIN_RUNS, learned
 from service.queue.workers import Vitals
+from service.vocabulary import Status
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, text
 
 from service.db.engine import Database
-from service.experiments.models import TERMINAL, DesiredState, Experiment, Held, Status
+from service.experiments.models import Experiment, Held
 from service.experiments.schemas import Submission
 from service.queue import lease, states
 from service.records import results
@@ -17,6 +17,7 @@ from service.records.recording import Batch, record
 from service.settings import Settings
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
+from service.vocabulary import TERMINAL, DesiredState, Status
 from service.webhooks.models import Delivery, Webhook
 from tests.support import stored
 from tests.support.attempts import claimed, submitted

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from service.db.engine import Database
-from service.experiments.models import DesiredState, Status
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease, ledger, states
 from service.queue.lease import FailureCause
 from service.queue.statistics import Statistics, statistics
+from service.vocabulary import DesiredState, Status
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted
 from tests.support.ppca_spec import ppca_spec

@@ -8,7 +8,6 @@ from fastapi.testclient import TestClient
 
 from service.accounts.users import ensure_key
 from service.db.engine import Database
-from service.experiments.models import Status
 from service.queue import lease
 from service.records import curves
 from service.records.recording import Batch, record
@@ -16,6 +15,7 @@ from service.records.schemas import ManyCurvesOut
 from service.records.selection import check_selection
 from service.refusals import ApiError
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.attempts import claimed
 from tests.support.stored import change
 

@@ -11,16 +11,7 @@ import pytest
 from sqlalchemy import select, update
 
 from service.db.engine import Base, Database
-from service.experiments.models import (
-    Artifact,
-    Attempt,
-    Block,
-    Checkpoint,
-    DesiredState,
-    Event,
-    Metric,
-    Series,
-)
+from service.experiments.models import Artifact, Attempt, Block, Checkpoint, Event, Metric, Series
 from service.queue import lease
 from service.queue.lease import Claim
 from service.records import compaction, recording
@@ -28,6 +19,7 @@ from service.records.compaction import ALL, MANY, MANY_AT_END, compact
 from service.records.curves import read_series
 from service.records.recording import Batch, canonical, record
 from service.records.stored_records import record_lines, stored_series
+from service.vocabulary import DesiredState
 from tests.support.attempts import claim_next, claimed
 from tests.support.stored import change, row
 

@@ -11,12 +11,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import func, select, text, update
 
 from service.db.engine import Database
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.settings import Settings
 from service.submission import idempotency, submit
 from service.submission.idempotency import IdempotentRequest
 from service.submission.models import KeptRequest
 from service.sweeps.models import SweepPoint
+from service.vocabulary import Status
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.sweeps.test_sweeps import claim_next, finish
 from tests.support import stored

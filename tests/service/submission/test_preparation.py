@@ -10,11 +10,12 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event, select
 
 from mptcore.specs import MAX_PROBLEMS
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.experiments.references import ReferencedInputs
 from service.submission import preparation, requests
 from service.sweeps import expansion
 from service.sweeps.models import Sweep, SweepPoint
+from service.vocabulary import Status
 from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import (
     SPEC,

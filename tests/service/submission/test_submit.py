@@ -11,11 +11,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from service.accounts.models import Role, User
+from service.accounts.models import User
 from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.experiments import deletion
-from service.experiments.models import Attempt, Experiment, Held, Status, Wait
+from service.experiments.models import Attempt, Experiment, Held, Wait
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease
@@ -27,6 +27,7 @@ from service.submission.requests import Bodies
 from service.submission.submit import insert_all
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
+from service.vocabulary import Role, Status
 from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import SPEC, claim_next, count, finish, rows, sweep
 from tests.support import attempts, stored

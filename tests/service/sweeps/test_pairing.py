@@ -7,7 +7,6 @@ import pytest
 
 from mptcore.estimation.estimate import PARTS
 from service.db.engine import Database
-from service.experiments.models import Status
 from service.queue import lease
 from service.records.recording import Batch, record
 from service.sweeps import pairing
@@ -19,6 +18,7 @@ from service.sweeps.pairing import (
     heldout_parts,
     mean_part,
 )
+from service.vocabulary import Status
 from tests.support.attempts import claimed
 
 EASY = np.linspace(-1.0, 1.0, 8)

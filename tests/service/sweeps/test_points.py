@@ -9,9 +9,9 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from mptcore.specs import Problem
-from service.experiments.models import Status
 from service.sweeps.expansion import MAX_POINTS, Point, Points, in_request
 from service.sweeps.models import Sweep
+from service.vocabulary import Status
 from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import GRID, SPEC, refused, rows, sweep
 from tests.support.ppca_spec import ppca_spec

@@ -12,7 +12,7 @@ from sqlalchemy import event, func, select, update
 
 from service.accounts.models import User
 from service.db.engine import Database, now
-from service.experiments.models import Experiment, Held, Metric, Status
+from service.experiments.models import Experiment, Held, Metric
 from service.operations import retention as files
 from service.queue import lease
 from service.queue.lease import Claim, FailureCause
@@ -21,6 +21,7 @@ from service.settings import Settings
 from service.submission.models import KeptRequest
 from service.sweeps.expansion import MAX_POINTS
 from service.sweeps.models import Sweep, SweepPoint
+from service.vocabulary import Status
 from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import release_held, start_next

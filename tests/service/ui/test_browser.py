@@ -7,9 +7,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from service.accounts import accounts
-from service.accounts.models import Role
-from service.experiments.models import Status
 from service.queue import lease
+from service.vocabulary import Role, Status
 from tests.service.ui.screenshots import DESK, PHONE, pages
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in

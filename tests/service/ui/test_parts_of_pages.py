@@ -11,10 +11,10 @@ from sqlalchemy import insert
 
 from mptcore.presets import PRESETS
 from service.accounts import accounts
-from service.accounts.models import Role
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.queue import drains
 from service.records.recording import Batch, record
+from service.vocabulary import Role, Status
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
 from tests.support.filled_lab import end, key_of, metrics

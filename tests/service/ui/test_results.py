@@ -4,8 +4,8 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
-from service.experiments.models import Status
 from service.records.recording import Batch, record
+from service.vocabulary import Status
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing
 from tests.support.filled_lab import end

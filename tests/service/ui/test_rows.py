@@ -5,7 +5,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page, expect
 
-from service.experiments.models import Artifact, Status
+from service.experiments.models import Artifact
+from service.vocabulary import Status
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab
 from tests.support.filled_lab import end, succeeded

@@ -11,13 +11,14 @@ from sqlalchemy import select, update
 
 from service.accounts import accounts, sign_ins
 from service.accounts.keys import digest
-from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, SignIn, SignInCode, User
+from service.accounts.models import ApiKey, SignIn, SignInCode, User
 from service.accounts.sign_in_routes import Refusals
 from service.accounts.sign_ins import CODE_USED, COOKIE, new_code, renew
 from service.accounts.users import UNKNOWN
 from service.app import create_app
 from service.db.engine import Database
 from service.settings import Settings
+from service.vocabulary import ROLE_SCOPES, Role, Scope
 from service.web import gate
 
 OWN = {"Sec-Fetch-Site": "same-origin"}

@@ -11,11 +11,12 @@ from sqlalchemy import event
 from service.accounts.users import ensure_key
 from service.app import create_app
 from service.db.engine import Database
-from service.experiments.models import Metric, Queue, Status
+from service.experiments.models import Metric, Queue
 from service.queue import lease, workers
 from service.queue.workers import Vitals
 from service.records.recording import Batch, record
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.attempts import claim_next
 from tests.support.ppca_spec import ppca_spec
 

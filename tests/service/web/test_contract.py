@@ -14,7 +14,7 @@ from service.accounts.users import ensure_key
 from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
-from service.experiments.models import Artifact, Event, Queue, Status
+from service.experiments.models import Artifact, Event, Queue
 from service.experiments.schemas import Changes, Submission
 from service.queue import drains, workers
 from service.queue.workers import Vitals
@@ -24,6 +24,7 @@ from service.submission.requests import Batch
 from service.sweeps.expansion import with_values
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import MorePoints, SweepChanges, SweepSubmission
+from service.vocabulary import Status
 from service.web.contract import EXAMPLES
 from service.webhooks.models import Webhook
 from service.webhooks.schemas import NewWebhook

@@ -7,10 +7,10 @@ from fastapi.testclient import TestClient
 
 from service.accounts.users import ensure_key
 from service.db.engine import Database
-from service.experiments.models import Status
 from service.queue import lease
 from service.records.recording import Batch, record
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.attempts import claim_next, claimed
 
 PATHS = ["", "/metrics", "/curves", "/curves/score"]

@@ -25,13 +25,14 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from service import app as main
 from service.accounts.keys import new_key
-from service.accounts.models import ROLE_SCOPES, ApiKey, Role, User
+from service.accounts.models import ApiKey, User
 from service.accounts.users import store_key
 from service.app import create_app
 from service.db.engine import Database, now
 from service.settings import Settings
 from service.submission import submit
 from service.submission.preparation import Prepared
+from service.vocabulary import ROLE_SCOPES, Role
 from service.web import gate
 from service.web.gate import HEAVY, PLACES_OF_USER
 from service.web.parameters import MAX_PARAMETERS

@@ -17,8 +17,8 @@ import pytest
 
 from mptcore.presets import PRESETS
 from service.db.engine import Database
-from service.experiments.models import Status
 from service.settings import Settings
+from service.vocabulary import Status
 from tests.support.attempts import claim_next
 from tests.support.browser import Service
 from tests.support.filled_lab import LEASE_S, end, points

@@ -18,12 +18,11 @@ from sqlalchemy.orm import Session
 from uuid6 import uuid7
 
 from service.accounts import accounts
-from service.accounts.models import ROLE_SCOPES, ApiKey, Role, Scope, User
+from service.accounts.models import ApiKey, User
 from service.app import create_app
 from service.datasets.models import Dataset
 from service.db.engine import Database
-from service.db.visibility import Visibility
-from service.experiments.models import Artifact, Experiment, Queue, Status
+from service.experiments.models import Artifact, Experiment, Queue
 from service.experiments.schemas import Submission
 from service.operations.prepare import prepare
 from service.queue import drains, workers
@@ -33,6 +32,7 @@ from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
 from service.ui.pages import PAGES
+from service.vocabulary import ROLE_SCOPES, Role, Scope, Status, Visibility
 from service.webhooks.models import Webhook
 from tests.support import stored
 from tests.support.ppca_spec import ppca_spec

@@ -15,13 +15,14 @@ from service.accounts.models import User
 from service.app import create_app
 from service.db.engine import Database, now
 from service.experiments import deletion
-from service.experiments.models import TERMINAL, Device, Experiment, Held, Queue, Status
+from service.experiments.models import Device, Experiment, Held, Queue
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease, ledger, worker_samples, workers
 from service.queue.lease import Claim, FailureCause
 from service.queue.workers import Vitals
 from service.settings import Settings
+from service.vocabulary import TERMINAL, Status
 from service.workers.models import Worker, WorkerSample
 from tests.support import stored
 from tests.support.attempts import submitted

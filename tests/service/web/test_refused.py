@@ -15,8 +15,9 @@ from service.accounts.users import ensure_key
 from service.app import create_app
 from service.db.engine import Database
 from service.db.errors import DISK_FULL
-from service.experiments.models import Experiment, Status
+from service.experiments.models import Experiment
 from service.settings import Settings
+from service.vocabulary import Status
 from service.web.errors import cannot_write
 from tests.support.attempts import keep_weights
 from tests.support.ppca_spec import ppca_spec

@@ -10,15 +10,14 @@ import httpx
 import pytest
 
 from service.accounts import accounts
-from service.accounts.models import ROLE_SCOPES, Role
 from service.accounts.users import Caller
 from service.app import create_app
 from service.db.engine import Database
 from service.events import poller
 from service.experiments import query_routes as experiment_queries
-from service.experiments.models import Status
 from service.queue import lease
 from service.settings import Settings
+from service.vocabulary import ROLE_SCOPES, Role, Status
 from tests.service.accounts.test_users import bearer
 from tests.support.attempts import claimed, submitted
 from tests.support.processes import wait_until

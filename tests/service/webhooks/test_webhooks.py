@@ -12,9 +12,9 @@ from sqlalchemy import event, update
 from service.accounts.models import User
 from service.app import create_app
 from service.db.engine import Database, now
-from service.experiments.models import DesiredState
 from service.queue import states
 from service.settings import Settings
+from service.vocabulary import DesiredState
 from service.webhooks import store
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.routes import MAX_WEBHOOKS

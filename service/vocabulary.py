@@ -1,0 +1,78 @@
+"""Words that leave the service: those of its answers, its requests, its keys and its events."""
+
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """Status of an experiment."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Ending(StrEnum):
+    """Final status of an experiment."""
+
+    SUCCEEDED = Status.SUCCEEDED
+    FAILED = Status.FAILED
+    CANCELLED = Status.CANCELLED
+
+
+TERMINAL = (Status.SUCCEEDED, Status.FAILED, Status.CANCELLED)
+UNFINISHED = (Status.QUEUED, Status.RUNNING, Status.PAUSED)
+WAITING = (Status.QUEUED, Status.PAUSED)
+
+
+class DesiredState(StrEnum):
+    """State that the owner of a running experiment requests."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+
+
+class Visibility(StrEnum):
+    """Users that may read a row and start from it: its owner, or everyone in the lab."""
+
+    PRIVATE = "private"
+    LAB = "lab"
+
+
+class Whose(StrEnum):
+    """Scope of a list: the caller's own, shared with the lab, or, for admins, all."""
+
+    MINE = "mine"
+    LAB = "lab"
+    ALL = "all"
+
+
+class Role(StrEnum):
+    """Role of a user: an admin may do everything, a viewer may only read."""
+
+    ADMIN = "admin"
+    MEMBER = "member"
+    VIEWER = "viewer"
+
+
+class Scope(StrEnum):
+    """Permission of a key, within its user's role."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    """Submit, retry, validate, upload, and change names, tags, visibility and the like."""
+    CANCEL = "cancel"
+    """Cancel, pause, resume, delete; revoke your own keys."""
+    ADMIN = "admin"
+    """Users, everyone's keys, the audit log; and all of the above on everyone's objects."""
+    METRICS = "metrics"
+
+
+ROLE_SCOPES: dict[Role, tuple[Scope, ...]] = {
+    Role.ADMIN: tuple(Scope),
+    Role.MEMBER: (Scope.READ, Scope.SUBMIT, Scope.CANCEL, Scope.METRICS),
+    Role.VIEWER: (Scope.READ, Scope.METRICS),
+}
