@@ -76,3 +76,55 @@ ROLE_SCOPES: dict[Role, tuple[Scope, ...]] = {
     Role.MEMBER: (Scope.READ, Scope.SUBMIT, Scope.CANCEL, Scope.METRICS),
     Role.VIEWER: (Scope.READ, Scope.METRICS),
 }
+
+
+class Action(StrEnum):
+    """Change of an experiment or a sweep."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    RETRY = "retry"
+    CHANGE = "change"
+    DELETE = "delete"
+
+
+DONE = {
+    Action.PAUSE: "paused",
+    Action.RESUME: "resumed",
+    Action.CANCEL: "cancelled",
+    Action.RETRY: "retried",
+    Action.CHANGE: "changed",
+    Action.DELETE: "deleted",
+}
+"""The actions in the past tense, as in messages and in the audit log."""
+
+SCOPES = {
+    Action.PAUSE: Scope.CANCEL,
+    Action.RESUME: Scope.CANCEL,
+    Action.CANCEL: Scope.CANCEL,
+    Action.RETRY: Scope.SUBMIT,
+    Action.CHANGE: Scope.SUBMIT,
+    Action.DELETE: Scope.CANCEL,
+}
+"""Scope that each action needs."""
+
+
+def allowed(status: Status, desired_state: DesiredState) -> tuple[Action, ...]:
+    """Return the actions, other than a change of its texts, that the status of an experiment allows
+    or, while it is running, the latest request of its owner."""
+    match status:
+        case Status.QUEUED:
+            return Action.PAUSE, Action.CANCEL, Action.DELETE
+        case Status.PAUSED:
+            return Action.RESUME, Action.CANCEL, Action.DELETE
+        case Status.SUCCEEDED:
+            return (Action.DELETE,)
+        case Status.FAILED | Status.CANCELLED:
+            return Action.RETRY, Action.DELETE
+    match desired_state:
+        case DesiredState.RUN:
+            return Action.PAUSE, Action.CANCEL
+        case DesiredState.PAUSE:
+            return Action.RESUME, Action.CANCEL
+    return ()

@@ -16,7 +16,7 @@ from service.db.visibility import listed, readable, reader
 from service.experiments.models import Experiment
 from service.refusals import ApiError, invalid, unauthorized
 from service.sweeps.models import Sweep
-from service.vocabulary import Whose
+from service.vocabulary import SCOPES, Action, Whose
 
 
 def check_whose(whose: Whose, user: Caller) -> None:
@@ -40,10 +40,21 @@ def find_own(session: Session, user: Caller, table: type[Row], id: str) -> Row:
     """Return a row that the caller may change. Raises ApiError: 404 if it does not exist or the
     caller may not read it, 403 if the caller may only read it."""
     found = find(session, user, table, id)
-    if found.owner_id != user.id and not user.is_admin:
+    if not _is_own(found, user):
         detail = f"you may only read this {table.noun}: its owner or an admin may change it"
         raise ApiError(HTTPStatus.FORBIDDEN, "not_yours", detail)
     return found
+
+
+def _is_own(row: Row, user: Caller) -> bool:
+    return row.owner_id == user.id or user.is_admin
+
+
+def permitted(row: Row, user: Caller, actions: Collection[Action]) -> list[Action]:
+    """Return those of these actions that the caller may take on a row."""
+    if not _is_own(row, user):
+        return []
+    return [action for action in Action if action in actions and SCOPES[action] in user.scopes]
 
 
 def find_readable(session: Session, user: Caller, table: type[Row], id: str) -> Row | None:

@@ -117,7 +117,7 @@ def list_experiments(
         waiting = queue_positions(session, loaded, queue_snapshots, user.id)
         titles = titles_of(session, loaded, user)
         out = experiment_out if full else summary_out
-        items = [out(one, waiting.get(one.id), titles[one.id]) for one in loaded]
+        items = [out(one, waiting.get(one.id), titles[one.id], user) for one in loaded]
         if metrics or summary:
             specs = specs_of(session, loaded) if summary else {}
             texts = [
@@ -169,7 +169,7 @@ def batch_get_experiments(
         items = [
             orjson.Fragment(
                 with_results(
-                    experiment_out(one, waiting.get(one.id), titles[one.id]),
+                    experiment_out(one, waiting.get(one.id), titles[one.id], user),
                     metrics[one.id],
                     summary_of(metrics[one.id], one.spec),
                 )
@@ -305,4 +305,4 @@ def to_response(
     """Return an experiment as its reader may see it, with its queue position."""
     waiting = queue_positions(session, [experiment], queue_snapshots, reader.id)
     title = titles_of(session, [experiment], reader)[experiment.id]
-    return experiment_out(experiment, waiting.get(experiment.id), title)
+    return experiment_out(experiment, waiting.get(experiment.id), title, reader)

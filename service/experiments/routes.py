@@ -34,7 +34,7 @@ from service.submission.idempotency import Accepted
 from service.submission.preparation import prepare
 from service.submission.requests import Batch, BatchOut, Bodies, Made, Retry, SubmissionBody
 from service.submission.submit import submitted
-from service.vocabulary import UNFINISHED, DesiredState, Status
+from service.vocabulary import DONE, UNFINISHED, Action, DesiredState, Status
 from service.web.dependencies import (
     Canceller,
     DatabaseDep,
@@ -289,22 +289,12 @@ def undelete(
         return to_response(session, experiment, queue_snapshots, user)
 
 
-DONE = {
-    DesiredState.CANCEL: "cancelled",
-    DesiredState.PAUSE: "paused",
-    DesiredState.RUN: "resumed",
+REQUESTS = {
+    Action.CANCEL: (DesiredState.CANCEL, Status.CANCELLED),
+    Action.PAUSE: (DesiredState.PAUSE, Status.PAUSED),
+    Action.RESUME: (DesiredState.RUN, Status.QUEUED),
 }
-"""Names of the actions in the audit log."""
-
-ALLOWED_ACTIONS = {
-    Status.QUEUED: "it may be paused or cancelled",
-    Status.RUNNING: "it ends soon, and may then be retried or deleted",
-    Status.PAUSED: "it may be resumed, cancelled or deleted",
-    Status.SUCCEEDED: "it has ended, and may only be deleted",
-    Status.FAILED: "it has ended, and may be retried or deleted",
-    Status.CANCELLED: "it has ended, and may be retried or deleted",
-}
-"""Actions that the owner may request, by status."""
+"""State that an action requests, and the status in which there is nothing to do."""
 
 
 def _request(
@@ -312,26 +302,21 @@ def _request(
     queue_snapshots: QueueSnapshots,
     user: Caller,
     experiment_id: str,
-    desired: DesiredState,
-    already: Status,
+    action: Action,
 ) -> ExperimentOut:
+    desired, already = REQUESTS[action]
     with database.transaction() as session:
         find_own(session, user, Experiment, experiment_id)
         accepted = states.request(session, experiment_id, desired)
         experiment = find(session, user, Experiment, experiment_id)
         if accepted is None and experiment.status != already:
-            what = "is being cancelled" if experiment.status == Status.RUNNING else "is"
-            detail = (
-                f"the experiment {what} {experiment.status}: "
-                f"{ALLOWED_ACTIONS[Status(experiment.status)]}"
-            )
-            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+            raise store.wrong_state(experiment)
         if accepted is not None:
-            audit.note(session, user, f"experiment.{DONE[desired]}", experiment_id)
+            audit.note(session, user, f"experiment.{DONE[action]}", experiment_id)
         return to_response(session, experiment, queue_snapshots, user)
 
 
-StateRequest = Callable[[DesiredState, Status], ExperimentOut]
+StateRequest = Callable[[Action], ExperimentOut]
 
 
 async def _state_request(
@@ -344,26 +329,26 @@ async def _state_request(
 
 
 StateRequestDep = Annotated[StateRequest, Depends(_state_request)]
-"""Requests a state of an experiment, and accepts that it has the status already."""
+"""Takes an action on an experiment, and accepts that it has the status already."""
 
 
 @router.post("/{experiment_id}:cancel", status_code=HTTPStatus.ACCEPTED)
 def cancel(request: StateRequestDep) -> ExperimentOut:
     """Cancel an experiment: at once if it waits, within a heartbeat and the kill grace if it runs.
     An ended experiment is not changed: 409, except if it is already cancelled."""
-    return request(DesiredState.CANCEL, Status.CANCELLED)
+    return request(Action.CANCEL)
 
 
 @router.post("/{experiment_id}:pause", status_code=HTTPStatus.ACCEPTED)
 def pause(request: StateRequestDep) -> ExperimentOut:
     """Pause an experiment. A running one saves a checkpoint and frees its slot."""
-    return request(DesiredState.PAUSE, Status.PAUSED)
+    return request(Action.PAUSE)
 
 
 @router.post("/{experiment_id}:resume", status_code=HTTPStatus.ACCEPTED)
 def resume(request: StateRequestDep) -> ExperimentOut:
     """Return a paused experiment to the queue. It continues from its checkpoint."""
-    return request(DesiredState.RUN, Status.QUEUED)
+    return request(Action.RESUME)
 
 
 @router.post("/{experiment_id}:retry", status_code=HTTPStatus.ACCEPTED)

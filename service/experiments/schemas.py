@@ -10,7 +10,7 @@ from mptcore.specs import ExperimentSpec
 from mptcore.specs.base import ExperimentId
 from service.queue.schemas import QueuePosition, RuntimeOut
 from service.schemas import Line, Moment, Page, RequestModel, ResponseModel
-from service.vocabulary import Status, Visibility
+from service.vocabulary import Action, Status, Visibility
 
 Tags = Annotated[list[Line], Field(max_length=50)]
 Note = Annotated[str, Field(max_length=10_000)]
@@ -328,6 +328,8 @@ class ExperimentSummary(Listed):
     """Cause of the failure. null: it has not failed."""
     last_seq: int
     """Number of its last record."""
+    can: list[Action]
+    """Actions that you may take now, by its state, its owner, and the scopes of your key."""
     summary: list[SummaryRow] | None = None
     """Means over seeds, the results of the model first: its values after training. In lists, with
     `summary=true`: the results and the requested metrics. null: not part of this answer."""

@@ -16,7 +16,7 @@ from service.fair_share import FairShare
 from service.queue import quota
 from service.queue.sizes import of_texts
 from service.refusals import ApiError, invalid
-from service.vocabulary import Status
+from service.vocabulary import DONE, Action, DesiredState, Status, allowed
 
 
 def change(
@@ -32,6 +32,24 @@ def change(
     if more > 0:
         quota.check_bytes(session, experiment.owner_id, fair_share, more)
     experiment.spec_bytes += more
+
+
+def actions(experiment: Experiment) -> set[Action]:
+    """Return the actions that the state of an experiment allows."""
+    state = Status(experiment.status), DesiredState(experiment.desired_state)
+    return {Action.CHANGE, *allowed(*state)} - ({Action.DELETE} if experiment.pinned else set())
+
+
+def wrong_state(experiment: Experiment) -> ApiError:
+    """Return the refusal of an action that the state of an experiment does not allow."""
+    state = Status(experiment.status), DesiredState(experiment.desired_state)
+    *names, last = [DONE[action] for action in allowed(*state)] or [""]
+    if not last:
+        detail = "the experiment is being cancelled: it ends soon"
+    else:
+        words = f"{', '.join(names)} or {last}" if names else last
+        detail = f"the experiment is {experiment.status}: it may be {words}"
+    return ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
 
 
 def next_in_turn(session: Session, owner_id: int, limit: int) -> Sequence[Experiment]:

@@ -6,6 +6,8 @@ from typing import Any
 import orjson
 from sqlalchemy import Row
 
+from service.accounts.permissions import permitted
+from service.accounts.users import Caller
 from service.experiments.models import Artifact, Event, Experiment
 from service.experiments.schemas import (
     ArtifactOut,
@@ -17,6 +19,7 @@ from service.experiments.schemas import (
     RunProgress,
     Urls,
 )
+from service.experiments.store import actions
 from service.queue import states
 from service.queue.schemas import QueuePosition
 from service.records.results import MetricRow, parsed_labels
@@ -24,15 +27,15 @@ from service.vocabulary import Status
 
 
 def experiment_out(
-    experiment: Experiment, place: QueuePosition | None, title: str
+    experiment: Experiment, place: QueuePosition | None, title: str, reader: Caller
 ) -> ExperimentOut:
     """Convert an experiment. `place` is the queue position of a queued one."""
-    summary = dict(summary_out(experiment, place, title))
+    summary = dict(summary_out(experiment, place, title, reader))
     return ExperimentOut.model_construct(**summary, spec=experiment.spec)
 
 
 def summary_out(
-    experiment: Experiment, place: QueuePosition | None, title: str
+    experiment: Experiment, place: QueuePosition | None, title: str, reader: Caller
 ) -> ExperimentSummary:
     """Convert an experiment without its spec."""
     path = f"/v1/experiments/{experiment.id}"
@@ -48,6 +51,7 @@ def summary_out(
         progress=_progress_out(experiment),
         queue=place,
         failure=failure_out(experiment),
+        can=permitted(experiment, reader, actions(experiment)),
         urls=Urls(self=path, cancel=f"{path}:cancel", **{part: f"{path}/{part}" for part in parts}),
     )
 

@@ -68,7 +68,8 @@ def list_preset_runs(
             PresetRuns(
                 name=name,
                 runs=[
-                    one and summary_out(one, waiting.get(one.id), titles[one.id]) for one in runs
+                    one and summary_out(one, waiting.get(one.id), titles[one.id], user)
+                    for one in runs
                 ],
             )
             for name, runs in found.items()

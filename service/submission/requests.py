@@ -20,6 +20,7 @@ from service.accounts.users import Caller
 from service.datasets.sizes import is_incomplete
 from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
+from service.experiments.store import actions, wrong_state
 from service.queue import quota
 from service.refusals import ApiError, invalid
 from service.schemas import MAX_BODY_BYTES, RequestModel, ResponseModel
@@ -41,7 +42,7 @@ from service.sweeps.expansion import (
 )
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import MorePoints, SweepSubmission
-from service.vocabulary import Status
+from service.vocabulary import Action
 
 MAX_TOGETHER = 1000
 MAX_RETRIED = 1000
@@ -131,9 +132,8 @@ class Retry(SubmissionRequest):
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         old = find_own(session, user, Experiment, self.experiment_id)
-        if old.status not in (Status.FAILED, Status.CANCELLED):
-            detail = f"only failed or cancelled experiments can be retried; this is {old.status}"
-            raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
+        if Action.RETRY not in actions(old):
+            raise wrong_state(old)
         return Submissions(old.owner_id, [retry_entry(old)])
 
 

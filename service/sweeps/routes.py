@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Query, Response
 from sqlalchemy.orm import Session, defer
 
 from service.accounts import audit
-from service.accounts.permissions import find, find_own, newest
+from service.accounts.permissions import find, find_own, newest, permitted
 from service.accounts.users import Caller
 from service.experiments.models import Experiment
 from service.experiments.routes import SubmitDep
@@ -227,4 +227,6 @@ def retry_sweep(turn: Heavy, sweep_id: SweepId, submitted: SubmitDep, user: Subm
 def _out(session: Session, queue_snapshots: QueueSnapshots, sweep: Sweep, user: Caller) -> SweepOut:
     counts = store.counts(session, [sweep.id], user).get(sweep.id, {})
     running = store.progress(session, sweep.id)
-    return sweep_out(sweep, counts, running, estimated_end(session, queue_snapshots, sweep))
+    can = permitted(sweep, user, store.actions(session, sweep, counts))
+    end = estimated_end(session, queue_snapshots, sweep)
+    return sweep_out(sweep, counts, can, running, end)

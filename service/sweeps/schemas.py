@@ -15,7 +15,7 @@ from service.experiments.schemas import (
 )
 from service.schemas import Page, ResponseModel
 from service.sweeps.expansion import MAX_POINTS, Points
-from service.vocabulary import Status
+from service.vocabulary import Action, Status
 
 Concurrency = Annotated[int, Field(ge=1, le=MAX_POINTS)]
 
@@ -80,6 +80,9 @@ class SweepSummary(Listed):
 class SweepOut(SweepSummary):
     """A sweep with its spec and progress."""
 
+    can: list[Action]
+    """Actions that you may take now, by the states of its points, its owner, and the scopes of your
+    key."""
     spec: dict[str, Any]
     """Fields that all points share, as submitted."""
     after: list[str]

@@ -41,9 +41,9 @@ from service.records.means import SEED, title
 from service.refusals import ApiError, invalid
 from service.sweeps.models import Sweep, SweepPoint
 from service.sweeps.schemas import SweepSubmission
-from service.vocabulary import UNFINISHED, Status
+from service.vocabulary import TERMINAL, UNFINISHED, Action, DesiredState, Status, allowed
 
-FAILED = (Status.FAILED, Status.CANCELLED)
+RETRYABLE = [one for one in TERMINAL if Action.RETRY in allowed(one, DesiredState.RUN)]
 MAX_SPEC_BYTES = 128 * 2**20
 """Maximum bytes of the specs that a table reads: four seconds of a processor."""
 MAX_EXPERIMENTS, MAX_BYTES = 15_000, 256 * 2**20
@@ -320,11 +320,21 @@ def _retryable(sweep_id: str) -> Subquery[Any]:
     Each experiment is looked up by its id alone: as a join, before PostgreSQL has statistics of a
     new sweep, it compares all points with all experiments."""
     is_own = Experiment.sweep_id == sweep_id
-    failed = is_own & Experiment.status.in_(FAILED) & Experiment.deleted_at.is_(None)
+    failed = is_own & Experiment.status.in_(RETRYABLE) & Experiment.deleted_at.is_(None)
     size = select(case((failed, Experiment.spec_bytes)))
     size = size.where(Experiment.id == SweepPoint.experiment_id)
     columns = SweepPoint.point, SweepPoint.experiment_id, size.scalar_subquery().label("spec_bytes")
     return select(*columns).where(SweepPoint.sweep_id == sweep_id).subquery()
+
+
+def actions(session: Session, sweep: Sweep, counts: Mapping[Status, int]) -> set[Action]:
+    """Return the actions that the states of a sweep's points allow."""
+    can = {Action.CHANGE}
+    if any(counts.get(status) for status in UNFINISHED):
+        can.add(Action.CANCEL)
+    if any(counts.get(status) for status in RETRYABLE):
+        can.add(Action.RETRY)
+    return can if obstacle(session, sweep) else can | {Action.DELETE}
 
 
 def obstacle(session: Session, sweep: Sweep) -> str | None:

@@ -21,7 +21,7 @@ from service.sweeps.models import Sweep
 from service.sweeps.pairing import HELDOUT, Parts, add_behind_best, data_of, mean_part
 from service.sweeps.schemas import SweepOut, SweepSummary, SweepUrls
 from service.sweeps.store import Column, SweepMetric
-from service.vocabulary import TERMINAL, Status
+from service.vocabulary import TERMINAL, Action, Status
 
 IN_TURN = (
     Status.RUNNING,
@@ -69,13 +69,18 @@ def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
 
 
 def sweep_out(
-    sweep: Sweep, counts: Mapping[Status, int], running: float, end: tuple[float | None, str]
+    sweep: Sweep,
+    counts: Mapping[Status, int],
+    can: list[Action],
+    running: float,
+    end: tuple[float | None, str],
 ) -> SweepOut:
-    """Convert a sweep. `running` is the progress of the running experiments in runs; `end` is the
-    expected end and its basis."""
+    """Convert a sweep. `can` has the actions that its reader may take, `running` is the progress of
+    the running experiments in runs, `end` is the expected end and its basis."""
     ended = sum(counts.get(one, 0) for one in TERMINAL)
     return SweepOut.model_construct(
         **dict(summary_out(sweep, counts)),
+        can=can,
         spec=sweep.spec,
         after=sweep.comes_after,
         progress=Progress(

@@ -179,7 +179,9 @@ def test_a_sweep_is_cancelled_and_retried_as_a_whole(admin: TestClient) -> None:
     before = [row["experiment_id"] for row in rows(admin, made["id"])]
     finish(database, claim_next(database))
     running = claim_next(database)
+    assert made["can"] == ["cancel", "change", "delete"]
     answer = admin.post(made["urls"]["cancel"]).json()
+    assert answer["can"] == ["cancel", "retry", "change"]
     assert answer["counts"] | {"cancelled": 4, "running": 1, "succeeded": 1} == answer["counts"]
     assert running is not None
     with database.transaction() as session:
@@ -187,6 +189,7 @@ def test_a_sweep_is_cancelled_and_retried_as_a_whole(admin: TestClient) -> None:
         lease.finish(session, running, Status.CANCELLED)
     ended = admin.get(made["urls"]["self"]).json()
     assert (ended["status"], ended["terminal"]) == ("cancelled", True)
+    assert ended["can"] == ["retry", "change", "delete"]
     assert ended["estimate"] == "all of its runs have ended"
     assert admin.post(made["urls"]["retry"]).json() == {"count": 5, "more": False}
     assert admin.post(made["urls"]["retry"]).json() == {"count": 0, "more": False}
@@ -315,12 +318,15 @@ def test_a_deleted_sweep_deletes_its_own_experiments(admin: TestClient) -> None:
     database = database_of(admin)
     running = claim_next(database)
     path = made["urls"]["self"]
+    assert "delete" not in admin.get(path).json()["can"]
     assert admin.delete(path).json()["reason"] == "wrong_state"
     finish(database, running)
     pinned = rows(admin, made["id"])[0]["experiment_id"]
     admin.patch(f"/v1/experiments/{pinned}", json={"pinned": True})
+    assert "delete" not in admin.get(path).json()["can"]
     assert admin.delete(path).json()["reason"] == "pinned"
     admin.patch(f"/v1/experiments/{pinned}", json={"pinned": False})
+    assert "delete" in admin.get(path).json()["can"]
     assert admin.delete(path).status_code == 204
     assert admin.get(path).status_code == 404
     assert count(admin) == 0

@@ -1,0 +1,92 @@
+"""Actions that an answer lists in `can`: requests for these are accepted, and others refused."""
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.vocabulary import Action, DesiredState, Status
+from tests.service.accounts.test_users import bearer, database_of, member
+from tests.support.ppca_spec import ppca_spec
+from tests.support.stored import change
+
+STATES = [
+    *((status, DesiredState.RUN) for status in Status),
+    (Status.RUNNING, DesiredState.PAUSE),
+    (Status.RUNNING, DesiredState.CANCEL),
+]
+CALLERS = {
+    "owner": {"pause", "cancel", "change", "delete"},
+    "submits": {"change"},
+    "cancels": {"pause", "cancel", "delete"},
+    "reads": set(),
+    "colleague": set(),
+    "admin": {"pause", "cancel", "change", "delete"},
+}
+
+
+def submit(api: TestClient, **headers: str) -> str:
+    body = {"spec": ppca_spec(), "cache": False, "visibility": "lab"}
+    made: str = api.post("/v1/experiments", json=body, headers=headers).json()["id"]
+    return made
+
+
+def take(api: TestClient, experiment_id: str, action: Action, headers: dict[str, str]) -> int:
+    path = f"/v1/experiments/{experiment_id}"
+    match action:
+        case Action.CHANGE:
+            answer = api.patch(path, json={"note": "new"}, headers=headers)
+        case Action.DELETE:
+            answer = api.delete(path, headers=headers)
+        case _:
+            answer = api.post(f"{path}:{action}", headers=headers)
+    return answer.status_code
+
+
+def state(api: TestClient, experiment_id: str) -> tuple[Any, ...]:
+    document = api.get(f"/v1/experiments/{experiment_id}").json()
+    return tuple(document[name] for name in ("status", "desired_state", "note"))
+
+
+def check(api: TestClient, experiment_id: str, action: Action, headers: dict[str, str]) -> set[str]:
+    """Return `can` of an experiment, after a check whether the action is in it if it is accepted
+    and changes something."""
+    listed = api.get("/v1/experiments?whose=lab", headers=headers).json()["items"]
+    can: set[str] = {*next(one["can"] for one in listed if one["id"] == experiment_id)}
+    before = state(api, experiment_id)
+    status_code = take(api, experiment_id, action, headers)
+    if action in can:
+        assert status_code in (200, 202, 204)
+    elif status_code not in (403, 409):
+        assert state(api, experiment_id) == before  # it was so already
+    return can
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize(("status", "desired_state"), STATES)
+def test_what_the_state_allows_is_accepted_and_the_rest_refused(
+    api: TestClient, status: Status, desired_state: DesiredState, pinned: bool
+) -> None:
+    for action in Action:
+        one = submit(api)
+        values = {"status": status, "desired_state": desired_state, "pinned": pinned}
+        change(database_of(api), one, **values)
+        check(api, one, action, {})
+
+
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("action", [*Action])
+def test_only_actions_of_the_role_and_the_key_are_listed(
+    api: TestClient, caller: str, action: Action
+) -> None:
+    key = member(api)["key"]
+    scopes = {"submits": ["read", "submit"], "cancels": ["read", "cancel"], "reads": ["read"]}
+    headers = {"owner": bearer(key), "admin": {}}.get(caller)
+    if caller == "colleague":
+        api.post("/v1/users", json={"name": "bob"})
+        headers = bearer(api.post("/v1/users/bob/keys", json={}).json()["key"])
+    elif headers is None:
+        body = {"scopes": scopes[caller]}
+        headers = bearer(api.post("/v1/users/ann/keys", json=body).json()["key"])
+    one = submit(api, **bearer(key))
+    assert check(api, one, action, headers) == CALLERS[caller]
