@@ -434,14 +434,13 @@ class Client(Administration):
     def run_preset(
         self, name: str, *, idempotency_key: str | None = None, **beside: Any
     ) -> list[Experiment]:
-        """Queue all of a preset's specs, or none, tagged as on the dashboard's Paper page. Return
-        the ids in the order that `verdict` needs."""
-        tags = [*beside.get("tags", ()), f"preset:{name}"]
-        specs = self._specs_of(name)
-        names = names_of_parts(name, len(specs))
+        """Queue all of a preset's specs, or none, with the preset's tags. Return the ids in the
+        order that `verdict` needs."""
+        preset, tags = self.preset(name), beside.pop("tags", ())
+        names = names_of_parts(name, len(preset["specs"]))
         submissions = [
-            {"spec": spec, "name": part, **beside, "tags": [*tags, f"part:{number}"]}
-            for number, (spec, part) in enumerate(zip(specs, names, strict=True), 1)
+            {"spec": spec, "name": part, **beside, "tags": [*tags, *own]}
+            for spec, part, own in zip(preset["specs"], names, preset["tags"], strict=True)
         ]
         ids = self.batch(submissions, idempotency_key=idempotency_key)
         return [self.experiments.get(one) for one in ids]

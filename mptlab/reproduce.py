@@ -118,13 +118,13 @@ def _submitted(
         made.is_short = specs != preset["specs"]
     if made.is_short:
         usable = [None] * len(specs)
-    tags = [] if made.is_short else [f"preset:{made.name}"]
+    tags = [[] for _ in specs] if made.is_short else preset["tags"]
     names = names_of_parts(f"{made.name}, short" if made.is_short else made.name, len(specs))
     texts = [json.dumps(spec, sort_keys=True) for spec in specs]
     found = [one or queued.get(text) for one, text in zip(usable, texts, strict=True)]
     new = [
-        {"spec": spec, "name": name, "tags": tags}
-        for spec, name, one in zip(specs, names, found, strict=True)
+        {"spec": spec, "name": name, "tags": own}
+        for spec, name, own, one in zip(specs, names, tags, found, strict=True)
         if one is None
     ]
     try:

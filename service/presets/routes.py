@@ -15,7 +15,7 @@ from service.accounts.permissions import find_readable
 from service.experiments.models import Experiment
 from service.experiments.titles import titles_of
 from service.experiments.views import metric_out, summary_out
-from service.presets.runs import ran, runs_of_presets
+from service.presets.runs import ran, runs_of_presets, tags_of
 from service.presets.schemas import (
     ComparisonOut,
     PresetList,
@@ -49,7 +49,7 @@ ALL_POINTS = 10_000_000
 @router.get("")
 def list_presets(user: Reader) -> PresetList:
     """List the paper's tables and figures."""
-    return PresetList(items=[PresetOut.of(preset) for preset in PRESETS.values()])
+    return PresetList(items=[_out(preset) for preset in PRESETS.values()])
 
 
 @custom.get("/v1/presets:runs", response_model=PresetRunsList)
@@ -79,7 +79,7 @@ def list_preset_runs(
 
 @router.get("/{name}")
 def get_preset(name: PresetName, user: Reader) -> PresetOut:
-    return PresetOut.of(_find(name))
+    return _out(_find(name))
 
 
 @router.get("/{name}/verdict", response_model=VerdictOut)
@@ -108,6 +108,11 @@ def get_verdict(
     return as_json(
         VerdictOut(verdict=verdict.verdict, comparisons=comparisons, missing=verdict.missing)
     )
+
+
+def _out(preset: Preset) -> PresetOut:
+    tags = [[*tags_of(preset.name, index)] for index in range(len(preset.specs))]
+    return PresetOut.of(preset, tags=tags)
 
 
 def _unfit(preset: Preset, found: Sequence[Experiment | None]) -> Iterator[Problem]:

@@ -31,8 +31,7 @@ SPECS_AT_ONCE = 50
 
 
 def tags_of(preset: str, index: int) -> tuple[str, str]:
-    """Tags of an experiment that runs the spec at this place of a preset. `run_preset` of the
-    client and the page set them."""
+    """Tags of an experiment that runs the spec at this place of a preset."""
     return f"preset:{preset}", f"part:{index + 1}"
 
 

@@ -18,6 +18,8 @@ class PresetOut(ResponseModel):
     """Published numbers, by name."""
     specs: list[ExperimentSpec]
     """Specs to submit, in this order."""
+    tags: list[list[str]]
+    """Tags for the experiment of each spec, by which it is found as a run of the preset."""
     needs: list[str]
     """Data sets and checkpoints that the specs read from the lab's folders."""
 

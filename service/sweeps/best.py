@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mptcore.protocol.metrics import BY_MERIT
+from mptcore.protocol.metrics import BY_MERIT, RESULTS
 from service.experiments.titles import text_of, value_at
 from service.sweeps.models import Sweep
 from service.sweeps.pairing import BEHIND_BEST, HELDOUT
@@ -117,7 +117,12 @@ def conclusion(
             notes.append(edge)
     if (sweep.spec.get("data") or {}).get("standardize"):
         notes.append(STANDARDIZED)
-    shown = best and {**best._asdict(), "smallest": smallest, "fields": fields}
+    shown = best and {
+        **best._asdict(),
+        "label": RESULTS[best.metric],
+        "smallest": smallest,
+        "fields": fields,
+    }
     return {"best": shown, "notes": notes}
 
 

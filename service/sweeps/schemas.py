@@ -73,6 +73,8 @@ class SweepSummary(Listed):
     """Number of points that you may read."""
     counts: dict[Status, int]
     """Number of points in each status."""
+    ended: int
+    """Number of points that have ended."""
     urls: SweepUrls
     """Addresses of the sweep."""
 
@@ -168,6 +170,8 @@ class BestRow(ResponseModel):
 
     metric: str
     """Metric that decides: the held-out LML or, without one, the best known measure."""
+    label: str
+    """Its heading, as in a summary."""
     row: int
     """Index of the best row."""
     alike: list[int]

@@ -59,6 +59,7 @@ def summary_out(sweep: Sweep, counts: Mapping[Status, int]) -> SweepSummary:
         terminal=status in TERMINAL,
         points=sum(counts.values()),
         counts={one: counts.get(one, 0) for one in Status},
+        ended=sum(counts.get(one, 0) for one in TERMINAL),
         urls=SweepUrls(
             self=path,
             cancel=f"{path}:cancel",
@@ -77,15 +78,15 @@ def sweep_out(
 ) -> SweepOut:
     """Convert a sweep. `can` has the actions that its reader may take, `running` is the progress of
     the running experiments in runs, `end` is the expected end and its basis."""
-    ended = sum(counts.get(one, 0) for one in TERMINAL)
+    summary = summary_out(sweep, counts)
     return SweepOut.model_construct(
-        **dict(summary_out(sweep, counts)),
+        **dict(summary),
         can=can,
         spec=sweep.spec,
         after=sweep.comes_after,
         progress=Progress(
-            done=int(PER_RUN * (ended + running)),
-            total=PER_RUN * sum(counts.values()),
+            done=int(PER_RUN * (summary.ended + running)),
+            total=PER_RUN * summary.points,
             unit="hundredths of a run",
         ),
         estimated_end=moment(end[0]),

@@ -12,8 +12,10 @@ from fastapi.responses import HTMLResponse, Response
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from service.accounts.sign_in_routes import SIGN_IN_PAGE
+from service.experiments.filters.fields import FAMILIES
 from service.refusals import ApiError
 from service.ui.help import documents
+from service.vocabulary import Status
 from service.web.files import RangedFile
 from service.web.headers import PAGE, PAGE_FILE
 
@@ -89,7 +91,12 @@ def _page(request: Request) -> HTMLResponse:
 
 def _framed(request: Request, template: str, **what: Any) -> HTMLResponse:
     text = _templates.get_template(template).render(
-        links=NAVIGATION, here=request.url.path, files=f"/static/{EDITION}", **what
+        statuses=" ".join(Status),
+        families=" ".join(FAMILIES),
+        links=NAVIGATION,
+        here=request.url.path,
+        files=f"/static/{EDITION}",
+        **what,
     )
     return HTMLResponse(text, headers=PAGE)
 

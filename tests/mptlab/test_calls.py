@@ -257,20 +257,23 @@ def test_a_file_is_written_into_the_folder_whatever_it_is_called(
 
 
 def test_a_preset_is_run_whole(client: Client, answers: Answers) -> None:
-    """Each spec under its name, in order, with the tags that the Paper page sets too."""
+    """Each spec under its name, in order, with the tags of the preset."""
     specs = [{**SPEC, "seeds": [i]} for i in range(2)]
-    answers.says({"specs": specs}, {"items": [{"id": "a"}, {"id": "b"}]}, {"id": "a"}, {"id": "b"})
+    tags = [["preset:fig1", f"part:{part}"] for part in (1, 2)]
+    preset = {"specs": specs, "tags": tags}
+    answers.says(preset, {"items": [{"id": "a"}, {"id": "b"}]}, {"id": "a"}, {"id": "b"})
     made = client.run_preset("fig1", idempotency_key="once", tags=["t"])
     assert [one.id for one in made] == ["a", "b"]
     paths = [request.url.path for request in answers.seen]
     assert paths[:2] == ["/v1/presets/fig1", "/v1/experiments:batch"]
     sent = answers.seen[1]
     assert json.loads(sent.content)["experiments"] == [
-        {"spec": spec, "name": f"fig1 {part}/2", "tags": ["t", "preset:fig1", f"part:{part}"]}
+        {"spec": spec, "name": f"fig1 {part}/2", "tags": ["t", *tags[part - 1]]}
         for part, spec in enumerate(specs, 1)
     ]
     assert sent.headers["Idempotency-Key"] == "once"
-    answers.says({"specs": specs[:1]}, {"items": [{"id": "a"}]}, {"id": "a"})
+    short = {"specs": specs[:1], "tags": tags[:1]}
+    answers.says(short, {"items": [{"id": "a"}]}, {"id": "a"})
     client.run_preset("fig1")
     (plain,) = json.loads(answers.seen[-2].content)["experiments"]
     assert (plain["name"], plain["tags"]) == ("fig1", ["preset:fig1", "part:1"])

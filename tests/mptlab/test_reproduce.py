@@ -75,6 +75,7 @@ class Batches:
     def __init__(self, **runs: Sequence[tuple[str, str] | None]) -> None:
         self._runs = runs
         self.names: list[str] = []
+        self.tags: list[Sequence[str]] = []
 
     def preset_runs(self) -> list[Json]:
         return [
@@ -84,7 +85,9 @@ class Batches:
 
     def batch(self, submissions: Iterable[Json]) -> list[str]:
         before = len(self.names)
-        self.names += [one["name"] for one in submissions]
+        for one in submissions:
+            self.names.append(one["name"])
+            self.tags.append(one["tags"])
         return [f"new {i}" for i in range(before, len(self.names))]
 
 
@@ -97,27 +100,31 @@ def ppca(seed: int) -> Json:
     }
 
 
+def preset_of(name: str, *specs: Json) -> Json:
+    return {"name": name, "specs": [*specs], "tags": [[name, str(i)] for i in range(len(specs))]}
+
+
 @pytest.mark.parametrize(
     ("status", "used"),
     [("succeeded", "old"), ("running", "old"), ("paused", "new 0"), ("failed", "new 0")],
 )
 def test_runs_that_may_never_end_are_not_waited_for(status: str, used: str) -> None:
-    preset = {"name": "a", "specs": [ppca(1)]}
+    preset = preset_of("a", ppca(1))
     service = Batches(a=[("old", status)])
     (made,) = reproduce.submitted(cast(Client, service), [preset], quick=False)
     assert made.ids == [used]
 
 
 def test_only_what_is_missing_is_queued() -> None:
-    preset = {"name": "a", "specs": [ppca(1), ppca(2), ppca(3)]}
+    preset = preset_of("a", ppca(1), ppca(2), ppca(3))
     service = Batches(a=[("first", "succeeded"), None, ("third", "queued")])
     (made,) = reproduce.submitted(cast(Client, service), [preset], quick=False)
     assert made.ids == ["first", "new 0", "third"]
-    assert service.names == ["a 2/3"]
+    assert (service.names, service.tags) == (["a 2/3"], [["a", "1"]])
 
 
 def test_presets_with_the_same_specs_share_their_experiments() -> None:
-    presets = [{"name": name, "specs": [ppca(1), ppca(2)]} for name in ("a", "b")]
+    presets = [preset_of(name, ppca(1), ppca(2)) for name in ("a", "b")]
     service = Batches(a=[None, None], b=[None, None])
     made = reproduce.submitted(cast(Client, service), presets, quick=False)
     assert [one.ids for one in made] == [["new 0", "new 1"]] * 2
@@ -128,7 +135,7 @@ def test_presets_with_the_same_specs_share_their_experiments() -> None:
 def test_a_short_form_uses_no_long_runs(quick: bool) -> None:
     """Nor does a whole preset use the short form of another one."""
     vae = {**ppca(1), "model": {"family": "masked_lm"}}
-    presets = [{"name": name, "specs": [vae, ppca(2)]} for name in ("a", "b")]
+    presets = [preset_of(name, vae, ppca(2)) for name in ("a", "b")]
     service = Batches(a=[("old", "succeeded"), None], b=[("one", "succeeded"), ("two", "queued")])
     first, second = reproduce.submitted(cast(Client, service), presets, quick)
     assert first.ids == (["new 0", "new 1"] if quick else ["old", "new 0"])

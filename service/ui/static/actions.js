@@ -1,27 +1,19 @@
-// What may be done with an experiment, by where it stands and what the reader may.
+// What may be done with an experiment, as the service says.
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { call, post } from "./api.js";
 import { titleOf } from "./format.js";
 import { Confirm, Problem } from "./parts.js";
 
+const TEXTS = { pause: "Pause", resume: "Resume", cancel: "Cancel", retry: "Retry" };
 
-/** The verbs of the API that its state allows. */
-function verbsOf({ status }) {
-  if (status === "queued" || status === "running") return ["pause", "cancel"];
-  if (status === "paused") return ["resume", "cancel"];
-  return ["failed", "cancelled"].includes(status) ? ["retry"] : [];
-}
-
-const TEXTS = { pause: "Pause", cancel: "Cancel", resume: "Resume", retry: "Retry" };
-const SCOPES = { pause: "cancel", cancel: "cancel", resume: "cancel", retry: "submit" };
-
-export function Actions({ experiment, me, may, onDone }) {
+export function Actions({ experiment, me, onDone }) {
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
   const [question, setQuestion] = useState(null);
   const path = `/v1/experiments/${experiment.id}`;
-  if (experiment.owner !== me.name && !may("admin")) {
+  const { can } = experiment;
+  if (experiment.owner !== me.name && !can.length) {
     return html`<p class="muted small">${experiment.owner} shares this with the lab: you may read it.</p>`;
   }
 
@@ -54,12 +46,12 @@ export function Actions({ experiment, me, may, onDone }) {
   const shared = experiment.visibility === "lab";
   return html`<div class="stack">
     <div class="row" role="group" aria-label="What to do with it">
-      ${verbsOf(experiment).filter((verb) => may(SCOPES[verb])).map((verb) => html`
+      ${can.filter((action) => action in TEXTS).map((verb) => html`
         <button key=${verb} type="button" disabled=${busy} onClick=${() => (verb === "cancel" ? setQuestion(verb) : perform(verb))}>${TEXTS[verb]}</button>`)}
-      ${may("submit") && html`
+      ${can.includes("change") && html`
         <button type="button" disabled=${busy} onClick=${() => change({ visibility: shared ? "private" : "lab" })}>${shared ? "Make private" : "Share"}</button>
         <button type="button" disabled=${busy} onClick=${() => change({ pinned: !experiment.pinned })}>${experiment.pinned ? "Unpin" : "Pin"}</button>`}
-      ${may("cancel") && experiment.status !== "running" && html`
+      ${can.includes("delete") && html`
         <button type="button" class="danger" disabled=${busy} onClick=${() => setQuestion("delete")}>Delete</button>`}
     </div>
     <${Problem} error=${error} />

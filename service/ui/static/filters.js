@@ -5,8 +5,6 @@ import { get } from "./api.js";
 import { leaves } from "./format.js";
 import { resultsOf } from "./result.js";
 
-const STATUSES = ["queued", "running", "paused", "succeeded", "failed", "cancelled"];
-const FAMILIES = ["ppca", "factor_analysis", "linear_vae", "vae", "masked_lm"];
 const ORDERS = [
   ["", "Newest first"],
   ["created asc", "Oldest first"],
@@ -135,6 +133,7 @@ function Order({ query, change, metrics }) {
 export function Filters({ query, change, error, me, chosen, setChosen, example }) {
   const [text, setText] = useState(query.get("filter") ?? "");
   const wrong = error?.at("/query/filter");
+  const { statuses, families } = document.body.dataset;
   function onSubmit(event) {
     event.preventDefault();
     const form = new FormData(event.target);
@@ -154,8 +153,8 @@ export function Filters({ query, change, error, me, chosen, setChosen, example }
     <details open=${query.has("filter") || query.has("family") || query.has("status")}>
       <summary>Filters and columns</summary>
       <div class="stack inset">
-        <${Choice} name="status" label="Status" values=${STATUSES} query=${query} change=${change} />
-        <${Choice} name="family" label="Family" values=${FAMILIES} query=${query} change=${change} />
+        <${Choice} name="status" label="Status" values=${statuses.split(" ")} query=${query} change=${change} />
+        <${Choice} name="family" label="Family" values=${families.split(" ")} query=${query} change=${change} />
         <div class="field">
           <label for="filter">Filter</label>
           <input id="filter" name="filter" class="mono" list="filter-words" value=${text} spellcheck="false"

@@ -2,16 +2,13 @@
 
 import { get, post, withQuery } from "./api.js";
 
-const tagOf = (preset) => `preset:${preset.name}`;
-const partOf = (index) => `part:${index + 1}`;
-
 /** Queues all of a preset's specs, or none; gives their ids. */
 export async function runPreset(preset) {
-  const { specs } = preset;
+  const { specs, tags } = preset;
   const experiments = specs.map((spec, index) => ({
     spec,
     name: specs.length > 1 ? `${preset.title} ${index + 1}/${specs.length}` : preset.title,
-    tags: [tagOf(preset), partOf(index)],
+    tags: tags[index],
   }));
   const made = await post("/v1/experiments:batch", { experiments });
   return made.items.map((one) => one.id);

@@ -2,7 +2,6 @@
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { call, get, post, withEach } from "./api.js";
-import { ENDED } from "./counts.js";
 import { titleOf } from "./format.js";
 import { Confirm } from "./parts.js";
 
@@ -42,13 +41,14 @@ function Question({ title, action, experiments, onAnswer, children }) {
 }
 
 /** A bar below the list, as long as some are selected. */
-export function Selection({ selected, clear, may, onDone }) {
+export function Selection({ selected, clear, onDone }) {
   const [question, setQuestion] = useState(null);
   const [said, setSaid] = useState(null);
   const [deleted, setDeleted] = useState([]);
   const experiments = [...selected.values()];
   const ids = experiments.map((one) => one.id);
-  const open = experiments.filter((one) => !ENDED.includes(one.status));
+  const mayEach = (action) => experiments.filter(({ can }) => can.includes(action));
+  const open = mayEach("cancel");
 
   /** Does the same with each, says how it went, and gives the ids of those that were not refused. */
   async function each(some, done, work) {
@@ -80,10 +80,9 @@ export function Selection({ selected, clear, may, onDone }) {
     ${ids.length > 0 && html`<div class="selection row" role="group" aria-label="Selected experiments">
       <strong>${ids.length} selected</strong>
       <a class="button primary" href=${`/compare?ids=${ids.join(",")}`}>Compare</a>
-      ${may("submit") && html`<${Tagging} experiments=${experiments} onTag=${onTag} />`}
-      ${may("cancel") && html`
-        ${open.length > 0 && html`<button type="button" onClick=${() => setQuestion("cancel")}>Cancel ${runs(open.length)}</button>`}
-        <button type="button" class="danger" onClick=${() => setQuestion("delete")}>Delete</button>`}
+      ${mayEach("change").length > 0 && html`<${Tagging} experiments=${experiments} onTag=${onTag} />`}
+      ${open.length > 0 && html`<button type="button" onClick=${() => setQuestion("cancel")}>Cancel ${runs(open.length)}</button>`}
+      ${mayEach("delete").length > 0 && html`<button type="button" class="danger" onClick=${() => setQuestion("delete")}>Delete</button>`}
       <button type="button" class="quiet" onClick=${clear}>Select none</button>
     </div>`}
     ${question === "cancel" && html`<${Question} title=${`Cancel ${runs(open.length)}?`} action=${`Cancel ${runs(open.length)}`}

@@ -26,11 +26,11 @@ export function axesOf(table) {
 /** The values of some fields in a row: "latent_dim 3". */
 const choiceOf = (row, fields) => fields.map((field) => `${field.split(".").pop()} ${plain(row.fields[field] ?? null)}`).join(", ");
 
-/** The best row of a table, `{metric, row, at}`, with its fields in words; null if there is none. */
+/** The best row of a table, `{metric, label, row, at}`, with its fields in words; null if there is none. */
 export function bestRow(table) {
   if (!table.best) return null;
   const row = rowsOf(table)[table.best.row];
-  return { metric: table.best.metric, row, at: choiceOf(row, table.best.fields) };
+  return { ...table.best, row, at: choiceOf(row, table.best.fields) };
 }
 
 /** The metric whose errors are drawn: for the held-out LML, whose points share their observations, the difference from the best. */

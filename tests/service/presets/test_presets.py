@@ -23,6 +23,7 @@ def test_every_preset_can_be_submitted(api: TestClient) -> None:
     assert [preset["name"] for preset in listed] == list(PRESETS)
     for preset in listed:
         assert preset["statement"]
+        assert len(preset["tags"]) == len(preset["specs"])
         for spec in preset["specs"]:
             answer = api.post("/v1/experiments:validate", json={"spec": spec})
             assert answer.status_code == 200, answer.json()
@@ -94,7 +95,7 @@ def test_runs_of_presets_are_found_for_any_kind_of_submission(api: TestClient) -
     untagged = submit(api, second)
     assert runs_of(api, "table1") == [None, untagged, None]
     threads = {**third, "compute": {**third["compute"], "threads": 1}}
-    tagged = submit(api, threads, "preset:table1", "part:3")
+    tagged = submit(api, threads, *api.get("/v1/presets/table1").json()["tags"][2])
     assert runs_of(api, "table1") == [None, untagged, tagged]
     newer = submit(api, second, "mine")
     assert runs_of(api, "table1") == [None, newer, tagged]

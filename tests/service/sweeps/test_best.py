@@ -80,7 +80,8 @@ def test_held_out_rows_that_are_shared_tell_which_are_as_good() -> None:
     found = of((0.5, 0.26), (0.0, 0.0), (0.5, 0.24), (0.5, None))
     made = conclude(found)
     assert made["best"] == {
-        "metric": "lml_heldout", "row": 1, "alike": [0], "smallest": 0, "fields": [K],
+        "metric": "lml_heldout", "label": "LML, held out", "row": 1, "alike": [0], "smallest": 0,
+        "fields": [K],
     }  # fmt: skip
     assert made["notes"] == [
         f"best by lml_heldout: {K}=3; within two standard errors: 2",

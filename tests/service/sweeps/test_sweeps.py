@@ -181,7 +181,7 @@ def test_a_sweep_is_cancelled_and_retried_as_a_whole(admin: TestClient) -> None:
     running = claim_next(database)
     assert made["can"] == ["cancel", "change", "delete"]
     answer = admin.post(made["urls"]["cancel"]).json()
-    assert answer["can"] == ["cancel", "retry", "change"]
+    assert (answer["can"], answer["ended"]) == (["cancel", "retry", "change"], 5)
     assert answer["counts"] | {"cancelled": 4, "running": 1, "succeeded": 1} == answer["counts"]
     assert running is not None
     with database.transaction() as session:

@@ -7,12 +7,14 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from service.accounts import accounts
+from service.experiments.filters.fields import FAMILIES
 from service.queue import lease
 from service.vocabulary import Role, Status
 from tests.service.ui.screenshots import DESK, PHONE, pages
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
 from tests.support.filled_lab import MARKUP, end, key_of, points, succeeded
+from tests.support.stored import change
 
 AXE = (Path(__file__).parents[2] / "support" / "axe" / "axe.min.js").read_text()
 """axe-core 4.14.1 from npm: MPL-2.0, beside it."""
@@ -178,6 +180,31 @@ def test_experiments_are_cancelled_on_their_page_and_in_the_list(
     page.get_by_role("button", name="Undo").click()
     expect(page.get_by_text("3 experiments brought back")).to_be_visible()
     expect(page.locator("tbody tr")).to_have_count(3)
+
+
+def test_a_pausing_run_can_be_resumed(page: Page, lab: BrowsedLab) -> None:
+    one = submitted(lab.database, name="long")
+    change(lab.database, one, status=Status.RUNNING)
+    page.goto(lab.url(f"/experiments/{one}"))
+    buttons = page.get_by_role("group", name="What to do with it").get_by_role("button")
+    expect(buttons).to_have_text(["Pause", "Cancel", "Share", "Pin"])
+    page.get_by_role("button", name="Pause").click()
+    expect(buttons).to_have_text(["Resume", "Cancel", "Share", "Pin"])
+    page.get_by_role("button", name="Resume").click()
+    expect(buttons).to_have_text(["Pause", "Cancel", "Share", "Pin"])
+
+
+def test_the_list_is_filtered_by_status_and_family(page: Page, lab: BrowsedLab) -> None:
+    kept = [submitted(lab.database, name=f"kept {i}") for i in range(2)]
+    change(lab.database, kept[0], status=Status.PAUSED)
+    page.goto(lab.url("/?q=kept"))
+    page.get_by_text("Filters and columns").click()
+    statuses = page.get_by_role("group", name="Status").locator("label")
+    expect(statuses).to_have_text([containing(status) for status in Status])
+    expect(page.get_by_role("group", name="Family").locator("label")).to_have_count(len(FAMILIES))
+    page.get_by_label("paused").check()
+    page.get_by_label("ppca", exact=True).check()
+    expect(page.locator("tbody tr")).to_have_text([containing("kept 0")])
 
 
 def test_errors_are_shown_at_their_field(page: Page, lab: BrowsedLab) -> None:

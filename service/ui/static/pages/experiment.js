@@ -132,7 +132,7 @@ function Spec({ experiment }) {
   </section>`;
 }
 
-export default function Experiment({ me, may }) {
+export default function Experiment({ me }) {
   const id = location.pathname.split("/")[2];
   const one = useLive(() => get(`/v1/experiments/${id}`), [id], (data) => data.terminal);
   const reader = useMemo(() => curvesOf(id), [id]);
@@ -147,7 +147,7 @@ export default function Experiment({ me, may }) {
         <h1>${titleOf(experiment)}</h1>
         <div><${Tags} of=${experiment.tags} /></div>
       </div>
-      <${Actions} experiment=${experiment} me=${me} may=${may} onDone=${() => { one.refresh(); curves.refresh(); }} />
+      <${Actions} experiment=${experiment} me=${me} onDone=${() => { one.refresh(); curves.refresh(); }} />
     </div>
     <${Failure} of=${experiment.failure} />
     <${Warnings} experiment=${experiment} />

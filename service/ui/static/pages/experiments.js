@@ -156,6 +156,6 @@ export default function Experiments({ me, may }) {
       ${query.has("cursor") && html`<button type="button" onClick=${() => change({ cursor: null })}>First page</button>`}
       ${data.next_cursor && html`<button type="button" onClick=${() => change({ cursor: data.next_cursor })}>Next page</button>`}
     </nav>`}
-    <${Selection} selected=${selected} clear=${clear} may=${may} onDone=${refresh} />
+    <${Selection} selected=${selected} clear=${clear} onDone=${refresh} />
   </div>`;
 }

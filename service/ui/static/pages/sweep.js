@@ -3,7 +3,7 @@
 import { html, useState } from "../vendor/preact-htm.js";
 import { call, get, post } from "../api.js";
 import { Chart } from "../chart.js";
-import { Counts, ENDED } from "../counts.js";
+import { Counts } from "../counts.js";
 import { dateTime, plain, titleOf, withError } from "../format.js";
 import { useLive } from "../live.js";
 import { Parallel } from "../parallel.js";
@@ -20,15 +20,13 @@ function Pick({ id, label, values, value, set }) {
     </select></div>`;
 }
 
-const LABELS = { lml_heldout: "LML, held out", mpt_heldout: "MPT, held out", lml: "LML", mpt: "MPT" };
-
 /** The result of a sweep, with the sentences that `mpt table` prints; the best is bold in its table. */
 function Best({ table, best }) {
   if (best === null && !table.notes.length) return null;
   const cell = best?.row.metrics[best.metric];
   return html`<section class="stack" aria-label="Result">
     ${best && html`<div class="result"><div class="figure">
-      <div class="muted small">Best ${LABELS[best.metric]}</div>
+      <div class="muted small">Best ${best.label}</div>
       <div class="amount">${withError(cell.value, cell.std_err)} <span class="muted small">nats</span></div>
       <div class="small">at ${best.at}</div>
     </div></div>`}
@@ -124,14 +122,14 @@ function Points({ id, table, best }) {
 // Maximum number of points that a request retries.
 const RETRIED = 1000;
 
-function SweepActions({ sweep, me, may, onDone }) {
+function SweepActions({ sweep, onDone }) {
   const [error, setError] = useState(null);
   const [question, setQuestion] = useState(null);
-  if (sweep.owner !== me.name && !may("admin")) return null;
+  if (!sweep.can.length) return null;
   const path = `/v1/sweeps/${sweep.id}`;
   const run = (work) => work().then(() => setError(null), setError).then(onDone);
   const failed = (sweep.counts.failed ?? 0) + (sweep.counts.cancelled ?? 0);
-  const open = sweep.points - ENDED.reduce((total, status) => total + (sweep.counts[status] ?? 0), 0);
+  const open = sweep.points - sweep.ended;
   const cancel = () => run(() => post(`${path}:cancel`));
   const remove = () => run(() => call("DELETE", path).then(() => location.assign("/sweeps")));
   function answer(work) {
@@ -143,9 +141,9 @@ function SweepActions({ sweep, me, may, onDone }) {
   const runs = open === 1 ? "1 run" : `${open} runs`;
   return html`<div class="stack">
     <div class="row" role="group" aria-label="What to do with it">
-      ${may("cancel") && !sweep.terminal && html`<button type="button" onClick=${() => setQuestion("cancel")}>Cancel ${runs}</button>`}
-      ${may("submit") && failed > 0 && html`<button type="button" onClick=${() => run(() => post(`${path}:retry`))}>Retry ${Math.min(failed, RETRIED)}</button>`}
-      ${may("cancel") && html`<button type="button" class="danger" onClick=${() => setQuestion("delete")}>Delete</button>`}
+      ${sweep.can.includes("cancel") && html`<button type="button" onClick=${() => setQuestion("cancel")}>Cancel ${runs}</button>`}
+      ${sweep.can.includes("retry") && html`<button type="button" onClick=${() => run(() => post(`${path}:retry`))}>Retry ${Math.min(failed, RETRIED)}</button>`}
+      ${sweep.can.includes("delete") && html`<button type="button" class="danger" onClick=${() => setQuestion("delete")}>Delete</button>`}
     </div>
     <${Problem} error=${error} />
     ${question === "cancel" && html`<${Confirm} title=${`Cancel ${runs}?`} action=${`Cancel ${runs}`} onAnswer=${answer(cancel)}>
@@ -154,7 +152,7 @@ function SweepActions({ sweep, me, may, onDone }) {
   </div>`;
 }
 
-export default function Sweep({ me, may }) {
+export default function Sweep() {
   const id = location.pathname.split("/")[2];
   const read = async () => {
     const [sweep, table] = await Promise.all([get(`/v1/sweeps/${id}`), get(`/v1/sweeps/${id}/table`)]);
@@ -169,7 +167,7 @@ export default function Sweep({ me, may }) {
   return html`<div class="stack">
     <div class="row spread">
       <div class="grow"><h1>${titleOf(sweep)}</h1><${Tags} of=${sweep.tags} /></div>
-      <${SweepActions} sweep=${sweep} me=${me} may=${may} onDone=${refresh} />
+      <${SweepActions} sweep=${sweep} onDone=${refresh} />
     </div>
     <${Best} table=${table} best=${best} />
     <section class="card">

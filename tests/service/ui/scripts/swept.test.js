@@ -38,9 +38,10 @@ test("where seeds are swept, a curve is of means over them", () => {
 
 test("the best row is the one that the service names, and it is marked", () => {
   const items = [row({ "a.k": 2 }, -2), row({ "a.k": 1 }, -1), row({ "a.k": 3 }, null)];
-  const best = { metric: "lml", row: 1, alike: [0], smallest: 0, fields: ["a.k"] };
+  const best = { metric: "lml", label: "LML", row: 1, alike: [0], smallest: 0, fields: ["a.k"] };
   const made = table(["a.k"], items, [], [["a.k"]], best);
-  assert.deepEqual(bestRow(made), { metric: "lml", row: items[1], at: "k 1" });
+  const { metric, label, row: shown, at } = bestRow(made);
+  assert.deepEqual({ metric, label, shown, at }, { metric: "lml", label: "LML", shown: items[1], at: "k 1" });
   assert.equal(bestRow({ ...made, best: null }), null);
   const marks = chartOf(made, "a.k", "lml").series.slice(1);
   assert.deepEqual(marks.map(({ label, x, value, dots }) => [label, x, value, dots]), [["best: k 1", [1], [-1], true], ["smallest as good: k 2", [2], [-2], true]]);
