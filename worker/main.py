@@ -143,7 +143,7 @@ def take_gpu(settings: Settings) -> None:
 @logged_process
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
-    parser.add_argument("queue", type=Queue, choices=list(Queue), help="queue that it serves")
+    parser.add_argument("queue", choices=list(map(str, Queue)), help="queue that it serves")
     lifetime_help = "end after this time (90s, 45m, 3h); a run is handed back before"
     parser.add_argument("--lifetime", type=duration, metavar="TIME", help=lifetime_help)
     parser.add_argument("--local", action="store_true", help="of `mpt serve`: without a broker")
@@ -152,11 +152,12 @@ def main() -> None:
         parser.error("--lifetime is for workers of a lab")
     settings = begin()
     app = None if arguments.local else make_celery(settings)
-    if arguments.queue == Queue.GPU:
+    queue = Queue(arguments.queue)
+    if queue == Queue.GPU:
         take_gpu(settings)
     else:
         hide_gpus()
-    worker = Worker(settings, arguments.queue, arguments.lifetime)
+    worker = Worker(settings, queue, arguments.lifetime)
     worker.lifetime.stop_on_signals()
     if app is None:
         worker.run_locally()

@@ -2,7 +2,6 @@
 
 import re
 from datetime import datetime, time, timedelta
-from enum import StrEnum
 from itertools import islice
 from typing import Annotated
 
@@ -23,24 +22,6 @@ app.add_typer(user_app, name="user")
 app.add_typer(key_app, name="key")
 
 
-class Role(StrEnum):
-    """Permissions of a user."""
-
-    admin = "admin"
-    member = "member"
-    viewer = "viewer"
-
-
-class Scope(StrEnum):
-    """Permissions of a key."""
-
-    read = "read"
-    submit = "submit"
-    cancel = "cancel"
-    admin = "admin"
-    metrics = "metrics"
-
-
 LIMIT = "NUMBER|none"
 LIMITS = ("max_running", "max_submitted", "max_gpu_hours_a_day", "max_bytes")
 USER_COLUMNS = ("name", "role", "active", "shares", *LIMITS, "may_jump")
@@ -53,10 +34,10 @@ Name = Annotated[str, typer.Argument(help="the user's name")]
 def add_user(
     context: CommandContext,
     name: Name,
-    role: Annotated[Role, typer.Option(help="permissions of the user")] = Role.member,
+    role: Annotated[str, typer.Option(help="admin, member or viewer")] = "member",
 ) -> None:
     """Add a user, and print the first key. It is shown only once."""
-    context.client.add_user(name, role.value)
+    context.client.add_user(name, role)
     made = context.client.add_key(name)
     context.tell(made, [made["key"]])
 
@@ -73,7 +54,7 @@ def list_users(context: CommandContext) -> None:
 def change_user(
     context: CommandContext,
     name: Name,
-    role: Annotated[Role | None, typer.Option(help="another role")] = None,
+    role: Annotated[str | None, typer.Option(help="admin, member or viewer")] = None,
     active: Annotated[
         bool | None,
         typer.Option("--active/--disabled", help="disabled: keys are refused, the queue is held"),
@@ -103,7 +84,7 @@ def change_user(
     A disabled user's keys are refused and its queued experiments do not start; running ones
     continue: see "mpt cancel --user".
     """
-    plain = {"role": role and role.value, "active": active, "shares": shares, "may_jump": may_jump}
+    plain = {"role": role, "active": active, "shares": shares, "may_jump": may_jump}
     typed = (max_running, max_submitted, max_gpu_hours, max_bytes)
     limits = _given(dict(zip(LIMITS, typed, strict=True)))
     changes = _given(plain) | {name: _limit(name, text) for name, text in limits.items()}
@@ -119,13 +100,16 @@ def add_key(
     name: Name,
     label: Annotated[str | None, typer.Option(help="purpose of the key")] = None,
     scope: Annotated[
-        list[Scope] | None, typer.Option(help="repeatable; default: all of the role's scopes")
+        list[str] | None,
+        typer.Option(
+            help="read, submit, cancel, admin or metrics; repeatable; default: all of "
+            "the role's scopes"
+        ),
     ] = None,
     days: Annotated[float | None, typer.Option(help="days until it expires")] = None,
 ) -> None:
     """Create a key and print it. It is shown only once."""
-    scopes = [one.value for one in scope] if scope else None
-    wanted = {"name": label, "scopes": scopes, "lasts_days": days}
+    wanted = {"name": label, "scopes": scope or None, "lasts_days": days}
     made = context.client.add_key(name, **_given(wanted))
     context.tell(made, [made["key"]])
 

@@ -2,7 +2,6 @@
 
 import signal
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,13 +11,6 @@ from mptlab import serve as server
 from mptlab.api import Client, store
 
 app = typer.Typer()
-
-
-class Queue(StrEnum):
-    """The kinds of worker."""
-
-    cpu = "cpu"
-    gpu = "gpu"
 
 
 @app.command()
@@ -95,7 +87,7 @@ def reaper() -> None:
 
 @app.command()
 def worker(
-    queue: Annotated[Queue, typer.Argument(help="queue that it serves")] = Queue.cpu,
+    queue: Annotated[str, typer.Argument(help="queue that it serves: cpu or gpu")] = "cpu",
     lifetime: Annotated[
         str | None, typer.Option(help="stop after this time (90s, 45m, 3h) and requeue its run")
     ] = None,
@@ -109,11 +101,11 @@ def worker(
 ) -> None:
     """Lab mode: run a worker with one slot. A GPU worker uses the GPU with the fewest workers,
     among all GPUs or those in CUDA_VISIBLE_DEVICES."""
-    if every and queue != Queue.gpu:
+    if every and queue != "gpu":
         raise typer.BadParameter("--all works only with the queue gpu")
     if slots > 1 and not every:
         raise typer.BadParameter("--slots works only with --all")
-    part = ["worker.every_gpu"] if every else ["worker", queue.value]
+    part = ["worker.every_gpu"] if every else ["worker", queue]
     several = ["--slots", str(slots)] if slots > 1 else []
     server.become(*part, *several, *(["--lifetime", lifetime] if lifetime else []))
 

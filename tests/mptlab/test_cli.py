@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mptlab import Client, Refused, serve
+from service.vocabulary import Role, Scope
 from tests.support.commands import mpt, mpt_here
 from tests.support.ppca_spec import ppca_spec
 
@@ -125,6 +126,19 @@ def test_an_admin_adds_a_user_and_revokes_a_key(environment: dict[str, str]) -> 
 def words(shown: str) -> list[list[str]]:
     """Return the words of each line."""
     return [line.split() for line in shown.splitlines()]
+
+
+def test_an_unknown_role_or_scope_is_refused_with_the_known_ones(
+    environment: dict[str, str],
+) -> None:
+    for words, known in (
+        (("user", "add", "eve", "--role", "boss"), [*Role]),
+        (("user", "set", "local", "--role", "boss"), [*Role]),
+        (("key", "add", "local", "--scope", "boss"), [*Scope]),
+    ):
+        code, _, error = mpt_here(environment, "admin", *words)
+        assert code == 1
+        assert all(f"'{word}'" in error for word in known), error
 
 
 def test_an_admin_changes_a_user(environment: dict[str, str]) -> None:
