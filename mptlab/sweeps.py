@@ -61,21 +61,22 @@ class Sweep:
         and `data`. Each end is yielded once, even if the service restarts meanwhile."""
         return follow_several(self._client, f"{self._path}/events", kind)
 
-    def table(self) -> list[Json]:
+    def table(self, order_by: str | None = None) -> list[Json]:
         """Return a row for each point: its number, experiment and status, the swept fields by their
         paths, and each metric over its seeds, with its standard error as `… std_err` and the number
-        of seeds as `… count`."""
-        return [flat_row(row) for row in self.table_document()["items"]]
+        of seeds as `… count`. They are in their order or in that of a column: "lml desc"."""
+        return [flat_row(row) for row in self.table_document(order_by)["items"]]
 
-    def means(self) -> list[Json]:
+    def means(self, order_by: str | None = None) -> list[Json]:
         """Return the same over all seeds: a row for each choice of the swept fields other than
         `seeds`, with its number of `points`. If seeds are not swept, it is the table."""
-        return [flat_row(row) for row in rows_of(self.table_document())]
+        return [flat_row(row) for row in rows_of(self.table_document(order_by))]
 
-    def table_document(self) -> Json:
+    def table_document(self, order_by: str | None = None) -> Json:
         """Return the service's table: its points, also pooled over seeds, with the best row and
         what to say about it."""
-        return self._client._call("GET", f"{self._path}/table")
+        query = {} if order_by is None else {"order_by": order_by}
+        return self._client._call("GET", f"{self._path}/table", params=query)
 
     def plot(
         self,

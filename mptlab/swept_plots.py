@@ -10,12 +10,12 @@ from matplotlib.ticker import MaxNLocator
 
 from mptlab.errors import Json
 from mptlab.plots import BAND, STYLE, Plot
-from mptlab.sorting import ERROR
 from mptlab.sweeps import flat_row, rows_of
 
 HELDOUT = "lml_heldout"
 BEHIND_BEST = "lml_heldout_behind_best"
 SIZE = "model.latent_dim"
+ERROR = " std_err"
 NAMES = {
     "lml": "log marginal likelihood, nats",
     "lml_heldout": "held-out log marginal likelihood, nats",

@@ -24,7 +24,6 @@ from rich.text import Text
 from mptlab.api import Client
 from mptlab.errors import Json, Refused
 from mptlab.progress import printable
-from mptlab.sorting import in_order
 from mptlab.sweeps import Sweep, flat_row, rows_of
 from mptlab.tables import for_people, sweep_for_people
 from mptlab.uploads import reading_lines
@@ -68,13 +67,12 @@ class CommandContext:
 
     def show_sweep(self, sweep: Sweep, order: str | None = None) -> None:
         """Print a sweep's points as JSON, or its means over seeds as a table with its best row, in
-        the order of a column. Raises ValueError if there is no such column."""
+        the order of a column."""
         if self.as_json:
-            return self.dump(in_order(sweep.table(), order))
-        document = sweep.table_document()
-        means = [flat_row(row) for row in rows_of(document)]
-        best = document["best"] and means[document["best"]["row"]]
-        rows = in_order(means, order)
+            return self.dump(sweep.table(order_by(order)))
+        document = sweep.table_document(order_by(order))
+        rows = [flat_row(row) for row in rows_of(document)]
+        best = document["best"] and rows[document["best"]["row"]]
         shown = sweep_for_people(rows, best, (order or "").removeprefix("-"))
         for row, one in zip(shown, short_ids(rows), strict=True):
             row.update(one)
@@ -197,6 +195,12 @@ class CommandContext:
         if slash and owner and 0 < len(name) <= 200:
             query = {"owner": owner, "name": name, "whose": "lab"}
             yield from self.client.experiments(**query, limit=limit)
+
+
+def order_by(sort: str | None) -> str | None:
+    """Return a column as it is typed, with a minus for the highest value first, in the form of the
+    service."""
+    return sort and f"{sort.removeprefix('-')} {'desc' if sort.startswith('-') else 'asc'}"
 
 
 WITHOUT_ERROR = "a score without ± has no error: that needs 12 masks of each size, or three seeds"

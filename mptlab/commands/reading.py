@@ -17,6 +17,7 @@ from mptlab.commands.context import (
     ids_and_names,
     local_time,
     moment,
+    order_by,
     warn,
     with_context,
     write_csv,
@@ -33,7 +34,6 @@ from mptlab.commands.following import (
 from mptlab.errors import Json
 from mptlab.experiments import MAX_A_PAGE
 from mptlab.progress import printable
-from mptlab.sorting import in_order
 from mptlab.tables import comparison, data_note, with_error
 
 GIB = 2**30
@@ -230,7 +230,7 @@ def table(
     sweep = context.sweep(sweep_id)
     if csv_ is None:
         return context.show_sweep(sweep, sort)
-    rows = in_order(sweep.table(), sort)
+    rows = sweep.table(order_by(sort))
     columns = dict.fromkeys(column for row in rows for column in row)
     write_csv(csv_, {name: [row.get(name) for row in rows] for name in columns})
 

@@ -119,6 +119,15 @@ def get_table(
             "`long`, a row for each value."
         ),
     ] = CsvForm.POINTS,
+    order_by: Annotated[
+        str | None,
+        Query(
+            max_length=1000,
+            description="Order of the rows: a swept field, a metric or its error "
+            "(`mpt std_err`), then asc or desc. Rows without a value are last.",
+            examples=["lml desc"],
+        ),
+    ] = None,
 ) -> Response:
     """Return a row for each point: the swept fields, status, and metrics over seeds. `format=csv`
     is for a spreadsheet: `form=long` has a row for each value of a metric, `form=pooled` a row for
@@ -130,9 +139,11 @@ def get_table(
         points = store.points(session, sweep_id, user)
         metrics = store.metrics(session, sweep_id)
         wanted = CsvForm.POOLED if format == TableFormat.JSON else form
-        averaged = {} if wanted == CsvForm.LONG else metrics
+        averaged = {} if wanted == CsvForm.LONG and order_by is None else metrics
         parts = partial(heldout_parts, session)
-        made = table(sweep, points, averaged, parts, pooled=wanted == CsvForm.POOLED)
+        made = table(
+            sweep, points, averaged, parts, pooled=wanted == CsvForm.POOLED, order_by=order_by
+        )
     if format == TableFormat.JSON:
         return plain_json(made)
     match form:

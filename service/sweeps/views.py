@@ -18,6 +18,7 @@ from service.records.spreadsheets import csv_text
 from service.refusals import ApiError, invalid
 from service.sweeps.best import SEEDS, chief_metric, conclusion, varying
 from service.sweeps.models import Sweep
+from service.sweeps.order import in_order
 from service.sweeps.pairing import HELDOUT, Parts, add_behind_best, data_of, mean_part
 from service.sweeps.schemas import SweepOut, SweepSummary, SweepUrls
 from service.sweeps.store import Column, SweepMetric
@@ -108,6 +109,7 @@ def table(
     parts_of: Callable[[Sequence[str]], Mapping[str, Parts]],
     *,
     pooled: bool = True,
+    order_by: str | None = None,
 ) -> Document:
     """Return the table of a sweep, as in `Table`; if not `pooled`, without pooled points and
     without the best. `parts_of` returns the `heldout_parts` of experiments. Raises ApiError."""
@@ -134,15 +136,30 @@ def table(
         add_behind_best(in_groups, of_groups, [data[group[0]] for group in groups])
     names = _names(rows, metrics)
     made = {"fields": sweep.fields, "metrics": names, "items": rows, "pooled": in_groups}
-    if not pooled:
-        return made
-    shown = in_groups or rows
-    others = [path for path in sweep.fields if path != SEEDS]
-    return made | {
-        "chief_metric": chief_metric(names, sweep.fields),
-        "varying": varying(shown, others),
-        **conclusion(sweep, shown, rows, spec),
-    }
+    if pooled:
+        shown = in_groups or rows
+        others = [path for path in sweep.fields if path != SEEDS]
+        made |= {
+            "chief_metric": chief_metric(names, sweep.fields),
+            "varying": varying(shown, others),
+            **conclusion(sweep, shown, rows, spec),
+        }
+    return made if order_by is None else _in_order(made, order_by)
+
+
+def _in_order(made: Document, order_by: str) -> Document:
+    """Return a table with its rows in another order. Raises ApiError."""
+    columns = [*made["fields"], *made["metrics"]]
+    orders = {name: in_order(made[name], order_by, columns) for name in ("items", "pooled")}
+    ordered = made | {name: [made[name][i] for i in order] for name, order in orders.items()}
+    if best := made.get("best"):
+        place = {old: new for new, old in enumerate(orders["pooled"] or orders["items"])}
+        ordered["best"] = best | {
+            "row": place[best["row"]],
+            "alike": sorted(place[i] for i in best["alike"]),
+            "smallest": place.get(best["smallest"]),
+        }
+    return ordered
 
 
 def _names(rows: Sequence[Document], metrics: Metrics) -> list[str]:

@@ -10,7 +10,6 @@ import pytest
 
 from mptlab import Client
 from mptlab.commands.context import WITHOUT_ERROR, short_ids
-from mptlab.sorting import in_order
 from mptlab.swept_plots import BEHIND_BEST, draw
 from mptlab.tables import sweep_for_people, with_error
 from tests.support.commands import mpt_here
@@ -211,7 +210,7 @@ def measured(*latent_dims: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def test_the_error_of_a_metric_is_drawn_and_sorted() -> None:
+def test_the_error_of_a_metric_is_drawn() -> None:
     found = measured(1)
     given = table(found, PER_SIZE, chief="mpt")
     assert draw(given, None, None).axes[0].get_ylabel() == "MPT score, nats"
@@ -223,10 +222,31 @@ def test_the_error_of_a_metric_is_drawn_and_sorted() -> None:
     assert axes.get_yscale() == "linear"  # it is 0
     with pytest.raises(ValueError, match="no metric other"):
         draw(given, "other std_err", None)
-    assert [row[PER_SIZE] for row in in_order(found, "mpt std_err")] == [16, 4]
-    assert [row[PER_SIZE] for row in in_order(found, "-mpt std_err")] == [4, 16]
-    with pytest.raises(ValueError, match="there is no column other std_err"):
-        in_order(found, "other std_err")
+
+
+def test_commands_order_their_tables(environment: dict[str, str]) -> None:
+    words = ("sweep", "-", "--over", f"{K}=1..3", "--name", "sorted", "--sort", f"-{K}")
+    spec = json.dumps(ppca_spec(model__init="maximum_likelihood"))
+    code, _, error = mpt_here({**environment, "COLUMNS": "200"}, *words, text=spec)
+    assert code == 2
+    assert "--sort orders the table of --watch" in error
+    code, shown, error = mpt_here(environment, *words, "--watch", text=spec)
+    assert code == 0, error
+    assert firsts(shown) == ["3", "2", "1"]
+    assert firsts(mpt_here(environment, "table", "sorted", "--sort", "lml")[1]) == ["1", "2", "3"]
+    _, shown, _ = mpt_here(environment, "table", "sorted", "--sort", f"-{K}", "--json")
+    assert [row[K] for row in json.loads(shown)] == [3, 2, 1]
+    _, shown, _ = mpt_here(environment, "table", "sorted", "--sort", f"-{K}", "--csv", "-")
+    assert [line.split(",")[3] for line in shown.splitlines()] == [K, "3", "2", "1"]
+    code, shown, error = mpt_here(environment, "table", "sorted", "--sort", "mtp")
+    assert (code, shown) == (1, "")
+    assert f"there is no column mtp: did you mean mpt? there are {K}, lml, mpt" in error
+
+
+def firsts(shown: str) -> list[str]:
+    """First cells of the rows of a printed table."""
+    cells = (line.split()[0] for line in shown.splitlines() if line.strip())
+    return [cell for cell in cells if cell.isdigit()]
 
 
 def test_a_table_shows_the_column_that_it_is_sorted_by() -> None:

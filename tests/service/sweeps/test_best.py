@@ -212,3 +212,18 @@ def test_a_table_has_its_best_row_over_seeds(api: TestClient) -> None:
     assert table["pooled"][best["row"]]["metrics"]["lml"]["value"] == -5.5
     assert table["notes"][0].startswith(f"best by lml: {K}=2")
     assert json.dumps(table)  # no value of Python's own
+    query = {"order_by": "lml asc"}
+    ordered = api.get(made["urls"]["table"], params=query).json()
+    assert [row["fields"][K] for row in ordered["pooled"]] == [1, 2]
+    assert [row["point"] for row in ordered["items"]] == [0, 3, 1, 2]
+    assert ordered["pooled"][ordered["best"]["row"]]["fields"] == {K: 2}
+    query = {"order_by": "lml desc"}
+    ordered = api.get(made["urls"]["table"], params=query).json()
+    assert [row["fields"][K] for row in ordered["pooled"]] == [2, 1]
+    assert ordered["pooled"][ordered["best"]["row"]]["fields"] == {K: 2}
+    assert ordered["notes"] == table["notes"]
+    for form in ("points", "long"):
+        csv = api.get(made["urls"]["table"], params={**query, "format": "csv", "form": form}).text
+        points = dict.fromkeys(line.split(",")[0] for line in csv.splitlines()[1:])
+        assert [*points] == ["2", "1", "3", "0"]
+    assert api.get(made["urls"]["table"], params={"order_by": "other"}).status_code == 422
