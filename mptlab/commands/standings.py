@@ -1,6 +1,5 @@
 """Standing of the paper's presets, and their verdicts in the terminal."""
 
-from collections.abc import Sequence
 from datetime import datetime
 
 import typer
@@ -11,17 +10,13 @@ from mptlab.errors import Json
 from mptlab.tables import HALF_WIDTH, with_error
 
 
-def standing(client: Client, preset: Json, runs: Sequence[Json | None]) -> Json:
+def standing(client: Client, preset: Json, last: Json) -> Json:
     """Return a preset's row: its name, its inputs, the time of its last runs, and the verdict on
     them, or their status."""
-    made = [one for one in runs if one is not None]
-    is_done = len(made) == len(runs) and all(one["status"] == "succeeded" for one in made)
-    status = "not run" if not made else "incomplete"
-    if is_done:
-        status = client.verdict(preset["name"], made)["verdict"]
-    elif made and not all(one["terminal"] for one in made):
-        status = "running"
-    took = f"{sum(map(_seconds, made)):.0f} s" if is_done else None
+    status, took = last["status"], None
+    if status == "succeeded":
+        status = client.verdict(preset["name"], last["runs"])["verdict"]
+        took = f"{sum(map(_seconds, last['runs'])):.0f} s"
     title = preset["title"]
     needs = ", ".join(preset["needs"]) or None
     return {"name": preset["name"], "title": title, "needs": needs, "took": took, "status": status}

@@ -199,8 +199,8 @@ def list_presets(context: CommandContext) -> None:
     found = context.client.presets()
     if context.as_json:
         return context.dump(found)
-    runs = {one["name"]: one["runs"] for one in context.client.preset_runs()}
-    rows = [standing(context.client, one, runs[one["name"]]) for one in found]
+    last = {one["name"]: one for one in context.client.preset_runs()}
+    rows = [standing(context.client, one, last[one["name"]]) for one in found]
     print_table(rows[0], (row.values() for row in rows))
 
 

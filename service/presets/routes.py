@@ -15,7 +15,7 @@ from service.accounts.permissions import find_readable
 from service.experiments.models import Experiment
 from service.experiments.titles import titles_of
 from service.experiments.views import metric_out, summary_out
-from service.presets.runs import ran, runs_of_presets, tags_of
+from service.presets.runs import ran, runs_of_presets, status_of, tags_of
 from service.presets.schemas import (
     ComparisonOut,
     PresetList,
@@ -67,6 +67,7 @@ def list_preset_runs(
         items = [
             PresetRuns(
                 name=name,
+                status=status_of(runs),
                 runs=[
                     one and summary_out(one, waiting.get(one.id), titles[one.id], user)
                     for one in runs

@@ -20,7 +20,7 @@ from service.experiments.listing import Wanted, load_texts, page_of
 from service.experiments.models import Experiment
 from service.experiments.references import ReferencedInputs
 from service.settings import Settings
-from service.vocabulary import Status
+from service.vocabulary import UNFINISHED, Status
 
 WITHOUT_RESULT = (Status.FAILED, Status.CANCELLED, Status.PAUSED)
 """Statuses of experiments that come after all others."""
@@ -71,6 +71,16 @@ def runs_of_presets(
         name: [newest(name, i, spec) for i, spec in enumerate(preset.specs)]
         for name, preset in PRESETS.items()
     }
+
+
+def status_of(runs: Sequence[Experiment | None]) -> str:
+    """Return the status of a preset by the experiments that ran its specs."""
+    statuses = [None if one is None else Status(one.status) for one in runs]
+    if not any(statuses):
+        return "not run"
+    if all(status == Status.SUCCEEDED for status in statuses):
+        return "succeeded"
+    return "running" if {*statuses} & {*UNFINISHED} else "incomplete"
 
 
 def _computed(session: Session, ids: Sequence[str], most: int) -> Mapping[str, str]:

@@ -34,6 +34,8 @@ class PresetRuns(ResponseModel):
 
     name: str
     """Name of the preset."""
+    status: str
+    """`succeeded`: all its specs have run; `running`: some may yet; `incomplete`; or `not run`."""
     runs: list[ExperimentSummary | None]
     """An experiment for each spec of the preset. null: no experiment ran it."""
 

@@ -16,31 +16,25 @@ export async function runPreset(preset) {
 
 /**
  * Where presets stand, by their names: `runs`, the newest experiment that ran each of its specs or
- * null, and the `verdict` once all of these have succeeded.
+ * null, their `status` together, and the `verdict` once all of these have succeeded.
  */
 export async function standingsOf(presets) {
   const { items } = await get("/v1/presets:runs");
-  const known = new Map(items.map((one) => [one.name, one.runs]));
-  const standings = presets.map(async (preset) => {
-    const runs = known.get(preset.name);
-    return [preset.name, { runs, verdict: await verdictOf(preset, runs) }];
+  const known = new Map(items.map((one) => [one.name, one]));
+  const standings = presets.map(async ({ name }) => {
+    const { runs, status } = known.get(name);
+    return [name, { runs, status, verdict: status === "succeeded" ? await verdictOf(name, runs) : null }];
   });
   return Object.fromEntries(await Promise.all(standings));
 }
 
-async function verdictOf(preset, runs) {
-  if (!runs.every((one) => one?.status === "succeeded")) return null;
+async function verdictOf(name, runs) {
   const query = { experiment: runs.map((one) => one.id) };
-  return get(withQuery(`/v1/presets/${preset.name}/verdict`, query));
+  return get(withQuery(`/v1/presets/${name}/verdict`, query));
 }
 
 /** "not run", "running", "incomplete", or the verdict. */
-export function stateOf({ runs, verdict }) {
-  const made = runs.filter(Boolean);
-  if (verdict) return verdict.verdict;
-  if (!made.length) return "not run";
-  return made.every(({ terminal }) => terminal) ? "incomplete" : "running";
-}
+export const stateOf = ({ status, verdict }) => verdict?.verdict ?? status;
 
 const STATES = { agrees: "agree", differs: "differ", "not run": "not run" };
 

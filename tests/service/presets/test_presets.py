@@ -107,6 +107,22 @@ def test_runs_of_presets_are_found_for_any_kind_of_submission(api: TestClient) -
     assert runs_of(api, "table1")[1] == untagged
 
 
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [
+        ([None, None], "not run"),
+        (["succeeded", None], "incomplete"),
+        (["failed", "succeeded"], "incomplete"),
+        (["failed", "queued"], "running"),
+        (["paused", None], "running"),
+        (["succeeded", "succeeded"], "succeeded"),
+    ],
+)
+def test_a_preset_has_a_status(statuses: list[str | None], status: str) -> None:
+    runs = [None if one is None else Experiment(status=one) for one in statuses]
+    assert preset_runs.status_of(runs) == status
+
+
 def test_a_run_of_another_preset_with_an_equal_spec_is_the_last_choice(api: TestClient) -> None:
     """A run of Table 1 had the name of a figure."""
     spec = api.get("/v1/presets/table1").json()["specs"][0]
