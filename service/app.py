@@ -124,7 +124,7 @@ def _routes() -> list[BaseRoute]:
     them."""
     found = APIRouter(responses=ERRORS)
     found.include_router(pages.router)
-    for router in (health.liveness, health.router, sign_in.public):
+    for router in (health.router, sign_in.public):
         found.include_router(router)
     for router in ROUTERS:
         assert issubclass(router.route_class, StrictRoute)

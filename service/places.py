@@ -22,6 +22,10 @@ class Places:
         """Return whether the next request of this user would wait."""
         return self._free == 0 or self._taken[user] >= self._of_user
 
+    def waiting(self, user: Hashable) -> int:
+        """Return how many requests of a user wait."""
+        return len(self._waiting.get(user, ()))
+
     @asynccontextmanager
     async def place(self, user: Hashable) -> AsyncIterator[None]:
         """Wait for a place of the user, and hold it while the block runs."""

@@ -24,7 +24,7 @@ from service.records.curves import (
 from service.records.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.records.selection import Wanted, check_selection
 from service.refusals import invalid
-from service.web.dependencies import DatabaseDep, Heavy, Reader, limited
+from service.web.dependencies import DatabaseDep, Heavy, Reader, reading
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, etag, is_known, not_modified, tagged
 from service.web.parameters import ExperimentId, FreeParameters
 from service.web.route import JsonBody, StrictRoute
@@ -102,7 +102,7 @@ def _answer(
     labels: Wanted,
     asked: Asked,
 ) -> Response:
-    with limited(database) as session:
+    with reading(database) as session:
         experiment = find(session, user, Experiment, experiment_id)
         # The points stay the same up to a record number until another attempt starts.
         at = (experiment.id, experiment.attempt, experiment.last_seq, experiment.status)
@@ -154,7 +154,7 @@ def batch_get_curves(
 ) -> Response:
     """Return the curves of up to 1,000 experiments: all or none. If some do not exist, the 404
     names them."""
-    with limited(database) as session:
+    with reading(database) as session:
         answer = _answer_of_many(session, wanted, user)
     return written(answer, format)
 

@@ -47,6 +47,7 @@ from service.web.dependencies import (
     Reader,
     check_client,
     limited,
+    reading,
     release_places,
 )
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
@@ -158,7 +159,7 @@ def batch_get_experiments(
     user: Reader,
 ) -> Response:
     """Return up to 50 experiments: all or none. If some do not exist, the 404 names them."""
-    with limited(database) as session:
+    with reading(database) as session:
         found = find_all(session, user, wanted.ids, whole=True)
         waiting = queue_positions(session, found, queue_snapshots, user.id)
         try:
@@ -251,7 +252,7 @@ async def get_experiment(
         return await _awaited(poller, subject, user, wait_s, ask, if_none_match is not None)
 
     def read_now() -> Response:
-        with limited(database) as session:
+        with reading(database) as session:
             answer, _ = read(session, whole=True)
         assert answer is not None
         return answer

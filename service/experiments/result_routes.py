@@ -17,7 +17,7 @@ from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file
 from service.refusals import ApiError
-from service.web.dependencies import DatabaseDep, Heavy, Reader, SettingsDep, limited
+from service.web.dependencies import DatabaseDep, Heavy, Reader, SettingsDep, reading
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.files import RangedFile
 from service.web.media_types import accepted, as_json, plain_json
@@ -68,7 +68,7 @@ def get_metrics(
     if_none_match: IfNoneMatch = None,
 ) -> Response:
     """Return the metrics so far."""
-    with limited(database) as session:
+    with reading(database) as session:
         find(session, user, Experiment, experiment_id)
         content = orjson.Fragment(metrics_json(results.metrics(session, experiment_id)))
     return by_content(plain_json({"items": content}), if_none_match)
@@ -111,7 +111,7 @@ def get_logs(
 ) -> Response:
     """Return the run's log, oldest first, as JSON or as lines of text. A resumed run logs the lines
     after its checkpoint again, with the same numbers."""
-    with limited(database) as session:
+    with reading(database) as session:
         find(session, user, Experiment, experiment_id)
         found = results.logs(session, experiment_id, after, level, limit + 1)
     has_more = len(found) > limit
@@ -142,7 +142,7 @@ def get_bundle(
 ) -> StreamingResponse:
     """Return an ended experiment as a zip: spec, records, curves, metrics, files, environments, and
     a README with the command that computes it again. An experiment that has not ended is 409."""
-    with limited(database) as session:
+    with reading(database) as session:
         experiment = find(session, user, Experiment, experiment_id)
         if not is_terminal(experiment.status):
             detail = (

@@ -35,6 +35,7 @@ from service.web.dependencies import (
     Reader,
     SettingsDep,
     limited,
+    reading,
 )
 from service.web.media_types import as_json
 from service.web.route import StrictRoute
@@ -100,7 +101,7 @@ def get_verdict(
     preset = _find(name)
     if len(experiment) != len(preset.specs):  # the rows may be large
         raise invalid([*_unfit(preset, [None] * len(experiment))])
-    with limited(database) as session:
+    with reading(database) as session:
         found = [find_readable(session, user, Experiment, one) for one in experiment]
         if problems := [*_unfit(preset, found)]:
             raise invalid(problems)

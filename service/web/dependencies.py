@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from service.accounts.users import USE_NOTED_S, Caller, note_use
-from service.db.engine import Database, limit_statements
+from service.db.engine import Database, hold_still, limit_statements
 from service.db.errors import TRANSIENT_DB_ERRORS, is_over_time
 from service.events.poller import Poller
 from service.queue.snapshot import QueueSnapshots
@@ -61,9 +61,17 @@ DatabaseDep = Annotated[Database, Depends(_database)]
 
 
 @contextmanager
+def reading(database: Database) -> Iterator[Session]:
+    """Begin a read of one state of the database."""
+    with database.snapshot() as session:
+        hold_still(session)
+        yield session
+
+
+@contextmanager
 def limited(database: Database) -> Iterator[Session]:
-    """Begin a read of one state of the database. Its statements may take SEARCH_S. Raises ApiError
-    (422) if one takes longer."""
+    """Begin a search in one state of the database. Its statements may take SEARCH_S. Raises
+    ApiError (422) if one takes longer."""
     try:
         with database.snapshot() as session:
             limit_statements(session, SEARCH_S)

@@ -53,6 +53,9 @@ MAX_NAME = 100
 """Maximum number of characters of a client's name that is no address."""
 MAX_REQUESTS = 900
 """Maximum number of requests in a process, whose open files are often limited to 1,024."""
+MAX_WAITING = 200
+"""Maximum number of further requests of a user that wait for one of its places. Otherwise those of
+one program would use all connections."""
 PLACES_OF_USER = 8
 """Maximum number of requests of a user that a process receives, handles or answers at the same
 time, without event streams and requests that wait for an experiment."""
@@ -101,6 +104,7 @@ class Gate:
         self._arriving = Places(MAX_REQUESTS, PLACES_OF_USER)
         handled = max(2, settings.api_connections - LOOK_UPS)
         self._handled = Places(handled, handled // 2)
+        self._writing = Places(handled // 2, max(1, handled // 4))
         self._heavy = Places(HEAVY, 1)
         self._has_warned = False  # of a proxy that is not trusted
 
@@ -152,13 +156,18 @@ class Gate:
     @asynccontextmanager
     async def arriving(self, user: Caller | str) -> AsyncIterator[Callable[[], None]]:
         """Hold one of a user's places, or of an address that has no key, while the block runs, or
-        until the yielded function is called. Raises ApiError (429) if none becomes free."""
+        until the yielded function is called. Raises ApiError (429) if none becomes free, or if too
+        many wait."""
+        detail = f"{PLACES_OF_USER} requests of yours are under way, the maximum: try again"
+        busy = _too_many("too_many_at_once", detail, after_s=1)
+        key = user if isinstance(user, str) else user.id
+        if self._arriving.is_full(key) and self._arriving.waiting(key) >= MAX_WAITING:
+            raise busy
         try:
             async with asyncio.timeout(WAIT_S):
-                leave = await self._arriving.take(user if isinstance(user, str) else user.id)
+                leave = await self._arriving.take(key)
         except TimeoutError:
-            detail = f"{PLACES_OF_USER} requests of yours are under way, the maximum: try again"
-            raise _too_many("too_many_at_once", detail, after_s=1) from None
+            raise busy from None
         try:
             yield leave
         finally:
@@ -166,7 +175,7 @@ class Gate:
 
     @asynccontextmanager
     async def handled(
-        self, user: Caller | str, is_heavy: bool
+        self, user: Caller | str, is_writing: bool, is_heavy: bool
     ) -> AsyncIterator[Callable[[], None]]:
         """Hold a place of the process while the block runs, or until the yielded function is
         called: a request that sends its answer needs none. Raises ApiError (503) if none becomes
@@ -178,6 +187,8 @@ class Gate:
                     async with asyncio.timeout(HEAVY_WAIT_S):
                         places.callback(await self._heavy.take(key))
                 async with asyncio.timeout(WAIT_S):
+                    if is_writing:  # on SQLite they wait for each other
+                        places.callback(await self._writing.take(key))
                     places.callback(await self._handled.take(key))
             except TimeoutError:
                 detail = "too many requests wait for their turn; nothing was changed, try again"

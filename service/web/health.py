@@ -9,10 +9,9 @@ from service import store_space
 from service.refusals import ApiError
 from service.schemas import ResponseModel
 from service.web.dependencies import DatabaseDep, SettingsDep
-from service.web.route import ProbeRoute, PublicRoute
+from service.web.route import ProbeRoute
 
-liveness = APIRouter(tags=["health"], route_class=ProbeRoute)
-router = APIRouter(tags=["health"], route_class=PublicRoute)
+router = APIRouter(tags=["health"], route_class=ProbeRoute)
 
 
 class Health(ResponseModel):
@@ -25,7 +24,7 @@ class Readiness(Health):
     """Problems for an administrator that stop no request: a full disk of the store."""
 
 
-@liveness.get("/healthz")
+@router.get("/healthz")
 async def healthz() -> Health:
     """Report that the process answers. It needs no free thread."""
     return Health(status="ok")

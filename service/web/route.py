@@ -2,7 +2,7 @@
 the body is read. A strict JSON parser reads bodies, and a worker thread validates them. Also ids in
 paths."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, TypeVar, get_args
@@ -24,6 +24,8 @@ from service.web.dependencies import check_scopes, is_heavy, scopes_of
 from service.web.errors import wrong_body
 from service.web.gate import Credential, Gate, network, received
 from service.web.parameters import QueryParameters
+
+PIECE_BYTES = 2**20
 
 
 class IdConvertor(StringConvertor):
@@ -68,7 +70,6 @@ class StrictRoute(APIRoute):
     """A route for callers with a key."""
 
     needs_key = True
-    is_counted = True
     max_body_bytes = MAX_BODY_BYTES
     body_s = 30.0
     """Maximum seconds in which a whole body must arrive."""
@@ -83,8 +84,7 @@ class StrictRoute(APIRoute):
         request = Request(scope, receive)
         gate: Gate = request.app.state.gate
         credential = Credential.of(request.headers)
-        if self.is_counted:
-            await gate.count(request, credential)
+        await gate.count(request, credential)
         user: Caller | str = network(request)
         if self.needs_key:
             user = request.state.caller = await gate.caller(request, credential)
@@ -99,14 +99,16 @@ class StrictRoute(APIRoute):
             if request.method != "GET":
                 body = await received(request, self.max_body_bytes, self.body_s)
                 receive = _received_before(body, receive)
-            async with gate.handled(user, is_heavy(self.dependant)) as end_turn:
+            is_writing = request.method != "GET"
+            async with gate.handled(user, is_writing, is_heavy(self.dependant)) as end_turn:
                 request.state.end_turn = end_turn
 
-                async def ending_turn(message: Message) -> None:
+                async def sending(message: Message) -> None:
                     end_turn()  # the answer is computed: sending it may take long
-                    await send(message)
+                    for piece in _pieces(message):
+                        await send(piece)
 
-                await super().handle(scope, receive, ending_turn)
+                await super().handle(scope, receive, sending)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -164,6 +166,17 @@ def _received_before(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
+def _pieces(message: Message) -> Iterator[Message]:
+    """Yield a message with a large body in pieces: the server waits before the next one until the
+    client has read most of the last. It would take a whole body at once, and the request would end,
+    however many answers its user leaves unread."""
+    body = message.get("body", b"")
+    for start in range(0, max(1, len(body)), PIECE_BYTES):
+        end = start + PIECE_BYTES
+        more = message.get("more_body", False) or end < len(body)
+        yield {**message, "body": body[start:end], "more_body": more} if body else message
+
+
 class LargeRoute(StrictRoute):
     """A route whose body describes many things."""
 
@@ -186,7 +199,9 @@ class PublicRoute(StrictRoute):
 
 
 class ProbeRoute(PublicRoute):
-    """A route for probes of the process. They are not counted: a load balancer's are answered even
-    if many other requests come from its address."""
+    """A route for probes of the process. They are not counted and wait for no place: a load
+    balancer's are answered whatever other requests do."""
 
-    is_counted = False
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._parameters.check(Request(scope))
+        await APIRoute.handle(self, scope, receive, send)

@@ -33,7 +33,7 @@ from service.settings import Settings
 from service.submission import submit
 from service.submission.preparation import Prepared
 from service.vocabulary import ROLE_SCOPES, Role
-from service.web import gate
+from service.web import gate, route
 from service.web.gate import HEAVY, PLACES_OF_USER
 from service.web.parameters import MAX_PARAMETERS
 from service.web.route import LargeRoute, PublicRoute, StrictRoute
@@ -265,6 +265,21 @@ def test_few_requests_of_a_user_are_under_way(
     refused = asyncio.run(ask_all())
     assert (refused.pieces, refused.problem["reason"]) == (0, "too_many_at_once")
     assert dict(refused.answered[0]["headers"])[b"retry-after"] == b"1"
+    monkeypatch.setattr(gate, "WAIT_S", 600.0)
+    monkeypatch.setattr(gate, "MAX_WAITING", 0)  # so none waits
+    assert asyncio.run(ask_all()).problem["reason"] == "too_many_at_once"
+
+
+def test_large_answers_are_sent_in_pieces(
+    app: FastAPI, bearer: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a request whose answer nobody reads keeps its place."""
+    monkeypatch.setattr(route, "PIECE_BYTES", 10)
+    one = Exchange("GET", "/v1/presets", bearer)
+    assert one.ask(app) == 200
+    pieces = [message["body"] for message in one.answered[1:]]
+    assert {len(piece) for piece in pieces[:-1]} == {10}
+    assert json.loads(b"".join(pieces))["items"]
 
 
 def test_one_address_without_a_key_leaves_room_to_others(
@@ -334,12 +349,12 @@ def post(api: TestClient, **options: Any) -> Response:
 def test_readers_are_answered_while_writers_wait(
     settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many requests of one user wait for the database."""
+    """However many requests of two users wait for the database."""
     monkeypatch.setattr(gate, "WAIT_S", 240.0)
-    ann = {"Authorization": f"Bearer {add_key(database, 'ann')}"}
-    with served(settings) as api, ThreadPoolExecutor(45) as pool:
+    users = [{"Authorization": f"Bearer {add_key(database, name)}"} for name in ("ann", "bob")]
+    with served(settings) as api, ThreadPoolExecutor(40) as pool:
         with write_lock(settings):
-            posts = [pool.submit(post, api, headers=ann) for _ in range(45)]
+            posts = [pool.submit(post, api, headers=user) for user in users * 20]
             time.sleep(0.5)
             for path in ("/v1/experiments", "/v1/workers", "/readyz"):
                 assert api.get(path).status_code == 200
