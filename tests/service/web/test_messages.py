@@ -169,9 +169,8 @@ def test_a_refused_change_names_the_allowed_ones(api: TestClient) -> None:
     api.post(f"/v1/experiments/{one}:cancel")
     for verb in ("pause", "resume"):
         answer = api.post(f"/v1/experiments/{one}:{verb}")
-        assert (answer.status_code, answer.json()["detail"]) == (
-            409, "the experiment is cancelled: it has ended, and may be retried or deleted"
-        )  # fmt: skip
+        assert answer.status_code == 409
+        assert answer.json()["detail"].endswith("is cancelled: it may be retried or deleted")
     answer = api.get("/v1/presets/fig1-left/verdict", params={"experiment": [one]})
     assert told(answer) == {
         "/query/experiment/0": "it is cancelled: a verdict needs succeeded experiments"
