@@ -42,8 +42,10 @@ def _extremes(inner: Floats, stretches: int) -> Places:
     lacks."""
     if len(inner) <= 2 * stretches:
         return np.arange(1, len(inner) + 1)
-    places: Places = _MIN_MAX.downsample(inner, n_out=2 * stretches).astype(np.intp)
-    return places + 1
+    # The library rounds the end of its last stretch, and may leave the last value out.
+    repeated = np.append(inner, inner[-1])
+    places: Places = _MIN_MAX.downsample(repeated, n_out=2 * stretches).astype(np.intp)
+    return np.minimum(places, len(inner) - 1) + 1
 
 
 def points_per_series(totals: list[int], most: int) -> list[int]:

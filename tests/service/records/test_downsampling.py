@@ -32,6 +32,14 @@ def test_extremes_and_gaps_survive(values: list[float], most: int) -> None:
     assert np.isnan(shown).any() == np.isnan(line).any()
 
 
+def test_a_spike_just_before_the_end_survives() -> None:
+    for length in range(10, 120):
+        line = np.zeros(length)
+        line[-2] = 1.0
+        lost = [most for most in range(5, length) if length - 2 not in downsampled(line, most)]
+        assert lost == [], length
+
+
 @pytest.mark.parametrize("values", [np.zeros(100_000), np.full(100_000, np.nan)])
 def test_a_line_without_features(values: NDArray[np.float64]) -> None:
     assert len(downsampled(values, 1000)) <= 1000
