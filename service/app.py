@@ -39,6 +39,8 @@ from service.web.route import StrictRoute
 from service.webhooks import routes as webhooks
 from service.workers import routes as monitoring
 
+MAX_BUNDLES = 12
+"""Maximum number of bundles that a process builds and sends at the same time."""
 MAX_UPLOADS, INSPECTIONS = 100, 2
 """Maximum numbers of uploads that a process receives, and that it inspects, at the same time."""
 ERRORS: dict[int | str, dict[str, object]] = {
@@ -100,6 +102,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.queue_snapshots = QueueSnapshots(settings.worker_silent_s, settings.share)
     app.state.poller = Poller(app.state.database)
     app.state.gate = Gate(settings, app.state.database)
+    app.state.bundles = Places(MAX_BUNDLES, of_user=2)
     app.state.uploads = Places(MAX_UPLOADS, datasets.MAX_USER_UPLOADS)
     app.state.inspections = Places(INSPECTIONS, 1)  # each may take a gigabyte
     app.state.small_inspections = Places(INSPECTIONS, 1)

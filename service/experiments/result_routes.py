@@ -6,18 +6,23 @@ from typing import Annotated
 
 import orjson
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.concurrency import iterate_in_threadpool, run_in_threadpool
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from service.accounts.permissions import find
-from service.experiments.bundle import bundle, zipped
+from service.accounts.users import Caller
+from service.db.engine import Database
+from service.experiments.bundle import Bundle, bundle, zipped
 from service.experiments.models import Experiment
 from service.experiments.schemas import ArtifactList, Level, LogOut, LogPage, MetricList
 from service.experiments.views import artifact_out, log_out, metrics_json
+from service.places import Places
 from service.queue.states import is_terminal
 from service.records import results
 from service.records.artifacts import whole_file
 from service.refusals import ApiError
-from service.web.dependencies import DatabaseDep, Heavy, Reader, SettingsDep, reading
+from service.web.dependencies import DatabaseDep, Reader, SettingsDep, reading
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, by_content
 from service.web.files import RangedFile
 from service.web.media_types import accepted, as_json, plain_json
@@ -128,18 +133,38 @@ def _line(one: LogOut) -> str:
     return f"{one.at:%Y-%m-%dT%H:%M:%SZ} {one.level:7} {one.message}\n"
 
 
+class BundleResponse(StreamingResponse):
+    """A zip that holds one of a few places while it is built and sent, because that takes 40 MB."""
+
+    def __init__(self, request: Request, user: Caller, experiment_id: str) -> None:
+        headers = {"Content-Disposition": f'attachment; filename="experiment-{experiment_id}.zip"'}
+        super().__init__(iter(()), media_type="application/zip", headers=headers)
+        self._request, self._caller, self._experiment_id = request, user, experiment_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._request.state.end_turn()  # it may wait for long
+        state = self._request.app.state
+        places: Places = state.bundles
+        async with places.place(self._caller.id):
+            made = await run_in_threadpool(self._bundle, state.database)
+            parts = zipped(state.database, state.settings, made)
+            self.body_iterator = iterate_in_threadpool(parts)
+            await super().__call__(scope, receive, send)
+
+    def _bundle(self, database: Database) -> Bundle:
+        """Read the bundle. The experiment may have been deleted while the request waited."""
+        with reading(database) as session:
+            return bundle(session, find(session, self._caller, Experiment, self._experiment_id))
+
+
 @router.get(
     "/{experiment_id}/bundle",
     response_class=StreamingResponse,
     responses={200: {"content": {"application/zip": {}}, "description": "The zip"}},
 )
 def get_bundle(
-    turn: Heavy,
-    experiment_id: ExperimentId,
-    database: DatabaseDep,
-    settings: SettingsDep,
-    user: Reader,
-) -> StreamingResponse:
+    experiment_id: ExperimentId, request: Request, database: DatabaseDep, user: Reader
+) -> BundleResponse:
     """Return an ended experiment as a zip: spec, records, curves, metrics, files, environments, and
     a README with the command that computes it again. An experiment that has not ended is 409."""
     with reading(database) as session:
@@ -149,6 +174,4 @@ def get_bundle(
                 f"only an ended experiment has a bundle, and this experiment is {experiment.status}"
             )
             raise ApiError(HTTPStatus.CONFLICT, "wrong_state", detail)
-        parts = zipped(database, settings, bundle(session, experiment))
-    headers = {"Content-Disposition": f'attachment; filename="experiment-{experiment_id}.zip"'}
-    return StreamingResponse(parts, media_type="application/zip", headers=headers)
+    return BundleResponse(request, user, experiment_id)
