@@ -319,10 +319,10 @@ def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
     file = table(Path("own.csv"))
     code, _, error = mpt_here(environment, "upload", file)
     assert code == 1
-    assert error.startswith("mpt: column id is not numbers: line 2 is 's0', and 39 more. ")
+    assert error.startswith("mpt: own.csv: column id is not numbers: line 2 is 's0', and 39 more. ")
     assert "--index NAME keeps one as an id of the rows" in error
     code, _, error = mpt_here(environment, "upload", file, "--index", "e")
-    assert (code, error) == (1, "mpt: it has no column e; it has id, a, b, c, d\n")
+    assert (code, error) == (1, "mpt: own.csv: it has no column e; it has id, a, b, c, d\n")
     words = ("submit", "--data", file, "--latent-dim", "1", "--columns", "a,id")
     code, _, error = mpt_here(environment, *words)
     assert code == 1
@@ -332,7 +332,7 @@ def test_wrong_columns_are_refused(environment: dict[str, str]) -> None:
     )
     Path("own.csv").write_text("id,a,b\n1,2,3\n2,3\n")
     code, _, error = mpt_here(environment, "upload", "own.csv", "--index", "id")
-    assert error.startswith("mpt: line 3 has 2 cells, the first line 3: '2,3'. Rows have as many")
+    assert error.startswith("mpt: own.csv: line 3 has 2 cells, the first line 3: '2,3'. Rows have")
 
 
 @pytest.mark.parametrize(
