@@ -36,10 +36,10 @@ reproduce: setup ## all tables and figures of the paper, and a report on what ag
 serve: setup ## the service on this machine: API and workers, SQLite
 	$(BIN)/mpt serve
 
-test: setup ## the tests, some ten minutes on two cores
+test: setup ## the tests, in minutes
 	$(BIN)/pytest -n 3 --dist worksteal --durations=20
 
-slow: setup ## the tests that take long: kills at random, outages, real checkpoints, notebooks; five minutes
+slow: setup ## the tests that take long: kills at random, outages, journeys in a browser, pages that run; in minutes
 	$(BIN)/pytest -n 3 --dist worksteal --durations=20 -m slow
 
 lint: setup ## ruff and mypy --strict

@@ -6,6 +6,7 @@ import time
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 from sqlalchemy import insert
 
@@ -19,6 +20,10 @@ from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
 from tests.support.filled_lab import end, key_of, metrics
 from tests.support.ppca_spec import ppca_spec
+
+pytestmark = pytest.mark.slow
+"""Each journey takes a browser two seconds of a processor. `make test` runs the main ones, those of
+test_browser.py."""
 
 
 def field(page: Page, path: str) -> Locator:

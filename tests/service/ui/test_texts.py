@@ -23,6 +23,9 @@ from tests.support.browser import BrowsedLab, Service, containing, signed_in, wa
 from tests.support.filled_lab import LONG, MARKUP, PAIRS, mutation_rows, text_rows
 from tests.support.processes import embedded_service
 
+pytestmark = pytest.mark.slow
+"""Each journey takes a browser two seconds of a processor. `make test` runs the main ones, those of
+test_browser.py."""
 ROWS = text_rows()
 
 
