@@ -51,7 +51,13 @@ def test_from_submission_to_curves_and_cancel_pause_resume(lab: Settings) -> Non
 
 
 def wait_for_attempt(client: Client, experiment_id: str, number: int) -> None:
-    wait_until(lambda: client.get(experiment_id)["attempt"] == number, what=f"attempt {number}")
+    """Wait until a runner of this attempt has reported progress, which a claim clears."""
+
+    def has_begun() -> bool:
+        run = client.get(experiment_id)
+        return run["attempt"] == number and bool(run["progress"])
+
+    wait_until(has_begun, what=f"attempt {number}")
 
 
 def child_of(process: psutil.Process) -> psutil.Process:
@@ -63,7 +69,8 @@ def test_a_run_outlives_every_process_that_computes_it(lab: Settings) -> None:
     """Its node is stopped and hands it back; then its runner, the warm parent and the node are
     killed. The storm kills the controller and the API too."""
     with lab_processes(lab) as running, running.client() as client:
-        submitted = client.submit(MEDIUM, cache=False)["id"]
+        spec = ppca_spec(data__dim=60, evaluate__masks__per_size=40_000)
+        submitted = client.submit(spec, cache=False)["id"]
         began(running, submitted)
         node = running.processes["worker0"]
         family = [node, *node.children(recursive=True)]
