@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from mptcore.specs import Problem
 from service.accounts.users import Caller
 from service.db.errors import TRANSIENT_DB_ERRORS
-from service.events.poller import Poller
+from service.events.poller import MAX_STREAMS, MAX_USER_STREAMS, Poller
 from service.events.reading import (
     EventCursor,
     EventOut,
@@ -184,7 +184,10 @@ async def _stream(request: Request, poller: Poller, user: Caller, source: Source
     # Missing objects are refused before the stream begins.
     await poller.read(user, source.check, partial(check_client, request))
     if not poller.has_room(user):
-        detail = "you have the maximum number of open event streams: close one, or follow a sweep"
+        detail = (
+            f"at most {MAX_USER_STREAMS} event streams of a user are open at a time, and "
+            f"{MAX_STREAMS} in all: close one, or follow a sweep"
+        )
         headers = {"Retry-After": "10"}
         raise ApiError(HTTPStatus.TOO_MANY_REQUESTS, "too_many_streams", detail, headers=headers)
     return EventSourceResponse(followed(poller, user, source), headers={"X-Accel-Buffering": "no"})

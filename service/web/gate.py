@@ -2,18 +2,20 @@
 handled.
 
 Requests are counted first: those with a key that was valid lately for its user, all others for
-their address. Then the key or the cookie is looked up. A user has a few places in a process, and
-further requests wait for one with their bodies unread. The requests that have arrived are handled a
-few at a time, in turns between users, and the heavy ones among them two at a time. `route.py` calls
-these steps in their order.
+their address. Then the key or the cookie is looked up. A user or an address has a few places in a
+process, for this and for all that follows; further requests wait for one with their bodies unread.
+The requests that have arrived are handled a few at a time, in turns between users, and the heavy
+ones among them two at a time. `route.py` calls these steps in their order.
 """
 
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
@@ -24,9 +26,6 @@ from anyio.to_thread import run_sync
 from cachetools import TTLCache
 from fastapi import Request
 from fastapi.security.utils import get_authorization_scheme_param
-from limits import RateLimitItemPerSecond
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import FixedWindowRateLimiter
 from sqlalchemy.orm import Session
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, cookie_parser
@@ -60,8 +59,8 @@ PLACES_OF_USER = 8
 """Maximum number of requests of a user that a process receives, handles or answers at the same
 time, without event streams and requests that wait for an experiment."""
 LOOK_UPS = 4
-"""Maximum number of keys that are looked up at the same time, in threads and connections of their
-own."""
+"""Maximum number of keys that are looked up at the same time. Handlers leave them as many
+connections."""
 HEAVY = 2
 """Maximum number of heavy requests that are handled at the same time."""
 WAIT_S, HEAVY_WAIT_S = 10.0, 15.0
@@ -89,16 +88,25 @@ class Credential(NamedTuple):
         return hashlib.sha256(repr(self).encode()).digest()
 
 
+Key = int | str
+"""The id of a user or, without a valid key, an address."""
+
+
+@dataclass
+class _Window:
+    """The requests of a user or an address in some seconds."""
+
+    began_at: float
+    requests: int = 0
+
+
 class Gate:
     """The counts and the places of a process."""
 
     def __init__(self, settings: Settings, database: Database):
         self._database = database
-        self._rates = FixedWindowRateLimiter(MemoryStorage())
-        self._per_user, self._per_address = (
-            RateLimitItemPerSecond(most, WINDOW_S)
-            for most in (settings.rate_per_user, RATE_PER_ADDRESS)
-        )
+        self._rate_per_user = settings.rate_per_user
+        self._windows: TTLCache[Key, _Window] = TTLCache(100_000, ttl=WINDOW_S)
         self._known: TTLCache[bytes, int] = TTLCache(10_000, ttl=KNOWN_S)
         self._look_ups = CapacityLimiter(LOOK_UPS)
         self._arriving = Places(MAX_REQUESTS, PLACES_OF_USER)
@@ -108,24 +116,29 @@ class Gate:
         self._heavy = Places(HEAVY, 1)
         self._has_warned = False  # of a proxy that is not trusted
 
-    async def count(self, request: Request, credential: Credential) -> None:
-        """Count a request. Raises ApiError (429) if its user or address sends too many."""
+    def count(self, request: Request, credential: Credential) -> Key:
+        """Count a request, and return for whom. Raises ApiError (429) if that user or address sends
+        too many."""
         self._warn_of_proxy(request)
         user_id = self._known.get(credential.digest)
         if user_id is not None:
-            limit, name, whose = self._per_user, f"user {user_id}", "you"
+            key: Key = user_id
+            most, whose = self._rate_per_user, "you"
         else:
-            whose = "your address, without a valid key,"
-            limit, name = self._per_address, f"address {network(request)}"
-        if await self._rates.hit(limit, name):
-            return
-        ends_at, _ = await self._rates.get_window_stats(limit, name)
-        after_s = min(WINDOW_S, max(1, round(ends_at - time.time() + 0.5)))
-        detail = (
-            f"{whose} may send {limit.amount} requests in {WINDOW_S} s: nothing was changed, try "
-            f"again in {after_s} s"
-        )
-        raise _too_many("rate_exceeded", detail, after_s)
+            key = network(request)
+            most, whose = RATE_PER_ADDRESS, "your address, without a valid key,"
+        window = self._windows.get(key)
+        if window is None:
+            window = self._windows[key] = _Window(time.monotonic())
+        window.requests += 1
+        if window.requests > most:
+            after_s = max(1, math.ceil(window.began_at + WINDOW_S - time.monotonic()))
+            detail = (
+                f"{whose} may send {most} requests in {WINDOW_S} s: nothing was changed, try again "
+                f"in {after_s} s"
+            )
+            raise _too_many("rate_exceeded", detail, after_s)
+        return key
 
     async def caller(self, request: Request, credential: Credential) -> Caller:
         """Return the owner of the key, or the user of the signed-in browser. Raises ApiError (401,
@@ -154,13 +167,12 @@ class Gate:
             return find(session, text)
 
     @asynccontextmanager
-    async def arriving(self, user: Caller | str) -> AsyncIterator[Callable[[], None]]:
+    async def arriving(self, key: Key) -> AsyncIterator[Callable[[], None]]:
         """Hold one of a user's places, or of an address that has no key, while the block runs, or
         until the yielded function is called. Raises ApiError (429) if none becomes free, or if too
         many wait."""
         detail = f"{PLACES_OF_USER} requests of yours are under way, the maximum: try again"
         busy = _too_many("too_many_at_once", detail, after_s=1)
-        key = user if isinstance(user, str) else user.id
         if self._arriving.is_full(key) and self._arriving.waiting(key) >= MAX_WAITING:
             raise busy
         try:
@@ -175,12 +187,11 @@ class Gate:
 
     @asynccontextmanager
     async def handled(
-        self, user: Caller | str, is_writing: bool, is_heavy: bool
+        self, key: Key, is_writing: bool, is_heavy: bool
     ) -> AsyncIterator[Callable[[], None]]:
         """Hold a place of the process while the block runs, or until the yielded function is
         called: a request that sends its answer needs none. Raises ApiError (503) if none becomes
         free."""
-        key = user if isinstance(user, str) else user.id
         with ExitStack() as places:
             try:
                 if is_heavy:

@@ -2,6 +2,7 @@
 the body is read. A strict JSON parser reads bodies, and a worker thread validates them. Also ids in
 paths."""
 
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,16 +17,17 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from mptcore.specs import SpecError, parse_json
-from service.accounts.users import Caller
 from service.refusals import ApiError, invalid
 from service.schemas import MAX_BODY_BYTES
 from service.web.csrf import check_own_page
 from service.web.dependencies import check_scopes, is_heavy, scopes_of
 from service.web.errors import wrong_body
-from service.web.gate import Credential, Gate, network, received
+from service.web.gate import Credential, Gate, received
 from service.web.parameters import QueryParameters
 
 PIECE_BYTES = 2**20
+VALID_S = 1.0
+"""Seconds after which the key of a request that has waited is looked up again."""
 
 
 class IdConvertor(StringConvertor):
@@ -84,24 +86,28 @@ class StrictRoute(APIRoute):
         request = Request(scope, receive)
         gate: Gate = request.app.state.gate
         credential = Credential.of(request.headers)
-        await gate.count(request, credential)
-        user: Caller | str = network(request)
+        key = gate.count(request, credential)
         if self.needs_key:
-            user = request.state.caller = await gate.caller(request, credential)
+            async with gate.arriving(key):
+                user = request.state.caller = await gate.caller(request, credential)
             check_scopes(user, scopes_of(self.dependant))
+            key = user.id
         else:
             check_own_page(request)
+        looked_up_at = time.monotonic()
         self._parameters.check(request)
-        async with gate.arriving(user) as leave:
+        async with gate.arriving(key) as leave:
             request.state.leave = leave
             if self.reads_stream:
                 return await super().handle(scope, receive, send)
-            if request.method != "GET":
+            is_writing = request.method != "GET"
+            if is_writing:
                 body = await received(request, self.max_body_bytes, self.body_s)
                 receive = _received_before(body, receive)
-            is_writing = request.method != "GET"
-            async with gate.handled(user, is_writing, is_heavy(self.dependant)) as end_turn:
+            async with gate.handled(key, is_writing, is_heavy(self.dependant)) as end_turn:
                 request.state.end_turn = end_turn
+                if self.needs_key and time.monotonic() - looked_up_at > VALID_S:
+                    request.state.caller = await gate.caller(request, credential)
 
                 async def sending(message: Message) -> None:
                     end_turn()  # the answer is computed: sending it may take long
