@@ -29,14 +29,16 @@ from service.accounts.models import ApiKey, User
 from service.accounts.users import store_key
 from service.app import create_app
 from service.db.engine import Database, now
+from service.queue import lease
 from service.settings import Settings
 from service.submission import submit
 from service.submission.preparation import Prepared
-from service.vocabulary import ROLE_SCOPES, Role
+from service.vocabulary import ROLE_SCOPES, Role, Status
 from service.web import gate, route
 from service.web.gate import HEAVY, PLACES_OF_USER
 from service.web.parameters import MAX_PARAMETERS
 from service.web.route import LargeRoute, PublicRoute, StrictRoute
+from tests.support.attempts import claimed
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
@@ -117,7 +119,9 @@ class Late(Exchange):
 
 @dataclass
 class Unread(Exchange):
-    """A request whose answer is not read after its head."""
+    """A request whose answer is not read after its head until `reads` is set."""
+
+    reads: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def receive(self) -> dict[str, Any]:
         if self.pieces:
@@ -127,7 +131,7 @@ class Unread(Exchange):
 
     async def send(self, message: Any) -> None:
         await super().send(message)
-        await asyncio.Event().wait()
+        await self.reads.wait()
 
 
 @asynccontextmanager
@@ -450,6 +454,30 @@ def test_heavy_requests_wait_for_each_other_alone(
         may_go_on.set()
         assert (first.result().status_code, second.result().status_code) == (202, 202)
         assert send(headers=users[2]).status_code == 202
+
+
+def test_a_user_downloads_two_bundles_at_a_time(
+    app: FastAPI, database: Database, bearer: dict[str, str]
+) -> None:
+    """However slowly: a bundle that is sent takes 40 MB. Other requests do not wait for them."""
+    claim = claimed(database)
+    with database.transaction() as session:
+        lease.finish(session, claim, Status.SUCCEEDED)
+    path = f"/v1/experiments/{claim.experiment_id}/bundle"
+
+    async def ask_all() -> None:
+        slow = [Unread("GET", path, bearer) for _ in range(2)]
+        third = Unread("GET", path, bearer)
+        third.reads.set()
+        async with under_way(app, [*slow]):
+            waiting = asyncio.create_task(third.asked(app))
+            assert await Exchange("GET", "/v1/experiments", bearer).asked(app) == 200
+            await asyncio.sleep(0.3)
+            assert not third.answered
+            slow[0].reads.set()
+            assert await waiting == 200
+
+    asyncio.run(ask_all())
 
 
 def test_requests_that_wait_for_an_experiment_hold_no_place(settings: Settings) -> None:
