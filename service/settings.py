@@ -25,6 +25,7 @@ SECRETS = ("database_url", "database_password", "redis_url", "redis_password")
 """Settings that may be in files, named by the variable with _FILE at its end."""
 
 
+PREFIX = "MPT_"
 OTHER_VARIABLES = ("MPT_KERNELS", "MPT_ALLOW_DOWNLOAD", "MPT_URL", "MPT_API_KEY", "MPT_RETRY_S")
 """Variables that runs or the client read."""
 
@@ -56,7 +57,7 @@ class Settings(BaseSettings):
     """All settings. Secrets have no default. Times are in seconds."""
 
     model_config = SettingsConfigDict(
-        env_prefix="MPT_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
         frozen=True,
         hide_input_in_errors=True,
@@ -217,5 +218,5 @@ def unknown_variables(names: Iterable[str]) -> list[str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             known |= {f"MPT_{name}__{part}".upper() for part in field.annotation.model_fields}
     known.update(OTHER_VARIABLES)
-    ours = (name for name in names if name.startswith("MPT_") and not name.startswith("MPT_TEST_"))
-    return sorted(name for name in ours if name not in known)
+    ours = {name for name in names if name.startswith(PREFIX)} - known
+    return sorted(name for name in ours if not name.startswith(f"{PREFIX}TEST_"))
