@@ -18,8 +18,9 @@ from service.settings import Settings
 PIECE_BYTES = 2**20
 """Bytes that a thread writes and hashes at a time. Between two pieces the process serves other
 requests."""
-STALL_S = 60.0
-"""Seconds in which a piece must arrive. Slower uploads are ended."""
+STALL_S = 50.0
+"""Seconds in which a piece must arrive. Slower uploads are ended. Caddy ends those of which nothing
+arrives for a minute, and gives no reason."""
 
 
 async def receive(

@@ -210,7 +210,7 @@ def test_a_long_upload_passes_the_proxy_and_one_that_stalls_does_not(
 
         def stalling() -> Iterator[bytes]:
             yield MEGABYTE[:1000]
-            time.sleep(90)
+            time.sleep(60)
 
         stalled = upload(params={"name": "b.csv"}, content=stalling())
         assert (stalled.status_code, stalled.json()["reason"]) == (408, "upload_stalled")
