@@ -34,9 +34,8 @@ LOOPBACK = ("127.0.0.1", "localhost")
 
 
 class AnswerHeaders:
-    """ASGI middleware that adds SECURE and the headers in the request's state to the answer. If the
-    body of the request was not read to its end, the answer closes the connection. Otherwise the
-    server would read and drop the rest."""
+    """ASGI middleware that adds SECURE to the answer. If the body of the request was not read to
+    its end, the answer closes the connection. Otherwise the server would read and drop the rest."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -47,7 +46,7 @@ class AnswerHeaders:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in {**SECURE, **scope.get("state", {}).get("headers", {})}.items():
+                for name, value in SECURE.items():
                     headers.setdefault(name, value)
                 if is_unread:
                     headers["Connection"] = "close"

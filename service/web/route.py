@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive, Scope, Send
 
 from mptcore.specs import SpecError, parse_json
+from service import vocabulary
 from service.refusals import ApiError, invalid
 from service.schemas import MAX_BODY_BYTES
 from service.web.csrf import check_own_page
@@ -90,7 +91,7 @@ class StrictRoute(APIRoute):
         if self.needs_key:
             async with gate.arriving(key):
                 user = request.state.caller = await gate.caller(request, credential)
-            check_scopes(user, scopes_of(self.dependant))
+            check_scopes(user, self._scopes)
             key = user.id
         else:
             check_own_page(request)
@@ -104,7 +105,7 @@ class StrictRoute(APIRoute):
             if is_writing:
                 body = await received(request, self.max_body_bytes, self.body_s)
                 receive = _received_before(body, receive)
-            async with gate.handled(key, is_writing, is_heavy(self.dependant)) as end_turn:
+            async with gate.handled(key, is_writing, self._is_heavy) as end_turn:
                 request.state.end_turn = end_turn
                 if self.needs_key and time.monotonic() - looked_up_at > VALID_S:
                     request.state.caller = await gate.caller(request, credential)
@@ -133,6 +134,14 @@ class StrictRoute(APIRoute):
                 raise
 
         return strict
+
+    @cached_property
+    def _scopes(self) -> frozenset[vocabulary.Scope]:
+        return scopes_of(self.dependant)
+
+    @cached_property
+    def _is_heavy(self) -> bool:
+        return is_heavy(self.dependant)
 
     @cached_property
     def _parameters(self) -> QueryParameters:
