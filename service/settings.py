@@ -94,10 +94,9 @@ class Settings(BaseSettings):
     rate_per_user: int = Field(default=2000, ge=1)
     """Maximum number of requests of a user to an API process in ten seconds, over all keys; then
     429."""
-    webhooks_by_http: bool = False
-    """True allows webhooks without encryption."""
     webhooks_to_private: bool = False
-    """True allows webhooks to addresses that are not public: this machine, and your network."""
+    """True allows webhooks to addresses that are not public (this machine, your network), and
+    without encryption (http)."""
     trusted_hosts: list[str] = []
     """Host names, as a JSON list, that the API answers to besides loopback. Empty: all."""
     cors_origins: list[str] = []

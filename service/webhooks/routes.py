@@ -109,7 +109,7 @@ def delete_webhook(webhook_id: WebhookId, database: DatabaseDep, user: Canceller
 
 
 def _url_problems(text: str, settings: Settings) -> list[Problem]:
-    schemes = ("https", "http") if settings.webhooks_by_http else ("https",)
+    schemes = ("https", "http") if settings.webhooks_to_private else ("https",)
     try:
         url = AnyUrl(text)
     except ValidationError:

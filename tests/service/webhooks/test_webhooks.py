@@ -130,7 +130,7 @@ def test_invalid_requests_are_refused(api: TestClient, field: str, value: Any, w
 
 
 def test_settings_allow_http_and_private_addresses(settings: Settings) -> None:
-    allowing = settings.model_copy(update={"webhooks_by_http": True, "webhooks_to_private": True})
+    allowing = settings.model_copy(update={"webhooks_to_private": True})
     headers = bearer(settings.key_file.read_text().strip())
     with TestClient(create_app(allowing), headers=headers) as api:
         for url in ("http://example.org/", "http://127.0.0.1:8000/"):
