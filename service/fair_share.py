@@ -27,9 +27,6 @@ class FairShare(BaseModel):
     only one user may submit, or if there are no more workers than this."""
     max_submitted: int = Field(default=5000, ge=1)
     """Default maximum of a user's experiments that have not ended (Slurm's MaxSubmitJobs)."""
-    max_sweeps: int = Field(default=1000, ge=1)
-    """Maximum number of sweeps of a user, deleted sweeps included until they are purged. A sweep
-    whose points all come from the cache has no experiments that count."""
     max_bytes: Annotated[
         int | None, BeforeValidator(lambda value: None if value == "none" else value)
     ] = Field(default=20 * GIB, ge=0)

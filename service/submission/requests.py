@@ -145,7 +145,6 @@ class NewSweep(SubmissionRequest):
 
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sent = self.sent
-        store.check_number(session, user.id, settings.share)  # and again when it is stored
         return Submissions(user.id, _points(settings, sent.spec, sent.after, sent))
 
     def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:

@@ -65,26 +65,14 @@ def new(owner_id: int, submission: SweepSubmission) -> Sweep:
 
 
 def add(session: Session, sweep: Sweep, fair_share: FairShare | None = None) -> Sweep:
-    """Store a new sweep. Raises ApiError if its owner has the maximum number of sweeps."""
+    """Store a new sweep. Raises ApiError if its owner has no room for its bytes."""
     fair_share = fair_share or FairShare()
     quota.lock(session, sweep.owner_id)
-    check_number(session, sweep.owner_id, fair_share)
     sweep.kept_bytes = sizes.of_sweep(sweep)
     quota.check_bytes(session, sweep.owner_id, fair_share, sweep.kept_bytes)
     session.add(sweep)
     session.flush()
     return sweep
-
-
-def check_number(session: Session, owner_id: int, fair_share: FairShare) -> None:
-    """Raises ApiError if a user has the maximum number of sweeps."""
-    count = session.scalar(select(func.count()).where(Sweep.owner_id == owner_id)) or 0
-    if count >= fair_share.max_sweeps:
-        detail = (
-            f"you have {count} sweeps, and your limit is {fair_share.max_sweeps}: delete some; "
-            "they count until the service has purged them"
-        )
-        raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
 
 
 def lock(session: Session, sweep: Sweep) -> None:

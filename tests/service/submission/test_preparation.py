@@ -19,8 +19,6 @@ from service.vocabulary import Status
 from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import (
     SPEC,
-    claim_next,
-    finish,
     refused,
     rows,
     sweep,
@@ -194,42 +192,15 @@ def test_an_interrupted_request_leaves_nothing(
     assert api.post("/v1/sweeps", json=body, headers=key).json()["points"] == 2
 
 
-@pytest.mark.parametrize("limit", ["sweeps of a user", "points of a sweep"])
-def test_known_limits_are_checked_before_expansion(
-    api: TestClient, validated: list[Any], monkeypatch: pytest.MonkeyPatch, limit: str
+def test_a_full_sweep_is_refused_before_expansion(
+    api: TestClient, validated: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = sweep(api, list=[{}])
     validated.clear()
-    if limit == "points of a sweep":
-        monkeypatch.setattr(requests, "MAX_POINTS", 9)
-        answer = api.post(made["urls"]["points"], json={"list": [{}] * 9})
-        assert answer.json()["errors"][0]["detail"] == "a sweep has at most 9 points"
-    else:
-        settings = api.app.state.settings  # type: ignore[attr-defined]
-        share = settings.share.model_copy(update={"max_sweeps": 1})
-        limited = settings.model_copy(update={"share": share})
-        api.app.state.settings = limited  # type: ignore[attr-defined]
-        answer = api.post("/v1/sweeps", json={"spec": SPEC, "list": [{}]})
-        assert answer.json()["reason"] == "limit_reached"
+    monkeypatch.setattr(requests, "MAX_POINTS", 9)
+    answer = api.post(made["urls"]["points"], json={"list": [{}] * 9})
+    assert answer.json()["errors"][0]["detail"] == "a sweep has at most 9 points"
     assert validated == []
-
-
-def test_sweeps_are_limited_even_if_the_cache_answers_all_points(
-    api: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    submitted(api)
-    finish(database_of(api), claim_next(database_of(api)))
-    settings = api.app.state.settings  # type: ignore[attr-defined]
-    share = settings.share.model_copy(update={"max_sweeps": 2})
-    limited = settings.model_copy(update={"share": share})
-    api.app.state.settings = limited  # type: ignore[attr-defined]
-    point: dict[str, Any] = {"list": [{"seeds": SPEC["seeds"]}]}
-    first = sweep(api, **point)
-    assert sweep(api, **point)["status"] == "succeeded"
-    api.delete(first["urls"]["self"])
-    answer = api.post("/v1/sweeps", json={"spec": SPEC, **point})
-    assert (answer.status_code, answer.json()["reason"]) == (409, "limit_reached")
-    assert answer.json()["detail"].startswith("you have 2 sweeps, and your limit is 2: delete some")
 
 
 def test_specs_that_are_no_longer_valid_are_not_retried(api: TestClient) -> None:
