@@ -26,6 +26,7 @@ SECRETS = ("database_url", "database_password", "redis_url", "redis_password")
 
 
 PREFIX = "MPT_"
+HEARTBEAT_S = 1.0
 OTHER_VARIABLES = ("MPT_KERNELS", "MPT_ALLOW_DOWNLOAD", "MPT_URL", "MPT_API_KEY", "MPT_RETRY_S")
 """Variables that runs or the client read."""
 
@@ -111,9 +112,8 @@ class Settings(BaseSettings):
     are not pinned are deleted. Unset: no limit."""
 
     lease_s: float = Field(default=10.0, gt=0)
-    """Time without a heartbeat after which a worker loses its run. Equal for all processes."""
-    heartbeat_s: float = Field(default=1.0, gt=0)
-    """Maximum time between heartbeats of a worker."""
+    """Time without a heartbeat after which a worker loses its run. A heartbeat comes each second,
+    and at least ten times in this time. Equal for all processes."""
     kill_grace_s: float = Field(default=10.0, gt=0)
     """Time between SIGTERM and SIGKILL."""
     max_lost: int = Field(default=3, ge=0)
@@ -150,6 +150,11 @@ class Settings(BaseSettings):
         cls, settings_cls: type[BaseSettings], *sources: Any, **named: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return named["init_settings"], SecretFiles(settings_cls), named["env_settings"]
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Time between heartbeats of a worker, and between looks of the controller."""
+        return min(HEARTBEAT_S, self.lease_s / 10)
 
     @property
     def worker_silent_s(self) -> float:

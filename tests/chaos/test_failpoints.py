@@ -33,8 +33,7 @@ from tests.support.undisturbed import TRAINING, undisturbed_records
 from worker.main import Worker
 from worker.slot import Slot
 
-QUICK = {"lease_s": 0.8, "heartbeat_s": 0.1, "max_lost": 1000,
-         "warm_parent": False}  # fmt: skip
+QUICK = {"lease_s": 0.8, "max_lost": 1000, "warm_parent": False}
 
 SCENARIO = {"release": "--slow", "mark_lost": "--die"}
 """Options of the stub runner for steps that need them."""

@@ -116,7 +116,6 @@ def test_a_million_points_through_kills_and_outages(
         store=tmp_path / "store",
         database_url=postgresql_server.url("lab"),
         lease_s=2.0,
-        heartbeat_s=0.3,
         max_lost=1000,
         warm_parent=False,
     )

@@ -24,7 +24,7 @@ from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import Process, Start, start_fresh
 
-SHORT_LEASE = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3"}
+SHORT_LEASE = {"MPT_LEASE_S": "2"}
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tests.support.forks import Forked, fork
 
 MPT = [sys.executable, "-c", "from mptlab.cli import main; main()"]
 
-SHORT = {"MPT_LEASE_S": "2", "MPT_HEARTBEAT_S": "0.3", "MPT_KILL_GRACE_S": "3",
+SHORT = {"MPT_LEASE_S": "2", "MPT_KILL_GRACE_S": "3",
          "MPT_CHECKPOINT_EVERY_S": "0.5", "MPT_MAX_LOST": "1000"}  # fmt: skip
 """A lease short enough for tests."""
 

@@ -116,7 +116,7 @@ class Watch:
 
     def __init__(self, database: Database, settings: Settings, claim: Claim, clock: Clock):
         self.database, self.claim, self.clock = database, claim, clock
-        times = {"heartbeat_s": HEARTBEAT_S, "kill_grace_s": GRACE_S, "stall_s": STALL_S}
+        times = {"kill_grace_s": GRACE_S, "stall_s": STALL_S}
         self.settings = settings.model_copy(update={**times, "lease_s": 30.0})
         self.commits: list[tuple[float, int]] = []
 

@@ -33,7 +33,7 @@ from worker.children import Spawned
 from worker.runner import STDERR_BYTES, Runner
 from worker.supervisor import Supervision
 
-QUICK = {"lease_s": 1.0, "heartbeat_s": 0.1, "kill_grace_s": 0.4}
+QUICK = {"lease_s": 1.0, "kill_grace_s": 0.4}
 
 
 def claimed(database: Database, **changes: object) -> Claim:

@@ -33,7 +33,7 @@ def database(lab: Settings) -> Iterator[Database]:
 
 @pytest.mark.parametrize("loop", ["controller", "worker"])
 def test_a_step_survives_a_failover(lab: Settings, database: Database, loop: str) -> None:
-    quick = lab.model_copy(update={"lease_s": 1e-9, "heartbeat_s": 0.01, "warm_parent": False})
+    quick = lab.model_copy(update={"lease_s": 1e-9, "warm_parent": False})
     step: dict[str, Callable[[], object]] = {
         "controller": Controller(database, quick, make_celery(lab)).look,
         "worker": WorkerProcess(quick, Queue.CPU)._work,
@@ -47,9 +47,12 @@ def test_a_step_survives_a_failover(lab: Settings, database: Database, loop: str
             step[loop]()
 
 
-def test_presence_survives_a_failover(lab: Settings, database: Database) -> None:
+def test_presence_survives_a_failover(
+    lab: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopping = threading.Event()
-    presence = Presence(database, lab.model_copy(update={"heartbeat_s": 0.02}), "w", Queue.CPU)
+    monkeypatch.setattr("service.settings.HEARTBEAT_S", 0.02)
+    presence = Presence(database, lab, "w", Queue.CPU)
     beats = threading.Thread(target=presence.run, args=[stopping])
 
     def is_known() -> bool:

@@ -3,6 +3,8 @@
 import os
 import threading
 
+import pytest
+
 from service.db.engine import Database
 from service.experiments.models import Queue
 from service.queue import workers
@@ -11,13 +13,13 @@ from worker.presence import Presence
 
 
 def test_a_worker_that_stops_is_present_until_its_run_has_ended(
-    settings: Settings, database: Database
+    settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then, the memory of the run is not free, and a kill of it happens beside others."""
     stopping, ended = threading.Event(), threading.Event()
-    quick = settings.model_copy(update={"heartbeat_s": 0.02})
+    monkeypatch.setattr("service.settings.HEARTBEAT_S", 0.02)
     run_pid = lambda: None if ended.is_set() else os.getpid()  # noqa: E731
-    presence = Presence(database, quick, "w", Queue.CPU, run_pid)
+    presence = Presence(database, settings, "w", Queue.CPU, run_pid)
     stopping.set()
     beats = threading.Thread(target=presence.run, args=[stopping])
     beats.start()
