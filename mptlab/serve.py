@@ -107,12 +107,8 @@ def _started(
     environment = {
         **os.environ,
         "MPT_STORE": str(store.absolute()),
-        "MPT_UNTIL_STDIN_ENDS": "true",  # if this process is killed, its children exit
-        "MPT_WITHOUT_GPUS": str(not with_gpus).lower(),
-        "MPT_LOCAL_CHECKPOINTS": "true",
+        "MPT_EMBEDDED": "gpu" if with_gpus else "cpu",
     }
-    if log is None and sys.stderr.isatty():
-        environment.setdefault("MPT_LOG_FORM", "terminal")
     with open(log or os.devnull, "ab") as file:
         output = file if log else None
 

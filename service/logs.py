@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from enum import StrEnum
 from functools import wraps
 
 import structlog
@@ -18,28 +17,23 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 log = logging.getLogger(__name__)
 
 
-class LogForm(StrEnum):
-    """JSON for programs contains everything. The terminal form shows runs, warnings and errors."""
-
-    JSON = "json"
-    TERMINAL = "terminal"
-
-
 SHOWN = ("worker", "service.experiments")
 """Loggers whose messages below warnings are shown on a terminal: they report the progress of
 runs."""
 
 
-def configure_logs(form: LogForm = LogForm.JSON, level: str = "INFO") -> None:
-    """Make all loggers, including those of libraries, write to stderr in this form."""
+def configure_logs(level: str = "INFO") -> None:
+    """Make all loggers, including those of libraries, write to stderr: as JSON, which contains
+    everything, or on a terminal as text, which shows runs, warnings and errors."""
+    is_terminal = is_read_by_a_person()
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_terminal() if form == LogForm.TERMINAL else _json())
+    handler.setFormatter(_terminal() if is_terminal else _json())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     threading.excepthook = _log_of_thread
     sys.unraisablehook = _log_unraisable
     logging.getLogger("httpx").setLevel("WARNING")  # its URLs contain tokens
-    if form == LogForm.TERMINAL:
+    if is_terminal:
         logging.getLogger().setLevel("WARNING")
         for name in SHOWN:
             logging.getLogger(name).setLevel(level)
@@ -50,7 +44,7 @@ def logged_process(main: Callable[[], None]) -> Callable[[], None]:
 
     @wraps(main)
     def logged() -> None:
-        configure_logs(_form_given())
+        configure_logs()
         try:
             main()
         except SystemExit as end:
@@ -65,15 +59,14 @@ def logged_process(main: Callable[[], None]) -> Callable[[], None]:
     return logged
 
 
-def _form_given() -> LogForm:
-    """Return the log format for the lines before the settings are read."""
-    given = os.environ.get("MPT_LOG_FORM", "")
-    return LogForm.TERMINAL if given == LogForm.TERMINAL else LogForm.JSON
+def is_read_by_a_person() -> bool:
+    """Return whether stderr is a terminal."""
+    return os.isatty(2)
 
 
 def write_line(logger: str, message: str) -> None:
     """Write a line of the log at once. For signal handlers, which must not wait for a lock."""
-    if _form_given() == LogForm.JSON:
+    if not is_read_by_a_person():
         at = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         line = {"event": message, "level": "info", "logger": logger, "timestamp": at}
         message = json.dumps(line)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 from platformdirs import user_data_path
@@ -19,7 +19,6 @@ from sqlalchemy import make_url
 
 from mptcore.specs import Limits
 from service.fair_share import FairShare
-from service.logs import LogForm
 
 SECRETS = ("database_url", "database_password", "redis_url", "redis_password")
 """Settings that may be in files, named by the variable with _FILE at its end."""
@@ -129,21 +128,15 @@ class Settings(BaseSettings):
     """Main memory that a run may use, at most that of the worker's machine or container. Unset:
     nine tenths of it."""
 
-    without_gpus: bool = False
-    """True refuses specs with `device: cuda`. `mpt serve` sets it where it has no GPU."""
-    local_checkpoints: bool = False
-    """True refuses checkpoints that are in no folder of this machine while it does not reach the
-    hub. `mpt serve` sets it, because its workers are on this machine."""
-
+    embedded: Literal["cpu", "gpu"] | None = None
+    """What runs compute on under `mpt serve`, which sets it: all processes are on this machine and
+    end with it. `cpu` refuses specs with `device: cuda`. Checkpoints are refused that are in no
+    folder of this machine while it does not reach the hub."""
     warm_parent: bool = True
     """True forks runs from a process that has imported torch. It uses 300 MB and saves seconds of
     each run."""
     hub_cache_bytes: int = Field(default=200 * 2**30, ge=0)
     """Maximum size of the hub's cache of models and data sets (HF_HOME) in the store."""
-    log_form: LogForm = LogForm.JSON
-    """Format of the log on stderr. `mpt serve` sets the readable one."""
-    until_stdin_ends: bool = False
-    """True ends the process when its standard input ends: the process at the other end is gone."""
 
     @classmethod
     def settings_customise_sources(

@@ -33,7 +33,7 @@ class Inputs:
         self.data = _folder(settings.data_dir)
         self.models = _folder(settings.models_dir)
         self._taken = settings.store / "models"
-        self._is_local = settings.local_checkpoints
+        self._is_local = settings.embedded is not None
         self._files: dict[Path, list[Path]] = {}
         self._checkpoints: dict[MaskedLmModel, str | None] = {}
 

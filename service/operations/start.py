@@ -33,13 +33,13 @@ def begin() -> Settings:
     """Read the settings, configure logging, restrict access to the store and check the tables. Ends
     the process if the tables do not match this version."""
     settings = Settings()
-    configure_logs(settings.log_form)
+    configure_logs()
     for name in unknown_variables(os.environ):
         log.warning("%s is no setting: it has no effect (docs/settings.md lists them)", name)
     os.umask(OWNER_ONLY)
     hide_memory()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, children could not be waited for
-    if settings.until_stdin_ends:
+    if settings.embedded is not None:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     restrict(settings)
     with closing(Database(settings.url)) as database:
@@ -59,6 +59,7 @@ def hide_memory() -> None:
 
 
 def _end_with_stdin() -> None:
+    """End this process after the one at the other end of stdin."""
     while os.read(sys.stdin.fileno(), 1024):
         pass
     log.warning("the parent process is gone: this process ends")

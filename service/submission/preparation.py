@@ -219,7 +219,7 @@ class _Checks:
         of a retry was accepted before, so only its references are checked."""
         spec, is_new = submission.spec, entry.retry_of is None
         found = [*reference_problems(self.inputs, spec)]
-        if is_new and self.settings.without_gpus and spec.device == "cuda":
+        if is_new and self.settings.embedded == "cpu" and spec.device == "cuda":
             detail = "this service has no GPU: use auto or cpu"
             found = [Problem("/compute/device", detail)]
         elif is_new:

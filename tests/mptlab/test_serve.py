@@ -135,9 +135,8 @@ def test_gpus_have_workers_beside_those_of_the_cpu(
         pass
     assert Started.commands[2:4] == [("worker", "cpu", "--local")] * 2
     assert Started.commands[4:] == [("worker.every_gpu", "--local")] * with_gpus
-    without = str(not with_gpus).lower()
-    assert {one["MPT_WITHOUT_GPUS"] for one in Started.environments} == {without}
-    assert {one["MPT_LOCAL_CHECKPOINTS"] for one in Started.environments} == {"true"}
+    device = "gpu" if with_gpus else "cpu"
+    assert {one["MPT_EMBEDDED"] for one in Started.environments} == {device}
 
 
 @pytest.mark.parametrize(

@@ -189,8 +189,13 @@ def test_a_run_on_a_gpu_where_there_is_none(settings: Settings) -> None:
     """`mpt serve` refuses it at once; a lab may start a GPU worker later."""
     key = settings.key_file.read_text().strip()
     headers = {"Authorization": f"Bearer {key}"}
-    for without, device, status in ((True, "cuda", 422), (True, "auto", 202), (False, "cuda", 202)):
-        app = create_app(settings.model_copy(update={"without_gpus": without}))
+    for embedded, device, status in (
+        ("cpu", "cuda", 422),
+        ("cpu", "auto", 202),
+        ("gpu", "cuda", 202),
+        (None, "cuda", 202),
+    ):
+        app = create_app(settings.model_copy(update={"embedded": embedded}))
         with TestClient(app, headers=headers) as api:
             body = {"spec": ppca_spec(compute__device=device), "cache": False}
             answer = api.post("/v1/experiments", json=body)

@@ -26,7 +26,7 @@ from sqlalchemy.pool import QueuePool
 from starlette.types import Message, Receive, Scope, Send
 
 from service.app import create_app
-from service.logs import SHOWN, LogForm, configure_logs, logged_process, write_line
+from service.logs import SHOWN, configure_logs, logged_process, write_line
 from service.settings import Settings
 from service.web import access_log
 from service.web.meters import Meters
@@ -165,9 +165,10 @@ def test_all_output_of_a_process_is_json_lines(
 
 @pytest.mark.usefixtures("logging_restored")
 def test_a_terminal_shows_text_and_of_info_messages_only_those_of_runs(
-    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    configure_logs(LogForm.TERMINAL)
+    monkeypatch.setattr("service.logs.is_read_by_a_person", lambda: True)
+    configure_logs()
     logging.getLogger("worker.slot").info("it begins")
     logging.getLogger("service.web").info("all is well")
     logging.getLogger("service.web").warning("it is late")
@@ -179,7 +180,7 @@ def test_a_terminal_shows_text_and_of_info_messages_only_those_of_runs(
 
 @pytest.mark.usefixtures("logging_restored")
 def test_json_lines_have_the_time_in_utc(capfd: pytest.CaptureFixture[str]) -> None:
-    configure_logs(LogForm.JSON)
+    configure_logs()
     before = datetime.now(UTC)
     logging.getLogger("service.web").warning("it is late")
     told = json.loads(capfd.readouterr().err)["timestamp"]
@@ -193,7 +194,7 @@ def test_a_line_of_a_signal_handler_is_like_the_others(
     line = json.loads(capfd.readouterr().err)
     assert line.pop("timestamp").endswith("Z")
     assert line == {"event": "it stops", "level": "info", "logger": "worker"}
-    monkeypatch.setenv("MPT_LOG_FORM", "terminal")
+    monkeypatch.setattr("service.logs.is_read_by_a_person", lambda: True)
     write_line("worker", "it stops")
     assert capfd.readouterr().err == "it stops\n"
 

@@ -84,7 +84,7 @@ def details(settings: Settings) -> list[str]:
 def test_mpt_serve_refuses_a_checkpoint_that_no_run_could_load(
     settings: Settings, hub: str
 ) -> None:
-    local = settings.model_copy(update={"local_checkpoints": True})
+    local = settings.model_copy(update={"embedded": "cpu"})
     for folder in ("my-bert-0123456789ab", ".copied"):
         (settings.store / "models" / folder).mkdir(parents=True)
     told = "there is no checkpoint my-ber; there are my-bert-0123456789ab; the hub, "
@@ -109,20 +109,20 @@ def test_a_lab_may_have_the_checkpoint_on_another_machine(
 
 
 def test_a_hub_that_answers_may_have_the_checkpoint(settings: Settings, answering: str) -> None:
-    assert details(settings.model_copy(update={"local_checkpoints": True})) == []
+    assert details(settings.model_copy(update={"embedded": "cpu"})) == []
 
 
 def test_a_disabled_hub_is_not_asked(
     settings: Settings, answering: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (told,) = details(settings.model_copy(update={"local_checkpoints": True}))
+    (told,) = details(settings.model_copy(update={"embedded": "cpu"}))
     assert told == f"there is no checkpoint my-ber; there is none at all; {OFFLINE}: {LOCAL_CURE}"
 
 
 def test_a_cached_checkpoint_needs_no_hub(settings: Settings, hub: str, tmp_path: Path) -> None:
     (tmp_path / "hub" / "hub" / "models--my-ber").mkdir(parents=True)
-    assert details(settings.model_copy(update={"local_checkpoints": True})) == []
+    assert details(settings.model_copy(update={"embedded": "cpu"})) == []
 
 
 def test_a_hub_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_the_password_of_a_mirror_is_not_told(
 ) -> None:
     monkeypatch.setattr("service.experiments.inputs.hub_answers", lambda _: False)
     monkeypatch.setenv("HF_ENDPOINT", "http://me:secret@mirror:80/x")
-    (told,) = details(settings.model_copy(update={"local_checkpoints": True}))
+    (told,) = details(settings.model_copy(update={"embedded": "cpu"}))
     assert "the hub, http://mirror:80/x, cannot be reached" in told
 
 
