@@ -129,9 +129,9 @@ class Settings(BaseSettings):
     nine tenths of it."""
 
     embedded: Literal["cpu", "gpu"] | None = None
-    """What runs compute on under `mpt serve`, which sets it: all processes are on this machine and
-    end with it. `cpu` refuses specs with `device: cuda`. Checkpoints are refused that are in no
-    folder of this machine while it does not reach the hub."""
+    """Device of runs under `mpt serve`, which sets it: all processes are on this machine and end
+    with it. `cpu` refuses specs with `device: cuda`. Checkpoints are refused that are in no folder
+    of this machine while it does not reach the hub."""
     warm_parent: bool = True
     """True forks runs from a process that has imported torch. It uses 300 MB and saves seconds of
     each run."""
