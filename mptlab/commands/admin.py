@@ -200,16 +200,6 @@ def usage(context: CommandContext) -> None:
 
 
 @app.command()
-@with_context
-def retention(context: CommandContext) -> None:
-    """Show what retention would delete now: old experiments and purgeable files."""
-    found = context.client.retention()
-    rows = [{"what": what, **one} for what in ("delete", "purge") for one in found[what]]
-    context.show(rows, "what", "owner", "why", "count", "bytes")
-
-
-@app.command()
-@app.command("sweep", hidden=True)  # the former name
 def apply_retention(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="only show the files that would be freed")

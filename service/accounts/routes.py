@@ -1,8 +1,6 @@
-"""Routes for users, keys, the audit log, and what retention would delete."""
+"""Routes for users, keys and the audit log."""
 
-from collections.abc import Iterable
 from http import HTTPStatus
-from itertools import chain
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -17,20 +15,17 @@ from service.accounts.schemas import (
     STANDING,
     AuditOut,
     AuditPage,
-    Freed,
     KeyList,
     KeyOut,
     MadeKey,
     Me,
     NewKey,
     NewUser,
-    RetentionOut,
     UserChanges,
     UserList,
     UserOut,
 )
 from service.accounts.users import Caller
-from service.operations import retention
 from service.refusals import ApiError, invalid
 from service.vocabulary import ROLE_SCOPES, Role, Scope
 from service.web.dependencies import (
@@ -38,7 +33,6 @@ from service.web.dependencies import (
     Canceller,
     DatabaseDep,
     Reader,
-    SettingsDep,
     UserDep,
 )
 from service.web.pagination import Cursor, Limit, page, read_number_cursor
@@ -156,17 +150,6 @@ def list_audit(
     return AuditPage(items=[AuditOut.of(one) for one in kept], next_cursor=next_cursor)
 
 
-@router.get("/retention")
-def get_retention(database: DatabaseDep, settings: SettingsDep, user: Admin) -> RetentionOut:
-    """Return what retention would delete now. It reads the size of each file, so call it rarely."""
-    return RetentionOut(
-        delete=_freed(retention.planned(database, settings)),
-        purge=_freed(
-            chain(retention.purgeable(database, settings), retention.never_started(database))
-        ),
-    )
-
-
 def _scopes(role: Role, wanted: list[Scope] | None) -> tuple[Scope, ...]:
     allowed = ROLE_SCOPES[role]
     too_much = [scope for scope in wanted or () if scope not in allowed]
@@ -197,10 +180,3 @@ def _no_user(name: str) -> ApiError:
 
 def _user_out(user: User) -> UserOut:
     return UserOut.of(user, active=user.disabled_at is None)
-
-
-def _freed(removals: Iterable[retention.Removal]) -> list[Freed]:
-    return [
-        Freed(owner=owner, why=why, count=len(sizes), bytes=sum(sizes))
-        for (owner, why), sizes in retention.by_cause(removals).items()
-    ]

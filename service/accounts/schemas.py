@@ -154,25 +154,3 @@ class AuditPage(Page):
 
     items: list[AuditOut]
     """Entries, newest first."""
-
-
-class Freed(ResponseModel):
-    """Experiments of an owner to delete or purge for one reason."""
-
-    owner: str
-    """Name of the owner."""
-    why: str
-    """Reason."""
-    count: int
-    """Number of experiments."""
-    bytes: int
-    """Size of their files in bytes."""
-
-
-class RetentionOut(ResponseModel):
-    """Experiments that retention would remove now."""
-
-    delete: list[Freed]
-    """Experiments to delete: nobody can read them afterwards."""
-    purge: list[Freed]
-    """Deleted experiments whose records and files would be removed for good."""

@@ -49,7 +49,6 @@ def test_calls_that_list(
 DOCUMENTS: list[tuple[Callable[[Client], Any], str, dict[str, str]]] = [
     (lambda c: c.me(), "/v1/me", {}),
     (lambda c: c.queue(), "/v1/queue", {}),
-    (lambda c: c.retention(), "/v1/retention", {}),
     (lambda c: c.worker_history(3), "/v1/workers/history", {"hours": "3"}),
 ]
 

@@ -89,7 +89,6 @@ def test_worker_history_and_user_usage(client: Client) -> None:
     history = client.worker_history(hours=1)
     assert (history["items"], len(history["at"])) == ([], 60)
     assert [one["name"] for one in client.usage()] == ["local"]
-    assert client.retention() == {"delete": [], "purge": []}
 
 
 def test_a_wait_without_an_end_times_out(client: Client) -> None:

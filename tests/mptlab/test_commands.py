@@ -366,7 +366,6 @@ def test_a_status_command_lists_the_workers(environment: Environment) -> None:
     assert "local" in [user["name"] for user in asked_json(environment, "admin", "user", "list")]
     header, local = (mpt(environment, "admin", "usage")[1].split("\n")[i] for i in (1, 3))
     assert ("fair share" in header, local.split()[0]) == (True, "local")
-    assert asked_json(environment, "admin", "retention") == []
 
 
 def test_workers_that_start_no_run_say_so(environment: Environment) -> None:

@@ -242,7 +242,6 @@ def test_the_audit_is_read_page_by_page(typed: Typed) -> None:
          ("service.operations.backup", "restore", "to", "--store-only")),
         (["admin", "apply-retention"], ("service.operations.retention",)),
         (["admin", "apply-retention", "--dry-run"], ("service.operations.retention", "--dry-run")),
-        (["admin", "sweep", "--dry-run"], ("service.operations.retention", "--dry-run")),
     ],
 )  # fmt: skip
 def test_a_part_of_the_service_runs_as_a_program(

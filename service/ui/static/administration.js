@@ -1,4 +1,4 @@
-// What admins see of the lab: its users, how they share it, who did what, and what is to go.
+// What admins see of the lab: its users, how they share it, and who did what.
 
 import { html, useState } from "./vendor/preact-htm.js";
 import { get, withQuery } from "./api.js";
@@ -80,27 +80,6 @@ function Audit() {
   </section>`;
 }
 
-const sentence = (verb, { owner, count, bytes: size, why }) =>
-  `${verb} ${count === 1 ? "1 experiment" : `${count} experiments`} of ${owner}, ${bytes(size)} of files: ${why}`;
-
-/** Asked by a click: the service looks at the size of each file. */
-function Retention() {
-  const [found, setFound] = useState(null);
-  const [error, setError] = useState(null);
-  const ask = () => get("/v1/retention").then((answer) => [setFound(answer), setError(null)], setError);
-  const lines = found && [
-    ...found.delete.map((one) => sentence("Deletes", one)),
-    ...found.purge.map((one) => sentence("Purges", one)),
-  ];
-  return html`<section class="card stack">
-    <div class="row spread"><h2>Next clean-up</h2><button type="button" onClick=${ask}>Show</button></div>
-    <${Problem} error=${error} />
-    ${lines === null && html`<p class="muted">Old data is deleted automatically. The list of what is next takes a while: it reads the size of each file.</p>`}
-    ${lines?.length === 0 && html`<p role="status">Nothing to delete.</p>`}
-    ${lines?.length > 0 && html`<ul role="status">${lines.map((one) => html`<li class="wrap">${one}</li>`)}</ul>`}
-  </section>`;
-}
-
 export function Administration() {
   const read = async () => {
     const [users, usage] = await Promise.all([get("/v1/users"), get("/v1/usage")]);
@@ -110,6 +89,5 @@ export function Administration() {
   return html`
     <${Problem} error=${error} />
     ${data && html`<${Users} ...${data} />`}
-    <${Audit} />
-    <${Retention} />`;
+    <${Audit} />`;
 }

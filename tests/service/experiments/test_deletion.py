@@ -319,10 +319,6 @@ def test_a_quota_deletes_the_oldest_experiments_of_each_user(
     limited = place.model_copy(update={"keep_user_bytes": 90})
     planned = [*retention.planned(database_of(admin), limited)]
     assert [(one.experiment_id, one.owner, one.bytes) for one in planned] == [(anns[0], "ann", 40)]
-    admin.app.state.settings = limited  # type: ignore[attr-defined]
-    told = admin.get("/v1/retention").json()
-    freed = {"owner": "ann", "why": planned[0].why, "count": 1, "bytes": 40}
-    assert told == {"delete": [freed], "purge": []}
     Housekeeping(database_of(admin), limited).clean()
     left = [one["id"] for one in admin.get("/v1/experiments?whose=all").json()["items"]]
     assert sorted(left) == sorted([*anns[1:], *locals_])

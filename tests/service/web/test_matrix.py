@@ -167,8 +167,6 @@ MATRIX = [
     row("GET", "/v1/queue",                 "200  200   200    200   200    401  401  401  403"),
     row("GET", "/v1/usage",                 "403  403   403    200   403    401  401  401  403",
         scope=Scope.ADMIN),
-    row("GET", "/v1/retention",             "403  403   403    200   403    401  401  401  403",
-        scope=Scope.ADMIN),
     row("GET", "/v1/me",                    "200  200   200    200   200    401  401  401  200"),
     row("GET", "/v1/users",                 "403  403   403    200   403    401  401  401  403",
         scope=Scope.ADMIN),
