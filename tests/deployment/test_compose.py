@@ -118,7 +118,7 @@ def test_docs_name_compose_2_and_mention_the_older_version() -> None:
         for file in files
         if (count := len(re.findall(r"docker-compose(?!\.\w)", file.read_text())))
     }
-    assert older == {FILE.name: 1, "operations.md": 1}
+    assert older == {FILE.name: 1, "lab.md": 1}
     assert "version" not in yaml.safe_load(FILE.read_text())  # Compose 2 warns of it
 
 

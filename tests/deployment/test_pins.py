@@ -22,6 +22,6 @@ def test_each_package_of_cuda_is_pinned_once() -> None:
 
 
 def test_both_constraint_files_are_used_to_install_torch() -> None:
-    for file in ("Dockerfile", "Makefile", ".dockerignore", "docs/operations.md"):
+    for file in ("Dockerfile", "Makefile", ".dockerignore", "docs/lab.md", "docs/operations.md"):
         text = (ROOT / file).read_text()
         assert 0 < text.count("constraints.txt") <= text.count("constraints-cuda.txt"), file
