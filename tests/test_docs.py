@@ -86,6 +86,11 @@ def test_every_risk_names_existing_tests() -> None:
             assert re.search(rf"^def {test}\(", found.read_text(), re.M), (file, test)
 
 
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=name_of)
+def test_a_page_begins_with_whom_it_is_for(document: Path) -> None:
+    assert re.match(r"# .*\n\nThis page is for ", document.read_text())
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_are_valid(document: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", document.read_text()):
