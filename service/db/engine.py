@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import ExceptionContext, ExecutionContext
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute, Session
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
@@ -54,6 +56,8 @@ MIN_FREE_BYTES = 1 << 20
 TIMEOUTS = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
 STATEMENT_S = 60.0
 """Time limit of a statement on SQLite, as PostgreSQL's."""
+BUSY_S = 30.0
+"""Maximum seconds that a write waits for others on SQLite."""
 LIMIT_STEPS = 10_000
 """Steps of SQLite between two looks at the clock."""
 NO_TIMEOUTS = "-c statement_timeout=0 -c lock_timeout=0 -c idle_in_transaction_session_timeout=0"
@@ -157,6 +161,7 @@ class Database:
         too."""
         self.engine = _engine(url, connections, timeouts)
         self._reader = _reader(self.engine)
+        self._writing = threading.Lock()
         self._trouble: str | None = None
         event.listen(self.engine, "handle_error", self._note_trouble)
 
@@ -214,13 +219,28 @@ class Database:
     def transaction(self) -> Iterator[Session]:
         """Begin a transaction that writes. It is committed at the end of the block, or rolled back
         on an error."""
-        with Session(self.engine, expire_on_commit=False) as session:
+        with self._turn_to_write(), Session(self.engine, expire_on_commit=False) as session:
             with session.begin():
                 yield session
                 session.flush()
                 began = time.perf_counter()
             timings.add("database", time.perf_counter() - began)
             self._trouble = None
+
+    @contextmanager
+    def _turn_to_write(self) -> Iterator[None]:
+        """Wait until no other thread writes to SQLite, which lets one write at a time: its own wait
+        is a poll, up to every 100 ms, which late comers often win. Raises NoConnectionFree."""
+        if self.engine.dialect.name != "sqlite":
+            yield
+            return
+        with timings.timed("database"):
+            if not self._writing.acquire(timeout=BUSY_S):
+                raise NoConnectionFree(f"other threads have been writing for {BUSY_S:g} s")
+        try:
+            yield
+        finally:
+            self._writing.release()
 
     @contextmanager
     def snapshot(self) -> Iterator[Session]:
@@ -375,7 +395,7 @@ def _open_sqlite(connection: Any, record: object) -> None:
         "journal_mode=WAL",
         "synchronous=FULL",  # committed data are on the disk
         "foreign_keys=ON",
-        "busy_timeout=30000",
+        f"busy_timeout={1000 * BUSY_S:.0f}",
     ):
         connection.execute(f"PRAGMA {pragma}")
 

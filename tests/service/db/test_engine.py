@@ -2,6 +2,7 @@
 
 import resource
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -187,6 +188,31 @@ def test_a_locked_file_is_transient(settings: Settings) -> None:
         with pytest.raises(TRANSIENT_DB_ERRORS):
             session.execute(text("UPDATE users SET name = 'x'"))
     holder.close()
+
+
+def test_threads_take_turns_to_write_to_sqlite(settings: Settings) -> None:
+    """They would wait for the file by polling, and some of them for very long."""
+    update = text("UPDATE alembic_version SET version_num = version_num")
+    with closing(Database(settings.url, connections=2)) as database:
+
+        @event.listens_for(database.engine, "connect")
+        def wait_for_no_file(connection: sqlite3.Connection, _: object) -> None:
+            connection.execute("PRAGMA busy_timeout=0")
+
+        writing = threading.Event()
+
+        def write() -> None:
+            with database.transaction() as session:
+                session.execute(update)
+                writing.set()
+                time.sleep(0.1)
+
+        first = threading.Thread(target=write)
+        first.start()
+        writing.wait(60)
+        with database.transaction() as session:
+            session.execute(update)
+        first.join()
 
 
 @pytest.mark.parametrize("change", ["DROP TABLE workers", "ALTER TABLE workers RENAME host TO h"])
