@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute
 
 from service.accounts import routes as administration
 from service.accounts import sign_in_routes as sign_in
+from service.accounts.sign_in import Links, session_key
 from service.curves import routes as curves
 from service.datasets import routes as datasets
 from service.db.engine import Database
@@ -36,6 +37,7 @@ from service.web.head_requests import HeadRequests
 from service.web.headers import AnswerHeaders, guard_origins
 from service.web.meters import Meters
 from service.web.route import StrictRoute
+from service.web.sign_in_cookie import SignInCookie
 from service.webhooks import routes as webhooks
 from service.workers import routes as monitoring
 
@@ -93,7 +95,8 @@ class Service(FastAPI):
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """Create the FastAPI app. The database that the settings name must be migrated."""
+    """Create the FastAPI app. The store and the database that the settings name
+    must be prepared."""
     settings = settings or Settings()
     app = Service(title="MPT Lab", version="1", openapi_url=None, redirect_slashes=False)
     app.add_route("/openapi.json", Service.document, include_in_schema=False)
@@ -107,7 +110,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.inspections = Places(INSPECTIONS, 1)  # each may take a gigabyte
     app.state.small_inspections = Places(INSPECTIONS, 1)
     app.state.noted_keys = noted_keys()
+    key = session_key(settings.session_key_file)
+    app.state.links = Links(key)
     app.state.refused_sign_ins = sign_in.Refusals()
+    app.add_middleware(SignInCookie, session_key=key)
     app.add_middleware(HeadRequests)
     app.state.meters = Meters()
     app.add_middleware(AccessLog, meters=app.state.meters)

@@ -206,6 +206,10 @@ class Settings(BaseSettings):
     def key_file(self) -> Path:
         return self.store / "api-key"
 
+    @property
+    def session_key_file(self) -> Path:
+        return self.store / "session-key"
+
 
 def unknown_variables(names: Iterable[str]) -> list[str]:
     """Return those of some environment variables that begin as a setting's do, and are none."""

@@ -53,30 +53,8 @@ class ApiKey(Base):
     expires_at: Mapped[float | None]
     revoked_at: Mapped[float | None]
     last_used_at: Mapped[float | None]
-
-
-class SignIn(Base):
-    """A signed-in browser."""
-
-    __tablename__ = "sign_ins"
-
-    id: Mapped[str] = mapped_column(String(16), primary_key=True)
-    key_id: Mapped[str] = mapped_column(ForeignKey(ApiKey.id))
-    secret_sha256: Mapped[bytes] = mapped_column(LargeBinary(32))
-    previous_sha256: Mapped[bytes | None] = mapped_column(LargeBinary(32))
-    """Digest of the cookie before the last renewal."""
-    renewed_at: Mapped[float] = mapped_column(default=now())
-    expires_at: Mapped[float]
-
-
-class SignInCode(Base):
-    """Signs one browser in, once."""
-
-    __tablename__ = "sign_in_codes"
-
-    sha256: Mapped[bytes] = mapped_column(LargeBinary(32), primary_key=True)
-    key_id: Mapped[str] = mapped_column(ForeignKey(ApiKey.id))
-    expires_at: Mapped[float]
+    link_used_at: Mapped[float | None]
+    """Time at which the last sign-in link that was used had been made. Earlier links are void."""
 
 
 class AuditEntry(Base):

@@ -9,7 +9,6 @@ from sqlalchemy.orm import Session, joinedload
 from sqlalchemy.orm.interfaces import ORMOption
 
 from mptcore.specs import Problem
-from service.accounts import sign_ins
 from service.accounts.users import Caller, callers_of_keys
 from service.datasets.models import Dataset
 from service.db.visibility import listed, readable, reader
@@ -107,23 +106,17 @@ def newest(
 
 
 def check_still_valid(session: Session, user: Caller) -> None:
-    """Raise ApiError (401) if the caller's key ended or allows less since the request began, or if
-    the browser was signed out. A long request calls this in the transaction that stores its data.
-    """
+    """Raise ApiError (401) if the caller's key ended or allows less since the request began. A long
+    request calls this in the transaction that stores its data."""
     current = callers_of_keys(session, [user.key_id]).get(user.key_id)
-    browsers = [] if user.sign_in_id is None else [user.sign_in_id]
-    is_signed_in = sign_ins.in_force(session, browsers) == {*browsers}
-    if current is None or not user.scopes <= current.scopes or not is_signed_in:
-        detail = (
-            "since the request began, this API key ended or lost a scope, or this browser was "
-            "signed out; nothing was changed"
-        )
+    if current is None or not user.scopes <= current.scopes:
+        detail = "since the request began, this API key ended or lost a scope; nothing was changed"
         raise unauthorized(detail)
 
 
 def check_has_key(user: Caller) -> None:
     """Raise ApiError (403) for a browser's cookie: the new object would outlive the sign-out."""
-    if user.sign_in_id is not None:
+    if user.by_cookie:
         detail = (
             "a signed-in browser cannot add or change users, keys or sign-in codes: use an API key"
         )

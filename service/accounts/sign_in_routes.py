@@ -3,24 +3,25 @@
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Self
 
 from cachetools import TTLCache
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field, model_validator
 from sqlalchemy.orm import Session
 
-from service.accounts import audit, sign_ins
+from service.accounts import audit
 from service.accounts.permissions import check_has_key
-from service.accounts.sign_ins import COOKIE, LASTS_S
+from service.accounts.sign_in import LINK_LASTS_S, Links, SignIn, caller_of_sign_in
 from service.accounts.users import Caller, KeyRefused, caller_of_key
-from service.db.engine import Database, moment
+from service.db.engine import Database
 from service.refusals import unauthorized
 from service.schemas import RequestModel, ResponseModel
 from service.web.dependencies import DatabaseDep, UserDep
 from service.web.route import JsonBody, PublicRoute, StrictRoute
+from service.web.sign_in_cookie import SIGN_IN, sign_in_of
 
 router = APIRouter(prefix="/v1", tags=["sign-in"], route_class=StrictRoute)
 """Routes that require a key or a signed-in browser."""
@@ -28,6 +29,14 @@ public = APIRouter(prefix="/v1", tags=["sign-in"], route_class=PublicRoute)
 """Routes for browsers that are not signed in."""
 
 SIGN_IN_PAGE = "/sign-in"
+
+
+async def _links(request: Request) -> Links:
+    links: Links = request.app.state.links
+    return links
+
+
+LinksDep = Annotated[Links, Depends(_links)]
 
 
 class SignInWith(RequestModel):
@@ -74,88 +83,74 @@ class SignInCodeOut(ResponseModel):
 
 @public.post("/sign-in", status_code=HTTPStatus.NO_CONTENT)
 def sign_in(
-    body: JsonBody[SignInWith], database: DatabaseDep, request: Request, response: Response
+    body: JsonBody[SignInWith], database: DatabaseDep, links: LinksDep, request: Request
 ) -> None:
     """Sign this browser in. The answer sets a cookie with the permissions of the key, valid as long
     as the key, and for a week at most."""
     try:
         with database.transaction() as session:
-            caller = _caller(session, body)
-            _end(session, request.cookies.get(COOKIE, ""))
-            cookie = sign_ins.begin(session, caller.key_id)
+            if body.code is not None:
+                begun = links.use(session, body.code)
+                caller, _ = caller_of_sign_in(session, begun)
+            else:
+                assert body.key is not None
+                caller, _ = caller_of_key(session, body.key)
+                begun = SignIn.by(session, caller.key_id)
             given = "key" if body.code is None else "code"
             audit.note(session, caller, "sign_in.begun", caller.key_id, given=given)
     except KeyRefused as refused:
         _note_refusal(database, request, str(refused))
         raise unauthorized(str(refused)) from None
-    _set(response, request, cookie)
+    request.session[SIGN_IN] = begun
 
 
 @public.post("/sign-in:preview")
-def preview(body: JsonBody[Code], database: DatabaseDep, request: Request) -> SignInPreview:
+def preview(
+    body: JsonBody[Code], database: DatabaseDep, links: LinksDep, request: Request
+) -> SignInPreview:
     """Return the user whom a code would sign in, and leave the code valid. A page asks for
     confirmation before it signs in by a link, because anyone may have sent the link."""
     with database.snapshot() as session:
         try:
-            name = sign_ins.holder_of_code(session, body.code).name
+            sign_in, _ = links.read(body.code)
+            named, _ = caller_of_sign_in(session, sign_in)
         except KeyRefused as refused:
             raise unauthorized(str(refused)) from None
-        current = _name_of(session, request.cookies.get(COOKIE, ""))
-    return SignInPreview(name=name, signed_in_as=current)
+        current = _signed_in(session, request)
+    return SignInPreview(name=named.name, signed_in_as=None if current is None else current.name)
 
 
 @public.post("/sign-out", status_code=HTTPStatus.NO_CONTENT)
-def sign_out(database: DatabaseDep, request: Request, response: Response) -> None:
-    """Sign this browser out, if it is signed in."""
-    cookie = request.cookies.get(COOKIE)
-    if cookie is not None:
+def sign_out(database: DatabaseDep, request: Request) -> None:
+    """Sign this browser out, if it is signed in: the answer deletes its cookie."""
+    if sign_in_of(request) is not None:
         with database.transaction() as session:
-            _end(session, cookie)
-    response.delete_cookie(COOKIE, httponly=True, samesite="strict")
-
-
-@router.post("/sign-in:renew", status_code=HTTPStatus.NO_CONTENT)
-def renew(database: DatabaseDep, user: UserDep, request: Request, response: Response) -> None:
-    """Return another cookie for a browser whose cookie is older than an hour; the old one stays
-    valid for another minute."""
-    cookie = request.cookies.get(COOKIE)
-    renewed = _renewed(database, cookie) if cookie is not None else None
-    if renewed is not None:
-        _set(response, request, renewed)
+            if (caller := _signed_in(session, request)) is not None:
+                audit.note(session, caller, "sign_in.ended", caller.key_id)
+    request.session.clear()
 
 
 @router.post("/sign-in-codes", status_code=HTTPStatus.CREATED)
-def make_code(database: DatabaseDep, user: UserDep) -> SignInCodeOut:
-    """Make a code that signs one browser in with the caller's key, once, within ten minutes.
-    Signed-in browsers cannot make codes."""
+def make_code(database: DatabaseDep, links: LinksDep, user: UserDep) -> SignInCodeOut:
+    """Make a code that signs one browser in with the caller's key, once, within ten minutes. Its
+    use ends the earlier codes of the key. Signed-in browsers cannot make codes."""
     check_has_key(user)
     with database.transaction() as session:
-        made = sign_ins.new_code(session, user.key_id)
+        code = links.code(SignIn.by(session, user.key_id))
         audit.note(session, user, "sign_in_code.made", user.key_id)
-    return SignInCodeOut(
-        code=made.code, path=f"{SIGN_IN_PAGE}#{made.code}", expires_at=moment(made.expires_at)
-    )
+    expires_at = datetime.now(UTC) + timedelta(seconds=LINK_LASTS_S)
+    return SignInCodeOut(code=code, path=f"{SIGN_IN_PAGE}#{code}", expires_at=expires_at)
 
 
-def _caller(session: Session, given: SignInWith) -> Caller:
-    """Return the user whom a key or a code signs in. Raises KeyRefused."""
-    if given.code is not None:
-        return sign_ins.take_code(session, given.code)
-    assert given.key is not None
-    return caller_of_key(session, given.key)[0]
-
-
-def _name_of(session: Session, cookie: str) -> str | None:
+def _signed_in(session: Session, request: Request) -> Caller | None:
+    """Return the user who is signed in in this browser."""
+    sign_in = sign_in_of(request)
+    if sign_in is None:
+        return None
     try:
-        return sign_ins.caller_of_cookie(session, cookie)[0].name
+        return caller_of_sign_in(session, sign_in)[0]
     except KeyRefused:
         return None
-
-
-def _end(session: Session, cookie: str) -> None:
-    caller = sign_ins.end(session, cookie)
-    if caller is not None:
-        audit.note(session, caller, "sign_in.ended", caller.key_id)
 
 
 REFUSALS_AN_HOUR = 20
@@ -196,17 +191,3 @@ def _note_refusal(database: Database, request: Request, reason: str) -> None:
 
 PROCESS = "api"
 """The audit's actor where no user is known."""
-
-
-def _renewed(database: Database, cookie: str) -> str | None:
-    with database.transaction() as session:
-        return sign_ins.renew(session, cookie)
-
-
-def _set(response: Response, request: Request, cookie: str) -> None:
-    """Set the cookie. It is `Secure` if the Origin of the request says that the browser's own
-    connection uses TLS: a proxy may have ended TLS."""
-    over_tls = request.headers.get("Origin", "").startswith("https:")
-    response.set_cookie(
-        COOKIE, cookie, max_age=int(LASTS_S), httponly=True, samesite="strict", secure=over_tls
-    )

@@ -43,8 +43,8 @@ class Caller:
     role: Role
     key_id: str
     scopes: frozenset[Scope]
-    sign_in_id: str | None = None
-    """Id of the signed-in browser; None if the request carries the key itself."""
+    by_cookie: bool = False
+    """True for a signed-in browser; False if the request carries the key itself."""
 
     @property
     def is_admin(self) -> bool:
@@ -74,7 +74,7 @@ KEYS = select(
     _EXPIRED.label("expired"),
     _UNNOTED.label("unnoted"),
 ).join(ApiKey, ApiKey.user_id == User.id)
-_KEY = KEYS.where(ApiKey.id == bindparam("key_id"))
+KEY = KEYS.where(ApiKey.id == bindparam("key_id"))
 """Statement that every request executes, so that a key is revoked at once in every process. It is
 built once."""
 
@@ -83,22 +83,17 @@ def caller_of_key(session: Session, key: str) -> tuple[Caller, bool]:
     """Return the owner of a key, and whether its use should be recorded again. Raises
     KeyRefused."""
     key_id, secret = parsed(key)
-    found = session.execute(_KEY, {"key_id": key_id}).one_or_none()
+    found = session.execute(KEY, {"key_id": key_id}).one_or_none()
     if found is None or not hmac.compare_digest(found.secret_sha256, digest(secret)):
         raise KeyRefused(UNKNOWN)
     return caller_of(found), bool(found.unnoted)
 
 
-def caller_of(key: Row[*tuple[Any, ...]]) -> Caller:
+def caller_of(key: Row[*tuple[Any, ...]], by_cookie: bool = False) -> Caller:
     """Return the owner of a key in a row of KEYS, if it is valid. Raises KeyRefused."""
     if (why := _over(key)) is not None:
         raise KeyRefused(why)
-    return _caller(key)
-
-
-def holder(session: Session, key_id: str) -> Caller:
-    """Return the caller of an existing key, even if it is no longer valid."""
-    return _caller(session.execute(_KEY, {"key_id": key_id}).one())
+    return _caller(key, by_cookie)
 
 
 def callers_of_keys(session: Session, key_ids: Collection[str]) -> dict[str, Caller]:
@@ -119,10 +114,10 @@ def _over(key: Row[*tuple[Any, ...]]) -> str | None:
     return None
 
 
-def _caller(key: Row[*tuple[Any, ...]]) -> Caller:
+def _caller(key: Row[*tuple[Any, ...]], by_cookie: bool = False) -> Caller:
     role = Role(key.role)
     scopes = frozenset(ROLE_SCOPES[role]) & frozenset(map(Scope, key.scopes))
-    return Caller(key.id, key.name, role, key.key_id, scopes)
+    return Caller(key.id, key.name, role, key.key_id, scopes, by_cookie)
 
 
 def parsed(key: str) -> tuple[str, str]:

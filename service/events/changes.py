@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.accounts.sign_ins import in_force
 from service.accounts.users import Caller, callers_of_keys
 from service.db.engine import hold_still
 from service.experiments.models import Event, Experiment
@@ -173,18 +172,15 @@ def _subjects(row: AnyRow) -> Iterator[Subject]:
 def refused(
     session: Session, listeners: Iterable[tuple[Subject, Caller]]
 ) -> set[tuple[Subject, Caller]]:
-    """Return the listeners whose key was revoked or changed, whose browser was signed out, or who
-    may no longer read the subject."""
+    """Return the listeners whose key was revoked or changed, or who may no longer read the
+    subject."""
     listeners = set(listeners)
     serving = callers_of_keys(session, {user.key_id for _, user in listeners})
-    browsers = {user.sign_in_id for _, user in listeners if user.sign_in_id is not None}
-    signed_in = {None, *in_force(session, browsers)}
     there = _there(session, {subject for subject, _ in listeners})
     return {
         (subject, user)
         for subject, user in listeners
-        if serving.get(user.key_id) != replace(user, sign_in_id=None)
-        or user.sign_in_id not in signed_in
+        if serving.get(user.key_id) != replace(user, by_cookie=False)
         or Scope.READ not in user.scopes
         or (subject.what != "user" and not _is_open(there.get(subject), user))
     }

@@ -44,8 +44,7 @@ class Listener:
         self.subject = subject
         self.user = user
         self.refused = False
-        """True if the key was revoked, the browser signed out, or the subject is no longer readable
-        by the user."""
+        """True if the key was revoked, or the subject is no longer readable by the user."""
         self.cut = False
         """True if the listener will not be woken any more: the server stops, or polling has failed.
         """

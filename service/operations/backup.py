@@ -122,8 +122,9 @@ def _files(store: Path) -> Iterator[Path]:
         for path in (store / folder).rglob("*"):
             if path.is_file():
                 yield path.relative_to(store)
-    if (store / "api-key").exists():
-        yield Path("api-key")
+    for key in ("api-key", "session-key"):
+        if (store / key).exists():
+            yield Path(key)
 
 
 def _copy(source: Path, target: Path) -> None:

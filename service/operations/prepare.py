@@ -1,6 +1,6 @@
 """Make the store ready for embedded use: the directory, the tables (Alembic, to the newest), the
-local user and its key. `python -m service.operations.prepare`, run again, changes nothing. It
-prints the users who store more than their limit."""
+key that signs cookies, the local user and its API key. `python -m service.operations.prepare`, run
+again, changes nothing. It prints the users who store more than their limit."""
 
 import os
 import sys
@@ -13,6 +13,7 @@ from alembic.config import Config
 
 import migrations
 from service.accounts import accounts, audit
+from service.accounts.sign_in import session_key
 from service.accounts.users import LOCAL_USER, ensure_key
 from service.db.engine import NO_TIMEOUTS, Database
 from service.db.errors import TRANSIENT_DB_ERRORS, write_trouble
@@ -50,6 +51,7 @@ def migrate(url: str) -> None:
 def prepare(settings: Settings) -> None:
     settings.store.mkdir(mode=0o700, parents=True, exist_ok=True)
     migrate(settings.url)
+    session_key(settings.session_key_file)
     restrict(settings)
     with closing(Database(settings.url)) as database, database.transaction() as session:
         user, key = ensure_key(session, LOCAL_USER, settings.key_file, Role.ADMIN)

@@ -69,8 +69,9 @@ def _end_with_stdin() -> None:
 
 
 def restrict(settings: Settings) -> None:
-    """Remove group and other permissions from the store, its database and its key."""
-    for path in (settings.store, settings.key_file, *_database_files(settings.url)):
+    """Remove group and other permissions from the store, its database and its keys."""
+    keys = (settings.key_file, settings.session_key_file)
+    for path in (settings.store, *keys, *_database_files(settings.url)):
         try:
             mode = path.stat().st_mode
             if mode & OWNER_ONLY:

@@ -27,16 +27,16 @@ from cachetools import TTLCache
 from fastapi import Request
 from fastapi.security.utils import get_authorization_scheme_param
 from sqlalchemy.orm import Session
-from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, cookie_parser
+from starlette.requests import ClientDisconnect
 
-from service.accounts.sign_ins import COOKIE, caller_of_cookie
+from service.accounts.sign_in import SignIn, caller_of_sign_in
 from service.accounts.users import Caller, KeyRefused, caller_of_key, parsed
 from service.db.engine import Database
 from service.places import Places
 from service.refusals import ApiError, unauthorized, unavailable
 from service.settings import Settings
 from service.web.csrf import check_own_page
+from service.web.sign_in_cookie import sign_in_of
 
 log = logging.getLogger(__name__)
 
@@ -68,20 +68,20 @@ WAIT_S, HEAVY_WAIT_S = 10.0, 15.0
 
 
 class Credential(NamedTuple):
-    """The key of a request or, without one, the cookie of a signed-in browser."""
+    """The key of a request or, without one, the sign-in of a browser."""
 
     key: str | None
-    cookie: str | None
+    sign_in: SignIn | None
 
     @classmethod
-    def of(cls, headers: Headers) -> Self:
+    def of(cls, request: Request) -> Self:
         """Return the credential that a request is judged by. A proxy may add a password of its own,
         which all of its users have in common."""
-        for authorization in headers.getlist("Authorization"):
+        for authorization in request.headers.getlist("Authorization"):
             scheme, key = get_authorization_scheme_param(authorization)
             if scheme.lower() == "bearer" and key:
                 return cls(key, None)
-        return cls(None, cookie_parser("; ".join(headers.getlist("Cookie"))).get(COOKIE))
+        return cls(None, sign_in_of(request))
 
     @property
     def digest(self) -> bytes:
@@ -147,24 +147,25 @@ class Gate:
         try:
             if credential.key is not None:
                 parsed(credential.key)  # a mistyped key costs no query
-                look_up = partial(self._look_up, caller_of_key, credential.key)
-            elif credential.cookie is not None:
+                find = partial(caller_of_key, key=credential.key)
+            elif credential.sign_in is not None:
                 check_own_page(request)
-                look_up = partial(self._look_up, caller_of_cookie, credential.cookie)
+                find = partial(caller_of_sign_in, sign_in=credential.sign_in)
             else:
-                raise unauthorized("give a valid API key: Authorization: Bearer mpt_…")
-            user, request.state.unnoted = await run_sync(look_up, limiter=self._look_ups)
+                detail = "give a valid API key (Authorization: Bearer mpt_…), or sign in again"
+                raise unauthorized(detail)
+            user, request.state.unnoted = await run_sync(
+                self._look_up, find, limiter=self._look_ups
+            )
         except KeyRefused as refused:
             self._known.pop(credential.digest, None)
             raise unauthorized(str(refused)) from None
         self._known[credential.digest] = user.id
         return user
 
-    def _look_up(
-        self, find: Callable[[Session, str], tuple[Caller, bool]], text: str
-    ) -> tuple[Caller, bool]:
+    def _look_up(self, find: Callable[[Session], tuple[Caller, bool]]) -> tuple[Caller, bool]:
         with self._database.snapshot() as session:
-            return find(session, text)
+            return find(session)
 
     @asynccontextmanager
     async def arriving(self, key: Key) -> AsyncIterator[Callable[[], None]]:

@@ -86,7 +86,7 @@ class StrictRoute(APIRoute):
             return await super().handle(scope, receive, send)  # 405
         request = Request(scope, receive)
         gate: Gate = request.app.state.gate
-        credential = Credential.of(request.headers)
+        credential = Credential.of(request)
         key = gate.count(request, credential)
         if self.needs_key:
             async with gate.arriving(key):

@@ -3,6 +3,7 @@
 import gc
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 gc.disable()  # until all is imported, since nothing of it is garbage
 # ruff: noqa: E402
@@ -26,7 +27,8 @@ from service.settings import Settings
 
 __all__ = ["celery", "kombu", "mptcore", "mptlab", "service", "uvicorn", "worker"]
 
-create_app(Settings(store=Path("/nowhere"), database_url=None)).openapi()  # forks share it
+with TemporaryDirectory() as store:
+    create_app(Settings(store=Path(store), database_url=None)).openapi()  # forks share it
 mptcore.run.load_kernels()  # it takes a warm parent most of a second
 core_digest()
 

@@ -86,13 +86,3 @@ export function oneAtATime(read) {
   let underWay = null;
   return () => (underWay ??= read().finally(() => (underWay = null)));
 }
-
-const RENEW_MS = 3_600_000;
-
-/** Another cookie, where this browser has had its own for an hour. */
-export async function renewSignIn() {
-  const last = Number(localStorage.getItem("renewed") ?? 0);
-  if (Date.now() - last < RENEW_MS) return;
-  localStorage.setItem("renewed", String(Date.now()));
-  await post("/v1/sign-in:renew").catch(() => {});
-}

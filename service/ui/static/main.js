@@ -1,7 +1,7 @@
 // Every page begins here: the page's own component, the account, and the banner.
 
 import { html, render } from "./vendor/preact-htm.js";
-import { get, post, renewSignIn } from "./api.js";
+import { get, post } from "./api.js";
 import { follow, useAway } from "./live.js";
 
 const { page } = document.body.dataset;
@@ -39,7 +39,6 @@ if (page === "sign-in") {
     const { default: Page } = await loading;
     render(html`<${Account} me=${me} />`, document.getElementById("account"));
     show(Page, me);
-    renewSignIn();
     return false;
   });
 }

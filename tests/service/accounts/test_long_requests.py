@@ -7,7 +7,6 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from service.accounts import sign_ins
 from service.accounts.models import ApiKey, AuditEntry, User
 from service.datasets import routes as datasets
 from service.datasets.models import Dataset
@@ -107,23 +106,4 @@ def test_a_submission(
     before = rows(database)
     monkeypatch.setattr(submit, "prepare", ending(database, end, vars(submit)["prepare"]))
     refused(admin.post(path, json=body, headers={**headers, "Idempotency-Key": "k"}))
-    assert rows(database) == before
-
-
-def test_a_browser_that_is_signed_out(admin: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    database, key = database_of(admin), member(admin)
-    with database.transaction() as session:
-        cookie = sign_ins.begin(session, key["id"])
-    before = rows(database)
-    prepare = vars(submit)["prepare"]
-
-    def prepared(*arguments: Any) -> Any:
-        with database.transaction() as session:
-            sign_ins.end(session, cookie)
-        return prepare(*arguments)
-
-    monkeypatch.setattr(submit, "prepare", prepared)
-    del admin.headers["Authorization"]
-    headers = {"Cookie": f"{sign_ins.COOKIE}={cookie}", "Sec-Fetch-Site": "same-origin"}
-    refused(admin.post("/v1/experiments", json=SPEC, headers=headers))
     assert rows(database) == before

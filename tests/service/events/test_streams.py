@@ -286,24 +286,29 @@ def test_a_stream_that_loses_permission_says_so(client: httpx.Client, database: 
         assert [*events][-1].kind == "end"
 
 
-def test_the_streams_of_a_browser_end_when_it_is_signed_out(
+def test_the_streams_of_a_browser_end_with_its_key(
     client: httpx.Client, database: Database
 ) -> None:
-    """Streams of another browser with the same key continue."""
+    """They continue while other keys of the user end."""
     key = client.headers["Authorization"].removeprefix("Bearer ")
+    with database.transaction() as session:
+        user = accounts.find(session, "local")
+        assert user is not None
+        scopes = ROLE_SCOPES[Role.ADMIN]
+        other, other_key = accounts.add_key(session, user, name=None, scopes=scopes, lasts_s=None)
     own_page = {"Sec-Fetch-Site": "same-origin"}
-    with ExitStack() as stack:
-        browsers = [
-            stack.enter_context(httpx.Client(base_url=client.base_url, headers=own_page))
-            for _ in range(2)
-        ]
-        for browser in browsers:
-            assert browser.post("/v1/sign-in", json={"key": key}).status_code == 204
-        first, second = (stack.enter_context(stream(browser, "/v1/events")) for browser in browsers)
-        assert browsers[0].post("/v1/sign-out").status_code == 204
-        assert [told.body for told in first] == [{"reason": "refused"}]
+    with httpx.Client(base_url=client.base_url, headers=own_page) as browser, ExitStack() as stack:
+        assert browser.post("/v1/sign-in", json={"key": key}).status_code == 204
+        by_cookie = stack.enter_context(stream(browser, "/v1/events"))
+        by_other_key = stack.enter_context(stream(client, "/v1/events", headers=bearer(other_key)))
+        with database.transaction() as session:
+            accounts.revoke(session, user, other.id)
+        assert [told.body for told in by_other_key] == [{"reason": "refused"}]
         claim = claimed(database)
-        assert next(second).body["experiment_id"] == claim.experiment_id
+        assert next(by_cookie).body["experiment_id"] == claim.experiment_id
+        with database.transaction() as session:
+            accounts.revoke(session, user, key.split("_")[1])
+        assert [told.body for told in by_cookie][-1] == {"reason": "refused"}
 
 
 def test_a_key_that_may_read_no_longer(client: httpx.Client, database: Database) -> None:

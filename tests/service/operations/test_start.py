@@ -40,7 +40,8 @@ def test_a_store_made_beforehand_is_closed_to_others(settings: Settings) -> None
         start.restrict(settings)
         found = modes(settings.store)
     assert found.pop(settings.store.name) == 0o700
-    assert {"mptlab.sqlite3", "mptlab.sqlite3-wal", "mptlab.sqlite3-shm", "api-key"} <= set(found)
+    assert {"mptlab.sqlite3", "mptlab.sqlite3-wal", "mptlab.sqlite3-shm"} <= set(found)
+    assert {"api-key", "session-key"} <= set(found)
     assert set(found.values()) == {0o600}
 
 
@@ -63,6 +64,7 @@ def test_a_process_makes_its_files_for_its_owner_alone(tmp_path: Path) -> None:
         assert set(found.values()) == {0o600}, found
         settings.store.chmod(0o755)
         settings.key_file.chmod(0o644)
+        settings.session_key_file.chmod(0o644)
 
 
 def test_loaded_modules_are_frozen_for_the_garbage_collector(settings: Settings) -> None:

@@ -44,7 +44,7 @@ from tests.support.processes import wait_until
 
 ME = "/v1/me"
 WITHOUT_KEY = {"/v1/sign-in", "/v1/sign-out", "/v1/sign-in:preview", "/openapi.json"}
-WITHOUT_SCOPE = {ME, "/v1/sign-in:renew", "/v1/sign-in-codes"}
+WITHOUT_SCOPE = {ME, "/v1/sign-in-codes"}
 
 
 @dataclass

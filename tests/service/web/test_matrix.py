@@ -186,7 +186,6 @@ MATRIX = [
     row("POST", "/v1/sign-in:preview",      "401  401   401    401   401    401  401  401  401",
         body={"code": "none"}),
     row("POST", "/v1/sign-out",             "204  204   204    204   204    204  204  204  204"),
-    row("POST", "/v1/sign-in:renew",        "204  204   204    204   204    401  401  401  204"),
     row("POST", "/v1/sign-in-codes",        "201  201   201    201   201    401  401  401  201"),
     *(row("GET", page, "200 200 200 200 200 200 200 200 200")
       for page in [*PAGES, "/docs", "/help"]),

@@ -45,7 +45,6 @@ export default function SignIn() {
     setError(null);
     try {
       await post("/v1/sign-in", given);
-      localStorage.setItem("renewed", String(Date.now()));
       location.replace(next());
     } catch (refused) {
       setLink(null);

@@ -77,15 +77,3 @@ test("who asks while one call is under way gets its answer", async () => {
   assert.deepEqual(await Promise.all([read(), read()]), [1, 1]);
   assert.equal(await read(), 2);
 });
-
-test("a sign-in is renewed once an hour", async () => {
-  const kept = new Map();
-  globalThis.localStorage = { getItem: (key) => kept.get(key) ?? null, setItem: (key, value) => kept.set(key, value) };
-  const asked = answering(204);
-  await api.renewSignIn();
-  await api.renewSignIn();
-  assert.deepEqual(asked.map(({ path }) => path), ["/v1/sign-in:renew"]);
-  kept.set("renewed", String(Date.now() - 3_600_001));
-  await api.renewSignIn();
-  assert.equal(asked.length, 2);
-});
