@@ -187,13 +187,6 @@ the awaited one. Its argument says whether an answer is wanted if it is not: oth
 None, and only the status is read."""
 
 
-MIN_REST_S, MAX_REST_S = 0.2, 10.0
-RESTS = 10
-"""Minimum and maximum seconds between two answers that are built while a client waits for a change,
-and the multiple of the last one's time. That includes the wait for a place: a busy server builds
-fewer answers. An answer may have thousands of metrics, and a run may write five times a second."""
-
-
 MAX_WAIT_S = 60.0
 """Maximum seconds that a request waits with `Prefer: wait`."""
 
@@ -265,24 +258,18 @@ async def _awaited(
 ) -> Response:
     """Return the answer as soon as it is the awaited one, or the last answer at the end. Raises
     ApiError if the client has gone."""
-    ends_at, rests_until = time.monotonic() + seconds, 0.0
+    ends_at = time.monotonic() + seconds
     with poller.listening(subject, user) as listener:
         while True:
-            began = time.monotonic()
-            is_last = began >= ends_at or listener.cut
-            whole = is_last or (for_change and began >= rests_until)
-            answer, due = await ask(whole)
+            is_last = time.monotonic() >= ends_at or listener.cut
+            answer, due = await ask(for_change or is_last)
             if listener.refused:
                 detail = "this API key is no longer valid"
                 raise ApiError(HTTPStatus.UNAUTHORIZED, "unauthorized", detail)
             if answer is not None and (due or is_last):
                 answer.headers["Preference-Applied"] = f"wait={seconds:g}"
                 return answer
-            ended = time.monotonic()
-            if whole:
-                rests_until = ended + min(MAX_REST_S, max(MIN_REST_S, RESTS * (ended - began)))
-            rests = for_change and not whole
-            await listener.wait(max(0.0, (min(ends_at, rests_until) if rests else ends_at) - ended))
+            await listener.wait(max(0.0, ends_at - time.monotonic()))
 
 
 def _whole(
