@@ -3,7 +3,6 @@
 import errno
 import logging
 from collections.abc import Sequence
-from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any
 
@@ -45,13 +44,6 @@ SERVICE_PATTERNS = {
     r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*){0,9}$": "a path into the spec, as model.latent_dim",
 }
 """Descriptions of the service's text patterns. Specs have their own."""
-
-MAX_SIMILAR_PATH = 100
-"""Maximum length of a path for which a similar one is suggested."""
-MIN_ID = 20
-"""Minimum length of a part of an unknown path that counts as an id. Comparing long parts would take
-10 ms on the event loop, without a key."""
-NO_PATH = f"{THIS_VERSION} has no such path: {{near}}/openapi.json lists them all"
 
 
 class ErrorItem(ResponseModel):
@@ -133,40 +125,11 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
         headers["Allow"] = ", ".join(methods)
         detail = f"{request.method} is not allowed here, only {headers['Allow']}"
     elif status == HTTPStatus.NOT_FOUND:
-        detail = _no_path(request)
+        detail = f"{THIS_VERSION} has no such path: /openapi.json lists them all"
     else:
         detail = str(error.detail)
     reason = status.phrase.lower().replace(" ", "_")
     return problem_response(ApiError(status, reason, detail, headers=headers))
-
-
-def _no_path(request: Request) -> str:
-    path: str = request.scope["path"]
-    given = path.rstrip("/").split("/")
-    if len(path) > MAX_SIMILAR_PATH:
-        return NO_PATH.format(near="")
-    short = [_with_short_id(part) for part in given]
-    known = [one.split("/") for one in request.app.openapi()["paths"]]
-    similar = [parts for parts in known if len(parts) == len(given)]
-    filled = {_filled(parts, short): _filled(parts, given) for parts in similar}
-    near = get_close_matches("/".join(short), filled, n=1)
-    return NO_PATH.format(near=f"did you mean {filled[near[0]]}? " if near else "")
-
-
-def _with_short_id(part: str) -> str:
-    id, colon, verb = part.partition(":")
-    return f"{id if len(id) < MIN_ID else '*'}{colon}{verb}"
-
-
-def _filled(template: list[str], given: list[str]) -> str:
-    """Return a path template filled with the ids of a given path that has as many parts. An id ends
-    before a colon: `{id}:cancel` and `abc:cancl` give `abc:cancel`."""
-    parts = []
-    for part, own in zip(template, given, strict=True):
-        _, is_parameter, verb = part.partition("}")
-        own_id = own.partition(":")[0]
-        parts.append(own_id + verb if is_parameter and own_id else part)
-    return "/".join(parts)
 
 
 def _allowed(request: Request) -> str:

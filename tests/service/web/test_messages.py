@@ -1,15 +1,13 @@
 """Messages about wrong requests: they state what is allowed, in terms that users know."""
 
 import json
-from collections.abc import Collection, Iterator
-from difflib import get_close_matches
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from mptcore.specs.parsing.sentences import PATTERNS
-from service.web import errors
 from service.web.errors import SERVICE_PATTERNS
 from tests.support.ppca_spec import ppca_spec
 
@@ -123,39 +121,10 @@ def test_every_pattern_has_words(api: TestClient) -> None:
     assert used - PATTERNS.keys() - SERVICE_PATTERNS.keys() == set()
 
 
-@pytest.mark.parametrize(
-    ("path", "near"),
-    [
-        ("/v1/experiment", "did you mean /v1/experiments? "),
-        ("/v1/experiments/a1/curvs", "did you mean /v1/experiments/a1/curves? "),
-        ("/v1/experiments/a1:undelet", "did you mean /v1/experiments/a1:undelete? "),
-        ("/v1/experiments/a1:nonsense", "did you mean /v1/experiments/a1:resume? "),
-        ("/v1/experiments//curves", "did you mean /v1/experiments/{experiment_id}/curves? "),
-        (f"/v1/experiments/{'a' * 60}/curvs", f"did you mean /v1/experiments/{'a' * 60}/curves? "),
-        ("/v1/" + "x" * 5000, ""),
-    ],
-)
-def test_an_unknown_path(api: TestClient, path: str, near: str) -> None:
-    answer = api.get(path)
+def test_an_unknown_path(api: TestClient) -> None:
+    answer = api.get("/v1/experiment")
     assert answer.status_code == 404
-    assert answer.json()["detail"].endswith(
-        f" has no such path: {near}/openapi.json lists them all"
-    )
-
-
-def test_an_unknown_path_is_compared_without_its_long_ids(
-    api: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compared: list[str] = []
-
-    def noted(given: str, known: Collection[str], n: int) -> list[str]:
-        compared.extend((given, *known))
-        return get_close_matches(given, known, n)
-
-    monkeypatch.setattr(errors, "get_close_matches", noted)
-    api.get(f"/v1/experiments/{'e' * 40}/artefacts/{'e' * 30}")
-    assert "/v1/experiments/*/artifacts/*" in compared
-    assert max(map(len, compared)) < 40
+    assert "/openapi.json" in answer.json()["detail"]
 
 
 def test_a_wrong_method_for_a_path(api: TestClient) -> None:
