@@ -10,7 +10,7 @@ import secrets
 import ssl
 from datetime import UTC, datetime
 from functools import cache
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import httpx
 from standardwebhooks import Webhook as Signer
@@ -22,16 +22,6 @@ from service.webhooks.resolving import addresses_of
 SECRET_PREFIX = "whsec_"
 TRY_S = 15.0
 """Time limit of a try: name resolution, connection, sending, and the head of the answer."""
-NAT64 = IPv6Network("64:ff9b::/96")
-LOCAL = [
-    IPv6Network(one)
-    for one in ("64:ff9b:1::/48", "fec0::/10", "::/96", "::ffff:0:0:0/96", "5f00::/16", "3fff::/20")
-]
-"""Local and reserved networks that are not classified as private."""
-RELAYS = IPv4Network("192.88.99.0/24")
-"""Reserved: the relays of 6to4."""
-
-
 UNKNOWN_HOST = "the host of the URL is unknown"
 NO_PUBLIC_HOST = "the host of the URL is unknown, or has an address that is not public"
 NO_TLS = "no TLS connection was made: the certificate must be valid for the host of the URL"
@@ -73,18 +63,8 @@ def message_of(delivery: Delivery) -> tuple[str, str]:
 def is_public(address: str) -> bool:
     """Return whether an address is public: not of this machine or a local network."""
     parsed: IPv4Address | IPv6Address = ip_address(address.partition("%")[0])
-    if isinstance(parsed, IPv6Address):
-        if any(parsed in one for one in LOCAL):
-            return False
-        within = parsed.ipv4_mapped or parsed.sixtofour
-        if parsed in NAT64:
-            within = IPv4Address(int(parsed) & 0xFFFFFFFF)
-        if within is not None:
-            return is_public(str(within))
-        if parsed.teredo is not None:
-            return False
-    elif parsed in RELAYS:
-        return False
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
     return parsed.is_global and not parsed.is_multicast
 
 
