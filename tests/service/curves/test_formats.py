@@ -120,25 +120,16 @@ def test_downsampled_and_empty_curves(api: TestClient, path: str, form: str) -> 
     ("accept", "media_type"),
     [
         ("*/*", "application/json"),
-        ("text/*", "text/csv"),
         ("text/html, text/csv;q=0.5, */*;q=0.1", "text/csv"),
         ("application/vnd.apache.arrow.stream", "application/vnd.apache.arrow.stream"),
-        ("application/json;q=0.2, application/vnd.apache.arrow.stream;q=0.3",
-         "application/vnd.apache.arrow.stream"),
-        ("text/html", None),
-        ("application/json;q=0", None),
-        ("text/csv;q=many", None),
+        ("text/html", "application/json"),
     ],
-)  # fmt: skip
-def test_accept(api: TestClient, path: str, accept: str, media_type: str | None) -> None:
+)
+def test_accept(api: TestClient, path: str, accept: str, media_type: str) -> None:
     answer = api.get(path, headers={"Accept": accept})
-    if media_type is None:
-        assert (answer.status_code, answer.json()["reason"]) == (406, "not_acceptable")
-        assert "text/csv" in answer.json()["detail"]
-    else:
-        assert answer.headers["content-type"].partition(";")[0] == media_type
-        forced = api.get(path, headers={"Accept": accept}, params={"format": "json"})
-        assert forced.headers["content-type"] == "application/json"
+    assert answer.headers["content-type"].partition(";")[0] == media_type
+    forced = api.get(path, headers={"Accept": accept}, params={"format": "json"})
+    assert forced.headers["content-type"] == "application/json"
 
 
 def test_missing_series_are_named(api: TestClient, path: str) -> None:

@@ -66,7 +66,3 @@ def test_a_log_as_text(api: TestClient, url: str, how: dict[str, Any]) -> None:
     how.setdefault("params", {})["limit"] = "2"
     part = api.get(url, **how)
     assert (part.headers["MPT-Last-Seq"], part.headers["MPT-More"]) == ("2", "true")
-
-
-def test_other_formats_of_a_log_are_refused(api: TestClient, url: str) -> None:
-    assert api.get(url, headers={"Accept": "text/html"}).status_code == 406

@@ -285,7 +285,6 @@ REFUSALS = [
     ("GET", "/v1/experiments/a", {}, 404),
     ("GET", "/v1/nothing", {}, 404),
     ("DELETE", "/v1/presets", {}, 405),
-    ("GET", "/v1/experiments/{id}/curves", {"headers": {"Accept": "text/html"}}, 406),
     ("POST", "/v1/experiments/{id}:retry", {}, 409),
     ("POST", "/v1/curves:batchGet", {"json": {}}, 422),
     ("POST", "/v1/experiments", {"content": b"{"}, 422),
