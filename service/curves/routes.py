@@ -24,7 +24,7 @@ from service.records.curves import (
 from service.records.schemas import CurvesOut, CurvesWanted, ManyCurvesOut
 from service.records.selection import Wanted, check_selection
 from service.refusals import invalid
-from service.web.dependencies import DatabaseDep, Heavy, Reader, reading
+from service.web.dependencies import HEAVY, DatabaseDep, Reader, reading
 from service.web.etags import NOT_MODIFIED, IfNoneMatch, etag, is_known, not_modified, tagged
 from service.web.parameters import ExperimentId, FreeParameters
 from service.web.route import JsonBody, StrictRoute
@@ -144,9 +144,9 @@ def _curves(
     "/v1/curves:batchGet",
     response_model=ManyCurvesOut,
     responses={200: {"content": FORMATS}},
+    dependencies=[HEAVY],
 )
 def batch_get_curves(
-    turn: Heavy,
     wanted: JsonBody[CurvesWanted],
     database: DatabaseDep,
     user: Reader,

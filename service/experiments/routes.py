@@ -36,9 +36,9 @@ from service.submission.requests import Batch, BatchOut, Bodies, Made, Retry, Su
 from service.submission.submit import submitted
 from service.vocabulary import DONE, UNFINISHED, Action, DesiredState, Status
 from service.web.dependencies import (
+    HEAVY,
     Canceller,
     DatabaseDep,
-    Heavy,
     Idempotency,
     QueueSnapshotsDep,
     SettingsDep,
@@ -102,10 +102,8 @@ custom = APIRouter(tags=["experiments"], route_class=StrictRoute)
 batches = APIRouter(tags=["experiments"], route_class=LargeRoute)
 
 
-@batches.post("/v1/experiments:batch", status_code=HTTPStatus.ACCEPTED)
-def submit_batch(
-    turn: Heavy, batch: JsonBody[Batch], submitted: SubmitDep, user: Submitter
-) -> BatchOut:
+@batches.post("/v1/experiments:batch", status_code=HTTPStatus.ACCEPTED, dependencies=[HEAVY])
+def submit_batch(batch: JsonBody[Batch], submitted: SubmitDep, user: Submitter) -> BatchOut:
     """Queue up to a thousand experiments: all, or none if one is refused. The Idempotency-Key
     applies to the whole request."""
     with submitted(Bodies(batch.experiments, "/experiments/{}")) as (_, accepted):

@@ -36,9 +36,9 @@ from service.sweeps.schemas import (
 from service.sweeps.views import as_csv, long_csv, pooled_csv, summary_out, sweep_out, table
 from service.vocabulary import Whose
 from service.web.dependencies import (
+    HEAVY,
     Canceller,
     DatabaseDep,
-    Heavy,
     QueueSnapshotsDep,
     Reader,
     SettingsDep,
@@ -56,9 +56,8 @@ router = APIRouter(prefix="/v1/sweeps", tags=["sweeps"], route_class=LargeRoute)
 SweepId = Annotated[str, Path(max_length=100, description="Id of the sweep.")]
 
 
-@router.post("", status_code=HTTPStatus.ACCEPTED)
+@router.post("", status_code=HTTPStatus.ACCEPTED, dependencies=[HEAVY])
 def submit_sweep(
-    turn: Heavy,
     submission: JsonBody[SweepSubmission],
     submitted: SubmitDep,
     queue_snapshots: QueueSnapshotsDep,
@@ -104,10 +103,12 @@ def get_sweep(
 
 
 @router.get(
-    "/{sweep_id}/table", response_model=Table, responses={200: {"content": {"text/csv": {}}}}
+    "/{sweep_id}/table",
+    response_model=Table,
+    responses={200: {"content": {"text/csv": {}}}},
+    dependencies=[HEAVY],
 )
 def get_table(
-    turn: Heavy,
     sweep_id: SweepId,
     database: DatabaseDep,
     user: Reader,
@@ -156,9 +157,8 @@ def get_table(
     return Response(text, media_type="text/csv")
 
 
-@router.post("/{sweep_id}/points", status_code=HTTPStatus.ACCEPTED)
+@router.post("/{sweep_id}/points", status_code=HTTPStatus.ACCEPTED, dependencies=[HEAVY])
 def add_points(
-    turn: Heavy,
     sweep_id: SweepId,
     more: JsonBody[MorePoints],
     submitted: SubmitDep,
@@ -224,8 +224,8 @@ def cancel_sweep(
         return _out(session, queue_snapshots, sweep, user)
 
 
-@router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED)
-def retry_sweep(turn: Heavy, sweep_id: SweepId, submitted: SubmitDep, user: Submitter) -> Retried:
+@router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED, dependencies=[HEAVY])
+def retry_sweep(sweep_id: SweepId, submitted: SubmitDep, user: Submitter) -> Retried:
     """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
     in the sweep. A second request finds nothing to retry, unless `more` is true."""
     with submitted(SweepRetry(sweep_id)) as (session, accepted):

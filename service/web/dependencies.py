@@ -86,17 +86,17 @@ def limited(database: Database) -> Iterator[Session]:
         raise invalid([Problem("/query", detail)]) from None
 
 
-async def heavy() -> None:
-    """Mark a handler that may take seconds. The gate admits two such requests at a time, and one of
-    a user."""
+async def _heavy() -> None: ...
 
 
-Heavy = Annotated[None, Depends(heavy)]
+HEAVY = Depends(_heavy)
+"""Dependency that marks a route which may take seconds. The gate admits two such requests at a
+time, and one of a user."""
 
 
 def is_heavy(handler: Dependant) -> bool:
-    """Return whether a handler is marked as heavy."""
-    return any(part.call is heavy for part in handler.dependencies)
+    """Return whether a route is marked as heavy."""
+    return any(part.call is _heavy for part in handler.dependencies)
 
 
 def release_places(request: Request) -> None:
