@@ -101,10 +101,10 @@ class StrictRoute(APIRoute):
             request.state.leave = leave
             if self.reads_stream:
                 return await super().handle(scope, receive, send)
-            is_writing = request.method != "GET"
-            if is_writing:
+            if has_body := request.method != "GET":
                 body = await received(request, self.max_body_bytes, self.body_s)
                 receive = _received_before(body, receive)
+            is_writing = has_body and self._scopes != {vocabulary.Scope.READ}
             async with gate.handled(key, is_writing, self._is_heavy) as end_turn:
                 request.state.end_turn = end_turn
                 if self.needs_key and time.monotonic() - looked_up_at > VALID_S:

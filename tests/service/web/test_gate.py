@@ -390,6 +390,8 @@ def test_readers_are_answered_while_writers_wait(
             time.sleep(0.5)
             for path in ("/v1/experiments", "/v1/workers", "/readyz"):
                 assert api.get(path).status_code == 200
+            looked_up = api.post("/v1/experiments:batchGet", json={"ids": ["a"]}, timeout=60)
+            assert looked_up.status_code == 404
             assert not any(one.done() for one in posts)
         assert {one.result().status_code for one in posts} == {202}
 
