@@ -16,7 +16,7 @@ from mptcore.specs.data.arrays import ImageData
 from mptcore.specs.data.source import Source
 from mptcore.specs.data.text import GLUE_HUB
 from mptcore.specs.parsing.suggestions import meant
-from service.datasets.hub_reach import hub_answers, hub_url
+from service.datasets.hub import hub_answers, hub_url
 from service.experiments.checkpoints import checkpoint_problem
 from service.settings import Settings
 

@@ -14,8 +14,8 @@ from fastapi.testclient import TestClient
 from mptcore.specs import validate_spec
 from mptlab.serve import free_port
 from service.app import create_app
-from service.datasets import hub_reach
-from service.datasets.hub_reach import hub_answers, hub_url
+from service.datasets import hub as hub_module
+from service.datasets.hub import hub_answers, hub_url
 from service.experiments.inputs import LOCAL_CURE, OFFLINE, Inputs
 from service.settings import Settings
 from tests.service.accounts.test_users import bearer
@@ -126,9 +126,9 @@ def test_a_cached_checkpoint_needs_no_hub(settings: Settings, hub: str, tmp_path
 
 
 def test_a_hub_that_is_silent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_reach, "ANSWER_S", 0.01)
+    monkeypatch.setattr(hub_module, "ANSWER_S", 0.01)
     waits = threading.Event()
-    monkeypatch.setattr(hub_reach, "_answers", lambda url: waits.wait())
+    monkeypatch.setattr(hub_module, "_answers", lambda url: waits.wait())
     assert not hub_answers("http://silent")
     waits.set()
 
@@ -141,8 +141,8 @@ def test_concurrent_misses_ask_the_hub_once(monkeypatch: pytest.MonkeyPatch) -> 
         asked.append(url)
         return goes.wait(30)
 
-    monkeypatch.setattr(hub_reach, "_answers", answers)
-    monkeypatch.setattr(hub_reach, "ANSWER_S", 30)
+    monkeypatch.setattr(hub_module, "_answers", answers)
+    monkeypatch.setattr(hub_module, "ANSWER_S", 30)
     with ThreadPoolExecutor(8) as pool:
         found = [pool.submit(hub_answers, "http://once") for _ in range(8)]
         wait_until(lambda: bool(asked), what="a request")
