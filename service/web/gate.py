@@ -35,8 +35,7 @@ from service.db.engine import Database
 from service.places import Places
 from service.refusals import ApiError, unauthorized, unavailable
 from service.settings import Settings
-from service.web.csrf import check_own_page
-from service.web.sign_in_cookie import sign_in_of
+from service.web.sign_in_cookie import check_own_page, sign_in_of
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from mptcore.specs import SpecError, parse_json
 from service import vocabulary
 from service.refusals import ApiError, invalid
 from service.schemas import MAX_BODY_BYTES
-from service.web.csrf import check_own_page
 from service.web.dependencies import check_scopes, is_heavy, scopes_of
 from service.web.errors import wrong_body
 from service.web.gate import Credential, Gate, received
 from service.web.parameters import QueryParameters
+from service.web.sign_in_cookie import check_own_page
 
 PIECE_BYTES = 2**20
 VALID_S = 1.0

@@ -1,4 +1,6 @@
-"""The cookie of a signed-in browser."""
+"""The cookie of a signed-in browser, and protection of requests that carry it from other sites."""
+
+from http import HTTPStatus
 
 from fastapi import Request
 from starlette.datastructures import Headers
@@ -6,10 +8,12 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.accounts.sign_in import LASTS_S, SignIn
+from service.refusals import ApiError
 
 COOKIE = "mpt_sign_in"
 SIGN_IN = "sign_in"
 """Name of the sign-in in the session."""
+READS = ("GET", "HEAD", "OPTIONS")
 
 
 class SignInCookie:
@@ -40,3 +44,20 @@ def sign_in_of(request: Request) -> SignIn | None:
     """Return the sign-in of a browser, or None without a cookie that is valid."""
     stored = request.session.get(SIGN_IN)
     return None if stored is None else SignIn(*stored)
+
+
+def check_own_page(request: Request) -> None:
+    """Raises ApiError (403) if a request that may change something comes from another site."""
+    if request.method not in READS and not _is_own(request.headers):
+        detail = "a browser's cookie is only valid on this service's own pages: use a key elsewhere"
+        raise ApiError(HTTPStatus.FORBIDDEN, "cross_origin", detail)
+
+
+def _is_own(headers: Headers) -> bool:
+    """Return whether a request comes from our own pages: by Sec-Fetch-Site, which browsers send on
+    trusted connections; else by Origin with either scheme, because a proxy may terminate TLS."""
+    site = headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site == "same-origin"
+    host = headers.get("Host")
+    return headers.get("Origin") in (f"http://{host}", f"https://{host}")
