@@ -4,7 +4,7 @@ import { html, useState } from "./vendor/preact-htm.js";
 import { get, withQuery } from "./api.js";
 import { bytes, duration, number } from "./format.js";
 import { useLive } from "./live.js";
-import { Empty, Problem, Scroll, When } from "./parts.js";
+import { Empty, Problem, Table, When } from "./parts.js";
 
 function limitsOf(user) {
   const limits = [
@@ -22,28 +22,30 @@ const percent = (share) => `${number(100 * share, 3)} %`;
 function Users({ users, usage }) {
   const known = new Map(users.map((one) => [one.name, one]));
   const rows = usage.map((one) => ({ ...one, user: known.get(one.name) })).filter(({ user }) => user);
+  const columns = [
+    ["Name", "wrap", ({ name, user }) => html`${name}${!user.active && html` <span class="muted">disabled</span>`}`],
+    ["Role", "", ({ user }) => user.role],
+    ["Running", "number", ({ running }) => running],
+    ["Recent use", "number", ({ share }) => (share.raw_usage ? duration(share.raw_usage) : "nothing")],
+    ["Share", "number", ({ share }) => percent(share.norm_shares)],
+    ["Of all use", "number wide", ({ share }) => percent(share.effectv_usage)],
+    ["Limits", "wide", ({ user }) => limitsOf(user)],
+  ];
   return html`<section class="card flush">
     <h2>Users</h2>
-    <${Scroll} label="Users"><table>
-      <thead><tr>
-        <th scope="col">Name</th><th scope="col">Role</th><th scope="col" class="number">Running</th>
-        <th scope="col" class="number">Recent use</th><th scope="col" class="number">Share</th><th scope="col" class="number wide">Of all use</th>
-        <th scope="col" class="wide">Limits</th>
-      </tr></thead>
-      <tbody>${rows.map(({ name, running, share, user }) => html`<tr key=${name}>
-        <th scope="row" class="wrap">${name}${!user.active && html` <span class="muted">disabled</span>`}</th>
-        <td>${user.role}</td>
-        <td class="number">${running}</td>
-        <td class="number">${share.raw_usage ? duration(share.raw_usage) : "nothing"}</td>
-        <td class="number">${percent(share.norm_shares)}</td>
-        <td class="number wide">${percent(share.effectv_usage)}</td>
-        <td class="wide">${limitsOf(user)}</td>
-      </tr>`)}</tbody>
-    </table><//>
+    <${Table} label="Users" columns=${columns} rows=${rows} keyOf=${({ name }) => name} />
   </section>`;
 }
 
 const told = (details) => Object.entries(details).map(([name, value]) => `${name} ${JSON.stringify(value)}`).join(", ");
+
+const ENTRY = [
+  ["Time", "", (entry) => html`<${When} at=${entry.at} />`],
+  ["User", "wrap", (entry) => entry.actor],
+  ["Action", "", (entry) => entry.action],
+  ["Object", "wide wrap", (entry) => html`<span class="mono">${entry.object_id}</span>`],
+  ["Details", "wide wrap", (entry) => html`<span class="small muted">${told(entry.details)}</span>`],
+];
 
 function Audit() {
   const [asked, setAsked] = useState({ actor: "", object_id: "", cursor: null });
@@ -63,16 +65,7 @@ function Audit() {
     </form>
     <${Problem} error=${error} />
     ${data?.items.length === 0 && html`<${Empty} title="No entries" />`}
-    ${data?.items.length > 0 && html`<${Scroll} label="Audit log"><table>
-      <thead><tr><th scope="col">Time</th><th scope="col">User</th><th scope="col">Action</th><th scope="col" class="wide">Object</th><th scope="col" class="wide">Details</th></tr></thead>
-      <tbody>${data.items.map((one) => html`<tr key=${one.id}>
-        <td><${When} at=${one.at} /></td>
-        <td class="wrap">${one.actor}</td>
-        <td>${one.action}</td>
-        <td class="mono wide wrap">${one.object_id}</td>
-        <td class="wide small muted wrap">${told(one.details)}</td>
-      </tr>`)}</tbody>
-    </table><//>`}
+    ${data?.items.length > 0 && html`<${Table} label="Audit log" columns=${ENTRY} rows=${data.items} />`}
     <div class="bar row foot">
       ${asked.cursor && html`<button type="button" onClick=${() => setAsked({ ...asked, cursor: null })}>Newest</button>`}
       ${data?.next_cursor && html`<button type="button" onClick=${() => setAsked({ ...asked, cursor: data.next_cursor })}>Older</button>`}

@@ -65,6 +65,15 @@ export function Scroll({ label, children }) {
   return html`<div class="scroll" role="region" aria-label=${label} tabindex="0">${children}</div>`;
 }
 
+/** A table. Each column is `[heading, class, cell]`, where `cell` returns the content for a row; the first heads the row. */
+export function Table({ label, columns, rows, keyOf = (row) => row.id }) {
+  const cells = (row) => columns.map(([, name, cell], i) => (i ? html`<td class=${name}>${cell(row)}</td>` : html`<th scope="row" class=${name}>${cell(row)}</th>`));
+  return html`<${Scroll} label=${label}><table>
+    <thead><tr>${columns.map(([heading, name]) => html`<th scope="col" class=${name}>${heading}</th>`)}</tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${keyOf(row)}>${cells(row)}</tr>`)}</tbody>
+  </table><//>`;
+}
+
 export function Tags({ of }) {
   return of.map((tag) => html`<span class="tag">${tag}</span> `);
 }

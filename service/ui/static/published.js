@@ -7,7 +7,7 @@ import { chartsOf, chartsOfMany, curvesOfMany } from "./curves.js";
 import { THUMB, thumbnailOf } from "./drawing.js";
 import { beside, number } from "./format.js";
 import { useLive } from "./live.js";
-import { Loading, Problem, Scroll } from "./parts.js";
+import { Loading, Problem, Table } from "./parts.js";
 
 const WIDTH = 132;
 const HEIGHT = 18;
@@ -41,19 +41,14 @@ function Strip({ of: { published, measured, low, high, agrees } }) {
 export function Comparisons({ verdict, title }) {
   if (!verdict.comparisons.length) return null;
   const bounds = ({ low, high }) => `${low === null ? "" : number(low, 5)} … ${high === null ? "" : number(high, 5)}`;
-  return html`<${Scroll} label=${`Published and measured, ${title}`}><table>
-    <thead><tr>
-      <th scope="col">Quantity</th><th scope="col" class="number">Published</th><th scope="col" class="number">Measured</th>
-      <th scope="col" class="wide">Side by side</th><th scope="col" class="number wide">Agrees within</th>
-    </tr></thead>
-    <tbody>${verdict.comparisons.map((one) => html`<tr key=${one.what}>
-      <th scope="row">${one.what}</th>
-      <td class="number">${number(one.published, 5)}</td>
-      <td class=${one.agrees ? "number" : "number bad-text"}>${beside(one)}${!one.agrees && html` <span class="small">${one.outcome}</span>`}</td>
-      <td class="wide"><${Strip} of=${one} /></td>
-      <td class="number wide muted" title=${`power ${number(100 * one.power, 3)} %`}>${bounds(one)}</td>
-    </tr>`)}</tbody>
-  </table><//>`;
+  const columns = [
+    ["Quantity", "", (one) => one.what],
+    ["Published", "number", (one) => number(one.published, 5)],
+    ["Measured", "number", (one) => (one.agrees ? beside(one) : html`<span class="bad-text">${beside(one)} <span class="small">${one.outcome}</span></span>`)],
+    ["Side by side", "wide", (one) => html`<${Strip} of=${one} />`],
+    ["Agrees within", "number wide", (one) => html`<span class="muted" title=${`power ${number(100 * one.power, 3)} %`}>${bounds(one)}</span>`],
+  ];
+  return html`<${Table} label=${`Published and measured, ${title}`} columns=${columns} rows=${verdict.comparisons} keyOf=${(one) => one.what} />`;
 }
 
 /** The runs of a preset with its specs, which have the same order. */

@@ -5,40 +5,34 @@ import { Administration } from "../administration.js";
 import { call, get, withQuery } from "../api.js";
 import { bytes, dateTime, duration, number, titleOf } from "../format.js";
 import { useLive } from "../live.js";
-import { Confirm, Empty, Problem, Progress, Scroll, Status, When } from "../parts.js";
+import { Confirm, Empty, Problem, Progress, Status, Table, When } from "../parts.js";
 import { WorkerHistory } from "../worker-history.js";
 
 const Title = ({ of }) => html`<a class=${of.name ? "name" : "name muted"} href=${`/experiments/${of.id}`}>${titleOf(of)}</a>`;
 
 function Running({ experiments }) {
+  const columns = [
+    ["Experiment", "", (one) => html`<${Title} of=${one} />`],
+    ["Progress", "", (one) => (one.progress?.total ? html`<${Progress} experiment=${one} label=${`Progress of ${titleOf(one)}`} />` : html`<${Status} of=${one.status} />`)],
+    ["Worker", "wide wrap", (one) => one.worker],
+  ];
   return html`<section class="card flush">
     <h2>My running experiments</h2>
-    ${experiments.length === 0 && html`<${Empty} title="Nothing runs" />`}
-    ${experiments.length > 0 && html`<${Scroll} label="Running"><table>
-      <thead><tr><th scope="col">Experiment</th><th scope="col">Progress</th><th scope="col" class="wide">Worker</th></tr></thead>
-      <tbody>${experiments.map((one) => html`<tr key=${one.id}>
-        <th scope="row"><${Title} of=${one} /></th>
-        <td>${one.progress?.total ? html`<${Progress} experiment=${one} label=${`Progress of ${titleOf(one)}`} />` : html`<${Status} of=${one.status} />`}</td>
-        <td class="wide wrap">${one.worker}</td>
-      </tr>`)}</tbody>
-    </table><//>`}
+    ${experiments.length ? html`<${Table} label="Running" columns=${columns} rows=${experiments} />` : html`<${Empty} title="Nothing runs" />`}
   </section>`;
 }
 
 function Queue({ queue }) {
   const { items } = queue;
+  const columns = [
+    ["Experiment", "", (one) => html`<${Title} of=${one} />`],
+    ["Why it waits", "", (one) => one.queue.reason],
+    ["May start", "wide", (one) => (one.queue.estimated_start ? dateTime(one.queue.estimated_start) : "not known")],
+    ["Since", "wide", (one) => html`<${When} at=${one.created_at} />`],
+  ];
   return html`<section class="card flush">
     <h2>My waiting experiments</h2>
-    ${items.length === 0 && html`<${Empty} title="Nothing waits" />`}
-    ${items.length > 0 && html`<${Scroll} label="Queue"><table>
-      <thead><tr><th scope="col">Experiment</th><th scope="col">Why it waits</th><th scope="col" class="wide">May start</th><th scope="col" class="wide">Since</th></tr></thead>
-      <tbody>${items.map((one) => html`<tr key=${one.id}>
-        <th scope="row"><${Title} of=${one} /></th>
-        <td>${one.queue.reason}</td>
-        <td class="wide">${one.queue.estimated_start ? dateTime(one.queue.estimated_start) : "not known"}</td>
-        <td class="wide"><${When} at=${one.created_at} /></td>
-      </tr>`)}</tbody>
-    </table><//>`}
+    ${items.length ? html`<${Table} label="Queue" columns=${columns} rows=${items} />` : html`<${Empty} title="Nothing waits" />`}
   </section>`;
 }
 
@@ -62,24 +56,30 @@ function Usage({ queue }) {
 
 const drained = ({ drained_by: by, until }) => `starts no run: its machine is drained by ${by}${until ? ` until ${dateTime(until)}` : ""}`;
 
+function memory({ gpu, ...worker }) {
+  const [free, total, used, where] = gpu
+    ? [worker.gpu_memory_free, worker.gpu_memory_total, worker.gpu_memory_ours, ` on GPU ${worker.gpu_number ?? ""}`]
+    : [worker.memory_free, worker.memory_total, worker.memory_ours, ""];
+  return `${bytes(free)} of ${bytes(total)}${where}; its run uses ${bytes(used ?? 0)}`;
+}
+
 function Workers({ workers, experiments }) {
   const titles = new Map(experiments.map((one) => [one.id, titleOf(one)]));
+  const state = (one) => html`${one.busy ? html`<${Status} of="running" />` : html`<span class="muted">idle</span>`}
+    ${one.store_full && html` <span class="bad-text">starts no run: the store's disk is full</span>`}
+    ${!one.busy && one.looked_s > 12 && html` <span class="bad-text">hangs: it last looked for a run ${Math.round(one.looked_s)} s ago</span>`}
+    ${one.drain && html` <span class="muted">${drained(one.drain)}</span>`}
+    ${one.experiment_id && html` <a href=${`/experiments/${one.experiment_id}`}>${titles.get(one.experiment_id) ?? one.experiment_id.slice(-6)}</a>`}`;
+  const columns = [
+    ["Worker", "wrap", (one) => html`${one.id}<div class="muted small">${one.gpu ?? one.queue}</div>`],
+    ["State", "", state],
+    ["Free memory", "wide", memory],
+    ["Up since", "wide", (one) => html`<${When} at=${one.started_at} />`],
+  ];
   return html`<section class="card flush">
     <h2>Workers</h2>
     ${workers.length === 0 && html`<${Empty} title="No worker was heard of within a minute"><p>What is queued waits until one comes.</p><//>`}
-    ${workers.length > 0 && html`<${Scroll} label="Workers"><table>
-      <thead><tr><th scope="col">Worker</th><th scope="col">State</th><th scope="col" class="wide">Free memory</th><th scope="col" class="wide">Up since</th></tr></thead>
-      <tbody>${workers.map((one) => html`<tr key=${one.id}>
-        <th scope="row" class="wrap">${one.id}<div class="muted small">${one.gpu ?? one.queue}</div></th>
-        <td>${one.busy ? html`<${Status} of="running" />` : html`<span class="muted">idle</span>`}
-          ${one.store_full && html` <span class="bad-text">starts no run: the store's disk is full</span>`}
-          ${!one.busy && one.looked_s > 12 && html` <span class="bad-text">hangs: it last looked for a run ${Math.round(one.looked_s)} s ago</span>`}
-          ${one.drain && html` <span class="muted">${drained(one.drain)}</span>`}
-          ${one.experiment_id && html` <a href=${`/experiments/${one.experiment_id}`}>${titles.get(one.experiment_id) ?? one.experiment_id.slice(-6)}</a>`}</td>
-        <td class="wide">${one.gpu ? `${bytes(one.gpu_memory_free)} of ${bytes(one.gpu_memory_total)} on GPU ${one.gpu_number ?? ""}; its run uses ${bytes(one.gpu_memory_ours ?? 0)}` : `${bytes(one.memory_free)} of ${bytes(one.memory_total)}; its run uses ${bytes(one.memory_ours ?? 0)}`}</td>
-        <td class="wide"><${When} at=${one.started_at} /></td>
-      </tr>`)}</tbody>
-    </table><//>`}
+    ${workers.length > 0 && html`<${Table} label="Workers" columns=${columns} rows=${workers} />`}
   </section>`;
 }
 
@@ -96,19 +96,17 @@ function Keys({ me, may, keys, onDone }) {
     setRevoking(null);
     if (yes) call("DELETE", `/v1/users/${me.name}/keys/${id}`).then(() => setError(null), setError).then(onDone);
   }
+  const columns = [
+    ["Key", "", (key) => html`${key.name ?? "unnamed"}<div class="muted small mono">${key.id}${key.id === me.key_id && " (this browser's)"}</div>`],
+    ["May", "wide", (key) => key.scopes.join(", ")],
+    ["Last used", "wide", (key) => html`<${When} at=${key.last_used_at} />`],
+    ["State", "", (key) => html`${stateOf(key)}
+      ${may("cancel") && stateOf(key) === "in force" && html` <button type="button" class="quiet" onClick=${() => setRevoking(key)}>Revoke</button>`}`],
+  ];
   return html`<section class="card flush">
     <h2>My keys</h2>
     <${Problem} error=${error} />
-    <${Scroll} label="Keys"><table>
-      <thead><tr><th scope="col">Key</th><th scope="col" class="wide">May</th><th scope="col" class="wide">Last used</th><th scope="col">State</th></tr></thead>
-      <tbody>${keys.map((key) => html`<tr key=${key.id}>
-        <th scope="row">${key.name ?? "unnamed"}<div class="muted small mono">${key.id}${key.id === me.key_id && " (this browser's)"}</div></th>
-        <td class="wide">${key.scopes.join(", ")}</td>
-        <td class="wide"><${When} at=${key.last_used_at} /></td>
-        <td>${stateOf(key)}
-          ${may("cancel") && stateOf(key) === "in force" && html` <button type="button" class="quiet" onClick=${() => setRevoking(key)}>Revoke</button>`}</td>
-      </tr>`)}</tbody>
-    </table><//>
+    <${Table} label="Keys" columns=${columns} rows=${keys} />
     ${revoking && html`<${Confirm} title="Revoke this key?" action="Revoke" onAnswer=${onAnswer}>
       <p>${revoking.name ?? revoking.id} serves no request from then on${revoking.id === me.key_id && ", and this browser is signed out"}.</p>
     <//>`}

@@ -4,18 +4,16 @@ import { html } from "../vendor/preact-htm.js";
 import { get, withQuery } from "../api.js";
 import { titleOf } from "../format.js";
 import { useLive } from "../live.js";
-import { Empty, Loading, Problem, Scroll, Status, Tags, When, useQuery } from "../parts.js";
+import { Empty, Loading, Problem, Status, Table, Tags, When, useQuery } from "../parts.js";
 import { Counts } from "../counts.js";
 
-function Row({ sweep }) {
-  return html`<tr>
-    <th scope="row"><a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${titleOf(sweep)}</a>
-      <div class="small"><${Tags} of=${sweep.tags} /></div></th>
-    <td><${Status} of=${sweep.status} /><${Counts} sweep=${sweep} /></td>
-    <td class="mono wide wrap">${sweep.fields.join(", ")}</td>
-    <td class="wide"><${When} at=${sweep.created_at} /></td>
-  </tr>`;
-}
+const COLUMNS = [
+  ["Name", "", (sweep) => html`<a class=${sweep.name ? "name" : "name muted"} href=${`/sweeps/${sweep.id}`}>${titleOf(sweep)}</a>
+    <div class="small"><${Tags} of=${sweep.tags} /></div>`],
+  ["Points", "", (sweep) => html`<${Status} of=${sweep.status} /><${Counts} sweep=${sweep} />`],
+  ["Fields", "wide wrap", (sweep) => html`<span class="mono">${sweep.fields.join(", ")}</span>`],
+  ["Created", "wide", (sweep) => html`<${When} at=${sweep.created_at} />`],
+];
 
 export default function Sweeps() {
   const [query, change] = useQuery();
@@ -38,10 +36,7 @@ export default function Sweeps() {
         <p>A sweep runs one spec with different values of some fields. Submit it from a script:</p>
         <pre>client.sweep(spec, {"model.latent_dim": range(1, 13)})</pre>
       <//>`}
-      ${data.items.length > 0 && html`<${Scroll} label="Sweeps"><table>
-        <thead><tr><th scope="col">Name</th><th scope="col">Points</th><th scope="col" class="wide">Fields</th><th scope="col" class="wide">Created</th></tr></thead>
-        <tbody>${data.items.map((one) => html`<${Row} key=${one.id} sweep=${one} />`)}</tbody>
-      </table><//>`}
+      ${data.items.length > 0 && html`<${Table} label="Sweeps" columns=${COLUMNS} rows=${data.items} />`}
     </div>`}
     ${data?.next_cursor && html`<nav aria-label="Pages"><button type="button" onClick=${() => change({ cursor: data.next_cursor })}>Next page</button></nav>`}
   </div>`;
