@@ -56,12 +56,13 @@ const UNITS = [
 
 export function duration(seconds) {
   if (seconds < 1) return "less than 1 s";
-  const at = UNITS.findIndex(([, size]) => seconds >= size);
+  const smaller = (i) => UNITS[i + 1] ?? UNITS[i];
+  const rounded = (i) => Math.round(seconds / smaller(i)[1]) * smaller(i)[1];
+  const at = UNITS.findIndex(([, size], i) => rounded(i) >= size); // 59.7 s is a minute
   const [unit, size] = UNITS[at];
-  const whole = Math.floor(seconds / size);
-  const [nextUnit, nextSize] = UNITS[at + 1] ?? [null, 1];
-  const rest = nextUnit ? Math.round((seconds - whole * size) / nextSize) : 0;
-  return rest ? `${whole} ${unit} ${rest} ${nextUnit}` : `${whole} ${unit}`;
+  const [nextUnit, nextSize] = smaller(at);
+  const rest = (rounded(at) % size) / nextSize;
+  return `${Math.floor(rounded(at) / size)} ${unit}${rest ? ` ${rest} ${nextUnit}` : ""}`;
 }
 
 /** A time to expect, with its spread. */

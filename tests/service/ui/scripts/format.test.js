@@ -27,6 +27,7 @@ check("a value with its error", withError, [
 ]);
 check("a duration", duration, [
   ["less than 1 s", 0.4], ["1 s", 1], ["59 s", 59], ["1 min", 60], ["1 min 1 s", 61], ["1 h", 3600], ["1 h 30 min", 5400], ["1 d 2 h", 93_600], ["2 d", 172_800],
+  ["1 min", 59.7], ["24 min", 1439.6], ["1 h", 3599.7], ["1 d", 86_399],
 ]);
 check("an expected time", expected, [
   ["1 min (30 s to 2 min)", { median_s: 60, low_s: 30, high_s: 120 }],
