@@ -23,6 +23,11 @@ OF = {
     "elbo": "lower bound on lml, by the encoder",
     "kl": "divergence of the encoder from the prior",
     "active_units": "latent dimensions that the encoder uses",
+    "lml_ais": "lml by annealed importance sampling, of a few rows",
+    "lml_ais_iwae": "lml by iwae, of the same rows",
+    "lml_simulated_below": "lower bound on lml, for rows drawn from the model",
+    "lml_simulated_above": "upper bound on lml, for rows drawn from the model",
+    "lml_simulated_gap": "lml_simulated_above minus lml_simulated_below",
     "area": "masked scores, integrated over rates, for {dimensions} tokens: nats",
     "area_width": "part of the rates from 0 to 1 that area covers",
     "cumulative": "masked scores, summed over all mask sizes, of a text: nats",
@@ -54,6 +59,9 @@ FORMS = {
     "_not_final": "{of}, which is not final yet",
     "_bias_estimate": "estimate of the bias that is left in {of}",
     "_doubtful": "share of the importance weights of {of} that are in doubt",
+    "_quadrature_shift": "how much {of} differs on another grid, in nats",
+    "_difference": "{of} of the model minus that of the baseline",
+    "_ess": "median effective sample size of {of}",
     "_heldout": "{of} of the held-out rows",
 }
 """Meanings by the end of a metric's name; `of` is its beginning."""
@@ -81,6 +89,16 @@ INTERIM = frozenset({"epoch", "step"})
 BY_MERIT = ("lml_heldout", "mpt_heldout", "lml", "mpt")
 """Metrics that choose between models, the most trustworthy first; larger is better."""
 HIGHER_IS_BETTER = frozenset({*BY_MERIT, "elbo", "elbo_heldout", "area"})
+COUNTS = ("masks", "target_reached", "area_width", "active_units", "kl")
+COUNTS_OF = ("texts_", "groups_", "sequences_")
+QUALITIES = ("_ess", "_bias_estimate", "_doubtful", "_half_interval")
+"""Names, beginnings and ends of names of metrics that describe the work, a model or the quality of
+an estimate, but are no estimates."""
+
+
+def is_estimate(name: str) -> bool:
+    """Return whether a metric is an estimate. A run whose estimates are all NaN has failed."""
+    return name not in COUNTS and not name.startswith(COUNTS_OF) and not name.endswith(QUALITIES)
 
 
 def meaning(name: str, spec: Mapping[str, Any]) -> str:
@@ -88,7 +106,7 @@ def meaning(name: str, spec: Mapping[str, Any]) -> str:
     known."""
     told = OF.get(name, "").format(dimensions=spec.get("evaluate", {}).get("dimensions"))
     for suffix, form in FORMS.items():
-        if name.endswith(suffix):
+        if name.endswith(suffix) and name not in OF:
             told = form.format(of=name.removesuffix(suffix), rows=OF_ROWS.get(name, "texts"))
             break
     is_scaled = name in ("lml", "lml_heldout") and spec["data"].get("standardize")

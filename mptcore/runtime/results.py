@@ -3,13 +3,9 @@
 import math
 from collections.abc import Iterator
 
+from mptcore.protocol.metrics import INTERIM, is_estimate
 from mptcore.protocol.records import Metric, Record, RunError
 
-COUNTS = ("masks", "target_reached", "area_width", "active_units", "kl")
-COUNTS_OF = ("texts_", "groups_", "sequences_")
-QUALITIES = ("_ess", "_bias_estimate", "_doubtful", "_half_interval")
-"""Names, beginnings and ends of names of metrics that describe the work, a model or the quality of
-an estimate, but are no estimates."""
 MAX_NAMED = 3
 
 
@@ -35,6 +31,4 @@ def with_a_result(records: Iterator[Record | None], cure: str) -> Iterator[Recor
 
 def _is_result(metric: Metric) -> bool:
     """Return whether a metric is an estimate, and not one during training."""
-    name, is_interim = metric.name, "epoch" in metric.labels or "step" in metric.labels
-    is_description = name in COUNTS or name.startswith(COUNTS_OF) or name.endswith(QUALITIES)
-    return not is_interim and not is_description
+    return is_estimate(metric.name) and INTERIM.isdisjoint(metric.labels)

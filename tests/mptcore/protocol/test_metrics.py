@@ -1,5 +1,6 @@
 """Meanings of metrics."""
 
+import json
 import re
 from pathlib import Path
 
@@ -21,6 +22,8 @@ TEXTS = {"data": {"source": "text"}, "evaluate": {"dimensions": 20}}
         ("mpt_not_final", "mpt, which is not final yet"),
         ("lml_heldout_population_half_interval",
          "half the width of the 95 % interval of lml_heldout_population"),
+        ("score_difference", "model minus baseline, on the same masks"),
+        ("lml_heldout_ess", "median effective sample size of lml_heldout"),
         ("other", ""),
     ],
 )  # fmt: skip
@@ -36,6 +39,14 @@ def test_an_lml_of_standardized_values_says_so() -> None:
     scaled = {"data": {"source": "upload", "standardize": "columns"}}
     assert meaning("lml_heldout", scaled) == "lml of the held-out rows; of standardized values"
     assert "standardized" not in meaning("difference", scaled)
+
+
+def test_the_metrics_of_the_goldens_have_meanings() -> None:
+    """So have those of every family."""
+    folder = Path(__file__).parents[1] / "goldens"
+    lines = [line for file in folder.glob("*.ndjson") for line in file.read_text().splitlines()]
+    names = {record["name"] for record in map(json.loads, lines) if record["record"] == "metric"}
+    assert sorted(name for name in names if not meaning(name, ROWS)) == []
 
 
 @pytest.mark.parametrize("page", ["spec.md", "language-models.md"])
