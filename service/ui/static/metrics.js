@@ -29,7 +29,7 @@ export function tableOf(means) {
   for (const mean of means) {
     const { model, ...others } = mean.labels;
     const title = [baseOf(mean.name), labelText(others)].filter(Boolean).join(", ");
-    if (!rows.has(title)) rows.set(title, { title, cells: columns.map(() => null) });
+    if (!rows.has(title)) rows.set(title, { title, meaning: mean.meaning, cells: columns.map(() => null) });
     const { cells } = rows.get(title);
     columns.forEach((column, i) => {
       if (column.model !== model) return;
@@ -68,8 +68,8 @@ function Table({ means }) {
       ${columns.map(({ title }) => html`<th key=${title} scope="col" class="number">${title}</th>`)}
     </tr></thead>
     <tbody>
-      ${rows.map(({ title, cells }) => html`<tr key=${title}>
-        <th scope="row">${title}</th>
+      ${rows.map(({ title, meaning, cells }) => html`<tr key=${title}>
+        <th scope="row" title=${meaning}>${title}</th>
         ${cells.map((cell, i) => html`<${Cell} key=${i} ...${cell} isMean=${columns[i].seed === null} />`)}
       </tr>`)}
     </tbody>
