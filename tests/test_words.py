@@ -31,4 +31,4 @@ def test_docstrings_begin_with_an_action_or_a_thing() -> None:
         for file in sorted((ROOT / folder).rglob("*.py"))
         for line in inverted(file.read_text())
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not wrong, "begin with a verb or a noun:\n" + "\n".join(wrong)
