@@ -1,6 +1,6 @@
 """Python client of the service, built on httpx. Nothing here imports torch."""
 
-from mptlab.api import Client
+from mptlab.client import Client
 from mptlab.curves import Curves
 from mptlab.errors import NoAnswer, NotSucceeded, Refused
 from mptlab.experiments import Experiment

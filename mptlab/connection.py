@@ -1,11 +1,11 @@
 """Connection to the service: its URL, the key, retries, and the parsing of its responses."""
 
 import logging
+import math
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Self
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 IDLE_S = 2.0
 """Seconds after which an idle connection is not used again. The service closes it after five, and a
 request that meets this end is lost; not all may be repeated."""
+WAITS_AT_FULL_PACE = 10
+"""Number of concurrent waits that poll at full rate; with more, each wait polls less often."""
 
 
 class Connection:
@@ -49,7 +51,7 @@ class Connection:
         )
         self._on_outage = on_outage
         self._for_s = for_s
-        self._waiting: set[object] = set()  # threads may change it without a lock
+        self._waiting: set[object] = set()  # waits of all threads, which need no lock
         self._missing: set[object] = set()  # requests that have met the outage
         self._telling = threading.Lock()
 
@@ -87,10 +89,9 @@ class Connection:
         return answer_of(self._send(send, idempotent=again))
 
     def _items(self, path: str) -> list[Json]:
-        """Yield the items of a list over all its pages."""
-        answer = self._call("GET", path)
-        found: list[Json] = answer["items"]
-        return found
+        """Return the items of a list that has one page."""
+        items: list[Json] = self._call("GET", path)["items"]
+        return items
 
     def _content(self, path: str) -> bytes:
         """Return the bytes of a file."""
@@ -107,19 +108,37 @@ class Connection:
             if cursor is None:
                 return
 
-    @contextmanager
-    def _one_more_wait(self) -> Iterator[None]:
+    def _wait(
+        self,
+        path: str,
+        timeout_s: float | None,
+        on_change: Callable[[Json], object],
+        poll_s: float,
+        *,
+        is_known: bool = False,
+    ) -> Json:
+        """Request an experiment or a sweep until it has ended, and return it. `on_change` is called
+        with each document. An outage of the service does not end the wait after the first response,
+        or at all if it `is_known` that the service has it. Raises TimeoutError."""
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         wait = object()
         self._waiting.add(wait)
         try:
-            yield
+            document = self._look(path, deadline) if is_known else self._call("GET", path)
+            while True:
+                on_change(document)
+                if document["terminal"]:
+                    return document
+                if time.monotonic() > deadline:
+                    reason = (document.get("queue") or {}).get("reason")
+                    status = f"{document['status']} after {timeout_s} s"
+                    why = "" if reason is None else f": {reason}"
+                    raise TimeoutError(f"{document['id']} is {status}{why}")
+                pause_s = poll_s * max(1.0, len(self._waiting) / WAITS_AT_FULL_PACE)
+                time.sleep(max(0.0, min(pause_s, deadline - time.monotonic())))
+                document = self._look(path, deadline)
         finally:
             self._waiting.discard(wait)
-
-    @property
-    def _waits(self) -> int:
-        """Count the waits in progress in all threads."""
-        return len(self._waiting)
 
     def _look(self, path: str, deadline: float) -> Json:
         """Return a document that exists. Wait until `deadline` while the service is unreachable.

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mptlab import plots, serve
-from mptlab.api import Client
+from mptlab.client import Client
 from mptlab.progress import shown_progress
 
 OUTPUT = Path("demo-output")

@@ -14,7 +14,7 @@ from mptlab.connection import checked
 from mptlab.errors import Json, Refused
 
 if TYPE_CHECKING:
-    from mptlab.api import Client
+    from mptlab.client import Client
 
 SILENT_S = 60.0
 """Seconds without data after which a stream is broken; the service sends a line every 15 s."""

@@ -1,20 +1,40 @@
 """Experiments as objects: `client.experiments.create(…)`, `.wait()`, `.curves()`, `.plot()`."""
 
+import csv
+import hashlib
+import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from mptlab.curves import Curves, table_html
 from mptlab.errors import Json, NotSucceeded
+from mptlab.events import follow
 from mptlab.progress import followed
+from mptlab.specs import not_none
 from mptlab.tables import summary, with_error
 from mptlab.texts import Texts
 
 if TYPE_CHECKING:
-    from mptlab.api import Client
+    from mptlab.client import Client
 
 MAX_A_PAGE = 500
+POLL_S = 0.2
+"""Seconds between two looks of a wait at an experiment."""
+MAX_TEXTS = 10_000
+"""Maximum number of rows in one request for texts."""
+ROWS = "rows.csv"
+"""File with the score of each row."""
+ROW_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "row": int,
+    "seed": int,
+    "values": int,
+    "log_likelihood": float,
+    "p_value": float,
+}
+"""Types of its columns that are not text."""
 
 
 class Experiment:
@@ -23,6 +43,7 @@ class Experiment:
     def __init__(self, client: "Client", document: Json):
         self.id: str = document["id"]
         self.document = document
+        self.path = f"/v1/experiments/{quote(self.id, safe='')}"
         self._client = client
 
     def __repr__(self) -> str:
@@ -62,7 +83,7 @@ class Experiment:
 
     def refresh(self) -> "Experiment":
         """Request the current document."""
-        self.document = self._client.get(self.id)
+        self.document = self._client._call("GET", self.path)
         return self
 
     def wait(
@@ -71,31 +92,40 @@ class Experiment:
         """Wait until it has ended, and show its progress. Raises NotSucceeded if it failed or was
         cancelled, unless `check` is false, and TimeoutError."""
         with followed(progress) as show:
-            self.document = self._client.wait(self.id, timeout_s, on_change=show)
+            known = "status" in self.document
+            self.document = self._client._wait(self.path, timeout_s, show, POLL_S, is_known=known)
         if check and self.status != "succeeded":
             raise NotSucceeded(self.document)
         return self
 
     def curves(self, series: str | None = None, max_points: int = 100_000, **labels: Any) -> Curves:
-        """Return its curves: all, or those with the given name and labels, such as `seed=4`."""
-        found = self._client.curves(self.id, series, max_points, **labels)
-        found.title = self.name or ""
-        return found
+        """Return its curves by column: all, or those with the given name and labels, such as
+        `seed=4`."""
+        path = f"{self.path}/curves" + (f"/{quote(series, safe='')}" if series else "")
+        answer = self._client._call("GET", path, params={"max_points": max_points, **labels})
+        return Curves(answer["series"], self.name or "")
+
+    def plot(self, kind: str | None = None, file: str | os.PathLike[str] | None = None) -> Any:
+        """Return its curves as a figure: see `Curves.plot`."""
+        return self.curves().plot(kind, file)
 
     def events(self, *, after: str | None = None, kind: Sequence[str] = ()) -> Iterator[Json]:
         """Yield its events until it has ended, each with its `id`, its `kind` (status, log,
         progress, points) and `data`; `kind` filters. A broken stream is opened again. Raises
         Refused."""
-        return self._client.events_of(self.id, after=after, kind=kind)
+        return follow(self._client, f"{self.path}/events", after, kind)
 
     def logs(self, level: str | None = None) -> list[Json]:
-        """Return the lines of its log so far, all or of one level."""
-        return list(self._client.logs(self.id, level))
-
-    def plot(self, kind: str | None = None, file: str | os.PathLike[str] | None = None) -> Any:
-        """Return its curves as a figure: see `Curves.plot`."""
-        curves = self.curves()
-        return curves.plot(kind, file)
+        """Return the lines of its log so far, all or of one level: `at`, `level`, `message` and
+        `seq`."""
+        query = not_none(level=level)
+        lines: list[Json] = []
+        more = True
+        while more:
+            page = self._client._call("GET", f"{self.path}/logs", params=query)
+            lines += page["items"]
+            query["after"], more = page["last_seq"], page["more"]
+        return lines
 
     def texts(
         self,
@@ -105,52 +135,91 @@ class Experiment:
         columns: Sequence[str] | None = None,
         group: str | None = None,
     ) -> Texts:
-        """Return the scores of each of its texts: see `Client.texts`."""
-        wanted = {"order": order, "columns": columns, "group": group}
-        return self._client.texts(self.id, limit=limit, **wanted)
+        """Return the scores of each of its texts, all or at most `limit` rows. `order` is a column;
+        with a minus before it, highest first. Raises Refused."""
+        query = not_none(order=order, columns=columns, group=group)
+        texts, offset = Texts(experiment_id=self.id), 0
+        while offset is not None and len(texts) != limit:
+            size = MAX_TEXTS if limit is None else min(MAX_TEXTS, limit - len(texts))
+            window = {"offset": offset, "limit": size}
+            page = self._client._call("GET", f"{self.path}/texts", params=query | window)
+            texts.extend(page["items"])
+            texts.columns, offset = page["columns"], page["next_offset"]
+        return texts
 
     def rows(self) -> list[Json]:
-        """Return the log-likelihood of each row (see `Client.rows`)."""
-        return self._client.rows(self.id)
+        """Return the row, its ids as text, seed, number of values, log-likelihood, p-value and
+        unusual columns of each row that was scored with the model of another experiment. Raises
+        Refused if none was."""
+        lines = csv.DictReader(io.StringIO(self.artifact(ROWS).decode(), newline=""))
+        return [
+            {name: ROW_TYPES.get(name, str)(text) for name, text in line.items()} for line in lines
+        ]
 
     def artifacts(self) -> list[Json]:
         """List its files: weights, pictures."""
-        return self._client.artifacts(self.id)
+        return self._client._items(f"{self.path}/artifacts")
+
+    def artifact(self, name: str) -> bytes:
+        """Return the content of one of its files."""
+        return self._client._content(f"{self.path}/artifacts/{quote(name, safe='')}")
 
     def download(self, folder: str | os.PathLike[str] = ".", *names: str) -> list[Path]:
-        """Write its files into a folder: all, or those with the given names."""
-        return self._client.download(self.id, folder, *names)
+        """Write its files into a folder: all, or those with the given names. A file that was not
+        received completely is not written. Raises Refused, and ValueError for an unknown name."""
+        digests = {artifact["name"]: artifact["sha256"] for artifact in self.artifacts()}
+        if missing := [name for name in names if name not in digests]:
+            there = ", ".join(digests) or "no files"
+            raise ValueError(f"{missing[0]} does not exist: the experiment has {there}")
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        files = []
+        for name in names or digests:
+            content = self.artifact(name)
+            if hashlib.sha256(content).hexdigest() != digests[name]:
+                raise ValueError(f"{name} arrived damaged: download it again")
+            file = Path(folder) / Path(name).name
+            file.write_bytes(content)
+            files.append(file)
+        return files
 
     def bundle(self, file: str | os.PathLike[str]) -> Path:
-        """Write a zip file with all data of the ended experiment: see `Client.bundle`."""
-        return self._client.bundle(self.id, file)
+        """Write a zip of the ended experiment: its spec, records, curves, metrics, files, and
+        instructions to compute it again. Raises Refused."""
+        Path(file).write_bytes(self._client._content(f"{self.path}/bundle"))
+        return Path(file)
 
     def cancel(self) -> "Experiment":
         """Request its cancellation."""
-        return self._seen(self._client.cancel(self.id))
+        self.document = self._client._call("POST", f"{self.path}:cancel", idempotent=True)
+        return self
 
     def pause(self) -> "Experiment":
         """Request that it pauses."""
-        return self._seen(self._client.pause(self.id))
+        self.document = self._client._call("POST", f"{self.path}:pause", idempotent=True)
+        return self
 
     def resume(self) -> "Experiment":
         """Put it back in the queue after a pause."""
-        return self._seen(self._client.resume(self.id))
+        self.document = self._client._call("POST", f"{self.path}:resume")
+        return self
 
-    def retry(self) -> "Experiment":
+    def retry(self, *, idempotency_key: str | None = None) -> "Experiment":
         """Queue a copy of this experiment, which failed or was cancelled."""
-        return Experiment(self._client, self._client.retry(self.id))
+        copy = self._client._once(f"{self.path}:retry", None, idempotency_key)
+        return Experiment(self._client, copy)
 
     def change(self, **changes: Any) -> "Experiment":
         """Change name, tags, note, priority, visibility, pinned."""
-        return self._seen(self._client.change(self.id, **changes))
+        self.document = self._client._call("PATCH", self.path, json=changes)
+        return self
 
     def delete(self) -> None:
-        """Delete it; it must not be running."""
-        self._client.delete(self.id)
+        """Delete it; it must not be running. `undelete` restores it for some days."""
+        self._client._call("DELETE", self.path)
 
-    def _seen(self, document: Json) -> "Experiment":
-        self.document = document
+    def undelete(self) -> "Experiment":
+        """Restore it after a deletion, while its files still exist. Raises Refused."""
+        self.document = self._client._call("POST", f"{self.path}:undelete", idempotent=True)
         return self
 
     def _repr_html_(self) -> str:
@@ -205,7 +274,7 @@ class Experiments:
 
     def get(self, experiment_id: Id) -> Experiment:
         """Return an experiment. Raises Refused."""
-        return Experiment(self._client, self._client.get(experiment_id))
+        return Experiment(self._client, {"id": id_of(experiment_id)}).refresh()
 
     def wait(
         self,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from mptlab.api import Client
+from mptlab.client import Client
 from mptlab.errors import Json, Refused
 from mptlab.specs import changed, names_of_parts
 

@@ -22,6 +22,11 @@ DATA_SUFFIXES = {
 """Suffixes of files with data, which users have given in place of a spec."""
 
 
+def not_none(**options: Any) -> Json:
+    """Return the options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def plain(value: Any) -> Any:
     """Convert values that `json` does not know: numpy's numbers and arrays, pydantic models, paths,
     ranges and other iterables."""

@@ -1,8 +1,6 @@
 """A sweep in the client: wait for it, read its table, cancel it."""
 
-import math
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ from mptlab.progress import followed
 from mptlab.tables import sweep_for_people
 
 if TYPE_CHECKING:
-    from mptlab.api import Client
+    from mptlab.client import Client
 
 
 class Sweep:
@@ -40,17 +38,13 @@ class Sweep:
         """Wait until all its points have ended, and return it; `on_change` is called with each
         polled document. Raises NotSucceeded if a point failed or was cancelled, unless `check` is
         false, and TimeoutError."""
-        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         with followed(progress) as show:
-            while True:
-                sweep = self._client._look(self._path, deadline)
+
+            def changed(sweep: Json) -> None:
                 show(sweep)
                 on_change(sweep)
-                if sweep["terminal"]:
-                    break
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"{self.id} is {sweep['status']} after {timeout_s} s")
-                time.sleep(max(0.0, min(poll_s, deadline - time.monotonic())))
+
+            sweep = self._client._wait(self._path, timeout_s, changed, poll_s, is_known=True)
         if check and sweep["status"] != "succeeded":
             raise NotSucceeded(sweep)
         return sweep

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mptlab import login as logins
-from mptlab.api import Client
+from mptlab.client import Client
 from mptlab.commands.context import CommandContext, ExperimentIds, OptionalIds, with_context
 from mptlab.commands.own_data import (
     Decimal,

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mptlab.api import Client
+from mptlab.client import Client
 from mptlab.errors import Json, Refused
 from mptlab.progress import printable
 from mptlab.sweeps import Sweep, flat_row, rows_of

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mptlab.api import Client
 from mptlab.checkpoints import is_folder, taken
+from mptlab.client import Client
 from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, Refused
 from mptlab.specs import kind_of_data

@@ -11,10 +11,11 @@ import typer
 
 from mptlab import reproduce as presets
 from mptlab import serve
-from mptlab.api import Client, store
+from mptlab.client import Client
 from mptlab.commands.context import AsJson, Url, connected
 from mptlab.commands.following import RUN_FAILED, comes_back
 from mptlab.errors import Refused
+from mptlab.places import store
 from mptlab.progress import followed
 from mptlab.reproduce import Outcome
 

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import typer
 
 from mptlab import serve as server
-from mptlab.api import Client, store
+from mptlab.client import Client
+from mptlab.places import store
 
 app = typer.Typer()
 

@@ -4,7 +4,7 @@ from datetime import datetime
 
 import typer
 
-from mptlab.api import Client
+from mptlab.client import Client
 from mptlab.commands.context import print_table
 from mptlab.errors import Json
 from mptlab.tables import HALF_WIDTH, with_error

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from mptlab import Client, serve
+from service.app import create_app
 from service.operations.prepare import prepare
 from service.settings import Settings
 from tests.support.answers import Answers
@@ -50,6 +52,19 @@ def client(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iter
         monkeypatch.setenv(name, value)
     with Client() as made:
         yield made
+
+
+@pytest.fixture
+def direct(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A client of a service in this process, without a port between them."""
+    key = settings.key_file.read_text().strip()
+    headers = {"Authorization": f"Bearer {key}"}
+    with (
+        TestClient(create_app(settings), headers=headers) as service,
+        Client("http://testserver", key) as client,
+    ):
+        monkeypatch.setattr(client, "_http", service)
+        yield client
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mptlab import Client, Refused, serve
+from mptlab import Client, NoAnswer, NotSucceeded, Refused, serve
+from mptlab.cli import _status_of
 from service.vocabulary import Role, Scope
 from tests.support.commands import mpt, mpt_here
 from tests.support.ppca_spec import ppca_spec
@@ -121,6 +122,23 @@ def test_an_admin_adds_a_user_and_revokes_a_key(environment: dict[str, str]) -> 
         line.split()[2] for line in shown.splitlines() if " local " in line
     ]
     assert "key.revoked" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (Refused({"detail": "no"}, 404), 1),
+        (Refused({"detail": "away"}, 503), 4),
+        (NoAnswer("http://lab", "refused"), 4),
+        (TimeoutError("late"), 4),
+        (NotSucceeded({"id": "a", "status": "cancelled"}), 3),
+        (PermissionError(13, "denied", "/x"), 1),
+        (ValueError("no spec"), 1),
+        (AssertionError("a defect"), None),
+    ],
+)
+def test_exit_statuses(error: Exception, status: int | None) -> None:
+    assert _status_of(error) == status
 
 
 def words(shown: str) -> list[list[str]]:

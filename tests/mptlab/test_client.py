@@ -1,143 +1,548 @@
-"""Requests of the client, sent in this process to the real routes of the service."""
+"""Requests of each method of the client, and what it makes of the answers, without a network."""
 
-import io
-import re
+import hashlib
+import json
+import math
+import sys
 import time
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import httpx
 import pytest
-from rich.console import Console
-from starlette.testclient import TestClient
 
-from mptlab import Client, Refused, api
-from mptlab.progress import shown_progress
-from service.app import create_app
-from service.settings import Settings
-from tests.support.ppca_spec import ppca_spec
+from mptlab import Client, Experiment, NotSucceeded, Refused, Sweep, uploads
+from tests.support.answers import Answers
+
+SPEC = {"model": {"family": "ppca"}}
+PATIENT_S = "20"
+"""Seconds that no test here takes."""
 
 
 @pytest.fixture
-def client(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """Connected to the service without a port between them."""
-    key = settings.key_file.read_text().strip()
-    headers = {"Authorization": f"Bearer {key}"}
-    with (
-        TestClient(create_app(settings), headers=headers) as service,
-        Client("http://testserver", key) as client,
-    ):
-        monkeypatch.setattr(client, "_http", service)
+def client(answers: Answers) -> Iterator[Client]:
+    with answers.client() as client:
         yield client
 
 
-def test_a_submission_under_one_key_is_queued_once(client: Client) -> None:
-    first = client.submit(ppca_spec(), idempotency_key="once")
-    assert client.submit(ppca_spec(), idempotency_key="once")["id"] == first["id"]
-    assert client.submit(ppca_spec())["id"] != client.submit(ppca_spec())["id"]
-    assert len(list(client.experiments())) == 3
+ITEMS = [{"id": "a"}]
+DOCUMENT = {"id": "a", "status": "queued", "items": ITEMS, "next_cursor": None, "series": [],
+            "columns": [], "next_offset": None, "last_seq": 0, "more": False, "path": "/x#y",
+            "count": 2, "cancelled": 1, "ending": 0}  # fmt: skip
+"""An answer that has what each method reads."""
 
 
-def test_a_retry_under_one_key_is_queued_once(client: Client) -> None:
-    old = client.submit(ppca_spec())["id"]
-    client.cancel(old)
-    made = [client.retry(old, idempotency_key="once")["id"] for _ in range(2)]
-    assert made[0] == made[1]
+class Call(NamedTuple):
+    """A call, the request that it sends, and what it returns."""
+
+    ask: Callable[[Client], Any]
+    request: str
+    body: Any = None
+    returns: Any = DOCUMENT
+    is_repeated: bool = True
+    """True if the request may be sent twice, when the service is busy."""
+    has_key: bool = False
+    """True if it has an idempotency key."""
 
 
-def test_filters_apply_to_every_page(client: Client) -> None:
-    ids = [client.submit(ppca_spec())["id"] for _ in range(5)]
-    for one in ids[::2]:
-        client.cancel(one)
-    found = [one["id"] for one in client.experiments(status="cancelled", limit=1)]
-    assert found == ids[::2][::-1]
+MANY: dict[str, Any] = {"ids": ["a"], "series": None, "labels": {}, "max_points": 100_000}
+RUN = "/v1/experiments/a"
+CALLS = [
+    Call(lambda c: c.submit(SPEC), "POST /v1/experiments", {"spec": SPEC}, has_key=True),
+    Call(lambda c: c.submit(SPEC, name="n", tags=["t"]), "POST /v1/experiments",
+         {"spec": SPEC, "name": "n", "tags": ["t"]}, has_key=True),
+    Call(lambda c: c.batch(iter([{"spec": SPEC, "name": "n"}])), "POST /v1/experiments:batch",
+         {"experiments": [{"spec": SPEC, "name": "n"}]}, ["a"], has_key=True),
+    Call(lambda c: c.sweep(SPEC, {"seeds": ([i] for i in (1, 2))}).id, "POST /v1/sweeps",
+         {"spec": SPEC, "grid": {"seeds": [[1], [2]]}}, "a", has_key=True),
+    Call(lambda c: c.sweep(SPEC, list=[{"data.n": 5}], name="s").id, "POST /v1/sweeps",
+         {"spec": SPEC, "list": [{"data.n": 5}], "name": "s"}, "a", has_key=True),
+    Call(lambda c: c.validate(SPEC), "POST /v1/experiments:validate", {"spec": SPEC}),
+    Call(lambda c: c.get("a"), f"GET {RUN}"),
+    Call(lambda c: c.get("../me?x=1"), "GET /v1/experiments/..%2Fme%3Fx%3D1"),
+    Call(lambda c: c.get_many(["a"]), "POST /v1/experiments:batchGet", {"ids": ["a"]}, ITEMS),
+    Call(lambda c: c.cancel("a"), f"POST {RUN}:cancel"),
+    Call(lambda c: c.pause("a"), f"POST {RUN}:pause"),
+    Call(lambda c: c.resume("a"), f"POST {RUN}:resume", is_repeated=False),
+    Call(lambda c: c.retry("a"), f"POST {RUN}:retry", has_key=True),
+    Call(lambda c: c.change("a", note="n"), f"PATCH {RUN}", {"note": "n"}, is_repeated=False),
+    Call(lambda c: c.delete("a"), f"DELETE {RUN}", returns=None, is_repeated=False),
+    Call(lambda c: c.undelete("a"), f"POST {RUN}:undelete"),
+    Call(lambda c: c.curves("a"), f"GET {RUN}/curves?max_points=100000", returns=[]),
+    Call(lambda c: c.curves("a", "b/c", 7, seed=4), f"GET {RUN}/curves/b%2Fc?max_points=7&seed=4",
+         returns=[]),
+    Call(lambda c: c.curves_of(["a"]), "POST /v1/curves:batchGet", MANY, ITEMS),
+    Call(lambda c: c.curves_of(["a"], ["lml"], 7, seed=4), "POST /v1/curves:batchGet",
+         {"ids": ["a"], "series": ["lml"], "labels": {"seed": 4}, "max_points": 7}, ITEMS),
+    Call(lambda c: [*c.logs("a")], f"GET {RUN}/logs", returns=ITEMS),
+    Call(lambda c: c.texts("a", group="g"),
+         f"GET {RUN}/texts?order=row&group=g&offset=0&limit=10000", returns=ITEMS),
+    Call(lambda c: c.artifacts("a"), f"GET {RUN}/artifacts", returns=ITEMS),
+    Call(lambda c: json.loads(c.artifact("a", "b/c")), f"GET {RUN}/artifacts/b%2Fc"),
+    Call(lambda c: [*c.experiments(status="failed")], "GET /v1/experiments?status=failed",
+         returns=ITEMS),
+    Call(lambda c: [*c.sweeps(whose="lab")], "GET /v1/sweeps?whose=lab", returns=ITEMS),
+    Call(lambda c: c.get_sweep("a/b").id, "GET /v1/sweeps/a%2Fb", returns="a"),
+    Call(lambda c: Sweep(c, "a").get(), "GET /v1/sweeps/a"),
+    Call(lambda c: Sweep(c, "a").cancel(), "POST /v1/sweeps/a:cancel"),
+    Call(lambda c: Sweep(c, "a").retry(), "POST /v1/sweeps/a:retry", returns=2),
+    Call(lambda c: [*c.datasets(limit=1)], "GET /v1/datasets?limit=1", returns=ITEMS),
+    Call(lambda c: c.dataset("a/b"), "GET /v1/datasets/a%2Fb"),
+    Call(lambda c: c.presets(), "GET /v1/presets", returns=ITEMS),
+    Call(lambda c: c.preset("a/b"), "GET /v1/presets/a%2Fb"),
+    Call(lambda c: c.preset_runs(), "GET /v1/presets:runs", returns=ITEMS),
+    Call(lambda c: c.verdict("a/b", ["d", "c"]),
+         "GET /v1/presets/a%2Fb/verdict?experiment=d&experiment=c"),
+    Call(lambda c: c.me(), "GET /v1/me"),
+    Call(lambda c: c.sign_in_url(), "POST /v1/sign-in-codes", returns="http://lab:1/x#y",
+         is_repeated=False),
+    Call(lambda c: c.queue(), "GET /v1/queue"),
+    Call(lambda c: c.workers(), "GET /v1/workers", returns=ITEMS),
+    Call(lambda c: c.worker_history(3), "GET /v1/workers/history?hours=3"),
+    Call(lambda c: c.drain("gpu3", lasts_s=60.0), "POST /v1/drains",
+         {"host": "gpu3", "hand_back_after_s": None, "lasts_s": 60.0}, is_repeated=False),
+    Call(lambda c: c.undrain("gpu3"), "DELETE /v1/drains/gpu3", returns=None, is_repeated=False),
+    Call(lambda c: c.users(), "GET /v1/users", returns=ITEMS),
+    Call(lambda c: c.add_user("ann"), "POST /v1/users", {"name": "ann", "role": "member"},
+         is_repeated=False),
+    Call(lambda c: c.change_user("ann", active=False), "PATCH /v1/users/ann", {"active": False},
+         is_repeated=False),
+    Call(lambda c: c.keys("ann"), "GET /v1/users/ann/keys", returns=ITEMS),
+    Call(lambda c: c.add_key("ann", name="n"), "POST /v1/users/ann/keys", {"name": "n"},
+         is_repeated=False),
+    Call(lambda c: c.revoke_key("ann", "k"), "DELETE /v1/users/ann/keys/k", returns=None,
+         is_repeated=False),
+    Call(lambda c: [*c.audit(actor="ann")], "GET /v1/audit?actor=ann", returns=ITEMS),
+    Call(lambda c: c.usage(), "GET /v1/usage", returns=ITEMS),
+    Call(lambda c: c.retention(), "GET /v1/retention"),
+]  # fmt: skip
 
 
-def test_filters_and_orders_go_to_the_service(client: Client) -> None:
-    for name in ("b", "a", "c"):
-        client.submit(ppca_spec(), name=name, tags=["x"] if name != "c" else [])
-    listed = client.experiments(filter='tag = "x"', order_by="name", limit=1)
-    assert [one["name"] for one in listed] == ["a", "b"]
-    with pytest.raises(Refused, match=r"column 1: there is no field nam: did you mean name\?"):
-        list(client.experiments(filter="nam = a"))
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.request)
+def test_the_request_and_the_result_of_a_call(client: Client, answers: Answers, call: Call) -> None:
+    answers.says(DOCUMENT)
+    assert call.ask(client) == call.returns
+    (request,) = answers.seen
+    assert f"{request.method} {request.url.raw_path.decode()}" == call.request
+    assert (json.loads(request.content) if request.content else None) == call.body
+    assert request.headers["Authorization"] == "Bearer mpt_a_b"
 
 
-def test_curves_of_more_experiments_than_one_request_allows(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.request)
+def test_a_request_is_sent_twice_only_if_that_is_safe(
+    client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
-    monkeypatch.setattr(api, "MAX_AT_ONCE", 2)
-    ids = [client.submit(ppca_spec())["id"] for _ in range(5)]
-    found = client.curves_of(iter(ids), series=["score"], seed=[4, 44])
-    assert [one["experiment_id"] for one in found] == ids
-    with pytest.raises(Refused, match="you have no experiment"):
-        client.curves_of([ids[0], "a"])
+    monkeypatch.setenv("MPT_RETRY_S", PATIENT_S)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    answers.given = [httpx.Response(503), httpx.Response(200, json=DOCUMENT)]
+    if call.is_repeated:
+        assert call.ask(client) == call.returns
+    else:
+        with pytest.raises(Refused, match=r"^HTTP 503$"):
+            call.ask(client)
+    assert len(answers.seen) == (2 if call.is_repeated else 1)
+    keys = {request.headers.get("Idempotency-Key") for request in answers.seen}
+    assert len(keys) == 1
+    assert (keys != {None}) == call.has_key
 
 
-def test_more_experiments_than_one_page_allows(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", [call for call in CALLS if call.has_key])
+def test_each_call_has_a_key_of_its_own(client: Client, answers: Answers, call: Call) -> None:
+    answers.says(DOCUMENT)
+    call.ask(client)
+    call.ask(client)
+    first, second = (request.headers["Idempotency-Key"] for request in answers.seen)
+    assert first != second
+
+
+def test_a_key_may_be_given(client: Client, answers: Answers) -> None:
+    answers.says(DOCUMENT)
+    client.submit(SPEC, idempotency_key="once")
+    client.batch([], idempotency_key="once")
+    client.sweep(SPEC, {"seeds": [[1]]}, idempotency_key="once")
+    client.retry("a", idempotency_key="once")
+    assert [one.headers["Idempotency-Key"] for one in answers.seen] == ["once"] * 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        Experiment.refresh,
+        Experiment.cancel,
+        Experiment.pause,
+        Experiment.resume,
+        Experiment.undelete,
+        lambda one: one.change(name="new"),
+    ],
+)
+def test_a_changed_experiment_has_its_new_document(
+    client: Client, answers: Answers, change: Callable[[Experiment], Experiment]
 ) -> None:
-    monkeypatch.setattr(api, "MAX_WITH_SPECS", 2)
-    ids = [client.submit(ppca_spec())["id"] for _ in range(3)]
-    found = client.get_many([*ids, ids[0]])
-    assert [one["id"] for one in found] == [*ids, ids[0]]
-    assert found[0]["spec"]["seeds"] == [4]
-    with pytest.raises(Refused, match="no experiment of this id"):
-        client.get_many([*ids, "a"])
+    answers.says(DOCUMENT)
+    experiment = Experiment(client, {"id": "a", "status": "paused"})
+    assert change(experiment) is experiment
+    assert experiment.status == "queued"
 
 
-def test_worker_history_and_user_usage(client: Client) -> None:
-    history = client.worker_history(hours=1)
-    assert (history["items"], len(history["at"])) == ([], 60)
-    assert [one["name"] for one in client.usage()] == ["local"]
+def test_a_retried_experiment_is_another(client: Client, answers: Answers) -> None:
+    answers.says({**DOCUMENT, "id": "b"})
+    experiment = Experiment(client, {"id": "a", "status": "failed"})
+    assert experiment.retry().id == "b"
+    assert (experiment.id, experiment.status) == ("a", "failed")
 
 
-def test_a_wait_without_an_end_times_out(client: Client) -> None:
-    queued = client.submit(ppca_spec())["id"]
-    seen: list[str] = []
+def test_an_experiment_object_is_accepted_as_id(client: Client, answers: Answers) -> None:
+    answers.says(DOCUMENT)
+    client.cancel(client.experiments.get("a"))
+    client.cancel({"id": "a"})
+    assert [request.url.path for request in answers.seen[1:]] == [f"{RUN}:cancel"] * 2
+
+
+def test_all_pages_are_read(client: Client, answers: Answers) -> None:
+    answers.says({"items": [1, 2], "next_cursor": "x"}, {"items": [], "next_cursor": "y"},
+                 {"items": [3], "next_cursor": None})  # fmt: skip
+    assert [*client.experiments(status="failed")] == [1, 2, 3]  # type: ignore[comparison-overlap]
+    queries = [dict(request.url.params) for request in answers.seen]
+    first = {"status": "failed"}
+    assert queries == [first, {**first, "cursor": "x"}, {**first, "cursor": "y"}]
+
+
+def test_many_ids_are_requested_in_groups_of_fifty(client: Client, answers: Answers) -> None:
+    ids = [f"{i:02}" for i in range(51)]
+    answers.says(*({"items": [{"id": one} for one in some]} for some in (ids[:50], ids[50:])))
+    assert [one["id"] for one in client.get_many([*ids, "07"])] == [*ids, "07"]
+    assert [json.loads(request.content)["ids"] for request in answers.seen] == [ids[:50], ids[50:]]
+
+
+def test_all_matching_experiments_are_cancelled(client: Client, answers: Answers) -> None:
+    """A request after the other, until nothing more matches."""
+    answers.says(
+        {"cancelled": 500, "ending": 0, "more": True},
+        {"cancelled": 2, "ending": 1, "more": False},
+    )
+    done = client.cancel_matching(whose="all", owner="ann", status=["queued", "running"])
+    assert done == {"cancelled": 502, "ending": 1}
+    sent = b"/v1/experiments:cancel?whose=all&owner=ann&status=queued&status=running"
+    assert [one.url.raw_path for one in answers.seen] == [sent, sent]
+
+
+def test_a_log_is_read_to_its_end(client: Client, answers: Answers) -> None:
+    """Each request asks for the unread lines of the requested level."""
+    lines = [{"seq": i} for i in range(3)]
+    pages = (lines[:2], 7, True), (lines[:0], 9, True), (lines[2:], 12, False)
+    for level in (None, "warning"):
+        answers.seen.clear()
+        answers.says(*({"items": i, "last_seq": last, "more": more} for i, last, more in pages))
+        assert [*client.logs("a", level)] == lines
+        queries = [dict(request.url.params) for request in answers.seen]
+        first = {} if level is None else {"level": level}
+        assert queries == [first, {**first, "after": "7"}, {**first, "after": "9"}]
+
+
+def test_rows_have_ids_as_text_and_measures_as_numbers(client: Client, answers: Answers) -> None:
+    table = (
+        "row,id,seed,values,log_likelihood,p_value,unusual_columns\n"
+        '0,007,4,3,-4.5,0.3,\n1,"a, b",4,2,-30.25,1e-09,b +4.2; c -3.1\n'
+    )
+    answers.given = [httpx.Response(200, content=table.encode())]
+    first, second = client.rows("a")
+    assert answers.sent[1] == f"{RUN}/artifacts/rows.csv"
+    assert first == {
+        "row": 0, "id": "007", "seed": 4, "values": 3, "log_likelihood": -4.5, "p_value": 0.3,
+        "unusual_columns": "",
+    }  # fmt: skip
+    assert (second["id"], second["unusual_columns"]) == ("a, b", "b +4.2; c -3.1")
+
+
+@pytest.mark.parametrize(
+    ("follow", "path", "position"),
+    [
+        (lambda c, **how: c.events(**how), "/v1/events", {}),
+        (lambda c, **how: Sweep(c, "a").events(**how), "/v1/sweeps/a/events", {}),
+        (lambda c, **how: c.events_of("a", **how), f"{RUN}/events", {"after": "3"}),
+    ],
+)
+def test_kinds_of_events_that_are_followed(
+    client: Client,
+    answers: Answers,
+    follow: Callable[..., Iterator[Any]],
+    path: str,
+    position: dict[str, str],
+) -> None:
+    stream = 'data: {"kind": "log"}\n\nevent: end\ndata: {"reason": "ended"}\n\n'
+    header = {"Content-Type": "text/event-stream"}
+    kinds = [("kind", "log"), ("kind", "status")]
+    for how, query in (
+        ({}, []),
+        ({**position, "kind": ["log", "status"]}, [*position.items(), *kinds]),
+    ):
+        answers.given = [httpx.Response(200, headers=header, text=stream)]
+        assert [*follow(client, **how)] == [{"kind": "log"}]
+        assert answers.seen[-1].url.path == path
+        assert answers.seen[-1].url.params.multi_items() == query
+
+
+def test_a_comparison_is_a_frame(
+    client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frame needs an optional package."""
+    one = {"name": "n", "status": "succeeded", "metrics": [], "summary": []}
+    items = [{**one, "id": id_, "spec": {"n": n}} for n, id_ in enumerate("ba")]
+    answers.says({"items": items})
+    frame = client.compare(["b", "a"])
+    assert ([*frame.index], [*frame["n"]]) == (["b", "a"], [0, 1])
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"'mptlab\[frames\]'$"):
+        client.compare(["b", "a"])
+
+
+# Specs and presets
+
+
+def test_a_preset_is_run_whole(client: Client, answers: Answers) -> None:
+    """Each spec under its name, in order, with the tags of the preset."""
+    specs = [{**SPEC, "seeds": [i]} for i in range(2)]
+    tags = [["preset:fig1", f"part:{part}"] for part in (1, 2)]
+    answers.says({"specs": specs, "tags": tags}, {"items": [{"id": "a"}, {"id": "b"}]}, {"id": "a"},
+                 {"id": "b"})  # fmt: skip
+    runs = client.run_preset("fig1", idempotency_key="once", tags=["t"])
+    assert [one.id for one in runs] == ["a", "b"]
+    batch = answers.seen[1]
+    assert json.loads(batch.content)["experiments"] == [
+        {"spec": spec, "name": f"fig1 {part}/2", "tags": ["t", *tags[part - 1]]}
+        for part, spec in enumerate(specs, 1)
+    ]
+    assert batch.headers["Idempotency-Key"] == "once"
+    answers.says({"specs": specs[:1], "tags": tags[:1]}, {"items": [{"id": "a"}]}, {"id": "a"})
+    client.run_preset("fig1")
+    (alone,) = json.loads(answers.seen[-2].content)["experiments"]
+    assert (alone["name"], alone["tags"]) == ("fig1", ["preset:fig1", "part:1"])
+
+
+def test_a_preset_with_several_specs_is_not_a_single_spec(client: Client, answers: Answers) -> None:
+    answers.says({"specs": [SPEC]}, {"id": "a"})
+    client.submit("fig1")
+    assert answers.body == {"spec": SPEC}
+    answers.says({"specs": [SPEC, SPEC]})
+    with pytest.raises(ValueError, match=r"has 2 specs: call client\.run_preset\('fig1'\)"):
+        client.submit("fig1")
+
+
+# Files
+
+
+@pytest.mark.parametrize("form", [Path, str])
+def test_an_upload(
+    client: Client,
+    answers: Answers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: type[str | Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Sent again from its beginning, and with patience for the answer."""
+    monkeypatch.setenv("MPT_RETRY_S", PATIENT_S)
+    file = tmp_path / "data.csv"
+    file.write_bytes(b"1,2\n")
+    dataset = {"id": "d", "name": "data.csv", "summary": "one row", "left_out": {"b": "no value"},
+               "warnings": ["a warning"]}  # fmt: skip
+    answers.given = [httpx.Response(503), httpx.Response(200, json=dataset)]
+    assert client.upload(form(file), header=False, index="a", sep="\t") == dataset
+    assert capsys.readouterr().err == "data.csv: one row\nb is left out: no value\na warning\n"
+    uploads.print_reading("again.csv", dataset)
+    assert "again.csv: one row (uploaded before as data.csv)\n" in capsys.readouterr().err
+    assert [request.content for request in answers.seen] == [b"1,2\n"] * 2
+    last = answers.seen[-1]
+    assert (last.method, last.url.path) == ("POST", "/v1/datasets")
+    query = {"name": "data.csv", "header": "false", "index": "a", "sep": "tab"}
+    assert dict(last.url.params) == query
+    assert last.extensions["timeout"]["read"] == uploads.UPLOAD_S
+
+
+def test_a_bundle_is_written(client: Client, answers: Answers, tmp_path: Path) -> None:
+    assert client.bundle("a", tmp_path / "a.zip").read_bytes() == b"{}"
+    assert answers.sent == ("GET", f"{RUN}/bundle", {})
+
+
+def test_files_are_written_to_the_given_folder(
+    client: Client, answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All files, or those with the given names. A missing name is an error, and no file is written
+    partly."""
+    digests = {"a.png": hashlib.sha256(b"x").hexdigest(), "b.png": "0" * 64}
+    items = [{"name": name, "sha256": digest} for name, digest in digests.items()]
+    files, content = httpx.Response(200, json={"items": items}), httpx.Response(200, content=b"x")
+    folder = tmp_path / "new" / "er"
+    answers.given = [files, content]
+    assert client.download("e", folder, "a.png") == [folder / "a.png"]
+    assert (folder / "a.png").read_bytes() == b"x"
+    answers.given = [files, content]
+    with pytest.raises(ValueError, match=r"^b\.png arrived damaged"):
+        client.download("e", str(folder))
+    assert [file.name for file in folder.iterdir()] == ["a.png"]
+    answers.given = [files]
+    with pytest.raises(ValueError, match=r"^c does not exist: the experiment has a\.png, b\.png$"):
+        client.download("e", folder, "a.png", "c")
+    monkeypatch.chdir(tmp_path)
+    answers.given = [httpx.Response(200, json={"items": items[:1]}), content]
+    assert client.download("e") == [Path("a.png")]
+
+
+def test_a_file_is_written_into_the_folder_whatever_it_is_called(
+    client: Client, answers: Answers, tmp_path: Path
+) -> None:
+    items = [{"name": "../up/weights.bin", "sha256": hashlib.sha256(b"x").hexdigest()}]
+    answers.given = [httpx.Response(200, json={"items": items}), httpx.Response(200, content=b"x")]
+    assert client.download("e", tmp_path / "here") == [tmp_path / "here" / "weights.bin"]
+    assert [one.name for one in tmp_path.iterdir()] == ["here"]
+
+
+# Waits
+
+
+RUNNING = {"id": "a", "terminal": False, "status": "running"}
+ENDED = {"id": "a", "terminal": True, "status": "failed", "failure": None}
+WAITS: list[Callable[..., Any]] = [
+    lambda c, **how: c.wait("a", **how),
+    lambda c, **how: Sweep(c, "a").wait(progress=False, check=False, **how),
+]
+"""Waits for an experiment and for a sweep."""
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_ends_when_what_it_waits_for_ends(
+    client: Client, answers: Answers, wait: Callable[..., Any]
+) -> None:
+    answers.says(RUNNING, RUNNING, ENDED)
+    seen: list[Any] = []
+    assert wait(client, on_change=seen.append, poll_s=0.01) == ENDED
+    assert seen == [RUNNING, RUNNING, ENDED]
+    answers.says(ENDED)
+    assert wait(client, timeout_s=0, poll_s=1e9) == ENDED
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_ends_at_its_timeout(
+    client: Client, answers: Answers, wait: Callable[..., Any]
+) -> None:
+    answers.says({**RUNNING, "queue": {"reason": "no CPU worker"}})
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match=r"is queued after 0\.3 s: no CPU worker"):
-        client.wait(queued, 0.3, on_change=lambda one: seen.append(one["status"]), poll_s=0.1)
-    assert 0.3 <= time.monotonic() - began < 10
-    assert set(seen) == {"queued"}
-    assert len(seen) > 1
+    with pytest.raises(TimeoutError, match=r"^a is running after 0\.2 s: no CPU worker$"):
+        wait(client, timeout_s=0.2, poll_s=1e9)
+    assert time.monotonic() - began >= 0.2
 
 
-def shown(*looks: dict[str, Any], terminal: bool = True) -> str:
-    """Return the last line that is displayed for an experiment."""
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=terminal, no_color=True, width=100)
-    with shown_progress(console) as show:
-        for look in looks:
-            show({"id": "a", "name": None, **look})
-    return screen.getvalue()
+@pytest.mark.parametrize("timeout_s", [None, float(PATIENT_S)])
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_wait_survives_an_outage(
+    client: Client, answers: Answers, wait: Callable[..., Any], timeout_s: float | None
+) -> None:
+    """Longer than other calls do, which here are not sent again at all."""
+    busy = httpx.Response(503)
+    answers.given = [httpx.Response(200, json=RUNNING), busy, busy, httpx.Response(200, json=ENDED)]
+    assert wait(client, timeout_s=timeout_s, poll_s=0.01) == ENDED
 
 
-def test_the_progress_bar_shows_the_share_that_is_done() -> None:
-    progress = {"done": 30, "total": 120, "unit": "masks"}
-    bar = shown({"status": "queued", "progress": None}, {"status": "running", "progress": progress})
-    last = bar.rpartition("running")[2]
-    assert "30/120 masks" in last
-    assert last.count("━") == 3  # of twelve
-    assert "1/4 points" in shown({"status": "running", "progress": progress, "points": 4})
+def test_only_a_wait_for_what_is_known_survives_an_outage_at_its_beginning(
+    client: Client, answers: Answers
+) -> None:
+    answers.given = [httpx.Response(503), httpx.Response(200, json=ENDED)]
+    assert Sweep(client, "a").wait(progress=False, check=False) == ENDED
+    answers.given = [httpx.Response(503), httpx.Response(200, json=ENDED)]
+    experiment = Experiment(client, RUNNING)
+    assert experiment.wait(progress=False, check=False).status == "failed"
+    answers.given = [httpx.Response(503), httpx.Response(200, json=ENDED)]
+    with pytest.raises(Refused):
+        client.wait("a")
 
 
-def test_a_plain_progress_line_shows_the_remaining_time() -> None:
-    """Check an experiment and a sweep; a line is printed for each tenth."""
-    end = (datetime.now(UTC) + timedelta(seconds=90)).isoformat()
-    progress = {"done": 30, "total": 120, "unit": "masks"}
-    running = {"status": "running", "terminal": False}
-    run = running | {"progress": {**progress, "estimated_end": end}}
-    sweep = running | {"progress": progress, "estimated_end": end, "points": 4}
-    for one, what in ((run, "120 masks"), (sweep, "4 points")):
-        line = shown(one, one, terminal=False)
-        assert re.fullmatch(rf"a  running  20 % of {what}, about 0:01:\d\d left\n", line)
-    unknown = running | {"progress": {**progress, "estimated_end": None}}
-    overdue = running | {"progress": {**progress, "estimated_end": "2026-01-31T12:00:00Z"}}
-    ended = {**sweep, "status": "failed", "terminal": True}
-    for one in (unknown, overdue):
-        assert shown(one, terminal=False) == "a  running  20 % of 120 masks\n"
-    assert shown(ended, terminal=False) == "a  failed  20 % of 4 points\n"
-    whole = {**ended, "progress": {**progress, "done": 120}}
-    assert shown(whole, terminal=False) == "a  failed  100 % of 4 points\n"
-    unknown_total = {**ended, "progress": {**progress, "total": 0}}
-    assert shown(unknown_total, {**ended, "progress": None}, terminal=False) == "a  failed\n"
+def test_a_wait_ends_if_the_service_stays_unreachable(client: Client, answers: Answers) -> None:
+    answers.given = [httpx.Response(200, json=RUNNING), httpx.Response(503)]
+    with pytest.raises(TimeoutError, match=r"^http://lab:1 does not answer: HTTP 503$"):
+        client.wait("a", timeout_s=0.3, poll_s=0.01)
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    client._http = httpx.Client(transport=httpx.MockTransport(refuse), base_url="http://lab:1")
+    with pytest.raises(TimeoutError, match=r"^http://lab:1 does not answer: refused$"):
+        Sweep(client, "a").wait(0.3, progress=False)
+
+
+def test_a_deleted_experiment_ends_a_wait(client: Client, answers: Answers) -> None:
+    answers.given = [httpx.Response(200, json=RUNNING),
+                     httpx.Response(404, json={"detail": "gone"})]  # fmt: skip
+    with pytest.raises(Refused, match=r"^gone$"):
+        client.wait("a", math.inf, poll_s=0.01)
+
+
+def test_a_wait_raises_what_did_not_succeed(client: Client, answers: Answers) -> None:
+    answers.says(ENDED)
+    with pytest.raises(NotSucceeded, match=r"^a failed$") as raised:
+        client.experiments.wait("a", progress=False)
+    assert raised.value.document == ENDED
+    assert client.experiments.wait("a", progress=False, check=False).status == "failed"
+
+
+# Errors and the connection
+
+
+def test_a_refusal_raises_an_error_with_its_document(client: Client, answers: Answers) -> None:
+    answers.says({"detail": "not so", "reason": "wrong_state"}, status=409)
+    for call in (lambda: client.cancel("a"), lambda: client.artifact("a", "b")):
+        with pytest.raises(Refused, match=r"^not so$") as refused:
+            call()
+        assert refused.value.document == {"detail": "not so", "reason": "wrong_state"}
+        assert refused.value.status == 409
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (httpx.Response(500, text="<html>"), "HTTP 500"),
+        (httpx.Response(500, json=["a"]), "HTTP 500"),
+        (httpx.Response(404, text="<html>"), "the server at lab is not MPT Lab: check the URL"),
+        (httpx.Response(200, text="<html>"), "is not MPT Lab: check the URL"),
+        (httpx.Response(400, json={"title": "bad"}), "bad"),
+        (httpx.Response(400, json={"x": 1}), "{'x': 1}"),
+    ],
+)
+def test_an_answer_of_another_program_gives_a_readable_error(
+    client: Client, answers: Answers, answer: httpx.Response, message: str
+) -> None:
+    answers.given = [answer]
+    with pytest.raises(Refused) as refused:
+        client.get("a")
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(("status", "ready"), [(200, True), (503, False), (404, False)])
+def test_a_service_that_answers_is_ready(
+    client: Client, answers: Answers, status: int, ready: bool
+) -> None:
+    answers.says({}, status=status)
+    assert client.is_ready() is ready
+    assert answers.sent == ("GET", "/readyz", {})
+
+
+def test_a_service_that_does_not_answer_is_not_ready() -> None:
+    with Client("http://127.0.0.1:1", "key") as client:
+        assert client.is_ready() is False
+    assert client._http.is_closed
+
+
+@pytest.mark.parametrize(("for_s", "sent"), [(0.0, 1), (20.0, 2), (None, 1)])
+def test_the_time_of_retries_is_the_argument_or_else_the_variable(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch, for_s: float | None, sent: int
+) -> None:
+    monkeypatch.setenv("MPT_RETRY_S", "0" if sent == 2 or for_s is None else PATIENT_S)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    answers.given = [httpx.Response(503), httpx.Response(200, json={})]
+    with answers.client(for_s) as client:
+        if sent == 2:
+            client.me()
+        else:
+            with pytest.raises(Refused, match=r"^HTTP 503$"):
+                client.me()
+    assert len(answers.seen) == sent

@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mptlab import Client, Refused, api
+from mptlab import Client, Refused, places
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def test_the_default_store_is_in_the_data_directory(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("MPT_STORE", raising=False)
-    assert api.store() == tmp_path / "mptlab"
+    assert places.store() == tmp_path / "mptlab"
     monkeypatch.setenv("MPT_STORE", "/elsewhere")
-    assert api.store() == Path("/elsewhere")
+    assert places.store() == Path("/elsewhere")
 
 
 @pytest.mark.parametrize(

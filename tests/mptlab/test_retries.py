@@ -14,7 +14,7 @@ import httpx
 import pytest
 import uvicorn
 
-from mptlab import Client, NoAnswer, Refused, connection, serve
+from mptlab import Client, NoAnswer, Refused, Sweep, connection, serve
 from service.db.engine import Database
 from service.queue import states
 from service.vocabulary import DesiredState
@@ -149,9 +149,8 @@ def test_a_wait_ends_at_its_own_timeout(answers: Answers, monkeypatch: pytest.Mo
     with Client(answers.url, "key") as client:
         with pytest.raises(Refused):
             client.wait("a", timeout_s=0.5)
-        monkeypatch.setattr(client, "get", lambda _: {"terminal": False, "status": "running"})
         with pytest.raises(TimeoutError, match="HTTP 503"):
-            client.wait("a", timeout_s=0.5)
+            Sweep(client, "a").wait(0.5, progress=False)
 
 
 @busy(1000, retry_after="20")
@@ -164,11 +163,9 @@ def test_pauses_are_limited_by_the_remaining_time(
         with pytest.raises(Refused, match="busy"):
             client.get("a")
         assert len(answers.seen) == 2  # at once, and at the end
-        monkeypatch.setattr(client, "get", lambda _: {"terminal": False, "status": "running"})
+        known = Sweep(client, "a")
         with pytest.raises(TimeoutError, match="HTTP 503"):
-            client.wait("a", timeout_s=0.5)
-        with pytest.raises(TimeoutError, match="HTTP 503"):
-            client.wait("a", timeout_s=0.5, poll_s=20)
+            known.wait(0.5, progress=False)
     assert time.monotonic() - began < 5
 
 

@@ -7,11 +7,8 @@ import pytest
 
 from mptlab import Client, Refused
 from service.db.engine import Database
-from tests.mptlab.test_client import client
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import release_held
-
-__all__ = ["client"]  # a fixture
 
 SPEC = ppca_spec(model__init="random")
 
@@ -40,53 +37,53 @@ def test_a_sweep_runs_to_its_table(environment: dict[str, str]) -> None:
         ]
 
 
-def test_a_sweep_is_cancelled_retried_extended_and_deleted(client: Client) -> None:
-    sweep = client.sweep(SPEC, {"seeds": [[1], [2]]}, idempotency_key="once")
-    assert client.sweep(SPEC, {"seeds": [[1], [2]]}, idempotency_key="once").id == sweep.id
+def test_a_sweep_is_cancelled_retried_extended_and_deleted(direct: Client) -> None:
+    sweep = direct.sweep(SPEC, {"seeds": [[1], [2]]}, idempotency_key="once")
+    assert direct.sweep(SPEC, {"seeds": [[1], [2]]}, idempotency_key="once").id == sweep.id
     assert sweep.cancel()["counts"]["cancelled"] == 2
     assert sweep.wait(10, check=False)["status"] == "cancelled"
     assert sweep.retry() == 2
     assert sweep.add({"seeds": ([i] for i in (3, 4, 5))}) == {"first": 2, "count": 3}
     assert [row["seeds"] for row in sweep.table()] == [[1], [2], [3], [4], [5]]
-    assert [one["id"] for one in client.sweeps()] == [sweep.id]
+    assert [one["id"] for one in direct.sweeps()] == [sweep.id]
     with pytest.raises(TimeoutError, match="is queued after"):
         sweep.wait(0.2, poll_s=0.1)
     sweep.delete()
-    assert list(client.sweeps()) == []
+    assert list(direct.sweeps()) == []
 
 
-def test_a_retry_stops_at_the_limit_of_its_owner(client: Client) -> None:
-    sweep = client.sweep(SPEC, {"seeds": [[1], [2], [3]]})
+def test_a_retry_stops_at_the_limit_of_its_owner(direct: Client) -> None:
+    sweep = direct.sweep(SPEC, {"seeds": [[1], [2], [3]]})
     sweep.cancel()
-    client.change_user(client.me()["name"], max_submitted=2)
+    direct.change_user(direct.me()["name"], max_submitted=2)
     assert sweep.retry() == 2
     with pytest.raises(Refused, match="your limit is 2"):
         sweep.retry()
 
 
-def test_points_may_be_listed_or_drawn(client: Client) -> None:
-    listed = client.sweep(SPEC, list=[{"seeds": [1]}, {"model.latent_dim": 3}])
+def test_points_may_be_listed_or_drawn(direct: Client) -> None:
+    listed = direct.sweep(SPEC, list=[{"seeds": [1]}, {"model.latent_dim": 3}])
     assert listed.get()["points"] == 2
-    drawn = client.sweep(SPEC, random={"n": 7, "fields": {"seeds": [[1], [2]]}})
+    drawn = direct.sweep(SPEC, random={"n": 7, "fields": {"seeds": [[1], [2]]}})
     assert drawn.get()["points"] == 7
     with pytest.raises(Refused, match="point 1"):
-        client.sweep(SPEC, {"model.latent_dim": [1, 9]})
+        direct.sweep(SPEC, {"model.latent_dim": [1, 9]})
 
 
-def test_a_batch_gives_ids_in_order(client: Client) -> None:
-    ids = client.batch({"spec": ppca_spec(seeds=[i]), "name": f"{i}"} for i in range(3))
-    assert [client.get(one)["name"] for one in ids] == ["0", "1", "2"]
+def test_a_batch_gives_ids_in_order(direct: Client) -> None:
+    ids = direct.batch({"spec": ppca_spec(seeds=[i]), "name": f"{i}"} for i in range(3))
+    assert [direct.get(one)["name"] for one in ids] == ["0", "1", "2"]
     with pytest.raises(Refused) as refused:
-        client.batch([{"spec": SPEC}, {"spec": {}}])
+        direct.batch([{"spec": SPEC}, {"spec": {}}])
     assert all(
         one["pointer"].startswith("/experiments/1/") for one in refused.value.document["errors"]
     )
 
 
-def test_an_experiment_waits_for_another(client: Client, database: Database) -> None:
-    first = client.submit(SPEC)["id"]
-    second = client.submit(SPEC, after=[first])
+def test_an_experiment_waits_for_another(direct: Client, database: Database) -> None:
+    first = direct.submit(SPEC)["id"]
+    second = direct.submit(SPEC, after=[first])
     assert second["queue"]["reason"] == f"it waits for {first} (queued) to succeed"
-    client.cancel(first)
+    direct.cancel(first)
     release_held(database)
-    assert client.wait(second["id"], 10)["failure"]["kind"] == "invalid"
+    assert direct.wait(second["id"], 10)["failure"]["kind"] == "invalid"

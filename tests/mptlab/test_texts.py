@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from mptlab import Client, api
+from mptlab import Client
 from mptlab import texts as module
 from mptlab.commands.context import CommandContext
 from mptlab.commands.texts import _compared, _over_target, _show, sequence_of, table_of
@@ -145,7 +145,7 @@ def page(rows: range, after: int | None) -> Any:
 
 
 def test_pages_are_read_up_to_the_limit(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MAX_TEXTS", 3)
+    monkeypatch.setattr("mptlab.experiments.MAX_TEXTS", 3)
     answers.says(page(range(3), 3), page(range(3, 5), None))
     with answers.client() as client:
         found = client.texts("a", order="-pll", columns=["row"])
