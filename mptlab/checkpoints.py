@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from mptlab.places import served_url, store
+from mptlab.config import served_url, store
 
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model")
 """Files of a checkpoint that are copied: weights, architecture, tokenizer. Others may hold code."""

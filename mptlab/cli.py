@@ -11,7 +11,7 @@ from mptlab import __version__
 from mptlab.commands import (
     admin,
     changing,
-    describing,
+    presets,
     reading,
     reproducing,
     server,
@@ -26,7 +26,7 @@ REFUSED, NO_ANSWER = 1, 4
 """Exit statuses, besides 0 (success), RUN_FAILED, 2 (usage error) and 130 (Ctrl-C)."""
 
 app = typer.Typer(no_args_is_help=True)
-for theme in (submitting, reproducing, reading, texts, changing, describing, server):
+for theme in (submitting, presets, reproducing, reading, texts, changing, server):
     app.add_typer(theme.app)
 app.add_typer(admin.app, name="admin")
 

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import httpx
 
+from mptlab.config import STORE, place_of, served_url
 from mptlab.errors import Json, NoAnswer, Refused
-from mptlab.places import STORE, place_of, served_url
 from mptlab.retries import is_busy, retry_s, send_again
 from mptlab.specs import to_json
 

@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -241,6 +242,11 @@ def id_of(given: Id) -> str:
     return given if isinstance(given, str) else given["id"]
 
 
+def first(pages: Callable[..., Iterator[Json]], most: int, **filters: Any) -> list[Json]:
+    """Return the first documents of a list of the service, such as `client.sweeps`."""
+    return [*islice(pages(**{"limit": min(most, MAX_A_PAGE), **filters}), most)]
+
+
 class Experiments:
     """The experiments of a client: `client.experiments`."""
 
@@ -291,10 +297,5 @@ class Experiments:
     def list(self, most: int | None = 100, **filters: Any) -> Sequence[Experiment]:
         """Return your newest experiments, at most `most` of them; None means all. Filters are the
         same as for a call."""
-        if most is not None:
-            filters = {"limit": min(most, MAX_A_PAGE), **filters}
-        found: list[Experiment] = []
-        documents = self(**filters)
-        while len(found) != most and (document := next(documents, None)):
-            found.append(Experiment(self._client, document))
-        return found
+        documents = self(**filters) if most is None else first(self, most, **filters)
+        return [Experiment(self._client, document) for document in documents]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from mptlab.places import LOCK
+from mptlab.config import LOCK
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0

@@ -2,15 +2,14 @@
 
 import re
 from datetime import datetime, time, timedelta
-from itertools import islice
 from typing import Annotated
 
 import typer
 
 from mptlab import serve as server
 from mptlab.commands.context import CommandContext, local_time, with_context
-from mptlab.errors import Json
-from mptlab.experiments import MAX_A_PAGE
+from mptlab.experiments import first
+from mptlab.specs import not_none
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -84,10 +83,10 @@ def change_user(
     A disabled user's keys are refused and its queued experiments do not start; running ones
     continue: see "mpt cancel --user".
     """
-    plain = {"role": role, "active": active, "shares": shares, "may_jump": may_jump}
     typed = (max_running, max_submitted, max_gpu_hours, max_bytes)
-    limits = _given(dict(zip(LIMITS, typed, strict=True)))
-    changes = _given(plain) | {name: _limit(name, text) for name, text in limits.items()}
+    limits = not_none(**dict(zip(LIMITS, typed, strict=True)))
+    changes = not_none(role=role, active=active, shares=shares, may_jump=may_jump)
+    changes |= {name: _limit(name, text) for name, text in limits.items()}
     if not changes:
         raise typer.BadParameter("nothing to set: see mpt admin user set --help")
     context.show([context.client.change_user(name, **changes)], *USER_COLUMNS)
@@ -109,8 +108,8 @@ def add_key(
     days: Annotated[float | None, typer.Option(help="days until it expires")] = None,
 ) -> None:
     """Create a key and print it. It is shown only once."""
-    wanted = {"name": label, "scopes": scope or None, "lasts_days": days}
-    made = context.client.add_key(name, **_given(wanted))
+    wanted = not_none(name=label, scopes=scope or None, lasts_days=days)
+    made = context.client.add_key(name, **wanted)
     context.tell(made, [made["key"]])
 
 
@@ -144,8 +143,8 @@ def audit(
     limit: Annotated[int, typer.Option(help="maximum number of lines", min=1)] = 50,
 ) -> None:
     """Show who did what to which object, newest first."""
-    filters = _given({"actor": actor, "object_id": object_id, "limit": min(limit, MAX_A_PAGE)})
-    entries = list(islice(context.client.audit(**filters), limit))
+    filters = not_none(actor=actor, object_id=object_id)
+    entries = first(context.client.audit, limit, **filters)
     context.show(entries, "at", "actor", "key_id", "action", "object_id", "details")
 
 
@@ -200,6 +199,15 @@ def usage(context: CommandContext) -> None:
 
 
 @app.command()
+@with_context
+def retention(context: CommandContext) -> None:
+    """Show what retention would delete now: old experiments and purgeable files."""
+    found = context.client.retention()
+    rows = [{"what": what, **one} for what in ("delete", "purge") for one in found[what]]
+    context.show(rows, "what", "owner", "why", "count", "bytes")
+
+
+@app.command()
 def apply_retention(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="only show the files that would be freed")
@@ -241,7 +249,3 @@ def _seconds_until(option: str, typed: str | None) -> float | None:
     if at < clock:
         raise typer.BadParameter(f"{option} {typed}: this time has passed")
     return (at - clock).total_seconds()
-
-
-def _given(values: Json) -> Json:
-    return {key: value for key, value in values.items() if value is not None}

@@ -7,13 +7,13 @@ import inspect
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich import box
@@ -23,6 +23,7 @@ from rich.text import Text
 
 from mptlab.client import Client
 from mptlab.errors import Json, Refused
+from mptlab.experiments import first
 from mptlab.progress import printable
 from mptlab.sweeps import Sweep, flat_row, rows_of
 from mptlab.tables import for_people, sweep_for_people
@@ -36,6 +37,7 @@ PART_OF_ID = re.compile(r"[0-9a-f]+")
 AFTER_ALL_DIGITS = "g"  # of hexadecimal numbers
 SHORT_ID, WHOLE_LENGTH = 12, 32
 """Minimum and maximum number of digits of an id in a table."""
+MAX_NAME = 200
 MAX_CANDIDATES = 5
 MAX_SWEEPS = 200
 SUGGESTED = 50
@@ -85,45 +87,37 @@ class CommandContext:
 
     def sweep(self, typed: str, newest: bool = True) -> Sweep:
         """Return the caller's sweep with this id, this beginning of an id or this name. Raises
-        BadParameter for the beginning of several ids, and for several sweeps with this name, unless
-        `newest` is true: then return the newest, and say so."""
-        found = self._sweeps(typed, newest)
-        if not found and not WHOLE_ID.fullmatch(typed):
-            names = [one["name"] for one in self._newest_sweeps() if one["name"]]
-            near = next(iter(get_close_matches(typed, names, n=1)), None)
-            detail = f"you have no sweep {typed}" + (f": did you mean {near}?" if near else "")
+        BadParameter if several match, unless they have this name and `newest` is true: then return
+        the newest, and say so."""
+        sweep_id = self._sweep_id(typed, newest)
+        if sweep_id is None:
+            advice = _nearest(typed, self._newest_sweeps())
+            detail = f"you have no sweep {typed}{advice}"
             raise Refused({"detail": detail, "reason": "not_found"})
-        return self.client.get_sweep(next(iter(found), typed))
+        return self.client.get_sweep(sweep_id)
 
     def sweep_or_none(self, typed: str) -> Sweep | None:
         """Return the caller's sweep as `sweep` does, or None if there is none."""
-        found = [typed] if WHOLE_ID.fullmatch(typed) else self._sweeps(typed)
+        sweep_id = self._sweep_id(typed, newest=True)
         try:
-            return self.client.get_sweep(found[0]) if found else None
+            return None if sweep_id is None else self.client.get_sweep(sweep_id)
         except Refused as refused:
             if refused.reason != "not_found":
                 raise
             return None
 
-    def _sweeps(self, typed: str, newest: bool = True) -> list[str]:
-        found = [
-            one
-            for one in self._newest_sweeps()
-            if typed and (one["name"] == typed or one["id"].startswith(typed))
+    def _sweep_id(self, typed: str, newest: bool) -> str | None:
+        if WHOLE_ID.fullmatch(typed) or not typed:
+            return typed or None
+        sweeps = [
+            sweep
+            for sweep in self._newest_sweeps()
+            if sweep["name"] == typed or sweep["id"].startswith(typed)
         ]
-        if any(one["name"] != typed for one in found) and len(found) > 1:
-            each = ", ".join(one["id"] for one in found)
-            raise typer.BadParameter(f"{typed} is the beginning of several ids: {each}")
-        if len(found) > 1 and not newest:
-            each = ", ".join(f"{one['id']} ({one['status']}, {moment(one)})" for one in found)
-            told = f"{typed} matches several sweeps, give an id; newest first: {each}"
-            raise typer.BadParameter(told)
-        if len(found) > 1:
-            warn_of_several(typed, "sweeps", found)
-        return [one["id"] for one in found[:1]]
+        return _one_of(sweeps, "sweeps", typed, newest)
 
-    def _newest_sweeps(self) -> Iterator[Json]:
-        return islice(self.client.sweeps(limit=MAX_SWEEPS), MAX_SWEEPS)
+    def _newest_sweeps(self) -> list[Json]:
+        return first(self.client.sweeps, MAX_SWEEPS)
 
     def tell(self, value: Any, lines: Iterable[str]) -> None:
         """Print a value as JSON, or these lines."""
@@ -142,59 +136,68 @@ class CommandContext:
         """Return the id of the caller's experiment with this id, this beginning of an id or this
         name, or of a shared one by OWNER/NAME. Raises BadParameter if several match, unless
         they have this name and `newest` is true: then return the newest, and say so."""
-        if WHOLE_ID.fullmatch(typed):
+        if WHOLE_ID.fullmatch(typed) or not 0 < len(typed) <= MAX_NAME:
             return typed
-        found = {one["id"]: one for one in islice(self._candidates(typed), MAX_CANDIDATES)}
-        if len(found) > 1:
-            ordered = sorted(found.values(), key=lambda one: one["created_at"], reverse=True)
-            if newest and not any(one["id"].startswith(typed) for one in ordered):
-                warn_of_several(typed, "experiments", ordered)
-                return str(ordered[0]["id"])
-            each = ", ".join(f"{one['id']} ({one['status']}, {moment(one)})" for one in ordered)
-            told = f"{typed} matches several experiments, give an id; newest first: {each}"
-            raise typer.BadParameter(told)
-        if not found and 0 < len(typed) <= 200:
-            detail = f"you have no experiment {typed}{self._instead(typed)}"
-            raise Refused({"detail": detail, "reason": "not_found"})
-        return next(iter(found), typed)
+        begun = []
+        if PART_OF_ID.fullmatch(typed):
+            between = f'id >= "{typed}" and id < "{typed}{AFTER_ALL_DIGITS}"'
+            begun = first(self.client.experiments, MAX_CANDIDATES, filter=between)
+        named = self._named(typed, MAX_CANDIDATES)
+        experiments = {one["id"]: one for one in (*begun, *named)}.values()
+        newest_first = sorted(experiments, key=lambda one: str(one["created_at"]), reverse=True)
+        experiment_id = _one_of(newest_first, "experiments", typed, newest)
+        if experiment_id is None:
+            self._refuse_unknown(typed)
+        return experiment_id
 
     def ids_named(self, typed: str, most: int) -> list[str]:
         """Return the ids of the newest experiments of this name, the newest first, or what `id`
         returns if there are not several."""
         if WHOLE_ID.fullmatch(typed):
             return [typed]
-        found = [one["id"] for one in islice(self._named(typed, most), most)]
-        return found if len(found) > 1 else [self.id(typed)]
+        ids = [experiment["id"] for experiment in self._named(typed, most)]
+        return ids if len(ids) > 1 else [self.id(typed)]
 
-    def _instead(self, typed: str) -> str:
-        """Return the command for a sweep of this name, or the most similar name."""
-        if self._sweeps(typed):
-            return f": it is a sweep, mpt table {typed} --csv - has the ids of its runs"
-        if any(one["name"] == typed for one in self.client.presets()):
-            return f": it is a preset, mpt reproduce {typed} runs it and draws its figures"
-        near = self._nearest(typed)
-        return f": did you mean {near}?" if near else ""
+    def _named(self, typed: str, most: int) -> list[Json]:
+        """Return the caller's experiments of this name, and shared ones of OWNER/NAME."""
+        queries: list[Json] = [{"name": typed}]
+        owner, _, name = typed.partition("/")
+        if owner and name:
+            queries.append({"owner": owner, "name": name, "whose": "lab"})
+        found = [first(self.client.experiments, most, **query) for query in queries]
+        return [*chain(*found)][:most]
 
-    def _nearest(self, typed: str) -> str | None:
-        """Return the most similar name among the newest experiments."""
-        newest = islice(self.client.experiments(limit=SUGGESTED), SUGGESTED)
-        names = [one["name"] for one in newest if one["name"]]
-        return next(iter(get_close_matches(typed, names, n=1)), None)
+    def _refuse_unknown(self, typed: str) -> NoReturn:
+        """Raises Refused with the command for a sweep or a preset of this name, or with the most
+        similar name of an experiment."""
+        if self._sweep_id(typed, newest=True):
+            advice = f": it is a sweep, mpt table {typed} --csv - has the ids of its runs"
+        elif any(preset["name"] == typed for preset in self.client.presets()):
+            advice = f": it is a preset, mpt reproduce {typed} runs it and draws its figures"
+        else:
+            advice = _nearest(typed, first(self.client.experiments, SUGGESTED))
+        detail = f"you have no experiment {typed}{advice}"
+        raise Refused({"detail": detail, "reason": "not_found"})
 
-    def _candidates(self, typed: str) -> Iterator[Json]:
-        if PART_OF_ID.fullmatch(typed):
-            between = f'id >= "{typed}" and id < "{typed}{AFTER_ALL_DIGITS}"'
-            yield from self.client.experiments(filter=between, limit=MAX_CANDIDATES)
-        yield from self._named(typed, MAX_CANDIDATES)
 
-    def _named(self, typed: str, limit: int) -> Iterator[Json]:
-        """Yield the caller's experiments of this name, or shared ones of OWNER/NAME."""
-        if 0 < len(typed) <= 200:
-            yield from self.client.experiments(name=typed, limit=limit)
-        owner, slash, name = typed.partition("/")
-        if slash and owner and 0 < len(name) <= 200:
-            query = {"owner": owner, "name": name, "whose": "lab"}
-            yield from self.client.experiments(**query, limit=limit)
+def _nearest(typed: str, documents: Iterable[Json]) -> str:
+    """Return advice with the most similar name of these documents, if there is one."""
+    names = [document["name"] for document in documents if document["name"]]
+    near = get_close_matches(typed, names, n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+def _one_of(documents: Sequence[Json], what: str, typed: str, newest: bool) -> str | None:
+    """Return the id of the first of these documents, which are the newest first, or None. Raises
+    BadParameter if there are several, unless `newest` is true and all have the typed name."""
+    if len(documents) > 1:
+        if not newest or any(one["id"].startswith(typed) for one in documents):
+            each = ", ".join(f"{one['id']} ({one['status']}, {moment(one)})" for one in documents)
+            told = f"{typed} matches several {what}, give an id; newest first: {each}"
+            raise typer.BadParameter(told)
+        used, *others = (f"{one['id']} ({moment(one)})" for one in documents)
+        warn(f"{typed} matches several {what}: the newest is used, {used}, not {', '.join(others)}")
+    return documents[0]["id"] if documents else None
 
 
 def order_by(sort: str | None) -> str | None:
@@ -318,12 +321,6 @@ def moment(one: Json) -> str:
 def local_time(at: str | None) -> str | None:
     """Return a time of the service to the minute, in the time zone of this terminal."""
     return at and f"{datetime.fromisoformat(at).astimezone():%Y-%m-%d %H:%M}"
-
-
-def warn_of_several(typed: str, what: str, found: Sequence[Json]) -> None:
-    """Print that the newest of several experiments or sweeps is used, and which others match."""
-    used, *others = (f"{one['id']} ({moment(one)})" for one in found)
-    warn(f"{typed} matches several {what}: the newest is used, {used}, not {', '.join(others)}")
 
 
 def warn(told: str) -> None:

@@ -11,7 +11,7 @@ from mptlab.checkpoints import is_folder, taken
 from mptlab.client import Client
 from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, Refused
-from mptlab.specs import kind_of_data
+from mptlab.specs import kind_of_data, not_none
 from mptlab.sweeps import Sweep, rows_of
 from mptlab.text_files import FASTA_SUFFIXES
 from mptlab.uploads import SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES, missing_lines
@@ -171,9 +171,8 @@ def reading_options(
 ) -> Json:
     """Return the options of `Client.upload` that were given."""
     names = [name for typed in index or () for name in names_of(typed) or ()]
-    given = {"index": names or None, "header": header, "sep": sep, "decimal": decimal,
-             "thousands": thousands, "drop_non_numeric": drop_non_numeric or None}  # fmt: skip
-    return {name: value for name, value in given.items() if value is not None}
+    return not_none(index=names or None, header=header, sep=sep, decimal=decimal,
+                    thousands=thousands, drop_non_numeric=drop_non_numeric or None)  # fmt: skip
 
 
 def warn_of_missing(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +32,7 @@ from mptlab.commands.following import (
     result_lines,
 )
 from mptlab.errors import Json
-from mptlab.experiments import MAX_A_PAGE
+from mptlab.experiments import first
 from mptlab.progress import printable
 from mptlab.tables import comparison, data_note, with_error
 
@@ -69,8 +69,7 @@ def list_experiments(
     filters: Json = {key: value for key, value in given.items() if value}
     if lab:
         filters["whose"] = "lab"
-    limit_a_page = min(limit, MAX_A_PAGE)
-    found = islice(context.client.experiments(limit=limit_a_page, summary=True, **filters), limit)
+    found = first(context.client.experiments, limit, summary=True, **filters)
     if context.as_json:
         return context.dump([one | {"created": moment(one)} for one in found])
     columns = ("id", "name", "status", *(["owner"] if lab else []), "result", "created")
@@ -105,9 +104,6 @@ def watch(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     context.dump(ended) if context.as_json else print_ended(ended)
     print_warnings(context, {one["id"]: one["name"] or one["id"] for one in ended})
     exit_unless_succeeded(ended)
-
-
-app.command("wait", hidden=True)(watch)
 
 
 @app.command()
@@ -185,7 +181,7 @@ def plot(
     swept field."""
     sweep = context.sweep_or_none(typed) if kind is None else None
     if sweep is not None:
-        if not (x or y) and next(context.client.experiments(name=typed, limit=1), None):
+        if not (x or y) and first(context.client.experiments, 1, name=typed):
             told = f"{typed} is a sweep and an experiment: give --y, or --kind for the experiment"
             raise typer.BadParameter(told)
         sweep.plot(y, x, file)
@@ -239,7 +235,7 @@ def table(
 @with_context
 def sweeps(context: CommandContext, limit: Limit = 20) -> None:
     """Show your sweeps, newest first."""
-    found = islice(context.client.sweeps(limit=min(limit, MAX_A_PAGE)), limit)
+    found = first(context.client.sweeps, limit)
     context.show([one | {"created": moment(one)} for one in found],
                "id", "name", "status", "points", "created")  # fmt: skip
 
@@ -261,8 +257,8 @@ def download(
 @with_context
 def datasets(context: CommandContext, limit: Limit = 50) -> None:
     """Show your uploads, newest first."""
-    found = islice(context.client.datasets(limit=min(limit, MAX_A_PAGE)), limit)
-    context.show(list(found), "id", "name", "n", "dim", "bytes")
+    found = first(context.client.datasets, limit)
+    context.show(found, "id", "name", "n", "dim", "bytes")
 
 
 @app.command()

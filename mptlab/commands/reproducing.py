@@ -14,8 +14,8 @@ from mptlab import serve
 from mptlab.client import Client
 from mptlab.commands.context import AsJson, Url, connected
 from mptlab.commands.following import RUN_FAILED, comes_back
+from mptlab.config import store
 from mptlab.errors import Refused
-from mptlab.places import store
 from mptlab.progress import followed
 from mptlab.reproduce import Outcome
 

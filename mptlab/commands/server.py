@@ -9,7 +9,7 @@ import typer
 
 from mptlab import serve as server
 from mptlab.client import Client
-from mptlab.places import store
+from mptlab.config import store
 
 app = typer.Typer()
 
@@ -72,18 +72,6 @@ def controller() -> None:
     """Lab mode: run the controller, which wakes workers, requeues the runs of lost ones, sends
     webhooks and deletes old files. One works at a time; a second one takes over if it fails."""
     server.become("worker.controller")
-
-
-@app.command(hidden=True)
-def dispatcher() -> None:
-    """Name the command that replaces this one."""
-    raise typer.BadParameter("there is no dispatcher any more: run `mpt controller`")
-
-
-@app.command(hidden=True)
-def reaper() -> None:
-    """Name the command that replaces this one."""
-    raise typer.BadParameter("there is no reaper any more: run `mpt controller`")
 
 
 @app.command()

@@ -9,19 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from mptlab.commands.context import (
-    AsJson,
     CommandContext,
-    OptionalIds,
     Sort,
-    Url,
     cell,
     choice,
-    print_table,
     warn,
     with_context,
 )
 from mptlab.commands.following import (
-    RUN_FAILED,
     comes_back,
     exit_unless_succeeded,
     follow,
@@ -51,17 +46,14 @@ from mptlab.commands.own_data import (
     reading_options,
     refuse_table_of_texts,
 )
-from mptlab.commands.standings import newest_runs, print_verdict, standing
 from mptlab.errors import Json
-from mptlab.specs import changed, kind_of_data, parse_spec, parse_value, quick
+from mptlab.specs import changed, kind_of_data, not_none, parse_spec, parse_value, quick
 from mptlab.sweeps import Sweep
 from mptlab.uploads import spec_for, spec_of_fitted, text_spec
 
 MAX_VALUES = 10_000
 
 app = typer.Typer()
-presets_app = typer.Typer(no_args_is_help=False)
-app.add_typer(presets_app, name="presets")
 
 _SPEC = "spec file (JSON or YAML); - reads JSON from stdin"
 SpecFile = Annotated[Path, typer.Argument(help=_SPEC)]
@@ -112,7 +104,7 @@ def submit(
     Score your own numbers without a spec: mpt submit --data mine.csv --latent-dim 2..10
 
     Score other rows with a model that was fitted: mpt submit --data new.csv --model mine"""
-    beside = _beside(name, tag, share, no_cache)
+    beside = beside_of(name, tag, share, no_cache)
     if text is not None:
         refuse_table_of_texts(text, model)
         if data is not None:
@@ -156,7 +148,7 @@ def submit(
         return _queue_sweep(context, sent, grid, beside, watch)
     made = context.client.submit(sent, **beside)
     _warn_if_stuck(made)
-    (seen,) = _followed(context, [made], watch)
+    (seen,) = followed(context, [made], watch)
     if context.as_json:
         context.dump(seen)
     elif fitted is not None and fitted["spec"]["model"]["family"] in MODELS:
@@ -183,66 +175,6 @@ def validate(context: CommandContext, spec: SpecFile, set_: Changes = None) -> N
     context.tell(told, ["the spec is valid", *facts])
 
 
-@presets_app.callback(invoke_without_command=True)
-def presets(context: typer.Context, url: Url = None, as_json: AsJson = False) -> None:
-    """The paper's tables and figures. Without a command, list them."""
-    if context.invoked_subcommand is None:
-        list_presets(url=url, as_json=as_json)
-    elif url or as_json:
-        raise typer.BadParameter("give --url and --json after the command")
-
-
-@presets_app.command("list")
-@with_context
-def list_presets(context: CommandContext) -> None:
-    """List the presets: what each needs, how long its last runs took, and what they found."""
-    found = context.client.presets()
-    if context.as_json:
-        return context.dump(found)
-    last = {one["name"]: one for one in context.client.preset_runs()}
-    rows = [standing(context.client, one, last[one["name"]]) for one in found]
-    print_table(rows[0], (row.values() for row in rows))
-
-
-@presets_app.command("run")
-@with_context
-def run_preset(
-    context: CommandContext,
-    preset: Annotated[str, typer.Argument(help="its name")],
-    tag: Tags = None,
-    share: Share = False,
-    watch: Watch = False,
-) -> None:
-    """Queue an experiment for each of the preset's specs, and print the ids in the order that
-    verdict needs."""
-    beside = _beside(None, tag, share, no_cache=False)
-    made = context.client.run_preset(preset, **beside)
-    seen = _followed(context, [one.document for one in made], watch)
-    if context.as_json:
-        context.dump(seen)
-    if watch:
-        exit_unless_succeeded(seen)
-        if not context.as_json:
-            print_verdict(context.client.verdict(preset, seen))
-            warn(f"for its figures: mpt reproduce {preset}, which uses these runs")
-
-
-@app.command()
-@with_context
-def verdict(
-    context: CommandContext,
-    preset: Annotated[str, typer.Argument(help="its name")],
-    experiments: OptionalIds = None,
-) -> None:
-    """Compare experiments that ran a preset's specs, in order, or its newest runs, with the
-    published values. Exit status 3 unless they agree."""
-    ids = context.ids(experiments or ()) or newest_runs(context.client, preset)
-    told = context.client.verdict(preset, ids)
-    context.dump(told) if context.as_json else print_verdict(told)
-    if told["verdict"] != "agrees":
-        raise typer.Exit(RUN_FAILED)
-
-
 @app.command()
 @with_context
 def sweep(
@@ -266,7 +198,7 @@ def sweep(
     grid = {path: _swept(path, text) for path, text in pairs}
     if len(grid) < len(pairs):
         raise typer.BadParameter("--over has a field twice: give all its values at once, as 1,2,5")
-    beside = _beside(name, tag, share, no_cache)
+    beside = beside_of(name, tag, share, no_cache)
     if concurrency is not None:
         beside["concurrency"] = concurrency
     _queue_sweep(context, _spec(spec, set_), grid, beside, watch, sort)
@@ -317,7 +249,7 @@ def _follow_sweep(
     exit_unless_succeeded([ended])
 
 
-def _followed(context: CommandContext, made: list[Json], watch: bool) -> list[Json]:
+def followed(context: CommandContext, made: list[Json], watch: bool) -> list[Json]:
     """Print the ids of queued experiments and, if requested, wait until they end."""
     ids = [one["id"] for one in made]
     if watch or not context.as_json:
@@ -345,14 +277,10 @@ def _warn_if_stuck(made: Json) -> None:
         warn(f"it waits until there is one: {reason}")
 
 
-def _beside(name: str | None, tags: list[str] | None, share: bool, no_cache: bool) -> Json:
+def beside_of(name: str | None, tags: list[str] | None, share: bool, no_cache: bool) -> Json:
     """Return the given options other than the spec."""
-    return {
-        **({"name": name} if name is not None else {}),
-        **({"tags": tags} if tags else {}),
-        **({"visibility": "lab"} if share else {}),
-        **({"cache": False} if no_cache else {}),
-    }
+    visibility, cache = "lab" if share else None, False if no_cache else None
+    return not_none(name=name, tags=tags or None, visibility=visibility, cache=cache)
 
 
 _NUMBERS = "mpt submit --data {file} --latent-dim 2..10 fits and scores PPCA"

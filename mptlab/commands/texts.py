@@ -19,7 +19,8 @@ from mptlab.commands.context import (
     write_csv,
 )
 from mptlab.commands.own_data import checkpoint_of
-from mptlab.errors import Json, Refused
+from mptlab.errors import Refused
+from mptlab.specs import not_none
 from mptlab.tables import with_error
 from mptlab.text_files import FASTA_SUFFIXES, read_fasta
 from mptlab.text_tables import SUFFIXES, TextTable, is_file, read_texts
@@ -173,11 +174,10 @@ def score(
         table = TextTable(single_mutations(wild_type or ""))
     for note in table.notes:
         warn(note)
-    given = {"target_std_err": target_std_err, "relative": relative or None,
-             "group_size": group_size, "wild_type": wild_type,
-             "target": "decision" if decide else None,
-             "window_overlap": window_overlap}  # fmt: skip
-    options: Json = {name: value for name, value in given.items() if value is not None}
+    options = not_none(target_std_err=target_std_err, relative=relative or None,
+                       group_size=group_size, wild_type=wild_type,
+                       target="decision" if decide else None,
+                       window_overlap=window_overlap)  # fmt: skip
     name = Path(texts[0]).stem if texts and len(texts) == 1 and is_file(texts[0]) else None
     found = context.client.score(table, checkpoint_of(model), scores, name=name, **options)
     for note in found.notes[len(table.notes) :]:

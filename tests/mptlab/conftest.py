@@ -16,6 +16,7 @@ from service.settings import Settings
 from tests.support.answers import Answers
 from tests.support.forks import fork
 from tests.support.processes import Lab, embedded_processes, embedded_service, wait_until
+from tests.support.recording import Typed, typed_with
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +75,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     answers = Answers()
     answers.says({})
     return answers
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
+    return typed_with(monkeypatch)
 
 
 @dataclass

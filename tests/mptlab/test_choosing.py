@@ -51,6 +51,7 @@ def test_a_followed_sweep_ends_with_means_and_the_best_row(
     assert last.startswith(f"* best by lml: {K}=")
     assert note.startswith("  The LML of the data that a model was fitted to rises")
     assert mpt_here(environment, "table", "choose K") == (0, sweep, f"mpt: {WITHOUT_ERROR}\n")
+    assert "choose K" in mpt_here(environment, "sweeps")[1]
 
 
 def test_a_sweep_is_drawn_by_its_name(

@@ -1,127 +1,218 @@
-"""The command line, as a user types it: a few commands as processes, the others here."""
+"""The command line with a real service, as a user types it: a few commands as processes, the
+others in this process."""
 
 import json
+import os
+import pty
 import re
+import signal
+import stat
+import subprocess
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mptlab import Client, NoAnswer, NotSucceeded, Refused, serve
 from mptlab.cli import _status_of
+from mptlab.commands import reading
 from service.vocabulary import Role, Scope
-from tests.support.commands import mpt, mpt_here
+from tests.support.commands import mpt as mpt_process
+from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec
+from tests.support.processes import MPT
+
+Environment = dict[str, str]
+WAITING = ppca_spec(compute__device="cuda")
+"""It never starts, because there is no GPU worker."""
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def test_submit_wait_curves(environment: dict[str, str], tmp_path: Path) -> None:
-    spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps(ppca_spec()))
-    code, experiment_id, _ = mpt(environment, "submit", str(spec), "--name", "first")
-    assert code == 0
-    code, metrics, _ = mpt(environment, "wait", experiment_id.strip())
-    assert code == 0
-    names = [line.split()[0] for line in metrics.splitlines()]
-    assert names == ["LML", "MPT", "lml", "mpt", "difference"]
+def asked_json(environment: Environment, *arguments: str) -> Any:
+    code, output, error = mpt(environment, *arguments, "--json")
+    assert code == 0, error
+    return json.loads(output)
+
+
+@pytest.fixture(scope="module")
+def run(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An experiment that was submitted as a YAML file, and followed to its end."""
+    file = tmp_path_factory.mktemp("spec") / "spec.yaml"
+    file.write_text(f"# a comment\n{json.dumps(ppca_spec(data__noise_precision=5))}")
+    options = ("--set", "seeds=[4,44]", "--name", "a run", "--tag", "t1", "--tag", "t2")
+    return asked_json(environment, "submit", str(file), *options, "--watch")
+
+
+def test_fields_given_with_set_are_in_the_spec(run: Any) -> None:
+    assert run["status"] == "succeeded"
+    assert (run["spec"]["seeds"], run["name"], run["tags"]) == ([4, 44], "a run", ["t1", "t2"])
+
+
+def test_submit_watch_curves(environment: Environment, tmp_path: Path) -> None:
+    """The processes that a user starts."""
+    code, shown, error = mpt_process(
+        environment, "submit", "-", "--watch", text=json.dumps(ppca_spec())
+    )
+    assert code == 0, error
+    experiment_id, *metrics = shown.splitlines()
+    assert [line.split()[0] for line in metrics] == ["LML", "MPT", "lml", "mpt", "difference"]
     file = tmp_path / "curves.json"
-    code, _, _ = mpt(environment, "curves", experiment_id.strip(), "--output", str(file))
-    assert code == 0
+    code, _, error = mpt_process(environment, "curves", experiment_id, "--output", str(file))
+    assert code == 0, error
     (series,) = json.loads(file.read_text())
     assert series["x"] == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_queue_and_the_own_share_are_printed(
-    environment: dict[str, str], client: Client
+@pytest.mark.parametrize(
+    "filters",
+    [
+        ("--name", "a run"),
+        ("--tag", "t2", "--tag", "other"),
+        ("--where", 'tag = "t1" and metrics.lml < 0', "--status", "succeeded"),
+    ],
+)
+def test_a_list_is_filtered(environment: Environment, run: Any, filters: tuple[str, ...]) -> None:
+    assert [one["id"] for one in asked_json(environment, "list", *filters)] == [run["id"]]
+    _, shown, _ = mpt(environment, "list", *filters)
+    assert [line.split()[0] for line in shown.splitlines() if "a run" in line] == [run["id"]]
+
+
+def test_a_list_has_at_most_the_requested_length(environment: Environment, client: Client) -> None:
+    waiting = [client.submit(WAITING)["id"] for _ in range(3)]
+    newest = [one["id"] for one in asked_json(environment, "list", "--limit", "2")]
+    assert newest == waiting[:0:-1]
+    for one in waiting:
+        client.cancel(one)
+
+
+def test_an_experiment_is_found_by_part_of_its_id_or_name(
+    environment: Environment, run: Any
 ) -> None:
-    spec = ppca_spec(compute__device="cuda")
-    waiting = client.submit(spec)["id"]
-    code, output, _ = mpt_here(environment, "queue")
-    client.cancel(waiting)
+    for typed in (run["id"], run["id"][:-1], "a run"):
+        assert asked_json(environment, "show", typed)["id"] == run["id"]
+    for typed in (
+        run["id"][1:],
+        run["id"][:-1] + "g",
+    ):  # its end, and a text that it does not begin with
+        assert mpt(environment, "show", typed)[0] == 1
+    code, shown, _ = mpt(environment, "show", "a run")
     assert code == 0
-    names, figures, limits, *items = output.splitlines()
-    assert names.split()[:2] == ["RawShares", "NormShares"]
-    assert figures.split()[:2] == ["1", "1"]
-    assert re.match(r"running \d+, submitted [1-9]\d* of ", limits)  # other tests' too
-    assert f"{waiting}  no GPU worker is registered; starts: unknown" in items
+    assert ["status", "succeeded"] in [line.split() for line in shown.splitlines()]
 
 
-def test_submit_from_standard_input_and_wait(environment: dict[str, str]) -> None:
-    code, output, _ = mpt(environment, "submit", "-", "--wait", text=json.dumps(ppca_spec()))
-    assert code == 0
-    assert "mpt" in output
-
-
-def test_a_refusal_is_printed_on_a_single_line(environment: dict[str, str], tmp_path: Path) -> None:
-    text = json.dumps(ppca_spec(model__latent_dim=9))
-    code, output, error = mpt(environment, "submit", "-", text=text)
-    assert (code, output) == (1, "")
-    assert error.startswith("mpt: /spec/model/latent_dim: at most 5, fewer than the data's 6")
-    code, _, error = mpt_here(environment, "wait", "nothing")
-    assert (code, error) == (1, "mpt: you have no experiment nothing\n")
-    lost = {**environment, "MPT_STORE": str(tmp_path)}
-    code, _, error = mpt_here(lost, "wait", "nothing")
-    assert code == 1
-    assert "set MPT_API_KEY" in error
-    url = f"http://127.0.0.1:{serve.free_port()}"
-    down = {**environment, "MPT_URL": url, "MPT_RETRY_S": "0"}
-    code, _, error = mpt_here(down, "wait", "nothing")
-    assert code == 4
-    assert error.startswith(f"mpt: {url} does not answer (")
-    assert "`mpt serve` starts" in error
-    assert error.count("\n") == 1
-
-
-def test_the_python_client(client: Client) -> None:
-    spec = ppca_spec(seeds=[1, 2])
-    assert client.validate(spec)["masks"] == 48
-    submitted = client.submit(spec, name="from Python", tags=["t"])
-    seen: list[str] = []
-    ended = client.wait(submitted["id"], timeout_s=60, on_change=lambda e: seen.append(e["status"]))
-    assert ended["status"] == seen[-1] == "succeeded"
-    assert len(client.curves(submitted["id"])) == 2
-    (one,) = client.curves(submitted["id"], "score", seed=2)
-    assert one["labels"] == {"seed": 2}
-    assert submitted["id"] in [e["id"] for e in client.experiments(limit=1)]
-    with pytest.raises(Refused, match="is succeeded"):
-        client.cancel(submitted["id"])
-    with pytest.raises(Refused) as refused:
-        client.submit({**spec, "seeds": []})
-    assert refused.value.document["errors"][0]["pointer"] == "/spec/seeds"
-
-
-def test_an_admin_adds_a_user_and_revokes_a_key(environment: dict[str, str]) -> None:
-    code, key, _ = mpt_here(environment, "admin", "user", "add", "ann")
-    assert code == 0
-    ann = {**environment, "MPT_API_KEY": key.strip()}
-    arguments = ("--label", "\x1b[31mnight", "--scope", "read", "--days", "2")
-    code, second, error = mpt_here(environment, "admin", "key", "add", "ann", *arguments)
-    assert (code, second.startswith("mpt_")) == (0, True), error
-    code, shown, _ = mpt_here(ann, "admin", "key", "list", "ann")
-    assert code == 0
-    assert [line.split()[2:4] for line in shown.splitlines() if "night" in line] == [
-        ["read", shown.split("night")[1].split()[1]]
+def test_an_ambiguous_name_changes_nothing(environment: Environment, client: Client) -> None:
+    twins = [client.submit(WAITING, name="twin")["id"] for _ in range(2)]
+    code, _, error = mpt({**environment, "COLUMNS": "400"}, "cancel", "twin")
+    assert (code, "twin matches several experiments, give an id" in error) == (2, True)
+    assert {client.get(one)["status"] for one in twins} == {"queued"}
+    cancelled = asked_json(environment, "cancel", *twins)
+    assert [(one["id"], one["status"]) for one in cancelled] == [
+        (one, "cancelled") for one in twins
     ]
-    assert "\x1b" not in shown
-    spec = json.dumps(ppca_spec())
-    reading = {**environment, "MPT_API_KEY": second.strip()}
-    code, _, error = mpt_here(reading, "submit", "-", text=spec)
-    assert (code, error.count("\n")) == (1, 1)
-    assert error.startswith("mpt: this API key lacks the scope submit: ask an admin")
-    code, _, error = mpt_here(ann, "admin", "user", "list")
-    assert code == 1
-    assert "which a member cannot have" in error
-    code, experiment_id, _ = mpt_here(ann, "submit", "-", "--share", text=spec)
-    assert code == 0
-    key_id = key.split("_")[1]
-    assert mpt_here(environment, "admin", "key", "revoke", "ann", key_id)[0] == 0
-    code, _, error = mpt_here(ann, "wait", experiment_id.strip())
-    assert code == 1
-    assert "the key from MPT_API_KEY: this API key was revoked: ask an admin for another" in error
-    code, shown, _ = mpt_here(environment, "admin", "audit", "--object", key_id)
-    assert code == 0
-    assert [line.split()[2] for line in shown.splitlines() if "key." in line] == [
-        line.split()[2] for line in shown.splitlines() if " local " in line
-    ]
-    assert "key.revoked" in shown
+
+
+def test_all_experiments_of_a_name_are_compared(
+    environment: Environment, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [ppca_spec(compute__device="cuda", seeds=[seed]) for seed in range(3)]
+    three = [client.submit(one, name="three")["id"] for one in specs]
+    alone = client.submit(WAITING, name="alone")["id"]
+    for typed, ids in (
+        (["three"], three[::-1]),
+        (["three", "alone", three[0]], [*three[::-1], alone]),
+        ([alone, three[1]], [alone, three[1]]),
+    ):
+        assert [row["id"] for row in asked_json(environment, "compare", *typed)] == ids
+    for most, kept, told in (
+        (3, 3, ""),
+        (2, 2, "mpt: the 2 newest of several experiments with the name three are compared\n"),
+    ):
+        monkeypatch.setattr(reading, "MAX_COMPARED", most)
+        code, shown, error = mpt(environment, "compare", "three", "--json")
+        assert (code, error) == (0, told)
+        assert [row["id"] for row in json.loads(shown)] == three[::-1][:kept]
+    assert mpt(environment, "compare", "thre")[0] == 1
+    for one in (*three, alone):
+        client.cancel(one)
+
+
+def test_shared_experiments_of_a_name_are_compared(
+    environment: Environment, client: Client
+) -> None:
+    owner = client.me()["name"]
+    shared = [client.submit(WAITING, name="ours", visibility="lab")["id"] for _ in range(2)]
+    rows = asked_json(environment, "compare", f"{owner}/ours")
+    assert [row["id"] for row in rows] == shared[::-1]
+    for one in shared:
+        client.cancel(one)
+
+
+def test_curves_as_a_table_and_as_a_figure(
+    environment: Environment, run: Any, tmp_path: Path
+) -> None:
+    code, output, _ = mpt(environment, "curves", run["id"], "--series", "score", "--csv", "-")
+    header, *rows = output.splitlines()
+    assert (code, header) == (0, "series,seed,x,value,std_err,n,reason")
+    assert len(rows) == 2 * 6
+    figure, table = tmp_path / "a.svg", tmp_path / "a.csv"
+    done = mpt(environment, "curves", run["id"], "--csv", str(table), "--plot", str(figure))
+    assert done == (0, f"{table}\n", "")
+    assert "mask size m" in figure.read_text()
+    assert len(table.read_text().splitlines()) == 1 + 2 * 6
+    assert mpt(environment, "plot", "a run", str(tmp_path / "b.pdf"), "--kind", "area")[0] == 0
+    assert (tmp_path / "b.pdf").read_bytes().startswith(b"%PDF")
+
+
+# Errors and exit statuses
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("plot", "a run", "a.odt"), "a.odt is not a picture format: use .pdf, .svg or .png"),
+        (
+            ("plot", "a run", "a.pdf", "--kind", "x"),
+            "x is not a kind of figure: choose from training",
+        ),
+        (("plot", "a run", "a.pdf", "--kind", "training"), "training needs the series mpt or elbo"),
+        (("plot", "a run", "/proc/a.pdf"), "/proc/a.pdf: No such file"),
+        (("curves", "a run", "--output", "/proc/a"), "/proc/a: No such file"),
+        (("submit", "/etc/hostname"), "/etc/hostname is not valid JSON: "),
+        (("submit", "-", "--set", "seeds.a=1"), "seeds.a is not a valid path"),
+        (("show", "no-such"), "you have no experiment no-such"),
+        (("list", "--where", "nam = a"), "/query/filter: column 1: there is no field nam: did you"),
+        (("list", "--url", "lab:1"), "lab:1 is not a URL: start it with http:// or https://"),
+        (("presets", "run", "tabel1"), "there is no preset tabel1: did you mean table1?"),
+        (("download", "a run", "weights"), "weights does not exist: the experiment has no files"),
+        (("table", "a"), "you have no sweep a"),
+    ],
+)
+@pytest.mark.usefixtures("run")
+def test_an_impossible_command_prints_a_single_line(
+    environment: Environment, arguments: tuple[str, ...], told: str
+) -> None:
+    code, output, error = mpt(environment, *arguments, text=json.dumps(ppca_spec()))
+    assert (code, output, error.count("\n")) == (1, "", 1), error
+    assert error.startswith(f"mpt: {told}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("shwo",), ("show",), ("submit", "/nowhere"), ("submit", "-", "--set", "seeds"),
+        ("sweep", "-", "--over", "seeds"), ("sweep", "-", "--over", "seeds=[[1],"),
+        ("serve", "--port", "99999"), ("api", "--port", "-1"), ("list", "--limit", "0"),
+        ("sweep", "-", "--over", "data.n=1..99999999999"), ("presets", "--json", "run", "table1"),
+    ],
+)  # fmt: skip
+def test_a_mistyped_command_prints_no_traceback(
+    environment: Environment, arguments: tuple[str, ...]
+) -> None:
+    code, _, error = mpt(environment, *arguments, text="{}")
+    assert code == 2
+    assert "Traceback" not in error
+    assert error
 
 
 @pytest.mark.parametrize(
@@ -141,69 +232,335 @@ def test_exit_statuses(error: Exception, status: int | None) -> None:
     assert _status_of(error) == status
 
 
+def test_a_refusal_is_printed_on_a_single_line(environment: Environment, tmp_path: Path) -> None:
+    text = json.dumps(ppca_spec(model__latent_dim=9))
+    code, output, error = mpt(environment, "submit", "-", text=text)
+    assert (code, output) == (1, "")
+    assert error.startswith("mpt: /spec/model/latent_dim: at most 5, fewer than the data's 6")
+    code, _, error = mpt(environment, "watch", "nothing")
+    assert (code, error) == (1, "mpt: you have no experiment nothing\n")
+    lost = {**environment, "MPT_STORE": str(tmp_path)}
+    code, _, error = mpt(lost, "watch", "nothing")
+    assert code == 1
+    assert "set MPT_API_KEY" in error
+    url = f"http://127.0.0.1:{serve.free_port()}"
+    down = {**environment, "MPT_URL": url, "MPT_RETRY_S": "0"}
+    code, _, error = mpt(down, "watch", "nothing")
+    assert code == 4
+    assert error.startswith(f"mpt: {url} does not answer (")
+    assert "`mpt serve` starts" in error
+    assert error.count("\n") == 1
+
+
+def test_a_failed_run_has_its_own_exit_status(environment: Environment, client: Client) -> None:
+    first = client.submit(WAITING)["id"]
+    second = client.submit(WAITING, after=[first], name="second")["id"]
+    client.cancel(first)
+    code, _, error = mpt(environment, "watch", second)
+    assert code == 3
+    assert error.splitlines()[-1].startswith(f"mpt: {second} (second) failed: invalid: ")
+    code, output, error = mpt(environment, "watch", first, second, "--json")
+    assert (code, error.splitlines()[-2]) == (3, f"mpt: {first} cancelled")
+    assert [one["status"] for one in json.loads(output)] == ["cancelled", "failed"]
+
+
+def heeds_interrupts() -> None:
+    """Restore the handling of interrupts as at a terminal, also if the tests run in the
+    background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def test_an_interrupted_watch_says_that_the_run_continues(
+    environment: Environment, client: Client
+) -> None:
+    waiting = client.submit(WAITING)["id"]
+    with subprocess.Popen(
+        [*MPT, "watch", waiting], env=environment, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heeds_interrupts,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        told = process.stderr.read()
+    assert line == f"{waiting}  queued\n"
+    assert process.returncode == 130
+    assert told == (
+        f"mpt: the run continues; to watch it again: mpt watch {waiting}; "
+        f"to cancel it: mpt cancel {waiting}\n"
+    )
+    assert client.get(waiting)["status"] == "queued"
+    client.cancel(waiting)
+
+
+# Changes
+
+
+def test_the_life_of_an_experiment(environment: Environment, client: Client) -> None:
+    one = client.submit(WAITING)["id"]
+    for command, status in (("pause", "paused"), ("resume", "queued"), ("cancel", "cancelled")):
+        assert mpt(environment, command, one) == (0, f"{one} {status}\n", "")
+    code, output, _ = mpt(environment, "retry", one)
+    again = output.split()[0]
+    assert (code, client.get(again)["retry_of"]) == (0, one)
+    assert mpt(environment, "cancel", again)[0] == 0
+    code, _, error = mpt(environment, "delete", one, again)
+    assert (code, "give --yes" in error) == (2, True)
+    assert client.get(one)["status"] == "cancelled"
+    deleted = mpt(environment, "delete", "--yes", one, again)
+    assert deleted == (0, f"deleted {one}\ndeleted {again}\n", "")
+    assert mpt(environment, "show", one)[0] == 1
+    assert mpt(environment, "undelete", one) == (0, f"{one} cancelled\n", "")
+    named = client.change(one, name="a name")
+    told = asked_json(environment, "delete", "-y", one)
+    assert told == [{"id": one, "name": named["name"]}]
+
+
+@pytest.mark.parametrize(("typed", "is_deleted"), [("y\n", True), ("\n", False)])
+def test_a_deletion_asks_for_confirmation_in_a_terminal(
+    environment: Environment, client: Client, typed: str, is_deleted: bool
+) -> None:
+    one = client.submit(WAITING, name="asked about")["id"]
+    ours, theirs = pty.openpty()
+    os.write(ours, typed.encode())
+    process = subprocess.Popen(
+        [*MPT, "delete", one], env={**os.environ, **environment}, text=True,
+        stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    shown, told = process.communicate()
+    os.close(ours)
+    os.close(theirs)
+    assert f"{one} asked about queued" in told
+    assert "Delete 1 experiment? [y/N]" in told
+    assert shown.strip() == (f"deleted {one} asked about" if is_deleted else "")
+    found: list[str] = [one["id"] for one in client.experiments(name="asked about", limit=10)]
+    assert (one not in found) == is_deleted
+    assert process.returncode == (0 if is_deleted else 1)
+
+
+@pytest.fixture(scope="module")
+def thesis(environment: Environment) -> str:
+    key = (Path(environment["MPT_STORE"]) / "api-key").read_text().strip()
+    with Client(environment["MPT_URL"], key) as client:
+        made = client.experiments.create(ppca_spec(seeds=[77]), name="thesis", wait=True)
+    return made.id
+
+
+def test_an_experiment_is_described(environment: Environment, client: Client, thesis: str) -> None:
+    assert mpt(environment, "tag", "thesis", "a", "b") == (0, f"{thesis} a, b\n", "")
+    assert mpt(environment, "tag", "thesis", "c", "b") == (0, f"{thesis} a, c, b\n", "")
+    assert mpt(environment, "tag", "thesis", "--remove", "a", "b") == (0, f"{thesis} c\n", "")
+    assert mpt(environment, "note", "thesis", "for chapter 2")[0] == 0
+    assert client.get(thesis)["note"] == "for chapter 2"
+    assert mpt(environment, "note", "thesis", "")[0] == 0
+    assert client.get(thesis)["note"] is None
+    assert mpt(environment, "rename", "thesis", "k4")[1] == f"{thesis} k4 (private)\n"
+    assert mpt(environment, "rename", "k4", "thesis")[1] == f"{thesis} thesis (private)\n"
+
+
+def test_a_colleague_reads_a_shared_run_by_its_name(environment: Environment, thesis: str) -> None:
+    _, key, _ = mpt(environment, "admin", "user", "add", "eve")
+    eve = {**environment, "MPT_API_KEY": key.strip()}
+    assert mpt(eve, "show", "local/thesis")[0] == 1
+    assert mpt(environment, "share", "thesis")[1] == f"{thesis} thesis (lab)\n"
+    code, shown, _ = mpt(eve, "show", "local/thesis")
+    assert (code, shown.split()[1]) == (0, thesis)
+    assert mpt(environment, "unshare", "thesis")[1] == f"{thesis} thesis (private)\n"
+    assert mpt(eve, "show", "local/thesis")[0] == 1
+
+
+@pytest.mark.usefixtures("thesis")
+def test_a_bundle_has_the_name_of_its_run(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert mpt(environment, "bundle", "thesis") == (0, "thesis.zip\n", "")
+    assert zipfile.ZipFile("thesis.zip").testzip() is None
+    assert mpt(environment, "bundle", "thesis", "b.zip")[1] == "b.zip\n"
+
+
+def test_a_page_is_opened_signed_in(environment: Environment, thesis: str, tmp_path: Path) -> None:
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {seen}\n')
+    browser.chmod(browser.stat().st_mode | stat.S_IXUSR)
+    code, shown, error = mpt_process({**environment, "BROWSER": f"{browser} %s"}, "open", "thesis")
+    assert (code, shown) == (0, f"opened /experiments/{thesis}\n"), error
+    link = seen.read_text()
+    assert link.startswith(f"{environment['MPT_URL']}/sign-in?next=/experiments/{thesis}#")
+    assert mpt(environment, "open", "--json")[1].startswith('"http')
+
+
+def test_an_upload_is_listed(environment: Environment, tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("a,b\n1,2\n3,4\n")
+    code, dataset_id, _ = mpt(environment, "upload", str(file))
+    assert code == 0
+    names = {one["id"]: one["name"] for one in asked_json(environment, "datasets")}
+    assert names[dataset_id.strip()] == "mine.csv"
+
+
+# The lab
+
+
+def test_an_admin_adds_a_user_and_revokes_a_key(environment: Environment) -> None:
+    code, key, _ = mpt(environment, "admin", "user", "add", "ann")
+    assert code == 0
+    ann = {**environment, "MPT_API_KEY": key.strip()}
+    arguments = ("--label", "\x1b[31mnight", "--scope", "read", "--days", "2")
+    code, second, error = mpt(environment, "admin", "key", "add", "ann", *arguments)
+    assert (code, second.startswith("mpt_")) == (0, True), error
+    code, shown, _ = mpt(ann, "admin", "key", "list", "ann")
+    assert code == 0
+    assert [line.split()[2:4] for line in shown.splitlines() if "night" in line] == [
+        ["read", shown.split("night")[1].split()[1]]
+    ]
+    assert "\x1b" not in shown
+    spec = json.dumps(ppca_spec())
+    reading = {**environment, "MPT_API_KEY": second.strip()}
+    code, _, error = mpt(reading, "submit", "-", text=spec)
+    assert (code, error.count("\n")) == (1, 1)
+    assert error.startswith("mpt: this API key lacks the scope submit: ask an admin")
+    code, _, error = mpt(ann, "admin", "user", "list")
+    assert code == 1
+    assert "which a member cannot have" in error
+    code, experiment_id, _ = mpt(ann, "submit", "-", "--share", text=spec)
+    assert code == 0
+    key_id = key.split("_")[1]
+    assert mpt(environment, "admin", "key", "revoke", "ann", key_id)[0] == 0
+    code, _, error = mpt(ann, "watch", experiment_id.strip())
+    assert code == 1
+    assert "the key from MPT_API_KEY: this API key was revoked: ask an admin for another" in error
+    code, shown, _ = mpt(environment, "admin", "audit", "--object", key_id)
+    assert code == 0
+    assert [line.split()[2] for line in shown.splitlines() if "key." in line] == [
+        line.split()[2] for line in shown.splitlines() if " local " in line
+    ]
+    assert "key.revoked" in shown
+
+
 def words(shown: str) -> list[list[str]]:
     """Return the words of each line."""
     return [line.split() for line in shown.splitlines()]
 
 
 def test_an_unknown_role_or_scope_is_refused_with_the_known_ones(
-    environment: dict[str, str],
+    environment: Environment,
 ) -> None:
-    for words, known in (
+    for typed, known in (
         (("user", "add", "eve", "--role", "boss"), [*Role]),
         (("user", "set", "local", "--role", "boss"), [*Role]),
         (("key", "add", "local", "--scope", "boss"), [*Scope]),
     ):
-        code, _, error = mpt_here(environment, "admin", *words)
+        code, _, error = mpt(environment, "admin", *typed)
         assert code == 1
         assert all(f"'{word}'" in error for word in known), error
 
 
-def test_an_admin_changes_a_user(environment: dict[str, str]) -> None:
-    _, key, _ = mpt_here(environment, "admin", "user", "add", "bob", "--role", "viewer")
-    code, shown, _ = mpt_here(environment, "admin", "user", "set", "bob", "--disabled")
+def test_an_admin_changes_a_user(environment: Environment) -> None:
+    _, key, _ = mpt(environment, "admin", "user", "add", "bob", "--role", "viewer")
+    code, shown, _ = mpt(environment, "admin", "user", "set", "bob", "--disabled")
     assert code == 0
     assert ["bob", "viewer", "no", "1", "-", "-", "-", "-", "no"] in words(shown)
     for limit, stored in (("4", "4"), ("0", "0"), ("none", "-")):
-        standing = ("--shares", "2", "--max-running", limit, "--may-jump")
-        _, shown, _ = mpt_here(environment, "admin", "user", "set", "bob", *standing)
+        limits = ("--shares", "2", "--max-running", limit, "--may-jump")
+        _, shown, _ = mpt(environment, "admin", "user", "set", "bob", *limits)
         assert ["bob", "viewer", "no", "2", stored, "-", "-", "-", "yes"] in words(shown)
-    code, _, error = mpt_here(environment, "admin", "user", "set", "bob", "--max-running", "all")
-    assert (code, 'give a number, or "none"' in error) == (2, True)
-    code, shown, _ = mpt_here(environment, "cancel", "--user", "bob", "--status", "queued")
-    assert (code, shown) == (0, "0 cancelled, 0 running will end soon\n")
-    for typed in ((), ("--tag", "a", "an-id")):
-        code, _, error = mpt_here(environment, "cancel", *typed)
-        assert (code, "or select some with options" in error) == (2, True)
-    code, _, error = mpt_here({**environment, "MPT_API_KEY": key.strip()}, "wait", "a")
+    shown = mpt(environment, "cancel", "--user", "bob", "--status", "queued")[1]
+    assert shown == "0 cancelled, 0 running will end soon\n"
+    code, _, error = mpt({**environment, "MPT_API_KEY": key.strip()}, "watch", "a")
     assert code == 1
     assert "the key from MPT_API_KEY: the user of this API key was disabled: ask an admin" in error
-    code, _, error = mpt_here(environment, "admin", "user", "set", "bob")
-    assert code == 2
-    assert "nothing to set" in error
-    code, _, error = mpt_here(environment, "admin", "key", "add", "bob", "--days", "0")
-    assert code == 1
-    assert error.startswith("mpt: /lasts_days:")
-    code, _, error = mpt_here(environment, "admin", "user", "add", "bob")
-    assert (code, error) == (1, "mpt: there is a user bob already: choose another name\n")
+    code, _, error = mpt(environment, "admin", "key", "add", "bob", "--days", "0")
+    assert (code, error.startswith("mpt: /lasts_days:")) == (1, True)
 
 
-def test_a_sweep_of_the_server(environment: dict[str, str]) -> None:
-    code, shown, _ = mpt(environment, "admin", "apply-retention", "--dry-run")
+def test_retention_runs_on_the_server(environment: Environment) -> None:
+    code, shown, _ = mpt_process(environment, "admin", "apply-retention", "--dry-run")
+    assert (code, len(shown.splitlines())) == (0, 2)
+    assert "would delete 0 experiments" in shown
+
+
+def test_the_queue_and_the_own_share_are_printed(environment: Environment, client: Client) -> None:
+    spec = ppca_spec(compute__device="cuda")
+    waiting = client.submit(spec)["id"]
+    code, output, _ = mpt(environment, "queue")
+    client.cancel(waiting)
     assert code == 0
-    assert shown.splitlines() == [
-        "would delete 0 experiments (0 bytes of files) in all",
-        "would purge 0 experiments (0 bytes of files) in all",
+    names, figures, limits, *items = output.splitlines()
+    assert names.split()[:2] == ["RawShares", "NormShares"]
+    assert figures.split()[0] == "1"
+    assert re.match(r"running \d+, submitted [1-9]\d* of ", limits)  # other tests' too
+    assert f"{waiting}  no GPU worker is registered; starts: unknown" in items
+
+
+def test_a_status_command_lists_the_workers(environment: Environment) -> None:
+    (one,) = asked_json(environment, "workers")
+    assert one["queue"] == "cpu"
+    assert asked_json(environment, "queue")["share"]["raw_shares"] == 1
+    assert "local" in [user["name"] for user in asked_json(environment, "admin", "user", "list")]
+    header, local = (mpt(environment, "admin", "usage")[1].split("\n")[i] for i in (1, 3))
+    assert ("fair share" in header, local.split()[0]) == (True, "local")
+    assert asked_json(environment, "admin", "retention") == []
+
+
+def test_a_login_is_kept_for_its_own_url(environment: Environment, tmp_path: Path) -> None:
+    url, key = environment["MPT_URL"], (Path(environment["MPT_STORE"]) / "api-key").read_text()
+    home = {"HOME": str(tmp_path), "MPT_STORE": str(tmp_path / "none"), "MPT_RETRY_S": "0"}
+    code, told, error = mpt(home, "login", "--url", url, "--key", key)
+    assert (code, told.startswith(f"logged in as local at {url}")) == (0, True), error
+    file = tmp_path / ".config/mptlab/login.json"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert mpt(home, "list")[0] == 0
+    other = f"http://127.0.0.1:{serve.free_port()}"
+    code, _, error = mpt(home, "list", "--url", other)
+    assert (code, error.startswith("mpt: no API key")) == (1, True)  # it does not go elsewhere
+    assert mpt(home, "logout")[0] == 0
+    assert mpt(home, "list")[0] == 1
+    code, _, error = mpt(home, "login", "--url", url, "--key", "mpt_a_b_c")
+    assert code == 1
+    assert not file.exists()
+
+
+# A terminal
+
+
+def test_a_shell_completes_ids(environment: Environment, run: Any) -> None:
+    typed = {"_MPT_COMPLETE": "complete_bash", "COMP_CWORD": "2",
+             "COMP_WORDS": f"mpt show {run['id'][:12]}"}  # fmt: skip
+    program = [
+        *MPT[:-1],
+        MPT[-1].replace("import main;", "import app;").replace("main()", "app(prog_name='mpt')"),
     ]
+    done = subprocess.run(program, env=environment | typed, capture_output=True, text=True)
+    assert run["id"] in done.stdout.split()
+    down = environment | typed | {"MPT_URL": f"http://127.0.0.1:{serve.free_port()}"}
+    done = subprocess.run(program, env=down, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
-def test_the_client_changes_and_deletes(client: Client) -> None:
-    submitted = client.submit(ppca_spec(), visibility="lab", cache=False)
-    assert client.me()["name"] == submitted["owner"] == "local"
-    ended = client.wait(submitted["id"], timeout_s=60)
-    assert ended["visibility"] == "lab"
-    assert submitted["id"] in [one["id"] for one in client.experiments(whose="lab")]
-    assert client.change(submitted["id"], note="kept", visibility="private")["note"] == "kept"
-    client.delete(submitted["id"])
-    with pytest.raises(Refused, match="you have no experiment"):
-        client.get(submitted["id"])
+def test_a_terminal_of_eighty_columns(environment: Environment, run: Any) -> None:
+    """The terminal shows a progress bar, a table that fits, and unbroken messages."""
+    shown = at_terminal(environment, "list", "--limit", "50")
+    assert run["id"] in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    shown = at_terminal(environment, "watch", run["id"])
+    assert "a run  succeeded" in shown
+    assert "━" in shown
+    assert "lml" in shown
+
+
+def at_terminal(environment: Environment, *arguments: str) -> str:
+    """Return the output of a command at a terminal."""
+    ours, theirs = pty.openpty()
+    seen = bytearray()
+    settings = {"TERM": "xterm", "COLUMNS": "80", "NO_COLOR": "1", "MPT_RETRY_S": "0"}
+    with subprocess.Popen(
+        [*MPT, *arguments], env=environment | settings, stdin=theirs, stdout=theirs, stderr=theirs
+    ):
+        os.close(theirs)
+        try:
+            while content := os.read(ours, 10_000):
+                seen.extend(content)
+        except OSError:
+            pass  # the command has closed the other end
+    os.close(ours)
+    return ESCAPES.sub("", seen.decode())

@@ -5,7 +5,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mptlab import Client, Refused, places
+from mptlab import Client, Refused, config
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def test_the_default_store_is_in_the_data_directory(
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("MPT_STORE", raising=False)
-    assert places.store() == tmp_path / "mptlab"
+    assert config.store() == tmp_path / "mptlab"
     monkeypatch.setenv("MPT_STORE", "/elsewhere")
-    assert places.store() == Path("/elsewhere")
+    assert config.store() == Path("/elsewhere")
 
 
 @pytest.mark.parametrize(

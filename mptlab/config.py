@@ -1,14 +1,15 @@
-"""URL and key of the service: from arguments, the environment, `mpt login` or this machine."""
+"""URL and key of the service: from arguments, the environment, the file of `mpt login` or this
+machine."""
 
+import json
 import os
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
-from platformdirs import user_data_path
+from platformdirs import user_config_path, user_data_path
 
-from mptlab import login
 from mptlab.errors import Refused
 
 DEFAULT_URL = "http://127.0.0.1:8765"
@@ -33,15 +34,15 @@ STORE = "the store of this machine's service"
 
 def place_of(url: str | None, key: str | None) -> Place:
     """Return the URL and the key to use; arguments come first. Raises Refused."""
-    kept = login.kept()
-    url = url or os.environ.get("MPT_URL") or kept.url or served_url() or DEFAULT_URL
+    login = stored_login()
+    url = url or os.environ.get("MPT_URL") or login.url or served_url() or DEFAULT_URL
     url = url.rstrip("/").removesuffix("/v1")
     if not url.startswith(("http://", "https://")):
         raise Refused({"detail": f"{url} is not a URL: start it with http:// or https://"})
     sources = {
         "the argument of Client": key,
         "MPT_API_KEY": os.environ.get("MPT_API_KEY"),
-        "`mpt login`": kept.key_for(url),
+        "`mpt login`": login.key if url == login.url else None,
     }
     source, found = next(((name, one) for name, one in sources.items() if one), (STORE, None))
     found = found or _local_key(url)
@@ -78,3 +79,34 @@ def _local_key(url: str) -> str:
     except FileNotFoundError:
         detail = f"no API key: set MPT_API_KEY, or start `mpt serve`, which writes {key_file}"
         raise Refused({"detail": detail}) from None
+
+
+class Login(NamedTuple):
+    """A URL and its key, which is sent only to this URL; None if nobody has logged in."""
+
+    url: str | None = None
+    key: str | None = None
+
+
+def login_file() -> Path:
+    return user_config_path("mptlab") / "login.json"
+
+
+def stored_login() -> Login:
+    """Return the last stored login; empty if it cannot be read."""
+    try:
+        return Login(**json.loads(login_file().read_text()))
+    except (OSError, ValueError, TypeError):
+        return Login()
+
+
+def store_login(url: str, key: str) -> None:
+    """Store a login in a file that only its user can read."""
+    file = login_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as output:
+        json.dump({"url": url, "key": key}, output)
+    new.replace(file)

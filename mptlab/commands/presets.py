@@ -1,0 +1,126 @@
+"""Commands that run the paper's presets, and compare their results with the published values."""
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from mptlab.client import Client
+from mptlab.commands.context import (
+    AsJson,
+    CommandContext,
+    OptionalIds,
+    Url,
+    print_table,
+    warn,
+    with_context,
+)
+from mptlab.commands.following import RUN_FAILED, exit_unless_succeeded
+from mptlab.commands.submitting import Share, Tags, Watch, beside_of, followed
+from mptlab.errors import Json
+from mptlab.tables import HALF_WIDTH, with_error
+
+app = typer.Typer()
+presets_app = typer.Typer(no_args_is_help=False)
+app.add_typer(presets_app, name="presets")
+
+
+@presets_app.callback(invoke_without_command=True)
+def presets(context: typer.Context, url: Url = None, as_json: AsJson = False) -> None:
+    """The paper's tables and figures. Without a command, list them."""
+    if context.invoked_subcommand is None:
+        list_presets(url=url, as_json=as_json)
+    elif url or as_json:
+        raise typer.BadParameter("give --url and --json after the command")
+
+
+@presets_app.command("list")
+@with_context
+def list_presets(context: CommandContext) -> None:
+    """List the presets: what each needs, how long its last runs took, and what they found."""
+    found = context.client.presets()
+    if context.as_json:
+        return context.dump(found)
+    last = {one["name"]: one for one in context.client.preset_runs()}
+    rows = [_standing(context.client, one, last[one["name"]]) for one in found]
+    print_table(rows[0], (row.values() for row in rows))
+
+
+@presets_app.command("run")
+@with_context
+def run_preset(
+    context: CommandContext,
+    preset: Annotated[str, typer.Argument(help="its name")],
+    tag: Tags = None,
+    share: Share = False,
+    watch: Watch = False,
+) -> None:
+    """Queue an experiment for each of the preset's specs, and print the ids in the order that
+    verdict needs."""
+    beside = beside_of(None, tag, share, no_cache=False)
+    made = context.client.run_preset(preset, **beside)
+    seen = followed(context, [one.document for one in made], watch)
+    if context.as_json:
+        context.dump(seen)
+    if watch:
+        exit_unless_succeeded(seen)
+        if not context.as_json:
+            _print_verdict(context.client.verdict(preset, seen))
+            warn(f"for its figures: mpt reproduce {preset}, which uses these runs")
+
+
+@app.command()
+@with_context
+def verdict(
+    context: CommandContext,
+    preset: Annotated[str, typer.Argument(help="its name")],
+    experiments: OptionalIds = None,
+) -> None:
+    """Compare experiments that ran a preset's specs, in order, or its newest runs, with the
+    published values. Exit status 3 unless they agree."""
+    ids = context.ids(experiments or ()) or _newest_runs(context.client, preset)
+    told = context.client.verdict(preset, ids)
+    context.dump(told) if context.as_json else _print_verdict(told)
+    if told["verdict"] != "agrees":
+        raise typer.Exit(RUN_FAILED)
+
+
+def _standing(client: Client, preset: Json, last: Json) -> Json:
+    """Return a preset's row: its name, its inputs, the time of its last runs, and the verdict on
+    them, or their status."""
+    status, took = last["status"], None
+    if status == "succeeded":
+        status = client.verdict(preset["name"], last["runs"])["verdict"]
+        took = f"{sum(map(_seconds, last['runs'])):.0f} s"
+    title = preset["title"]
+    needs = ", ".join(preset["needs"]) or None
+    return {"name": preset["name"], "title": title, "needs": needs, "took": took, "status": status}
+
+
+def _newest_runs(client: Client, preset: str) -> list[str]:
+    """Return the ids of a preset's newest runs, as many as there are."""
+    found = (one["runs"] for one in client.preset_runs() if one["name"] == preset)
+    return [run["id"] for run in next(found, []) if run is not None]
+
+
+def _seconds(run: Json) -> float:
+    started, finished = (
+        datetime.fromisoformat(run[f"{part}_at"]) for part in ("started", "finished")
+    )
+    return (finished - started).total_seconds()
+
+
+def _print_verdict(told: Json) -> None:
+    """Print each comparison, rounded by its error, and the verdict."""
+    rows = []
+    for one in told["comparisons"]:
+        error = one.get("half_width")
+        measured = with_error(one["measured"], error)
+        rows.append([one["what"], one["published"], measured, one["low"], one["high"],
+                     one["outcome"], one["power"]])  # fmt: skip
+    headers = ("what", "published", "measured", "agrees from", "to", "outcome", "power")
+    print_table(headers, rows)
+    if any(one.get("half_width") for one in told["comparisons"]):
+        typer.echo(HALF_WIDTH)
+    typer.echo("Power is the probability to find agreement where it is true")
+    typer.echo(told["verdict"] + (f": {told['missing']}" if told["missing"] else ""))
