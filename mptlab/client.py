@@ -15,7 +15,7 @@ from mptlab.curves import Curves, needed
 from mptlab.errors import Json
 from mptlab.events import follow_several
 from mptlab.experiments import POLL_S, Experiment, Experiments, Id, id_of
-from mptlab.specs import is_file, kind_of_data, names_of_parts, not_none, read_spec
+from mptlab.specs import is_spec_file, kind_of_data, names_of_parts, not_none, read_spec
 from mptlab.sweeps import Sweep, points_of
 from mptlab.text_tables import texts_of
 from mptlab.texts import Texts, score_spec
@@ -137,7 +137,7 @@ class Client(Connection):
             data, file = (os.fspath(given),) * 2 if is_name else ("an array", "mine.npy")
             use = IN_A_SPEC.get(kind, IN_A_SPEC["numbers"]).format(file=file)
             raise ValueError(f"{data} is data, not a spec: {use}")
-        if is_file(given):
+        if is_spec_file(given):
             given = read_spec(given)
         if not isinstance(given, str):
             return with_uploads(given, self.upload)

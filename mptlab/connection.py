@@ -52,8 +52,8 @@ class Connection:
         self._on_outage = on_outage
         self._for_s = for_s
         self._waiting: set[object] = set()  # waits of all threads, which need no lock
-        self._missing: set[object] = set()  # requests that have met the outage
-        self._telling = threading.Lock()
+        self._unanswered: set[object] = set()  # requests that have met the outage
+        self._reporting = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -144,11 +144,11 @@ class Connection:
         """Return a document that exists. Wait until `deadline` while the service is unreachable.
         Raises TimeoutError."""
         send = partial(self._http.get, path)
-        for_s = max(0.0, deadline - time.monotonic())
         try:
-            response = self._persist(send, idempotent=True, for_s=for_s)
-        except httpx.TransportError as error:
-            raise TimeoutError(f"{self.url} does not answer: {error}") from error
+            for_s = max(0.0, deadline - time.monotonic())
+            response = self._send(send, idempotent=True, for_s=for_s)
+        except NoAnswer as error:
+            raise TimeoutError(str(error)) from error
         if is_busy(response):
             raise TimeoutError(f"{self.url} does not answer: HTTP {response.status_code}")
         return answer_of(response)
@@ -161,43 +161,34 @@ class Connection:
         for_s: float | None = None,
     ) -> httpx.Response:
         """Send a request and retry it for as long as the client allows, or for `for_s`. Raises
-        NoAnswer."""
+        NoAnswer, and Refused for a wrong key."""
         if for_s is None:
             for_s = retry_s() if self._for_s is None else self._for_s
-        try:
-            response = self._persist(send, idempotent=idempotent, for_s=for_s)
-        except httpx.TransportError as error:
-            raise NoAnswer(self.url, error) from error
-        if response.status_code == 401:
-            raise self._without_access(response)
-        return response
-
-    def _without_access(self, response: httpx.Response) -> Refused:
-        """Return the error of a refused key: where the key comes from, and how to change it."""
-        document = _document(response)
-        told = f"{self.url} refuses the key from {self._key_source}: {document.get('detail')}"
-        cure = f"`mpt login --url {self.url}` stores another key"
-        return Refused({**document, "detail": f"{told}; {cure}"}, response.status_code)
-
-    def _persist(
-        self, send: Callable[[], httpx.Response], *, idempotent: bool, for_s: float
-    ) -> httpx.Response:
         request = object()
 
-        def tell(cause: str) -> None:
+        def report(cause: str) -> None:
             elsewhere = served_url() if self._key_source == STORE else None
             if elsewhere is not None and httpx.URL(elsewhere).port != httpx.URL(self.url).port:
                 cure = f"this store is served at {elsewhere}; leave out MPT_URL and --url"
                 raise NoAnswer(self.url, cause, cure)
-            with self._telling:
-                if not self._missing:
+            with self._reporting:
+                if not self._unanswered:
                     self._on_outage(f"{self.url} does not answer ({cause}): retrying")
-                self._missing.add(request)
+                self._unanswered.add(request)
 
         try:
-            return send_again(send, idempotent=idempotent, for_s=for_s, on_outage=tell)
+            response = send_again(send, idempotent=idempotent, for_s=for_s, on_outage=report)
+        except httpx.TransportError as error:
+            raise NoAnswer(self.url, error) from error
         finally:
-            self._missing.discard(request)
+            self._unanswered.discard(request)
+        if response.status_code == 401:
+            # Where the key comes from, and how to change it
+            document = _document(response)
+            reason = f"{self.url} refuses the key from {self._key_source}: {document.get('detail')}"
+            cure = f"`mpt login --url {self.url}` stores another key"
+            raise Refused({**document, "detail": f"{reason}; {cure}"}, response.status_code)
+        return response
 
 
 def checked(response: httpx.Response) -> httpx.Response:

@@ -45,13 +45,11 @@ def draw(series: Sequence[Json], kind: str | None = None, title: str = "") -> Pl
     with the known kinds, or with the missing series."""
     if kind is not None and kind not in KINDS:
         raise ValueError(f"{kind} is not a kind of figure: choose from {', '.join(KINDS)}")
-    chosen = kind or next(
-        (one for one, (_, names) in KINDS.items() if _named(series, *names)), None
-    )
+    chosen = kind or next((one for one, (_, names) in KINDS.items() if named(series, *names)), None)
     if chosen is None:
         raise ValueError("the experiment has no curves yet")
     form, names = KINDS[chosen]
-    found = _named(series, *names)
+    found = named(series, *names)
     if not found:
         there = ", ".join(dict.fromkeys(one["name"] for one in series)) or "nothing"
         wanted = " or ".join(names)
@@ -83,7 +81,7 @@ def save(
 def scores(axes: Axes, series: Sequence[Json]) -> None:
     """Draw S(m) against the mask size m, or the masking rate."""
     _lines(axes, _at_end(series))
-    axes.set(xlabel=_size_axis(series), ylabel="score S(m), nats")
+    axes.set(xlabel=size_axis(series), ylabel="score S(m), nats")
 
 
 def area(axes: Axes, series: Sequence[Json]) -> None:
@@ -93,7 +91,7 @@ def area(axes: Axes, series: Sequence[Json]) -> None:
         x, value = _finite(one)
         axes.fill_between(x, value, 0.0, color=colour, alpha=0.15, linewidth=0)
     axes.axhline(0.0, color="black", linewidth=0.5)
-    axes.set(xlabel=_size_axis(series), ylabel="score, nats")
+    axes.set(xlabel=size_axis(series), ylabel="score, nats")
 
 
 def convergence(axes: Axes, series: Sequence[Json]) -> None:
@@ -117,7 +115,7 @@ def evolution(axes: Axes, series: Sequence[Json]) -> None:
         colour = shades(moments.index(_moment(one)) + 1)
         label = _label(one) if _moment(one) < math.inf else f"{_label(one)}, at the end"
         _line(axes, one, colour, label)
-    axes.set(xlabel=_size_axis(series), ylabel="score, nats")
+    axes.set(xlabel=size_axis(series), ylabel="score, nats")
 
 
 def comparison(axes: Axes, series: Sequence[Json]) -> None:
@@ -129,7 +127,7 @@ def comparison(axes: Axes, series: Sequence[Json]) -> None:
                       marker=".", label=_label(one))  # fmt: skip
     axes.axhline(0.0, color="black", linewidth=0.8, linestyle="--")
     unit = "nats per token" if _is_by_rate(series) else "nats"
-    axes.set(xlabel=_size_axis(series), ylabel=f"model − baseline, {unit}")
+    axes.set(xlabel=size_axis(series), ylabel=f"model − baseline, {unit}")
 
 
 Form = Callable[[Axes, Sequence[Json]], None]
@@ -148,7 +146,8 @@ KINDS: dict[str, tuple[Form, tuple[str, ...]]] = {
 """Each kind of figure and the series that it draws. The first kind with data is the default."""
 
 
-def _named(series: Iterable[Json], *names: str) -> list[Json]:
+def named(series: Iterable[Json], *names: str) -> list[Json]:
+    """Return the series of these names."""
     return [one for one in series if one["name"] in names]
 
 
@@ -199,7 +198,7 @@ def _moment(one: Json) -> float:
     return float(moments[0]) if moments else math.inf  # the end of training
 
 
-def _size_axis(series: Sequence[Json]) -> str:
+def size_axis(series: Sequence[Json]) -> str:
     return "masking rate" if _is_by_rate(series) else "mask size m"
 
 

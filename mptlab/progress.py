@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -15,7 +14,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-Json = dict[str, Any]
+from mptlab.errors import Json
+
 Show = Callable[[Json], None]
 
 LONGEST_NAME = 20

@@ -1,7 +1,6 @@
 """Pictures of a report: the curves of a preset as in the paper, one panel for each experiment, or
 its figures with their intervals."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
@@ -11,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mptlab.errors import Json
-from mptlab.plots import SCORES, STYLE
+from mptlab.plots import SCORES, STYLE, named, size_axis
 
 WIDTH = 7.5
 """Width of a picture in inches."""
@@ -93,13 +92,13 @@ def _area(axes: Axes, series: Sequence[Json]) -> None:
         x, mean = _mean(seeds)
         axes.fill_between(x, mean, 0.0, color=colour, alpha=0.15, linewidth=0)
     axes.axhline(0.0, color="black", linewidth=0.5)
-    axes.set(xlabel=_size_name(series), ylabel="score S(m), nats")
+    axes.set(xlabel=size_axis(_final(series)), ylabel="score S(m), nats")
 
 
 def _scores(axes: Axes, series: Sequence[Json]) -> None:
     for label, seeds, colour in _groups(_final(series)):
         _draw(axes, seeds, colour, label)
-    axes.set(xlabel=_size_name(series), ylabel="score, nats a token")
+    axes.set(xlabel=size_axis(_final(series)), ylabel="score, nats a token")
 
 
 def _evolution(axes: Axes, series: Sequence[Json]) -> None:
@@ -113,7 +112,7 @@ def _evolution(axes: Axes, series: Sequence[Json]) -> None:
 
 
 def _convergence(axes: Axes, series: Sequence[Json]) -> None:
-    for one, colour in zip(_named(series, "convergence"), COLOURS, strict=False):
+    for one, colour in zip(named(series, "convergence"), COLOURS, strict=False):
         axes.plot(one["x"], one["value"], color=colour, linewidth=1,
                   label=f"seed {one['labels']['seed']}")  # fmt: skip
     axes.axhline(0.0, color="black", linewidth=0.8, linestyle="--")
@@ -121,13 +120,13 @@ def _convergence(axes: Axes, series: Sequence[Json]) -> None:
 
 
 def _training(axes: Axes, series: Sequence[Json]) -> None:
-    _by_epoch(axes, _named(series, "lml", NOISY))
+    _by_epoch(axes, named(series, "lml", NOISY))
 
 
 def _objectives(axes: Axes, series: Sequence[Json]) -> None:
     """Draw the LML and the bound that one objective maximises. The score of one mask is too noisy
     to be seen beside them."""
-    _by_epoch(axes, _named(series, "lml_heldout") or _named(series, "lml", "elbo"))
+    _by_epoch(axes, named(series, "lml_heldout") or named(series, "lml", "elbo"))
 
 
 def _by_epoch(axes: Axes, series: Sequence[Json]) -> None:
@@ -145,7 +144,7 @@ def _by_epoch(axes: Axes, series: Sequence[Json]) -> None:
 
 
 def _bias(axes: Axes, series: Sequence[Json]) -> None:
-    for _, seeds, colour in _groups(_named(series, "bias")):
+    for _, seeds, colour in _groups(named(series, "bias")):
         _draw(axes, seeds, colour, "")
     axes.axhline(0.0, color="black", linewidth=0.8, linestyle="--")
     axes.set(xlabel="mask size m", ylabel="D · S(m) − LML, nats", yscale="symlog")
@@ -227,19 +226,10 @@ def _groups(series: Sequence[Json]) -> Iterable[tuple[str, list[Json], str]]:
         yield label, seeds, colour
 
 
-def _named(series: Iterable[Json], *names: str) -> list[Json]:
-    return [one for one in series if one["name"] in names]
-
-
 def _final(series: Sequence[Json]) -> list[Json]:
     """Return the curves of scores after training, of the model alone."""
-    found = _named(series, *SCORES)
+    found = named(series, *SCORES)
     return [
         one for one in found if not {"epoch", "step"} & {*one["labels"]}
         and one["labels"].get("model", "model") == "model"
     ]  # fmt: skip
-
-
-def _size_name(series: Sequence[Json]) -> str:
-    highest = max((x for one in _final(series) for x in one["x"]), default=math.inf)
-    return "masking rate" if highest <= 1 else "mask size m"

@@ -11,12 +11,18 @@ from typing import Any
 
 import yaml
 
-Json = dict[str, Any]
+from mptlab.errors import Json
+
 SUFFIXES = (".json", ".yaml", ".yml")
+TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
+ARRAY_SUFFIXES = (".npy", ".npz")
+TEXT_SUFFIXES = (".txt", ".jsonl")
+UPLOADED = (*TABLE_SUFFIXES, *ARRAY_SUFFIXES, *TEXT_SUFFIXES)
+"""Suffixes of files that the service reads."""
 DATA_SUFFIXES = {
-    "table": (".csv", ".tsv", ".parquet", ".csv.gz", ".tsv.gz"),
-    "array": (".npy", ".npz"),
-    "texts": (".txt", ".jsonl"),
+    "table": (*TABLE_SUFFIXES, ".csv.gz", ".tsv.gz"),
+    "array": ARRAY_SUFFIXES,
+    "texts": TEXT_SUFFIXES,
     "spreadsheet": (".xls", ".xlsx", ".ods"),
 }
 """Suffixes of files with data, which users have given in place of a spec."""
@@ -69,7 +75,7 @@ def _non_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
         yield from _non_finite(part, f"{path}/{step}")
 
 
-def is_file(given: object) -> bool:
+def is_spec_file(given: object) -> bool:
     """Return whether a value names a file, and is neither a spec nor a preset."""
     if isinstance(given, os.PathLike):
         return True

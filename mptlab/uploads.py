@@ -9,11 +9,8 @@ from typing import Any
 import httpx
 
 from mptlab.errors import Json
+from mptlab.specs import UPLOADED
 
-TABLE_SUFFIXES = (".csv", ".tsv", ".parquet")
-SUFFIXES = (*TABLE_SUFFIXES, ".npy", ".npz", ".txt", ".jsonl")
-"""Suffixes of files that the service reads."""
-TEXT_SUFFIXES = (".txt", ".jsonl")
 HELDOUT = 0.2
 MAX_NAMED = 5
 """Maximum number of columns with missing values that are named."""
@@ -76,7 +73,7 @@ def with_uploads(spec: Any, upload: Callable[[str], Json]) -> Any:
     if not isinstance(data, Mapping):
         return spec
     name = data.get("dataset")
-    if not (isinstance(name, str) and name.lower().endswith(SUFFIXES) and Path(name).is_file()):
+    if not (isinstance(name, str) and name.lower().endswith(UPLOADED) and Path(name).is_file()):
         return spec
     return {**spec, "data": {**data, "dataset": upload(name)["id"]}}
 

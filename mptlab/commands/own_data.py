@@ -3,7 +3,7 @@
 import csv
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,10 +11,17 @@ from mptlab.checkpoints import is_folder, taken
 from mptlab.client import Client
 from mptlab.commands.context import CommandContext, warn
 from mptlab.errors import Json, Refused
-from mptlab.specs import kind_of_data, not_none
+from mptlab.specs import (
+    ARRAY_SUFFIXES,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    UPLOADED,
+    kind_of_data,
+    not_none,
+)
 from mptlab.sweeps import Sweep, rows_of
 from mptlab.text_files import FASTA_SUFFIXES
-from mptlab.uploads import SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES, missing_lines
+from mptlab.uploads import missing_lines, spec_for, spec_of_fitted, text_spec
 
 MODELS = ("ppca", "factor_analysis")
 """Families that need no choices besides the latent dimensions."""
@@ -23,7 +30,7 @@ Data = Annotated[
     str | None,
     typer.Option(
         "--data",
-        help=f"your numbers or texts: a file ({', '.join(SUFFIXES)}) or the name of an upload",
+        help=f"your numbers or texts: a file ({', '.join(UPLOADED)}) or the name of an upload",
     ),
 ]
 Text = Annotated[
@@ -129,6 +136,37 @@ def _best_runs(sweep: Sweep) -> str:
     return f"{told}, or the smallest as good, {run(best['smallest'])}"
 
 
+def spec_of_data(
+    context: CommandContext,
+    typed: str,
+    model: str,
+    latent_dims: list[Any] | None,
+    columns: list[str] | None,
+    array: str | None,
+    options: Json,
+) -> tuple[Json, Json, Json | None]:
+    """Upload a file of data, or use an upload, and return the spec that scores it, the fields that
+    are swept, and the experiment that fitted the model, if it is one. Raises BadParameter."""
+    client, families = context.client, model.split(",")
+    if is_text(typed):
+        checkpoint = checkpoint_of(model)
+        return text_spec(data_of(client, typed, columns, array, options), checkpoint), {}, None
+    if {*families} <= {*MODELS}:
+        if latent_dims is None:
+            raise typer.BadParameter("give --latent-dim: a number, or several: --latent-dim 2..10")
+        grid: Json = {"model.latent_dim": latent_dims}
+        if len(families) > 1:
+            grid["model.family"] = families
+        is_swept = any(len(values) > 1 for values in grid.values())
+        data = data_of(client, typed, columns, array, options)
+        return spec_for(data, families[0], latent_dims[0]), grid if is_swept else {}, None
+    fitted = fitted_by(context, model)
+    if latent_dims is not None:
+        raise typer.BadParameter(f"--latent-dim is that of {model}: leave it out")
+    data = data_of(client, typed, columns or columns_of(client, fitted), array, options)
+    return spec_of_fitted(data, fitted), {}, fitted
+
+
 def is_text(typed: str) -> bool:
     """Return whether a file or upload holds texts, by its name."""
     return typed.lower().endswith(TEXT_SUFFIXES)
@@ -191,7 +229,7 @@ def data_of(
     source = "text" if is_text(typed) else "upload"
     data: Json = {"source": source, "dataset": typed}
     file = Path(typed)
-    is_known = file.suffix.lower() in SUFFIXES
+    is_known = file.suffix.lower() in UPLOADED
     if is_known and file.is_file():
         if columns is not None and file.suffix.lower() in TABLE_SUFFIXES:
             options = {**options, "drop_non_numeric": True}  # the chosen columns are numbers
@@ -199,7 +237,7 @@ def data_of(
         warn_of_missing(made, columns, array)
         data["dataset"] = made["id"]
     elif file.exists():
-        known = ", ".join(SUFFIXES[:5])
+        known = ", ".join((*TABLE_SUFFIXES, *ARRAY_SUFFIXES))
         raise typer.BadParameter(f"{typed} is not a file of numbers: give one of {known}")
     elif options:
         raise typer.BadParameter(f"there is no file {typed}: an upload is read as it was uploaded")

@@ -78,7 +78,10 @@ def verdict(
 ) -> None:
     """Compare experiments that ran a preset's specs, in order, or its newest runs, with the
     published values. Exit status 3 unless they agree."""
-    ids = context.ids(experiments or ()) or _newest_runs(context.client, preset)
+    ids = context.ids(experiments or ())
+    if not ids:
+        newest = {one["name"]: one["runs"] for one in context.client.preset_runs()}
+        ids = [run["id"] for run in newest.get(preset, ()) if run is not None]
     told = context.client.verdict(preset, ids)
     context.dump(told) if context.as_json else _print_verdict(told)
     if told["verdict"] != "agrees":
@@ -95,12 +98,6 @@ def _standing(client: Client, preset: Json, last: Json) -> Json:
     title = preset["title"]
     needs = ", ".join(preset["needs"]) or None
     return {"name": preset["name"], "title": title, "needs": needs, "took": took, "status": status}
-
-
-def _newest_runs(client: Client, preset: str) -> list[str]:
-    """Return the ids of a preset's newest runs, as many as there are."""
-    found = (one["runs"] for one in client.preset_runs() if one["name"] == preset)
-    return [run["id"] for run in next(found, []) if run is not None]
 
 
 def _seconds(run: Json) -> float:

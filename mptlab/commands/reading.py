@@ -34,6 +34,7 @@ from mptlab.commands.following import (
 from mptlab.errors import Json
 from mptlab.experiments import first
 from mptlab.progress import printable
+from mptlab.specs import not_none
 from mptlab.tables import comparison, data_note, with_error
 
 GIB = 2**30
@@ -89,7 +90,7 @@ def show(context: CommandContext, experiment_id: ExperimentId) -> None:
     """Show an experiment's status, its results, and its metrics so far, each ± one standard error.
     Its warnings are printed on stderr."""
     one = context.client.get(context.id(experiment_id, newest=True))
-    facts = (f"{what:10} {printable(cell(value))}" for what, value in _told(one).items())
+    facts = (f"{what:10} {printable(cell(value))}" for what, value in _facts(one).items())
     context.tell(one, chain(facts, result_lines(one), metric_lines(one)))
     print_warnings(context, {one["id"]: one["title"]})
 
@@ -312,29 +313,24 @@ def queue(context: CommandContext) -> None:
     context.tell(found, _queue_lines(found))
 
 
-def _queue_lines(found: Json) -> Iterator[str]:
-    share = found["share"]
+def _queue_lines(queue: Json) -> Iterator[str]:
     columns = ("RawShares", "NormShares", "RawUsage", "EffectvUsage", "LevelFS", "FairShare")
     names = ("raw_shares", "norm_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
+    share = {
+        name: "-" if value is None else f"{value:.6g}" for name, value in queue["share"].items()
+    }
     yield " ".join(f"{column:>12}" for column in columns)
-    yield " ".join(f"{_figure(share[name]):>12}" for name in names)
-    running, submitted = (
-        _of(found[name], found[f"max_{name}"]) for name in ("running", "submitted")
+    yield " ".join(f"{share[name]:>12}" for name in names)
+    limits = {name: queue[f"max_{name}"] for name in ("running", "submitted")}
+    yield ", ".join(
+        f"{name} {queue[name]}" + ("" if limit is None else f" of {limit}")
+        for name, limit in limits.items()
     )
-    yield f"running {running}, submitted {submitted}"
-    if (most := found["max_gpu_hours_a_day"]) is not None:
-        yield f"GPU-hours in the last 24 h: {found['gpu_hours']:.3g} of {most:g}"
-    for one in found["items"]:
-        start = one["queue"]["estimated_start"] or "unknown"
-        yield f"{one['id']}  {one['queue']['reason']}; starts: {start}"
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.6g}"
-
-
-def _of(count: int, most: int | None) -> str:
-    return f"{count}" if most is None else f"{count} of {most}"
+    if (hours := queue["max_gpu_hours_a_day"]) is not None:
+        yield f"GPU-hours in the last 24 h: {queue['gpu_hours']:.3g} of {hours:g}"
+    for waiting in queue["items"]:
+        start = waiting["queue"]["estimated_start"] or "unknown"
+        yield f"{waiting['id']}  {waiting['queue']['reason']}; starts: {start}"
 
 
 def _log_line(one: Json) -> str:
@@ -346,42 +342,33 @@ MAX_RESULTS = 2
 """Maximum number of results of an experiment in a list."""
 
 
-def _result(one: Json) -> str:
+def _result(experiment: Json) -> str:
     """Return the first results of an experiment with their names."""
-    results = [row for row in one["summary"] if row["label"] is not None][:MAX_RESULTS]
-    return "; ".join(f"{row['title']} {_number(row)}" for row in results)
+    results = []
+    for row in [row for row in experiment["summary"] if row["label"] is not None][:MAX_RESULTS]:
+        number = with_error(row["value"], row["std_err"]) or "-"
+        tokens = f" (× {row['tokens']} tokens)" if row["tokens"] else ""
+        results.append(f"{row['title']} {number}{tokens}")
+    return "; ".join(results)
 
 
-def _number(row: Json) -> str:
-    number = with_error(row["value"], row["std_err"]) or "-"
-    return f"{number} (× {row['tokens']} tokens)" if row["tokens"] else number
-
-
-def _model(model: Json) -> str:
-    """Return the family of a model, with its latent dimensions or checkpoint."""
-    beside = {key: model[key] for key in ("latent_dim", "checkpoint") if model.get(key) is not None}
-    return " ".join([model["family"], *(f"{key}={value}" for key, value in beside.items())])
-
-
-def _data(data: Json) -> str:
-    """Return the source of data, with the upload, file or subset."""
-    which = (data.get(key) for key in ("dataset", "file", "subset"))
-    return " ".join([data["source"], *(str(one) for one in which if one is not None)])
-
-
-def _told(one: Json) -> Json:
+def _facts(experiment: Json) -> Json:
     """Return the most important facts of an experiment, without empty fields."""
-    told = {key: one[key] for key in ("id", "name", "tags", "note", "status", "owner", "sweep")}
-    if one["name"] is None:
-        told["title"] = one["title"]
-    told["model"] = _model(one["spec"]["model"])
-    told["data"] = _data(one["spec"]["data"])
+    names = ("id", "name", "tags", "note", "status", "owner", "sweep")
+    facts = {name: experiment[name] for name in names}
+    if experiment["name"] is None:
+        facts["title"] = experiment["title"]
+    model, data = experiment["spec"]["model"], experiment["spec"]["data"]
+    sizes = not_none(**{name: model.get(name) for name in ("latent_dim", "checkpoint")})
+    facts["model"] = " ".join([model["family"], *(f"{key}={sizes[key]}" for key in sizes)])
+    source = not_none(**{name: data.get(name) for name in ("dataset", "file", "subset")})
+    facts["data"] = " ".join([data["source"], *map(str, source.values())])
     for key in ("created_at", "started_at", "finished_at"):
-        told[key.removesuffix("_at")] = one[key]
-    if progress := one["progress"]:
-        told["progress"] = f"{progress['done']} of {progress['total']} {progress['unit']}"
-    if place := one["queue"]:
-        told["waits"] = place["reason"]
-    if failure := one["failure"]:
-        told["failure"] = f"{failure['kind']}: {failure['message']}"
-    return {key: value for key, value in told.items() if value not in (None, [])}
+        facts[key.removesuffix("_at")] = experiment[key]
+    if progress := experiment["progress"]:
+        facts["progress"] = f"{progress['done']} of {progress['total']} {progress['unit']}"
+    if place := experiment["queue"]:
+        facts["waits"] = place["reason"]
+    if failure := experiment["failure"]:
+        facts["failure"] = f"{failure['kind']}: {failure['message']}"
+    return {key: value for key, value in facts.items() if value not in (None, [])}

@@ -37,19 +37,14 @@ from mptlab.commands.own_data import (
     Sep,
     Text,
     Thousands,
-    checkpoint_of,
-    columns_of,
-    data_of,
-    fitted_by,
-    is_text,
     names_of,
     reading_options,
     refuse_table_of_texts,
+    spec_of_data,
 )
 from mptlab.errors import Json
 from mptlab.specs import changed, kind_of_data, not_none, parse_spec, parse_value, quick
 from mptlab.sweeps import Sweep
-from mptlab.uploads import spec_for, spec_of_fitted, text_spec
 
 MAX_VALUES = 10_000
 
@@ -112,39 +107,25 @@ def submit(
         data = text
     if (spec is None) == (data is None):
         raise typer.BadParameter("give a spec file, or your numbers: --data mine.csv")
-    grid: dict[str, list[Any]] = {}
+    grid: Json = {}
     fitted = None
     options = reading_options(index, header, sep, decimal, thousands, drop_non_numeric)
-    if spec is not None:
+    if data is None:
+        assert spec is not None
         if options or columns or array or latent_dim:
             told = "options of --data are not for a spec: upload its file by mpt upload FILE with "
             raise typer.BadParameter(f"{told}them, and give the id, or set fields by --set")
         sent = _spec(spec, set_)
     else:
-        assert data is not None
+        dims = None if latent_dim is None else _values(latent_dim)
         names = names_of(columns)
-        if is_text(data):
-            checkpoint = checkpoint_of(model)
-            sent = text_spec(data_of(context.client, data, names, array, options), checkpoint)
-        elif {*(families := model.split(","))} <= {*MODELS}:
-            grid = {"model.latent_dim": _latent_dims(latent_dim)}
-            if len(families) > 1:
-                grid["model.family"] = families
-            part = data_of(context.client, data, names, array, options)
-            sent = spec_for(part, families[0], grid["model.latent_dim"][0])
-        else:
-            fitted = fitted_by(context, model)
-            if latent_dim is not None:
-                raise typer.BadParameter(f"--latent-dim is that of {model}: leave it out")
-            names = names or columns_of(context.client, fitted)
-            part = data_of(context.client, data, names, array, options)
-            sent = spec_of_fitted(part, fitted)
+        sent, grid, fitted = spec_of_data(context, data, model, dims, names, array, options)
         sent = changed(sent, _changes(set_))
         beside = {"name": Path(data).stem, **beside}
     if quick_:
         _tell_whole(context, sent)
         sent, watch = quick(sent), True
-    if any(len(values) > 1 for values in grid.values()):
+    if grid:
         return _queue_sweep(context, sent, grid, beside, watch)
     made = context.client.submit(sent, **beside)
     _warn_if_stuck(made)
@@ -309,12 +290,6 @@ def _spec(file: Path, changes: list[str] | None) -> Json:
 
 def _changes(typed: list[str] | None) -> Json:
     return {path: parse_value(value) for path, value in map(_pair, typed or [])}
-
-
-def _latent_dims(typed: str | None) -> list[Any]:
-    if typed is None:
-        raise typer.BadParameter("give --latent-dim: a number, or several: --latent-dim 2..10")
-    return _values(typed)
 
 
 def _pair(text: str) -> tuple[str, str]:

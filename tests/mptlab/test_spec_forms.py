@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mptlab import Curves
-from mptlab.specs import changed, is_file, parse_spec, parse_value, plain, read_spec, to_json
+from mptlab.specs import changed, is_spec_file, parse_spec, parse_value, plain, read_spec, to_json
 
 
 def test_other_types_are_converted_for_json() -> None:
@@ -50,7 +50,7 @@ def test_other_types_are_converted_for_json() -> None:
     ],
 )  # fmt: skip
 def test_files_and_presets_are_distinguished(given: object, names_a_file: bool) -> None:
-    assert is_file(given) == names_a_file
+    assert is_spec_file(given) == names_a_file
 
 
 @pytest.mark.parametrize(
