@@ -187,28 +187,6 @@ def test_a_grid_has_lists_of_values(connected: Client, values: Any) -> None:
         connected.sweep(WAITING, {"model.latent_dim": values})
 
 
-def test_a_submission_under_one_key_is_queued_once(direct: Client) -> None:
-    first = direct.submit(ppca_spec(), idempotency_key="once")
-    assert direct.submit(ppca_spec(), idempotency_key="once")["id"] == first["id"]
-    assert direct.submit(ppca_spec())["id"] != direct.submit(ppca_spec())["id"]
-    assert len(list(direct.experiments())) == 3
-
-
-def test_a_retry_under_one_key_is_queued_once(direct: Client) -> None:
-    old = direct.submit(ppca_spec())["id"]
-    direct.cancel(old)
-    made = [direct.retry(old, idempotency_key="once")["id"] for _ in range(2)]
-    assert made[0] == made[1]
-
-
-def test_filters_apply_to_every_page(direct: Client) -> None:
-    ids = [direct.submit(ppca_spec())["id"] for _ in range(5)]
-    for one in ids[::2]:
-        direct.cancel(one)
-    found = [one["id"] for one in direct.experiments(status="cancelled", limit=1)]
-    assert found == ids[::2][::-1]
-
-
 def test_filters_and_orders_go_to_the_service(direct: Client) -> None:
     for name in ("b", "a", "c"):
         direct.submit(ppca_spec(), name=name, tags=["x"] if name != "c" else [])
@@ -227,18 +205,6 @@ def test_curves_of_more_experiments_than_one_request_allows(
     assert [one["experiment_id"] for one in found] == ids
     with pytest.raises(Refused, match="you have no experiment"):
         direct.curves_of([ids[0], "a"])
-
-
-def test_more_experiments_than_one_page_allows(
-    direct: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mptlab.client.MAX_WITH_SPECS", 2)
-    ids = [direct.submit(ppca_spec())["id"] for _ in range(3)]
-    found = direct.get_many([*ids, ids[0]])
-    assert [one["id"] for one in found] == [*ids, ids[0]]
-    assert found[0]["spec"]["seeds"] == [4]
-    with pytest.raises(Refused, match="no experiment of this id"):
-        direct.get_many([*ids, "a"])
 
 
 def test_worker_history_and_user_usage(direct: Client) -> None:

@@ -1,172 +1,161 @@
-"""The client survives an outage of the service, and repeats only requests that may be repeated. The
-service that answers 503 is a small server in this file: the real one does so only while its
-database is unreachable.
-"""
+"""Requests that are sent again, for how long and after which pauses, and outages of the service."""
 
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 
 import httpx
 import pytest
 import uvicorn
 
-from mptlab import Client, NoAnswer, Refused, Sweep, connection, serve
+from mptlab import Client, NoAnswer, connection, serve
+from mptlab.retries import retry_s, send_again
 from service.db.engine import Database
 from service.queue import states
 from service.vocabulary import DesiredState
 from tests.mptlab.conftest import Killable
 from tests.support.ppca_spec import ppca_spec
 
-
-class Answers(ThreadingHTTPServer):
-    """A server that is busy for the first requests; `seen` lists the requests."""
-
-    def __init__(self, busy: int, status: int = 503, retry_after: str | None = None):
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.busy, self.status, self.retry_after = busy, status, retry_after
-        self.seen: list[tuple[str, str | None]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+PATIENT_S = 20.0
+"""Longer than any of these tests takes."""
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Answers
+def answer(status: int, **headers: str) -> httpx.Response:
+    return httpx.Response(status, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
-    def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.server.seen.append((self.command, self.headers.get("Idempotency-Key")))
-        busy = len(self.server.seen) <= self.server.busy
-        self.send_response(self.server.status if busy else 200)
-        if busy and self.server.retry_after:
-            self.send_header("Retry-After", self.server.retry_after)
-        body = json.dumps({"detail": "busy"} if busy else {"id": "a", "terminal": True}).encode()
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
-    do_POST = do_PATCH = do_GET
+class Service:
+    """Answers in turn; then 200."""
 
-    def log_message(self, *_: object) -> None:
-        pass
+    def __init__(self, *answers: httpx.Response | Exception):
+        self.answers: Iterator[httpx.Response | Exception] = iter(answers)
+        self.requests = 0
+        self.causes: list[str] = []
+
+    def ask(self, *, idempotent: bool = True, for_s: float = PATIENT_S) -> httpx.Response:
+        return send_again(
+            self.send, idempotent=idempotent, for_s=for_s, on_outage=self.causes.append
+        )
+
+    def send(self) -> httpx.Response:
+        self.requests += 1
+        given = next(self.answers, answer(200))
+        if isinstance(given, Exception):
+            raise given
+        return given
 
 
 @pytest.fixture
-def answers(request: pytest.FixtureRequest) -> Iterator[Answers]:
-    with Answers(**request.param) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Lengths of the pauses, which take no time."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    return pauses
 
 
-def busy(count: int, **more: object) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("answers", [{"busy": count, **more}], indirect=True)
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+@pytest.mark.usefixtures("pauses")
+def test_a_busy_answer_is_retried(status: int) -> None:
+    service = Service(answer(status))
+    assert service.ask().status_code == 200
+    assert service.causes == [f"HTTP {status}"]
 
 
-class _Kept(_Handler):
-    """Keeps its connections, and counts them."""
-
-    protocol_version = "HTTP/1.1"
-    count = 0
-
-    def setup(self) -> None:
-        _Kept.count += 1
-        super().setup()
+@pytest.mark.parametrize("status", [200, 400, 404, 409, 422, 428, 430, 500, 501, 505])
+def test_other_answers_are_not_retried(status: int) -> None:
+    service = Service(answer(status))
+    assert service.ask().status_code == status
+    assert (service.requests, service.causes) == (1, [])
 
 
-@pytest.mark.parametrize(("idle_s", "connections"), [(0.02, 2), (20.0, 1)])
-def test_a_connection_that_the_service_may_end_is_not_used(
-    idle_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
+NOT_SENT = [httpx.ConnectError("refused"), httpx.ConnectTimeout("slow")]
+NOT_ANSWERED = [httpx.ReadError("cut"), httpx.WriteError("cut"), httpx.ReadTimeout("slow"),
+                httpx.RemoteProtocolError("gone")]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [*NOT_SENT, *NOT_ANSWERED])
+@pytest.mark.usefixtures("pauses")
+def test_idempotent_requests_are_retried_until_answered(error: Exception) -> None:
+    service = Service(error, error)
+    assert service.ask().status_code == 200
+    assert service.requests == 3
+    assert service.causes == [str(error)]  # once
+
+
+@pytest.mark.parametrize("refusal", [*NOT_SENT, answer(429)])
+@pytest.mark.usefixtures("pauses")
+def test_other_requests_are_retried_only_if_the_service_has_not_read_them(
+    refusal: httpx.Response | Exception,
 ) -> None:
-    """A request that met this end was lost, if it could not be repeated."""
-    assert connection.IDLE_S < uvicorn.Config("service").timeout_keep_alive
-    monkeypatch.setattr(connection, "IDLE_S", idle_s)
-    monkeypatch.setattr(_Kept, "count", 0)
-    with Answers(0) as server:
-        server.RequestHandlerClass = _Kept
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        with Client(server.url, "key") as client:
-            for _ in range(2):
-                client.change("a", priority=1)
-                time.sleep(0.2)
-        server.shutdown()
-        thread.join()
-    assert _Kept.count == connections
+    assert Service(refusal).ask(idempotent=False).status_code == 200
+    assert Service(answer(503)).ask(idempotent=False).status_code == 503
+    for error in (*NOT_ANSWERED, httpx.UnsupportedProtocol("ftp")):
+        service = Service(error)
+        with pytest.raises(type(error)):
+            service.ask(idempotent=False)
+        assert service.requests == 1
 
 
-@busy(2)
-def test_a_busy_service_is_retried(answers: Answers) -> None:
-    told: list[str] = []
-    with Client(answers.url, "key", on_outage=told.append) as client:
-        assert client.get("a")["id"] == "a"
-    assert len(answers.seen) == 3
-    assert told == [f"{answers.url} does not answer (HTTP 503): retrying"]
-
-
-@busy(1, retry_after="1")
-def test_a_retry_after_header_is_respected(answers: Answers) -> None:
+def test_the_last_outcome_is_returned_at_the_timeout() -> None:
+    service = Service(*[answer(503)] * 1000)
     began = time.monotonic()
-    with Client(answers.url, "key") as client:
-        client.get("a")
-    assert time.monotonic() - began >= 1
+    assert service.ask(for_s=0.5).status_code == 503
+    assert service.requests > 1
+    assert time.monotonic() - began >= 0.5
+    service = Service(*[httpx.ConnectError("refused")] * 1000)
+    with pytest.raises(httpx.ConnectError, match="refused"):
+        service.ask(for_s=0.0)
+    assert service.requests == 1
 
 
-@busy(2)
-def test_a_retried_submission_keeps_its_idempotency_key(answers: Answers) -> None:
-    with Client(answers.url, "key") as client:
-        client.submit({})
-        client.submit({})
-    keys = [key for _, key in answers.seen]
-    assert keys[0] == keys[1] == keys[2]
-    assert keys[3] not in (None, keys[0])
-
-
-@busy(1)
-def test_non_idempotent_requests_are_sent_once(answers: Answers) -> None:
-    with Client(answers.url, "key") as client, pytest.raises(Refused, match="busy"):
-        client.resume("a")
-    assert len(answers.seen) == 1
-
-
-@busy(1, status=422)
-def test_a_refusal_is_not_retried(answers: Answers) -> None:
-    with Client(answers.url, "key") as client, pytest.raises(Refused):
-        client.get("a")
-    assert len(answers.seen) == 1
-
-
-@busy(1000)
-def test_a_wait_ends_at_its_own_timeout(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MPT_RETRY_S", "0")
-    with Client(answers.url, "key") as client:
-        with pytest.raises(Refused):
-            client.wait("a", timeout_s=0.5)
-        with pytest.raises(TimeoutError, match="HTTP 503"):
-            Sweep(client, "a").wait(0.5, progress=False)
-
-
-@busy(1000, retry_after="20")
-def test_pauses_are_limited_by_the_remaining_time(
-    answers: Answers, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [("1", 1, 1), ("59", 59, 59), ("3600", 60, 60), ("soon", 0, 0.2), ("-9", 0, 0.2), ("", 0, 0.2)],
+)
+def test_a_pause_is_as_long_as_the_service_asks_but_at_most_a_minute(
+    pauses: list[float], header: str, least: float, most: float
 ) -> None:
-    monkeypatch.setenv("MPT_RETRY_S", "0.5")
-    began = time.monotonic()
-    with Client(answers.url, "key") as client:
-        with pytest.raises(Refused, match="busy"):
-            client.get("a")
-        assert len(answers.seen) == 2  # at once, and at the end
-        known = Sweep(client, "a")
-        with pytest.raises(TimeoutError, match="HTTP 503"):
-            known.wait(0.5, progress=False)
-    assert time.monotonic() - began < 5
+    Service(answer(503, Retry_After=header)).ask(for_s=1000)
+    (pause,) = pauses
+    assert least <= pause <= most
+
+
+def test_the_service_may_name_the_end_of_a_pause(pauses: list[float]) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=40)
+    Service(answer(503, Retry_After=format_datetime(at, usegmt=True))).ask(for_s=1000)
+    assert pauses == [pytest.approx(40, abs=20)]
+
+
+def test_a_pause_is_no_longer_than_the_remaining_time(pauses: list[float]) -> None:
+    Service(answer(503, Retry_After="7")).ask(for_s=0.5)
+    (pause,) = pauses
+    assert 0 < pause <= 0.5
+
+
+def test_pauses_grow_up_to_a_bound(pauses: list[float]) -> None:
+    """A pause is random up to 0.2 s, doubled with each, and never above five."""
+    bounds = [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    for _ in range(100):
+        Service(*[answer(503)] * len(bounds)).ask(for_s=1000)
+    longest = [max(pauses[attempt :: len(bounds)]) for attempt in range(len(bounds))]
+    for pause, bound in zip(longest, bounds, strict=True):
+        assert 0.8 * bound < pause <= bound
+
+
+def test_the_default_retry_time_is_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MPT_RETRY_S", raising=False)
+    assert retry_s() == 30
+    monkeypatch.setenv("MPT_RETRY_S", "2.5")
+    assert retry_s() == 2.5
+
+
+# Outages
 
 
 def test_an_unreachable_service(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,35 +186,89 @@ def test_wait_survives_a_server_that_is_killed_and_started_again(
     assert len(killable.told) == 1
 
 
-@busy(6)
-def test_an_outage_is_reported_once_for_threads_that_share_a_client(answers: Answers) -> None:
+def client_of(respond: Callable[[httpx.Request], httpx.Response]) -> tuple[Client, list[str]]:
+    """Return a client of this service, and the messages of its outages."""
     told: list[str] = []
-    client = Client(answers.url, "key", on_outage=told.append)
+    client = Client("http://lab:1", "key", on_outage=told.append)
+    client._http = httpx.Client(transport=httpx.MockTransport(respond), base_url=client.url)
+    return client, told
+
+
+def test_an_outage_is_reported_once_for_threads_that_share_a_client() -> None:
+    all_wait = threading.Barrier(6)
+    statuses = [503] * 6 + [200] * 6 + [503, 200]
+    numbers = count()
+
+    def respond(_: httpx.Request) -> httpx.Response:
+        number = next(numbers)
+        if number < 6:
+            all_wait.wait(60)
+        return httpx.Response(statuses[number], json={})
+
+    client, told = client_of(respond)
     with ThreadPoolExecutor(6) as threads:
         [*threads.map(client.get, "abcdef")]
-    assert len(told) == 1
-    answers.busy = len(answers.seen) + 1
+    assert told == ["http://lab:1 does not answer (HTTP 503): retrying"]
     client.get("a")
     assert len(told) == 2
 
 
-def test_many_waits_together_poll_at_most_like_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_waits_together_poll_at_most_like_ten(pauses: list[float]) -> None:
     looks: list[int] = []
-    pauses: list[float] = []
     all_wait = threading.Barrier(40)
 
-    def answer(_: httpx.Request) -> httpx.Response:
+    def respond(_: httpx.Request) -> httpx.Response:
         looks.append(1)
         is_second = len(looks) > 40
         if not is_second:
             all_wait.wait(60)
         return httpx.Response(200, json={"status": "", "terminal": is_second})
 
-    client = Client("http://lab:1", "key")
-    client._http = httpx.Client(transport=httpx.MockTransport(answer), base_url=client.url)
-    monkeypatch.setattr(time, "sleep", pauses.append)
+    client, _ = client_of(respond)
     with ThreadPoolExecutor(40) as threads:
         waits = [threads.submit(client.wait, f"{i}", poll_s=0.5) for i in range(40)]
         assert len([one.result() for one in waits]) == 40
     assert len(pauses) == 40
     assert max(pauses) == 2.0
+
+
+class _Kept(BaseHTTPRequestHandler):
+    """Keeps its connections, and counts them."""
+
+    protocol_version = "HTTP/1.1"
+    count = 0
+
+    def setup(self) -> None:
+        _Kept.count += 1
+        super().setup()
+
+    def do_PATCH(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = json.dumps({"id": "a"}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("idle_s", "connections"), [(0.02, 2), (20.0, 1)])
+def test_a_connection_that_the_service_may_end_is_not_used(
+    idle_s: float, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that met this end was lost, if it could not be repeated."""
+    assert connection.IDLE_S < uvicorn.Config("service").timeout_keep_alive
+    monkeypatch.setattr(connection, "IDLE_S", idle_s)
+    monkeypatch.setattr(_Kept, "count", 0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Kept) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.01])
+        thread.start()
+        with Client(f"http://127.0.0.1:{server.server_address[1]}", "key") as client:
+            for _ in range(2):
+                client.change("a", priority=1)
+                time.sleep(0.2)
+        server.shutdown()
+        thread.join()
+    assert _Kept.count == connections

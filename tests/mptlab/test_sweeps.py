@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from mptlab import Client, Refused
-from service.db.engine import Database
 from tests.support.ppca_spec import ppca_spec
-from tests.support.starting import release_held
 
 SPEC = ppca_spec(model__init="random")
 
@@ -78,12 +76,3 @@ def test_a_batch_gives_ids_in_order(direct: Client) -> None:
     assert all(
         one["pointer"].startswith("/experiments/1/") for one in refused.value.document["errors"]
     )
-
-
-def test_an_experiment_waits_for_another(direct: Client, database: Database) -> None:
-    first = direct.submit(SPEC)["id"]
-    second = direct.submit(SPEC, after=[first])
-    assert second["queue"]["reason"] == f"it waits for {first} (queued) to succeed"
-    direct.cancel(first)
-    release_held(database)
-    assert direct.wait(second["id"], 10)["failure"]["kind"] == "invalid"

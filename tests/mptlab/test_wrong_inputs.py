@@ -212,16 +212,6 @@ def test_rates_are_sorted() -> None:
     assert spec.evaluate.masks.rates == (0.2, 0.5)
 
 
-def test_images_that_are_not_there(tmp_path: Path, settings: Settings) -> None:
-    made = settings.model_copy(update={"data_dir": tmp_path})
-    spec = validate_spec(ppca_spec(data={"source": "mnist"}, model=HELD))
-    (problem,) = Inputs(made).problems(spec)
-    assert problem.detail == (
-        "there is no data set mnist; there is none at all; put its folder MNIST into "
-        f"{tmp_path} (MPT_DATA_DIR), or set MPT_ALLOW_DOWNLOAD=1 to download it"
-    )
-
-
 def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = tmp_path / "file" / "store"
