@@ -24,14 +24,15 @@ def taken(folder: Path) -> str:
     the name. Raises ValueError."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    files = sorted({one for pattern in PATTERNS for one in folder.glob(pattern) if one.is_file()})
-    if not any(one.suffix == ".safetensors" for one in files):
+    paths = {path for pattern in PATTERNS for path in folder.glob(pattern)}
+    files = sorted(path for path in paths if path.is_file())
+    if not any(path.suffix == ".safetensors" for path in files):
         cure = "save_pretrained of transformers writes them"
         raise ValueError(f"{folder} has no weights in safetensors: {cure}")
     models = store() / "models"
     if served_url() is None:
-        told = "only `mpt serve` on this machine can use a folder; in a lab, put it into"
-        raise ValueError(f"{told} MPT_MODELS_DIR of the workers, and give its name")
+        reason = "only `mpt serve` on this machine can use a folder; in a lab, put it into"
+        raise ValueError(f"{reason} MPT_MODELS_DIR of the workers, and give its name")
     base = re.sub(r"[^A-Za-z0-9_.-]", "-", folder.resolve().name).lstrip("._-")[:MAX_NAME]
     name = f"{base or 'model'}-{_digest(files)[:12]}"
     if not (models / name).is_dir():

@@ -21,7 +21,7 @@ LOCK = "serving.lock"
 SERVED = re.compile(r"(?P<url>\S+) \(process (?P<process>\d+)\)\s*")
 
 
-class Place(NamedTuple):
+class Access(NamedTuple):
     """URL of a service, the key to use, and where the key comes from."""
 
     url: str
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 STORE = "the store of this machine's service"
 
 
-def place_of(url: str | None, key: str | None) -> Place:
+def access_of(url: str | None, key: str | None) -> Access:
     """Return the URL and the key to use; arguments come first. Raises Refused."""
     login = stored_login()
     url = url or os.environ.get("MPT_URL") or login.url or served_url() or DEFAULT_URL
@@ -44,17 +44,18 @@ def place_of(url: str | None, key: str | None) -> Place:
         "MPT_API_KEY": os.environ.get("MPT_API_KEY"),
         "`mpt login`": login.key if url == login.url else None,
     }
-    source, found = next(((name, one) for name, one in sources.items() if one), (STORE, None))
-    found = found or _local_key(url)
-    if not (found.isascii() and found.isprintable()):
+    given = ((name, value) for name, value in sources.items() if value)
+    source, api_key = next(given, (STORE, None))
+    api_key = api_key or _local_key(url)
+    if not (api_key.isascii() and api_key.isprintable()):
         raise Refused({"detail": "the API key has an invalid character: copy it again"})
-    return Place(url, found, source)
+    return Access(url, api_key, source)
 
 
 def store() -> Path:
     """Return the embedded service's folder: MPT_STORE, or the user's data directory."""
-    given = os.environ.get("MPT_STORE")
-    return Path(given) if given else user_data_path("mptlab")
+    folder = os.environ.get("MPT_STORE")
+    return Path(folder) if folder else user_data_path("mptlab")
 
 
 def served_url() -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from mptlab.config import STORE, place_of, served_url
+from mptlab.config import STORE, access_of, served_url
 from mptlab.errors import Json, NoAnswer, Refused
 from mptlab.retries import is_busy, retry_s, send_again
 from mptlab.specs import to_json
@@ -43,7 +43,7 @@ class Connection:
         on_outage: Callable[[str], object] = log.warning,
         for_s: float | None = None,
     ):
-        self.url, key, self._key_source = place_of(url, key)
+        self.url, key, self._key_source = access_of(url, key)
         headers = {"Authorization": f"Bearer {key}"}
         limits = httpx.Limits(max_connections=100, keepalive_expiry=IDLE_S)
         self._http = httpx.Client(

@@ -43,39 +43,34 @@ class Curves(list[Json]):
     def columns(self) -> Json:
         """Return the table of all points, as columns by name."""
         rows = list(self._rows())
-        labels = dict.fromkeys(label for one in self for label in one["labels"])
+        labels = dict.fromkeys(label for series in self for label in series["labels"])
         names = ("series", *labels, *POINT, "reason")
         return {name: [row.get(name) for row in rows] for name in names}
 
     def _rows(self) -> Iterator[Json]:
-        for one in self:
-            reasons = one.get("reasons") or [None] * len(one["x"])
-            head = {"series": one["name"], **one["labels"]}
-            columns = [one[name] for name in POINT]
+        for series in self:
+            reasons = series.get("reasons") or [None] * len(series["x"])
+            head = {"series": series["name"], **series["labels"]}
+            columns = [series[name] for name in POINT]
             for *point, reason in zip(*columns, reasons, strict=True):
                 yield head | dict(zip(POINT, point, strict=True)) | {"reason": reason}
 
     def _repr_html_(self) -> str:
-        rows = [
-            (one["name"], _labels(one), one.get("total_points", len(one["x"])), *_ends(one))
-            for one in self
-        ]
-        return table_html(("series", "labels", "points", "from x", "to x", "last value"), rows)
+        headers = ("series", "labels", "points", "from x", "to x", "last value")
+        return table_html(headers, map(_facts, self))
 
 
-def _labels(series: Json) -> str:
-    return ", ".join(f"{key}={value}" for key, value in series["labels"].items())
-
-
-def _ends(series: Json) -> tuple[Any, Any, Any]:
-    if not series["x"]:
-        return ("", "", "")
-    return series["x"][0], series["x"][-1], series["value"][-1]
+def _facts(series: Json) -> tuple[Any, ...]:
+    """Return the name of a series, its labels, its number of points and its ends."""
+    labels = ", ".join(f"{key}={value}" for key, value in series["labels"].items())
+    x, values = series["x"], series["value"]
+    ends = (x[0], x[-1], values[-1]) if x else ("", "", "")
+    return series["name"], labels, series.get("total_points", len(x)), *ends
 
 
 def table_html(headers: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Return an HTML table for a notebook, with users' text escaped."""
-    head = "".join(f"<th>{escape(one)}</th>" for one in headers)
+    head = "".join(f"<th>{escape(header)}</th>" for header in headers)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -91,5 +86,5 @@ def needed(name: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError:
         package = name.split(".")[0]
-        told = f"{package} is not installed: run pip install {package}, or install the client"
-        raise ImportError(f"{told} with its extra, 'mptlab[{extra}]'") from None
+        message = f"{package} is not installed: run pip install {package}, or install the client"
+        raise ImportError(f"{message} with its extra, 'mptlab[{extra}]'") from None

@@ -85,9 +85,9 @@ def _table(ended: dict[str, dict[str, Any]]) -> Table:
     for heading in ("LML", "paper", "MPT score", "paper", "s.e.", "diff."):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, experiment in ended.items():
-        lml = statistics.fmean(_values(experiment, "lml"))
-        scores = _values(experiment, "mpt")
-        mpt = statistics.fmean(scores)
+        means = {row["title"]: row for row in experiment["summary"]}
+        lml, mpt, std_err = means["lml"]["value"], means["mpt"]["value"], means["mpt"]["std_err"]
+        scores = [row["value"] for row in experiment["metrics"] if row["name"] == "mpt"]
         spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
         per_size = experiment["spec"]["evaluate"]["masks"]["per_size"]
         published = experiment["spec"]["data"]["source"] == "ppca"
@@ -97,20 +97,10 @@ def _table(ended: dict[str, dict[str, Any]]) -> Table:
             f"{PAPER_LML:.2f}" if published else "",
             f"{mpt:.3f}{spread}",
             "{:.2f} ± {:.2f}".format(*PAPER[per_size]) if published else "",
-            _std_err(experiment),
+            "–" if std_err is None else f"{std_err:.3f}",
             f"{mpt - lml:+.3f}",
         )
     return table
-
-
-def _values(experiment: dict[str, Any], name: str) -> list[float]:
-    return [metric["value"] for metric in experiment["metrics"] if metric["name"] == name]
-
-
-def _std_err(experiment: dict[str, Any]) -> str:
-    """Return the standard error of the mean over seeds."""
-    (mean,) = (row for row in experiment["summary"] if row["title"] == "mpt")
-    return "–" if mean["std_err"] is None else f"{mean['std_err']:.3f}"
 
 
 if __name__ == "__main__":

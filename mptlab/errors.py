@@ -57,7 +57,7 @@ class NotSucceeded(Exception):
 def _ending(document: Mapping[str, Any]) -> str:
     name = f" ({document['name']})" if document.get("name") else ""
     if counts := document.get("counts"):  # a sweep's
-        bad = [f"{counts[one]} {one}" for one in ("failed", "cancelled") if counts.get(one)]
+        bad = [f"{counts[end]} {end}" for end in ("failed", "cancelled") if counts.get(end)]
         return f"{document['id']}{name}: of {document['points']} points, {' and '.join(bad)}"
     failure = document.get("failure")
     reason = f": {failure['kind']}: {failure['message']}" if failure else ""

@@ -37,14 +37,14 @@ def follow(
         ask = partial(_opened, client._http, path, {"after": after, "kind": [*kind]})
         response = client._send(ask, idempotent=True, for_s=for_s)
         try:
-            for one in EventSource(checked(response)).iter_sse():
-                if one.event == "end":
-                    _check_end(json.loads(one.data))
+            for sent in EventSource(checked(response)).iter_sse():
+                if sent.event == "end":
+                    _check_end(json.loads(sent.data))
                     return
-                if not one.data:  # httpx-sse yields an event at the end of a comment
+                if not sent.data:  # httpx-sse yields an event at the end of a comment
                     continue
-                after = one.id or after
-                event: Json = json.loads(one.data)
+                after = sent.id or after
+                event: Json = json.loads(sent.data)
                 yield event
         except SSEError as error:
             raise Refused({"detail": f"cannot read events from {response.url}: {error}"}) from None
@@ -73,8 +73,8 @@ def follow_several(client: "Client", path: str, kind: Sequence[str] = ()) -> Ite
 
 def _opened(http: httpx.Client, path: str, query: Json) -> httpx.Response:
     patience = httpx.Timeout(http.timeout.connect, read=SILENT_S)
-    given = {name: value for name, value in query.items() if value}
-    request = http.build_request("GET", path, params=given, timeout=patience,
+    params = {name: value for name, value in query.items() if value}
+    request = http.build_request("GET", path, params=params, timeout=patience,
                                  headers={"Accept": "text/event-stream"})  # fmt: skip
     response = http.send(request, stream=True)
     if not response.is_success:

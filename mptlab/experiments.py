@@ -224,12 +224,12 @@ class Experiment:
         return self
 
     def _repr_html_(self) -> str:
-        told = {name: self.document.get(name) for name in ("id", "name", "status", "tags")}
+        facts = {name: self.document.get(name) for name in ("id", "name", "status", "tags")}
         if failure := self.document.get("failure"):
-            told["failure"] = f"{failure['kind']}: {failure['message']}"
+            facts["failure"] = f"{failure['kind']}: {failure['message']}"
         rows = self.document.get("summary") or []
-        told |= {row["title"]: with_error(row["value"], row["std_err"]) for row in rows}
-        return table_html(("", ""), told.items())
+        facts |= {row["title"]: with_error(row["value"], row["std_err"]) for row in rows}
+        return table_html(("", ""), facts.items())
 
 
 Id = str | Experiment | Mapping[str, Any]
@@ -275,8 +275,8 @@ class Experiments:
         cache. With `wait`, return after it has succeeded. Raises Refused, NotSucceeded,
         TimeoutError."""
         document = self._client.submit(spec, idempotency_key=idempotency_key, **beside)
-        made = Experiment(self._client, document)
-        return made.wait(timeout_s, progress=progress) if wait else made
+        experiment = Experiment(self._client, document)
+        return experiment.wait(timeout_s, progress=progress) if wait else experiment
 
     def get(self, experiment_id: Id) -> Experiment:
         """Return an experiment. Raises Refused."""

@@ -45,20 +45,22 @@ def draw(series: Sequence[Json], kind: str | None = None, title: str = "") -> Pl
     with the known kinds, or with the missing series."""
     if kind is not None and kind not in KINDS:
         raise ValueError(f"{kind} is not a kind of figure: choose from {', '.join(KINDS)}")
-    chosen = kind or next((one for one, (_, names) in KINDS.items() if named(series, *names)), None)
+    chosen = kind or next(
+        (name for name, (_, names) in KINDS.items() if named(series, *names)), None
+    )
     if chosen is None:
         raise ValueError("the experiment has no curves yet")
     form, names = KINDS[chosen]
-    found = named(series, *names)
-    if not found:
-        there = ", ".join(dict.fromkeys(one["name"] for one in series)) or "nothing"
+    drawn = named(series, *names)
+    if not drawn:
+        there = ", ".join(dict.fromkeys(curve["name"] for curve in series)) or "nothing"
         wanted = " or ".join(names)
         raise ValueError(f"{chosen} needs the series {wanted}, but there is only {there}")
     with mpl.rc_context(STYLE):
         figure = Plot(figsize=(5.5, 3.4), layout="constrained")
         axes = figure.add_subplot()
         axes.set_title(title)
-        form(axes, found)
+        form(axes, drawn)
         if 1 < len(axes.get_legend_handles_labels()[0]) <= MAX_IN_LEGEND:
             axes.legend(fontsize="small")
     return figure
@@ -86,9 +88,9 @@ def scores(axes: Axes, series: Sequence[Json]) -> None:
 
 def area(axes: Axes, series: Sequence[Json]) -> None:
     """Draw the area under the MPT curve, which is the log marginal likelihood."""
-    for one, colour in zip(_at_end(series), _colours(), strict=False):
-        _line(axes, one, colour, _label(one))
-        x, value = _finite(one)
+    for curve, colour in zip(_at_end(series), _colours(), strict=False):
+        _line(axes, curve, colour, _label(curve))
+        x, value = _finite(curve)
         axes.fill_between(x, value, 0.0, color=colour, alpha=0.15, linewidth=0)
     axes.axhline(0.0, color="black", linewidth=0.5)
     axes.set(xlabel=size_axis(series), ylabel="score, nats")
@@ -109,22 +111,22 @@ def training(axes: Axes, series: Sequence[Json]) -> None:
 
 def evolution(axes: Axes, series: Sequence[Json]) -> None:
     """Draw the curve of scores at several epochs of one training, from light to dark (Fig. 4)."""
-    moments = sorted({_moment(one) for one in series})
+    moments = sorted({_moment(curve) for curve in series})
     shades = mpl.colormaps["viridis_r"].resampled(len(moments) + 1)
-    for one in series:
-        colour = shades(moments.index(_moment(one)) + 1)
-        label = _label(one) if _moment(one) < math.inf else f"{_label(one)}, at the end"
-        _line(axes, one, colour, label)
+    for curve in series:
+        colour = shades(moments.index(_moment(curve)) + 1)
+        label = _label(curve) if _moment(curve) < math.inf else f"{_label(curve)}, at the end"
+        _line(axes, curve, colour, label)
     axes.set(xlabel=size_axis(series), ylabel="score, nats")
 
 
 def comparison(axes: Axes, series: Sequence[Json]) -> None:
     """Draw the model's score minus the baseline's on the same masks, with standard errors of the
     paired differences."""
-    for one, colour in zip(series, _colours(), strict=False):
-        errors = [BAND * (e or 0.0) for e in one["std_err"]]
-        axes.errorbar(one["x"], one["value"], errors, color=colour, linewidth=1, capsize=2,
-                      marker=".", label=_label(one))  # fmt: skip
+    for curve, colour in zip(series, _colours(), strict=False):
+        errors = [BAND * (e or 0.0) for e in curve["std_err"]]
+        axes.errorbar(curve["x"], curve["value"], errors, color=colour, linewidth=1, capsize=2,
+                      marker=".", label=_label(curve))  # fmt: skip
     axes.axhline(0.0, color="black", linewidth=0.8, linestyle="--")
     unit = "nats per token" if _is_by_rate(series) else "nats"
     axes.set(xlabel=size_axis(series), ylabel=f"model − baseline, {unit}")
@@ -148,7 +150,7 @@ KINDS: dict[str, tuple[Form, tuple[str, ...]]] = {
 
 def named(series: Iterable[Json], *names: str) -> list[Json]:
     """Return the series of these names."""
-    return [one for one in series if one["name"] in names]
+    return [curve for curve in series if curve["name"] in names]
 
 
 def _lines(
@@ -156,17 +158,17 @@ def _lines(
 ) -> None:
     """Draw a line for each series; series with the same labels have the same colour."""
     colours = dict(zip(dict.fromkeys(map(_label, series)), _colours(), strict=False))
-    for one in series:
-        label = f"{one['name']} {_label(one)}" if named else _label(one)
-        style = "--" if one["name"] in dashed else "-"
-        _line(axes, one, colours[_label(one)], label.strip(), style)
+    for curve in series:
+        label = f"{curve['name']} {_label(curve)}" if named else _label(curve)
+        style = "--" if curve["name"] in dashed else "-"
+        _line(axes, curve, colours[_label(curve)], label.strip(), style)
 
 
-def _line(axes: Axes, one: Json, colour: Any, label: str, style: str = "-") -> None:
-    axes.plot(one["x"], one["value"], style, color=colour, linewidth=1, label=label)
+def _line(axes: Axes, curve: Json, colour: Any, label: str, style: str = "-") -> None:
+    axes.plot(curve["x"], curve["value"], style, color=colour, linewidth=1, label=label)
     known = [
         (x, value - BAND * error, value + BAND * error)
-        for x, value, error in zip(one["x"], one["value"], one["std_err"], strict=True)
+        for x, value, error in zip(curve["x"], curve["value"], curve["std_err"], strict=True)
         if value is not None and error is not None
     ]
     if known:
@@ -174,8 +176,8 @@ def _line(axes: Axes, one: Json, colour: Any, label: str, style: str = "-") -> N
         axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
-def _finite(one: Json) -> tuple[list[float], list[float]]:
-    pairs = [(x, v) for x, v in zip(one["x"], one["value"], strict=True) if v is not None]
+def _finite(curve: Json) -> tuple[list[float], list[float]]:
+    pairs = [(x, v) for x, v in zip(curve["x"], curve["value"], strict=True) if v is not None]
     return [x for x, _ in pairs], [v for _, v in pairs]
 
 
@@ -183,18 +185,18 @@ def _colours() -> Iterable[str]:
     return cycle(mpl.rcParams["axes.prop_cycle"].by_key()["color"])
 
 
-def _label(one: Json) -> str:
-    labels = one["labels"].items()
+def _label(curve: Json) -> str:
+    labels = curve["labels"].items()
     return ", ".join(str(value) if key == "model" else f"{key} {value}" for key, value in labels)
 
 
 def _at_end(series: Sequence[Json]) -> list[Json]:
     """Return the series without those recorded during training, if any others exist."""
-    return [one for one in series if _moment(one) == math.inf] or list(series)
+    return [curve for curve in series if _moment(curve) == math.inf] or list(series)
 
 
-def _moment(one: Json) -> float:
-    moments = [one["labels"][name] for name in EVOLVING if name in one["labels"]]
+def _moment(curve: Json) -> float:
+    moments = [curve["labels"][name] for name in EVOLVING if name in curve["labels"]]
     return float(moments[0]) if moments else math.inf  # the end of training
 
 
@@ -204,4 +206,4 @@ def size_axis(series: Sequence[Json]) -> str:
 
 def _is_by_rate(series: Sequence[Json]) -> bool:
     """Return whether x is a masking rate, at most 1. Mask sizes are whole numbers from 1."""
-    return any(x < 1 for one in series for x in one["x"])
+    return any(x < 1 for curve in series for x in curve["x"])

@@ -110,4 +110,4 @@ def _time_left(document: Json) -> str:
 
 def printable(text: str) -> str:
     """Replace control characters, so that users' texts cannot control a terminal."""
-    return "".join(one if one.isprintable() else "\ufffd" for one in text)
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -57,7 +57,7 @@ td + td + td, th + th + th { white-space: nowrap } img { max-width: 100% } code 
 def write(outcomes: Sequence[Outcome], folder: Path) -> Path:
     """Write report.md, report.html and the pictures. Return the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {made.name: _picture(made, folder) for made in outcomes}
+    pictures = {outcome.name: _picture(outcome, folder) for outcome in outcomes}
     text = "\n".join(_lines(outcomes, pictures))
     (folder / "report.md").write_text(text, encoding="utf-8")
     page = folder / "report.html"
@@ -67,20 +67,20 @@ def write(outcomes: Sequence[Outcome], folder: Path) -> Path:
 
 def counted(outcomes: Sequence[Outcome]) -> str:
     """Return one line that counts the verdicts: `11 agree, …`."""
-    counts = Counter(made.status for made in outcomes)
-    return ", ".join(f"{counts[one]} {one}" for one in ORDER if counts[one])
+    counts = Counter(outcome.status for outcome in outcomes)
+    return ", ".join(f"{counts[status]} {status}" for status in ORDER if counts[status])
 
 
-def _picture(made: Outcome, folder: Path) -> str | None:
+def _picture(outcome: Outcome, folder: Path) -> str | None:
     """Draw a preset's curves or figures, and return the name of the file."""
     needed("matplotlib", "plots")
     from mptlab import plots, report_plots
 
-    comparisons = made.verdict["comparisons"] if made.verdict else []
-    figure = report_plots.picture(made.preset, made.curves, comparisons)
+    comparisons = outcome.verdict["comparisons"] if outcome.verdict else []
+    figure = report_plots.picture(outcome.preset, outcome.curves, comparisons)
     if figure is None:
         return None
-    name = f"{made.name}.svg"
+    name = f"{outcome.name}.svg"
     plots.save(figure, folder / name)
     return name
 
@@ -97,51 +97,51 @@ def _lines(outcomes: Sequence[Outcome], pictures: dict[str, str | None]) -> Iter
     yield f"Made by `mpt reproduce` of MPT Lab {__version__} on {today}. {_machines(outcomes)}\n"
     yield RULE
     parts = {
-        "The paper": [made for made in outcomes if _is_published(made)],
+        "The paper": [outcome for outcome in outcomes if _is_published(outcome)],
         "Questions that the paper leaves open": [
-            made for made in outcomes if not _is_published(made)
+            outcome for outcome in outcomes if not _is_published(outcome)
         ],
     }
     for title, part in parts.items():
         if part:
             yield f"**{title}**\n"
             yield "| preset | what | verdict | time |\n|---|---|---|---|"
-            for made in part:
-                what = f"[{made.preset['title']}](#{_slug(made.preset['title'])})"
-                yield f"| {made.name} | {what} | {made.status} | {_time(made.seconds)} |"
+            for outcome in part:
+                what = f"[{outcome.preset['title']}](#{_slug(outcome.preset['title'])})"
+                yield f"| {outcome.name} | {what} | {outcome.status} | {_time(outcome.seconds)} |"
             yield ""
     for part in parts.values():
-        for made in part:
-            yield from _section(made, pictures[made.name])
+        for outcome in part:
+            yield from _section(outcome, pictures[outcome.name])
 
 
-def _is_published(made: Outcome) -> bool:
-    return made.name.startswith(("table", "fig"))
+def _is_published(outcome: Outcome) -> bool:
+    return outcome.name.startswith(("table", "fig"))
 
 
 def _slug(title: str) -> str:
     """Return the anchor of a heading, as GitHub makes it."""
-    kept = (one for one in title.lower() if one.isalnum() or one in " -_")
+    kept = (character for character in title.lower() if character.isalnum() or character in " -_")
     return "".join(kept).replace(" ", "-")
 
 
-def _section(made: Outcome, picture: str | None) -> Iterator[str]:
-    yield f"\n## {made.preset['title']}\n"
-    yield f"*{'Published' if _is_published(made) else 'Claim'}:* {made.preset['statement']}\n"
-    if made.failure is not None:
-        yield f"**Did not run:** {made.failure}\n"
+def _section(outcome: Outcome, picture: str | None) -> Iterator[str]:
+    yield f"\n## {outcome.preset['title']}\n"
+    yield f"*{'Published' if _is_published(outcome) else 'Claim'}:* {outcome.preset['statement']}\n"
+    if outcome.failure is not None:
+        yield f"**Did not run:** {outcome.failure}\n"
         return
-    yield f"**{made.status.capitalize()}.** The experiments took {_time(made.seconds)}.\n"
-    if made.is_short:
+    yield f"**{outcome.status.capitalize()}.** The experiments took {_time(outcome.seconds)}.\n"
+    if outcome.is_short:
         yield "A short form ran, to show that the preset works here. It has no verdict.\n"
-    more = next((page for name, page in MORE.items() if made.name.startswith(name)), None)
+    more = next((page for name, page in MORE.items() if outcome.name.startswith(name)), None)
     if more is not None:
         yield f"What it means: {more}.\n"
-    if made.verdict is not None:
-        yield from _verdict(made.verdict, "published" if _is_published(made) else "claimed")
+    if outcome.verdict is not None:
+        yield from _verdict(outcome.verdict, "published" if _is_published(outcome) else "claimed")
     if picture is not None:
-        yield f"![{made.preset['title']}]({picture})\n"
-    ids = ", ".join(f"`{one}`" for one in dict.fromkeys(made.ids))
+        yield f"![{outcome.preset['title']}]({picture})\n"
+    ids = ", ".join(f"`{experiment_id}`" for experiment_id in dict.fromkeys(outcome.ids))
     yield f"All data of an experiment, and the commands that repeat it, are in its bundle: {ids}.\n"
 
 
@@ -151,31 +151,27 @@ def _verdict(verdict: Json, stated: str) -> Iterator[str]:
     if verdict["comparisons"]:
         yield f"| | {stated} | measured | agrees from | to | outcome | power |"
         yield "|---|---|---|---|---|---|---|"
-    for one in verdict["comparisons"]:
-        measured = with_error(one["measured"], one["half_width"]) or "–"
-        cells = (one["what"], f"{one['published']:g}", measured, _number(one["low"]),
-                 _number(one["high"]), one["outcome"], f"{one['power']:.0%}")  # fmt: skip
+    for comparison in verdict["comparisons"]:
+        measured = with_error(comparison["measured"], comparison["half_width"]) or "–"
+        bounds = (_number(comparison[name]) for name in ("low", "high"))
+        cells = (comparison["what"], f"{comparison['published']:g}", measured, *bounds,
+                 comparison["outcome"], f"{comparison['power']:.0%}")  # fmt: skip
         yield f"| {' | '.join(cells)} |"
     yield ""
-    if any(one["half_width"] for one in verdict["comparisons"]):
+    if any(comparison["half_width"] for comparison in verdict["comparisons"]):
         yield f"{HALF_WIDTH}.\n"
 
 
 def _machines(outcomes: Sequence[Outcome]) -> str:
     """Return what the experiments ran on, from the environments that they recorded."""
-    found = [
-        attempt["environment"]
-        for made in outcomes
-        for one in made.ended
-        for attempt in one["attempts"]
-        if attempt["environment"]
-    ]
-    devices = dict.fromkeys(one["gpu"] or one["cpu"] for one in found)
-    torch = dict.fromkeys(f"torch {one['packages']['torch']}" for one in found)
-    if not found:
+    runs = {run["id"]: run for outcome in outcomes for run in outcome.ended}
+    attempts = (attempt for run in runs.values() for attempt in run["attempts"])
+    environments = [attempt["environment"] for attempt in attempts if attempt["environment"]]
+    if not environments:
         return ""
-    ended = {one["id"]: one for made in outcomes for one in made.ended}
-    seconds = Outcome({}, ended=[*ended.values()]).seconds
+    devices = dict.fromkeys(each["gpu"] or each["cpu"] for each in environments)
+    torch = dict.fromkeys(f"torch {each['packages']['torch']}" for each in environments)
+    seconds = Outcome({}, ended=[*runs.values()]).seconds
     return (
         f"Experiments ran on {', '.join([*devices, *torch])}; they took {_time(seconds)}, if those "
         "that ran at the same time are added."

@@ -35,10 +35,10 @@ def picture(preset: Json, curves: Sequence[Json], comparisons: Sequence[Json]) -
     form = next((form for name, form in FORMS.items() if preset["name"].startswith(name)), None)
     with mpl.rc_context(STYLE):
         figure = Figure(layout="constrained")
-        if form is not None and any(one["series"] for one in curves):
+        if form is not None and any(experiment["series"] for experiment in curves):
             _panels(figure, preset, curves[:MAX_PANELS], form)
-        elif any(one["measured"] is not None for one in comparisons):
-            _intervals(figure, [one for one in comparisons if one["measured"] is not None])
+        elif measured := [row for row in comparisons if row["measured"] is not None]:
+            _intervals(figure, measured)
         else:
             return None
     return figure
@@ -51,8 +51,8 @@ def _panels(figure: Figure, preset: Json, curves: Sequence[Json], form: Panel) -
     figure.set_size_inches(WIDTH, 2.8 if len(curves) > 1 else 3.2)
     all_axes = figure.subplots(1, len(curves), sharey=True, squeeze=False)[0]
     limits: list[float] = []
-    for place, (axes, one) in enumerate(zip(all_axes, curves, strict=True)):
-        form(axes, one["series"])
+    for place, (axes, experiment) in enumerate(zip(all_axes, curves, strict=True)):
+        form(axes, experiment["series"])
         limits += axes.get_ylim()
         axes.set_title(_what_differs(preset["specs"], place), fontsize="medium")
         for name, (figure_name, label) in LINES.items():
@@ -69,9 +69,9 @@ def _panels(figure: Figure, preset: Json, curves: Sequence[Json], form: Panel) -
 def _what_differs(specs: Sequence[Json], place: int) -> str:
     """Return the fields of a spec in which the specs of a preset differ, with their values."""
     flat = [dict(_leaves(spec)) for spec in specs]
-    own = flat[place]
-    names = [name for name in own if any(own[name] != other.get(name) for other in flat)]
-    fields = dict.fromkeys((name.rpartition(".")[2], own[name]) for name in names)
+    spec = flat[place]
+    names = [name for name in spec if any(spec[name] != other.get(name) for other in flat)]
+    fields = dict.fromkeys((name.rpartition(".")[2], spec[name]) for name in names)
     return ", ".join(
         f"{SHORT[name]} = {value}" if name in SHORT else f"{name.replace('_', ' ')} {value}"
         for name, value in fields
@@ -103,18 +103,18 @@ def _scores(axes: Axes, series: Sequence[Json]) -> None:
 
 def _evolution(axes: Axes, series: Sequence[Json]) -> None:
     """Draw the mean curve of scores at each epoch that has one, from light to dark."""
-    epochs = sorted({one["labels"]["epoch"] for one in series if "epoch" in one["labels"]})
+    epochs = sorted({curve["labels"]["epoch"] for curve in series if "epoch" in curve["labels"]})
     shades = mpl.colormaps["viridis_r"].resampled(len(epochs) + 1)
     for place, epoch in enumerate(epochs, 1):
-        seeds = [one for one in series if one["labels"].get("epoch") == epoch]
+        seeds = [curve for curve in series if curve["labels"].get("epoch") == epoch]
         axes.plot(*_mean(seeds), color=shades(place), linewidth=1.2, label=f"epoch {epoch}")
     axes.set(xlabel="mask size m", ylabel="score S(m), nats")
 
 
 def _convergence(axes: Axes, series: Sequence[Json]) -> None:
-    for one, colour in zip(named(series, "convergence"), COLOURS, strict=False):
-        axes.plot(one["x"], one["value"], color=colour, linewidth=1,
-                  label=f"seed {one['labels']['seed']}")  # fmt: skip
+    for curve, colour in zip(named(series, "convergence"), COLOURS, strict=False):
+        axes.plot(curve["x"], curve["value"], color=colour, linewidth=1,
+                  label=f"seed {curve['labels']['seed']}")  # fmt: skip
     axes.axhline(0.0, color="black", linewidth=0.8, linestyle="--")
     axes.set(xscale="log", xlabel="masks of each size P", ylabel="MPT − LML, nats")
 
@@ -170,32 +170,33 @@ def _intervals(figure: Figure, comparisons: Sequence[Json]) -> None:
     """Draw a row for each figure: its interval, and the range in which it agrees."""
     figure.set_size_inches(WIDTH, 0.35 + 0.42 * len(comparisons))
     rows = figure.subplots(len(comparisons), 1, squeeze=False)[:, 0]
-    for axes, one in zip(rows, comparisons, strict=True):
-        reach = [one["measured"] - one["half_width"], one["measured"] + one["half_width"]]
-        bounds = [bound for bound in (one["low"], one["high"]) if bound is not None]
+    for axes, comparison in zip(rows, comparisons, strict=True):
+        value, half_width = comparison["measured"], comparison["half_width"]
+        reach = [value - half_width, value + half_width]
+        colour = OUTCOMES[comparison["outcome"]]
+        bounds = [bound for bound in (comparison["low"], comparison["high"]) if bound is not None]
         low, high = min(reach + bounds), max(reach + bounds)
         pad = 0.08 * (high - low) or 1.0
         axes.set(xlim=(low - pad, high + pad), ylim=(-1, 1), yticks=[])
-        start, end = (one["low"], one["high"])
+        start, end = (comparison["low"], comparison["high"])
         axes.axvspan(
             low - pad if start is None else start, high + pad if end is None else end,
             color="#dbe9df", linewidth=0,
         )  # fmt: skip
-        axes.plot(reach, [0, 0], color=OUTCOMES[one["outcome"]], linewidth=3)
-        axes.plot(one["measured"], 0, "o", color=OUTCOMES[one["outcome"]], markersize=5)
+        axes.plot(reach, [0, 0], color=colour, linewidth=3)
+        axes.plot(value, 0, "o", color=colour, markersize=5)
         axes.spines["left"].set_visible(False)
         axes.tick_params(labelsize="x-small", length=2, pad=1)
-        axes.set_ylabel(one["what"], rotation=0, ha="right", va="center", fontsize="small")
+        axes.set_ylabel(comparison["what"], rotation=0, ha="right", va="center", fontsize="small")
 
 
 def _draw(axes: Axes, seeds: Sequence[Json], colour: str, label: str) -> None:
     """Draw the mean over seeds, and each seed as a thin line."""
     noisy = seeds[0]["name"] == NOISY
     if len(seeds) > 1:
-        for one in seeds:
-            axes.plot(
-                one["x"], one["value"], color=colour, linewidth=0.5, alpha=0.15 if noisy else 0.4
-            )
+        for curve in seeds:
+            alpha = 0.15 if noisy else 0.4
+            axes.plot(curve["x"], curve["value"], color=colour, linewidth=0.5, alpha=alpha)
     (mean,) = axes.plot(*_mean(seeds), color=colour, label=label, linewidth=0.8, alpha=0.6)
     if not noisy:
         mean.set(linewidth=1.6, alpha=1.0, zorder=3)
@@ -203,7 +204,7 @@ def _draw(axes: Axes, seeds: Sequence[Json], colour: str, label: str) -> None:
 
 def _mean(seeds: Sequence[Json]) -> tuple[list[float], list[float]]:
     """Return the places that all seeds have, and the means there."""
-    columns = [dict(zip(one["x"], one["value"], strict=True)) for one in seeds]
+    columns = [dict(zip(curve["x"], curve["value"], strict=True)) for curve in seeds]
     means = []
     for x in columns[0]:
         values = [column.get(x) for column in columns]
@@ -216,11 +217,11 @@ def _mean(seeds: Sequence[Json]) -> tuple[list[float], list[float]]:
 def _groups(series: Sequence[Json]) -> Iterable[tuple[str, list[Json], str]]:
     """Yield the series that differ only in their seed, with their label and a colour."""
     groups: dict[str, list[Json]] = {}
-    for one in series:
-        name = NAMES.get(one["name"], one["name"].replace("_", " "))
-        by = one["labels"].get("objective")
+    for curve in series:
+        name = NAMES.get(curve["name"], curve["name"].replace("_", " "))
+        by = curve["labels"].get("objective")
         groups.setdefault(name if by is None else f"{name}, trained by {by.upper()}", []).append(
-            one
+            curve
         )
     for (label, seeds), colour in zip(groups.items(), COLOURS, strict=False):
         yield label, seeds, colour
@@ -228,8 +229,8 @@ def _groups(series: Sequence[Json]) -> Iterable[tuple[str, list[Json], str]]:
 
 def _final(series: Sequence[Json]) -> list[Json]:
     """Return the curves of scores after training, of the model alone."""
-    found = named(series, *SCORES)
+    scores = named(series, *SCORES)
     return [
-        one for one in found if not {"epoch", "step"} & {*one["labels"]}
-        and one["labels"].get("model", "model") == "model"
+        curve for curve in scores if not {"epoch", "step"} & {*curve["labels"]}
+        and curve["labels"].get("model", "model") == "model"
     ]  # fmt: skip

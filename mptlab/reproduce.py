@@ -100,9 +100,9 @@ def submitted(client: Client, presets: Iterable[Json], quick: bool) -> list[Outc
     """Queue the experiments of presets. Experiments of the same specs that are computed, waiting or
     running are used instead, also those of another preset. With `quick`, slow ones are queued in a
     short form."""
-    runs = {one["name"]: one["runs"] for one in client.preset_runs()}
+    runs = {preset["name"]: preset["runs"] for preset in client.preset_runs()}
     queued: dict[str, str] = {}
-    return [_submitted(client, one, runs[one["name"]], quick, queued) for one in presets]
+    return [_submitted(client, preset, runs[preset["name"]], quick, queued) for preset in presets]
 
 
 def _submitted(
@@ -110,31 +110,33 @@ def _submitted(
 ) -> Outcome:
     """Queue what is missing of a preset. `queued` has the ids of specs that were queued before, and
     gets these."""
-    made = Outcome(preset)
-    usable = [one["id"] if one and one["status"] not in USELESS else None for one in runs]
+    outcome = Outcome(preset)
+    usable = [run["id"] if run and run["status"] not in USELESS else None for run in runs]
     specs = preset["specs"]
     if quick and not all(usable):
         specs = _shortened(specs)
-        made.is_short = specs != preset["specs"]
-    if made.is_short:
+        outcome.is_short = specs != preset["specs"]
+    if outcome.is_short:
         usable = [None] * len(specs)
-    tags = [[] for _ in specs] if made.is_short else preset["tags"]
-    names = names_of_parts(f"{made.name}, short" if made.is_short else made.name, len(specs))
+    tags = [[] for _ in specs] if outcome.is_short else preset["tags"]
+    name = f"{outcome.name}, short" if outcome.is_short else outcome.name
+    names = names_of_parts(name, len(specs))
     texts = [json.dumps(spec, sort_keys=True) for spec in specs]
-    found = [one or queued.get(text) for one, text in zip(usable, texts, strict=True)]
+    known = [run or queued.get(text) for run, text in zip(usable, texts, strict=True)]
     new = [
-        {"spec": spec, "name": name, "tags": own}
-        for spec, name, own, one in zip(specs, names, tags, found, strict=True)
-        if one is None
+        {"spec": spec, "name": part, "tags": part_tags}
+        for spec, part, part_tags, run in zip(specs, names, tags, known, strict=True)
+        if run is None
     ]
     try:
         answers = iter(client.batch(new) if new else ())
     except Refused as refused:
-        made.failure = "; ".join(one["detail"] for one in refused.errors[:3]) or str(refused)
-        return made
-    made.ids = [one or next(answers) for one in found]
-    queued |= dict(zip(texts, made.ids, strict=True))
-    return made
+        problems = [problem["detail"] for problem in refused.errors[:3]]
+        outcome.failure = "; ".join(problems) or str(refused)
+        return outcome
+    outcome.ids = [run or next(answers) for run in known]
+    queued |= dict(zip(texts, outcome.ids, strict=True))
+    return outcome
 
 
 def _shortened(specs: Sequence[Json]) -> Sequence[Json]:
@@ -143,7 +145,7 @@ def _shortened(specs: Sequence[Json]) -> Sequence[Json]:
     short = [_short(spec) for spec in specs]
     if short == specs:
         return specs
-    return [{**one, "seeds": one["seeds"][:SHORT_SEEDS]} for one in short]
+    return [{**spec, "seeds": spec["seeds"][:SHORT_SEEDS]} for spec in short]
 
 
 def _short(spec: Json) -> Json:
@@ -172,16 +174,17 @@ def expected_s(client: Client, outcomes: Iterable[Outcome]) -> tuple[float, floa
     after the other, and the number of experiments without an estimate."""
     low = high = 0.0
     unknown = 0
-    for one in client.get_many(dict.fromkeys(i for made in outcomes for i in made.ids)):
-        if one["terminal"]:
+    ids = dict.fromkeys(run for outcome in outcomes for run in outcome.ids)
+    for experiment in client.get_many(ids):
+        if experiment["terminal"]:
             continue
-        told = None
+        runtime = None
         with suppress(Refused):
-            told = client.validate(one["spec"])["runtime"]
-        if told is None:
+            runtime = client.validate(experiment["spec"])["runtime"]
+        if runtime is None:
             unknown += 1
         else:
-            low, high = low + told["low_s"], high + told["high_s"]
+            low, high = low + runtime["low_s"], high + runtime["high_s"]
     return low, high, unknown
 
 
@@ -191,23 +194,24 @@ def finish(client: Client, outcomes: Sequence[Outcome], show: Callable[[Json], o
     the same checkpoint are cancelled too, because each may need a minute to find that it cannot be
     loaded."""
     missing: dict[str, str] = {}
-    for place, made in enumerate(outcomes, 1):
-        needed = {one for later in outcomes[place:] for one in later.ids}
-        checkpoint = made.preset["specs"][0]["model"].get("checkpoint")
-        made.failure = made.failure or missing.get(checkpoint)
-        for one in made.ids:
-            if made.failure is not None:
-                if one not in needed:
+    for place, outcome in enumerate(outcomes, 1):
+        needed = {experiment_id for later in outcomes[place:] for experiment_id in later.ids}
+        checkpoint = outcome.preset["specs"][0]["model"].get("checkpoint")
+        outcome.failure = outcome.failure or missing.get(checkpoint)
+        for experiment_id in outcome.ids:
+            if outcome.failure is not None:
+                if experiment_id not in needed:
                     with suppress(Refused):  # it may have ended
-                        client.cancel(one)
+                        client.cancel(experiment_id)
                 continue
-            made.ended.append(client.wait(one, on_change=show))
-            made.failure = _failure(made.ended[-1])
-        if made.failure is None:
-            made.curves = client.curves_of(made.ids)
-            made.verdict = None if made.is_short else client.verdict(made.name, made.ids)
-        elif checkpoint is not None and f"checkpoint {checkpoint}" in made.failure:
-            missing[checkpoint] = made.failure
+            outcome.ended.append(client.wait(experiment_id, on_change=show))
+            outcome.failure = _failure(outcome.ended[-1])
+        if outcome.failure is None:
+            outcome.curves = client.curves_of(outcome.ids)
+            if not outcome.is_short:
+                outcome.verdict = client.verdict(outcome.name, outcome.ids)
+        elif checkpoint is not None and f"checkpoint {checkpoint}" in outcome.failure:
+            missing[checkpoint] = outcome.failure
 
 
 def _failure(ended: Json) -> str | None:
@@ -219,9 +223,9 @@ def _failure(ended: Json) -> str | None:
 def _seconds(experiment: Json) -> float:
     """Return the time of all attempts."""
     return sum(
-        (_moment(one["ended_at"]) - _moment(one["started_at"])).total_seconds()
-        for one in experiment["attempts"]
-        if one["ended_at"]
+        (_moment(attempt["ended_at"]) - _moment(attempt["started_at"])).total_seconds()
+        for attempt in experiment["attempts"]
+        if attempt["ended_at"]
     )
 
 

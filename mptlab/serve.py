@@ -83,16 +83,16 @@ def _locked(store: Path, url: str) -> Iterator[None]:
         store.mkdir(mode=0o700, parents=True, exist_ok=True)
         opened = (store / LOCK).open("a+")
     except OSError as error:
-        told = f"cannot write {store} ({error.strerror}): set MPT_STORE to a folder of yours"
-        raise RuntimeError(told) from None
+        message = f"cannot write {store} ({error.strerror}): set MPT_STORE to a folder of yours"
+        raise RuntimeError(message) from None
     with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             at = file.read().strip() or "an unknown URL"
-            told = f"this store is already served at {at}: {store}"
-            raise RuntimeError(f"{told}; to serve another one, set MPT_STORE") from None
+            message = f"this store is already served at {at}: {store}"
+            raise RuntimeError(f"{message}; to serve another one, set MPT_STORE") from None
         file.truncate(0)
         file.write(f"{url} (process {os.getpid()})\n")
         file.flush()

@@ -131,10 +131,10 @@ def names_of_parts(name: str, count: int) -> list[str]:
 def changed(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
     """Return the spec with other values at some dotted paths. Raises ValueError for an invalid
     path."""
-    made = copy.deepcopy(dict(spec))
+    copied = copy.deepcopy(dict(spec))
     for path, value in changes.items():
         *parents, last = path.split(".")
-        part: Any = made
+        part: Any = copied
         for parent in parents:
             part = part.setdefault(parent, {}) if isinstance(part, dict) else None
         if not isinstance(part, dict):
@@ -142,7 +142,7 @@ def changed(spec: Mapping[str, Any], changes: Mapping[str, Any]) -> Json:
                 f"{path} is not a valid path: the part before .{last} is not an object"
             )
         part[last] = value
-    return made
+    return copied
 
 
 QUICK_MASKS = 12
@@ -158,8 +158,8 @@ def quick(spec: Mapping[str, Any]) -> Json:
         masks["per_size"] = 1 if is_text else min(masks.get("per_size", 100), QUICK_MASKS)
     for name in ("target_std_err", "target", "max_masks"):
         evaluate.pop(name, None)
-    made = {**spec, "evaluate": {**evaluate, "masks": masks}}
-    return made | ({"seeds": spec["seeds"][:1]} if isinstance(spec.get("seeds"), list) else {})
+    short = {**spec, "evaluate": {**evaluate, "masks": masks}}
+    return short | ({"seeds": spec["seeds"][:1]} if isinstance(spec.get("seeds"), list) else {})
 
 
 class _Loader(yaml.SafeLoader):

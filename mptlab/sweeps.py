@@ -139,8 +139,8 @@ def points_of(points: Mapping[str, Any]) -> Json:
     ValueError for a single value or a text."""
     for path, values in points.items():
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-            told = f"give a list of values, such as [{values!r}] or range(1, 10), not {values!r}"
-            raise ValueError(f"{path}: {told}")
+            advice = f"give a list of values, such as [{values!r}] or range(1, 10), not {values!r}"
+            raise ValueError(f"{path}: {advice}")
     return {"grid": {path: list(values) for path, values in points.items()}}
 
 

@@ -48,8 +48,8 @@ def draw(table: Json, y: str | None, x: str | None, title: str = "") -> Plot:
             label = ", ".join(f"{name.split('.')[-1]} {_text(row[name])}" for name in others)
             lines.setdefault(label, []).append(row)
         paired = y == HELDOUT and any(row.get(f"{BEHIND_BEST} std_err") for row in rows)
-        for label, found in lines.items():
-            _line(axes, found, x, y, BEHIND_BEST if paired else y, label)
+        for label, points in lines.items():
+            _line(axes, points, x, y, BEHIND_BEST if paired else y, label)
         _mark_best(axes, rows, table["best"], x, y)
         if paired:
             axes.plot(

@@ -13,14 +13,14 @@ def comparison(experiments: Sequence[Json]) -> list[Json]:
     """Return a row for each experiment: id, name, status, the spec fields that differ by their
     dotted paths, and each metric by its name, with its standard error as `… std_err`. An object
     that others do not have is one column, with its fields that differ."""
-    columns = differing([one["spec"] for one in experiments])
-    metrics = [summary(one["summary"]) for one in experiments]
+    columns = differing([experiment["spec"] for experiment in experiments])
+    metrics = [summary(experiment["summary"]) for experiment in experiments]
     names = _union(metrics)
     return [
-        {"id": one["id"], "name": one["name"], "status": one["status"]}
+        {"id": experiment["id"], "name": experiment["name"], "status": experiment["status"]}
         | {path: values[i] for path, values in columns.items()}
         | {name: metrics[i].get(name) for name in names}
-        for i, one in enumerate(experiments)
+        for i, experiment in enumerate(experiments)
     ]
 
 
@@ -39,7 +39,7 @@ def differing(values: Sequence[Any], path: str = "") -> dict[str, list[Any]]:
     keys = {
         key
         for key in _union(objects)
-        if any(one.get(key) != objects[0].get(key) for one in objects)
+        if any(value.get(key) != objects[0].get(key) for value in objects)
     }
     return {
         path: [
@@ -56,10 +56,10 @@ def differing(values: Sequence[Any], path: str = "") -> dict[str, list[Any]]:
 def data_note(experiments: Sequence[Json]) -> str | None:
     """Return a sentence that names the fields in which the data of experiments differ. None if they
     are the same."""
-    paths = differing([{"data": one["spec"]["data"]} for one in experiments])
-    seeds = [one["spec"]["seeds"] for one in experiments]
-    if any(one["spec"]["data"].get("seed") == "run" for one in experiments):
-        paths |= differing([{"seeds": one} for one in seeds])
+    paths = differing([{"data": experiment["spec"]["data"]} for experiment in experiments])
+    seeds = [experiment["spec"]["seeds"] for experiment in experiments]
+    if any(experiment["spec"]["data"].get("seed") == "run" for experiment in experiments):
+        paths |= differing([{"seeds": run_seeds} for run_seeds in seeds])
     if not paths:
         return None
     return f"The data differ ({', '.join(paths)}): their metrics do not tell which model is better."
@@ -135,4 +135,4 @@ def summary(rows: Sequence[Json]) -> Json:
 
 
 def _union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for one in mappings for key in one))
+    return list(dict.fromkeys(key for mapping in mappings for key in mapping))

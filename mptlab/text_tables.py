@@ -80,9 +80,9 @@ def read_texts(file: Path, column: str | None = None, separator: str | None = No
         fasta = read_fasta(file)
         if not any(fasta.sequences):
             raise ValueError(f"{file} has no sequence in it")
-        told = f"{file}: {len(fasta.sequences)} sequences; their headers are in the column header"
+        note = f"{file}: {len(fasta.sequences)} sequences; their headers are in the column header"
         headers: Columns = {"header": [*fasta.headers]}
-        return TextTable(fasta.sequences, "sequence", headers, [told, *fasta.notes])
+        return TextTable(fasta.sequences, "sequence", headers, [note, *fasta.notes])
     lines = read_lines(file)
     return TextTable(lines, notes=[*_doubts(file, lines)])
 
@@ -94,8 +94,8 @@ def _doubts(file: Path, lines: Sequence[str]) -> Iterable[str]:
     for begin, kind in ((">", "FASTA"), ("{", "JSON Lines")):
         if lines[0].startswith(begin):
             suffix = FASTA_SUFFIXES[0] if begin == ">" else ".jsonl"
-            told = f"{file} begins as {kind} does, but its lines are read as texts"
-            yield f"{told}: if it is {kind}, name it {suffix}"
+            note = f"{file} begins as {kind} does, but its lines are read as texts"
+            yield f"{note}: if it is {kind}, name it {suffix}"
 
 
 def is_file(name: str) -> bool:
@@ -122,9 +122,9 @@ def _separated(file: Path, separator: str | None) -> Columns:
             rows = []
             for cells in reader:
                 if cells and len(cells) != len(names):
-                    told = f"{len(cells)} cells, but the first line has {len(names)}"
+                    message = f"{len(cells)} cells, but the first line has {len(names)}"
                     cure = "a text with a separator in it is quoted"
-                    raise ValueError(f"{file}, line {reader.line_num} has {told}: {cure}")
+                    raise ValueError(f"{file}, line {reader.line_num} has {message}: {cure}")
                 if cells or len(names) == 1:
                     rows.append(cells or [""])
     except UnicodeDecodeError as error:
@@ -149,8 +149,8 @@ def _check_separator(file: Path, name: str) -> None:
     for other in OTHER_SEPARATORS:
         if other in name:
             shown = repr(other)
-            told = f"{file} has one column, {name!r}. If its cells are separated by {shown}"
-            raise ValueError(f"{told}, give --sep {shown}")
+            message = f"{file} has one column, {name!r}. If its cells are separated by {shown}"
+            raise ValueError(f"{message}, give --sep {shown}")
 
 
 def _json_lines(file: Path) -> Columns:
@@ -233,8 +233,8 @@ def _chosen(
         if not texts:
             raise ValueError(f"{what} has no column of text; it has {_names(columns)}")
         if len(texts) > 1:
-            told = f"{what} has several columns of text: {_names(texts)}"
-            raise ValueError(f"{told}. Name the one that is scored: --column {texts[0]}")
+            note = f"{what} has several columns of text: {_names(texts)}"
+            raise ValueError(f"{note}. Name the one that is scored: --column {texts[0]}")
         (column,) = texts
     if column not in columns:
         raise ValueError(f"{what} has no column {column}; it has {_names(columns)}")
@@ -245,14 +245,14 @@ def _chosen(
     if not any(value.strip() for value in values):
         raise ValueError(f"{what} has no text in column {column}")
     other = {name: values for name, values in columns.items() if name != column}
-    told = f"{what}: {len(values)} texts of column {column}"
+    note = f"{what}: {len(values)} texts of column {column}"
     if empty := sum(not value.strip() for value in values):
-        told += f", {empty} of them empty"
+        note += f", {empty} of them empty"
     if marks := sorted({value for value in values if value in MISSING_CELLS and value}):
-        told += f" (a cell {marks[0]!r} is read as text)"
+        note += f" (a cell {marks[0]!r} is read as text)"
     if other:
-        told += f"; other columns: {_names(other)}"
-    return TextTable(values, column, other, [told])
+        note += f"; other columns: {_names(other)}"
+    return TextTable(values, column, other, [note])
 
 
 def _names(names: Iterable[str]) -> str:

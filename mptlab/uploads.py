@@ -51,11 +51,12 @@ def missing_lines(
     models do with them. Only the given columns and array count."""
     for name, counts in (upload.get("missing") or {}).items():
         rows, dim = (upload["arrays"] or {}).get(name, (upload["n"], upload["dim"]))
-        found = {one: count for one, count in counts.items() if one in (columns or counts)}
-        if found and name == (array or name):
+        chosen = columns or counts
+        missing = {column: count for column, count in counts.items() if column in chosen}
+        if missing and name == (array or name):
             cells = rows * (dim if columns is None else len(columns))
             within = f"array {name}: " if name else ""
-            yield f"{within}{_counted(found, cells, rows)} {MISSING_USE}"
+            yield f"{within}{_counted(missing, cells, rows)} {MISSING_USE}"
 
 
 def _counted(missing: Mapping[str, int], cells: int, rows: int) -> str:

@@ -37,8 +37,8 @@ def add_user(
 ) -> None:
     """Add a user, and print the first key. It is shown only once."""
     context.client.add_user(name, role)
-    made = context.client.add_key(name)
-    context.tell(made, [made["key"]])
+    key = context.client.add_key(name)
+    context.tell(key, [key["key"]])
 
 
 @user_app.command("list")
@@ -109,8 +109,8 @@ def add_key(
 ) -> None:
     """Create a key and print it. It is shown only once."""
     wanted = not_none(name=label, scopes=scope or None, lasts_days=days)
-    made = context.client.add_key(name, **wanted)
-    context.tell(made, [made["key"]])
+    key = context.client.add_key(name, **wanted)
+    context.tell(key, [key["key"]])
 
 
 @key_app.command("list")
@@ -193,7 +193,7 @@ def undrain(
 @with_context
 def usage(context: CommandContext) -> None:
     """Show each user's share and usage of the server, heaviest recent user first."""
-    rows = [{**one, **one["share"]} for one in context.client.usage()]
+    rows = [{**user, **user["share"]} for user in context.client.usage()]
     columns = ("raw_shares", "raw_usage", "effectv_usage", "level_fs", "fair_share")
     context.show(rows, "name", "running", "kept_bytes", *columns)
 
@@ -202,8 +202,8 @@ def usage(context: CommandContext) -> None:
 @with_context
 def retention(context: CommandContext) -> None:
     """Show what retention would delete now: old experiments and purgeable files."""
-    found = context.client.retention()
-    rows = [{"what": what, **one} for what in ("delete", "purge") for one in found[what]]
+    expired = context.client.retention()
+    rows = [{"what": what, **group} for what in ("delete", "purge") for group in expired[what]]
     context.show(rows, "what", "owner", "why", "count", "bytes")
 
 

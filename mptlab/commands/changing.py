@@ -51,9 +51,9 @@ def cancel(
         raise typer.BadParameter("name experiments, or select some with options: see --help")
     if experiment_ids:
         return _each(context, experiment_ids, context.client.cancel)
-    found = context.client.cancel_matching(**filters, whose="all" if user else "mine")
-    told = f"{found['cancelled']} cancelled, {found['ending']} running will end soon"
-    context.tell(found, [told])
+    counts = context.client.cancel_matching(**filters, whose="all" if user else "mine")
+    message = f"{counts['cancelled']} cancelled, {counts['ending']} running will end soon"
+    context.tell(counts, [message])
 
 
 @app.command()
@@ -86,15 +86,15 @@ def delete(
 ) -> None:
     """Delete experiments that are not running, after confirmation. `mpt undelete` restores them
     while their files still exist."""
-    found = [context.client.get(one) for one in context.ids(experiment_ids)]
+    experiments = [*map(context.client.get, context.ids(experiment_ids))]
     if not yes:
-        _ask_to_delete(found)
-    for one in found:
-        context.client.delete(one)
+        _ask_to_delete(experiments)
+    for experiment in experiments:
+        context.client.delete(experiment)
         if not context.as_json:
-            typer.echo(f"deleted {_named(one)}")
+            typer.echo(f"deleted {_named(experiment)}")
     if context.as_json:
-        context.dump([{"id": one["id"], "name": one["name"]} for one in found])
+        context.dump([{name: run[name] for name in ("id", "name")} for run in experiments])
 
 
 @app.command()
@@ -104,18 +104,18 @@ def undelete(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     _each(context, experiment_ids, context.client.undelete)
 
 
-def _ask_to_delete(found: Sequence[Json]) -> None:
+def _ask_to_delete(experiments: Sequence[Json]) -> None:
     """Raises Abort if the user answers no, and BadParameter if there is no terminal to ask."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("cannot ask for confirmation here: give --yes")
-    for one in found:
-        typer.echo(f"  {_named(one)} {one['status']}", err=True)
-    noun = "experiment" if len(found) == 1 else "experiments"
-    typer.confirm(f"Delete {len(found)} {noun}?", abort=True, err=True)
+    for experiment in experiments:
+        typer.echo(f"  {_named(experiment)} {experiment['status']}", err=True)
+    noun = "experiment" if len(experiments) == 1 else "experiments"
+    typer.confirm(f"Delete {len(experiments)} {noun}?", abort=True, err=True)
 
 
-def _named(one: Json) -> str:
-    return f"{one['id']} {printable(one['name'] or '')}".rstrip()
+def _named(experiment: Json) -> str:
+    return f"{experiment['id']} {printable(experiment['name'] or '')}".rstrip()
 
 
 @app.command()
@@ -141,10 +141,10 @@ def tag(
     remove: Annotated[bool, typer.Option("--remove", help="remove these tags")] = False,
 ) -> None:
     """Add tags to an experiment, or remove them."""
-    found = context.client.get(context.id(experiment_id))
-    others = [one for one in found["tags"] if one not in tags]
-    made = context.client.change(found["id"], tags=others if remove else [*others, *tags])
-    context.tell(made, [f"{made['id']} {', '.join(made['tags']) or 'no tags'}"])
+    experiment = context.client.get(context.id(experiment_id))
+    others = [tag for tag in experiment["tags"] if tag not in tags]
+    tagged = context.client.change(experiment["id"], tags=others if remove else [*others, *tags])
+    context.tell(tagged, [f"{tagged['id']} {', '.join(tagged['tags']) or 'no tags'}"])
 
 
 @app.command()
@@ -177,9 +177,9 @@ def bundle(
     file: Annotated[Path | None, typer.Argument(help="default: NAME.zip or ID.zip")] = None,
 ) -> None:
     """Write a zip file with all data of an ended experiment, and how to compute it again."""
-    found = context.client.get(context.id(experiment_id, newest=True))
-    name = (found["name"] or found["id"]).replace("/", "-")
-    written = context.client.bundle(found, file or Path(f"{name}.zip"))
+    experiment = context.client.get(context.id(experiment_id, newest=True))
+    name = (experiment["name"] or experiment["id"]).replace("/", "-")
+    written = context.client.bundle(experiment, file or Path(f"{name}.zip"))
     context.tell(str(written), [str(written)])
 
 
@@ -221,9 +221,9 @@ def upload(
 ) -> None:  # fmt: skip
     """Upload a data set, and print its id. What was read of it is printed on standard error."""
     options = reading_options(index, header, sep, decimal, thousands, drop_non_numeric)
-    made = context.client.upload(file, **options)
-    warn_of_missing(made)
-    context.tell(made, [made["id"]])
+    dataset = context.client.upload(file, **options)
+    warn_of_missing(dataset)
+    context.tell(dataset, [dataset["id"]])
 
 
 @app.command()
@@ -246,12 +246,12 @@ def logout() -> None:
 
 def _each(context: CommandContext, typed: list[str], ask: Callable[[str], Json]) -> None:
     """Call a method for each of the experiments, and print their new status."""
-    seen = [ask(one) for one in context.ids(typed)]
-    context.tell(seen, (f"{one['id']} {one['status']}" for one in seen))
+    changed = [ask(experiment_id) for experiment_id in context.ids(typed)]
+    context.tell(changed, (f"{run['id']} {run['status']}" for run in changed))
 
 
 def _change(context: CommandContext, typed: list[str], **changes: Any) -> None:
     """Change experiments, and print what they are called now, and who may read them."""
-    made = [context.client.change(one, **changes) for one in context.ids(typed)]
-    lines = (f"{one['id']} {one['name'] or ''} ({one['visibility']})" for one in made)
-    context.tell(made, (" ".join(line.split()) for line in lines))
+    changed = [context.client.change(run, **changes) for run in context.ids(typed)]
+    lines = (f"{run['id']} {run['name'] or ''} ({run['visibility']})" for run in changed)
+    context.tell(changed, (" ".join(line.split()) for line in lines))

@@ -60,7 +60,7 @@ class CommandContext:
         if self.as_json:
             self.dump(items)
         else:
-            print_table(columns, ([item.get(one) for one in columns] for item in items))
+            print_table(columns, ([item.get(column) for column in columns] for item in items))
 
     def show_metrics(self, rows: Sequence[Json]) -> None:
         """Print the rows of a sweep's table or a comparison: complete as JSON, or a short table."""
@@ -76,8 +76,8 @@ class CommandContext:
         rows = [flat_row(row) for row in rows_of(document)]
         best = document["best"] and rows[document["best"]["row"]]
         shown = sweep_for_people(rows, best, (order or "").removeprefix("-"))
-        for row, one in zip(shown, short_ids(rows), strict=True):
-            row.update(one)
+        for row, short_id in zip(shown, short_ids(rows), strict=True):
+            row.update(short_id)
         columns = dict.fromkeys(column for row in shown for column in row)
         print_table(columns, ([row.get(column) for column in columns] for row in shown))
         if any(row.get("mpt") is not None and row["mpt std_err"] is None for row in rows):
@@ -130,7 +130,7 @@ class CommandContext:
         typer.echo(json.dumps(value, indent=2))
 
     def ids(self, typed: Iterable[str]) -> list[str]:
-        return [self.id(one) for one in typed]
+        return [self.id(word) for word in typed]
 
     def id(self, typed: str, newest: bool = False) -> str:
         """Return the id of the caller's experiment with this id, this beginning of an id or this
@@ -143,8 +143,8 @@ class CommandContext:
             between = f'id >= "{typed}" and id < "{typed}{AFTER_ALL_DIGITS}"'
             begun = first(self.client.experiments, MAX_CANDIDATES, filter=between)
         named = self._named(typed, MAX_CANDIDATES)
-        experiments = {one["id"]: one for one in (*begun, *named)}.values()
-        newest_first = sorted(experiments, key=lambda one: str(one["created_at"]), reverse=True)
+        experiments = {experiment["id"]: experiment for experiment in (*begun, *named)}.values()
+        newest_first = sorted(experiments, key=lambda run: str(run["created_at"]), reverse=True)
         experiment_id = _one_of(newest_first, "experiments", typed, newest)
         if experiment_id is None:
             self._refuse_unknown(typed)
@@ -164,8 +164,8 @@ class CommandContext:
         owner, _, name = typed.partition("/")
         if owner and name:
             queries.append({"owner": owner, "name": name, "whose": "lab"})
-        found = [first(self.client.experiments, most, **query) for query in queries]
-        return [*chain(*found)][:most]
+        pages = [first(self.client.experiments, most, **query) for query in queries]
+        return [*chain(*pages)][:most]
 
     def _refuse_unknown(self, typed: str) -> NoReturn:
         """Raises Refused with the command for a sweep or a preset of this name, or with the most
@@ -191,11 +191,11 @@ def _one_of(documents: Sequence[Json], what: str, typed: str, newest: bool) -> s
     """Return the id of the first of these documents, which are the newest first, or None. Raises
     BadParameter if there are several, unless `newest` is true and all have the typed name."""
     if len(documents) > 1:
-        if not newest or any(one["id"].startswith(typed) for one in documents):
-            each = ", ".join(f"{one['id']} ({one['status']}, {moment(one)})" for one in documents)
-            told = f"{typed} matches several {what}, give an id; newest first: {each}"
-            raise typer.BadParameter(told)
-        used, *others = (f"{one['id']} ({moment(one)})" for one in documents)
+        if not newest or any(document["id"].startswith(typed) for document in documents):
+            each = ", ".join(f"{doc['id']} ({doc['status']}, {moment(doc)})" for doc in documents)
+            message = f"{typed} matches several {what}, give an id; newest first: {each}"
+            raise typer.BadParameter(message)
+        used, *others = (f"{document['id']} ({moment(document)})" for document in documents)
         warn(f"{typed} matches several {what}: the newest is used, {used}, not {', '.join(others)}")
     return documents[0]["id"] if documents else None
 
@@ -219,7 +219,8 @@ def short_ids(rows: Sequence[Json]) -> list[Json]:
     the rows apart. Empty for means over several experiments."""
     ids = {row["experiment_id"] for row in rows if "experiment_id" in row}
     lengths = range(SHORT_ID, WHOLE_LENGTH)
-    length = next((n for n in lengths if len({one[:n] for one in ids}) == len(ids)), WHOLE_LENGTH)
+    is_enough = (n for n in lengths if len({whole[:n] for whole in ids}) == len(ids))
+    length = next(is_enough, WHOLE_LENGTH)
     return [{"id": row["experiment_id"][:length]} if "experiment_id" in row else {} for row in rows]
 
 
@@ -237,9 +238,9 @@ def with_context(function: Callable[..., None]) -> Callable[..., None]:
         with connected(url) as client:
             function(CommandContext(client, as_json), **arguments)
 
-    typed = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    typed = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     command.__signature__ = inspect.Signature([*typed, *options])  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in (*typed, *options)}
+    command.__annotations__ = {option.name: option.annotation for option in (*typed, *options)}
     return command
 
 
@@ -257,7 +258,7 @@ def ids_and_names(incomplete: str) -> list[tuple[str, str]]:
             newest = client.experiments.list(SUGGESTED)
     except Exception:  # a shell that completes shows no errors
         return []
-    suggested = [(one.id, f"{one.name or ''} {one.status}".strip()) for one in newest]
+    suggested = [(run.id, f"{run.name or ''} {run.status}".strip()) for run in newest]
     return [pair for pair in suggested if pair[0].startswith(incomplete)]
 
 
@@ -313,9 +314,9 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def moment(one: Json) -> str:
+def moment(document: Json) -> str:
     """Return the time at which an experiment or a sweep was created, to the minute."""
-    return f"{one['created_at'][:16].replace('T', ' ')}"
+    return f"{document['created_at'][:16].replace('T', ' ')}"
 
 
 def local_time(at: str | None) -> str | None:
@@ -323,6 +324,6 @@ def local_time(at: str | None) -> str | None:
     return at and f"{datetime.fromisoformat(at).astimezone():%Y-%m-%d %H:%M}"
 
 
-def warn(told: str) -> None:
+def warn(message: str) -> None:
     """Print a line on stderr."""
-    typer.echo(f"mpt: {printable(told)}", err=True)
+    typer.echo(f"mpt: {printable(message)}", err=True)

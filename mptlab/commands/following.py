@@ -25,7 +25,7 @@ MAX_LOGS = 10
 def follow(context: CommandContext, ids: Sequence[str]) -> list[Json]:
     """Show the progress of experiments until all have ended; return their last documents."""
     with comes_back("watch", ids), followed() as show:
-        return [context.client.wait(one, on_change=show) for one in ids]
+        return [context.client.wait(experiment_id, on_change=show) for experiment_id in ids]
 
 
 def lacks_error(metrics: Iterable[Json]) -> bool:
@@ -40,12 +40,12 @@ def lacks_error(metrics: Iterable[Json]) -> bool:
 
 def print_ended(ended: Sequence[Json]) -> None:
     """Print the metrics of experiments; if there are several, under their ids."""
-    for one in ended:
+    for experiment in ended:
         if len(ended) > 1:
-            typer.echo(f"{one['id']}  {printable(one['name'] or '')}".rstrip())
-        for line in chain(result_lines(one), metric_lines(one)):
+            typer.echo(f"{experiment['id']}  {printable(experiment['name'] or '')}".rstrip())
+        for line in chain(result_lines(experiment), metric_lines(experiment)):
             typer.echo(line)
-    if any(lacks_error(one["metrics"]) for one in ended):
+    if any(lacks_error(experiment["metrics"]) for experiment in ended):
         warn(WITHOUT_ERROR)
 
 
@@ -53,21 +53,21 @@ def print_warnings(context: CommandContext, names: Mapping[str, str]) -> None:
     """Print each warning in the logs of the first experiments once, on stderr, with the names of
     the experiments that have it if others do not. `names` has them by id."""
     read = [*islice(names, MAX_LOGS)]
-    found: dict[str, dict[str, None]] = {}
-    for one in read:
-        for line in context.client.logs(one, "warning"):
-            found.setdefault(line["message"], {})[names[one]] = None
-    for told, having in found.items():
+    warnings: dict[str, dict[str, None]] = {}
+    for experiment_id in read:
+        for line in context.client.logs(experiment_id, "warning"):
+            warnings.setdefault(line["message"], {})[names[experiment_id]] = None
+    for message, having in warnings.items():
         listed = f" ({'; '.join(having)})" if len(having) < len(read) else ""
-        warn(f"{told}{listed}")
+        warn(f"{message}{listed}")
 
 
 def exit_unless_succeeded(ended: Sequence[Json]) -> None:
     """Print the experiments that did not succeed, and exit with status 3 if there are any."""
-    told = [str(NotSucceeded(one)) for one in ended if one["status"] != "succeeded"]
-    for one in told:
-        warn(one)
-    if told:
+    messages = [str(NotSucceeded(run)) for run in ended if run["status"] != "succeeded"]
+    for message in messages:
+        warn(message)
+    if messages:
         raise typer.Exit(RUN_FAILED)
 
 
@@ -81,8 +81,8 @@ def comes_back(command: str, ids: Sequence[str]) -> Iterator[None]:
             warn(f"the {len(ids)} runs continue; mpt list shows them")
             raise
         names = " ".join(ids)
-        told = f"the run continues; to watch it again: mpt {command} {names}"
-        warn(told if command != "watch" else f"{told}; to cancel it: mpt cancel {names}")
+        advice = f"the run continues; to watch it again: mpt {command} {names}"
+        warn(advice if command != "watch" else f"{advice}; to cancel it: mpt cancel {names}")
         raise
 
 
@@ -111,9 +111,9 @@ def _beside_result(row: Json) -> str:
     if row["tokens"]:
         tokens = f" = {row['value'] / row['tokens']:.5g} × {row['tokens']} tokens"
     agreement = ""
-    if found := row["agreement"]:
-        gap = with_error(found["value"], found["std_err"])
-        agreement = f"; {found['text']}: MPT - LML is {gap}"
+    if difference := row["agreement"]:
+        gap = with_error(difference["value"], difference["std_err"])
+        agreement = f"; {difference['text']}: MPT - LML is {gap}"
     return f"{unit}{tokens}{seeds}{agreement}"
 
 
@@ -121,12 +121,12 @@ def metric_lines(experiment: Json) -> Iterator[str]:
     """Yield a line for each metric, final ones first, with its meaning where its name stands for
     the first time."""
     meanings = {row["name"]: row["meaning"] for row in experiment["summary"] or ()}
-    metrics = sorted(experiment["metrics"], key=lambda one: bool({*INTERIM} & {*one["labels"]}))
+    metrics = sorted(experiment["metrics"], key=lambda row: bool({*INTERIM} & {*row["labels"]}))
     seen = set()
     width = max([16, *(len(metric["name"]) for metric in metrics)])
     for metric in metrics:
         labels = " ".join(f"{key}={value}" for key, value in metric["labels"].items())
         number = with_error(metric["value"], metric["std_err"]) or metric["reason"] or "-"
-        told = "" if metric["name"] in seen else meanings.get(metric["name"], "")
+        meaning = "" if metric["name"] in seen else meanings.get(metric["name"], "")
         seen.add(metric["name"])
-        yield f"{metric['name']:{width}} {labels:12} {number:{NUMBER}}  {told}".rstrip()
+        yield f"{metric['name']:{width}} {labels:12} {number:{NUMBER}}  {meaning}".rstrip()

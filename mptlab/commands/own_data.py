@@ -92,16 +92,16 @@ def fitted_by(context: CommandContext, typed: str) -> Json:
         if refused.reason != "not_found":
             raise
         if (sweep := context.sweep_or_none(typed)) is not None:
-            told = f"{typed} is a sweep: give the id of one of its runs"
-            raise typer.BadParameter(f"{told}{_best_runs(sweep)}") from None
+            message = f"{typed} is a sweep: give the id of one of its runs"
+            raise typer.BadParameter(f"{message}{_best_runs(sweep)}") from None
         names = typed.lower().replace("-", "_").split(",")
         near = [model for name in names for model in get_close_matches(name, MODELS, n=1)]
         if len(near) == len(names):
-            told = f"{refused}; did you mean --model {','.join(near)}?"
-            raise typer.BadParameter(told) from None
-        told = f"{refused}; or give {' or '.join(MODELS)}: other models need a spec file"
+            message = f"{refused}; did you mean --model {','.join(near)}?"
+            raise typer.BadParameter(message) from None
+        message = f"{refused}; or give {' or '.join(MODELS)}: other models need a spec file"
         texts = "checkpoints score texts, with --text FILE or mpt score"
-        raise typer.BadParameter(f"{told} (docs/spec.md); {texts}") from None
+        raise typer.BadParameter(f"{message} (docs/spec.md); {texts}") from None
 
 
 def columns_of(client: Client, fitted: Json) -> list[str] | None:
@@ -127,13 +127,17 @@ def _best_runs(sweep: Sweep) -> str:
     def run(index: int) -> str:
         fields = rows[index]["fields"].items()
         return str(
-            next(one["experiment_id"] for one in table["items"] if fields <= one["fields"].items())
+            next(
+                point["experiment_id"]
+                for point in table["items"]
+                if fields <= point["fields"].items()
+            )
         )
 
-    told = f", such as the best, {run(best['row'])}"
+    message = f", such as the best, {run(best['row'])}"
     if best["smallest"] in (None, best["row"]):
-        return told
-    return f"{told}, or the smallest as good, {run(best['smallest'])}"
+        return message
+    return f"{message}, or the smallest as good, {run(best['smallest'])}"
 
 
 def spec_of_data(
@@ -176,12 +180,12 @@ def refuse_table_of_texts(typed: str, model: str) -> None:
     """Raise BadParameter if the texts are in a table, which would be read as numbers."""
     checkpoint = "NAME" if model in MODELS else model
     if typed.lower().endswith(FASTA_SUFFIXES):
-        told = f"mpt score {typed} --checkpoint {checkpoint} scores the sequences of a FASTA file"
-        raise typer.BadParameter(told)
+        cure = f"mpt score {typed} --checkpoint {checkpoint}"
+        raise typer.BadParameter(f"{cure} scores the sequences of a FASTA file")
     if kind_of_data(typed) == "table":
         cure = f"mpt score {typed} --column COLUMN --checkpoint {checkpoint} scores each text of it"
-        told = f"{typed} is a table: {cure}. For one curve of all texts, write them to a .txt or"
-        raise typer.BadParameter(f"{told} .jsonl file")
+        message = f"{typed} is a table: {cure}. For one curve of all texts, write them to a .txt or"
+        raise typer.BadParameter(f"{message} .jsonl file")
 
 
 def checkpoint_of(model: str) -> str:
@@ -233,9 +237,9 @@ def data_of(
     if is_known and file.is_file():
         if columns is not None and file.suffix.lower() in TABLE_SUFFIXES:
             options = {**options, "drop_non_numeric": True}  # the chosen columns are numbers
-        made = client.upload(file, **options)
-        warn_of_missing(made, columns, array)
-        data["dataset"] = made["id"]
+        upload = client.upload(file, **options)
+        warn_of_missing(upload, columns, array)
+        data["dataset"] = upload["id"]
     elif file.exists():
         known = ", ".join((*TABLE_SUFFIXES, *ARRAY_SUFFIXES))
         raise typer.BadParameter(f"{typed} is not a file of numbers: give one of {known}")

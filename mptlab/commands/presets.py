@@ -38,11 +38,11 @@ def presets(context: typer.Context, url: Url = None, as_json: AsJson = False) ->
 @with_context
 def list_presets(context: CommandContext) -> None:
     """List the presets: what each needs, how long its last runs took, and what they found."""
-    found = context.client.presets()
+    all_presets = context.client.presets()
     if context.as_json:
-        return context.dump(found)
-    last = {one["name"]: one for one in context.client.preset_runs()}
-    rows = [_standing(context.client, one, last[one["name"]]) for one in found]
+        return context.dump(all_presets)
+    last = {preset["name"]: preset for preset in context.client.preset_runs()}
+    rows = [_standing(context.client, preset, last[preset["name"]]) for preset in all_presets]
     print_table(rows[0], (row.values() for row in rows))
 
 
@@ -58,8 +58,8 @@ def run_preset(
     """Queue an experiment for each of the preset's specs, and print the ids in the order that
     verdict needs."""
     beside = beside_of(None, tag, share, no_cache=False)
-    made = context.client.run_preset(preset, **beside)
-    seen = followed(context, [one.document for one in made], watch)
+    runs = context.client.run_preset(preset, **beside)
+    seen = followed(context, [run.document for run in runs], watch)
     if context.as_json:
         context.dump(seen)
     if watch:
@@ -82,9 +82,9 @@ def verdict(
     if not ids:
         newest = {one["name"]: one["runs"] for one in context.client.preset_runs()}
         ids = [run["id"] for run in newest.get(preset, ()) if run is not None]
-    told = context.client.verdict(preset, ids)
-    context.dump(told) if context.as_json else _print_verdict(told)
-    if told["verdict"] != "agrees":
+    judged = context.client.verdict(preset, ids)
+    context.dump(judged) if context.as_json else _print_verdict(judged)
+    if judged["verdict"] != "agrees":
         raise typer.Exit(RUN_FAILED)
 
 
@@ -107,17 +107,18 @@ def _seconds(run: Json) -> float:
     return (finished - started).total_seconds()
 
 
-def _print_verdict(told: Json) -> None:
+def _print_verdict(verdict: Json) -> None:
     """Print each comparison, rounded by its error, and the verdict."""
     rows = []
-    for one in told["comparisons"]:
-        error = one.get("half_width")
-        measured = with_error(one["measured"], error)
-        rows.append([one["what"], one["published"], measured, one["low"], one["high"],
-                     one["outcome"], one["power"]])  # fmt: skip
+    for comparison in verdict["comparisons"]:
+        error = comparison.get("half_width")
+        measured = with_error(comparison["measured"], error)
+        names = ("low", "high", "outcome", "power")
+        rows.append([comparison["what"], comparison["published"], measured,
+                     *(comparison[name] for name in names)])  # fmt: skip
     headers = ("what", "published", "measured", "agrees from", "to", "outcome", "power")
     print_table(headers, rows)
-    if any(one.get("half_width") for one in told["comparisons"]):
+    if any(comparison.get("half_width") for comparison in verdict["comparisons"]):
         typer.echo(HALF_WIDTH)
     typer.echo("Power is the probability to find agreement where it is true")
-    typer.echo(told["verdict"] + (f": {told['missing']}" if told["missing"] else ""))
+    typer.echo(verdict["verdict"] + (f": {verdict['missing']}" if verdict["missing"] else ""))

@@ -70,13 +70,13 @@ def list_experiments(
     filters: Json = {key: value for key, value in given.items() if value}
     if lab:
         filters["whose"] = "lab"
-    found = first(context.client.experiments, limit, summary=True, **filters)
+    experiments = first(context.client.experiments, limit, summary=True, **filters)
     if context.as_json:
-        return context.dump([one | {"created": moment(one)} for one in found])
+        return context.dump([run | {"created": moment(run)} for run in experiments])
     columns = ("id", "name", "status", *(["owner"] if lab else []), "result", "created")
     rows = [
-        one | {"name": one["title"], "result": _result(one), "created": moment(one)}
-        for one in found
+        run | {"name": run["title"], "result": _result(run), "created": moment(run)}
+        for run in experiments
     ]
     context.show(rows, *columns)
 
@@ -89,10 +89,10 @@ MAX_LOOKED_S = 12.0
 def show(context: CommandContext, experiment_id: ExperimentId) -> None:
     """Show an experiment's status, its results, and its metrics so far, each ± one standard error.
     Its warnings are printed on stderr."""
-    one = context.client.get(context.id(experiment_id, newest=True))
-    facts = (f"{what:10} {printable(cell(value))}" for what, value in _facts(one).items())
-    context.tell(one, chain(facts, result_lines(one), metric_lines(one)))
-    print_warnings(context, {one["id"]: one["title"]})
+    experiment = context.client.get(context.id(experiment_id, newest=True))
+    facts = (f"{what:10} {printable(cell(value))}" for what, value in _facts(experiment).items())
+    context.tell(experiment, chain(facts, result_lines(experiment), metric_lines(experiment)))
+    print_warnings(context, {experiment["id"]: experiment["title"]})
 
 
 @app.command()
@@ -103,7 +103,7 @@ def watch(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     ids = context.ids(experiment_ids)
     ended = follow(context, ids)
     context.dump(ended) if context.as_json else print_ended(ended)
-    print_warnings(context, {one["id"]: one["name"] or one["id"] for one in ended})
+    print_warnings(context, {run["id"]: run["name"] or run["id"] for run in ended})
     exit_unless_succeeded(ended)
 
 
@@ -119,16 +119,16 @@ def curves(
     output: Annotated[Path | None, typer.Option(help="write JSON to a file")] = None,
 ) -> None:
     """Print an experiment's curves as JSON, or write them as a table or a figure."""
-    one = context.client.experiments.get(context.id(experiment_id, newest=True))
-    found = one.curves(series)
+    experiment = context.client.experiments.get(context.id(experiment_id, newest=True))
+    points = experiment.curves(series)
     if csv_ is not None:
-        write_csv(csv_, found.columns())
+        write_csv(csv_, points.columns())
     if plot is not None:
-        found.plot(kind, plot)
+        points.plot(kind, plot)
     if output is not None:
-        output.write_text(json.dumps(found, indent=2) + "\n")
+        output.write_text(json.dumps(points, indent=2) + "\n")
     if csv_ is plot is output is None:
-        context.dump(found)
+        context.dump(points)
 
 
 @app.command()
@@ -144,12 +144,12 @@ def logs(
     ] = False,
 ) -> None:
     """Print an experiment's log."""
-    found = context.id(experiment_id, newest=True)
-    with comes_back("logs -f", [found]):
-        for one in (
-            _followed(context, found, level) if follow else context.client.logs(found, level)
+    run_id = context.id(experiment_id, newest=True)
+    with comes_back("logs -f", [run_id]):
+        for line in (
+            _followed(context, run_id, level) if follow else context.client.logs(run_id, level)
         ):
-            typer.echo(json.dumps(one) if context.as_json else _log_line(one))
+            typer.echo(json.dumps(line) if context.as_json else _log_line(line))
 
 
 def _followed(context: CommandContext, experiment_id: str, level: str | None) -> Iterator[Json]:
@@ -183,8 +183,8 @@ def plot(
     sweep = context.sweep_or_none(typed) if kind is None else None
     if sweep is not None:
         if not (x or y) and first(context.client.experiments, 1, name=typed):
-            told = f"{typed} is a sweep and an experiment: give --y, or --kind for the experiment"
-            raise typer.BadParameter(told)
+            cure = "give --y, or --kind for the experiment"
+            raise typer.BadParameter(f"{typed} is a sweep and an experiment: {cure}")
         sweep.plot(y, x, file)
     elif y or x:
         raise typer.BadParameter(f"--y and --x are for sweeps, and {typed} is not one")
@@ -200,18 +200,18 @@ def compare(context: CommandContext, experiment_ids: ExperimentIds) -> None:
     one standard error. A name stands for all experiments of that name, the 20 newest if there are
     more."""
     ids = [one for typed in experiment_ids for one in _compared(context, typed)]
-    found = context.client.get_many(dict.fromkeys(ids))
-    context.show_metrics(comparison(found))
-    if not context.as_json and (note := data_note(found)):
+    experiments = context.client.get_many(dict.fromkeys(ids))
+    context.show_metrics(comparison(experiments))
+    if not context.as_json and (note := data_note(experiments)):
         typer.echo(note)
 
 
 def _compared(context: CommandContext, typed: str) -> list[str]:
     """Return the experiments that are typed, at most MAX_COMPARED; say if there are more."""
-    found = context.ids_named(typed, MAX_COMPARED + 1)
-    if len(found) > MAX_COMPARED:
+    ids = context.ids_named(typed, MAX_COMPARED + 1)
+    if len(ids) > MAX_COMPARED:
         warn(f"the {MAX_COMPARED} newest of several experiments with the name {typed} are compared")
-    return found[:MAX_COMPARED]
+    return ids[:MAX_COMPARED]
 
 
 @app.command()
@@ -236,8 +236,8 @@ def table(
 @with_context
 def sweeps(context: CommandContext, limit: Limit = 20) -> None:
     """Show your sweeps, newest first."""
-    found = first(context.client.sweeps, limit)
-    context.show([one | {"created": moment(one)} for one in found],
+    newest = first(context.client.sweeps, limit)
+    context.show([sweep | {"created": moment(sweep)} for sweep in newest],
                "id", "name", "status", "points", "created")  # fmt: skip
 
 
@@ -251,29 +251,31 @@ def download(
 ) -> None:
     """Write an experiment's files: weights, pictures."""
     written = context.client.download(context.id(experiment_id, newest=True), to, *names or [])
-    context.tell(files := [str(one) for one in written], files or ["it has no files"])
+    context.tell(files := [str(file) for file in written], files or ["it has no files"])
 
 
 @app.command()
 @with_context
 def datasets(context: CommandContext, limit: Limit = 50) -> None:
     """Show your uploads, newest first."""
-    found = first(context.client.datasets, limit)
-    context.show(found, "id", "name", "n", "dim", "bytes")
+    newest = first(context.client.datasets, limit)
+    context.show(newest, "id", "name", "n", "dim", "bytes")
 
 
 @app.command()
 @with_context
 def workers(context: CommandContext) -> None:
     """Show the live workers, with the memory that each run uses, of its GPU if it has one."""
-    found = context.client.workers()
-    shown = found
+    live = context.client.workers()
+    shown = live
     if not context.as_json:
-        shown = [{**one, **_memory_columns(one), "drained": _drained(one)} for one in found]
-    of_gpu = ("gpu",) if any(one["gpu"] for one in found) else ()
-    full = ("store_full",) if any(one.get("store_full") for one in found) else ()
-    drained = ("drained",) if any(one.get("drain") for one in found) else ()
-    hangs = ("looked_s",) if any(map(_hangs, found)) else ()
+        shown = [
+            {**worker, **_memory_columns(worker), "drained": _drained(worker)} for worker in live
+        ]
+    of_gpu = ("gpu",) if any(worker["gpu"] for worker in live) else ()
+    full = ("store_full",) if any(worker.get("store_full") for worker in live) else ()
+    drained = ("drained",) if any(worker.get("drain") for worker in live) else ()
+    hangs = ("looked_s",) if any(map(_hangs, live)) else ()
     beside = *full, *drained, *hangs, "experiment_id", "silent_s"
     context.show(shown, "host", "queue", *of_gpu, "memory", "busy", *beside)
 
@@ -309,8 +311,8 @@ def _memory_columns(worker: Json) -> Json:
 @with_context
 def queue(context: CommandContext) -> None:
     """Print your share of the server (like Slurm's sshare) and your waiting experiments."""
-    found = context.client.queue()
-    context.tell(found, _queue_lines(found))
+    share = context.client.queue()
+    context.tell(share, _queue_lines(share))
 
 
 def _queue_lines(queue: Json) -> Iterator[str]:
@@ -333,9 +335,9 @@ def _queue_lines(queue: Json) -> Iterator[str]:
         yield f"{waiting['id']}  {waiting['queue']['reason']}; starts: {start}"
 
 
-def _log_line(one: Json) -> str:
-    at = one["at"][:19].replace("T", " ")
-    return f"{at} {one['level']:7} {printable(one['message'])}"
+def _log_line(line: Json) -> str:
+    at = line["at"][:19].replace("T", " ")
+    return f"{at} {line['level']:7} {printable(line['message'])}"
 
 
 MAX_RESULTS = 2

@@ -40,17 +40,17 @@ def reproduce(
     from mptlab import report  # which needs matplotlib
 
     with _service(url) as client:
-        made = presets.submitted(client, presets.chosen(client, names or ()), quick)
-        typer.echo(_announced(client, made), err=True)
+        outcomes = presets.submitted(client, presets.chosen(client, names or ()), quick)
+        typer.echo(_announced(client, outcomes), err=True)
         with comes_back("reproduce", [*(names or ())]), followed() as show:
-            presets.finish(client, made, show)
-    page = report.write(made, folder)
+            presets.finish(client, outcomes, show)
+    page = report.write(outcomes, folder)
     if as_json:
-        typer.echo(json.dumps([one.summary() for one in made], indent=2))
+        typer.echo(json.dumps([outcome.summary() for outcome in outcomes], indent=2))
     else:
-        lines = [f"{one.name:28} {one.status}{_because(one)}" for one in made]
-        typer.echo("\n".join([*lines, report.counted(made), f"report: {page}"]))
-    if any(one.status in ("differs", "incomplete") for one in made):
+        lines = [f"{outcome.name:28} {outcome.status}{_because(outcome)}" for outcome in outcomes]
+        typer.echo("\n".join([*lines, report.counted(outcomes), f"report: {page}"]))
+    if any(outcome.status in ("differs", "incomplete") for outcome in outcomes):
         raise typer.Exit(RUN_FAILED)
 
 
@@ -64,8 +64,8 @@ def _announced(client: Client, outcomes: Sequence[Outcome]) -> str:
     if not high and not unknown:
         return "everything is computed already"
     known = f"about {low / 60:.1f} to {high / 60:.1f} min of one worker" if high else "unknown time"
-    rest = f", and {unknown} experiments whose time is unknown" if high and unknown else ""
-    return f"expected: {known}{rest}"
+    others = f", and {unknown} experiments whose time is unknown" if high and unknown else ""
+    return f"expected: {known}{others}"
 
 
 @contextmanager

@@ -113,8 +113,8 @@ def submit(
     if data is None:
         assert spec is not None
         if options or columns or array or latent_dim:
-            told = "options of --data are not for a spec: upload its file by mpt upload FILE with "
-            raise typer.BadParameter(f"{told}them, and give the id, or set fields by --set")
+            cure = "upload its file by mpt upload FILE with them, and give the id, or set fields by"
+            raise typer.BadParameter(f"options of --data are not for a spec: {cure} --set")
         sent = _spec(spec, set_)
     else:
         dims = None if latent_dim is None else _values(latent_dim)
@@ -127,9 +127,9 @@ def submit(
         sent, watch = quick(sent), True
     if grid:
         return _queue_sweep(context, sent, grid, beside, watch)
-    made = context.client.submit(sent, **beside)
-    _warn_if_stuck(made)
-    (seen,) = followed(context, [made], watch)
+    experiment = context.client.submit(sent, **beside)
+    _warn_if_stuck(experiment)
+    (seen,) = followed(context, [experiment], watch)
     if context.as_json:
         context.dump(seen)
     elif fitted is not None and fitted["spec"]["model"]["family"] in MODELS:
@@ -142,18 +142,18 @@ def submit(
 @with_context
 def validate(context: CommandContext, spec: SpecFile, set_: Changes = None) -> None:
     """Check a spec and show its estimates; nothing is queued."""
-    told = context.client.validate(_spec(spec, set_))
-    runtime = told["runtime"]
+    estimate = context.client.validate(_spec(spec, set_))
+    runtime = estimate["runtime"]
     lines = {
-        "masks": told["masks"],
-        "points": told.get("points"),
-        "memory": f"{told['memory_bytes'] / 2**20:.0f} MiB",
+        "masks": estimate["masks"],
+        "points": estimate.get("points"),
+        "memory": f"{estimate['memory_bytes'] / 2**20:.0f} MiB",
         "runtime": f"about {runtime['median_s']:.0f} s" if runtime else "unknown",
-        "would wait": told["queue_reason"],
-        "computed before": told["cached_from"],
+        "would wait": estimate["queue_reason"],
+        "computed before": estimate["cached_from"],
     }
     facts = (f"{what:16} {cell(value)}" for what, value in lines.items())
-    context.tell(told, ["the spec is valid", *facts])
+    context.tell(estimate, ["the spec is valid", *facts])
 
 
 @app.command()
@@ -217,30 +217,30 @@ def _queue_sweep(
 
 
 def _follow_sweep(
-    context: CommandContext, made: Sweep, grid: Json, watch: bool, sort: str | None
+    context: CommandContext, sweep: Sweep, grid: Json, watch: bool, sort: str | None
 ) -> None:
     if not watch:
-        context.dump(made.get()) if context.as_json else typer.echo(made.id)
+        context.dump(sweep.get()) if context.as_json else typer.echo(sweep.id)
         return
-    typer.echo(made.id, err=True)
-    with comes_back("table", [made.id]):
-        ended = made.wait(check=False)
-    context.show_sweep(made, sort)
-    print_warnings(context, {row["experiment_id"]: choice(row, grid) for row in made.table()})
+    typer.echo(sweep.id, err=True)
+    with comes_back("table", [sweep.id]):
+        ended = sweep.wait(check=False)
+    context.show_sweep(sweep, sort)
+    print_warnings(context, {row["experiment_id"]: choice(row, grid) for row in sweep.table()})
     exit_unless_succeeded([ended])
 
 
-def followed(context: CommandContext, made: list[Json], watch: bool) -> list[Json]:
+def followed(context: CommandContext, queued: list[Json], watch: bool) -> list[Json]:
     """Print the ids of queued experiments and, if requested, wait until they end."""
-    ids = [one["id"] for one in made]
+    ids = [experiment["id"] for experiment in queued]
     if watch or not context.as_json:
         typer.echo("\n".join(ids), err=context.as_json)
     if not watch:
-        return made
+        return queued
     ended = follow(context, ids)
     if not context.as_json:
         print_ended(ended)
-        print_warnings(context, {one["id"]: one["name"] or one["id"] for one in ended})
+        print_warnings(context, {run["id"]: run["name"] or run["id"] for run in ended})
     return ended
 
 
@@ -251,9 +251,9 @@ def _tell_whole(context: CommandContext, spec: Json) -> None:
     warn(f"a quick look with few masks and one seed; without --quick a run takes {takes}")
 
 
-def _warn_if_stuck(made: Json) -> None:
+def _warn_if_stuck(experiment: Json) -> None:
     """Print why an experiment cannot start, if no worker could run it."""
-    reason = (made["queue"] or {}).get("reason") if "queue" in made else None
+    reason = (experiment["queue"] or {}).get("reason") if "queue" in experiment else None
     if reason and reason.startswith("no ") and reason.endswith(" worker is registered"):
         warn(f"it waits until there is one: {reason}")
 
@@ -278,11 +278,11 @@ _WITH_DATA = {
 def _spec(file: Path, changes: list[str] | None) -> Json:
     is_input = str(file) == "-"
     if kind := kind_of_data(file):
-        told = f"{file} is data, not a spec: {_WITH_DATA[kind].format(file=file)}"
-        raise typer.BadParameter(told)
+        message = f"{file} is data, not a spec: {_WITH_DATA[kind].format(file=file)}"
+        raise typer.BadParameter(message)
     if not (is_input or file.exists()):
-        told = f"file not found: {file}; to run a preset: mpt presets run NAME"
-        raise typer.BadParameter(told)
+        message = f"file not found: {file}; to run a preset: mpt presets run NAME"
+        raise typer.BadParameter(message)
     text = sys.stdin.read() if is_input else file.read_text(encoding="utf-8")
     spec = parse_spec(text, "standard input" if is_input else str(file))
     return changed(spec, _changes(changes))
@@ -302,8 +302,8 @@ def _pair(text: str) -> tuple[str, str]:
 def _swept(path: str, text: str) -> list[Any]:
     """Return the values of a swept field; of `seeds`, 1,2 means two points of one seed each."""
     values = _values(text)
-    is_seeds = path == "seeds" and all(isinstance(one, int) for one in values)
-    return [[one] for one in values] if is_seeds else values
+    is_seeds = path == "seeds" and all(isinstance(value, int) for value in values)
+    return [[value] for value in values] if is_seeds else values
 
 
 def _values(text: str) -> list[Any]:
@@ -323,4 +323,4 @@ def _values(text: str) -> list[Any]:
         except ValueError:
             raise typer.BadParameter(f"{text} is not valid JSON") from None
         return list(listed[0] if len(listed) == 1 else listed)
-    return [parse_value(one) for one in text.split(",")]
+    return [parse_value(value) for value in text.split(",")]

@@ -55,14 +55,14 @@ def texts(
     csv_: Csv = None,
 ) -> None:
     """Show the scores of each text of an experiment."""
-    one = context.client.experiments.get(context.id(experiment_id, newest=True))
+    experiment = context.client.experiments.get(context.id(experiment_id, newest=True))
     if csv_ is not None:
-        write_csv(csv_, one.texts(order=order or "row", group=group).by_column())
+        write_csv(csv_, experiment.texts(order=order or "row", group=group).by_column())
         return
     if order is None:
-        scored = (one.spec.get("evaluate") or {}).get("texts") or {"scores": ["row"]}
+        scored = (experiment.spec.get("evaluate") or {}).get("texts") or {"scores": ["row"]}
         order = f"-{scored['scores'][0]}"
-    _show(context, one.texts(order=order, limit=top, group=group))
+    _show(context, experiment.texts(order=order, limit=top, group=group))
 
 
 @app.command()
@@ -76,21 +76,21 @@ def rows(
     """Show the log-likelihood of each row, the least usual first, of a run that scored data with
     the model of another: mpt submit --data new.csv --model mine. Rows count from 0."""
     try:
-        found = context.client.rows(context.id(experiment_id, newest=True))
+        scored = context.client.rows(context.id(experiment_id, newest=True))
     except Refused as refused:
         if refused.reason != "not_found" or "file" not in str(refused):
             raise
-        told = f"to score rows: mpt submit --data FILE --model {experiment_id}"
-        raise typer.BadParameter(f"{experiment_id} has no scores of rows; {told}") from None
+        advice = f"to score rows: mpt submit --data FILE --model {experiment_id}"
+        raise typer.BadParameter(f"{experiment_id} has no scores of rows; {advice}") from None
     if csv_ is not None:
-        columns = found[0] if found else {}
-        write_csv(csv_, {name: [row[name] for row in found] for name in columns})
+        columns = scored[0] if scored else {}
+        write_csv(csv_, {name: [row[name] for row in scored] for name in columns})
         return
-    found.sort(key=lambda row: (row["p_value"], row["log_likelihood"]))
-    context.show(found[:top], *(found[0] if found else ()))
+    scored.sort(key=lambda row: (row["p_value"], row["log_likelihood"]))
+    context.show(scored[:top], *(scored[0] if scored else ()))
     if not context.as_json:
-        rare = 1 / len(found)
-        typer.echo(f"p value: {P_VALUE}; of {len(found)} usual rows one is below {rare:.2g}")
+        rare = 1 / len(scored)
+        typer.echo(f"p value: {P_VALUE}; of {len(scored)} usual rows one is below {rare:.2g}")
         typer.echo(f"unusual columns: {UNUSUAL_COLUMNS}")
 
 
@@ -179,14 +179,14 @@ def score(
                        target="decision" if decide else None,
                        window_overlap=window_overlap)  # fmt: skip
     name = Path(texts[0]).stem if texts and len(texts) == 1 and is_file(texts[0]) else None
-    found = context.client.score(table, checkpoint_of(model), scores, name=name, **options)
-    for note in found.notes[len(table.notes) :]:
+    scored = context.client.score(table, checkpoint_of(model), scores, name=name, **options)
+    for note in scored.notes[len(table.notes) :]:
         warn(note)
-    typer.echo(found.experiment_id, err=True)
+    typer.echo(scored.experiment_id, err=True)
     if csv_ is not None:
-        write_csv(csv_, found.by_column())
-    if csv_ is None or (str(csv_) != "-" and len(found) <= MAX_PAIRED):
-        _show(context, found, None if decide else target_std_err, relative)
+        write_csv(csv_, scored.by_column())
+    if csv_ is None or (str(csv_) != "-" and len(scored) <= MAX_PAIRED):
+        _show(context, scored, None if decide else target_std_err, relative)
 
 
 def table_of(texts: list[str], column: str | None, separator: str | None) -> TextTable:
@@ -222,59 +222,59 @@ def sequence_of(given: str) -> str:
 
 
 def _show(
-    context: CommandContext, found: Texts, target: float | None = None, relative: bool = False
+    context: CommandContext, texts: Texts, target: float | None = None, relative: bool = False
 ) -> None:
     if context.as_json:
-        context.dump(found)
+        context.dump(texts)
         return
     columns = [
         name
-        for name in found.columns
-        if name not in HIDDEN and any(row[name] is not None for row in found)
+        for name in texts.columns
+        if name not in HIDDEN and any(row[name] is not None for row in texts)
     ]
-    if not any(row.get("unknown") for row in found):
+    if not any(row.get("unknown") for row in texts):
         columns = [name for name in columns if name != "unknown"]
     rows = [
         {
             name: with_error(row[name], row[f"{name}{ERROR}"]) if f"{name}{ERROR}" in row else value
             for name, value in row.items()
         }
-        for row in found
+        for row in texts
     ]
     columns = [name for name in columns if not name.endswith(ERROR)]
     print_table(columns, ([row[name] for name in columns] for row in rows))
     if "decided" in columns:
         typer.echo(f"decided: {DECIDED}")
-    for told in (*_compared(found), *_over_target(found, target, relative)):
-        typer.echo(told)
+    for line in (*_compared(texts), *_over_target(texts, target, relative)):
+        typer.echo(line)
 
 
-def _compared(found: Texts) -> Iterator[str]:
+def _compared(texts: Texts) -> Iterator[str]:
     """Yield the text with the highest score that has errors, and the pairs of texts that their
     errors do not tell apart. Texts of groups are compared within their groups only."""
-    for name in found.columns:
+    for name in texts.columns:
         error = f"{name}{ERROR}"
-        known = [row for row in found if row[name] is not None and row.get(error) is not None]
-        if error not in found.columns or len(known) < 2 or "group" in found.columns:
+        known = [row for row in texts if row[name] is not None and row.get(error) is not None]
+        if error not in texts.columns or len(known) < 2 or "group" in texts.columns:
             continue
         best = max(known, key=lambda row: float(row[name]))
         yield f"* highest {name}: row {best['row']}"
         alike = [
-            f"{one['row']}~{other['row']}"
-            for one, other in combinations(known[:MAX_PAIRED], 2)
-            if abs(one[name] - other[name]) <= 2 * hypot(one[error], other[error])
+            f"{row['row']}~{other['row']}"
+            for row, other in combinations(known[:MAX_PAIRED], 2)
+            if abs(row[name] - other[name]) <= 2 * hypot(row[error], other[error])
         ]
         if alike and len(known) <= MAX_PAIRED:
             yield f"  not told apart by two standard errors of the difference: {', '.join(alike)}"
 
 
-def _over_target(found: Texts, target: float | None, relative: bool) -> Iterator[str]:
+def _over_target(texts: Texts, target: float | None, relative: bool) -> Iterator[str]:
     """Yield how many texts have a larger error than the target of the cumulative score."""
     if target is None:
         return
-    known = [row for row in found if row.get(f"cumulative{ERROR}") is not None]
+    known = [row for row in texts if row.get(f"cumulative{ERROR}") is not None]
     limits = (target * abs(row["cumulative"]) if relative else target for row in known)
     over = sum(row[f"cumulative{ERROR}"] > limit for row, limit in zip(known, limits, strict=True))
     if over:
-        told = "their scores vary more than the first ones showed, or max_masks was reached"
-        yield f"  {over} of {len(known)} texts have a larger error than the target: {told}"
+        reason = "their scores vary more than the first ones showed, or max_masks was reached"
+        yield f"  {over} of {len(known)} texts have a larger error than the target: {reason}"
