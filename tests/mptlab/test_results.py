@@ -78,34 +78,34 @@ def test_show_prints_warnings(environment: dict[str, str], client: Client, tmp_p
 
 
 @pytest.fixture(scope="module")
-def seven(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Rows of 14 columns from seven latent dimensions."""
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of eight columns from three latent dimensions."""
     draws = np.random.default_rng(0)
-    x = draws.standard_normal((300, 7)) @ draws.standard_normal((7, 14))
-    file = tmp_path_factory.mktemp("data") / "seven.csv"
-    noisy = x + 0.3 * draws.standard_normal((300, 14))
-    header = ",".join(f"c{i}" for i in range(14))
+    x = draws.standard_normal((300, 3)) @ draws.standard_normal((3, 8))
+    file = tmp_path_factory.mktemp("data") / "three.csv"
+    noisy = x + 0.3 * draws.standard_normal((300, 8))
+    header = ",".join(f"c{i}" for i in range(8))
     np.savetxt(file, noisy, delimiter=",", header=header, comments="", fmt="%.6f")
     return file
 
 
 def test_the_best_k_at_the_edge_is_said_with_the_command_that_extends_it(
-    environment: dict[str, str], client: Client, seven: Path
+    environment: dict[str, str], client: Client, three: Path
 ) -> None:
-    words = ("submit", "--data", str(seven), "--latent-dim", "1..6", "--name", "edge", "--watch")
+    words = ("submit", "--data", str(three), "--latent-dim", "1..2", "--name", "edge", "--watch")
     code, shown, error = mpt_here(environment, *words)
     assert code == 0, error
     sweep = next(client.sweeps())["id"]
-    told = f"  K = 6 is the last value: extend to 12: mpt extend {sweep} --over {K}=7..12"
+    told = f"  K = 2 is the last value: extend to 4: mpt extend {sweep} --over {K}=3..4"
     assert shown.splitlines()[-1] == told
     assert mpt_here(environment, "table", "edge")[1] == shown
     command = told.partition("mpt ")[2].split()
     code, shown, error = mpt_here(environment, *command, "--watch")
     assert code == 0, error
-    assert f"* best by lml_heldout: {K}=7" in shown
+    assert f"* best by lml_heldout: {K}=3" in shown
     assert "is the last value" not in shown
     rows = [line for line in shown.splitlines() if re.match(r" \d", line)]
-    assert len(rows) == 12
+    assert len(rows) == 4
     table = client.get_sweep(sweep).table_document()
     notes = [
         line[2:]

@@ -10,13 +10,13 @@ import typer
 
 from mptlab import Client
 from mptlab import texts as module
-from mptlab.commands.context import CommandContext
-from mptlab.commands.texts import _compared, _over_target, _show, sequence_of, table_of
+from mptlab.commands.texts import sequence_of, table_of
 from mptlab.text_tables import TextTable
 from mptlab.texts import AMINO_ACIDS, Texts, score_spec, single_mutations
 from tests.support import tiny_lm
 from tests.support.answers import Answers
 from tests.support.commands import mpt_here as mpt
+from tests.support.recording import Recording, Typed
 
 Environment = dict[str, str]
 LINES = ["the cat sat on a mat", "the on cat mat a sat", "old dog", "dog old"]
@@ -106,32 +106,30 @@ def scored(*scores: tuple[float | None, float | None], **more: Any) -> Texts:
     return Texts(rows, [*rows[0]])
 
 
-def test_texts_that_errors_do_not_tell_from_the_best_are_named(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    found = scored((-9.0, 0.3), (-8.125, 0.4), (-7.0, 0.3), (-7.8, 0.3), (None, None))
-    pairs = "  not told apart by two standard errors of the difference: 0~1, 1~3, 2~3"
-    assert [*_compared(found)] == ["* highest cumulative: row 2", pairs]
-    assert [*_compared(scored((-1.0, 0.1), (-2.0, 0.1)))] == ["* highest cumulative: row 0"]
-    assert [*_compared(scored((-1.0, 0.1)))] == []
-    assert [*_compared(scored((-1.0, 0.1), (-2.0, 0.1), group=1))] == []
-    assert [*_compared(scored(*[(-1.0, 0.1)] * 21))] == ["* highest cumulative: row 0"]
-    assert [*_over_target(found, None, False)] == []
-    assert [*_over_target(found, 0.4, False)] == []
-    (over,) = _over_target(found, 0.35, False)
-    assert over.startswith("  1 of 4 texts have a larger error than the target: ")
-    (over,) = _over_target(found, 0.04, True)
-    assert over.startswith("  2 of 4 texts")
-    client: Any = None
-    _show(CommandContext(client, as_json=False), found)
-    shown = capsys.readouterr().out
+def test_texts_that_errors_do_not_tell_from_the_best_are_named(typed: Typed) -> None:
+    def printed(texts: Texts, *options: str) -> str:
+        words = ("score", "a", "--model", "m", *options)
+        code, shown, _ = typed(Recording(score=texts), *words)
+        assert code == 0
+        return shown
+
+    five = scored((-9.0, 0.3), (-8.125, 0.4), (-7.0, 0.3), (-7.8, 0.3), (None, None))
+    shown = printed(five)
     assert "-8.12 ± 0.40" in shown
     assert "std err" not in shown
-    assert shown.endswith(f"{pairs}\n")
-    assert "decided:" not in shown
+    *_, best, pairs = shown.splitlines()
+    assert best == "* highest cumulative: row 2"
+    assert pairs.endswith("two standard errors of the difference: 0~1, 1~3, 2~3")
+    for texts in (scored((-1.0, 0.1), (-2.0, 0.1)), scored(*[(-1.0, 0.1)] * 21)):
+        assert printed(texts).splitlines()[-1] == "* highest cumulative: row 0"
+    for texts in (scored((-1.0, 0.1)), scored((-1.0, 0.1), (-2.0, 0.1), group=1)):
+        assert "highest" not in printed(texts)
+    for target, count in ((("0.4",), 0), (("0.35",), 1), (("0.04", "--relative"), 2)):
+        shown = printed(five, "--target-std-err", *target)
+        assert (f"{count} of 4 texts have a larger error" in shown) == bool(count)
     decided = [{"row": 0, "group": "0", "decided": False}]
-    _show(CommandContext(client, as_json=False), Texts(decided, [*decided[0]]))
-    assert "decided: whether the best text of its group" in capsys.readouterr().out
+    assert "decided: whether the best" in printed(Texts(decided, [*decided[0]]))
+    assert "decided:" not in printed(five)
 
 
 def test_a_cumulative_score_without_a_target_is_refused(environment: Environment) -> None:
