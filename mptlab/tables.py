@@ -65,10 +65,21 @@ def data_note(experiments: Sequence[Json]) -> str | None:
     return f"The data differ ({', '.join(paths)}): their metrics do not tell which model is better."
 
 
-def for_people(rows: Sequence[Json]) -> list[Json]:
-    """Put each metric and its error in one cell, for a sweep's table or a comparison. Omit the ids
-    of a sweep's experiments and the counts of seeds."""
-    return [_for_people(row) for row in rows]
+def for_people(rows: Sequence[Json], error: str = " std_err") -> list[Json]:
+    """Put each number and its error, whose name ends in `error`, in one cell. Omit the ids of a
+    sweep's experiments and the counts of seeds."""
+    table = []
+    for row in rows:
+        metrics = {name for name in row if f"{name}{error}" in row}
+        beside = {f"{name}{end}" for name in metrics for end in (error, " count")}
+        table.append(
+            {
+                name: with_error(value, row[f"{name}{error}"]) if name in metrics else value
+                for name, value in row.items()
+                if name != "experiment_id" and name not in beside
+            }
+        )
+    return table
 
 
 def sweep_for_people(
@@ -96,16 +107,6 @@ def _is_derived(name: str) -> bool:
         or "half_interval" in name
         or name == "lml_heldout_population"  # the value of lml_heldout again
     )
-
-
-def _for_people(row: Json) -> Json:
-    metrics = {name for name in row if f"{name} std_err" in row}
-    beside = {f"{name} {what}" for name in metrics for what in ("std_err", "count")}
-    return {
-        name: with_error(value, row[f"{name} std_err"]) if name in metrics else value
-        for name, value in row.items()
-        if name != "experiment_id" and name not in beside
-    }
 
 
 MAX_DECIMALS = 8

@@ -21,7 +21,7 @@ from mptlab.commands.context import (
 from mptlab.commands.own_data import checkpoint_of
 from mptlab.errors import Refused
 from mptlab.specs import not_none
-from mptlab.tables import with_error
+from mptlab.tables import for_people
 from mptlab.text_files import FASTA_SUFFIXES, read_fasta
 from mptlab.text_tables import SUFFIXES, TextTable, is_file, read_texts
 from mptlab.texts import Texts, single_mutations
@@ -227,21 +227,14 @@ def _show(
     if context.as_json:
         context.dump(texts)
         return
+    rows = for_people(texts, ERROR)
     columns = [
         name
         for name in texts.columns
-        if name not in HIDDEN and any(row[name] is not None for row in texts)
+        if name not in HIDDEN and any(row.get(name) is not None for row in rows)
     ]
     if not any(row.get("unknown") for row in texts):
         columns = [name for name in columns if name != "unknown"]
-    rows = [
-        {
-            name: with_error(row[name], row[f"{name}{ERROR}"]) if f"{name}{ERROR}" in row else value
-            for name, value in row.items()
-        }
-        for row in texts
-    ]
-    columns = [name for name in columns if not name.endswith(ERROR)]
     print_table(columns, ([row[name] for name in columns] for row in rows))
     if "decided" in columns:
         typer.echo(f"decided: {DECIDED}")
