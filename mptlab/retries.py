@@ -42,39 +42,39 @@ def send_again(
     """Send until there is a response, for at most `for_s` seconds. Return the last response, or
     raise httpx's last error. A request that is not idempotent is sent again only if nothing was
     sent, or if the server refused it unread. `on_outage` is called once, with the cause."""
-    safe = retry_if_exception_type(NOT_SENT) | retry_if_result(is_refused_unread)
-    any_way = retry_if_exception_type(NOT_ANSWERED) | retry_if_result(is_busy)
-
-    def tell(state: RetryCallState) -> None:
-        if state.attempt_number == 1:
-            on_outage(_cause(state))
+    errors, statuses = (NOT_ANSWERED, BUSY) if idempotent else (NOT_SENT, (TOO_OFTEN,))
 
     def pause_s(state: RetryCallState) -> float:
         # No longer than the remaining time. At its end the request is sent a last time.
-        return max(0.0, min(_pause_s(state), for_s - (state.seconds_since_start or 0.0)))
+        assert state.outcome is not None
+        wanted = 0.0 if state.outcome.failed else _retry_after_s(state.outcome.result())
+        pause = max(_growing(state), min(wanted, MAX_RETRY_AFTER_S))
+        return max(0.0, min(pause, for_s - (state.seconds_since_start or 0.0)))
+
+    def report(state: RetryCallState) -> None:
+        assert state.outcome is not None
+        if state.attempt_number == 1:
+            error = state.outcome.exception()
+            on_outage(str(error) if error else f"HTTP {state.outcome.result().status_code}")
+
+    def last_outcome(state: RetryCallState) -> httpx.Response:
+        assert state.outcome is not None
+        response: httpx.Response = state.outcome.result()
+        return response
 
     retrying = Retrying(
-        retry=any_way if idempotent else safe,
+        retry=retry_if_exception_type(errors)
+        | retry_if_result(lambda response: response.status_code in statuses),
         stop=stop_after_delay(for_s),
         wait=pause_s,
-        before_sleep=tell,
-        retry_error_callback=_last_outcome,
+        before_sleep=report,
+        retry_error_callback=last_outcome,
     )
     return retrying(send)
 
 
 def is_busy(response: httpx.Response) -> bool:
     return response.status_code in BUSY
-
-
-def is_refused_unread(response: httpx.Response) -> bool:
-    return response.status_code == TOO_OFTEN
-
-
-def _pause_s(state: RetryCallState) -> float:
-    assert state.outcome is not None
-    asked = 0.0 if state.outcome.failed else _retry_after_s(state.outcome.result())
-    return max(_growing(state), min(asked, MAX_RETRY_AFTER_S))
 
 
 def _retry_after_s(response: httpx.Response) -> float:
@@ -86,15 +86,3 @@ def _retry_after_s(response: httpx.Response) -> float:
         return (parsedate_to_datetime(said) - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError):
         return 0.0
-
-
-def _last_outcome(state: RetryCallState) -> httpx.Response:
-    assert state.outcome is not None
-    response: httpx.Response = state.outcome.result()
-    return response
-
-
-def _cause(state: RetryCallState) -> str:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    return str(error) if error else f"HTTP {state.outcome.result().status_code}"
