@@ -265,7 +265,7 @@ class Client(Connection):
         `experiments.wait` raises if it failed. `on_change` is called with each polled document.
         After the first response, an outage of the service does not end the wait. If one client runs
         many waits, each polls less often. Raises TimeoutError."""
-        path = self._experiment(experiment_id).path
+        path = self._experiment(experiment_id)._path
         return self._wait(path, timeout_s, on_change, poll_s)
 
     def cancel(self, experiment_id: Id) -> Json:

@@ -44,7 +44,7 @@ class Experiment:
     def __init__(self, client: "Client", document: Json):
         self.id: str = document["id"]
         self.document = document
-        self.path = f"/v1/experiments/{quote(self.id, safe='')}"
+        self._path = f"/v1/experiments/{quote(self.id, safe='')}"
         self._client = client
 
     def __repr__(self) -> str:
@@ -84,7 +84,7 @@ class Experiment:
 
     def refresh(self) -> "Experiment":
         """Request the current document."""
-        self.document = self._client._call("GET", self.path)
+        self.document = self._client._call("GET", self._path)
         return self
 
     def wait(
@@ -94,7 +94,7 @@ class Experiment:
         cancelled, unless `check` is false, and TimeoutError."""
         with followed(progress) as show:
             known = "status" in self.document
-            self.document = self._client._wait(self.path, timeout_s, show, POLL_S, is_known=known)
+            self.document = self._client._wait(self._path, timeout_s, show, POLL_S, is_known=known)
         if check and self.status != "succeeded":
             raise NotSucceeded(self.document)
         return self
@@ -102,7 +102,7 @@ class Experiment:
     def curves(self, series: str | None = None, max_points: int = 100_000, **labels: Any) -> Curves:
         """Return its curves by column: all, or those with the given name and labels, such as
         `seed=4`."""
-        path = f"{self.path}/curves" + (f"/{quote(series, safe='')}" if series else "")
+        path = f"{self._path}/curves" + (f"/{quote(series, safe='')}" if series else "")
         answer = self._client._call("GET", path, params={"max_points": max_points, **labels})
         return Curves(answer["series"], self.name or "")
 
@@ -114,7 +114,7 @@ class Experiment:
         """Yield its events until it has ended, each with its `id`, its `kind` (status, log,
         progress, points) and `data`; `kind` filters. A broken stream is opened again. Raises
         Refused."""
-        return follow(self._client, f"{self.path}/events", after, kind)
+        return follow(self._client, f"{self._path}/events", after, kind)
 
     def logs(self, level: str | None = None) -> list[Json]:
         """Return the lines of its log so far, all or of one level: `at`, `level`, `message` and
@@ -123,7 +123,7 @@ class Experiment:
         lines: list[Json] = []
         more = True
         while more:
-            page = self._client._call("GET", f"{self.path}/logs", params=query)
+            page = self._client._call("GET", f"{self._path}/logs", params=query)
             lines += page["items"]
             query["after"], more = page["last_seq"], page["more"]
         return lines
@@ -143,7 +143,7 @@ class Experiment:
         while offset is not None and len(texts) != limit:
             size = MAX_TEXTS if limit is None else min(MAX_TEXTS, limit - len(texts))
             window = {"offset": offset, "limit": size}
-            page = self._client._call("GET", f"{self.path}/texts", params=query | window)
+            page = self._client._call("GET", f"{self._path}/texts", params=query | window)
             texts.extend(page["items"])
             texts.columns, offset = page["columns"], page["next_offset"]
         return texts
@@ -159,11 +159,11 @@ class Experiment:
 
     def artifacts(self) -> list[Json]:
         """List its files: weights, pictures."""
-        return self._client._items(f"{self.path}/artifacts")
+        return self._client._items(f"{self._path}/artifacts")
 
     def artifact(self, name: str) -> bytes:
         """Return the content of one of its files."""
-        return self._client._content(f"{self.path}/artifacts/{quote(name, safe='')}")
+        return self._client._content(f"{self._path}/artifacts/{quote(name, safe='')}")
 
     def download(self, folder: str | os.PathLike[str] = ".", *names: str) -> list[Path]:
         """Write its files into a folder: all, or those with the given names. A file that was not
@@ -186,41 +186,41 @@ class Experiment:
     def bundle(self, file: str | os.PathLike[str]) -> Path:
         """Write a zip of the ended experiment: its spec, records, curves, metrics, files, and
         instructions to compute it again. Raises Refused."""
-        Path(file).write_bytes(self._client._content(f"{self.path}/bundle"))
+        Path(file).write_bytes(self._client._content(f"{self._path}/bundle"))
         return Path(file)
 
     def cancel(self) -> "Experiment":
         """Request its cancellation."""
-        self.document = self._client._call("POST", f"{self.path}:cancel", idempotent=True)
+        self.document = self._client._call("POST", f"{self._path}:cancel", idempotent=True)
         return self
 
     def pause(self) -> "Experiment":
         """Request that it pauses."""
-        self.document = self._client._call("POST", f"{self.path}:pause", idempotent=True)
+        self.document = self._client._call("POST", f"{self._path}:pause", idempotent=True)
         return self
 
     def resume(self) -> "Experiment":
         """Put it back in the queue after a pause."""
-        self.document = self._client._call("POST", f"{self.path}:resume")
+        self.document = self._client._call("POST", f"{self._path}:resume")
         return self
 
     def retry(self, *, idempotency_key: str | None = None) -> "Experiment":
         """Queue a copy of this experiment, which failed or was cancelled."""
-        copy = self._client._once(f"{self.path}:retry", None, idempotency_key)
+        copy = self._client._once(f"{self._path}:retry", None, idempotency_key)
         return Experiment(self._client, copy)
 
     def change(self, **changes: Any) -> "Experiment":
         """Change name, tags, note, priority, visibility, pinned."""
-        self.document = self._client._call("PATCH", self.path, json=changes)
+        self.document = self._client._call("PATCH", self._path, json=changes)
         return self
 
     def delete(self) -> None:
         """Delete it; it must not be running. `undelete` restores it for some days."""
-        self._client._call("DELETE", self.path)
+        self._client._call("DELETE", self._path)
 
     def undelete(self) -> "Experiment":
         """Restore it after a deletion, while its files still exist. Raises Refused."""
-        self.document = self._client._call("POST", f"{self.path}:undelete", idempotent=True)
+        self.document = self._client._call("POST", f"{self._path}:undelete", idempotent=True)
         return self
 
     def _repr_html_(self) -> str:
