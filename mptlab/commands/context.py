@@ -107,7 +107,7 @@ class CommandContext:
             return None
 
     def _sweep_id(self, typed: str, newest: bool) -> str | None:
-        if WHOLE_ID.fullmatch(typed) or not typed:
+        if not _is_searched(typed):
             return typed or None
         sweeps = [
             sweep
@@ -136,7 +136,7 @@ class CommandContext:
         """Return the id of the caller's experiment with this id, this beginning of an id or this
         name, or of a shared one by OWNER/NAME. Raises BadParameter if several match, unless
         they have this name and `newest` is true: then return the newest, and say so."""
-        if WHOLE_ID.fullmatch(typed) or not 0 < len(typed) <= MAX_NAME:
+        if not _is_searched(typed):
             return typed
         begun = []
         if PART_OF_ID.fullmatch(typed):
@@ -153,7 +153,7 @@ class CommandContext:
     def ids_named(self, typed: str, most: int) -> list[str]:
         """Return the ids of the newest experiments of this name, the newest first, or what `id`
         returns if there are not several."""
-        if WHOLE_ID.fullmatch(typed):
+        if not _is_searched(typed):
             return [typed]
         ids = [experiment["id"] for experiment in self._named(typed, most)]
         return ids if len(ids) > 1 else [self.id(typed)]
@@ -178,6 +178,11 @@ class CommandContext:
             advice = _nearest(typed, first(self.client.experiments, SUGGESTED))
         detail = f"you have no experiment {typed}{advice}"
         raise Refused({"detail": detail, "reason": "not_found"})
+
+
+def _is_searched(typed: str) -> bool:
+    """Return whether a word may be a name or the beginning of an id."""
+    return 0 < len(typed) <= MAX_NAME and WHOLE_ID.fullmatch(typed) is None
 
 
 def _nearest(typed: str, documents: Iterable[Json]) -> str:

@@ -85,7 +85,9 @@ def test_an_experiment_is_searched_by_part_of_its_id_or_name() -> None:
 
 def test_an_unknown_name_gets_advice() -> None:
     nothing, client = listed()
-    assert (nothing.id("x" * 201), nothing.id("")) == ("x" * 201, "")
+    for word in (ID, "x" * 201, ""):
+        assert nothing.id(word) == word
+        assert nothing.ids_named(word, 5) == [word]
     assert client.calls == []
     with pytest.raises(Refused, match=r"you have no experiment mine$") as refused:
         nothing.id("mine")
