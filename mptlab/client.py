@@ -316,7 +316,7 @@ class Client(Connection):
 
     def logs(self, experiment_id: Id, level: str | None = None) -> Iterator[Json]:
         """Yield the lines of an experiment's log so far: see `Experiment.logs`."""
-        return iter(self._experiment(experiment_id).logs(level))
+        return self._experiment(experiment_id)._log_lines(level)
 
     def texts(
         self,

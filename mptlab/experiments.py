@@ -119,14 +119,15 @@ class Experiment:
     def logs(self, level: str | None = None) -> list[Json]:
         """Return the lines of its log so far, all or of one level: `at`, `level`, `message` and
         `seq`."""
+        return [*self._log_lines(level)]
+
+    def _log_lines(self, level: str | None) -> Iterator[Json]:
         query = not_none(level=level)
-        lines: list[Json] = []
         more = True
         while more:
             page = self._client._call("GET", f"{self._path}/logs", params=query)
-            lines += page["items"]
+            yield from page["items"]
             query["after"], more = page["last_seq"], page["more"]
-        return lines
 
     def texts(
         self,

@@ -44,6 +44,8 @@ app = typer.Typer()
 SWEEP = "sweep: id, beginning of an id, or name"
 FIGURES = "scores, area, convergence, training, evolution, comparison; default: from the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
+MAX_LOOKED_S = 12.0
+"""Seconds after which an idle worker that has not looked for a run is shown as hanging."""
 MAX_COMPARED = 20
 """Maximum number of experiments of one name that are compared."""
 Limit = Annotated[int, typer.Option(help="maximum number of rows", min=1)]
@@ -79,9 +81,6 @@ def list_experiments(
         for run in experiments
     ]
     context.show(rows, *columns)
-
-
-MAX_LOOKED_S = 12.0
 
 
 @app.command()
