@@ -13,7 +13,6 @@ from mptlab.commands import (
     changing,
     presets,
     reading,
-    reproducing,
     server,
     submitting,
     texts,
@@ -26,7 +25,7 @@ REFUSED, NO_ANSWER = 1, 4
 """Exit statuses, besides 0 (success), RUN_FAILED, 2 (usage error) and 130 (Ctrl-C)."""
 
 app = typer.Typer(no_args_is_help=True)
-for theme in (submitting, presets, reproducing, reading, texts, changing, server):
+for theme in (submitting, presets, reading, texts, changing, server):
     app.add_typer(theme.app)
 app.add_typer(admin.app, name="admin")
 

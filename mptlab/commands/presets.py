@@ -1,23 +1,34 @@
 """Commands that run the paper's presets, and compare their results with the published values."""
 
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from mptlab import reproduce as reproduction
+from mptlab import serve
 from mptlab.client import Client
 from mptlab.commands.context import (
     AsJson,
     CommandContext,
     OptionalIds,
     Url,
+    connected,
     print_table,
     warn,
     with_context,
 )
-from mptlab.commands.following import RUN_FAILED, exit_unless_succeeded
+from mptlab.commands.following import RUN_FAILED, comes_back, exit_unless_succeeded
 from mptlab.commands.submitting import Share, Tags, Watch, beside_of, followed
-from mptlab.errors import Json
+from mptlab.config import store
+from mptlab.errors import Json, Refused
+from mptlab.progress import followed as progress_of
+from mptlab.reproduce import Outcome
 from mptlab.tables import HALF_WIDTH, with_error
 
 app = typer.Typer()
@@ -86,6 +97,71 @@ def verdict(
     context.dump(judged) if context.as_json else _print_verdict(judged)
     if judged["verdict"] != "agrees":
         raise typer.Exit(RUN_FAILED)
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="presets; default: all", metavar="PRESET")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="run slow presets in a short form, without a verdict")
+    ] = False,
+    folder: Annotated[Path, typer.Option("--report", help="folder of the report")] = Path("report"),
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the paper's tables and figures, and write a report on what agrees. If no service
+    answers, one runs until the end. Results that the service already has are used. Exit status 3
+    if a preset differs."""
+    from mptlab import report  # which needs matplotlib
+
+    with _service(url) as client:
+        outcomes = reproduction.submitted(client, reproduction.chosen(client, names or ()), quick)
+        typer.echo(_announced(client, outcomes), err=True)
+        with comes_back("reproduce", [*(names or ())]), progress_of() as show:
+            reproduction.finish(client, outcomes, show)
+    page = report.write(outcomes, folder)
+    if as_json:
+        typer.echo(json.dumps([outcome.summary() for outcome in outcomes], indent=2))
+    else:
+        lines = []
+        for outcome in outcomes:
+            reason = f": {outcome.failure}" if outcome.failure else ""
+            lines.append(f"{outcome.name:28} {outcome.status}{reason}")
+        typer.echo("\n".join([*lines, report.counted(outcomes), f"report: {page}"]))
+    if any(outcome.status in ("differs", "incomplete") for outcome in outcomes):
+        raise typer.Exit(RUN_FAILED)
+
+
+def _announced(client: Client, outcomes: Sequence[Outcome]) -> str:
+    """Return how long the experiments will take."""
+    low, high, unknown = reproduction.expected_s(client, outcomes)
+    if not high and not unknown:
+        return "everything is computed already"
+    known = f"about {low / 60:.1f} to {high / 60:.1f} min of one worker" if high else "unknown time"
+    others = f", and {unknown} experiments whose time is unknown" if high and unknown else ""
+    return f"expected: {known}{others}"
+
+
+@contextmanager
+def _service(url: str | None) -> Iterator[Client]:
+    """Yield a client of the running service. If none is named and none runs on this machine, run
+    one in the meantime."""
+    is_named = url or os.environ.get("MPT_URL")
+    try:
+        with connected(url) as client:
+            if is_named or client.is_ready():
+                yield client
+                return
+    except Refused:  # no key: no service has ever run here
+        if is_named:
+            raise
+    port = serve.free_port()
+    with serve.embedded(store(), port, store() / "reproduce.log", serve.usual_workers()):
+        with Client(f"http://127.0.0.1:{port}", serve.store_key(store())) as client:
+            serve.wait_until(client.is_ready)
+            yield client
 
 
 def _standing(client: Client, preset: Json, last: Json) -> Json:
