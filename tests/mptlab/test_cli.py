@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from mptlab import Client, NoAnswer, NotSucceeded, Refused, serve
-from mptlab.cli import _status_of
 from mptlab.commands import reading
 from service.vocabulary import Role, Scope
 from tests.support.commands import mpt as mpt_process
@@ -228,8 +227,19 @@ def test_a_mistyped_command_prints_no_traceback(
         (AssertionError("a defect"), None),
     ],
 )
-def test_exit_statuses(error: Exception, status: int | None) -> None:
-    assert _status_of(error) == status
+def test_exit_statuses(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int | None
+) -> None:
+    def fail(_: Client) -> None:
+        raise error
+
+    monkeypatch.setattr(Client, "queue", fail)
+    if status is None:
+        with pytest.raises(AssertionError):
+            mpt(environment, "queue")
+    else:
+        code, output, message = mpt(environment, "queue")
+        assert (code, output, message.count("\n")) == (status, "", 1)
 
 
 def test_a_refusal_is_printed_on_a_single_line(environment: Environment, tmp_path: Path) -> None:
