@@ -88,14 +88,6 @@ def test_a_client_and_plain_http_give_the_same_scores(
     assert "it has no text" in (tmp_path / "a.csv").read_text()
 
 
-def test_columns_that_options_name_are_used(client: Client, checkpoint: Path) -> None:
-    frame = pandas.DataFrame({"text": ["a cat", "the dog", "red mat"], "pair": ["x", "y", "x"]})
-    rows = client.score(frame, taken(checkpoint), column="text", group_column="pair")
-    assert [row["group"] for row in rows] == ["x", "y", "x"]
-    assert [row["pair"] for row in rows] == ["x", "y", "x"]
-    assert rows[2]["difference"] == rows[2]["pll"] - rows[0]["pll"]
-
-
 @pytest.fixture(scope="module")
 def esm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of ESM as transformers saves it: with vocab.txt, without tokenizer.json."""
