@@ -455,7 +455,3 @@ class Client(Connection):
     def usage(self) -> list[Json]:
         """List each user's use of the server, heaviest recent user first; for admins."""
         return self._items("/v1/usage")
-
-    def retention(self) -> Json:
-        """List the data that retention would delete now, by owner and cause; for admins."""
-        return self._call("GET", "/v1/retention")

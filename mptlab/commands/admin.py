@@ -199,15 +199,6 @@ def usage(context: CommandContext) -> None:
 
 
 @app.command()
-@with_context
-def retention(context: CommandContext) -> None:
-    """Show what retention would delete now: old experiments and purgeable files."""
-    expired = context.client.retention()
-    rows = [{"what": what, **group} for what in ("delete", "purge") for group in expired[what]]
-    context.show(rows, "what", "owner", "why", "count", "bytes")
-
-
-@app.command()
 def apply_retention(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="only show the files that would be freed")

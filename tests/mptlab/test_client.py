@@ -115,7 +115,6 @@ CALLS = [
          is_repeated=False),
     Call(lambda c: [*c.audit(actor="ann")], "GET /v1/audit?actor=ann", returns=ITEMS),
     Call(lambda c: c.usage(), "GET /v1/usage", returns=ITEMS),
-    Call(lambda c: c.retention(), "GET /v1/retention"),
 ]  # fmt: skip
 
 

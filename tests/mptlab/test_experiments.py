@@ -211,4 +211,3 @@ def test_worker_history_and_user_usage(direct: Client) -> None:
     history = direct.worker_history(hours=1)
     assert (history["items"], len(history["at"])) == ([], 60)
     assert [one["name"] for one in direct.usage()] == ["local"]
-    assert direct.retention() == {"delete": [], "purge": []}
