@@ -278,7 +278,8 @@ def _finish(database: Database, by_spec: int, peak: int) -> None:
 
 
 def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path: Path) -> None:
-    """For a CPU run it is the resident size in main memory, including torch."""
+    """For a CPU run it is the resident size in main memory, including torch, and all modules that
+    the parent of runs in tests has imported."""
     with database.transaction() as session:
         spec = ppca_spec(data__dim=60, evaluate__masks__per_size=1500)
         stored.submit(session, 1, Submission.model_validate({"spec": spec}))
@@ -287,7 +288,7 @@ def test_a_run_leaves_its_peak(settings: Settings, database: Database, tmp_path:
         (line,) = session.scalars(select(Attempt)).all()
         assert AttemptOut.of(line).peak_bytes == line.peak_bytes
     assert line.peak_bytes is not None
-    assert 50 * 2**20 < line.peak_bytes < RUNTIME_BYTES[Queue.CPU]
+    assert 50 * 2**20 < line.peak_bytes < GIB  # the virtual size is several GiB
     assert line.ended_at is not None
 
 
