@@ -4,6 +4,12 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
+from itertools import count as count_from
+
+from cachetools import LRUCache
+
+KNOWN = 1000
+"""Number of users whose last turn is remembered."""
 
 
 class Places:
@@ -16,7 +22,11 @@ class Places:
         self._of_user = of_user
         self._taken = Counter[Hashable]()
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """Requests that wait, by user. The users are in the order of their turns."""
+        """Requests that wait, by user."""
+        self._last_turn: LRUCache[Hashable, int] = LRUCache(KNOWN)
+        """Number of the last turn of each user. It is kept while the user has no request: who sends
+        few goes before who sends many."""
+        self._turns = count_from(1)
 
     def is_full(self, user: Hashable) -> bool:
         """Return whether the next request of this user would wait."""
@@ -64,23 +74,23 @@ class Places:
             waiting = [user for user in self._waiting if self._taken[user] < self._of_user]
             if not waiting:
                 return
-            user = min(waiting, key=self._taken.__getitem__)
-            turns = self._waiting.pop(user)
+            user = min(waiting, key=lambda user: (self._taken[user], self._last_turn.get(user, 0)))
+            turns = self._waiting[user]
             turn = turns.popleft()
-            if turns:
-                self._waiting[user] = turns  # behind the other users
+            if not turns:
+                del self._waiting[user]
             if not turn.cancelled():
                 turn.set_result(None)
                 self._free -= 1
                 self._taken[user] += 1
+                self._last_turn[user] = next(self._turns)
 
     def _give_back(self, user: Hashable) -> None:
         self._free += 1
         self._taken[user] -= 1
         if not self._taken[user]:
             del self._taken[user]
-        if user in self._waiting:
-            self._waiting[user] = self._waiting.pop(user)  # behind the other users
+        self._last_turn[user] = next(self._turns)
         self._give()
 
     def _forget(self, user: Hashable, turn: asyncio.Future[None]) -> None:

@@ -62,6 +62,28 @@ def test_users_that_hold_equally_many_take_turns() -> None:
     run(test)
 
 
+def test_a_user_who_sends_few_goes_before_users_who_send_many() -> None:
+    """Also if its request comes last."""
+
+    async def test() -> None:
+        places = Places(1, of_user=1)
+        rare = Taker(places, 9)
+        await settle()
+        rare.give_back()
+        many = [Taker(places, user) for user in (1, 2, 1, 2)]
+        await settle()
+        many[0].give_back()
+        await settle()
+        many[1].give_back()
+        rare = Taker(places, 9)
+        await settle()
+        many[2].give_back()
+        await settle()
+        assert rare.has_place
+
+    run(test)
+
+
 def test_one_user_does_not_get_all_places() -> None:
     async def test() -> None:
         places = Places(3, of_user=2)
