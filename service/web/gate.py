@@ -110,8 +110,8 @@ class Gate:
         self._look_ups = CapacityLimiter(LOOK_UPS)
         self._arriving = Places(MAX_REQUESTS, PLACES_OF_USER)
         handled = max(2, settings.api_connections - LOOK_UPS)
-        self._handled = Places(handled, handled // 2)
         self._writing = Places(handled // 2, max(1, handled // 4))
+        self._reading = Places(handled - handled // 2, max(1, handled // 4))
         self._heavy = Places(HEAVY, 1)
         self._has_warned = False  # of a proxy that is not trusted
 
@@ -198,9 +198,8 @@ class Gate:
                     async with asyncio.timeout(HEAVY_WAIT_S):
                         places.callback(await self._heavy.take(key))
                 async with asyncio.timeout(WAIT_S):
-                    if is_writing:  # on SQLite they wait for each other
-                        places.callback(await self._writing.take(key))
-                    places.callback(await self._handled.take(key))
+                    kind = self._writing if is_writing else self._reading
+                    places.callback(await kind.take(key))
             except TimeoutError:
                 detail = "too many requests wait for their turn; nothing was changed, try again"
                 raise unavailable("busy", detail) from None
