@@ -111,9 +111,9 @@ class Presence:
 
     def _beat(self) -> None:
         try:
+            vitals = self.vitals()
+            self._log_space(vitals.store_full)
             with self.database.transaction() as session:
-                vitals = self.vitals()
-                self._log_space(vitals.store_full)
                 self.must_hand_back = workers.beat(session, self.name, vitals)
                 if time.monotonic() >= self._sample_due:
                     worker_samples.take(session, self.name, vitals)
