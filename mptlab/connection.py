@@ -46,8 +46,10 @@ class Connection:
         self.url, key, self._key_source = access_of(url, key)
         headers = {"Authorization": f"Bearer {key}"}
         limits = httpx.Limits(max_connections=100, keepalive_expiry=IDLE_S)
+        # No proxy of the environment for this machine: it would see the key of its store.
+        here = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
         self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=timeout_s, limits=limits
+            base_url=self.url, headers=headers, timeout=timeout_s, limits=limits, mounts=here
         )
         self._on_outage = on_outage
         self._for_s = for_s
@@ -195,6 +197,9 @@ def checked(response: httpx.Response) -> httpx.Response:
     """Return the response if it is a success. Raises Refused."""
     if response.is_error:
         raise Refused(_document(response), response.status_code)
+    if response.has_redirect_location:
+        detail = f"{response.url} leads to {response.headers['Location']}: use that URL"
+        raise Refused({"detail": detail}, response.status_code)
     return response
 
 

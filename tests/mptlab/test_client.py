@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from mptlab import Client, Experiment, NotSucceeded, Refused, Sweep, uploads
+from mptlab import Client, Experiment, NoAnswer, NotSucceeded, Refused, Sweep, uploads
 from tests.support.answers import Answers
 
 SPEC = {"model": {"family": "ppca"}}
@@ -485,6 +485,23 @@ def test_a_wait_raises_what_did_not_succeed(client: Client, answers: Answers) ->
 
 
 # Errors and the connection
+
+
+def test_a_redirect_names_the_url_to_use(client: Client, answers: Answers) -> None:
+    target = {"Location": "https://lab/v1/me"}
+    answers.given = [httpx.Response(308, headers=target)]
+    with pytest.raises(Refused, match="https://lab/v1/me"):
+        client.me()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_a_proxy_is_not_used_for_this_machine(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would see the key of the store."""
+    monkeypatch.setenv("http_proxy", "http://proxy.test:3128")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with Client(f"http://{host}:9", "key", for_s=0) as client, pytest.raises(NoAnswer) as raised:
+        client.me()
+    assert "efused" in str(raised.value)  # and not: unknown host
 
 
 def test_a_refusal_raises_an_error_with_its_document(client: Client, answers: Answers) -> None:
