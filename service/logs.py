@@ -108,7 +108,18 @@ def _terminal() -> logging.Formatter:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
     ]
-    return _formatter(shared, [structlog.dev.ConsoleRenderer(pad_event_to=0, pad_level=False)])
+    console = structlog.dev.ConsoleRenderer(pad_event_to=0, pad_level=False)
+    return _formatter(shared, [_printable, console])
+
+
+def _printable(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    """Replace control characters, which could clear a terminal: users choose names."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = "".join(
+                char if char.isprintable() or char in "\n\t" else "\ufffd" for char in value
+            )
+    return event
 
 
 def _formatter(shared: list[Processor], rendering: list[Processor]) -> logging.Formatter:

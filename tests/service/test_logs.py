@@ -171,10 +171,10 @@ def test_a_terminal_shows_text_and_of_info_messages_only_those_of_runs(
     configure_logs()
     logging.getLogger("worker.slot").info("it begins")
     logging.getLogger("service.web").info("all is well")
-    logging.getLogger("service.web").warning("it is late")
+    logging.getLogger("service.web").warning("it is late: \x1b[2J%s", "\x07")
     first, second = capfd.readouterr().err.splitlines()
     assert "it begins" in first
-    assert "it is late" in second
+    assert "it is late: \ufffd[2J\ufffd" in second
     assert "{" not in first + second
 
 
