@@ -62,7 +62,10 @@ def _end_with_stdin() -> None:
     """End this process after the one at the other end of stdin."""
     while os.read(sys.stdin.fileno(), 1024):
         pass
-    log.warning("the parent process is gone: this process ends")
+    log.warning(
+        "the parent process is gone: this process ends, because MPT_EMBEDDED is set, which is for "
+        "`mpt serve` alone"
+    )
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_GRACE_S)
     os._exit(1)
