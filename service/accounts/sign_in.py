@@ -14,7 +14,7 @@ from tempfile import NamedTemporaryFile
 from typing import NamedTuple, Self
 
 from itsdangerous import BadData, URLSafeTimedSerializer
-from sqlalchemy import func, update
+from sqlalchemy import func, or_, update
 from sqlalchemy.orm import Session
 
 from service.accounts.models import ApiKey
@@ -77,11 +77,12 @@ class Links:
 
     def use(self, session: Session, code: str) -> SignIn:
         """Use a code, and so the earlier ones of its key. Of requests with the same code, one
-        succeeds. Raises KeyRefused."""
+        succeeds. A use in the future does not count: the clock was ahead then. Raises
+        KeyRefused."""
         sign_in, made_at = self.read(code)
-        unused = update(ApiKey).where(
-            ApiKey.id == sign_in.key_id, func.coalesce(ApiKey.link_used_at, 0.0) < made_at
-        )
+        used_at = ApiKey.link_used_at
+        is_unused = or_(func.coalesce(used_at, 0.0) < made_at, used_at > time.time())
+        unused = update(ApiKey).where(ApiKey.id == sign_in.key_id, is_unused)
         used = unused.values(link_used_at=made_at).returning(ApiKey.id)
         if session.scalar(used) is None:
             raise KeyRefused(LINK_USED)

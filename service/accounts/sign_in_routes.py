@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Annotated, Self
 
 from cachetools import TTLCache
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Request, Response
 from pydantic import Field, model_validator
 from sqlalchemy.orm import Session
 
@@ -21,7 +21,7 @@ from service.refusals import unauthorized
 from service.schemas import RequestModel, ResponseModel
 from service.web.dependencies import DatabaseDep, UserDep
 from service.web.route import JsonBody, PublicRoute, StrictRoute
-from service.web.sign_in_cookie import SIGN_IN, sign_in_of
+from service.web.sign_in_cookie import COOKIE, SIGN_IN, is_over_tls, sign_in_of
 
 router = APIRouter(prefix="/v1", tags=["sign-in"], route_class=StrictRoute)
 """Routes that require a key or a signed-in browser."""
@@ -121,13 +121,14 @@ def preview(
 
 
 @public.post("/sign-out", status_code=HTTPStatus.NO_CONTENT)
-def sign_out(database: DatabaseDep, request: Request) -> None:
+def sign_out(database: DatabaseDep, request: Request, response: Response) -> None:
     """Sign this browser out, if it is signed in: the answer deletes its cookie."""
     if sign_in_of(request) is not None:
         with database.transaction() as session:
             if (caller := _signed_in(session, request)) is not None:
                 audit.note(session, caller, "sign_in.ended", caller.key_id)
-    request.session.clear()
+    secure = is_over_tls(request.scope)
+    response.delete_cookie(COOKIE, secure=secure, httponly=True, samesite="strict")
 
 
 @router.post("/sign-in-codes", status_code=HTTPStatus.CREATED)

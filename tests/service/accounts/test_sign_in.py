@@ -1,6 +1,7 @@
 """Signing a browser in: by a key or once by a link, while its key is valid, only from our own
 pages."""
 
+import asyncio
 import os
 import time
 from base64 import b64decode
@@ -26,7 +27,7 @@ from service.db.engine import Database
 from service.settings import Settings
 from service.vocabulary import ROLE_SCOPES, Role, Scope
 from service.web import gate
-from service.web.sign_in_cookie import COOKIE
+from service.web.sign_in_cookie import COOKIE, SignInCookie
 from tests.service.accounts.test_users import bearer, place, processes
 from tests.support.ppca_spec import ppca_spec
 
@@ -302,6 +303,40 @@ def test_a_link_is_short_lived(
     pass_time(monkeypatch, LINK_LASTS_S + 5)
     for answer in (preview(browser, code), begin(browser, code=code)):
         assert refused(answer, "ten minutes")
+
+
+def test_a_link_used_while_the_clock_was_ahead_ends_no_later_one(
+    browser: TestClient, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as ahead:
+        pass_time(ahead, 7200)
+        ahead.setattr(time, "time", lambda now=time.time: now() + 7200)
+        early = new_code(browser, key)
+        assert begin(browser, code=early).status_code == 204
+    code = new_code(browser, key)
+    assert begin(browser, code=code).status_code == 204
+    for used in (early, code):
+        assert refused(begin(browser, code=used), "ten minutes")
+
+
+def test_a_sign_out_deletes_a_cookie_that_cannot_be_verified(browser: TestClient) -> None:
+    """Its process may have another key or clock; otherwise the cookie would be valid again."""
+    answer = browser.post("/v1/sign-out", headers={**OWN, "Cookie": f"{COOKIE}=a.b.c"})
+    assert answer.status_code == 204
+    assert f'{COOKIE}=""' in answer.headers["set-cookie"]
+
+
+def test_other_cookies_are_not_parsed() -> None:
+    """Old versions of Python take seconds for a long quoted one."""
+    seen: list[Any] = []
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend(scope["headers"])
+
+    lines = [(b"cookie", b'x="\\1\\1"; mpt_sign_in=a.b-c_d=; y=1'), (b"cookie", b"z=mpt_sign_in=e")]
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [*lines, (b"host", b"lab")]}
+    asyncio.run(SignInCookie(inner, "key")(scope, None, None))  # type: ignore[arg-type]
+    assert seen == [(b"cookie", b"mpt_sign_in=a.b-c_d="), (b"cookie", b""), (b"host", b"lab")]
 
 
 def test_a_link_is_no_cookie_and_a_cookie_no_link(browser: TestClient, key: str) -> None:
