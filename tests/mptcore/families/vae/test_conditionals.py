@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.calibration import digits, two_modes
-from benchmarks.calibration.vae import Case, folded, needles
+from benchmarks.calibration.vae import Case, needles
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Evidence
 from mptcore.estimation.scores import score_masks, size_estimates
@@ -34,12 +34,12 @@ from tests.mptcore.families.vae.test_sampling import (
 from tests.support.runs import result_of
 
 
-@pytest.mark.parametrize("size", [40, 39])
-def test_precise_noise_with_nearly_all_dimensions_masked(size: int) -> None:
+@pytest.mark.parametrize(("size", "count"), [(40, 1), (39, 6)])
+def test_precise_noise_with_nearly_all_dimensions_masked(size: int, count: int) -> None:
     """The prior is p(z | x_R) there, and p(x_j | z) a needle in it: S(D) was 6.6 nats too high, and
     S(D − 1) 5.8, with nothing in doubt."""
     case = needles(noise_precision=1e3)
-    order = torch.rand(6, 40, generator=torch.Generator().manual_seed(size))
+    order = torch.rand(count, 40, generator=torch.Generator().manual_seed(size))
     masks = order.argsort(-1).argsort(-1) < size
     model = case.vae.scored_on(case.x, 0, Evidence(0.0))
     scores, bias, doubtful, variance = model.graded_scores(masks)
@@ -127,7 +127,7 @@ def test_the_error_of_draws_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> 
         joint = 0.3 * torch.randn(50, len(pairs), generator=generator, dtype=torch.float64)
         return ratio_of(torch.zeros_like(joint), joint - 0.3**2 / 2)
 
-    ratios, seeds = ratios_of(2), 400
+    ratios, seeds = ratios_of(2), 250
     found = [ratios.conditionals(noisy, generator) for _ in range(seeds)]
     z = torch.stack([one.log_probs.mean() / one.variance.sqrt() for one in found])
     assert z.mean().abs() < 4 / math.sqrt(seeds)
@@ -164,15 +164,10 @@ def test_doubt_after_extra_draws_is_reported() -> None:
     assert found.doubtful.tolist() == pytest.approx([0.25] * 100)
 
 
-@pytest.fixture(scope="module")
-def several_modes() -> Case:
-    return folded(n=16, nodes=350)
-
-
 def test_values_missed_by_extra_draws_are_missing_in_both_sums(several_modes: Case) -> None:
     """Posteriors of several modes, given one dimension: log p(x_j, x_R) by draws that missed a
     mode, less log p(x_R), was 0.037 nats too low, three times the reported error."""
-    masks = torch.ones(16, 3, dtype=torch.bool)
+    masks = torch.ones(8, 3, dtype=torch.bool)
     model = several_modes.vae.scored_on(several_modes.x, 0, Evidence(0.0))
     scores, *_, variance = model.graded_scores(masks)
     gaps = scores - several_modes.truth.scores(masks[:1])
@@ -187,7 +182,7 @@ def test_exhaustive_masks_have_the_error_of_the_draws() -> None:
     x, _ = simulated(model, 5)
     spec = FixedSize(schedule="fixed", size=1, design="exhaustive")
     z = []
-    for seed in range(16):
+    for seed in range(8):
         scored = model.scored_on(x, seed, Evidence(0.0))
         batches = draw_masks(spec, 12, torch.Generator(), 12)
         ((scores,),) = result_of(score_masks([scored], batches, ScoreCache()))

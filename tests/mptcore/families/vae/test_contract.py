@@ -40,6 +40,7 @@ def binary(device: torch.device) -> Tensor:
 class TestGridVae(TractableContract):
     train: ClassVar[SpecPart] = {
         "epochs": 2,
+        "evaluate_every": 2,
         "objective": ["mpt", "elbo", "lml"],
         "masks": FEW_STEP_MASKS,
         "lml_samples": 4,
@@ -68,6 +69,7 @@ class SampledContract(ModelContract):
     train: ClassVar[SpecPart] = {
         "objective": ["mpt"],
         "epochs": 2,
+        "evaluate_every": 2,
         "batch_size": 10,
         "lml_samples": 3,
         "masks": FEW_STEP_MASKS,

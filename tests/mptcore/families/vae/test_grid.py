@@ -78,7 +78,7 @@ def test_weights_sum_to_one_and_give_the_prior_s_moments(grid: AnyGrid, latent_d
 
 @pytest.mark.parametrize("latent_dim", [1, 2, 3])
 def test_gaussian_outputs_give_ppca(latent_dim: int) -> None:
-    grid = UniformGrid(method="uniform_grid", nodes=60, extent=7.0)
+    grid = UniformGrid(method="uniform_grid", nodes=40, extent=7.0)
     model = linear_vae(6, latent_dim, grid, GaussianLikelihood(2.0), 0.7)
     x = torch.randn(9, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     last = model.decoder.last
@@ -158,11 +158,11 @@ def test_the_lml_of_a_training_curve_does_not_depend_on_the_grid(likelihood: Lik
     dense = UniformGrid(method="uniform_grid", nodes=2000, extent=12.0)
     truth = mean_log_marginal(GridVae(None, model.decoder, likelihood, 1, dense), x)
     assert abs(mean_log_marginal(model, x) - truth) > 0.05
-    runs = [model.quick_lml(x, 64, torch.Generator().manual_seed(seed)) for seed in range(100)]
+    runs = [model.quick_lml(x, 64, torch.Generator().manual_seed(seed)) for seed in range(50)]
     assert all(run.not_final_reason is None for run in runs)
     z = torch.tensor([(run.value - truth) / run.std_err for run in runs])
-    assert abs(z.mean()) < 4 / 10
-    assert 0.7 < z.std() < 1.3  # its own error is 0.07
+    assert abs(z.mean()) < 4 / math.sqrt(50)
+    assert 0.7 < z.std() < 1.3  # its own error is 0.1
     too_few = model.quick_lml(x, 2, torch.Generator().manual_seed(1))
     assert too_few.not_final_reason is not None
     assert too_few.not_final_reason.endswith("raise train.lml_samples")

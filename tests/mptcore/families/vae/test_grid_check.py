@@ -40,7 +40,7 @@ def test_final_scores_are_correct(
 
 
 def test_a_fine_grid_is_final_at_every_size() -> None:
-    gaps = final_gaps(*grid_and_truth(60, 4.0, 3))
+    gaps = final_gaps(*grid_and_truth(50, 4.0, 3))
     assert list(gaps) == list(range(1, DIM + 1))
     assert all(gap is not None and abs(gap) < 1e-4 for gap in gaps.values())
 

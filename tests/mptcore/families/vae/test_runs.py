@@ -123,9 +123,9 @@ RESUMED = {
     "grid": {
         **changed(LINEAR, "model/conditionals/nodes", 6),
         "data": {**LINEAR["data"], "heldout": 0.5},
-        "train": {"objective": ["elbo", "mpt"], "epochs": 4, "batch_size": 300, "curve_at": [2],
+        "train": {"objective": ["elbo", "mpt"], "epochs": 2, "batch_size": 300, "curve_at": [1],
                   "lml_samples": 4},
-        "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 3}},
+        "evaluate": {"masks": {"schedule": "sizes", "sizes": [3, 50], "per_size": 2}},
         "seeds": [1, 2],
     },
     "deep": {

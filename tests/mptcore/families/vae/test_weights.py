@@ -7,7 +7,7 @@ import torch
 from arviz_stats.base.array import array_stats
 from torch import Tensor
 
-from benchmarks.calibration.vae import folded
+from benchmarks.calibration.vae import Case
 from mptcore.families.vae import sampler
 from mptcore.families.vae.importance import doubtful, summary_of, weight_evidence
 from mptcore.families.vae.pareto import khats
@@ -91,10 +91,12 @@ def test_doubtful_weights_enter_the_error() -> None:
     assert doubted.not_final_reason is None
 
 
-def test_doubtful_weights_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doubtful_weights_are_drawn_again(
+    monkeypatch: pytest.MonkeyPatch, several_modes: Case
+) -> None:
     """The proposal is refitted to the draws. The posteriors are bent, with several modes, and one
     in fifteen is in doubt at first."""
-    case = folded(n=16, nodes=350)
+    case = several_modes
     found = {}
     for retries in (0, sampler.RETRIES):
         monkeypatch.setattr(sampler, "RETRIES", retries)
@@ -112,11 +114,11 @@ def test_doubtful_weights_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_estimate_is_judged_by_other_draws(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, several_modes: Case
 ) -> None:
     """Only trial draws decide which observations get more draws. If the draws of the estimate
     decided, the other observations would be those without a large weight."""
-    case = folded(n=16, nodes=350)
+    case = several_modes
 
     def none(self: Sampler, proposal: Proposal, draws: int) -> Tensor:
         return torch.zeros(len(self.fit.x), dtype=torch.bool)
@@ -127,12 +129,12 @@ def test_an_estimate_is_judged_by_other_draws(
     assert found.trial_doubtful.sum() == 0  # in the trials, all weights were reliable
 
 
-def test_only_trial_draws_decide_whether_an_lml_is_final() -> None:
+def test_only_trial_draws_decide_whether_an_lml_is_final(several_modes: Case) -> None:
     """Otherwise runs would be final because they missed a large weight, and be too low. The trial
     of observations with unreliable weights is drawn again, as often as the estimate."""
-    case = folded(n=16, nodes=350)
+    case = several_modes
     trials, own = [], []
-    for seed in range(40):
+    for seed in range(20):
         found = case.vae.log_marginals(case.x, 50, torch.Generator().manual_seed(seed))
         trials.append(found.trial_doubtful)
         own.append(found.doubtful)
