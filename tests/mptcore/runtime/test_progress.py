@@ -1,5 +1,6 @@
 """Progress of whole runs: one count over seeds, objectives, training and curves."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -26,9 +27,14 @@ def progress(spec: dict[str, Any]) -> list[Progress]:
     return [record for record in run(spec_of(spec)) if isinstance(record, Progress)]
 
 
+@cache
+def progress_of(name: str) -> list[Progress]:
+    return progress(SPECS[name])
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_progress_rises_to_its_total(name: str) -> None:
-    found = progress(SPECS[name])
+    found = progress_of(name)
     done = [one.done for one in found]
     assert len(done) > 2
     assert done == sorted(set(done))
@@ -42,14 +48,10 @@ def test_the_total_of_progress_follows_the_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "unit", "length"),
-    [
-        (SPECS["training"], "epochs", 6),
-        (SPECS["objectives"], "epochs", 3),
-    ],
+    ("name", "unit", "length"), [("training", "epochs", 6), ("objectives", "epochs", 3)]
 )
-def test_training_counts_in_its_own_unit(spec: dict[str, Any], unit: str, length: int) -> None:
-    found = progress(spec)
+def test_training_counts_in_its_own_unit(name: str, unit: str, length: int) -> None:
+    found = progress_of(name)
     stages = [one.stage for one in found if one.stage is not None]
     assert {(one.name, one.unit, one.total) for one in stages} == {("training", unit, length)}
     done = [one.done for one in stages]
