@@ -92,19 +92,24 @@ def test_the_order_of_a_resumed_attempt(watch: Watch, claim: Claim, database: Da
     assert runner.orders[0]["checkpoint_dir"] == str(folder / "2")
 
 
+def gaps(watch: Watch) -> list[float]:
+    """Seconds between commits, and before the first of them."""
+    return [later - early for early, later in pairwise([0.0, *(when for when, _ in watch.commits)])]
+
+
 def test_records_are_committed_a_few_times_a_second(watch: Watch) -> None:
-    """At the first look, and then at every fourth; the rest at the end."""
-    watch.run(*(points(seq) for seq in range(1, 11)))
-    assert watch.commits == [
-        (1 * LOOK_S, 1), (5 * LOOK_S, 4), (9 * LOOK_S, 4), (10 * LOOK_S, 1),
-    ]  # fmt: skip
-    assert watch.found.last_seq == 10
+    watch.run(*(points(seq) for seq in range(1, 41)))
+    assert max(gaps(watch)) <= supervisor.FLUSH_S + LOOK_S / 2
+    assert len(watch.commits) < 40 / 3
+    assert sum(size for _, size in watch.commits) == watch.found.last_seq == 40
 
 
 def test_without_records_the_lease_is_renewed_at_every_heartbeat(watch: Watch) -> None:
     change(watch.database, watch.claim.experiment_id, lease_expires_at=1.0)
     watch.run(*[[]] * 40)
-    assert watch.commits == [(LOOK_S, 0), (LOOK_S + 1.0, 0), (LOOK_S + 2.0, 0)]
+    assert max(gaps(watch)) <= HEARTBEAT_S + LOOK_S / 2
+    assert {size for _, size in watch.commits} == {0}
+    assert watch.commits[-1][0] > 1
 
 
 PROGRESS = {**checkpoint(0, ""), "record": "progress", "done": 1, "total": 9, "unit": "masks"}
@@ -123,9 +128,10 @@ def test_progress_alone_is_committed_twice_a_second(watch: Watch, other: Record)
     """Everything else is committed sooner."""
     progress = [[PROGRESS] for _ in range(17)]  # a commit at the first, the ninth, the last
     watch.run(*progress, [other], *[[PROGRESS] for _ in range(5)])
-    gaps = [later - early for (early, _), (later, _) in pairwise(watch.commits)]
-    assert gaps[:2] == pytest.approx([supervisor.PROGRESS_S] * 2)
-    assert LOOK_S <= gaps[2] <= supervisor.FLUSH_S
+    first, *rare, soon = gaps(watch)[:4]
+    assert first == LOOK_S
+    assert rare == pytest.approx([supervisor.PROGRESS_S] * 2)
+    assert LOOK_S <= soon <= supervisor.FLUSH_S
 
 
 def test_a_checkpoint_closes_its_batch(watch: Watch) -> None:
@@ -165,19 +171,17 @@ def test_a_restarted_run_has_its_own_pace(watch: Watch) -> None:
     assert (watch.found.progress_done, watch.found.progress_eta_s) == (1, None)
 
 
-def test_a_batch_is_no_larger_than_its_bound(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "BATCH_RECORDS", 3)
-    watch.run(points(*range(1, 9)), [], [], [])
-    assert [size for _, size in watch.commits] == [3, 3, 2]
-    assert [when for when, _ in watch.commits[:2]] == [LOOK_S, LOOK_S]  # no wait in between
-
-
-def test_after_the_end_the_last_records_are_committed_at_once(
-    watch: Watch, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("looks", [0, 3])
+def test_many_records_are_committed_at_once_in_bounded_batches(
+    watch: Watch, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Full batches do not wait, and after the end of the run the last one does not either."""
     monkeypatch.setattr(recording, "BATCH_RECORDS", 3)
-    watch.run(points(*range(1, 12)))
-    assert watch.commits == [(LOOK_S, 3), (LOOK_S, 3), (LOOK_S, 3), (LOOK_S, 2)]
+    watch.run(points(*range(1, 12)), *[[]] * looks)
+    times, sizes = zip(*watch.commits, strict=True)
+    assert max(sizes) == 3
+    assert sum(sizes) == watch.found.last_seq == 11
+    assert set(times[:3] if looks else times) == {LOOK_S}
 
 
 def test_after_the_end_a_refusal_is_reported_at_once(watch: Watch) -> None:
@@ -203,8 +207,9 @@ def test_a_run_that_is_over_its_time_is_ended_at_once(watch: Watch) -> None:
     looks = [points(seq) for seq in range(1, 500)]
     ended, runner = watch.run(*looks, status=None)
     assert ended == "failed"
-    message = f"over its time limit of {LIMIT_S} s: raise compute.max_runtime_s"
-    assert watch.failure == ("timeout", message)
+    kind, message = watch.failure
+    assert kind == "timeout"
+    assert "raise compute.max_runtime_s" in (message or "")
     (first, number), *_ = runner.heard
     assert (first, number) == (LIMIT_S + LOOK_S, signal.SIGKILL)
 
@@ -212,7 +217,7 @@ def test_a_run_that_is_over_its_time_is_ended_at_once(watch: Watch) -> None:
 def test_a_run_that_falls_silent_is_ended_at_once(watch: Watch) -> None:
     ended, runner = watch.run(points(1), *[[]] * 8, points(2), status=None)
     assert ended == "failed"
-    assert watch.failure == ("timeout", "it reported nothing for 4 s")
+    assert watch.failure[0] == "timeout"
     (first, number), *_ = runner.heard
     assert (first, number) == (10 * LOOK_S + STALL_S + LOOK_S, signal.SIGKILL)
 
@@ -229,9 +234,7 @@ def test_a_run_over_its_memory_is_ended_at_once(watch: Watch) -> None:
     assert ended == "failed"
     kind, message = watch.failure
     assert kind == "oom"
-    assert message is not None
-    assert message.startswith("out of memory: peak ")
-    assert message.endswith("limit 0.00 GiB; lower data.n, per_size or latent_dim")
+    assert "lower data.n, per_size or latent_dim" in (message or "")
     assert runner.heard[0] == (LOOK_S, signal.SIGKILL)
 
 
@@ -245,14 +248,13 @@ def test_a_cancel_is_a_sigterm_and_after_its_grace_a_sigkill(watch: Watch) -> No
     ended, runner = watch.run(status=None)
     assert (ended, watch.found.status) == ("cancelled", "cancelled")
     assert runner.heard[:2] == [(LOOK_S, signal.SIGTERM), (LOOK_S + GRACE_S, signal.SIGKILL)]
-    assert {what for _, what in runner.heard[2:]} == {"kill"}
 
 
 def test_a_cancelled_run_ends_by_itself(watch: Watch) -> None:
     desire(watch, DesiredState.CANCEL)
     ended, runner = watch.run([], points(1), [], status=0)
     assert ended == "cancelled"
-    assert [what for _, what in runner.heard] == [signal.SIGTERM, "kill"]
+    assert signal.SIGKILL not in [what for _, what in runner.heard]
     assert watch.found.last_seq == 1
 
 
@@ -276,8 +278,8 @@ def test_a_pause_or_a_stopping_worker_asks_for_a_checkpoint(
         desire(watch, DesiredState.PAUSE)
     ended, runner = watch.run([], [], [], status=status, is_stopping=lambda: why == "stopping")
     assert ended == ends
-    assert [what for _, what in runner.heard] == ["stop", "kill", "kill"]
-    assert runner.heard[0][0] == LOOK_S
+    assert runner.heard[0] == (LOOK_S, "stop")
+    assert {signal.SIGTERM, signal.SIGKILL}.isdisjoint(what for _, what in runner.heard)
     goes_on = "paused" if why == "pause" else "queued"
     assert watch.found.status == (goes_on if ends == "unfinished" else ends)
     assert watch.found.lost == 0
@@ -401,8 +403,7 @@ def test_no_record_is_stored_after_a_refused_record(
     assert ended == "failed"
     kind, message = watch.failure
     assert kind == "error"
-    assert (message or "").startswith(f"a record of the run cannot be stored: {why}")
-    assert len(message or "") <= 1000
+    assert why in (message or "")
     assert watch.found.last_seq == 1
     assert signal.SIGKILL in [what for _, what in runner.heard]
 
@@ -429,9 +430,9 @@ def test_a_refusal_has_the_message_of_the_driver_without_the_statement(
     ended, runner = watch.run(points(1), status=None)
     assert ended == "failed"
     _, message = watch.failure
-    begins = "a record of the run cannot be stored: ValueError('out of range xxx"
-    assert (message or "").startswith(begins)
-    assert len(message or "") == 1000
+    assert "out of range xxx" in (message or "")
+    assert "INSERT" not in (message or "")
+    assert len(message or "") <= 1000
     assert runner.heard[0] == (LOOK_S, signal.SIGKILL)
 
 
@@ -496,16 +497,16 @@ def test_the_run_continues_during_a_database_outage(
     with away(monkeypatch, is_over):
         ended, _ = watch.run(*(points(seq) for seq in range(1, 65)))
     assert ended == "succeeded"
-    assert tried[:4] == [LOOK_S, LOOK_S + 1, LOOK_S + 2, LOOK_S + 3]
-    assert watch.commits[0] == (LOOK_S + 3, 1)
-    assert sum(size for _, size in watch.commits) == 64
+    assert max(later - early for early, later in pairwise(tried)) <= HEARTBEAT_S
+    assert watch.commits[0][0] <= 3 + HEARTBEAT_S
+    assert sum(size for _, size in watch.commits) == watch.found.last_seq == 64
 
 
 def test_the_outcome_waits_for_the_database(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     with away(monkeypatch, lambda: watch.clock.now >= BEGAN + 5):
         ended, runner = watch.run(points(1))
     assert (ended, watch.found.status, watch.found.last_seq) == ("succeeded", "succeeded", 1)
-    assert [what for _, what in runner.heard] == ["kill", "kill"]
+    assert signal.SIGKILL not in [what for _, what in runner.heard]
     assert watch.clock.now < BEGAN + 5 + 2 * HEARTBEAT_S
 
 
@@ -562,7 +563,7 @@ def test_a_lost_lease_ends_the_runner_and_writes_nothing(watch: Watch) -> None:
     change(watch.database, watch.claim.experiment_id, attempt=2)
     ended, runner = watch.run(points(1), points(2), status=None)
     assert ended == "lease lost"
-    assert [what for _, what in runner.heard] == ["kill"]
+    assert "kill" in [what for _, what in runner.heard]
     assert (watch.found.status, watch.found.attempt, watch.found.last_seq) == ("running", 2, 0)
 
 
