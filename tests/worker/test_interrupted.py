@@ -78,9 +78,7 @@ def wait_for_progress(database: Database, experiment_id: str, least: int) -> int
     raise TimeoutError
 
 
-@pytest.mark.parametrize(
-    ("kind", "times"), [("convergence", 1), ("convergence", 5), ("curve", 3), ("training", 5)]
-)
+@pytest.mark.parametrize(("kind", "times"), [("convergence", 5), ("curve", 3), ("training", 5)])
 def test_an_interrupted_run_equals_an_uninterrupted_one(
     database: Database,
     settings: Settings,
