@@ -28,7 +28,11 @@ PARTS: dict[str, tuple[str, ...]] = {
     "storm": ("-m", "tests.chaos.storm"),
 }
 SHORT = {"fairness": ("50",), "storm": ("--short",)}
-RUNS = {"MPT_CHAOS_SQLITE_RUNS": "1000", "MPT_CHAOS_POSTGRESQL_RUNS": "150"}
+RUNS = {
+    "MPT_CHAOS_SQLITE_RUNS": "1000",
+    "MPT_CHAOS_POSTGRESQL_RUNS": "150",
+    "MPT_CHAOS_POINTS": "1000000",
+}
 SHORT_RUNS = {"MPT_CHAOS_SQLITE_RUNS": "50", "MPT_CHAOS_POSTGRESQL_RUNS": "15"}
 REASON = re.compile(r"(?:Skipped|did not run): (.+?)(?:'\)|\"\))?$")
 """Reason of a skipped test or of a part of the storm, to the end of its line."""

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,9 +213,11 @@ def test_a_long_upload_passes_the_proxy_and_one_that_stalls_does_not(
             yield MEGABYTE[:1000]
             time.sleep(60)
 
-        stalled = upload(params={"name": "b.csv"}, content=stalling())
+        with ThreadPoolExecutor() as threads:
+            second = threads.submit(upload, params={"name": "b.csv"}, content=stalling())
+            arrived = upload(params={"name": "a.csv"}, content=slowly(200))
+            stalled = second.result()
         assert (stalled.status_code, stalled.json()["reason"]) == (408, "upload_stalled")
-        arrived = upload(params={"name": "a.csv"}, content=slowly(200))
         assert arrived.status_code in (201, 422), arrived.text  # 422: too many numbers
         assert arrived.json().get("bytes", 200 * len(MEGABYTE)) == 200 * len(MEGABYTE)
 

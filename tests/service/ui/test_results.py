@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from service.records.recording import Batch, record
@@ -11,6 +12,10 @@ from tests.support.browser import BrowsedLab, containing
 from tests.support.filled_lab import end
 from tests.support.lm_specs import BASE
 from tests.support.ppca_spec import ppca_spec
+
+pytestmark = pytest.mark.slow
+"""A browser and a lab of its own. What the service says first of a run has quick tests, and so have
+the scripts that show it."""
 
 TRAINED = ppca_spec(model__init="random", train={"epochs": 60, "curve_at": [0, 60]})
 CURVE: Any = [

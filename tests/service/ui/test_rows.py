@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from service.experiments.models import Artifact
@@ -11,6 +12,9 @@ from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab
 from tests.support.filled_lab import end, succeeded
 from tests.support.ppca_spec import ppca_spec
+
+pytestmark = pytest.mark.slow
+"""A browser and a lab of its own for one table; the script that reads it has quick tests."""
 
 ROWS = b"""\
 row,id,seed,values,log_likelihood,p_value,unusual_columns

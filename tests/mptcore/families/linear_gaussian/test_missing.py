@@ -216,8 +216,7 @@ def test_a_fit_is_never_worse_than_that_of_the_complete_rows(latent_dim: int) ->
     assert 0 < gained < 0.01
 
 
-@pytest.mark.parametrize("gaps", [True, False])
-@pytest.mark.parametrize("latent_dim", [4, 5])
+@pytest.mark.parametrize(("latent_dim", "gaps"), [(4, True), (5, False)])
 def test_factor_analysis_with_too_many_dimensions_converges(latent_dim: int, gaps: bool) -> None:
     """A noise variance goes to 0 or nearly so. EM had not converged after 20,000 iterations."""
     x = with_gaps_and_units()

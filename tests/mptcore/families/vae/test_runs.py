@@ -50,16 +50,17 @@ def metric(found: list[Record], name: str, **labels: Any) -> Metric:
 @pytest.mark.slow
 def test_fig3_linear_in_short() -> None:
     """MPT and the ELBO from the same starts end at a similar LML, close to that of maximizing the
-    LML itself. The ELBO is below the LML at every epoch."""
+    LML itself. The ELBO is below the LML at every recorded epoch."""
     seeds = [4, 44]
-    train = {"objective": ["mpt", "elbo", "lml"], "epochs": 60, "learning_rate": 0.05}
+    train = {"objective": ["mpt", "elbo", "lml"], "epochs": 60, "learning_rate": 0.05,
+             "evaluate_every": 10}  # fmt: skip
     evaluate = {"masks": {"schedule": "sizes", "sizes": [8, 64], "per_size": 2}}
     model = changed(LINEAR, "model/conditionals/nodes", 12)
     found = ran({**model, "train": train, "seeds": seeds, "evaluate": evaluate})
     ends = {}
     for objective in ("mpt", "elbo", "lml"):
         curves = [curve(found, "lml", seed=seed, objective=objective) for seed in seeds]
-        assert all(len(values) == 61 for values in curves)
+        assert all(len(values) == 7 for values in curves)
         assert all(values[-1] > values[0] + 2 for values in curves)
         ends[objective] = [values[-1] for values in curves]
     assert abs(median(ends["mpt"]) - median(ends["elbo"])) < 1
