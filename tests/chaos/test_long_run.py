@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -22,7 +23,7 @@ from service.operations.prepare import prepare
 from service.settings import Settings
 from tests.support.attempts import submitted
 from tests.support.processes import wait_until
-from tests.support.servers import PostgreSQL
+from tests.support.servers import PostgreSQL, cluster_folder
 from worker.children import Spawned
 from worker.main import Worker
 from worker.runner import Runner
@@ -47,12 +48,14 @@ def be_worker(settings: Settings) -> None:
 
 
 @pytest.fixture
-def postgresql_server(tmp_path: Path) -> Iterator[PostgreSQL]:
-    server = PostgreSQL(tmp_path)
-    server.start()
-    server.create("lab")
-    yield server
-    server.stop()
+def postgresql_server() -> Iterator[PostgreSQL]:
+    """Not in pytest's folder, which other runs of pytest close to the user of the server."""
+    with tempfile.TemporaryDirectory(dir=cluster_folder(), ignore_cleanup_errors=True) as folder:
+        server = PostgreSQL(Path(folder))
+        server.start()
+        server.create("lab")
+        yield server
+        server.stop()
 
 
 class Run:

@@ -13,6 +13,9 @@ from service.settings import Settings
 from tests.support import tiny_lm
 from tests.support.processes import embedded_service
 
+pytestmark = pytest.mark.slow
+"""An embedded service and its runs. Missing values and training have quick tests in mptcore."""
+
 TINY = {"family": "masked_lm", "checkpoint": "tiny"}
 COMPUTE = {"threads": 1}
 
@@ -35,7 +38,6 @@ def upload(client: Client, path: Path, content: str) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.slow
 def test_trained_on_an_upload_and_scored(client: Client, tmp_path: Path) -> None:
     rows = "\n".join(json.dumps({"text": line, "stars": 3}) for line in tiny_lm.lines(40))
     made = upload(client, tmp_path / "reviews.jsonl", rows)

@@ -95,6 +95,7 @@ def test_a_stopped_worker_hands_back_its_run(database: Database, settings: Setti
         assert (experiment.status, experiment.lost) == ("queued", 0)
 
 
+@pytest.mark.slow  # two workers; the rules of a drain have quick tests
 def test_a_drained_machine_hands_its_run_back_to_another(
     database: Database, settings: Settings
 ) -> None:
