@@ -167,6 +167,7 @@ def printed(language: str, text: str, folder: Path, port: int) -> str:
     ).stdout  # fmt: skip
 
 
+@pytest.mark.slow  # as the other pages: an embedded service, and four programs
 def test_the_readme_runs(home: tuple[Path, int]) -> None:
     folder, port = home
     by_command, by_python, by_curl, by_filter = typed(ROOT / "README.md", folder, port)

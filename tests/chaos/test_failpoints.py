@@ -82,11 +82,12 @@ def leave_a_lost_run(database: Database) -> None:
         assert start_next(session, lease_s=0) is not None
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.slow), "after"])
 @pytest.mark.parametrize("step", STEPS)
 def test_exit_at_a_step(
     quick: Settings, step: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Before a commit the database itself undoes the step, so the quick tests exit after it."""
     database = Database(quick.url)
     with database.transaction() as session:
         made = stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
