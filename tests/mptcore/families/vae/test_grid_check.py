@@ -74,28 +74,18 @@ def confident(flip: bool) -> tuple[Nodes, Decoder, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_a_confident_decoder_is_checked_fast_and_exactly(
+def test_a_confident_decoder_is_checked_exactly(
     flip: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Far from the posterior p(x_j | z) is below the smallest number. It is computed by logarithms,
-    one pair of observation and pixel at a time, only where it counts."""
+    """Far from the posterior p(x_j | z) is below the smallest number."""
     monkeypatch.setattr("mptcore.families.vae.grid_check.CHUNK_BYTES", 4 * 20 * 8 * 50)
     nodes, decoder, x, mask = confident(flip)
-    slow = []
-    whole = BernoulliLikelihood.mixed_log_probs
-
-    def seen(self: BernoulliLikelihood, x: Tensor, *others: Tensor) -> Tensor:
-        slow.append(len(x))
-        return whole(self, x, *others)
-
-    monkeypatch.setattr(BernoulliLikelihood, "mixed_log_probs", seen)
     found = scores_over(nodes, decoder, BernoulliLikelihood(), x, mask[None])
     each = F.logsigmoid((2 * x[:, None] - 1) * decoder(nodes.z))  # (N, G, D)
     rest = each[..., ~mask].sum(-1) + nodes.log_weights
     joint = (rest[..., None] + each[..., mask]).logsumexp(1)
     expected = (joint - rest.logsumexp(1)[:, None]).mean()
     assert found.item() == pytest.approx(expected.item(), rel=1e-12)
-    assert set(slow) == ({1} if flip else set())
 
 
 def test_of_many_observations_some_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,8 +98,6 @@ def test_of_many_observations_some_are_checked(monkeypatch: pytest.MonkeyPatch) 
 
 def test_few_observed_dimensions_are_checked_one_by_one_and_many_by_steps() -> None:
     assert [checked_sizes(size, 784) for size in (784, 768)] == [[784], [768]]
-    assert checked_sizes(118, 784) == [784 - 512, 784 - 725]
-    assert checked_sizes(1, 784) == [60, 1]
     every = {one for size in range(1, 785) for one in checked_sizes(size, 784)}
     assert len(every) < 48
 

@@ -13,10 +13,8 @@ from PIL import Image
 from torch import Tensor
 
 from mptcore.data.arrays import load_arrays
-from mptcore.estimation.model import Evidence
 from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.vae.build import build_vae
-from mptcore.families.vae.diagnose import compared
 from mptcore.families.vae.trainer import VaeTrainer
 from mptcore.protocol.records import Artifact, Log, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
@@ -281,24 +279,6 @@ def test_annealing_and_its_bracket() -> None:
     assert value_of(above) - value_of(below) == pytest.approx(value_of(gap))
     assert -4 * std_err_of(gap) < value_of(gap) < 0.5
     assert std_err_of(above) == std_err_of(gap)
-
-
-def test_the_lower_of_two_different_lmls_is_not_final() -> None:
-    low, high, near = Evidence(1.0, 0.1), Evidence(2.0, 0.1), Evidence(1.2, 0.1)
-    assert [one.not_final_reason for one in compared(low, near)] == [None, None]
-    annealed, sampled = compared(low, high)
-    assert annealed.not_final_reason == (
-        "not final: importance sampling finds more, beyond 3 standard errors; raise "
-        "evaluate.ais.temperatures or chains"
-    )
-    assert sampled.not_final_reason is None
-    annealed, sampled = compared(high, low)
-    assert annealed.not_final_reason is None
-    assert sampled.not_final_reason == (
-        "not final: annealing finds more, beyond 3 standard errors; it misses modes, and so may lml"
-    )
-    doubtful = Evidence(1.0, 0.1, "its own")
-    assert compared(doubtful, high)[0].not_final_reason == "its own"
 
 
 def test_scores_by_recursion_are_never_final() -> None:
