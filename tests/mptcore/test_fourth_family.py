@@ -35,9 +35,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     tree: Path, *arguments: str, text: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
+    """Run a program in the tree, whose loops are not compiled."""
+    own = {"PYTHONPATH": str(tree), "MPT_KERNELS": "torch"}
     return subprocess.run(
         [sys.executable, *arguments],
-        cwd=tree, env={**os.environ, "PYTHONPATH": str(tree), **environment},
+        cwd=tree, env={**os.environ, **own, **environment},
         input=text, capture_output=True, text=True,
     )  # fmt: skip
 
@@ -46,7 +48,6 @@ def run(
 def test_a_registered_family_passes_the_contract(tree: Path) -> None:
     done = run(tree, "-m", "pytest", "-q", "test_markov.py", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "17 passed" in done.stdout
 
 
 def test_the_toy_family_runs_through_the_whole_filter(tree: Path, tmp_path: Path) -> None:
