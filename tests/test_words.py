@@ -10,10 +10,14 @@ INVERTED = re.compile(
     r"(What|Of|Who|Whom|Whose|Those|As|How|By|Whether|Where|That|In which)\b", re.IGNORECASE
 )
 """First words of a docstring that names neither an action nor a thing."""
+CANDIDATE = re.compile(rf"""^\s*\w?["']+\s*{INVERTED.pattern}""", re.IGNORECASE | re.MULTILINE)
+"""Line that such a docstring begins with. Only files with one are parsed."""
 
 
 def inverted(source: str) -> list[int]:
     """Return the lines of docstrings (of modules, classes, functions, fields) that begin so."""
+    if not CANDIDATE.search(source):
+        return []
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

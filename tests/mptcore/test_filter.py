@@ -20,9 +20,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(*options: str) -> subprocess.Popen[bytes]:
+    """Start the filter without compiled loops, which take a second to load."""
     return subprocess.Popen(
         [sys.executable, "-m", "mptcore", *options],
         cwd=ROOT,
+        env={**os.environ, "MPT_KERNELS": "torch"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -88,6 +88,7 @@ def test_no_run_starts_without_time_for_a_checkpoint(running: Lab, client: Clien
     assert client.get(submitted)["attempt"] == 0
 
 
+@pytest.mark.slow  # a fresh process that imports torch
 def test_a_notice_before_it_is_ready(lab: Settings) -> None:
     """While torch is imported, as it is in a fresh process."""
     alone = Lab(lab, lab.store / "lab.log")
