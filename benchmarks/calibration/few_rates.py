@@ -46,7 +46,7 @@ class Coverage:
 Figure = Point | Metric
 
 
-def coverages(case: str, repeats: int) -> dict[str, Coverage]:
+def coverages(case: str, repeats: int, truths: int = TRUTHS) -> dict[str, Coverage]:
     """Return the coverage of the area and of the score at each rate."""
     rates, per_size, sequences = CASES[case]
     model = MaskedLm(tiny_lm.network(scale=8.0), CPU, torch.float32)
@@ -59,7 +59,7 @@ def coverages(case: str, repeats: int) -> dict[str, Coverage]:
         found = records_of(evaluation.records(torch.Generator().manual_seed(seed)))
         return dict(_named(found))
 
-    exact = [figures(10**6 + i, 100) for i in range(TRUTHS)]
+    exact = [figures(10**6 + i, 100) for i in range(truths)]
     runs = [figures(seed, per_size) for seed in range(repeats)]
     return {
         name: _coverage([run[name] for run in runs], [one[name] for one in exact])

@@ -33,7 +33,7 @@ NEARLY_ALL_HIDDEN = {
 def test_errors_of_few_rates_are_calibrated_or_null(case: str) -> None:
     """Two standard errors contain it in at least 88 % of the areas, within four standard errors.
     Otherwise the record has a reason instead of an error."""
-    found = coverages(case, repeats := 40)
+    found = coverages(case, repeats := 60, truths=2)  # of 200 masks each sequence
     if not case.startswith(("19", "two masks")):
         assert all(one.given == 0 for one in found.values()), found
         assert all("raise per_size" in one.reason for one in found.values())
