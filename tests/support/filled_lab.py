@@ -23,6 +23,7 @@ from tests.support.ppca_spec import ppca_spec
 from tests.support.text_tables import stored_table
 
 GIB = 2**30
+H100 = Vitals("node2", Queue.GPU, 50 * GIB, "NVIDIA H100", "570", 80 * GIB, 21 * GIB)
 LEASE_S = 600.0
 MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
 LONG = "a name that goes on and on, as names do that say all that differs: " + "K=5, " * 20
@@ -266,6 +267,5 @@ def fill(database: Database, api: Client, settings: Settings) -> dict[str, str]:
     found["sweep"] = swept(database, api, "noise by hand")
     found["queued"] = submitted(database, ppca_spec(compute__device="cuda"), name="waits for a GPU")
     with database.transaction() as session:  # now, or it would have taken what any device may run
-        gpu = Vitals("node2", Queue.GPU, 50 * GIB, "NVIDIA H100", "570", 80 * GIB, 21 * GIB)
-        workers.beat(session, "node2:gpu0", gpu)
+        workers.beat(session, "node2:gpu0", H100)
     return found

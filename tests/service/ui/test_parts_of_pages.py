@@ -13,12 +13,12 @@ from sqlalchemy import insert
 from mptcore.presets import PRESETS
 from service.accounts import accounts
 from service.experiments.models import Experiment
-from service.queue import drains
+from service.queue import drains, workers
 from service.records.recording import Batch, record
 from service.vocabulary import Role, Status
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
-from tests.support.filled_lab import end, key_of, metrics
+from tests.support.filled_lab import H100, end, key_of, metrics
 from tests.support.ppca_spec import ppca_spec
 
 pytestmark = pytest.mark.slow
@@ -366,9 +366,10 @@ def test_the_lab_begins_with_the_workers_and_the_runs(page: Page, lab: BrowsedLa
 
 
 def test_the_lab_shows_drained_machines(page: Page, lab: BrowsedLab) -> None:
-    workers = page.get_by_role("region", name="Workers")
-    worker = workers.get_by_role("row", name="node2:gpu0 NVIDIA H100")  # not a row of a chart
+    table = page.get_by_role("region", name="Workers")
+    worker = table.get_by_role("row", name="node2:gpu0 NVIDIA H100")  # not a row of a chart
     with lab.database.transaction() as session:
+        workers.beat(session, "node2:gpu0", H100)  # the lab was filled some time ago
         drains.drain(session, "node2", "ann")
     try:
         page.goto(lab.url("/lab"))
