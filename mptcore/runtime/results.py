@@ -17,7 +17,9 @@ def with_a_result(records: Iterator[Record | None], cure: str) -> Iterator[Recor
     has_number = False
     for record in records:
         yield record
-        if not isinstance(record, Metric) or record.value is None or not _is_result(record):
+        if not isinstance(record, Metric) or record.value is None or not is_estimate(record.name):
+            continue
+        if not INTERIM.isdisjoint(record.labels):  # during training
             continue
         if math.isfinite(record.value):
             has_number = True
@@ -27,8 +29,3 @@ def with_a_result(records: Iterator[Record | None], cure: str) -> Iterator[Recor
         values = [f"{name} is {value:g}" for name, value in not_finite.items()]
         named = ", ".join(values[:MAX_NAMED]) + (", …" if len(values) > MAX_NAMED else "")
         raise RunError("error", f"no result is a finite number ({named}): {cure}")
-
-
-def _is_result(metric: Metric) -> bool:
-    """Return whether a metric is an estimate, and not one during training."""
-    return is_estimate(metric.name) and INTERIM.isdisjoint(metric.labels)
