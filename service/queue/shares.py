@@ -9,12 +9,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ScalarSelect, exists, func, select
+from sqlalchemy import exists, func, select
 from sqlalchemy.orm import Session
 
 from service.accounts.models import User
 from service.db.engine import now
-from service.experiments.models import Device, Experiment, Held, Queue, Usage
+from service.experiments.models import Experiment, Queue, Usage
 from service.fair_share import FairShare
 from service.queue.ledger import gpu_hours_of_the_day
 from service.queue.schemas import Share
@@ -53,8 +53,6 @@ class Standing:
     """Decayed usage, with current runs charged in advance: what claims compare."""
     under_way: Mapping[Queue, int]
     """Runs on the workers of each queue."""
-    highest: Mapping[Device, int]
-    """Highest waiting priority for each device."""
 
     @property
     def running(self) -> int:
@@ -84,9 +82,9 @@ class Standing:
 
     @property
     def has_one_place(self) -> bool:
-        """One slot is left, and a GPU run may be waiting for it."""
-        waits = Device.CUDA in self.highest and not self.has_spent_gpu_hours
-        return waits and self.max_running is not None and self.running + 1 == self.max_running
+        """Return whether one more run may start, also on a GPU worker."""
+        has_one = self.max_running is not None and self.running + 1 == self.max_running
+        return has_one and not self.has_spent_gpu_hours
 
 
 def share_of(owner_id: int, standings: list[Standing], submitters: Collection[int]) -> Share:
@@ -149,33 +147,12 @@ def _standing(
         gpu_hours=gpu_hours,
         charged_s=charged_s,
         under_way=under_way,
-        highest={
-            device: priority
-            for device, priority in zip(Device, row[-len(Device) :], strict=True)
-            if priority is not None
-        },
     )
 
 
 # Tables, not classes: the ORM needs more time for a statement than the database does.
 _TABLES = User.metadata.tables
 _USERS, _USAGE, EXPERIMENTS = (_TABLES[one.__tablename__] for one in (User, Usage, Experiment))
-
-
-def _highest(device: Device) -> ScalarSelect[int]:
-    """Return the highest priority by one look-up at the end of the index."""
-    one = EXPERIMENTS.alias()
-    return (
-        select(func.max(one.c.priority))
-        .where(
-            one.c.status == Status.QUEUED,
-            one.c.owner_id == _USERS.c.id,
-            one.c.held == Held.NOT,
-            one.c.device == device,
-        )
-        .correlate(_USERS)
-        .scalar_subquery()
-    )
 
 
 _UNDER_WAY = (
@@ -195,7 +172,6 @@ _STANDINGS = (
         now().label("clock"),
         _USAGE.c.charged_s,
         _USAGE.c.as_of,
-        *map(_highest, Device),
     )
     .outerjoin(_USAGE, _USAGE.c.owner_id == _USERS.c.id)
     .order_by(_USERS.c.id)
