@@ -1,6 +1,7 @@
 """The walks of docs/architecture.md are the calls that are made. They are listed for readers, so
 this is the one test of calls."""
 
+import asyncio
 import inspect
 import json
 import re
@@ -116,9 +117,8 @@ def test_a_submission(database: Database, settings: Settings) -> None:
     submission = Submission.model_validate({"spec": ppca_spec()})
     key = IdempotentRequest("k", "POST /v1/experiments", b"{}")
     carried_out = partial(submit.submitted, database, settings, LOCAL, key=key)
-    made = calls(
-        lambda: routes.submit(submission, carried_out, QueueSnapshots(), LOCAL, Response())
-    )
+    answer = asyncio.run(routes._answer(database, QueueSnapshots(), LOCAL))
+    made = calls(lambda: routes.submit(submission, carried_out, answer, Response()))
     stored = made[: made.index(("service/experiments/query_routes.py", "to_response"))]
     assert stored == walk("A submission")
     assert len({*stored}) <= 25

@@ -3,7 +3,6 @@
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import fields
 from functools import partial
 from http import HTTPStatus
@@ -32,7 +31,15 @@ from service.refusals import ApiError, invalid
 from service.schemas import ResponseModel
 from service.submission.idempotency import Accepted
 from service.submission.preparation import prepare
-from service.submission.requests import Batch, BatchOut, Bodies, Made, Retry, SubmissionBody
+from service.submission.requests import (
+    Batch,
+    BatchOut,
+    Bodies,
+    Made,
+    Retry,
+    SubmissionBody,
+    SubmissionRequest,
+)
 from service.submission.submit import submitted
 from service.vocabulary import DONE, UNFINISHED, Action, DesiredState, Status
 from service.web.dependencies import (
@@ -54,7 +61,7 @@ log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/experiments", tags=["experiments"], route_class=StrictRoute)
 
 
-Submit = Callable[..., AbstractContextManager[tuple[Session, Accepted]]]
+Submit = Callable[[SubmissionRequest], Accepted]
 
 
 async def _submit(
@@ -67,6 +74,25 @@ SubmitDep = Annotated[Submit, Depends(_submit)]
 """Submits for the caller, under the request's Idempotency-Key: see `submitted`."""
 
 
+Answer = Callable[[str], ExperimentOut]
+
+
+async def _answer(
+    database: DatabaseDep, queue_snapshots: QueueSnapshotsDep, user: Submitter
+) -> Answer:
+    def answer(experiment_id: str) -> ExperimentOut:
+        with database.snapshot() as session:
+            experiment = find(session, user, Experiment, experiment_id)
+            return to_response(session, experiment, queue_snapshots, user)
+
+    return answer
+
+
+AnswerDep = Annotated[Answer, Depends(_answer)]
+"""Returns an experiment by its id. It is read after the transaction that stores it: the first look
+at the queue of a second takes long, and other writers would wait."""
+
+
 @router.post(
     "",
     status_code=HTTPStatus.ACCEPTED,
@@ -77,24 +103,21 @@ SubmitDep = Annotated[Submit, Depends(_submit)]
 def submit(
     sent: JsonBody[SubmissionBody],
     submitted: SubmitDep,
-    queue_snapshots: QueueSnapshotsDep,
-    user: Submitter,
+    answer: AnswerDep,
     response: Response,
 ) -> ExperimentOut:
     """Queue an experiment and answer 202. If an experiment that you may read has already computed
     the same, answer 200 with that experiment and set `cached_from`; nothing is queued and no limit
     applies. A repeated request with the same Idempotency-Key gets the answer of the first; a
     different request with the same key is refused."""
-    with submitted(Bodies([sent])) as (session, accepted):
-        (made,) = accepted.outcomes
-        found = find(session, user, Experiment, made.id)
-        answer = to_response(session, found, queue_snapshots, user)
+    (made,) = submitted(Bodies([sent])).outcomes
     if made.cached_from is None:
-        log.info("submitted", extra={"experiment_id": answer.id})
+        log.info("submitted", extra={"experiment_id": made.id})
     else:
         response.status_code = HTTPStatus.OK
-    response.headers["Location"] = answer.urls.self
-    return answer.model_copy(update={"cached_from": made.cached_from})
+    experiment = answer(made.id)
+    response.headers["Location"] = experiment.urls.self
+    return experiment.model_copy(update={"cached_from": made.cached_from})
 
 
 # The paths of custom methods have no slash, hence no prefix that FastAPI could add them to.
@@ -103,16 +126,16 @@ batches = APIRouter(tags=["experiments"], route_class=LargeRoute)
 
 
 @batches.post("/v1/experiments:batch", status_code=HTTPStatus.ACCEPTED, dependencies=[HEAVY])
-def submit_batch(batch: JsonBody[Batch], submitted: SubmitDep, user: Submitter) -> BatchOut:
+def submit_batch(batch: JsonBody[Batch], submitted: SubmitDep) -> BatchOut:
     """Queue up to a thousand experiments: all, or none if one is refused. The Idempotency-Key
     applies to the whole request."""
-    with submitted(Bodies(batch.experiments, "/experiments/{}")) as (_, accepted):
-        return BatchOut(
-            items=[
-                Made(id=one.id, url=f"/v1/experiments/{one.id}", cached_from=one.cached_from)
-                for one in accepted.outcomes
-            ]
-        )
+    outcomes = submitted(Bodies(batch.experiments, "/experiments/{}")).outcomes
+    return BatchOut(
+        items=[
+            Made(id=one.id, url=f"/v1/experiments/{one.id}", cached_from=one.cached_from)
+            for one in outcomes
+        ]
+    )
 
 
 @custom.post("/v1/experiments:validate")
@@ -353,15 +376,12 @@ def resume(request: StateRequestDep) -> ExperimentOut:
 def retry(
     experiment_id: ExperimentId,
     submitted: SubmitDep,
-    queue_snapshots: QueueSnapshotsDep,
-    user: Submitter,
+    answer: AnswerDep,
     response: Response,
 ) -> ExperimentOut:
     """Queue a new experiment with the spec of one that failed or was cancelled. The Idempotency-Key
     works as for a submission."""
-    with submitted(Retry(experiment_id)) as (session, accepted):
-        (made,) = accepted.outcomes
-        found = find(session, user, Experiment, made.id)
-        answer = to_response(session, found, queue_snapshots, user)
-    response.headers["Location"] = answer.urls.self
-    return answer
+    (made,) = submitted(Retry(experiment_id)).outcomes
+    experiment = answer(made.id)
+    response.headers["Location"] = experiment.urls.self
+    return experiment

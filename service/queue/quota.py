@@ -115,23 +115,16 @@ def room_of(session: Session, owner_id: int, fair_share: FairShare) -> Room:
 
 
 def check_limits(
-    session: Session,
-    owner_id: int,
-    priority: int,
-    more: int,
-    fair_share: FairShare,
-    needed: int = 0,
+    session: Session, owner_id: int, priority: int, more: int, fair_share: FairShare
 ) -> None:
-    """Raises ApiError if a user may not have `more` experiments, which need `needed` bytes.
-    Submissions of one user pass here one at a time, so that two do not both take the last place.
-    """
+    """Raises ApiError if a user may not have `more` experiments. Submissions of one user pass here
+    one at a time, so that two do not both take the last place."""
     check_priority(session, owner_id, priority)
     count, most = submitted_of(session, owner_id, fair_share)
     if count + more > most:
         asked = "" if more == 1 else f"; these are {more} more"
         detail = f"{count} of your experiments have not ended, and your limit is {most}{asked}"
         raise ApiError(HTTPStatus.CONFLICT, "limit_reached", detail)
-    check_bytes(session, owner_id, fair_share, needed)
 
 
 def check_bytes(session: Session, owner_id: int, fair_share: FairShare, needed: int) -> None:

@@ -28,6 +28,7 @@ from service.experiments.references import ReferencedInputs, after_problems, ref
 from service.experiments.schemas import Submission
 from service.experiments.titles import value_at
 from service.queue.memory import Memory, MemoryModel
+from service.queue.quota import UNLIMITED, Room, room_of
 from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
@@ -98,6 +99,9 @@ class Prepared(NamedTuple):
 
     owner_id: int
     experiments: Sequence[PreparedExperiment]
+    room: Room = UNLIMITED
+    """Room of the owner before the transaction. Its sums take long, and requests that are sent
+    together may exceed the limit by their own bytes."""
     uploads: Collection[str] = ()
     """Uploads that the specs use."""
     predecessors: Collection[str] = ()
@@ -129,7 +133,8 @@ def prepare(session: Session, settings: Settings, submissions: Submissions) -> P
         experiments.append(PreparedExperiment(submission, columns, unfinished, answer, old))
     new = [one.columns["comes_after"] or () for one in experiments if one.cached_from is None]
     _check_after(sum(map(len, new)))
-    return Prepared(owner_id, experiments, inputs.upload_ids, inputs.statuses.keys())
+    room = room_of(session, owner_id, settings.share)
+    return Prepared(owner_id, experiments, room, inputs.upload_ids, inputs.statuses.keys())
 
 
 def _check_after(number: int) -> None:

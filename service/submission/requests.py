@@ -101,8 +101,9 @@ class SubmissionRequest(ABC):
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         """Return the submissions. Raises ApiError."""
 
-    def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep | None:
-        """Return the sweep of the new points or of the retried experiments, locked."""
+    def sweep(self, session: Session, settings: Settings, user: Caller, count: int) -> Sweep | None:
+        """Return the sweep of the new points or of the retried experiments, locked. The audit log
+        says what happens to it, and to how many experiments."""
         return None
 
 
@@ -147,9 +148,9 @@ class NewSweep(SubmissionRequest):
         sent = self.sent
         return Submissions(user.id, _points(settings, sent.spec, sent.after, sent))
 
-    def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:
+    def sweep(self, session: Session, settings: Settings, user: Caller, count: int) -> Sweep:
         sweep = store.add(session, store.new(user.id, self.sent), settings.share)
-        audit.note(session, user, "sweep.submitted", sweep.id, points=self.sent.count())
+        audit.note(session, user, "sweep.submitted", sweep.id, points=count)
         return sweep
 
 
@@ -166,7 +167,7 @@ class AddedPoints(SubmissionRequest):
         entries = _points(settings, sweep.spec, sweep.comes_after, self.more)
         return Submissions(sweep.owner_id, entries)
 
-    def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:
+    def sweep(self, session: Session, settings: Settings, user: Caller, count: int) -> Sweep:
         sweep = find_own(session, user, Sweep, self.sweep_id)
         store.lock(session, sweep)
         self._check(store.number_of_points(session, sweep.id))
@@ -174,7 +175,7 @@ class AddedPoints(SubmissionRequest):
         if len(fields) > max(MAX_FIELDS, len(sweep.fields)):
             raise invalid(field_problems(fields, ""))
         sweep.fields = fields
-        audit.note(session, user, "sweep.extended", sweep.id, points=self.more.count())
+        audit.note(session, user, "sweep.extended", sweep.id, points=count)
         return sweep
 
     def _check(self, present: int) -> None:
@@ -199,9 +200,10 @@ class SweepRetry(SubmissionRequest):
         entries = [retry_entry(one, partial(_refuse_retry, one)) for one in old]
         return Submissions(sweep.owner_id, entries)
 
-    def sweep(self, session: Session, settings: Settings, user: Caller) -> Sweep:
+    def sweep(self, session: Session, settings: Settings, user: Caller, count: int) -> Sweep:
         sweep = find_own(session, user, Sweep, self.sweep_id)
         store.lock(session, sweep)  # of two requests the second finds nothing to retry
+        audit.note(session, user, "sweep.retried", sweep.id, experiments=count)
         return sweep
 
 

@@ -8,8 +8,7 @@ and its end change no key. On SQLite a transaction that writes is alone. The loc
 this order: idempotency key, sweep, owner, uploads, experiments.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import insert, select
@@ -27,6 +26,7 @@ from service.db.visibility import readable, reader
 from service.experiments.models import Event, Experiment, Held, Wait
 from service.fair_share import FairShare
 from service.queue import holds, quota
+from service.queue.quota import Room
 from service.queue.sizes import EXPERIMENT_BYTES, of_texts
 from service.refusals import unavailable
 from service.settings import Settings
@@ -45,7 +45,6 @@ _EXPERIMENTS, _EVENTS, _WAITS = (
 )
 
 
-@contextmanager
 def submitted(
     database: Database,
     settings: Settings,
@@ -53,15 +52,14 @@ def submitted(
     request: SubmissionRequest,
     *,
     key: IdempotentRequest | None = None,
-) -> Iterator[tuple[Session, Accepted]]:
-    """Carry out a request, and yield the transaction and the outcome of each submission. A request
-    that was accepted before under its key is not checked again. Raises ApiError."""
+) -> Accepted:
+    """Carry out a request, and return the outcome of each submission. A request that was accepted
+    before under its key is not checked again. Raises ApiError."""
     with database.snapshot() as session:
         if key is not None:
             before = idempotency.accepted_before(session, user, key)
             if before is not None:
-                yield session, before
-                return
+                return before
         prepared = prepare(session, settings, request.submissions(session, settings, user))
     with database.transaction() as session:
         check_still_valid(session, user)
@@ -69,18 +67,17 @@ def submitted(
             kept = idempotency.claim(session, user.id, key)
             before = idempotency.accepted_before(session, user, key, kept)
             if before is not None:
-                yield session, before
-                return
-        sweep = request.sweep(session, settings, user)
+                return before
+        sweep = request.sweep(session, settings, user, len(prepared.experiments))
         accepted = insert_all(session, prepared, by=user, fair_share=settings.share, sweep=sweep)
         if key is not None:
             made = accepted.kept()
             size = idempotency.size_of(key.key, made)
             if sweep is None and all(one.cached_from for one in accepted.outcomes):
-                room = quota.room_of(session, user.id, settings.share)
-                made = made if room.holds(size) else []  # nothing was stored: the key stays free
+                if not prepared.room.holds(size):
+                    made = []  # nothing was stored: the key stays free
             idempotency.keep(session, kept, key, made)
-        yield session, accepted
+        return accepted
 
 
 def insert_all(
@@ -100,7 +97,7 @@ def insert_all(
         for one in new
     ]
     if rows:
-        _check_limits(session, rows, fair_share, sweep)
+        _check_limits(session, rows, prepared.room, fair_share, sweep)
     _lock_unchanged(session, prepared, sweep)
     if rows:
         session.execute(insert(_EXPERIMENTS), rows)
@@ -151,7 +148,11 @@ def _of_sweep(sweep: Sweep | None, one: PreparedExperiment) -> dict[str, Any]:
 
 
 def _check_limits(
-    session: Session, rows: Sequence[dict[str, Any]], fair_share: FairShare, sweep: Sweep | None
+    session: Session,
+    rows: Sequence[dict[str, Any]],
+    room: Room,
+    fair_share: FairShare,
+    sweep: Sweep | None,
 ) -> None:
     """Lock the owner, and check the limits of the request, the owner and the sweeps. Raises
     ApiError."""
@@ -161,7 +162,8 @@ def _check_limits(
     expected_bytes = sum(row["expected_bytes"] for row in rows)
     needed = EXPERIMENT_BYTES * len(rows) + spec_bytes + expected_bytes
     highest = max(row["priority"] for row in rows)
-    quota.check_limits(session, owner_id, highest, len(rows), fair_share, needed)
+    quota.check_limits(session, owner_id, highest, len(rows), fair_share)
+    room.check(needed)
     for sweep_id in {row["sweep_id"] for row in rows} - {None}:
         sweeps.check_room(session, sweep_id, len(rows), spec_bytes)
 

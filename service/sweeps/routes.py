@@ -60,13 +60,15 @@ SweepId = Annotated[str, Path(max_length=100, description="Id of the sweep.")]
 def submit_sweep(
     submission: JsonBody[SweepSubmission],
     submitted: SubmitDep,
+    database: DatabaseDep,
     queue_snapshots: QueueSnapshotsDep,
     user: Submitter,
     response: Response,
 ) -> SweepOut:
     """Queue an experiment for each point of a sweep: at most 10,000; all, or none if one is
     refused. Errors name the point, and point to its value in the request."""
-    with submitted(NewSweep(submission)) as (session, accepted):
+    accepted = submitted(NewSweep(submission))
+    with database.snapshot() as session:
         sweep = find(session, user, Sweep, accepted.sweep_id)
         answer = _out(session, queue_snapshots, sweep, user)
     log.info("sweep submitted", extra={"sweep_id": answer.id, "points": answer.points})
@@ -162,11 +164,9 @@ def add_points(
     sweep_id: SweepId,
     more: JsonBody[MorePoints],
     submitted: SubmitDep,
-    user: Submitter,
 ) -> Added:
     """Add points to a sweep, with the same base spec."""
-    with submitted(AddedPoints(sweep_id, more)) as (_, accepted):
-        return Added(first=accepted.first, count=more.count())
+    return Added(first=submitted(AddedPoints(sweep_id, more)).first, count=more.count())
 
 
 @router.patch("/{sweep_id:id}")
@@ -225,12 +225,11 @@ def cancel_sweep(
 
 
 @router.post("/{sweep_id}:retry", status_code=HTTPStatus.ACCEPTED, dependencies=[HEAVY])
-def retry_sweep(sweep_id: SweepId, submitted: SubmitDep, user: Submitter) -> Retried:
+def retry_sweep(sweep_id: SweepId, submitted: SubmitDep, database: DatabaseDep) -> Retried:
     """Queue a new experiment for each point that failed or was cancelled. It replaces the old one
     in the sweep. A second request finds nothing to retry, unless `more` is true."""
-    with submitted(SweepRetry(sweep_id)) as (session, accepted):
-        count = len(accepted.outcomes)
-        audit.note(session, user, "sweep.retried", sweep_id, experiments=count)
+    count = len(submitted(SweepRetry(sweep_id)).outcomes)
+    with database.snapshot() as session:
         more = count > 0 and store.is_retryable(session, sweep_id)
     return Retried(count=count, more=more)
 

@@ -90,9 +90,12 @@ def _noting_record(function: Callable[..., Any]) -> Callable[..., Any]:
 def submit(settings: Settings, when: str) -> None:
     """Submit as an API process does, and exit before or after the commit."""
     submission = Submission.model_validate({"spec": ppca_spec()})
-    with stored.sent(Database(settings.url), settings, submission, "key"):
+
+    def before_commit() -> None:
         if when == "before":
             os._exit(EXIT)
+
+    stored.sent(Database(settings.url), settings, submission, before_commit)
     os._exit(EXIT)
 
 

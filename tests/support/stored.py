@@ -1,10 +1,9 @@
 """Rows of the tables for one experiment."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 from sqlalchemy.orm import Session
 
 from service.accounts.models import ApiKey
@@ -14,6 +13,7 @@ from service.experiments.models import Event, Experiment
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue.memory import Memory
+from service.queue.quota import room_of
 from service.settings import Settings
 from service.submission.idempotency import Accepted, IdempotentRequest
 from service.submission.preparation import (
@@ -52,8 +52,10 @@ def submit(
 ) -> Experiment:
     """A new experiment in the queue."""
     one = prepared(Entry(submission), memory, unfinished)
-    request = Prepared(owner_id, [one], predecessors=unfinished)
-    accepted = insert_all(session, request, by=by, fair_share=fair_share or FairShare())
+    fair_share = fair_share or FairShare()
+    room = room_of(session, owner_id, fair_share)
+    request = Prepared(owner_id, [one], room, predecessors=unfinished)
+    accepted = insert_all(session, request, by=by, fair_share=fair_share)
     return session.get_one(Experiment, accepted.outcomes[0].id)
 
 
@@ -67,18 +69,26 @@ def retry(
     return session.get_one(Experiment, accepted.outcomes[0].id)
 
 
-@contextmanager
 def sent(
-    database: Database, settings: Settings, submission: Submission, key: str
-) -> Iterator[Accepted]:
-    """Submit under an Idempotency-Key, and return the outcome before it is committed."""
+    database: Database,
+    settings: Settings,
+    submission: Submission,
+    before_commit: Callable[[], object] = lambda: None,
+) -> Accepted:
+    """Submit under an Idempotency-Key, and call a function before it is committed."""
     with database.transaction() as session:
         if session.get(ApiKey, LOCAL.key_id) is None:
             session.add(ApiKey(id=LOCAL.key_id, user_id=1, secret_sha256=b"", scopes=[]))
-    idempotent = IdempotentRequest(key, "POST /v1/experiments", b"the same")
-    with submitted(database, settings, LOCAL, Bodies([submission]), key=idempotent) as found:
-        _, accepted = found
-        yield accepted
+    idempotent = IdempotentRequest("key", "POST /v1/experiments", b"the same")
+
+    def committing(_: object) -> None:
+        before_commit()
+
+    event.listen(database.engine, "commit", committing)
+    try:
+        return submitted(database, settings, LOCAL, Bodies([submission]), key=idempotent)
+    finally:
+        event.remove(database.engine, "commit", committing)
 
 
 def row(database: Database, experiment_id: str) -> Experiment:

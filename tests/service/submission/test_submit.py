@@ -267,12 +267,15 @@ def test_a_purge_leaves_what_is_being_referred_to(
     """It was deleted after the submission had read it. The purge of weights that a run needs waits
     for the run."""
     with two(lab) as (database, other):
-        with sent(database, lab, referring(source, named_by), "k"):
+
+        def delete_and_purge() -> None:
             with other.transaction() as session:
                 hide = update(Experiment).where(Experiment.id == source)
                 session.execute(hide.values(deleted_at=1.0))
             with other.transaction() as session:
                 assert not deletion.purge(session, source)
+
+        sent(database, lab, referring(source, named_by), delete_and_purge)
         with database.snapshot() as session:
             (kept,) = deletion.purgeable(session, 2.0, None)
             assert kept.removable == (named_by == "after")
@@ -286,10 +289,14 @@ def test_an_upload_is_deleted_after_a_submission_that_uses_it(lab: Settings, sou
             with other.transaction() as session:
                 remove(session, source, "upload")
 
-        with sent(database, lab, referring(source, "upload"), "k") as accepted:
-            deleted = pool.submit(remove_upload)
-            wait_for_waiting(database, 1)
-        deleted.result()
+        deletions = []
+
+        def delete() -> None:
+            deletions.append(pool.submit(remove_upload))
+            wait_for_waiting(other, 1)
+
+        accepted = sent(database, lab, referring(source, "upload"), delete)
+        deletions[0].result()
         assert stored.row(database, accepted.outcomes[0].id).status == Status.QUEUED
 
 
@@ -300,11 +307,14 @@ def test_a_submission_holds_up_no_run_that_it_refers_to(lab: Settings, named_by:
         first = attempts.submitted(database, TRAINED)
         claim = attempts.claim_next(database)
         attempts.keep_weights(database, first)
-        with sent(database, lab, referring(first, named_by), "k") as accepted:
+
+        def go_on() -> None:
             with other.transaction() as session:
                 assert lease.heartbeat(session, claim, lease_s=60)
             with other.transaction() as session:
                 lease.finish(session, claim, Status.SUCCEEDED)
+
+        accepted = sent(database, lab, referring(first, named_by), go_on)
         release_held(database)
         assert attempts.claim_next(database).experiment_id == accepted.outcomes[0].id
 
