@@ -11,11 +11,15 @@ from cachetools import LRUCache
 KNOWN = 1000
 """Number of users whose last turn is remembered."""
 
+AHEAD = 20
+"""Lead of a user with one waiting request over those with several: ten turns, each of which counts
+at its begin and at its end."""
+
 
 class Places:
     """Limits how many requests a process handles at the same time, and how many of one user. A free
     place goes to the waiting user who has the fewest, and among these to the one whose last turn is
-    the longest ago."""
+    the longest ago, with a lead for who waits for one answer only."""
 
     def __init__(self, count: int, of_user: int) -> None:
         self._free = count
@@ -74,7 +78,7 @@ class Places:
             waiting = [user for user in self._waiting if self._taken[user] < self._of_user]
             if not waiting:
                 return
-            user = min(waiting, key=lambda user: (self._taken[user], self._last_turn.get(user, 0)))
+            user = min(waiting, key=lambda user: (self._taken[user], self._rank(user)))
             turns = self._waiting[user]
             turn = turns.popleft()
             if not turns:
@@ -84,6 +88,11 @@ class Places:
                 self._free -= 1
                 self._taken[user] += 1
                 self._last_turn[user] = next(self._turns)
+
+    def _rank(self, user: Hashable) -> int:
+        """Return the number of the user's last turn, less its lead."""
+        last = self._last_turn.get(user, 0)
+        return last - AHEAD if len(self._waiting[user]) == 1 else last
 
     def _give_back(self, user: Hashable) -> None:
         self._free += 1

@@ -84,9 +84,9 @@ class Settings(BaseSettings):
     """URL of the broker in lab mode."""
     redis_password: SecretStr | None = None
     """Password of the broker, if the URL has none."""
-    api_connections: int = Field(default=12, ge=2)
+    api_connections: int = Field(default=10, ge=2)
     """Database connections of an API process. It handles four requests fewer at the same time, and
-    half of them may be one user's. A worker has 2 connections, a controller 3."""
+    at most two thirds of them are one user's. A worker has 2 connections, a controller 3."""
     max_upload_bytes: int = 4 * 2**30
     """Maximum size of an uploaded file."""
     reserve_bytes: int = Field(default=2**30, ge=0)

@@ -110,8 +110,8 @@ class Gate:
         self._look_ups = CapacityLimiter(LOOK_UPS)
         self._arriving = Places(MAX_REQUESTS, PLACES_OF_USER)
         handled = max(2, settings.api_connections - LOOK_UPS)
-        self._writing = Places(handled // 2, max(1, handled // 4))
-        self._reading = Places(handled - handled // 2, max(1, handled // 4))
+        self._writing = Places(handled // 2, max(1, handled // 3))
+        self._reading = Places(handled - handled // 2, max(1, handled // 3))
         self._heavy = Places(HEAVY, 1)
         self._has_warned = False  # of a proxy that is not trusted
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from service.places import Places
+from service.places import AHEAD, Places
 
 
 async def settle() -> None:
@@ -56,8 +56,8 @@ def test_users_that_hold_equally_many_take_turns() -> None:
                 order.append(user)
                 await asyncio.sleep(0)
 
-        await asyncio.gather(*(ask(user) for user in (1, 1, 1, 2, 2, 3)))
-        assert order == [1, 2, 3, 1, 2, 1]
+        await asyncio.gather(*(ask(user) for user in (1, 1, 1, 2, 2, 2, 3, 3)))
+        assert order[:5] == [1, 2, 3, 3, 1]
 
     run(test)
 
@@ -70,7 +70,7 @@ def test_a_user_who_sends_few_goes_before_users_who_send_many() -> None:
         rare = Taker(places, 9)
         await settle()
         rare.give_back()
-        many = [Taker(places, user) for user in (1, 2, 1, 2)]
+        many = [Taker(places, user) for user in (1, 2, 1, 2, 1, 2, 1, 2)]
         await settle()
         many[0].give_back()
         await settle()
@@ -80,6 +80,29 @@ def test_a_user_who_sends_few_goes_before_users_who_send_many() -> None:
         many[2].give_back()
         await settle()
         assert rare.has_place
+
+    run(test)
+
+
+def test_a_user_who_waits_for_one_answer_goes_before_users_who_wait_for_several() -> None:
+    """Also if it has had a turn later than they, but not for ever."""
+
+    async def test() -> None:
+        places, order = Places(1, of_user=1), list[int]()
+
+        async def ask(user: int) -> None:
+            async with places.place(user):
+                order.append(user)
+                await asyncio.sleep(0)
+
+        async def ask_again(user: int) -> None:
+            for _ in range(2 * AHEAD):
+                await ask(user)
+
+        others = [ask(user) for user in (1, 1, 2, 2, 3, 3)]
+        await asyncio.gather(ask_again(8), ask_again(9), *others)
+        assert {*order[: AHEAD // 2]} == {8, 9}
+        assert {*order[:AHEAD]} == {8, 9, 1, 2, 3}
 
     run(test)
 
