@@ -44,8 +44,6 @@ app = typer.Typer()
 SWEEP = "sweep: id, beginning of an id, or name"
 FIGURES = "scores, area, convergence, training, evolution, comparison; default: from the series"
 Kind = Annotated[str | None, typer.Option(help=FIGURES)]
-MAX_LOOKED_S = 12.0
-"""Seconds after which an idle worker that has not looked for a run is shown as hanging."""
 MAX_COMPARED = 20
 """Maximum number of experiments of one name that are compared."""
 Limit = Annotated[int, typer.Option(help="maximum number of rows", min=1)]
@@ -274,14 +272,9 @@ def workers(context: CommandContext) -> None:
     of_gpu = ("gpu",) if any(worker["gpu"] for worker in live) else ()
     full = ("store_full",) if any(worker.get("store_full") for worker in live) else ()
     drained = ("drained",) if any(worker.get("drain") for worker in live) else ()
-    hangs = ("looked_s",) if any(map(_hangs, live)) else ()
+    hangs = ("looked_s",) if any(worker.get("hangs") for worker in live) else ()
     beside = *full, *drained, *hangs, "experiment_id", "silent_s"
     context.show(shown, "host", "queue", *of_gpu, "memory", "busy", *beside)
-
-
-def _hangs(worker: Json) -> bool:
-    """Return whether an idle worker has not looked for a run for some time. It should every 5 s."""
-    return not worker["busy"] and (worker.get("looked_s") or 0.0) > MAX_LOOKED_S
 
 
 def _drained(worker: Json) -> str | None:

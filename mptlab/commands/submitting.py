@@ -128,7 +128,7 @@ def submit(
     if grid:
         return _queue_sweep(context, sent, grid, beside, watch)
     experiment = context.client.submit(sent, **beside)
-    _warn_if_stuck(experiment)
+    _warn_if_blocked(experiment)
     (seen,) = followed(context, [experiment], watch)
     if context.as_json:
         context.dump(seen)
@@ -251,11 +251,11 @@ def _tell_whole(context: CommandContext, spec: Json) -> None:
     warn(f"a quick look with few masks and one seed; without --quick a run takes {takes}")
 
 
-def _warn_if_stuck(experiment: Json) -> None:
-    """Print why an experiment cannot start, if no worker could run it."""
-    reason = (experiment["queue"] or {}).get("reason") if "queue" in experiment else None
-    if reason and reason.startswith("no ") and reason.endswith(" worker is registered"):
-        warn(f"it waits until there is one: {reason}")
+def _warn_if_blocked(experiment: Json) -> None:
+    """Print why an experiment waits, if it is for more than its turn."""
+    place = experiment.get("queue") or {}
+    if place.get("blocked"):
+        warn(f"it waits: {place['reason']}")
 
 
 def beside_of(name: str | None, tags: list[str] | None, share: bool, no_cache: bool) -> Json:

@@ -80,18 +80,21 @@ def _queue_position(
     position = min(position for position, _ in expected.values())
     reason, queues = _reason(experiment, position, short, snapshot, is_readers)
     if not queues:
-        return _unknown(position, reason)
+        return _unknown(position, reason, blocked=True)
     starts = [start for queue in queues if (start := expected[queue][1]) is not None]
     return QueuePosition(
         position=position,
         reason=reason,
+        blocked=False,
         estimated_start=moment(min(starts, default=None)),
         estimate=forecast.BASIS if starts else forecast.UNKNOWN,
     )
 
 
-def _unknown(position: int, reason: str) -> QueuePosition:
-    return QueuePosition(position=position, reason=reason, estimated_start=None, estimate=reason)
+def _unknown(position: int, reason: str, *, blocked: bool = False) -> QueuePosition:
+    return QueuePosition(
+        position=position, reason=reason, blocked=blocked, estimated_start=None, estimate=reason
+    )
 
 
 def _expected(

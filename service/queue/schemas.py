@@ -27,6 +27,9 @@ class QueuePosition(ResponseModel):
     """Number of experiments that run before it."""
     reason: str
     """Reason why it waits."""
+    blocked: bool
+    """True if more than its turn keeps it waiting: no worker, a drained machine, a full disk, a
+    limit."""
     estimated_start: datetime | None
     """Estimated start. null: unknown."""
     estimate: str

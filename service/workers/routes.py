@@ -77,6 +77,7 @@ def list_workers(database: DatabaseDep, user: Reader) -> WorkerList:
             experiment_id=run if run in open_ids else None,
             drain=DrainOut.of(drained[worker.host]) if worker.host in drained else None,
             silent_s=round(silent_s, 3),
+            hangs=run is None and (worker.looked_s or 0.0) > workers.LOOKED_S,
         )
         for worker, run, silent_s in found
     ]

@@ -87,8 +87,10 @@ class WorkerOut(ResponseModel):
     silent_s: float
     """Seconds since its last sign of life."""
     looked_s: float | None
-    """Seconds since it last looked for a run, as of that sign. An idle worker looks every 5 s, or
-    it hangs. null: it has not looked yet."""
+    """Seconds since it last looked for a run, as of that sign. An idle worker looks every 5 s.
+    null: it has not looked yet."""
+    hangs: bool
+    """True if it is idle and does not look for a run any more."""
 
 
 class WorkerList(ResponseModel):

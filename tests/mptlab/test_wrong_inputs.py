@@ -182,7 +182,7 @@ def test_a_run_that_no_worker_can_run(environment: dict[str, str], client: Clien
     code, shown, error = mpt_here(environment, "submit", "-", text=text)
     client.cancel(shown.strip())
     assert code == 0
-    assert error == "mpt: it waits until there is one: no GPU worker is registered\n"
+    assert error == "mpt: it waits: no GPU worker is registered\n"
 
 
 def test_a_run_on_a_gpu_where_there_is_none(settings: Settings) -> None:

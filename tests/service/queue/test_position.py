@@ -68,6 +68,10 @@ def place(database: Database, experiment_id: str) -> tuple[int, str]:
     return found.position, found.reason
 
 
+def is_blocked(database: Database, experiment_id: str) -> bool:
+    return found_places(database, experiment_id)[experiment_id].blocked
+
+
 def test_auto_uses_an_idle_gpu_or_else_a_cpu(lab: Settings) -> None:
     database = Database(lab.url)
     register(database, gpu=2, cpu=2)
@@ -101,7 +105,11 @@ def test_the_reason_names_the_missing_worker_or_limit(either: Database) -> None:
     assert place(either, on_gpu) == (0, "no GPU worker is registered")
     assert place(either, anywhere) == (0, "no CPU or GPU worker is registered")
     assert place(either, on_cpu) == (1, "no CPU worker is registered")
+    assert is_blocked(either, on_gpu)
+    assert is_blocked(either, anywhere)
     register(either, cpu=1)
+    assert is_blocked(either, on_gpu)
+    assert not is_blocked(either, anywhere)
     assert place(either, on_gpu) == (0, "no GPU worker is registered")
     assert place(either, anywhere) == (0, "next in turn")
     assert place(either, on_cpu) == (1, "1 before it")
@@ -244,7 +252,7 @@ def test_validation_gives_the_queue_position(api: TestClient, database: Database
     assert (answer["queue_position"], answer["queue_reason"]) == (0, "no GPU worker is registered")
     made = api.post("/v1/experiments", json={"spec": spec}).json()
     reason = "no GPU worker is registered"
-    unknown = {"estimated_start": None, "estimate": reason}
+    unknown = {"blocked": True, "estimated_start": None, "estimate": reason}
     assert made["queue"] == {"position": 0, "reason": reason, **unknown}
     register(database, cpu=1)
     listed = api.get("/v1/experiments").json()["items"]

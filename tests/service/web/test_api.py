@@ -101,6 +101,7 @@ def test_an_experiment_from_submission_to_curves(api: TestClient, database: Data
     assert waiting["queue"] == {
         "position": 1,
         "reason": no_worker,
+        "blocked": True,
         "estimated_start": None,
         "estimate": no_worker,
     }

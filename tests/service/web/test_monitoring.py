@@ -305,6 +305,18 @@ def test_workers_that_see_a_full_store(api: TestClient) -> None:
 
 
 @pytest.mark.usefixtures("history")
+def test_an_idle_worker_that_looks_for_no_run_hangs(api: TestClient) -> None:
+    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    for looked_ago_s, hangs in ((6.0, False), (60.0, True)):
+        vitals = Vitals("host", Queue.CPU, 1, looked_ago_s=looked_ago_s)
+        with database.transaction() as session:
+            workers.beat(session, IDLE, vitals)
+        shown = {worker["id"]: worker["hangs"] for worker in api.get("/v1/workers").json()["items"]}
+        assert shown.pop(IDLE) == hangs
+        assert not any(shown.values())
+
+
+@pytest.mark.usefixtures("history")
 def test_a_drained_machine(api: TestClient) -> None:
     """It is shown with its workers, which do not count as workers that start runs."""
     database: Database = api.app.state.database  # type: ignore[attr-defined]

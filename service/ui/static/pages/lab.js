@@ -67,7 +67,7 @@ function Workers({ workers, experiments }) {
   const titles = new Map(experiments.map((one) => [one.id, titleOf(one)]));
   const state = (one) => html`${one.busy ? html`<${Status} of="running" />` : html`<span class="muted">idle</span>`}
     ${one.store_full && html` <span class="bad-text">starts no run: the store's disk is full</span>`}
-    ${!one.busy && one.looked_s > 12 && html` <span class="bad-text">hangs: it last looked for a run ${Math.round(one.looked_s)} s ago</span>`}
+    ${one.hangs && html` <span class="bad-text">hangs: it last looked for a run ${Math.round(one.looked_s)} s ago</span>`}
     ${one.drain && html` <span class="muted">${drained(one.drain)}</span>`}
     ${one.experiment_id && html` <a href=${`/experiments/${one.experiment_id}`}>${titles.get(one.experiment_id) ?? one.experiment_id.slice(-6)}</a>`}`;
   const columns = [
