@@ -1,127 +1,64 @@
-"""Commands without a service: the calls of the client that they make."""
+"""Commands with a recording client: calls, output and exit statuses."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from mptlab import serve
+from mptlab import NoAnswer, serve
 from mptlab.cli import app
-from mptlab.commands import context
-from mptlab.commands.context import (
-    CommandContext,
-    with_context,
-)
+from mptlab.commands.context import CommandContext, connected
+from mptlab.commands.following import print_ended, print_warnings, result_lines
 from mptlab.errors import Refused
+from mptlab.texts import Texts
 from tests.support.recording import ID, Recording, Typed, one_line
-
-
-def test_commands_that_call_the_service_have_connection_options(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    client: Any = Recording()
-    urls: list[str | None] = []
-    ran: list[tuple[Any, ...]] = []
-
-    @contextmanager
-    def connected(url: str | None) -> Iterator[Recording]:
-        urls.append(url)
-        yield client
-
-    def command(
-        asked: CommandContext, word: str, count: Annotated[int, typer.Option(help="so many")] = 3
-    ) -> None:
-        """Say it."""
-        ran.append((asked.client, asked.as_json, word, count))
-
-    monkeypatch.setattr(context, "connected", connected)
-    alone = typer.Typer()
-    alone.command()(with_context(command))
-    assert CliRunner().invoke(alone, ["a"]).exit_code == 0
-    words = ["b", "--url", "http://x", "--json", "--count", "4"]
-    assert CliRunner().invoke(alone, words).exit_code == 0
-    assert urls == [None, "http://x"]
-    assert ran == [(client, False, "a", 3), (client, True, "b", 4)]
-    told = " ".join(CliRunner().invoke(alone, ["--help"]).stdout.split())
-    for part in ("Say it.", "of the service", "print JSON, for programs", "so many"):
-        assert part in told
-    assert "default: None" not in told
-
 
 # Experiments by the words that name them
 
 
-def listed(*experiments: dict[str, Any], sweeps: Any = ()) -> tuple[CommandContext, Recording]:
-    """Return a context whose client has these experiments and sweeps."""
-    client: Any = Recording(
+def listed(*experiments: dict[str, Any], sweeps: Any = ()) -> Recording:
+    """Return a client with these experiments and sweeps."""
+    return Recording(
         experiments=lambda **_: iter(experiments),
         sweeps=lambda **_: iter(sweeps),
         presets=[{"name": "table1"}],
-        get_sweep=lambda sweep_id: sweep_id,
+        logs=[],
     )
-    return CommandContext(client, False), client
 
 
 OLDER = {"id": "f" * 32, "name": "k", "status": "failed", "created_at": "2026-01-02T03:04:05Z"}
 NEWER = {**OLDER, "id": "e" * 32, "created_at": "2026-01-02T03:05:05Z"}
 
 
-def test_an_experiment_is_searched_by_part_of_its_id_or_name() -> None:
-    found, client = listed(OLDER)
-    assert found.id(ID) == ID
-    assert client.calls == []
-    assert found.ids(["fff", "no hex", "ann/k"]) == [OLDER["id"]] * 3
-    queries = [query for _, query in client.calls]
-    assert {"filter": 'id >= "fff" and id < "fffg"', "limit": 5} in queries
-    names = [(query.get("owner"), query["name"]) for query in queries if "name" in query]
-    assert names == [(None, "fff"), (None, "no hex"), (None, "ann/k"), ("ann", "k")]
-
-
-def test_an_unknown_name_gets_advice() -> None:
-    nothing, client = listed()
-    for word in (ID, "x" * 201, ""):
-        assert nothing.id(word) == word
-        assert nothing.ids_named(word, 5) == [word]
-    assert client.calls == []
-    with pytest.raises(Refused, match=r"you have no experiment mine$") as refused:
-        nothing.id("mine")
+@pytest.mark.parametrize(
+    ("command", "word", "advice"),
+    [
+        ("show", "mimes", "no experiment mimes"),
+        ("show", "table1", "it is a preset, mpt reproduce table1"),
+        ("show", "mine", "it is a sweep, mpt table mine"),
+        ("table", "mime", "no sweep mime: did you mean mine"),
+    ],
+)
+def test_an_unknown_name_gets_advice(typed: Typed, command: str, word: str, advice: str) -> None:
+    with pytest.raises(Refused, match=advice) as refused:
+        typed(listed(sweeps=[{**OLDER, "name": "mine"}]), command, word)
     assert refused.value.reason == "not_found"
-    with pytest.raises(Refused, match="no experiment table1: it is a preset, mpt reproduce table1"):
-        nothing.id("table1")
-    swept, _ = listed(sweeps=[{**OLDER, "name": "mine"}])
-    with pytest.raises(Refused, match="no experiment mine: it is a sweep, mpt table mine"):
-        swept.id("mine")
-    with pytest.raises(Refused, match="you have no sweep mime: did you mean mine"):
-        swept.sweep("mime")
-    assert swept.sweep_or_none("mime") is None
 
 
-def test_only_commands_that_read_take_the_newest_of_a_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    found, _ = listed(OLDER, NEWER, sweeps=[NEWER, OLDER])
-    each = f"{NEWER['id']} \\(failed, 2026-01-02 03:05\\), {OLDER['id']} \\(failed, "
-    for refusing in (lambda: found.id("k"), lambda: found.sweep("k", newest=False)):
-        with pytest.raises(typer.BadParameter, match=f"give an id; newest first: {each}"):
-            refusing()
-    assert found.id("k", newest=True) == NEWER["id"]
-    used: Any = found.sweep("k")
-    assert used == NEWER["id"]
-    first, second = capsys.readouterr().err.splitlines()
-    told = f"the newest is used, {NEWER['id']} (2026-01-02 03:05), not {OLDER['id']}"
-    assert told in first
-    assert told in second
-    twice = [{**NEWER, "id": "e" * 31 + last} for last in "12"]
-    begun, _ = listed(*twice, sweeps=twice)
-    for refusing in (lambda: begun.id("e", newest=True), lambda: begun.sweep("e")):
-        with pytest.raises(typer.BadParameter, match="give an id"):
-            refusing()
+def test_only_commands_that_read_take_the_newest_of_a_name(typed: Typed) -> None:
+    twins = listed(OLDER, NEWER)
+    code, _, error = typed(twins, "logs", "k")
+    assert (code, twins.calls[-1][:2]) == (0, ("logs", NEWER["id"]))
+    assert f"the newest is used, {NEWER['id']} (2026-01-02 03:05), not {OLDER['id']}" in error
+    code, shown, error = typed(twins, "cancel", "k")
+    assert (code, shown) == (2, "")
+    assert NEWER["id"] in error
+    assert OLDER["id"] in error
+    same_beginning = listed(*({**NEWER, "id": "e" * 31 + last} for last in "12"))
+    assert typed(same_beginning, "logs", "e")[0] == 2
 
 
 # Calls of the client
@@ -142,31 +79,33 @@ def test_matching_experiments_are_cancelled(typed: Typed) -> None:
     assert len(client.calls) == 3
 
 
-def test_a_list_sends_the_typed_filters(typed: Typed) -> None:
-    one = {
-        "id": ID, "status": "succeeded", "owner": "me", "title": "mine",
+LONG_TITLE = "[red]mine\x1b" + "x" * 100
+"""A text of a user that neither controls the terminal nor is folded where a program reads it."""
+
+
+def test_a_list_sends_the_typed_filters_and_prints_each_result(typed: Typed) -> None:
+    run = {
+        "id": ID, "status": "succeeded", "owner": "me", "title": LONG_TITLE,
         "created_at": "2026-01-31T12:34:56.789Z",
         "summary": [{"title": "mpt", "label": "MPT", "value": -1.0, "std_err": 0.12,
                      "tokens": None}],
     }  # fmt: skip
-    client = Recording(experiments=lambda **_: iter([one, {**one, "id": "second"}]))
+    client = Recording(experiments=lambda **_: iter([run, {**run, "id": "second"}]))
     words = "list --name a --tag b --status c --where d --order-by e --lab --limit 1"
     code, shown, _ = typed(client, *words.split())
-    given = {"name": "a", "tag": ["b"], "status": ["c"], "filter": "d", "order_by": "e"}
-    query = {"limit": 1, "summary": True, **given, "whose": "lab"}
-    assert client.calls == [("experiments", query)]
-    header, row = (one_line(line) for line in shown.splitlines() if line[:3] in (" id", " 01"))
-    assert (code, header) == (0, "id name status owner result created")
-    assert row == f"{ID} mine succeeded me mpt -1.00 ± 0.12 2026-01-31 12:34"
-    typed(client, "list", "--limit", "900")
-    assert client.calls[-1] == ("experiments", {"limit": 500, "summary": True})
+    filters = {"name": "a", "tag": ["b"], "status": ["c"], "filter": "d", "order_by": "e"}
+    query = {"limit": 1, "summary": True, **filters, "whose": "lab"}
+    assert (code, client.calls) == (0, [("experiments", query)])
+    (row,) = (one_line(line) for line in shown.splitlines() if ID in line)
+    shown_title = LONG_TITLE.replace("\x1b", "\ufffd")
+    assert row == f"{ID} {shown_title} succeeded me mpt -1.00 ± 0.12 2026-01-31 12:34"
+    assert "second" not in shown
 
 
 @pytest.mark.parametrize(
     ("words", "called"),
     [
         (["user", "add", "ann", "--role", "viewer"], ("add_user", "ann", "viewer")),
-        (["user", "add", "ann"], ("add_user", "ann", "member")),
         (["user", "set", "ann", "--shares", "3", "--max-running", "4", "--disabled"],
          ("change_user", "ann", {"shares": 3, "max_running": 4, "active": False})),
         (["user", "set", "ann", "--max-gpu-hours", "1.5", "--max-bytes", "none", "--may-jump",
@@ -176,8 +115,6 @@ def test_a_list_sends_the_typed_filters(typed: Typed) -> None:
         (["key", "add", "ann", "--label", "ci", "--scope", "read", "--scope", "submit",
           "--days", "2"],
          ("add_key", "ann", {"name": "ci", "scopes": ["read", "submit"], "lasts_days": 2.0})),
-        (["key", "add", "ann"], ("add_key", "ann")),
-        (["key", "revoke", "ann", "k1"], ("revoke_key", "ann", "k1")),
     ],
 )  # fmt: skip
 def test_admins_change_users_and_keys(
@@ -189,14 +126,12 @@ def test_admins_change_users_and_keys(
     assert ("mpt_secret" in shown) == ("add" in words)
 
 
-@pytest.mark.parametrize(
-    ("option", "number"), [("--max-running", "1.5"), ("--max-gpu-hours", "x"), ("--max-bytes", "")]
-)
-def test_a_limit_is_a_number_or_none(typed: Typed, option: str, number: str) -> None:
-    code, _, error = typed(Recording(), "admin", "user", "set", "ann", option, number)
-    assert code == 2
-    assert f'{option} {number}: give a number, or "none"' in one_line(error)
-    assert typed(Recording(), "admin", "user", "set", "ann")[0] == 2
+@pytest.mark.parametrize("limit", [["--max-running", "1.5"], ["--max-gpu-hours", "x"], []])
+def test_a_limit_is_a_number_or_none(typed: Typed, limit: list[str]) -> None:
+    client = Recording()
+    code, _, error = typed(client, "admin", "user", "set", "ann", *limit)
+    assert (code, client.calls) == (2, [])
+    assert " ".join(limit) in one_line(error)
 
 
 DRAIN = {"host": "gpu3", "since": "2026-01-31T16:00:00Z", "drained_by": "ann",
@@ -207,75 +142,48 @@ def test_times_of_a_drain(typed: Typed) -> None:
     """Durations, and times in the time zone of the terminal, of today or tomorrow."""
     hour = timedelta(hours=1)
     clock = datetime.now()
-    for words, seconds in (
-        ((), (None, None)),
-        (("--until", "1.5h"), (None, 5400)),
-        (("--hand-back", "0s", "--until", "1d"), (0, 86_400)),
-        (("--until", f"{clock + 2 * hour:%H:%M}"), (None, 7200)),
-        (("--until", f"{clock - 2 * hour:%H:%M}"), (None, 22 * 3600)),
-        (("--until", f"{clock + 50 * hour:%Y-%m-%dT%H:%M}"), (None, 50 * 3600)),
-        (("--until", (datetime.now(UTC) + hour).isoformat()), (None, 3600)),
+    for words, hand_back_s, until_s in (
+        ((), None, None),
+        (("--until", "1.5h"), None, 5400),
+        (("--hand-back", "0s", "--until", "1d"), 0, 86_400),
+        (("--until", f"{clock - 2 * hour:%H:%M}"), None, 22 * 3600),
+        (("--until", f"{clock + 50 * hour:%Y-%m-%dT%H:%M}"), None, 50 * 3600),
+        (("--until", (datetime.now(UTC) + hour).isoformat()), None, 3600),
     ):
         client = Recording(drain=DRAIN)
-        code, _, _ = typed(client, "admin", "drain", "gpu3", *words)
-        assert (code, client.calls) == (0, [("drain", "gpu3", *map(about, seconds))])
+        assert typed(client, "admin", "drain", "gpu3", *words)[0] == 0
+        ((*_, hand_back, until),) = client.calls
+        assert hand_back == hand_back_s
+        assert until == (until_s and pytest.approx(until_s, abs=90))
 
 
-def about(seconds: float | None) -> Any:
-    """To the minute, or None."""
-    return seconds if not seconds else pytest.approx(seconds, abs=90)
+@pytest.mark.parametrize("until", ["soon", "1w", "2026-01-01"])
+def test_a_time_that_is_none_or_has_passed_is_refused(typed: Typed, until: str) -> None:
+    client = Recording()
+    assert typed(client, "admin", "drain", "gpu3", "--until", until)[0] == 2
+    assert client.calls == []
 
 
-@pytest.mark.parametrize(
-    ("until", "told"),
-    [("soon", "give a time such as"), ("1w", "give a time such as"),
-     ("2026-01-01", "this time has passed")],
-)  # fmt: skip
-def test_a_time_that_is_none_is_refused(typed: Typed, until: str, told: str) -> None:
-    code, _, error = typed(Recording(), "admin", "drain", "gpu3", "--until", until)
-    assert (code, told in one_line(error)) == (2, True)
-
-
-def test_the_audit_is_read_page_by_page(typed: Typed) -> None:
+def test_the_audit_is_printed_up_to_the_limit(typed: Typed) -> None:
     client = Recording(audit=lambda **_: iter([{"at": str(i), "actor": "a"} for i in range(3)]))
     words = ("admin", "audit", "--actor", "ann", "--object", "x", "--limit", "2", "--json")
-    assert [one["at"] for one in json.loads(typed(client, *words)[1])] == ["0", "1"]
+    assert [row["at"] for row in json.loads(typed(client, *words)[1])] == ["0", "1"]
     assert client.calls == [("audit", {"actor": "ann", "object_id": "x", "limit": 2})]
-    typed(client, "admin", "audit", "--limit", "501")
-    assert client.calls[-1] == ("audit", {"limit": 500})
 
 
-def submitted(**beside: Any) -> tuple[Any, ...]:
-    return ("submit", {"data": {"n": 5}}, beside) if beside else ("submit", {"data": {"n": 5}})
-
-
-@pytest.mark.parametrize(
-    ("words", "called"),
-    [
-        ([], submitted()),
-        (["--name", "a", "--tag", "b", "--share", "--no-cache"],
-         submitted(name="a", tags=["b"], visibility="lab", cache=False)),
-        (["--name", ""], submitted(name="")),
-    ],
-)  # fmt: skip
-def test_a_submission_sends_the_typed_fields(
-    typed: Typed, tmp_path: Path, words: list[str], called: tuple[Any, ...]
-) -> None:
+def test_a_submission_sends_the_typed_fields(typed: Typed, tmp_path: Path) -> None:
     client = Recording(submit={"id": ID, "status": "queued"})
     file = tmp_path / "a.yaml"
     file.write_text("data: {n: 4}")
+    words = ("--name", "a", "--tag", "b", "--share", "--no-cache")
     assert typed(client, "submit", str(file), "--set", "data.n=5", *words) == (0, f"{ID}\n", "")
-    code, shown, error = typed(client, "submit", "-", *words, "--json", text='{"data": {"n": 5}}')
+    code, shown, error = typed(client, "submit", "-", "--json", text='{"data": {"n": 5}}')
     assert (code, json.loads(shown), error) == (0, {"id": ID, "status": "queued"}, "")
-    assert client.calls == [called] * 2
-
-
-@pytest.mark.parametrize("pair", ["data.n", "=5", "data.n="])
-def test_a_change_is_a_field_and_its_value(typed: Typed, pair: str) -> None:
-    code, _, error = typed(Recording(), "submit", "-", "--set", pair, text="{}")
-    is_whole = pair == "data.n="
-    assert code == (0 if is_whole else 2)
-    assert ("is not FIELD=VALUE" in error) != is_whole
+    options = {"name": "a", "tags": ["b"], "visibility": "lab", "cache": False}
+    spec = {"data": {"n": 5}}
+    assert client.calls == [("submit", spec, options), ("submit", spec)]
+    code, _, error = typed(client, "submit", "-", "--set", "data.n", text="{}")
+    assert (code, "FIELD=VALUE" in error) == (2, True)
 
 
 class _Swept:
@@ -325,44 +233,227 @@ def test_other_values_of_a_sweep_are_refused(typed: Typed, values: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "became"),
+    ("words", "program"),
     [
         (["migrate"], ("service.operations.prepare",)),
-        (["api", "--host", "::1", "--port", "1"], ("service", "--host", "::1", "--port", "1")),
         (["api"], ("service", "--host", "127.0.0.1", "--port", "8765")),
         (["controller"], ("worker.controller",)),
         (["worker"], ("worker", "cpu")),
         (["worker", "gpu", "--lifetime", "3h"], ("worker", "gpu", "--lifetime", "3h")),
-        (["worker", "gpu", "--all"], ("worker.every_gpu",)),
         (["worker", "gpu", "--all", "--slots", "2"], ("worker.every_gpu", "--slots", "2")),
-        (["backup", "to"], ("service.operations.backup", "save", "to")),
         (["backup", "to", "--store-only", "--finish"],
          ("service.operations.backup", "save", "to", "--store-only", "--finish")),
         (["restore", "to"], ("service.operations.backup", "restore", "to")),
-        (["restore", "to", "--store-only"],
-         ("service.operations.backup", "restore", "to", "--store-only")),
-        (["admin", "apply-retention"], ("service.operations.retention",)),
         (["admin", "apply-retention", "--dry-run"], ("service.operations.retention", "--dry-run")),
     ],
 )  # fmt: skip
 def test_a_part_of_the_service_runs_as_a_program(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], became: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, words: list[str], program: tuple[str, ...]
 ) -> None:
-    found: list[tuple[str, ...]] = []
-    monkeypatch.setattr(serve, "become", lambda *given: found.append(given))
+    programs: list[tuple[str, ...]] = []
+    monkeypatch.setattr(serve, "become", lambda *arguments: programs.append(arguments))
     assert CliRunner().invoke(app, words).exit_code == 0
-    assert found == [became]
+    assert programs == [program]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["worker", "cpu", "--all"], "--all works only with the queue gpu"),
-        (["worker", "gpu", "--slots", "2"], "--slots works only with --all"),
-        (["backup", "to", "--finish"], "--finish works only with --store-only"),
-    ],
+    "words",
+    [["worker", "cpu", "--all"], ["worker", "gpu", "--slots", "2"], ["backup", "to", "--finish"]],
 )
-def test_options_that_do_not_go_together_are_refused(words: list[str], told: str) -> None:
+def test_options_that_do_not_go_together_are_refused(words: list[str]) -> None:
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2
-    assert told in one_line(done.stderr)
+    assert words[2] in one_line(done.stderr)
+
+
+# Printed
+
+
+def test_drained_machines_are_shown_with_their_workers(typed: Typed) -> None:
+    plain = {"host": "a", "queue": "cpu", "gpu": None, "busy": True, "experiment_id": None}
+    drained = {**plain, "host": "gpu3", "drain": DRAIN}
+    until = {**drained, "busy": False, "drain": {**DRAIN, "until": "2026-01-31T18:00:00+00:00"}}
+    assert "drained" not in typed(Recording(workers=[plain]), "workers")[1]
+    _, shown, _ = typed(Recording(workers=[plain, drained, until]), "workers")
+    at, end = (f"{datetime(2026, 1, 31, hour, tzinfo=UTC).astimezone():%Y-%m-%d %H:%M}"
+               for hour in (17, 18))  # fmt: skip
+    lines = [line for line in shown.splitlines() if "gpu3" in line]
+    assert f"by ann, hands back at {at}" in lines[0]
+    assert f"by ann until {end}" in lines[1]
+    client = Recording()
+    assert typed(client, "admin", "undrain", "gpu3")[0] == 0
+    assert client.calls == [("undrain", "gpu3")]
+
+
+def test_the_workers_with_the_memory_that_each_run_uses(typed: Typed) -> None:
+    cpu = {"host": "h", "queue": "cpu", "busy": False, "experiment_id": None, "silent_s": 1.0,
+           "gpu": None, "memory_ours": 2**29, "memory_free": 2**32,
+           "memory_total": 15 * 2**29}  # fmt: skip
+    gpu = cpu | {"queue": "gpu", "gpu": "A GPU", "gpu_number": 3, "gpu_memory_ours": 2**30,
+                 "gpu_memory_free": 5 * 2**29, "gpu_memory_total": 2**33}  # fmt: skip
+    unknown = gpu | {key: None for key in gpu if key.startswith("gpu_")}
+    workers = [cpu, gpu, unknown]
+    _, shown, _ = typed(Recording(workers=workers), "workers")
+    assert [line for line in map(one_line, shown.splitlines()) if line.startswith("h ")] == [
+        "h cpu - 0.5 GiB by its run, 4 of 7.5 free no - 1",
+        "h gpu 3: A GPU 1 GiB by its run, 2.5 of 8 free no - 1",
+        "h gpu A GPU ? GiB by its run, ? of ? free no - 1",
+    ]
+    assert "store full" not in shown
+    assert json.loads(typed(Recording(workers=workers), "workers", "--json")[1]) == workers
+    full = Recording(workers=[cpu | {"store_full": True}])
+    assert "store full" in typed(full, "workers")[1]
+
+
+def test_few_scores_are_printed_beside_their_file(typed: Typed, tmp_path: Path) -> None:
+    file = tmp_path / "s.csv"
+    for count, is_printed in ((3, True), (100, False)):
+        rows = [{"row": i, "pll": -1.5} for i in range(count)]
+        client = Recording(score=Texts(rows, ["row", "pll"], ID))
+        code, shown, error = typed(client, "score", "a", "--model", "m", "--csv", str(file))
+        assert (code, error) == (0, f"{ID}\n")
+        assert ("pll" in shown) == is_printed
+        assert len(file.read_text().splitlines()) == count + 1
+
+
+def test_validation_prints_the_cost_of_a_spec(typed: Typed) -> None:
+    cost = {"masks": 24, "points": 6, "memory_bytes": 3 * 2**20, "queue_reason": "a worker",
+            "runtime": {"median_s": 12.4}, "cached_from": None}  # fmt: skip
+    code, shown, _ = typed(Recording(validate=cost), "validate", "-", text="{}")
+    assert code == 0
+    lines = [one_line(line) for line in shown.splitlines()]
+    assert {"masks 24", "points 6", "memory 3 MiB", "runtime about 12 s"} <= {*lines}
+    unknown = Recording(validate={**cost, "runtime": None})
+    assert "runtime unknown" in one_line(typed(unknown, "validate", "-", text="{}")[1])
+
+
+def test_the_own_share_is_printed_with_the_names_of_slurm(typed: Typed) -> None:
+    share = {"raw_shares": 1, "norm_shares": 0.5, "raw_usage": 3.25, "effectv_usage": None,
+             "level_fs": 2, "fair_share": 1 / 3}  # fmt: skip
+    waiting = {"id": ID, "queue": {"reason": "priority", "estimated_start": None}}
+    queue = {"share": share, "running": 2, "max_running": 4, "submitted": 3, "max_submitted": None,
+             "gpu_hours": 1.23456, "max_gpu_hours_a_day": 8.0, "items": [waiting]}  # fmt: skip
+    code, shown, _ = typed(Recording(queue=queue), "queue")
+    names, figures, counts, hours, item = map(one_line, shown.splitlines())
+    assert code == 0
+    assert names == "RawShares NormShares RawUsage EffectvUsage LevelFS FairShare"
+    assert figures == "1 0.5 3.25 - 2 0.333333"
+    assert counts == "running 2 of 4, submitted 3"
+    assert "1.23 of 8" in hours
+    assert item == f"{ID} priority; starts: unknown"
+    without_limit = Recording(queue={**queue, "max_gpu_hours_a_day": None})
+    assert "GPU-hours" not in typed(without_limit, "queue")[1]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "missing", "code"),
+    [("agrees", None, 0), ("differs", None, 3), ("incomplete", "a curve", 3)],
+)
+def test_a_verdict_is_a_table_and_an_exit_status(
+    typed: Typed, verdict: str, missing: str | None, code: int
+) -> None:
+    row = {"what": "rise", "published": 1.0, "measured": 2.5, "half_width": 0.25, "low": 0.5,
+           "high": None, "outcome": "agrees", "power": 0.97}  # fmt: skip
+    runs = [{"name": "table1", "runs": [{"id": "a"}, None, {"id": "b"}]}]
+    answer = {"verdict": verdict, "comparisons": [row], "missing": missing}
+    client = Recording(verdict=answer, preset_runs=runs)
+    status, shown, _ = typed(client, "verdict", "table1", ID, ID)
+    assert (status, client.calls) == (code, [("verdict", "table1", [ID, ID])])
+    lines = [one_line(line) for line in shown.splitlines()]
+    assert "what published measured agrees from to outcome power" in lines
+    assert "rise 1 2.50 ± 0.25 0.5 - agrees 0.97" in lines
+    assert lines[-1] == (f"{verdict}: {missing}" if missing else verdict)
+    assert typed(client, "verdict", "table1", "--json")[0] == code
+    assert client.calls[-1] == ("verdict", "table1", ["a", "b"])  # the newest runs
+
+
+RESULT = {"name": "mpt", "labels": {}, "title": "mpt", "label": "MPT", "unit": "nats", "count": 1,
+          "value": -10.1, "std_err": 0.1, "reason": None, "tokens": None, "before": None,
+          "agreement": None, "meaning": ""}  # fmt: skip
+"""A row of a summary."""
+METRIC = {"name": "mpt", "labels": {"seed": 4, "model": "a"}, "value": -1.5, "std_err": 0.01234,
+          "reason": None}  # fmt: skip
+
+
+def test_how_experiments_ended_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    missing = {**METRIC, "labels": {}, "value": None, "std_err": None, "reason": "why"}
+    interim = METRIC | {"labels": {"epoch": 0}, "value": -9.0}
+    rows = [RESULT | {"label": None, "meaning": "estimates lml"}]
+    run = {"id": "a", "name": "n\x1b", "metrics": [interim, METRIC, missing], "summary": rows}
+    lines = ["mpt seed=4 model=a -1.500 ± 0.012 estimates lml", "mpt why",
+             "mpt epoch=0 -9.000 ± 0.012"]  # fmt: skip
+    print_ended([run])
+    assert [*map(one_line, capsys.readouterr().out.splitlines())] == lines
+    print_ended([run, {"id": "b", "name": None, "metrics": [], "summary": []}])
+    assert [*map(one_line, capsys.readouterr().out.splitlines())] == ["a n\ufffd", *lines, "b"]
+
+
+def test_the_result_is_printed_before_all_metrics() -> None:
+    trained = RESULT | {
+        "before": {"at": {"epoch": 0}, "value": -57.0, "std_err": 0.5}, "count": 3,
+        "agreement": {"outcome": "agree", "text": "they agree", "value": 0.1, "std_err": 0.1},
+    }  # fmt: skip
+    area = RESULT | {"label": "Area", "value": -956.75, "std_err": None, "tokens": 512}
+    missing = RESULT | {"label": "LML", "value": None, "std_err": None, "reason": "not final"}
+    rows = [trained, area, missing, RESULT | {"label": None}]
+    assert [one_line(line) for line in result_lines({"summary": rows})] == [
+        "MPT -10.10 ± 0.10 nats, mean over 3 seeds; they agree: MPT - LML is 0.10 ± 0.10",
+        "-57.00 ± 0.50 at epoch 0 → -10.10 ± 0.10",
+        "Area -956.75 nats = -1.8687 × 512 tokens",
+        "LML not final",
+    ]
+
+
+def test_a_score_without_an_error_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value, error, is_explained in (
+        ("mpt", -1.0, 0.1, False),
+        ("mpt", None, None, False),
+        ("kl", 1.0, None, False),
+        ("mpt_heldout", -1.0, None, True),
+    ):
+        metric = METRIC | {"name": name, "value": value, "std_err": error, "reason": "few"}
+        print_ended([{"id": "a", "name": None, "metrics": [metric], "summary": []}])
+        assert ("has no error" in capsys.readouterr().err) == is_explained
+
+
+def test_a_warning_of_some_experiments_has_their_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    warnings = {"a": ["all", "two"], "b": ["all"], "c": ["all", "two", "two"]}
+    client: Any = Recording(logs=lambda one, _: [{"message": told} for told in warnings[one]])
+    print_warnings(CommandContext(client, False), {"a": "K=1", "b": "K=2", "c": "K=3"})
+    assert capsys.readouterr().err == "mpt: all\nmpt: two (K=1; K=3)\n"
+
+
+def test_an_outage_is_printed_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MPT_RETRY_S", "0.3")
+    monkeypatch.setenv("MPT_API_KEY", "key")
+    with connected("http://127.0.0.1:1") as client, pytest.raises(NoAnswer):
+        client.me()
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert "refused" in error
+
+
+def test_the_facts_of_an_experiment_and_its_log(typed: Typed) -> None:
+    """Fields that are empty are left out."""
+    one: dict[str, Any] = {
+        "id": ID, "name": "mine", "title": "mine", "tags": [], "note": None, "status": "running",
+        "owner": "me", "sweep": None, "created_at": "a", "started_at": "b", "finished_at": None,
+        "spec": {"model": {"family": "ppca", "latent_dim": 3, "experiment": None},
+                 "data": {"source": "upload", "dataset": "ab", "n": 9}},
+        "progress": {"done": 1, "total": 2, "unit": "masks"}, "queue": {"reason": "priority"},
+        "failure": {"kind": "error", "message": "why"}, "metrics": [], "summary": [],
+    }  # fmt: skip
+    line = {"at": "2026-01-31T12:34:56.789Z", "level": "info", "message": "a\x1bb"}
+    client = Recording(get=one, logs=lambda _, level=None: [] if level else [line])
+    code, shown, error = typed(client, "show", ID)
+    assert (code, error) == (0, "")
+    assert [one_line(line) for line in shown.splitlines()] == [
+        f"id {ID}", "name mine", "status running", "owner me", "model ppca latent_dim=3",
+        "data upload ab", "created a", "started b", "progress 1 of 2 masks", "waits priority",
+        "failure error: why",
+    ]  # fmt: skip
+    assert typed(client, "logs", ID)[1] == "2026-01-31 12:34:56 info    a\ufffdb\n"

@@ -43,7 +43,7 @@ def typed_with(monkeypatch: pytest.MonkeyPatch) -> Typed:
             yield client
 
         monkeypatch.setattr(context, "connected", connected)
-        done = CliRunner().invoke(app, words, input=text)
+        done = CliRunner().invoke(app, words, input=text, catch_exceptions=False)
         return done.exit_code, done.stdout, done.stderr
 
     return run
