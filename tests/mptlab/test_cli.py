@@ -85,19 +85,13 @@ def test_a_list_has_at_most_the_requested_length(environment: Environment, clien
         client.cancel(one)
 
 
-def test_an_experiment_is_found_by_part_of_its_id_or_name(
+def test_an_experiment_is_found_by_the_beginning_of_its_id_or_by_its_name(
     environment: Environment, run: Any
 ) -> None:
     for typed in (run["id"], run["id"][:-1], "a run"):
         assert asked_json(environment, "show", typed)["id"] == run["id"]
-    for typed in (
-        run["id"][1:],
-        run["id"][:-1] + "g",
-    ):  # its end, and a text that it does not begin with
+    for typed in (run["id"][1:], run["id"][:-1] + "g"):
         assert mpt(environment, "show", typed)[0] == 1
-    code, shown, _ = mpt(environment, "show", "a run")
-    assert code == 0
-    assert ["status", "succeeded"] in [line.split() for line in shown.splitlines()]
 
 
 def test_an_ambiguous_name_changes_nothing(environment: Environment, client: Client) -> None:
@@ -115,36 +109,22 @@ def test_all_experiments_of_a_name_are_compared(
     environment: Environment, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = [ppca_spec(compute__device="cuda", seeds=[seed]) for seed in range(3)]
-    three = [client.submit(one, name="three")["id"] for one in specs]
+    three = [client.submit(spec, name="three", visibility="lab")["id"] for spec in specs]
     alone = client.submit(WAITING, name="alone")["id"]
+    owner = client.me()["name"]
     for typed, ids in (
         (["three"], three[::-1]),
+        ([f"{owner}/three"], three[::-1]),
         (["three", "alone", three[0]], [*three[::-1], alone]),
-        ([alone, three[1]], [alone, three[1]]),
     ):
         assert [row["id"] for row in asked_json(environment, "compare", *typed)] == ids
-    for most, kept, told in (
-        (3, 3, ""),
-        (2, 2, "mpt: the 2 newest of several experiments with the name three are compared\n"),
-    ):
-        monkeypatch.setattr(reading, "MAX_COMPARED", most)
-        code, shown, error = mpt(environment, "compare", "three", "--json")
-        assert (code, error) == (0, told)
-        assert [row["id"] for row in json.loads(shown)] == three[::-1][:kept]
+    monkeypatch.setattr(reading, "MAX_COMPARED", 2)
+    code, shown, error = mpt(environment, "compare", "three", "--json")
+    assert (code, [row["id"] for row in json.loads(shown)]) == (0, three[:0:-1])
+    assert "the 2 newest of several experiments with the name three" in error
     assert mpt(environment, "compare", "thre")[0] == 1
-    for one in (*three, alone):
-        client.cancel(one)
-
-
-def test_shared_experiments_of_a_name_are_compared(
-    environment: Environment, client: Client
-) -> None:
-    owner = client.me()["name"]
-    shared = [client.submit(WAITING, name="ours", visibility="lab")["id"] for _ in range(2)]
-    rows = asked_json(environment, "compare", f"{owner}/ours")
-    assert [row["id"] for row in rows] == shared[::-1]
-    for one in shared:
-        client.cancel(one)
+    for experiment_id in (*three, alone):
+        client.cancel(experiment_id)
 
 
 def test_curves_as_a_table_and_as_a_figure(
@@ -155,8 +135,8 @@ def test_curves_as_a_table_and_as_a_figure(
     assert (code, header) == (0, "series,seed,x,value,std_err,n,reason")
     assert len(rows) == 2 * 6
     figure, table = tmp_path / "a.svg", tmp_path / "a.csv"
-    done = mpt(environment, "curves", run["id"], "--csv", str(table), "--plot", str(figure))
-    assert done == (0, f"{table}\n", "")
+    result = mpt(environment, "curves", run["id"], "--csv", str(table), "--plot", str(figure))
+    assert result == (0, f"{table}\n", "")
     assert "mask size m" in figure.read_text()
     assert len(table.read_text().splitlines()) == 1 + 2 * 6
     assert mpt(environment, "plot", "a run", str(tmp_path / "b.pdf"), "--kind", "area")[0] == 0
@@ -170,19 +150,14 @@ def test_curves_as_a_table_and_as_a_figure(
     ("arguments", "told"),
     [
         (("plot", "a run", "a.odt"), "a.odt is not a picture format: use .pdf, .svg or .png"),
-        (
-            ("plot", "a run", "a.pdf", "--kind", "x"),
-            "x is not a kind of figure: choose from training",
-        ),
         (("plot", "a run", "a.pdf", "--kind", "training"), "training needs the series mpt or elbo"),
         (("plot", "a run", "/proc/a.pdf"), "/proc/a.pdf: No such file"),
         (("curves", "a run", "--output", "/proc/a"), "/proc/a: No such file"),
         (("submit", "/etc/hostname"), "/etc/hostname is not valid JSON: "),
         (("submit", "-", "--set", "seeds.a=1"), "seeds.a is not a valid path"),
+        (("submit", "-", "--set", "model.latent_dim=9"), "/spec/model/latent_dim: at most 5"),
         (("show", "no-such"), "you have no experiment no-such"),
-        (("list", "--where", "nam = a"), "/query/filter: column 1: there is no field nam: did you"),
         (("list", "--url", "lab:1"), "lab:1 is not a URL: start it with http:// or https://"),
-        (("presets", "run", "tabel1"), "there is no preset tabel1: did you mean table1?"),
         (("download", "a run", "weights"), "weights does not exist: the experiment has no files"),
         (("table", "a"), "you have no sweep a"),
     ],
@@ -242,24 +217,11 @@ def test_exit_statuses(
         assert (code, output, message.count("\n")) == (status, "", 1)
 
 
-def test_a_refusal_is_printed_on_a_single_line(environment: Environment, tmp_path: Path) -> None:
-    text = json.dumps(ppca_spec(model__latent_dim=9))
-    code, output, error = mpt(environment, "submit", "-", text=text)
-    assert (code, output) == (1, "")
-    assert error.startswith("mpt: /spec/model/latent_dim: at most 5, fewer than the data's 6")
-    code, _, error = mpt(environment, "watch", "nothing")
-    assert (code, error) == (1, "mpt: you have no experiment nothing\n")
-    lost = {**environment, "MPT_STORE": str(tmp_path)}
-    code, _, error = mpt(lost, "watch", "nothing")
-    assert code == 1
-    assert "set MPT_API_KEY" in error
-    url = f"http://127.0.0.1:{serve.free_port()}"
-    down = {**environment, "MPT_URL": url, "MPT_RETRY_S": "0"}
-    code, _, error = mpt(down, "watch", "nothing")
-    assert code == 4
-    assert error.startswith(f"mpt: {url} does not answer (")
-    assert "`mpt serve` starts" in error
-    assert error.count("\n") == 1
+def test_a_client_without_a_key_says_where_to_set_one(
+    environment: Environment, tmp_path: Path
+) -> None:
+    code, _, error = mpt({**environment, "MPT_STORE": str(tmp_path)}, "watch", "nothing")
+    assert (code, "set MPT_API_KEY" in error, error.count("\n")) == (1, True, 1)
 
 
 def test_a_failed_run_has_its_own_exit_status(environment: Environment, client: Client) -> None:
@@ -289,15 +251,13 @@ def test_an_interrupted_watch_says_that_the_run_continues(
         preexec_fn=heeds_interrupts,
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        line = process.stderr.readline()
+        assert process.stderr.readline() == f"{waiting}  queued\n"
         process.send_signal(signal.SIGINT)
-        told = process.stderr.read()
-    assert line == f"{waiting}  queued\n"
+        message = process.stderr.read()
     assert process.returncode == 130
-    assert told == (
-        f"mpt: the run continues; to watch it again: mpt watch {waiting}; "
-        f"to cancel it: mpt cancel {waiting}\n"
-    )
+    for part in ("the run continues", f"mpt watch {waiting}", f"mpt cancel {waiting}"):
+        assert part in message
+    assert message.count("\n") == 1
     assert client.get(waiting)["status"] == "queued"
     client.cancel(waiting)
 
@@ -399,15 +359,6 @@ def test_a_page_is_opened_signed_in(environment: Environment, thesis: str, tmp_p
     assert mpt(environment, "open", "--json")[1].startswith('"http')
 
 
-def test_an_upload_is_listed(environment: Environment, tmp_path: Path) -> None:
-    file = tmp_path / "mine.csv"
-    file.write_text("a,b\n1,2\n3,4\n")
-    code, dataset_id, _ = mpt(environment, "upload", str(file))
-    assert code == 0
-    names = {one["id"]: one["name"] for one in asked_json(environment, "datasets")}
-    assert names[dataset_id.strip()] == "mine.csv"
-
-
 # The lab
 
 
@@ -415,23 +366,18 @@ def test_an_admin_adds_a_user_and_revokes_a_key(environment: Environment) -> Non
     code, key, _ = mpt(environment, "admin", "user", "add", "ann")
     assert code == 0
     ann = {**environment, "MPT_API_KEY": key.strip()}
-    arguments = ("--label", "\x1b[31mnight", "--scope", "read", "--days", "2")
-    code, second, error = mpt(environment, "admin", "key", "add", "ann", *arguments)
-    assert (code, second.startswith("mpt_")) == (0, True), error
-    code, shown, _ = mpt(ann, "admin", "key", "list", "ann")
-    assert code == 0
-    assert [line.split()[2:4] for line in shown.splitlines() if "night" in line] == [
-        ["read", shown.split("night")[1].split()[1]]
-    ]
-    assert "\x1b" not in shown
     spec = json.dumps(ppca_spec())
+    options = ("--label", "\x1b[31mnight", "--scope", "read", "--days", "2")
+    code, second, error = mpt(environment, "admin", "key", "add", "ann", *options)
+    assert code == 0, error
+    code, shown, _ = mpt(ann, "admin", "key", "list", "ann")
+    assert (code, "night" in shown, "\x1b" in shown) == (0, True, False)
     reading = {**environment, "MPT_API_KEY": second.strip()}
     code, _, error = mpt(reading, "submit", "-", text=spec)
     assert (code, error.count("\n")) == (1, 1)
-    assert error.startswith("mpt: this API key lacks the scope submit: ask an admin")
+    assert "lacks the scope submit: ask an admin" in error
     code, _, error = mpt(ann, "admin", "user", "list")
-    assert code == 1
-    assert "which a member cannot have" in error
+    assert (code, "which a member cannot have" in error) == (1, True)
     code, experiment_id, _ = mpt(ann, "submit", "-", "--share", text=spec)
     assert code == 0
     key_id = key.split("_")[1]
@@ -440,16 +386,8 @@ def test_an_admin_adds_a_user_and_revokes_a_key(environment: Environment) -> Non
     assert code == 1
     assert "the key from MPT_API_KEY: this API key was revoked: ask an admin for another" in error
     code, shown, _ = mpt(environment, "admin", "audit", "--object", key_id)
-    assert code == 0
-    assert [line.split()[2] for line in shown.splitlines() if "key." in line] == [
-        line.split()[2] for line in shown.splitlines() if " local " in line
-    ]
-    assert "key.revoked" in shown
-
-
-def words(shown: str) -> list[list[str]]:
-    """Return the words of each line."""
-    return [line.split() for line in shown.splitlines()]
+    (revoked,) = (line.split() for line in shown.splitlines() if "key.revoked" in line)
+    assert (code, "local" in revoked) == (0, True)
 
 
 def test_an_unknown_role_or_scope_is_refused_with_the_known_ones(
@@ -467,16 +405,16 @@ def test_an_unknown_role_or_scope_is_refused_with_the_known_ones(
 
 def test_an_admin_changes_a_user(environment: Environment) -> None:
     _, key, _ = mpt(environment, "admin", "user", "add", "bob", "--role", "viewer")
-    code, shown, _ = mpt(environment, "admin", "user", "set", "bob", "--disabled")
-    assert code == 0
-    assert ["bob", "viewer", "no", "1", "-", "-", "-", "-", "no"] in words(shown)
+    bob = {**environment, "MPT_API_KEY": key.strip()}
+    assert mpt(environment, "admin", "user", "set", "bob", "--disabled")[0] == 0
     for limit, stored in (("4", "4"), ("0", "0"), ("none", "-")):
         limits = ("--shares", "2", "--max-running", limit, "--may-jump")
         _, shown, _ = mpt(environment, "admin", "user", "set", "bob", *limits)
-        assert ["bob", "viewer", "no", "2", stored, "-", "-", "-", "yes"] in words(shown)
-    shown = mpt(environment, "cancel", "--user", "bob", "--status", "queued")[1]
-    assert shown == "0 cancelled, 0 running will end soon\n"
-    code, _, error = mpt({**environment, "MPT_API_KEY": key.strip()}, "watch", "a")
+        row = ["bob", "viewer", "no", "2", stored, "-", "-", "-", "yes"]
+        assert row in [line.split() for line in shown.splitlines()]
+    code, shown, _ = mpt(environment, "cancel", "--user", "bob", "--status", "queued")
+    assert (code, shown.startswith("0 cancelled")) == (0, True)
+    code, _, error = mpt(bob, "watch", "a")
     assert code == 1
     assert "the key from MPT_API_KEY: the user of this API key was disabled: ask an admin" in error
     code, _, error = mpt(environment, "admin", "key", "add", "bob", "--days", "0")
@@ -489,22 +427,17 @@ def test_retention_runs_on_the_server(environment: Environment) -> None:
     assert "would delete 0 experiments" in shown
 
 
-def test_the_queue_and_the_own_share_are_printed(environment: Environment, client: Client) -> None:
-    spec = ppca_spec(compute__device="cuda")
-    waiting = client.submit(spec)["id"]
+def test_the_queue_says_why_a_run_waits(environment: Environment, client: Client) -> None:
+    waiting = client.submit(WAITING)["id"]
     code, output, _ = mpt(environment, "queue")
     client.cancel(waiting)
     assert code == 0
-    names, figures, limits, *items = output.splitlines()
-    assert names.split()[:2] == ["RawShares", "NormShares"]
-    assert figures.split()[0] == "1"
-    assert re.match(r"running \d+, submitted [1-9]\d* of ", limits)  # other tests' too
-    assert f"{waiting}  no GPU worker is registered; starts: unknown" in items
+    assert f"{waiting}  no GPU worker is registered; starts: unknown" in output.splitlines()
 
 
-def test_a_status_command_lists_the_workers(environment: Environment) -> None:
-    (one,) = asked_json(environment, "workers")
-    assert one["queue"] == "cpu"
+def test_workers_users_and_usage_are_listed(environment: Environment) -> None:
+    (worker,) = asked_json(environment, "workers")
+    assert worker["queue"] == "cpu"
     assert asked_json(environment, "queue")["share"]["raw_shares"] == 1
     assert "local" in [user["name"] for user in asked_json(environment, "admin", "user", "list")]
     usage = mpt(environment, "admin", "usage")[1]
