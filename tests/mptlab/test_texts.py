@@ -29,18 +29,10 @@ def run(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> A
     tiny_lm.checkpoint(folder / "own")
     file = folder / "lines.txt"
     file.write_text("\n\n".join(LINES) + "\n")
-    options = ("--score", "pll", "--score", "cumulative", "--target-std-err", "0.5")
-    arguments = (
-        "score",
-        str(file),
-        "--model",
-        str(folder / "own"),
-        "--group-size",
-        "2",
-        *options,
-        "--json",
-    )
-    code, output, error = mpt(environment, *arguments)
+    options = ("--score", "pll", "--score", "cumulative", "--target-std-err", "0.5",
+               "--group-size", "2", "--json")  # fmt: skip
+    words = ("score", str(file), "--model", str(folder / "own"), *options)
+    code, output, error = mpt(environment, *words)
     assert code == 0, error
     code, shown, _ = mpt(environment, "show", error.split()[-1], "--json")
     assert json.loads(shown)["name"] == "lines"
@@ -54,30 +46,28 @@ def test_the_lines_of_a_file_are_scored(run: Any) -> None:
     assert {row["rank"] for row in run[:2]} == {1, 2}
 
 
-def lines_of(texts: list[str]) -> list[str]:
-    return [*table_of(texts, None, None).texts]
-
-
 def test_texts_are_arguments_or_lines(tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
-    file.write_text("a b\n \nc\u2028d\n")
-    assert lines_of([str(file)]) == ["a b", "c\u2028d"]
-    with pytest.raises(typer.BadParameter, match="is a file: give one file, or texts"):
-        lines_of([str(file), "a"])
-    assert lines_of(["no file"]) == ["no file"]
-    assert lines_of(["it ends in a.txt"]) == ["it ends in a.txt"]
-    with pytest.raises(typer.BadParameter, match="is a folder: give a text, or a file"):
-        lines_of([f"{tmp_path}/"])
-    for missing in ("gone.txt", "gone.CSV", "gone.fasta"):
-        with pytest.raises(typer.BadParameter, match=f"there is no file {missing}"):
-            lines_of([missing])
-    file.write_bytes("\ufeffa b\r\n\r\nc\r\n".encode())
-    assert lines_of([str(file)]) == ["a b", "c"]
-    file.write_text("\n")
-    with pytest.raises(ValueError, match="has no text in it"):
-        lines_of([str(file)])
+    file.write_bytes("\ufeffa b\r\n \r\nc\u2028d\r\n".encode())
+    for texts, lines in (
+        ([str(file)], ["a b", "c\u2028d"]),
+        (["no file"], ["no file"]),
+        (["it ends in a.txt"], ["it ends in a.txt"]),
+    ):
+        assert table_of(texts, None, None).texts == lines
+    for texts, reason in (
+        ([str(file), "a"], "is a file: give one file, or texts"),
+        ([f"{tmp_path}/"], "is a folder: give a text, or a file"),
+        (["gone.txt"], "there is no file gone.txt"),
+        (["gone.CSV"], "there is no file gone.CSV"),
+    ):
+        with pytest.raises(typer.BadParameter, match=reason):
+            table_of(texts, None, None)
     with pytest.raises(typer.BadParameter, match="--column and --sep are for a file"):
         table_of(["a"], "smiles", None)
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="has no text in it"):
+        table_of([str(file)], None, None)
 
 
 def test_the_texts_of_a_run_are_shown_best_first(
@@ -108,28 +98,21 @@ def scored(*scores: tuple[float | None, float | None], **more: Any) -> Texts:
 
 def test_texts_that_errors_do_not_tell_from_the_best_are_named(typed: Typed) -> None:
     def printed(texts: Texts, *options: str) -> str:
-        words = ("score", "a", "--model", "m", *options)
-        code, shown, _ = typed(Recording(score=texts), *words)
+        code, shown, _ = typed(Recording(score=texts), "score", "a", "--model", "m", *options)
         assert code == 0
         return shown
 
     five = scored((-9.0, 0.3), (-8.125, 0.4), (-7.0, 0.3), (-7.8, 0.3), (None, None))
     shown = printed(five)
     assert "-8.12 ± 0.40" in shown
-    assert "std err" not in shown
     *_, best, pairs = shown.splitlines()
     assert best == "* highest cumulative: row 2"
-    assert pairs.endswith("two standard errors of the difference: 0~1, 1~3, 2~3")
-    for texts in (scored((-1.0, 0.1), (-2.0, 0.1)), scored(*[(-1.0, 0.1)] * 21)):
-        assert printed(texts).splitlines()[-1] == "* highest cumulative: row 0"
-    for texts in (scored((-1.0, 0.1)), scored((-1.0, 0.1), (-2.0, 0.1), group=1)):
-        assert "highest" not in printed(texts)
+    assert pairs.endswith("0~1, 1~3, 2~3")
+    assert printed(scored((-1.0, 0.1), (-2.0, 0.1))).splitlines()[-1].endswith("row 0")
+    assert "highest" not in printed(scored((-1.0, 0.1), (-2.0, 0.1), group=1))
     for target, count in ((("0.4",), 0), (("0.35",), 1), (("0.04", "--relative"), 2)):
         shown = printed(five, "--target-std-err", *target)
         assert (f"{count} of 4 texts have a larger error" in shown) == bool(count)
-    decided = [{"row": 0, "group": "0", "decided": False}]
-    assert "decided: whether the best" in printed(Texts(decided, [*decided[0]]))
-    assert "decided:" not in printed(five)
 
 
 def test_a_cumulative_score_without_a_target_is_refused(environment: Environment) -> None:
@@ -193,16 +176,20 @@ def test_single_mutations_are_all_changes_of_a_letter() -> None:
 
 
 def test_a_wild_type_is_a_sequence_or_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "protein.fasta"
-    file.write_text(">sp|P12345| some protein\nMKTA\nYIAK\n")
-    assert sequence_of(str(file)) == "MKTAYIAK"
     for sequence in ("MKTA", "MKTA" * 300):  # longer than the name of a file may be
         assert sequence_of(sequence) == sequence
-        assert lines_of([sequence]) == [sequence]
-    for content, reason in ((">a\nMK\n>b\nMK\n", "several sequences"), (">a\n", "no sequence")):
+        assert table_of([sequence], None, None).texts == [sequence]
+    file = tmp_path / "protein.fasta"
+    for content, reason in (
+        (">a\nMK\n>b\nMK\n", "several sequences"),
+        ("MKTA\n>b\nYIAK\n", "several sequences"),
+        (">a\n", "no sequence"),
+    ):
         file.write_text(content)
         with pytest.raises(typer.BadParameter, match=reason):
             sequence_of(str(file))
+    with pytest.raises(typer.BadParameter, match="there is no file"):
+        sequence_of("protein.FASTA")
 
 
 @pytest.mark.slow

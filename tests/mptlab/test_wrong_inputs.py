@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from fastapi.testclient import TestClient
@@ -67,11 +67,12 @@ def digits(environment: dict[str, str]) -> str:
     [
         (["list", "--where", "status == 'failed'"], "not '=': write one ="),
         (["list", "--where", "name = my run and tag = x"], "not 'run': quote it: \"my run\""),
-        (["list", "--where", "tag = x and name = my own run"], 'quote it: "my own run"'),
         (["list", "--where", "lml > -60"], "there is no field lml: did you mean metrics.lml?"),
         (["list", "--order-by", "lml"], "there is no order by lml: did you mean metrics.lml?"),
         (["list", "--order-by", "nam"], "did you mean name? there are created, finished, name"),
         (["show", "digit"], "you have no experiment digit: did you mean digits?"),
+        (["presets", "run", "tabel1"], "there is no preset tabel1: did you mean table1?"),
+        (["reproduce", "fig9"], "there is no preset fig9"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("digits")
@@ -86,7 +87,6 @@ def test_a_wrong_word(environment: dict[str, str], words: list[str], told: str) 
     [
         (["score", "texts.txt", "--model", "bert"], "there is no file texts.txt"),
         (["submit", "--data", "a.csv", "--index", "id", "--latent-dim", "2"], "there is no file"),
-        (["submit", "--data", "a.npy", "--index", "id", "--latent-dim", "2"], "there is no file"),
         (["score", "a text", "--model", "./my-bert"], "there is no folder my-bert"),
     ],
 )
@@ -101,21 +101,16 @@ def test_a_file_that_is_not_there(environment: dict[str, str], words: list[str],
     [
         (["submit", "mine.csv"],
          "mine.csv is data, not a spec: mpt submit --data mine.csv --latent-dim"),
-        (["submit", "mine.csv"], "of texts, mpt score mine.csv --column COLUMN --checkpoint NAME"),
         (["submit", "mine.xlsx"], "mine.xlsx is data, not a spec: save it as .csv"),
         (["submit", "--data", "a.csv", "--model", "pca"], "did you mean --model ppca?"),
-        (["submit", "--data", "a.csv", "--model", "Factor-Analysis"],
-         "did you mean --model factor_analysis?"),
         (["submit", "--data", "a.csv", "--model", "PPCA,factor-analysis"],
          "did you mean --model ppca,factor_analysis?"),
         (["sweep", "-", "--over", "data.n=1", "--over", "data.n=2"], "--over has a field twice"),
-        (["submit", "data/MINE.CSV"], "mpt submit --data data/MINE.CSV --latent-dim 2..10"),
         (["validate", "mine.parquet"], "mpt submit --data mine.parquet --latent-dim 2..10"),
         (["sweep", "a.npz", "--over", "data.n=1,2"], "mpt submit --data a.npz --latent-dim"),
         (["submit", "mine.jsonl"], "mpt submit --text mine.jsonl --checkpoint NAME scores all"),
         (["submit", "--text", "t.csv", "--checkpoint", "bert"],
          "t.csv is a table: mpt score t.csv --column COLUMN --checkpoint bert scores each text"),
-        (["submit", "--text", "t.csv"], "mpt score t.csv --column COLUMN --checkpoint NAME"),
         (["submit", "--data", "t.csv", "--checkpoint", "bert"],
          "checkpoints score texts, with --text FILE or mpt score"),
         (["submit", "--data", "a.csv", "--text", "a.txt"], "give one of them"),
@@ -131,20 +126,22 @@ def test_data_in_place_of_a_spec(
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "advice"),
     [
-        ("NaN", "/spec/data/heldout: a finite number, not NaN"),
-        ("-Infinity", "/spec/data/heldout: a finite number, not -Infinity"),
-        ("0,2", "/spec/data/heldout: a number, not '0,2': write 0.2"),
-        ("20%", "/spec/data/heldout: a number, not '20%': write 0.2"),
-        ("abc", "/spec/data/heldout: a number, not 'abc'"),
-        ('"0.2"', "/spec/data/heldout: a number, without quotes"),
+        ("NaN", "a finite number, not NaN"),
+        ("-Infinity", "a finite number, not -Infinity"),
+        ("0,2", "not '0,2': write 0.2"),
+        ("20%", "not '20%': write 0.2"),
+        ("abc", "a number, not 'abc'"),
+        ('"0.2"', "a number, without quotes"),
     ],
 )
-def test_a_wrong_value_of_set(environment: dict[str, str], value: str, told: str) -> None:
-    text = json.dumps(ppca_spec())
-    answer = mpt_here(environment, "submit", "-", "--set", f"data.heldout={value}", text=text)
-    assert answer == (1, "", f"mpt: {told}\n")
+def test_a_wrong_value_of_set(environment: dict[str, str], value: str, advice: str) -> None:
+    words = ("submit", "-", "--set", f"data.heldout={value}")
+    code, shown, error = mpt_here(environment, *words, text=json.dumps(ppca_spec()))
+    assert (code, shown, error.count("\n")) == (1, "", 1)
+    assert error.startswith("mpt: /spec/data/heldout: ")
+    assert advice in error
 
 
 def test_a_range_of_latent_dimensions_that_does_not_fit(
@@ -181,35 +178,27 @@ def test_a_run_that_no_worker_can_run(environment: dict[str, str], client: Clien
     text = json.dumps(ppca_spec(compute__device="cuda"))
     code, shown, error = mpt_here(environment, "submit", "-", text=text)
     client.cancel(shown.strip())
-    assert code == 0
-    assert error == "mpt: it waits: no GPU worker is registered\n"
+    assert (code, "no GPU worker is registered" in error) == (0, True)
 
 
-def test_a_run_on_a_gpu_where_there_is_none(settings: Settings) -> None:
+@pytest.mark.parametrize(
+    ("embedded", "device", "status"),
+    [("cpu", "cuda", 422), ("cpu", "auto", 202), ("gpu", "cuda", 202), (None, "cuda", 202)],
+)
+def test_a_run_on_a_gpu_where_there_is_none(
+    settings: Settings, embedded: Literal["cpu", "gpu"] | None, device: str, status: int
+) -> None:
     """`mpt serve` refuses it at once; a lab may start a GPU worker later."""
-    key = settings.key_file.read_text().strip()
-    headers = {"Authorization": f"Bearer {key}"}
-    for embedded, device, status in (
-        ("cpu", "cuda", 422),
-        ("cpu", "auto", 202),
-        ("gpu", "cuda", 202),
-        (None, "cuda", 202),
-    ):
-        app = create_app(settings.model_copy(update={"embedded": embedded}))
-        with TestClient(app, headers=headers) as api:
-            body = {"spec": ppca_spec(compute__device=device), "cache": False}
-            answer = api.post("/v1/experiments", json=body)
-            assert answer.status_code == status
-            if status == 422:
-                (error,) = answer.json()["errors"]
-                assert error["pointer"] == "/spec/compute/device"
-                assert error["detail"] == "this service has no GPU: use auto or cpu"
-
-
-def test_rates_are_sorted() -> None:
-    rates = {"schedule": "rates", "rates": [0.5, 0.2]}
-    spec: Any = validate_spec(changed(BASE, "evaluate/masks", rates))
-    assert spec.evaluate.masks.rates == (0.2, 0.5)
+    headers = {"Authorization": f"Bearer {settings.key_file.read_text().strip()}"}
+    app = create_app(settings.model_copy(update={"embedded": embedded}))
+    with TestClient(app, headers=headers) as api:
+        body = {"spec": ppca_spec(compute__device=device), "cache": False}
+        answer = api.post("/v1/experiments", json=body)
+    assert answer.status_code == status
+    if status == 422:
+        (error,) = answer.json()["errors"]
+        assert error["pointer"] == "/spec/compute/device"
+        assert "no GPU: use auto or cpu" in error["detail"]
 
 
 def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
@@ -248,3 +237,9 @@ def test_a_checkpoint_in_the_store_is_there(settings: Settings, tmp_path: Path) 
     (settings.store / "models" / "mine-1").mkdir(parents=True)
     (settings.store / "models" / "mine-1" / "config.json").write_text("{}")
     assert [path.name for path in Inputs(made).files(spec) or ()] == ["config.json"]
+
+
+def test_rates_are_sorted() -> None:
+    rates = {"schedule": "rates", "rates": [0.5, 0.2]}
+    spec: Any = validate_spec(changed(BASE, "evaluate/masks", rates))
+    assert spec.evaluate.masks.rates == (0.2, 0.5)
