@@ -36,10 +36,8 @@ def test_sources_of_the_url_and_the_key(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 @pytest.mark.usefixtures("_no_settings")
 def test_a_client_needs_a_key(tmp_path: Path) -> None:
-    told = f"no API key: set MPT_API_KEY, or start `mpt serve`, which writes {tmp_path}/api-key"
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(Refused, match=rf"set MPT_API_KEY, .*{tmp_path}/api-key"):
         Client()
-    assert str(refused.value) == told
 
 
 @pytest.mark.usefixtures("_no_settings")

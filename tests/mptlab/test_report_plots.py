@@ -8,9 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from mptcore.presets import PRESETS
 from mptlab.errors import Json
-from mptlab.report_plots import FORMS, picture
+from mptlab.report_plots import picture
 
 
 def series(
@@ -58,8 +57,9 @@ def test_objectives_are_drawn_apart_without_noisy_scores() -> None:
         series("mpt", [90.0, 90.0, 90.0], seed=4, objective="mpt"),
     ]
     (axes,) = panels("fig3-linear-mnist", found)
-    names = [one.get_text() for one in axes.get_legend().get_texts()]  # type: ignore[union-attr]
-    assert names == ["LML, trained by MPT", "LML, trained by ELBO", "ELBO, trained by ELBO"]
+    labels = {str(drawn.get_label()) for drawn in axes.get_lines()}
+    names = {"LML, trained by MPT", "LML, trained by ELBO", "ELBO, trained by ELBO"}
+    assert {label for label in labels if not label.startswith("_")} == names
 
 
 def test_held_out_data_are_shown_alone_where_there_are_some() -> None:
@@ -78,11 +78,6 @@ def test_the_axis_leaves_out_the_beginning_and_covers_every_panel() -> None:
         assert high == pytest.approx(32.5)
 
 
-def test_a_training_without_a_finite_lml_is_drawn_without_it() -> None:
-    (axes,) = panels("fig3-linear-mnist", [series("loss", [1.0, 2.0]), series("lml", [None, None])])
-    assert line(axes, "LML") == []
-
-
 def test_the_score_of_a_fixed_size_is_drawn_beside_the_lml() -> None:
     (axes,) = panels(
         "fig2-center", [series("lml", [1.0, 2.0, 2.5]), series("mpt", [3.0, 4.0, 4.5])]
@@ -95,10 +90,8 @@ def test_panels_say_in_what_they_differ() -> None:
               "data": {"per_size": p}}
              for p in (1, 10)]  # fmt: skip
     curves = [[series("score", [-1.0, -2.0], [1.0, 2.0], seed=4)]] * 2
-    assert [axes.get_title() for axes in panels("table1", *curves, specs=specs)] == [
-        "P = 1",
-        "P = 10",
-    ]
+    titles = [axes.get_title() for axes in panels("table1", *curves, specs=specs)]
+    assert titles == ["P = 1", "P = 10"]
 
 
 def test_scores_of_the_baseline_and_of_epochs_are_left_out_of_a_curve() -> None:
@@ -112,11 +105,6 @@ def test_scores_of_the_baseline_and_of_epochs_are_left_out_of_a_curve() -> None:
     assert ys(curve) == [-1.0, -3.0]
     assert {*ys(zero)} == {0.0}
     assert axes.get_xlabel() == "mask size m"
-
-
-def test_rates_are_named_so() -> None:
-    (axes,) = panels("small-bert-rotten", [series("score_by_rate", [-1.0, -2.0], [0.1, 0.9])])
-    assert axes.get_xlabel() == "masking rate"
 
 
 def test_a_curve_is_drawn_for_each_epoch() -> None:
@@ -169,8 +157,3 @@ def test_nothing_is_drawn_without_curves_and_figures() -> None:
     assert (
         picture({"name": "fig4-left", "specs": [{}], "published": {}}, [{"series": []}], []) is None
     )
-
-
-def test_each_form_belongs_to_a_preset() -> None:
-    for name in FORMS:
-        assert any(preset.startswith(name) for preset in PRESETS), name

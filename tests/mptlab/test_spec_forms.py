@@ -10,35 +10,24 @@ import numpy as np
 import pytest
 
 from mptlab import Curves
-from mptlab.specs import changed, is_spec_file, parse_spec, parse_value, plain, read_spec, to_json
+from mptlab.specs import changed, is_spec_file, parse_spec, parse_value, read_spec, to_json
 
 
 def test_other_types_are_converted_for_json() -> None:
-    asked: list[str] = []
-
-    def dumped(mode: str) -> dict[str, int]:
-        asked.append(mode)
-        return {"a": 1}
-
-    assert plain(SimpleNamespace(model_dump=dumped)) == {"a": 1}
-    assert asked == ["json"]
-    assert plain(SimpleNamespace(tolist=lambda: [1, 2])) == [1, 2]
-    assert plain(PurePosixPath("a/b")) == "a/b"
-    assert plain(range(3)) == [0, 1, 2]
-    assert to_json({"a": range(2), "b": PurePosixPath("c"), "d": [{"e"}]}) == (
-        b'{"a": [0, 1], "b": "c", "d": [["e"]]}'
-    )
-    with pytest.raises(TypeError) as error:
-        plain(3j)
-    assert str(error.value) == (
-        "3j is not valid JSON: give text, numbers, true, false, null, lists, mappings"
-    )
+    model = SimpleNamespace(model_dump=lambda mode: {"mode": mode})
+    array = SimpleNamespace(tolist=lambda: [1, 2])
+    spec = {"a": range(2), "b": PurePosixPath("c/d"), "c": [{"e"}], "model": model, "x": array}
+    assert json.loads(to_json(spec)) == {
+        "a": [0, 1], "b": "c/d", "c": [["e"]], "model": {"mode": "json"}, "x": [1, 2],
+    }  # fmt: skip
     assert to_json({"a": "NaN and Infinity"}) == b'{"a": "NaN and Infinity"}'
-    for value, told in (
+    with pytest.raises(TypeError, match="3j is not valid JSON"):
+        to_json({"a": 3j})
+    for value, field in (
         ({"spec": {"data": {"heldout": math.nan, "n": 1}}}, "/spec/data/heldout: .*, not NaN"),
         ({"grid": {"a/b~": np.array([0.5, -math.inf])}}, "/grid/a~1b~0/1: .*, not -Infinity"),
     ):
-        with pytest.raises(ValueError, match=f"^{told}$"):
+        with pytest.raises(ValueError, match=f"^{field}$"):
             to_json(value)
 
 
@@ -54,42 +43,32 @@ def test_files_and_presets_are_distinguished(given: object, names_a_file: bool) 
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "told"),
+    ("text", "name", "message"),
     [
-        ('{"a":\n 1,,}', "a.json", "a.json is not valid JSON: Expecting property name enclosed in "
-         "double quotes at line 2, column 4"),
-        ("[1]", "a.json", "a.json contains no spec: a spec is an object with model, data etc."),
-        ("3", "a.yml", "a.yml contains no spec: a spec is an object with model, data etc."),
-        ("a: 1", "a.json", "a.json is not valid JSON: Expecting value at line 1, column 1"),
+        ('{"a":\n 1,,}', "a.json", "a.json is not valid JSON: .* line 2, column 4"),
+        ("a: 1", "a.json", "a.json is not valid JSON: .* line 1, column 1"),
+        ("{", "a.yaml", "a.yaml is not valid YAML: .*line 1, column"),
+        ("[1]", "a.json", "a.json contains no spec"),
+        ("3", "a.yml", "a.yml contains no spec"),
     ],
-)  # fmt: skip
-def test_a_text_that_is_not_a_spec_gives_the_position(text: str, name: str, told: str) -> None:
-    with pytest.raises(ValueError, match=name) as error:
+)
+def test_a_text_that_is_not_a_spec_gives_the_position_in_one_line(
+    text: str, name: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}") as error:
         parse_spec(text, name)
-    assert str(error.value) == told
-
-
-def test_invalid_yaml_gives_the_position_in_a_single_line() -> None:
-    with pytest.raises(ValueError, match=r"^a\.yaml is not valid YAML: .*line 1, column") as error:
-        parse_spec("{", "a.yaml")
     assert "\n" not in str(error.value)
-    assert parse_spec("name: 1e-3x", "a.yml") == {"name": "1e-3x"}
 
 
-def test_a_spec_is_read_from_a_file_of_either_form(tmp_path: Path) -> None:
-    spec = {"name": "ä", "data": {"n": 3, "rate": 1e-3, "big": 2e6}}
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_spec_is_read_from_a_file_of_either_form(tmp_path: Path, encoding: str) -> None:
+    spec = {"name": "ä", "data": {"n": 3, "rate": 1e-3, "big": 2e6}, "word": "1e-3x"}
     forms = {"a.json": json.dumps(spec, ensure_ascii=False), "plain": json.dumps(spec)}
-    forms |= dict.fromkeys(("a.yaml", "a.yml"), "name: ä\ndata: {n: 3, rate: 1E-3, big: +2e6}")
+    yaml = "name: ä\ndata: {n: 3, rate: 1E-3, big: +2e6}\nword: 1e-3x"
+    forms |= dict.fromkeys(("a.yaml", "a.yml"), yaml)
     for name, text in forms.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).write_text(text, encoding=encoding)
         assert read_spec(tmp_path / name) == spec
-
-
-def test_a_byte_order_mark_of_a_spec_is_left_out(tmp_path: Path) -> None:
-    for name, text in (("a.json", '{"a": 1}'), ("a.yaml", "a: 1")):
-        (tmp_path / name).write_text(text, encoding="utf-8-sig")
-        assert read_spec(tmp_path / name) == {"a": 1}
-    assert parse_spec('\ufeff{"a": 1}', "standard input") == {"a": 1}
 
 
 def test_values_are_parsed_as_json_if_possible() -> None:
@@ -97,20 +76,16 @@ def test_values_are_parsed_as_json_if_possible() -> None:
     assert {text: parse_value(text) for text in typed} == typed
 
 
-def test_an_unknown_path_of_a_spec_is_refused() -> None:
+def test_a_field_of_a_spec_is_changed_by_its_path() -> None:
     spec: dict[str, Any] = {"a": {"b": 1}, "c": [1]}
-    for path in ("a.b.c", "c.d", "a.b.c.d"):
-        with pytest.raises(ValueError, match="is not a valid path") as error:
-            changed(spec, {path: 2})
-        last = path.rpartition(".")[2]
-        assert (
-            str(error.value)
-            == f"{path} is not a valid path: the part before .{last} is not an object"
-        )
-    kept = json.dumps(spec)
+    before = json.dumps(spec)
     assert changed(spec, {"c": 2, "x.y.z": 3}) == {"a": {"b": 1}, "c": 2, "x": {"y": {"z": 3}}}
     assert changed(spec, {"a.b": 2})["a"] == {"b": 2}
-    assert json.dumps(spec) == kept
+    for path, last in (("a.b.c", "c"), ("c.d", "d"), ("a.b.c.d", "d")):
+        refusal = f"{path} is not a valid path: the part before .{last} is not an object"
+        with pytest.raises(ValueError, match=refusal):
+            changed(spec, {path: 2})
+    assert json.dumps(spec) == before
 
 
 SERIES: list[dict[str, Any]] = [
@@ -137,13 +112,10 @@ def test_curves_are_a_row_for_each_point() -> None:
 
 
 def test_curves_are_shown_by_their_ends() -> None:
-    shown = Curves(SERIES)._repr_html_()
-    cells = [row.split("<td>")[1:] for row in shown.split("<tr>")]
-    found = [[cell.split("<")[0] for cell in row] for row in cells if row]
-    assert found == [
+    rows = Curves(SERIES)._repr_html_().split("<tr>")
+    cells = [[cell.split("<")[0] for cell in row.split("<td>")[1:]] for row in rows]
+    assert [row for row in cells if row] == [
         ["score", "seed=4", "2", "1", "2", ""],
         ["&lt;lml&gt;", "epoch=0", "0", "", "", ""],
         ["lml", "seed=4, epoch=0", "700", "0.5", "0.5", "0.333333"],
     ]
-    for header in ("series", "labels", "points", "from x", "to x", "last value"):
-        assert f"<th>{header}</th>" in shown

@@ -4,21 +4,11 @@ from typing import Any
 
 import pytest
 
-from mptlab.tables import comparison, data_note, for_people, summary
+from mptlab.tables import comparison, data_note, for_people
 
 
 def mean(value: float | None, std_err: float | None, title: str = "mpt") -> dict[str, Any]:
     return {"title": title, "value": value, "std_err": std_err}
-
-
-def test_each_metric_is_a_column_with_its_error() -> None:
-    found = summary([mean(-1.0, 0.1, "mpt[model=a]"), mean(-2.0, 0.2, "mpt[model=b]")])
-    assert found == {
-        "mpt[model=a]": -1.0,
-        "mpt[model=a] std_err": 0.1,
-        "mpt[model=b]": -2.0,
-        "mpt[model=b] std_err": 0.2,
-    }
 
 
 def test_only_different_fields_are_compared() -> None:
@@ -72,13 +62,19 @@ def test_a_comparison_says_which_data_differ() -> None:
     assert "(seeds)" in (of(each, each | {"seeds": [2]}) or "")
 
 
-@pytest.mark.parametrize("name", ["mpt", "mpt[model=a]"])
-def test_a_metric_is_a_single_cell(name: str) -> None:
-    row = {"point": 0, "experiment_id": "a", name: -60.34567891, f"{name} std_err": 0.0123}
-    assert for_people([row]) == [{"point": 0, name: "-60.346 ± 0.012"}]
-    assert for_people([row | {f"{name} count": 3}]) == [{"point": 0, name: "-60.346 ± 0.012"}]
-    exact = {**row, f"{name} std_err": 0.0}
-    assert for_people([exact]) == [{"point": 0, name: "-60.3457"}]
-    coarse = {**row, f"{name} std_err": 12.3}
-    assert for_people([coarse]) == [{"point": 0, name: "-60 ± 12"}]
-    assert for_people([{**row, name: None}]) == [{"point": 0, name: None}]
+@pytest.mark.parametrize(
+    ("value", "std_err", "cell"),
+    [
+        (-60.34567891, 0.0123, "-60.346 ± 0.012"),
+        (-60.34567891, 0.0, "-60.3457"),
+        (-60.34567891, 12.3, "-60 ± 12"),
+        (4.2e-10, 5.8e-11, "4.2e-10 ± 5.8e-11"),
+        (None, 0.1, None),
+    ],
+)
+def test_a_metric_is_a_single_cell_with_the_digits_of_its_error(
+    value: float | None, std_err: float, cell: str | None
+) -> None:
+    name = "mpt[model=a]"
+    row = {"point": 0, "experiment_id": "a", name: value, f"{name} std_err": std_err}
+    assert for_people([row | {f"{name} count": 3}]) == [{"point": 0, name: cell}]

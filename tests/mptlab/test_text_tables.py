@@ -92,18 +92,14 @@ def test_the_index_of_a_parquet_file_is_not_its_text(tmp_path: Path) -> None:
         ("t.tsv", "id,smiles\n1,CCO\n", "give --sep ','"),
         ("t.csv", 'text\n"a\n', "line 2: unexpected end of data"),
         ("t.csv", "", "has no columns in it"),
-        ("t.csv", "smiles,y\n", "no column of text; it has smiles, y"),
         ("t.csv", b"text\n\xff\xfe\n", "is not UTF-8 text"),
         ("t.jsonl", '{"text": "a"}\n{"text"\n', "line 2 is not JSON"),
         ("t.jsonl", '"CCO"\n', "line 1 is not a JSON object"),
         ("t.jsonl", '{"text": "a", "text": "b"}\n', "an object has the same name twice"),
         ("t.jsonl", '{"text": "a", "y": Infinity}\n', "Infinity is no value"),
         ("t.jsonl", '{"text": "a"}\n\n{"text": 5}\n', "row 1 of column text is 5, not text"),
-        ("t.jsonl", '{"a": "x", "b": "y"}\n', "several columns of text: a, b"),
         ("t.smi", "CCO ethanol\n", r"files, not .smi"),
-        ("t.json", '["CCO"]', r"files, not .json"),
         ("t.gz", b"\x1f\x8b", r"files, not .gz"),
-        ("t.txt", b"\xff\xfeC\x00", "is not UTF-8 text"),
     ],
 )  # fmt: skip
 def test_a_table_that_could_be_read_wrongly_is_refused(
@@ -115,20 +111,18 @@ def test_a_table_that_could_be_read_wrongly_is_refused(
 
 def test_a_column_or_a_separator_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     table = written(tmp_path, "t.csv", "id;smiles\n1;CCO\n")
-    assert read_texts(table, separator=";").texts == ["CCO"]
-    decimals = written(tmp_path, "decimals.csv", "smiles;y\nCCO;0,5\n")
-    assert read_texts(decimals, separator=";").column == "smiles"
-    tabs = written(tmp_path, "tabs.csv", "id\tsmiles\n1\tCCO\n")
-    assert read_texts(tabs, separator=r"\t").texts == ["CCO"]
-    with pytest.raises(ValueError, match="has no column text; it has id, smiles"):
-        read_texts(table, "text", ";")
-    with pytest.raises(ValueError, match="a separator is one character"):
-        read_texts(table, separator=";;")
     lines = written(tmp_path, "t.txt", "CCO\n")
-    with pytest.raises(ValueError, match="has no columns"):
-        read_texts(lines, "smiles")
-    with pytest.raises(ValueError, match="has no cells to separate"):
-        read_texts(lines, separator=";")
+    tabs = written(tmp_path, "tabs.csv", "id\tsmiles\n1\tCCO\n")
+    assert read_texts(table, separator=";").texts == ["CCO"]
+    assert read_texts(tabs, separator=r"\t").texts == ["CCO"]
+    for file, column, separator, reason in (
+        (table, "text", ";", "has no column text; it has id, smiles"),
+        (table, None, ";;", "a separator is one character"),
+        (lines, "smiles", None, "has no columns"),
+        (lines, None, ";", "has no cells to separate"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            read_texts(file, column, separator)
 
 
 def test_blank_lines_of_a_table(tmp_path: Path) -> None:
@@ -155,13 +149,13 @@ def test_a_fasta_file_of_several_sequences_is_a_table(tmp_path: Path) -> None:
 
 def test_lines_that_look_like_another_kind_are_said(tmp_path: Path) -> None:
     assert read_texts(written(tmp_path, "t.txt", "CCO\n")).notes == []
-    (note,) = read_texts(written(tmp_path, "lines", "CCO\n")).notes
-    assert note.endswith("lines: 1 texts, one in each line")
-    (note,) = read_texts(written(tmp_path, "t.txt", ">a\nMKTA\n")).notes
-    assert note.endswith("begins as FASTA does, but its lines are read as texts: if it is FASTA, "
-                         "name it .fasta")  # fmt: skip
-    (note,) = read_texts(written(tmp_path, "t.txt", '{"text": "CCO"}\n')).notes
-    assert note.endswith("name it .jsonl")
+    for name, content, advice in (
+        ("lines", "CCO\n", "1 texts, one in each line"),
+        ("t.txt", ">a\nMKTA\n", "name it .fasta"),
+        ("t.txt", '{"text": "CCO"}\n', "name it .jsonl"),
+    ):
+        (note,) = read_texts(written(tmp_path, name, content)).notes
+        assert advice in note
 
 
 def test_a_text_is_one_text(tmp_path: Path) -> None:
