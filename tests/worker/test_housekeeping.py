@@ -20,7 +20,7 @@ from tests.service.db.test_space import MIB, empty, fill, size
 from tests.support.hub import cached
 from tests.worker.test_controller import running
 from worker import housekeeping as module
-from worker.housekeeping import CLEAN_S, RETENTION_S, TOGETHER, Housekeeping
+from worker.housekeeping import Housekeeping
 
 __all__ = ["running"]  # a fixture
 
@@ -93,71 +93,50 @@ def test_checkpoints_of_experiments_that_ended_without_a_worker_are_removed(
         assert lease.checkpoints(session, running) == []
 
 
-def test_many_checkpoints_are_removed_in_parts(
+def test_retention_is_applied_by_the_hour_and_purges_each_time(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each part is looked up in its own transaction, two leases after the end."""
-    monkeypatch.setattr(module, "TOGETHER", 2)
-    names = {f"{number:032x}" for number in range(3)}
-    for name in names:
-        settings.checkpoints(name).mkdir(parents=True)
-    asked: list[list[str]] = []
+    """What is purged at once is bounded."""
+    calls: list[tuple[str, Any]] = []
 
-    def forget(session: object, ids: list[str], after_s: float) -> list[str]:
-        assert after_s == 2 * settings.lease_s
-        asked.append(ids)
-        return ids
-
-    monkeypatch.setattr(lease, "forget_checkpoints", forget)
-    Housekeeping(database, settings).clean()
-    assert [len(part) for part in asked] == [2, 1]
-    assert {*asked[0], *asked[1]} == names
-    assert [*settings.all_checkpoints.iterdir()] == []
-
-
-def test_what_is_kept_is_measured_once_an_hour_and_purged_at_each_sweep(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sweep purges no more than a part of it."""
-    now, done = 1000.0, list[Any]()
-    many = [f"{number:032x}" for number in range(TOGETHER + 1)]
-
-    def noted(name: str, returned: Any) -> None:
-        def note(of: Database, *given: Any) -> Any:
-            assert of is database
-            if given[0] is settings:
-                given = given[1:]
-            done.append((name, *map(list, given)))
+    def replace(name: str, returned: Any) -> None:
+        def call(*arguments: Any) -> Any:
+            calls.append((name, [*arguments[-1]] if name == "purge" else None))
             return returned
 
-        monkeypatch.setattr(retention, name, note)
+        monkeypatch.setattr(retention, name, call)
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    for name, returned in {
-        "planned": ["old"], "delete": None, "measure_artifacts": None, "purgeable": many, "purge": 0
-    }.items():  # fmt: skip
-        noted(name, returned)
+    purgeable = [f"{number:032x}" for number in range(1000)]
+    replace("planned", ["old"])
+    replace("delete", None)
+    replace("measure_artifacts", None)
+    replace("purgeable", purgeable)
+    replace("purge", 0)
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     housekeeping = Housekeeping(database, settings)
-    hourly = [("planned",), ("delete", ["old"]), ("measure_artifacts",)]
-    each = [("purgeable",), ("purge", many[:TOGETHER])]
-    for passed_s, expected in ((0, hourly + each), (RETENTION_S - 1, each), (1, hourly + each)):
-        now += passed_s
-        done.clear()
+    for _ in range(12):  # two hours
         housekeeping.clean()
-        assert done == expected
+        clock.now += 600
+    names = [name for name, _ in calls]
+    assert names.count("delete") == names.count("measure_artifacts") == 2
+    assert names.count("purge") == 12
+    for name, ids in calls:
+        assert name != "purge" or 0 < len(ids) < len(purgeable)
 
 
 def test_it_cleans_until_it_stops(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     housekeeping, stopping = Housekeeping(database, settings), threading.Event()
-    done: list[Any] = []
+    cleanings: list[int] = []
 
-    def wait(timeout: float) -> bool:
-        done.append(timeout)
-        return len(done) == 5
+    def clean() -> None:
+        cleanings.append(1)
+        if len(cleanings) == 3:
+            stopping.set()
 
-    monkeypatch.setattr(stopping, "wait", wait)
-    monkeypatch.setattr(housekeeping, "clean", lambda: done.append("clean"))
+    monkeypatch.setattr(module, "CLEAN_S", 0.01)
+    monkeypatch.setattr(housekeeping, "clean", clean)
     housekeeping.run(stopping)
-    assert done == [CLEAN_S, "clean", CLEAN_S, "clean", CLEAN_S]
+    assert len(cleanings) == 3

@@ -2,7 +2,6 @@
 
 import sys
 import threading
-from collections.abc import Callable
 from inspect import unwrap
 from typing import Any
 
@@ -16,8 +15,6 @@ from worker import main
 from worker.fitness import UnfitWorker
 from worker.lifetime import Lifetime
 from worker.main import Worker
-from worker.presence import Presence
-from worker.slot import Slot
 from worker.supervisor import UNHEARD_S
 from worker.tickets import make_celery
 
@@ -52,11 +49,9 @@ def start(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     ("arguments", "expected"),
     [
         (["cpu"], ["hide_gpus", "stop_on_signals", "stop_on_notice", (Queue.CPU, None)]),
-        (["gpu"], ["take_gpu", "stop_on_signals", "stop_on_notice", (Queue.GPU, None)]),
-        (["cpu", "--lifetime", "90s"],
-         ["hide_gpus", "stop_on_signals", "stop_on_notice", (Queue.CPU, 1090.0)]),
+        (["gpu", "--lifetime", "90s"],
+         ["take_gpu", "stop_on_signals", "stop_on_notice", (Queue.GPU, 1090.0)]),
         (["cpu", "--local"], ["hide_gpus", "stop_on_signals", (Queue.CPU, "locally")]),
-        (["gpu", "--local"], ["take_gpu", "stop_on_signals", (Queue.GPU, "locally")]),
     ],
 )  # fmt: skip
 def test_a_worker_has_its_queue_its_lifetime_and_perhaps_a_gpu(
@@ -80,32 +75,6 @@ def test_a_worker_that_is_called_wrongly_ends(
     assert done == []
 
 
-def test_a_local_worker_works_until_it_stops_and_has_a_controller(
-    rung: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker, looks = Worker(rung, Queue.CPU), []
-    began: list[object] = []
-    controller = threading.Thread(target=worker.stopping.wait)
-    controller.start()
-
-    def start_controller(lifetime: Lifetime, settings: Settings, app: object) -> list[Any]:
-        began.append((lifetime, settings, app))
-        return [controller]
-
-    def work(self: Slot, *_: Callable[[], bool]) -> None:
-        looks.append(self)
-        if len(looks) == 3:
-            worker.stopping.set()
-
-    monkeypatch.setattr(main, "start_controller", start_controller)
-    monkeypatch.setattr(Presence, "run", lambda self, stopping: began.append(self))
-    monkeypatch.setattr(Slot, "work", work)
-    worker.run_locally()
-    assert not controller.is_alive()
-    assert worker.slot.presence in began
-    assert (worker.lifetime, rung, None) in began
-
-
 @pytest.mark.parametrize("is_local", [False, True])
 def test_an_error_of_its_main_thread_ends_a_worker(
     rung: Settings, monkeypatch: pytest.MonkeyPatch, is_local: bool
@@ -123,7 +92,7 @@ def test_an_error_of_its_main_thread_ends_a_worker(
     assert [t for t in {*threading.enumerate()} - before if not t.daemon] == []
 
 
-def test_a_worker_whose_consumer_ends_by_itself_fails(
+def test_only_a_worker_that_was_told_to_stop_may_end(
     rung: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, worker = make_celery(rung), Worker(rung, Queue.CPU)
@@ -131,12 +100,7 @@ def test_a_worker_whose_consumer_ends_by_itself_fails(
     with pytest.raises(SystemExit) as ended:
         worker.run(app)
     assert ended.value.code == 1
-
-
-def test_a_worker_that_is_told_to_stop_does_not_fail(
-    rung: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app, worker = make_celery(rung), Worker(rung, Queue.CPU)
+    worker = Worker(rung, Queue.CPU)
     monkeypatch.setattr(app, "worker_main", lambda arguments: worker._shut_down())
     worker.run(app)
     assert not worker.lifetime.failed
@@ -184,25 +148,21 @@ def test_a_signal_before_the_worker_listens_is_not_lost(
     assert handled == ["notice", *(["stop"] if was_told else [])]
 
 
-@pytest.mark.parametrize(
-    ("left_s", "retire_s", "stop_s"), [(1000.0, 873.0, 973.0), (50.0, 0.0, 23.0), (10.0, 0.0, 0.0)]
-)
 def test_a_worker_stops_early_enough_to_hand_back(
-    rung: Settings,
-    monkeypatch: pytest.MonkeyPatch,
-    left_s: float,
-    retire_s: float,
-    stop_s: float,
+    rung: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run may need its grace, and its end is known some seconds later. No run begins that could
     not save a checkpoint."""
     times = {"kill_grace_s": 22.0, "checkpoint_every_s": 100.0}
     worker = Worker(rung.model_copy(update=times), Queue.CPU)
-    given: list[Any] = []
-    monkeypatch.setattr(worker.lifetime, "end_after", lambda *times: given.extend(times))
-    worker._end_in_time(left_s)
-    assert UNHEARD_S == 5.0
-    assert given[:2] == [retire_s, stop_s]
-    assert given[2]()
+    calls: list[Any] = []
+    monkeypatch.setattr(worker.lifetime, "end_after", lambda *given: calls.append(given))
+    for remaining_s in (1000.0, 50.0, 10.0):
+        worker._end_in_time(remaining_s)
+    (retire_s, stop_s, is_idle), (soon_s, *_), (now_s, stop_now_s, _) = calls
+    assert stop_s + 22.0 + UNHEARD_S <= 1000.0
+    assert retire_s + 100.0 <= stop_s
+    assert (soon_s, now_s, stop_now_s) == (0.0, 0.0, 0.0)
+    assert is_idle()
     with worker.slot.occupied:
-        assert not given[2]()
+        assert not is_idle()
