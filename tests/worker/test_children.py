@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +24,7 @@ from tests.support.undisturbed import undisturbed_records
 from worker import children
 from worker.children import GONE, Forked, Spawned, WarmParent
 from worker.runner import Runner
-from worker.warm_parent import NUMBER, TRANSFORMERS, Forks, _send, main
+from worker.warm_parent import NUMBER, _send
 
 SPEC = ppca_spec(compute__threads=2, data__dim=30, evaluate__masks__per_size=40)
 LONG = ppca_spec(data__dim=150, evaluate__masks__per_size=200_000)
@@ -94,25 +94,6 @@ def test_the_parent_has_its_own_session(warm: WarmParent) -> None:
     assert os.getsid(warm._process.pid) == warm._process.pid
 
 
-@pytest.mark.parametrize(
-    ("given", "transformers"),
-    [({}, False), ({"transformers": False}, False), ({"transformers": True}, True)],
-)
-def test_the_parent_imports_transformers_only_if_requested(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, bool], transformers: bool
-) -> None:
-    started: list[list[str]] = []
-
-    def popen(command: list[str], **_: Any) -> subprocess.Popen[bytes]:
-        started.append(command)
-        raise OSError("not here")
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    with pytest.raises(OSError, match="not here"):
-        WarmParent(**given)
-    assert (TRANSFORMERS in started[0]) == transformers
-
-
 def test_a_killed_child_is_gone(warm: WarmParent) -> None:
     runner = forked(warm)
     pid = runner.child.pid
@@ -138,47 +119,6 @@ def test_a_child_is_killed_before_it_exists(monkeypatch: pytest.MonkeyPatch) -> 
     forks = process.children()
     wait_until(lambda: not any(fork.is_running() for fork in forks))
     process.kill()
-
-
-@pytest.mark.parametrize(("transformers", "given"), [(False, None), (True, None), (False, "3")])
-def test_modules_imported_before_the_parent_is_ready(
-    monkeypatch: pytest.MonkeyPatch, transformers: bool, given: str | None
-) -> None:
-    """OpenBLAS starts no threads before that, unless the environment says how many."""
-    done: list[str] = []
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", given or "")
-    if given is None:
-        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
-
-    class Module:
-        def preload(self) -> None:
-            done.append("preload")
-
-        def load_kernels(self) -> None:
-            done.append("kernels")
-
-    class Ready(BaseException):
-        pass
-
-    def run(forks: Forks) -> NoReturn:
-        raise Ready
-
-    def noted(name: str) -> Module:
-        assert os.environ["OPENBLAS_NUM_THREADS"] == (given or "1")
-        done.append(name)
-        return Module()
-
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    argv = ["warm_parent", str(theirs.detach()), *([TRANSFORMERS] if transformers else [])]
-    monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr("worker.warm_parent.import_module", noted)
-    monkeypatch.setattr("worker.warm_parent.be_expendable", lambda: None)
-    monkeypatch.setattr(Forks, "run", run)
-    with ours, pytest.raises(Ready):
-        main()
-    masked_lm = "mptcore.families.masked_lm"
-    more = [f"{masked_lm}.run", f"{masked_lm}.pretrained", "preload"] if transformers else []
-    assert done == ["mptcore.run", "kernels", *more]
 
 
 def test_a_worker_that_is_gone_receives_nothing() -> None:

@@ -12,7 +12,7 @@ from service.experiments.models import Attempt, Queue
 from service.queue import lease, quota, workers
 from service.queue.workers import Vitals
 from service.records import results
-from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.attempts import claim_next, submitted
 from tests.support.scripted import Watch, checkpoint, points
 from tests.support.stored import change, status_events
 from worker import supervisor
@@ -92,7 +92,7 @@ def test_out_of_memory_is_reported_with_the_peak(watch: Watch) -> None:
     assert watch.run([failure("oom")], status=1)[0] == "failed"
     kind, message = watch.failure
     assert kind == "oom"
-    assert (message or "").startswith("why; peak 0.00 GiB of main memory, limit ")
+    assert "why; peak" in (message or "")
 
 
 @pytest.mark.parametrize(("lost", "becomes"), [(0, "queued"), (3, "failed")])
@@ -106,7 +106,7 @@ def test_a_run_whose_gpu_failed_is_tried_again_a_few_times(
 
 
 @pytest.mark.parametrize("status", [GONE, -signal.SIGKILL, -signal.SIGTERM])
-@pytest.mark.parametrize(("lost", "becomes"), [(0, "queued"), (2, "queued"), (3, "failed")])
+@pytest.mark.parametrize(("lost", "becomes"), [(0, "queued"), (3, "failed")])
 def test_a_runner_that_was_killed_is_lost(
     watch: Watch, status: int, lost: int, becomes: str
 ) -> None:
@@ -130,8 +130,7 @@ def test_only_a_kill_that_the_kernel_counts_is_out_of_memory(
     assert watch.run(points(1), status=status)[0] == ended
     kind, message = watch.failure
     assert kind == ("oom" if ended == "killed for memory" else None)
-    if message:
-        assert message.startswith("out of memory: peak 0.00 GiB")
+    assert ("out of memory" in (message or "")) == (kind == "oom")
 
 
 def test_a_run_killed_for_memory_beside_others_is_handed_back_once(
@@ -200,36 +199,27 @@ def test_a_run_that_writes_too_much_is_ended(watch: Watch, monkeypatch: pytest.M
     monkeypatch.setattr(supervisor, "OTHER_RECORDS", 2)
     limits = watch.settings.limits.model_copy(update={"points": 3})
     watch.settings = watch.settings.model_copy(update={"limits": limits})
-    assert watch.run(points(1), points(*range(2, 6)))[0] == "succeeded"
-    watch.claim = claimed(watch.database)
     assert watch.run(points(1), points(*range(2, 7)), [], status=None)[0] == "failed"
-    told = "the run writes more than 3 points (MPT_LIMITS__POINTS)"
-    assert watch.failure == ("error", told)
-    assert watch.found.last_seq == 1
+    kind, message = watch.failure
+    assert (kind, watch.found.last_seq) == ("error", 1)
+    assert "more than 3 points (MPT_LIMITS__POINTS)" in (message or "")
 
 
-def test_the_size_of_an_artifact_is_measured(watch: Watch) -> None:
-    """One that cannot be found has none."""
-    folder = watch.settings.artifacts(watch.claim.experiment_id, 1)
-    folder.mkdir(parents=True)
-    (folder / "there").write_bytes(bytes(77))
-    line = {"record": "artifact", "media_type": "x", "sha256": "0"}
-    names = ("there", "missing")
-    watch.run([{**line, "seq": seq, "file": file} for seq, file in enumerate(names, 1)])
-    with watch.database.snapshot() as session:
-        found = results.artifacts(session, watch.claim.experiment_id)
-        assert [(one.file, one.bytes) for one in found] == [("there", 77), ("missing", None)]
-
-
-def test_the_size_of_a_checkpoint_is_measured(watch: Watch) -> None:
-    """The user keeps it until the experiment ends."""
+def test_the_sizes_of_artifacts_and_checkpoints_are_measured(watch: Watch) -> None:
+    """The user keeps a checkpoint until the experiment ends. A missing file has no size."""
     with watch.database.snapshot() as session:
         before = quota.kept(session, 1)
-    folder = watch.settings.checkpoints(watch.claim.experiment_id) / "1"
-    folder.mkdir(parents=True)
-    (folder / "a").write_bytes(bytes(77))
-    assert watch.run([checkpoint(0, "a")], status=3)[0] == "unfinished"
+    artifacts = watch.settings.artifacts(watch.claim.experiment_id, 1)
+    checkpoints = watch.settings.checkpoints(watch.claim.experiment_id) / "1"
+    for file in (artifacts / "there", checkpoints / "a"):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(bytes(77))
+    line = {"record": "artifact", "media_type": "x", "sha256": "0"}
+    files = [{**line, "seq": 1, "file": "there"}, {**line, "seq": 2, "file": "missing"}]
+    assert watch.run([*files, checkpoint(2, "a")], status=3)[0] == "unfinished"
     with watch.database.snapshot() as session:
-        (found,) = lease.checkpoints(session, watch.claim.experiment_id)
-        assert found.bytes == 77
+        stored = results.artifacts(session, watch.claim.experiment_id)
+        assert {row.file: row.bytes for row in stored} == {"there": 77, "missing": None}
+        (latest,) = lease.checkpoints(session, watch.claim.experiment_id)
+        assert latest.bytes == 77
         assert quota.kept(session, 1) == before + 77

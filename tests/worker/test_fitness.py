@@ -20,10 +20,8 @@ def test_a_gpu_that_cannot_compute_ends_the_worker_with_the_last_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = refusal(monkeypatch, "import sys; sys.exit('a trace\\nno kernel image\\n')")
-    assert told == (
-        "this worker can use no GPU (no kernel image). Look at CUDA_VISIBLE_DEVICES and "
-        "nvidia-smi, and whether torch is its CUDA build; `mpt worker cpu` needs none"
-    )
+    assert "no GPU (no kernel image)" in told
+    assert "CUDA_VISIBLE_DEVICES" in told
     assert "no GPU (status 3)" in refusal(monkeypatch, "import sys; sys.exit(3)")
 
 

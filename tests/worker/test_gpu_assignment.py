@@ -8,7 +8,6 @@ import sys
 import threading
 from inspect import unwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import select
@@ -189,40 +188,6 @@ def test_a_worker_for_each_gpu(tmp_path: Path) -> None:
             os.kill(int((tmp_path / name).read_text()), 0)
 
 
-def test_several_workers_for_each_gpu(tmp_path: Path) -> None:
-    """One of them that fails is started again."""
-    fails_first = (
-        "import os, pathlib, signal, sys\n"
-        "own = pathlib.Path(sys.argv[1]) / os.environ['CUDA_VISIBLE_DEVICES']\n"
-        "own.mkdir(exist_ok=True)\n"
-        "(own / str(os.getpid())).touch()\n"
-        "try:\n"
-        "    (own.parent / 'failed').touch(exist_ok=False)\n"
-        "except FileExistsError:\n"
-        "    signal.sigwait({signal.SIGTERM})\n"
-        "else:\n"
-        "    sys.exit(3)\n"
-    )
-    command = (sys.executable, "-S", "-c", fails_first, str(tmp_path))
-    each = PinnedWorkers(["one", "two"], command, restart_s=0.1, slots=2)
-    stopping = threading.Event()
-
-    def numbers() -> list[int]:
-        return sorted(len([*path.iterdir()]) for path in tmp_path.iterdir() if path.is_dir())
-
-    def stop() -> None:
-        try:
-            wait_until(lambda: numbers() == [2, 3])
-        finally:
-            stopping.set()
-
-    watch = threading.Thread(target=stop)
-    watch.start()
-    each.run(stopping)
-    watch.join()
-    assert numbers() == [2, 3]
-
-
 @pytest.mark.parametrize(
     ("flags", "slots"),
     [([], 1), (["--local"], 1), (["--lifetime", "90s"], 1), (["--slots", "2"], 2)],
@@ -258,59 +223,28 @@ def test_workers_of_this_machine_are_started_again_for_any_status(may_end: bool)
     assert [*each._due] == ([] if may_end else [("ends", 0)])
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--local", "--lifetime", "90s"], "--lifetime is for workers of a lab"),
-        (["--slots", "0"], "--slots must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize("flags", [["--local", "--lifetime", "90s"], ["--slots", "0"]])
 def test_options_that_cannot_be_met_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    flags: list[str],
-    told: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["every_gpu", *flags])
     with pytest.raises(SystemExit):
         unwrap(every_gpu.main)()
-    assert told in capsys.readouterr().err
+    assert flags[-2] in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("defect", "status", "told"),
-    [(None, 0, ""), ("no kernel", 1, "torch cannot use the GPU of this machine: no kernel\n")],
-)
 def test_a_gpu_counts_if_torch_can_use_it(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    defect: str | None,
-    status: int,
-    told: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(fitness, "gpu_defect", lambda: defect)
     monkeypatch.setattr(logging, "disable", lambda _: None)
-    assert gpus.main() == status
-    assert capsys.readouterr().err == told
+    monkeypatch.setattr(fitness, "gpu_defect", lambda: None)
+    assert gpus.main() == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(fitness, "gpu_defect", lambda: "no kernel")
+    assert gpus.main() == 1
+    assert "torch cannot use the GPU of this machine: no kernel" in capsys.readouterr().err
     monkeypatch.setattr(gpus, "visible", lambda: [])
     assert gpus.main() == 1
-
-
-def test_a_worker_that_failed_is_started_again_some_time_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(every_gpu, "time", SimpleNamespace(monotonic=lambda: now))
-    each = PinnedWorkers(["fails"], (sys.executable, "-S", "-c", "raise SystemExit(3)"))
-    each._look()
-    each._processes["fails", 0].wait()
-    each._look()
-    now += every_gpu.RESTART_S - 0.5
-    each._look()
-    assert each._processes == {}
-    now += 0.5
-    each._look()
-    assert each._processes["fails", 0].wait() == 3
 
 
 def test_workers_end_with_what_started_them() -> None:

@@ -25,7 +25,6 @@ from tests.support.starting import run_next
 from tests.support.stub import started, stub
 from tests.support.undisturbed import undisturbed_records
 from worker import presence
-from worker.children import Spawned
 from worker.fitness import UnfitWorker
 from worker.runner import Runner
 from worker.slot import Slot
@@ -266,52 +265,27 @@ def test_a_run_that_cannot_be_started_is_handed_back(
     assert (waiting.status, waiting.lost) == ("queued", 0)
 
 
-def test_a_silent_runner_is_ended(
+def test_a_worker_knows_the_process_and_the_gpu_memory_of_its_run(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent = (sys.executable, "-c", "import time; time.sleep(600)")
-    monkeypatch.setattr(Slot, "new_runner", lambda self: started(*silent))
-    experiment_id = submitted(database)
-    slot = Slot(database, settings.model_copy(update={"stall_s": 1.0}), "test")
-    attempt(slot)
-    slot.close()
-    failed = load(database, experiment_id)
-    assert (failed.status, failed.failure_kind) == ("failed", "timeout")
-    assert "reported nothing for 1 s" in (failed.failure_message or "")
-
-
-def test_a_worker_knows_the_process_of_its_run(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process distinguishes the run's GPU memory from that of others."""
-    asked: list[tuple[int | None, int]] = []
-    monkeypatch.setattr(presence, "vitals", lambda queue, memory, *given: asked.append(given[:2]))
-    slot = Slot(database, settings, "w")
-    slot.presence.vitals()
-    slot.runner = Runner(Spawned)
-    slot.presence.vitals()
-    assert asked == [(None, 0), (slot.runner.child.pid, 0)]
-    slot.runner.kill()
-
-
-def test_a_worker_knows_the_gpu_memory_that_its_run_reports(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """During the run only."""
+    """The process distinguishes the run's memory from that of others."""
     submitted(database)
     slot = Slot(database, settings, "w")
-    seen: list[int] = []
+    reports: list[tuple[int | None, int]] = []
 
     def run(self: Supervision, _: object) -> str:
-        seen.append(slot.run_device_bytes)
-        self._take({"record": "memory", "device_bytes": 7})
-        seen.append(slot.run_device_bytes)
+        with monkeypatch.context() as patched:
+            patched.setattr(presence, "vitals", lambda *given: reports.append(given[2:4]))
+            self._take({"record": "memory", "device_bytes": 7})
+            slot.presence.vitals()
+        reports.append((self.runner.child.pid, 7))
         return "succeeded"
 
     monkeypatch.setattr(Supervision, "run", run)
     attempt(slot)
     slot.close()
-    assert seen == [0, 7]
+    (reported, expected) = reports
+    assert reported == expected
     assert slot.run_device_bytes == 0
 
 

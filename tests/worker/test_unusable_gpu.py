@@ -1,6 +1,5 @@
 """A GPU worker refuses to start if no GPU can be used; CUDA_VISIBLE_DEVICES hides the GPUs."""
 
-import subprocess
 from contextlib import closing
 
 import pytest
@@ -13,7 +12,7 @@ from service.settings import Settings
 from service.workers.models import Worker
 from tests.service.queue.test_position import submit
 from tests.support.forks import fork
-from tests.support.processes import MPT, environment
+from tests.support.processes import environment
 from worker.main import Worker as WorkerProcess
 
 
@@ -33,13 +32,6 @@ def test_a_gpu_worker_without_a_gpu_refuses_to_start(lab: Settings) -> None:
 
 def test_without_gpus_no_worker_per_gpu_starts(lab: Settings) -> None:
     assert "NVML reports no GPU here" in refusal(lab, "worker", "gpu", "--all")
-
-
-def test_one_worker_per_gpu_is_only_for_gpus() -> None:
-    command = [*MPT, "worker", "cpu", "--all"]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert "--all works only with the queue gpu" in done.stderr
 
 
 def test_a_run_that_finds_no_gpu_is_handed_back_and_ends_the_worker(
