@@ -1,15 +1,12 @@
 """Event streams of a real service in the client, which end or are cut off."""
 
 import json
-import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from mptlab import Client, NoAnswer, Refused, serve
@@ -17,6 +14,7 @@ from service.db.engine import Database
 from service.queue import lease, states
 from service.vocabulary import DesiredState, Status
 from tests.mptlab.conftest import Killable
+from tests.support.answers import Answers
 from tests.support.attempts import claim_next
 from tests.support.commands import mpt_here as mpt
 from tests.support.ppca_spec import ppca_spec
@@ -135,79 +133,48 @@ def test_a_stream_waits_for_a_server_that_starts_late() -> None:
             next(client.events())
 
 
-class _Answers(BaseHTTPRequestHandler):
-    server: "Answers"
-
-    def do_GET(self) -> None:
-        self.server.asked.append(self.path)
-        media_type, body = self.server.bodies.pop(0)
-        self.send_response(200)
-        self.send_header("Content-Type", media_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class Answers(HTTPServer):
-    """Replaces the service in tests that choose the content of a stream."""
-
-    def __init__(self, *bodies: tuple[str, bytes]):
-        super().__init__(("127.0.0.1", 0), _Answers)
-        self.bodies, self.asked = list(bodies), list[str]()
-
-
-@contextmanager
-def answering(*bodies: tuple[str, bytes]) -> Iterator[tuple[Answers, Client]]:
-    with Answers(*bodies) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        try:
-            with Client(f"http://127.0.0.1:{server.server_address[1]}", "key") as client:
-                yield server, client
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-STREAM, JSON = "text/event-stream", "application/json"
 EVENT_7 = {"id": "7", "kind": "log"}
-EVENT = f"event: log\nid: 7\ndata: {json.dumps(EVENT_7)}\n\n".encode()
-END = b'event: end\nid: 7\ndata: {"reason": "ended"}\n\n'
+EVENT = f"event: log\nid: 7\ndata: {json.dumps(EVENT_7)}\n\n"
+END = 'event: end\nid: 7\ndata: {"reason": "ended"}\n\n'
 
 
-def test_an_answer_that_is_not_a_stream_is_not_retried() -> None:
-    with answering((JSON, b"{}")) as (_, client):
-        with pytest.raises(Refused, match="cannot read events from"):
-            next(client.events())
+def stream(content: str) -> httpx.Response:
+    """An answer that is cut off, unless its content has an end."""
+    return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, text=content)
 
 
-def test_a_ping_is_not_an_event() -> None:
-    with answering((STREAM, b": ping\n\n" + EVENT + b": ping\n\n" + END)) as (_, client):
+def test_an_answer_that_is_not_a_stream_is_not_retried(answers: Answers) -> None:
+    with answers.client() as client, pytest.raises(Refused, match="cannot read events from"):
+        next(client.events())
+    assert len(answers.seen) == 1
+
+
+def test_a_ping_is_not_an_event(answers: Answers) -> None:
+    answers.given = [stream(": ping\n\n" + EVENT + ": ping\n\n" + END)]
+    with answers.client() as client:
         assert [*client.events()] == [EVENT_7]
 
 
-def test_a_stream_from_now_keeps_its_first_position() -> None:
+def test_a_stream_from_now_keeps_its_first_position(answers: Answers) -> None:
     """The position is kept when a stream is reopened that was cut off before its first event."""
-    page = (JSON, json.dumps({"items": [], "last_id": "5"}).encode())
-    with answering(page, (STREAM, b": ping\n\n"), (STREAM, EVENT + END)) as (server, client):
+    page = httpx.Response(200, json={"items": [], "last_id": "5"})
+    answers.given = [page, stream(": ping\n\n"), stream(EVENT + END)]
+    with answers.client() as client:
         assert [*client.events_of("a", after="now")] == [EVENT_7]
-    path = "/v1/experiments/a/events"
-    assert server.asked == [f"{path}?after={after}" for after in ("now", "5", "5")]
+    assert [request.url.params["after"] for request in answers.seen] == ["now", "5", "5"]
 
 
-def status_event(experiment_id: str, status: str) -> bytes:
+def status_event(experiment_id: str, status: str) -> str:
     event = {"kind": "status", "experiment_id": experiment_id, "data": {"status": status}}
-    return f"event: status\ndata: {json.dumps(event)}\n\n".encode()
+    return f"event: status\ndata: {json.dumps(event)}\n\n"
 
 
-def test_the_state_after_a_reconnect_repeats_no_status() -> None:
+def test_the_state_after_a_reconnect_repeats_no_status(answers: Answers) -> None:
     """The service begins each stream with the status of all experiments."""
     before = [("a", "queued"), ("b", "queued"), ("a", "running"), ("a", "succeeded")]
     after = [("a", "succeeded"), ("b", "failed"), ("c", "queued")]
-    bodies = [b"".join(status_event(*one) for one in part) for part in (before, after)]
-    with answering((STREAM, bodies[0]), (STREAM, bodies[1] + END)) as (_, client):
-        events = [(one["experiment_id"], one["data"]["status"]) for one in client.events()]
+    first, second = ("".join(status_event(*status) for status in part) for part in (before, after))
+    answers.given = [stream(first), stream(second + END)]
+    with answers.client() as client:
+        events = [(event["experiment_id"], event["data"]["status"]) for event in client.events()]
     assert events == [*before, ("b", "failed"), ("c", "queued")]

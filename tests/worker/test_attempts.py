@@ -8,12 +8,10 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from mptcore.data.files import UnreadableError, stored_file
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.runtime.tensor_files import load_weights, weights_digest
 from service.app import create_app
-from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.experiments import deletion
 from service.experiments.models import Checkpoint, Event, Experiment, Series
@@ -147,29 +145,6 @@ def test_weights_that_were_changed_start_no_run(
         load_weights("ppca", trained)
 
 
-def test_a_truncated_upload_is_not_read(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = b"a line\n" * 100
-    row = {"id": "d" * 32, "owner_id": 1, "name": "t.txt", "format": "txt", "n": 100,
-           "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}  # fmt: skip
-    with database.transaction() as session:
-        session.add(Dataset(**row))
-    file = settings.datasets("d" * 32) / "data.txt"
-    file.parent.mkdir(parents=True)
-    file.write_bytes(content)
-    spec = {"model": {}, "data": {"dataset": "d" * 32}}
-    monkeypatch.setattr(inputs, "_located", located(database, settings, spec))
-    inputs.digest.cache_clear()
-    assert stored_file("d" * 32, ("txt",)) == file.absolute()
-    file.write_bytes(content[:364])
-    inputs.digest.cache_clear()
-    with pytest.raises(UnreadableError, match="SHA-256 differs"):
-        stored_file("d" * 32, ("txt",))
-    with pytest.raises(UnreadableError, match="deleted"):
-        stored_file("e" * 32, ("txt",))
-
-
 def checkpoint(after: int) -> Batch:
     batch = Batch()
     for seq in range(max(1, after - 1), after + 1):
@@ -180,16 +155,20 @@ def checkpoint(after: int) -> Batch:
 
 
 def test_two_checkpoints_of_an_experiment_are_kept(either: Database) -> None:
+    """A run may be saved many times between two records."""
     first = claimed(either)
-    for after in (2, 4):
-        write(either, first, checkpoint(after))
+    for after, file in ((2, "2"), (4, "4a"), (4, "4b")):
+        batch = checkpoint(after)
+        assert batch.checkpoint is not None
+        batch.checkpoint["file"] = file
+        write(either, first, batch)
     lose(either, first)
     second = claim_next(either)
-    assert [one.after_seq for one in second.checkpoints] == [4, 2]
+    assert [known.file for known in second.checkpoints] == ["1/4b", "1/4a"]
     write(either, second, checkpoint(6))
     with either.snapshot() as session:
-        known = lease.checkpoints(session, second.experiment_id)
-    assert [(one.after_seq, one.file) for one in known] == [(6, "2/6"), (4, "1/4")]
+        checkpoints = lease.checkpoints(session, second.experiment_id)
+    assert [(known.after_seq, known.file) for known in checkpoints] == [(6, "2/6"), (4, "1/4b")]
     with either.transaction() as session:
         lease.finish(session, second, Status.SUCCEEDED)
     with either.snapshot() as session:
@@ -247,19 +226,6 @@ def test_files_of_the_last_attempt_are_deleted(
             assert deletion.purge(session, claim.experiment_id)
     slot._clean_up(claim)
     assert not unrecorded.exists()
-
-
-def test_checkpoints_after_the_same_record(either: Database) -> None:
-    """A run may be saved many times between two records: the latest two are kept."""
-    first = claimed(either)
-    for number in ("1", "2", "3"):
-        batch = checkpoint(2)
-        assert batch.checkpoint is not None
-        batch.checkpoint["file"] = number
-        write(either, first, batch)
-    with either.snapshot() as session:
-        known = lease.checkpoints(session, first.experiment_id)
-    assert [one.file for one in known] == ["1/3", "1/2"]
 
 
 def test_a_restarted_run_replaces_its_records(either: Database) -> None:

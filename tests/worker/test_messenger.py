@@ -1,5 +1,6 @@
 """Webhooks: each end is delivered at least once, signed, until it is accepted or given up."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 from sqlalchemy import func, select, update
+from sqlalchemy.exc import OperationalError
 from standardwebhooks import Webhook as Verifier
 from uuid6 import uuid7
 
@@ -412,3 +414,29 @@ def test_a_webhook_has_one_delivery_at_a_time(
     assert [one.webhook_id for one in messenger._claimed()] == [other]
     del messenger._under_way[busy]
     assert [one.webhook_id for one in messenger._claimed()] == [busy]
+
+
+def test_an_outage_of_the_database_ends_no_messenger(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messenger, stopping = Messenger(database, settings), threading.Event()
+    looks: list[int] = []
+    cleanings: list[bool] = []
+
+    async def begin() -> int:
+        looks.append(1)
+        if len(looks) < 3:
+            raise OperationalError("away", None, Exception())
+        stopping.set()
+        return 0
+
+    async def sleep(seconds: float) -> None:
+        assert seconds > 0
+
+    monkeypatch.setattr(messenger, "_begin", begin)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(store, "forget", lambda session: cleanings.append(session.in_transaction()))
+    messenger.run(stopping)
+    assert len(looks) == 3
+    messenger._forget()
+    assert cleanings == [True]
