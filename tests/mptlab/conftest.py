@@ -2,21 +2,24 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
 from mptlab import Client, serve
+from mptlab.cli import app
+from mptlab.commands import context
 from service.app import create_app
 from service.operations.prepare import prepare
 from service.settings import Settings
 from tests.support.answers import Answers
 from tests.support.forks import fork
 from tests.support.processes import Lab, embedded_processes, embedded_service, wait_until
-from tests.support.recording import Typed, typed_with
+from tests.support.recording import Recording, Typed
 
 
 @pytest.fixture(scope="session")
@@ -79,7 +82,15 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> Typed:
-    return typed_with(monkeypatch)
+    """A function that runs a command on a recording client, and returns its exit status, output and
+    errors."""
+
+    def run(client: Recording, *words: str, text: str | None = None) -> tuple[int, str, str]:
+        monkeypatch.setattr(context, "connected", lambda url: nullcontext(client))
+        done = CliRunner().invoke(app, words, input=text, catch_exceptions=False)
+        return done.exit_code, done.stdout, done.stderr
+
+    return run
 
 
 @dataclass

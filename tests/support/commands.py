@@ -22,6 +22,7 @@ def mpt(environment: dict[str, str], *arguments: str, text: str = "") -> tuple[i
 def mpt_here(environment: dict[str, str], *arguments: str, text: str = "") -> tuple[int, str, str]:
     """The same in this process, where the start of one would take longer than the command."""
     output, error = io.StringIO(), io.StringIO()
+    status: object = 0
     with (
         patch.dict(os.environ, environment, clear=True),
         patch.object(sys, "argv", ["mpt", *arguments]),
@@ -29,13 +30,8 @@ def mpt_here(environment: dict[str, str], *arguments: str, text: str = "") -> tu
         redirect_stdout(output),
         redirect_stderr(error),
     ):
-        status = _status()
-    return status, output.getvalue(), error.getvalue()
-
-
-def _status() -> int:
-    try:
-        main()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
-    return 0
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+    return status if isinstance(status, int) else 0, output.getvalue(), error.getvalue()

@@ -1,14 +1,7 @@
 """Commands of `mpt` with a client that records its calls, in place of a service."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
-
-import pytest
-from typer.testing import CliRunner
-
-from mptlab.cli import app
-from mptlab.commands import context
 
 ID = "0123456789abcdef0123456789abcdef"
 
@@ -30,23 +23,6 @@ class Recording:
 
 
 Typed = Callable[..., tuple[int, str, str]]
-
-
-def typed_with(monkeypatch: pytest.MonkeyPatch) -> Typed:
-    """Return a function that runs a command on a recording client, and returns its exit status,
-    output and errors."""
-
-    def run(client: Recording, *words: str, text: str | None = None) -> tuple[int, str, str]:
-        @contextmanager
-        def connected(url: str | None) -> Iterator[Recording]:
-            assert url is None
-            yield client
-
-        monkeypatch.setattr(context, "connected", connected)
-        done = CliRunner().invoke(app, words, input=text, catch_exceptions=False)
-        return done.exit_code, done.stdout, done.stderr
-
-    return run
 
 
 def one_line(text: str) -> str:

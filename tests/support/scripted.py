@@ -63,7 +63,8 @@ class ScriptedRunner:
         self.child = SimpleNamespace(pid=None, close=self.kill)
         self.heeds_sigkill = True
         self.orders: list[dict[str, Any]] = []
-        self.told: list[tuple[float, object]] = []
+        self.heard: list[tuple[float, object]] = []
+        """Orders that it received, by seconds since its start."""
         self.checkpoints: list[str] = []
 
     def start(self, order: dict[str, Any]) -> None:
@@ -86,26 +87,24 @@ class ScriptedRunner:
         return self.unread.pop(0) if self.unread else None
 
     def signal(self, number: signal.Signals) -> None:
-        self.told.append((self.clock.now, number))
+        self._hear(number)
         if number == signal.SIGKILL and self.heeds_sigkill:
             self._end()
 
-    @property
-    def heard(self) -> list[tuple[float, object]]:
-        """Orders that it received, by seconds since its start."""
-        return [(when - BEGAN, what) for when, what in self.told]
+    def _hear(self, order: object) -> None:
+        self.heard.append((self.clock.now - BEGAN, order))
 
     def _end(self) -> None:
         self.status = -signal.SIGKILL if self.status is None else self.status
 
     def kill(self) -> int:
-        self.told.append((self.clock.now, "kill"))
+        self._hear("kill")
         self._end()
         assert self.status is not None
         return self.status
 
     def request_stop(self) -> None:
-        self.told.append((self.clock.now, "stop"))
+        self._hear("stop")
 
     def acknowledge_checkpoint(self, file: str) -> None:
         self.checkpoints.append(file)
