@@ -15,7 +15,6 @@ from sqlalchemy.exc import OperationalError
 from service.accounts.models import User
 from service.db.engine import Database, now
 from service.experiments.models import Experiment, Held, Queue, Wait
-from service.experiments.schemas import Submission
 from service.queue import holds, lease, workers
 from service.queue.models import LEAD_S
 from service.queue.models import Controller as ControllerRow
@@ -26,9 +25,7 @@ from service.vocabulary import Status
 from tests.support import stored
 from tests.support.attempts import claimed, submitted
 from tests.support.fake_clock import FakeClock
-from tests.support.ppca_spec import ppca_spec
 from tests.support.servers import PostgreSQL
-from tests.support.starting import start_next
 from worker import tickets
 from worker.controller import Controller
 
@@ -38,11 +35,7 @@ LEASE_S = 0.6
 @pytest.fixture
 def running(database: Database) -> str:
     """A run whose lease is over: its worker could not renew it, or is gone."""
-    with database.transaction() as session:
-        made = stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
-        assert start_next(session, lease_s=-1) is not None
-    assert made is not None
-    return made.id
+    return claimed(database, lease_s=-1).experiment_id
 
 
 @pytest.fixture
@@ -51,8 +44,7 @@ def controller(database: Database, settings: Settings) -> Controller:
 
 
 def status(database: Database, experiment_id: str) -> str:
-    with database.snapshot() as session:
-        return session.get_one(Experiment, experiment_id).status
+    return stored.row(database, experiment_id).status
 
 
 def tick_until_queued(database: Database, controller: Controller, experiment_id: str) -> None:

@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from service.db.engine import Database
-from service.experiments.models import Experiment
 from service.queue import states
 from service.queue.lease import Claim
 from service.records.curves import read_series
@@ -25,6 +24,7 @@ from tests.support.invariants import check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
 from tests.support.records import RECORDS
+from tests.support.stored import row
 from tests.support.stub import all_records, stub
 from worker.children import Spawned
 from worker.runner import STDERR_BYTES, Runner
@@ -35,11 +35,6 @@ QUICK = {"lease_s": 1.0, "kill_grace_s": 0.4}
 
 def claimed(database: Database, **changes: object) -> Claim:
     return attempts.claimed(database, ppca_spec(**changes), lease_s=1.0)
-
-
-def load(database: Database, claim: Claim) -> Experiment:
-    with database.snapshot() as session:
-        return session.get_one(Experiment, claim.experiment_id)
 
 
 def supervise(
@@ -54,7 +49,7 @@ def ask(database: Database, claim: Claim, desired: DesiredState | None) -> None:
     """Once the run has begun to report."""
     if desired is None:
         return
-    wait_until(lambda: load(database, claim).last_seq > 0)
+    wait_until(lambda: row(database, claim.experiment_id).last_seq > 0)
     with database.transaction() as session:
         states.request(session, claim.experiment_id, desired)
 
@@ -83,7 +78,7 @@ def test_a_run_that_writes_without_end_is_ended(
     beside.start()
     assert supervise(database, settings, claim, "--flood") == outcome
     beside.join()
-    ended = load(database, claim)
+    ended = row(database, claim.experiment_id)
     assert (ended.status, ended.failure_kind) == (outcome, kind)
     assert (ended.attempt, ended.lost) == (1, 0)
     assert ended.last_seq > 0
@@ -93,7 +88,7 @@ def test_a_run_that_writes_without_end_is_ended(
 def test_a_run_that_falls_silent_is_ended(database: Database, settings: Settings) -> None:
     claim = claimed(database)
     assert supervise(database, settings, claim, "--silent", stall_s=0.5) == "failed"
-    ended = load(database, claim)
+    ended = row(database, claim.experiment_id)
     assert (ended.failure_kind, ended.attempt, ended.last_seq) == ("timeout", 1, 1)
     assert numbers(database, claim) == [1]
 
@@ -148,7 +143,7 @@ def test_the_lease_is_renewed_while_a_long_order_is_not_read(
 
     def watch() -> None:
         while not over.wait(0.05):
-            leases.add(load(database, claim).lease_expires_at)
+            leases.add(row(database, claim.experiment_id).lease_expires_at)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -158,7 +153,7 @@ def test_the_lease_is_renewed_while_a_long_order_is_not_read(
         over.set()
         watcher.join()
     assert len(leases) > 5
-    assert load(database, claim).attempt == 1
+    assert row(database, claim.experiment_id).attempt == 1
 
 
 def test_a_record_that_cannot_be_stored_fails_the_run(
@@ -177,7 +172,7 @@ def test_a_record_that_cannot_be_stored_fails_the_run(
 
     monkeypatch.setattr(Runner, "next_record", with_a_monster)
     assert supervise(either, settings, claim, "--slow") == "failed"
-    ended = load(either, claim)
+    ended = row(either, claim.experiment_id)
     assert (ended.status, ended.failure_kind, ended.attempt) == ("failed", "error", 1)
     assert "cannot be stored" in (ended.failure_message or "")
     assert 7 <= ended.last_seq < 9

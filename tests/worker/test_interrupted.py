@@ -10,14 +10,13 @@ from functools import cache
 import pytest
 
 from service.db.engine import Database
-from service.experiments.models import Experiment
-from service.experiments.schemas import Submission
 from service.queue import states
 from service.settings import Settings
 from service.vocabulary import DesiredState
-from tests.support import stored
+from tests.support.attempts import submitted
 from tests.support.invariants import Record, check
 from tests.support.starting import run_next
+from tests.support.stored import row
 from tests.support.undisturbed import KINDS, undisturbed_records
 from worker.slot import Slot
 
@@ -25,18 +24,6 @@ from worker.slot import Slot
 @cache
 def expected(kind: str) -> list[Record]:
     return undisturbed_records(KINDS[kind])
-
-
-def submit(database: Database, kind: str) -> str:
-    with database.transaction() as session:
-        made = stored.submit(session, 1, Submission.model_validate({"spec": KINDS[kind]}))
-    assert made is not None
-    return made.id
-
-
-def load(database: Database, experiment_id: str) -> Experiment:
-    with database.snapshot() as session:
-        return session.get_one(Experiment, experiment_id)
 
 
 def attempt(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> None:
@@ -69,7 +56,7 @@ def interrupt(slot: Slot, experiment_id: str, how: str, further: int) -> None:
 def wait_for_progress(database: Database, experiment_id: str, least: int) -> int:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        experiment = load(database, experiment_id)
+        experiment = row(database, experiment_id)
         if states.is_terminal(experiment.status):
             return least
         if experiment.progress_done is not None and experiment.progress_done >= least:
@@ -87,16 +74,16 @@ def test_an_interrupted_run_equals_an_uninterrupted_one(
 ) -> None:
     quick = settings.model_copy(update={"checkpoint_every_s": 0.2, "max_lost": 100})
     chance = random.Random(f"{kind} {times}")
-    experiment_id = submit(database, kind)
+    experiment_id = submitted(database, KINDS[kind])
     slot = Slot(database, quick, "test")
     for _ in range(times):
-        if not states.is_terminal(load(database, experiment_id).status):
+        if not states.is_terminal(row(database, experiment_id).status):
             how = chance.choice(["hand back", "pause", "kill"])
             interrupt(slot, experiment_id, how, chance.randrange(1, 20))
-    if not states.is_terminal(load(database, experiment_id).status):
+    if not states.is_terminal(row(database, experiment_id).status):
         attempt(slot)
     slot.close()
-    assert load(database, experiment_id).status == "succeeded"
+    assert row(database, experiment_id).status == "succeeded"
     counts = check(database, {experiment_id: expected(kind)})
     assert counts.clean, str(counts)
     assert not quick.checkpoints(experiment_id).exists()

@@ -13,15 +13,15 @@ from sqlalchemy import select
 
 from service.datasets.models import Dataset
 from service.db.engine import Database
-from service.experiments.models import Event, Experiment, Queue
-from service.experiments.schemas import Submission
+from service.experiments.models import Event, Queue
 from service.queue import drains, lease, workers
 from service.settings import Settings
-from tests.support import stored
+from tests.support.attempts import submitted
 from tests.support.invariants import Record, check
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import CHECKPOINT_AFTER, RECORDS
 from tests.support.starting import run_next
+from tests.support.stored import row
 from tests.support.stub import started, stub
 from tests.support.undisturbed import undisturbed_records
 from worker import presence
@@ -44,21 +44,8 @@ TRAINING = {
 """It takes seconds, and saves every twentieth of a second."""
 
 
-def submitted(database: Database, **changes: object) -> str:
-    with database.transaction() as session:
-        spec = ppca_spec(**changes)
-        made = stored.submit(session, 1, Submission.model_validate({"spec": spec}))
-    assert made is not None
-    return made.id
-
-
 def attempt(slot: Slot, is_stopping: Callable[[], bool] = lambda: False) -> None:
     assert run_next(slot, is_stopping)
-
-
-def load(database: Database, experiment_id: str) -> Experiment:
-    with database.snapshot() as session:
-        return session.get_one(Experiment, experiment_id)
 
 
 def resumed_after(database: Database, experiment_id: str) -> list[int | None]:
@@ -104,12 +91,12 @@ def test_a_queue_waits_while_the_store_is_full(
     with database.transaction() as session:
         workers.beat(session, "w", slot.presence.vitals())
         assert workers.slots(session, 60)[Queue.CPU].idle == 0
-    assert {load(database, one).status for one in ids} == {"queued"}
+    assert {row(database, one).status for one in ids} == {"queued"}
     slot.settings = slot.presence.settings = settings
     slot.work(lambda: False)
     slot.close()
-    assert {load(database, one).status for one in ids} == {"succeeded"}
-    assert {load(database, one).attempt for one in ids} == {1}
+    assert {row(database, one).status for one in ids} == {"succeeded"}
+    assert {row(database, one).attempt for one in ids} == {1}
 
 
 @pytest.mark.parametrize("ending", ["stopping", "retiring"])
@@ -121,11 +108,11 @@ def test_an_ending_worker_starts_no_further_run(
     slot = Slot(database, settings, "w")
 
     def is_over() -> bool:
-        return load(database, ids[0]).status == "succeeded"
+        return row(database, ids[0]).status == "succeeded"
 
     slot.work(is_over if ending == "stopping" else lambda: False, is_over)
     slot.close()
-    assert [load(database, one).status for one in ids] == ["succeeded", "queued", "queued"]
+    assert [row(database, one).status for one in ids] == ["succeeded", "queued", "queued"]
 
 
 def test_no_run_starts_on_a_drained_machine(
@@ -137,12 +124,12 @@ def test_no_run_starts_on_a_drained_machine(
     with database.transaction() as session:
         drains.drain(session, socket.gethostname(), "ann")
     slot.work(lambda: False)
-    assert load(database, experiment_id).status == "queued"
+    assert row(database, experiment_id).status == "queued"
     with database.transaction() as session:
         assert drains.undrain(session, socket.gethostname())
     slot.work(lambda: False)
     slot.close()
-    ended = load(database, experiment_id)
+    ended = row(database, experiment_id)
     assert (ended.status, ended.attempt) == ("succeeded", 1)
 
 
@@ -157,7 +144,7 @@ def test_a_broken_checkpoint_is_not_used(
 ) -> None:
     """The runner resumes from the previous one, or restarts, and gives the same records."""
     quick = settings.model_copy(update={"checkpoint_every_s": 0.05})
-    experiment_id = submitted(database, **TRAINING)
+    experiment_id = submitted(database, ppca_spec(**TRAINING))
     slot = Slot(database, quick, "test")
 
     def has_saved_twice() -> bool:
@@ -193,15 +180,15 @@ def test_an_upload_that_was_changed_since_is_not_read(
         )  # fmt: skip
     data = {"source": "upload", "dataset": "b" * 32, "n": 8, "dim": 3}
     model = {"family": "ppca", "latent_dim": 1, "init": "maximum_likelihood"}
-    whole = submitted(database, data=data, model=model)
+    whole = submitted(database, ppca_spec(data=data, model=model))
     slot = Slot(database, settings, "test")
     attempt(slot)
     (folder / "data.csv").write_text(content.replace("7", "6", 1))
-    changed = submitted(database, data=data, model=model)
+    changed = submitted(database, ppca_spec(data=data, model=model))
     attempt(slot)
     slot.close()
-    assert load(database, whole).status == "succeeded"
-    failed = load(database, changed)
+    assert row(database, whole).status == "succeeded"
+    failed = row(database, changed)
     assert (failed.status, failed.failure_kind) == ("failed", "invalid")
     assert "was changed or truncated" in (failed.failure_message or "")
 
@@ -211,16 +198,16 @@ def test_a_run_over_its_memory_is_ended(database: Database, settings: Settings) 
     slot continues."""
     limited = settings.model_copy(update={"run_memory_bytes": 700 * 2**20})
     slot = Slot(database, limited, "test")
-    big = submitted(database, data__n=1_200_000, data__dim=100)
+    big = submitted(database, ppca_spec(data__n=1_200_000, data__dim=100))
     attempt(slot)
     after = submitted(database)
     attempt(slot)
     slot.close()
-    failed = load(database, big)
+    failed = row(database, big)
     assert (failed.status, failed.failure_kind) == ("failed", "oom")
     assert "peak" in (failed.failure_message or "")
     assert "limit 0.68 GiB" in (failed.failure_message or "")
-    assert load(database, after).status == "succeeded"
+    assert row(database, after).status == "succeeded"
 
 
 FAILED_GPU = """
@@ -243,7 +230,7 @@ def test_after_a_failure_of_its_gpu_a_worker_continues_only_if_the_gpu_computes(
     with nullcontext() if defect is None else pytest.raises(UnfitWorker, match="fallen off"):
         attempt(slot)
     slot.close()
-    waiting = load(database, experiment_id)
+    waiting = row(database, experiment_id)
     assert (waiting.status, waiting.lost, waiting.failure_kind) == ("queued", 1, None)
 
 
@@ -261,7 +248,7 @@ def test_a_run_that_cannot_be_started_is_handed_back(
     with pytest.raises(UnfitWorker, match="Read-only"):
         attempt(slot)
     slot.close()
-    waiting = load(database, experiment_id)
+    waiting = row(database, experiment_id)
     assert (waiting.status, waiting.lost) == ("queued", 0)
 
 

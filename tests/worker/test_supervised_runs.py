@@ -19,6 +19,7 @@ from service.settings import Settings
 from service.vocabulary import DesiredState
 from tests.support.attempts import claimed
 from tests.support.ppca_spec import ppca_spec
+from tests.support.stored import row
 from tests.support.warm import warm_parent
 from worker.runner import Runner
 from worker.supervisor import Supervision
@@ -40,7 +41,7 @@ def outcome(
     over = threading.Event()
 
     def beside() -> None:
-        while load(database, claim).progress_done is None:
+        while row(database, claim.experiment_id).progress_done is None:
             if over.wait(0.05):
                 return
         act(claim, runner)
@@ -53,12 +54,7 @@ def outcome(
         over.set()
         thread.join()
     assert not runner.alive
-    return ended, load(database, claim)
-
-
-def load(database: Database, claim: Claim) -> Experiment:
-    with database.snapshot() as session:
-        return session.get_one(Experiment, claim.experiment_id)
+    return ended, row(database, claim.experiment_id)
 
 
 def test_every_record_arrives_once(database: Database, settings: Settings) -> None:
@@ -150,6 +146,6 @@ def test_an_invalid_run_has_a_reason(
     claim = claimed(database, ppca_spec())
     broken = Claim(claim.experiment_id, claim.attempt, {**spec, "compute": {"max_runtime_s": 60}})
     ended = Supervision(database, settings, broken, Runner(warm_parent().fork)).run(lambda: False)
-    experiment = load(database, claim)
+    experiment = row(database, claim.experiment_id)
     assert (ended, experiment.failure_kind) == ("failed", "invalid")
     assert reason in (experiment.failure_message or "")

@@ -16,8 +16,9 @@ from service.queue import lease
 from service.settings import Settings
 from tests.support.forks import SharedWarmParent
 from tests.support.starting import run_next
+from tests.support.stored import row
 from tests.support.stub import all_records, started
-from tests.worker.test_endings import claimed, load
+from tests.worker.test_endings import claimed
 from worker import children, spool, supervisor
 from worker.children import WarmParent
 from worker.fitness import UnfitWorker
@@ -39,7 +40,7 @@ def test_a_runner_that_never_was_ready_does_not_fail_the_run(
     with pytest.raises(UnfitWorker):
         run_next(slot)
     slot.close()
-    waiting = load(database, claim)
+    waiting = row(database, claim.experiment_id)
     assert (waiting.status, waiting.lost, waiting.failure_kind) == ("queued", 0, None)
 
 
@@ -77,7 +78,7 @@ def test_a_frozen_parent_does_not_block_its_slot(
     os.kill(parent._process.pid, signal.SIGSTOP)
     claim = claimed(database, compute__max_runtime_s=1)
     ended = Supervision(database, settings, claim, Runner(parent.fork)).run(lambda: False)
-    assert (ended, load(database, claim).failure_kind) == ("failed", "timeout")
+    assert (ended, row(database, claim.experiment_id).failure_kind) == ("failed", "timeout")
     assert not parent.alive
 
 
