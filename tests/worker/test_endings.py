@@ -6,12 +6,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from service.db.engine import Database
 from service.queue import states
@@ -85,14 +82,6 @@ def test_a_run_that_writes_without_end_is_ended(
     assert numbers(database, claim) == list(range(1, ended.last_seq + 1))
 
 
-def test_a_run_that_falls_silent_is_ended(database: Database, settings: Settings) -> None:
-    claim = claimed(database)
-    assert supervise(database, settings, claim, "--silent", stall_s=0.5) == "failed"
-    ended = row(database, claim.experiment_id)
-    assert (ended.failure_kind, ended.attempt, ended.last_seq) == ("timeout", 1, 1)
-    assert numbers(database, claim) == [1]
-
-
 def test_a_cancelled_run_has_its_grace(database: Database, settings: Settings) -> None:
     """Records written within the grace period are kept."""
     claim = claimed(database)
@@ -101,35 +90,6 @@ def test_a_cancelled_run_has_its_grace(database: Database, settings: Settings) -
     assert supervise(database, settings, claim, "--polite", kill_grace_s=30.0) == "cancelled"
     beside.join()
     assert numbers(database, claim) == [1, 2]
-
-
-@contextmanager
-def away(patch: pytest.MonkeyPatch, is_over: Callable[[], bool]) -> Iterator[None]:
-    """Replaces a lost connection, which SQLite does not have; PostgreSQL's is tested with a real
-    server, in the storm."""
-    begin = Database.transaction
-
-    def transaction(self: Database) -> Any:
-        if not is_over():
-            raise OperationalError("away", None, Exception())
-        return begin(self)
-
-    with patch.context() as patched:
-        patched.setattr(Database, "transaction", transaction)
-        yield
-
-
-def test_an_outage_does_not_count_as_silence(
-    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the database is unreachable for longer than a run may be silent, the supervisor reads
-    nothing."""
-    claim = claimed(database)
-    back = time.monotonic() + 1.5
-    with away(monkeypatch, lambda: time.monotonic() > back):
-        assert supervise(database, settings, claim, stall_s=0.6) == "succeeded"
-    counts = check(database, {claim.experiment_id: RECORDS})
-    assert counts.clean, str(counts)
 
 
 def test_the_lease_is_renewed_while_a_long_order_is_not_read(

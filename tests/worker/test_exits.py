@@ -75,12 +75,6 @@ def test_a_resumed_run_counts_the_records_of_earlier_attempts(watch: Watch) -> N
     assert watch.run([*points(2), end(2)], is_complete=False)[0] == "succeeded"
 
 
-def test_a_restarted_run_counts_from_the_first_record(watch: Watch) -> None:
-    assert watch.run([*points(1, 2), checkpoint(2, "a")], status=3)[0] == "unfinished"
-    watch.claim = claim_next(watch.database)
-    assert watch.run([RESTART, *points(1, 2, 3), end(3)], is_complete=False)[0] == "succeeded"
-
-
 @pytest.mark.parametrize("kind", ["failure", "memory", "end", "progress", "point"])
 def test_a_malformed_record_fails_its_run(watch: Watch, kind: str) -> None:
     """It does not end the worker."""
