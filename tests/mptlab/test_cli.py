@@ -63,26 +63,11 @@ def test_submit_watch_curves(environment: Environment, tmp_path: Path) -> None:
     assert series["x"] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(
-    "filters",
-    [
-        ("--name", "a run"),
-        ("--tag", "t2", "--tag", "other"),
-        ("--where", 'tag = "t1" and metrics.lml < 0', "--status", "succeeded"),
-    ],
-)
-def test_a_list_is_filtered(environment: Environment, run: Any, filters: tuple[str, ...]) -> None:
+def test_a_list_is_filtered(environment: Environment, run: Any) -> None:
+    filters = ("--name", "a run", "--tag", "t2", "--where", "metrics.lml < 0")
     assert [one["id"] for one in asked_json(environment, "list", *filters)] == [run["id"]]
-    _, shown, _ = mpt(environment, "list", *filters)
-    assert [line.split()[0] for line in shown.splitlines() if "a run" in line] == [run["id"]]
-
-
-def test_a_list_has_at_most_the_requested_length(environment: Environment, client: Client) -> None:
-    waiting = [client.submit(WAITING)["id"] for _ in range(3)]
-    newest = [one["id"] for one in asked_json(environment, "list", "--limit", "2")]
-    assert newest == waiting[:0:-1]
-    for one in waiting:
-        client.cancel(one)
+    assert run["id"] in mpt(environment, "list", *filters)[1]
+    assert asked_json(environment, "list", *filters, "--status", "failed") == []
 
 
 def test_an_experiment_is_found_by_the_beginning_of_its_id_or_by_its_name(

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -246,20 +245,6 @@ def test_kinds_of_events_that_are_followed(
     query = request.url.params
     assert query.get_list("kind") == ["log", "status"]
     assert query.get("after") == ("3" if path.startswith(RUN) else None)
-
-
-def test_a_comparison_is_a_frame(
-    client: Client, answers: Answers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The frame needs an optional package."""
-    one = {"name": "n", "status": "succeeded", "metrics": [], "summary": []}
-    items = [{**one, "id": id_, "spec": {"n": n}} for n, id_ in enumerate("ba")]
-    answers.says({"items": items})
-    frame = client.compare(["b", "a"])
-    assert ([*frame.index], [*frame["n"]]) == (["b", "a"], [0, 1])
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"'mptlab\[frames\]'$"):
-        client.compare(["b", "a"])
 
 
 # Specs and presets
