@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from mptlab import NoAnswer, serve
 from mptlab.cli import app
 from mptlab.commands.context import CommandContext, connected
-from mptlab.commands.following import print_ended, print_warnings, result_lines
+from mptlab.commands.following import comes_back, print_ended, print_warnings, result_lines
 from mptlab.errors import Refused
 from mptlab.texts import Texts
 from tests.support.recording import ID, Recording, Typed, one_line
@@ -457,3 +457,16 @@ def test_the_facts_of_an_experiment_and_its_log(typed: Typed) -> None:
         "failure error: why",
     ]  # fmt: skip
     assert typed(client, "logs", ID)[1] == "2026-01-31 12:34:56 info    a\ufffdb\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "ids", "advice"), [("table", "a", "mpt table a"), ("watch", "abcdef", "mpt list")]
+)
+def test_an_interrupted_wait_says_in_one_line_how_to_resume_it(
+    capsys: pytest.CaptureFixture[str], command: str, ids: str, advice: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt), comes_back(command, [*ids]):
+        raise KeyboardInterrupt
+    output, error = capsys.readouterr()
+    assert (output, error.count("\n")) == ("", 1)
+    assert advice in error
