@@ -188,6 +188,40 @@ def test_a_worker_for_each_gpu(tmp_path: Path) -> None:
             os.kill(int((tmp_path / name).read_text()), 0)
 
 
+def test_several_workers_for_each_gpu(tmp_path: Path) -> None:
+    """One of them that fails is started again."""
+    fails_first = (
+        "import os, pathlib, signal, sys\n"
+        "own = pathlib.Path(sys.argv[1]) / os.environ['CUDA_VISIBLE_DEVICES']\n"
+        "own.mkdir(exist_ok=True)\n"
+        "(own / str(os.getpid())).touch()\n"
+        "try:\n"
+        "    (own.parent / 'failed').touch(exist_ok=False)\n"
+        "except FileExistsError:\n"
+        "    signal.sigwait({signal.SIGTERM})\n"
+        "else:\n"
+        "    sys.exit(3)\n"
+    )
+    command = (sys.executable, "-S", "-c", fails_first, str(tmp_path))
+    each = PinnedWorkers(["one", "two"], command, restart_s=0.1, slots=2)
+    stopping = threading.Event()
+
+    def numbers() -> list[int]:
+        return sorted(len([*path.iterdir()]) for path in tmp_path.iterdir() if path.is_dir())
+
+    def stop() -> None:
+        try:
+            wait_until(lambda: numbers() == [2, 3])
+        finally:
+            stopping.set()
+
+    watch = threading.Thread(target=stop)
+    watch.start()
+    each.run(stopping)
+    watch.join()
+    assert numbers() == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("flags", "slots"),
     [([], 1), (["--local"], 1), (["--lifetime", "90s"], 1), (["--slots", "2"], 2)],
