@@ -1,6 +1,8 @@
 """The service in this process, with a real database."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
@@ -12,15 +14,28 @@ from service.datasets import files
 from service.settings import Settings
 
 
-@pytest.fixture
-def api(settings: Settings) -> Iterator[TestClient]:
+def client_of(settings: Settings) -> TestClient:
     """A client that carries the local key. An error of the service is a 500 here, as for users."""
     key = settings.key_file.read_text().strip()
-    with TestClient(
-        create_app(settings),
-        headers={"Authorization": f"Bearer {key}"},
-        raise_server_exceptions=False,
-    ) as client:
+    headers = {"Authorization": f"Bearer {key}"}
+    return TestClient(create_app(settings), headers=headers, raise_server_exceptions=False)
+
+
+@pytest.fixture
+def api(settings: Settings) -> Iterator[TestClient]:
+    with client_of(settings) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def shared_api(
+    prepared_store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TestClient]:
+    """One store for all tests of a file, which store nothing or look only at their own objects. Its
+    client may send requests at any rate."""
+    store = shutil.copytree(prepared_store, tmp_path_factory.mktemp("shared") / "store")
+    settings = Settings(store=store, database_url=None, data_dir=None, models_dir=None)
+    with client_of(settings.model_copy(update={"rate_per_user": 10**9})) as client:
         yield client
 
 

@@ -190,13 +190,16 @@ def test_a_bad_name(api: TestClient, name: str) -> None:
     assert answer.json()["errors"][0]["pointer"] == "/query/name"
 
 
-def test_too_large(settings: Settings) -> None:
-    small = settings.model_copy(update={"max_upload_bytes": 1000})
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_file_over_the_limit_is_refused(settings: Settings, declared: bool) -> None:
+    content = npy(GOOD)
+    small = settings.model_copy(update={"max_upload_bytes": len(content) - 1})
     key = settings.key_file.read_text().strip()
     with TestClient(create_app(small), headers={"Authorization": f"Bearer {key}"}) as api:
-        answer = post(api, "a.npy", npy(np.zeros((100, 4))))
+        body: Any = content if declared else iter([content])
+        answer = api.post("/v1/datasets?name=a.npy", content=body)
     assert answer.status_code == 413
-    assert "at most 1000 bytes" in answer.json()["detail"]
+    assert f"at most {len(content) - 1} bytes" in answer.json()["detail"]
     assert stored(settings) == []
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from pydantic import TypeAdapter
 
@@ -278,30 +277,3 @@ def made(database: Database, settings: Settings, status: Status) -> dict[str, st
         "host": "gpu3",
         "series": "score",
     }
-
-
-REFUSALS = [
-    ("GET", "/v1/experiments", {"headers": {"Authorization": "Bearer x"}}, 401),
-    ("GET", "/v1/experiments/a", {}, 404),
-    ("GET", "/v1/nothing", {}, 404),
-    ("DELETE", "/v1/presets", {}, 405),
-    ("POST", "/v1/experiments/{id}:retry", {}, 409),
-    ("POST", "/v1/curves:batchGet", {"json": {}}, 422),
-    ("POST", "/v1/experiments", {"content": b"{"}, 422),
-]
-
-
-@pytest.mark.parametrize(("method", "path", "how", "status"), REFUSALS)
-def test_refusals_are_problems(
-    api: TestClient, database: Database, method: str, path: str, how: Any, status: int
-) -> None:
-    answer = api.request(method, path.format(id=submitted(database)), **how)
-    assert answer.status_code == status
-    assert answer.headers["content-type"] == PROBLEM
-    fields = {"title", "status", "detail", "reason", "errors", "error_count", "request_id"}
-    assert fields == set(answer.json())
-
-
-def test_the_document_is_completed_once(api: TestClient) -> None:
-    assert isinstance(api.app, FastAPI)
-    assert api.get("/openapi.json").json() == api.get("/openapi.json").json()

@@ -42,3 +42,16 @@ def test_only_configured_host_names_are_answered(
     careful = settings.model_copy(update={"trusted_hosts": ["mpt.lab"]})
     with TestClient(create_app(careful)) as api:
         assert api.get("/healthz", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer x", "Bearer mpt_", "Bearer mpt_a_b", "Basic eA", "Bearer mpt_é_x"],
+)
+def test_a_request_without_a_usable_key_is_told_to_send_one(
+    shared_api: TestClient, header: str
+) -> None:
+    headers = {"Authorization": header.encode()}
+    answer = shared_api.get("/v1/experiments", headers=headers)  # type: ignore[arg-type]
+    assert (answer.status_code, answer.json()["reason"]) == (401, "unauthorized")
+    assert answer.headers["www-authenticate"] == "Bearer"

@@ -107,31 +107,6 @@ def test_no_header_is_an_internal_error(api: TestClient, method: str) -> None:
     assert not found, "\n".join(found)
 
 
-SPEC = ppca_spec()
-LARGE = {
-    "experiments": [{"spec": SPEC, **{f"prioritx{i}": 1 for i in range(150)}}] * 1000,
-    "paths": {
-        "spec": SPEC,
-        "list": [{f"model.a{i}.{j}": 1 for j in range(10)} for i in range(9000)],
-    },
-    "points": {"spec": SPEC, "grid": {"model.latent_dim": ["x"] * 10_000}},
-    "seeds": {"spec": ppca_spec(seeds=["x"] * 150_000), "grid": {"data.seed": [1]}},
-    "keys": {f"a{i}": 1 for i in range(150_000)},
-}
-"""Bodies that are wrong in very many places."""
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_a_body_that_is_wrong_in_very_many_places_gets_a_short_answer(
-    api: TestClient, name: str
-) -> None:
-    path = "/v1/experiments:batch" if name == "experiments" else "/v1/sweeps"
-    answer = api.post(path, json=LARGE[name])
-    assert answer.status_code == 422
-    assert len(answer.content) <= MAX_REFUSAL_BYTES
-    assert answer.json()["errors"]
-
-
 @pytest.mark.slow  # hundreds of requests to a real process
 def test_schemathesis_finds_nothing() -> None:
     """A short form of `make fuzz`."""

@@ -1,4 +1,4 @@
-"""The bounds of pages and curves: just inside, and just outside."""
+"""Pages of lists: each item is on exactly one, and an answer is never too large."""
 
 import base64
 import json
@@ -30,35 +30,29 @@ def ids(database: Database) -> list[str]:
 
 
 @pytest.mark.parametrize("path", LISTS)
-def test_only_an_incomplete_page_has_a_next_page(
-    api: TestClient, ids: list[str], path: str
+def test_each_item_is_on_exactly_one_page(
+    api: TestClient, database: Database, ids: list[str], path: str
 ) -> None:
-    for limit in (1, 2, 3, 4, 500):
-        page = api.get(path, params={"limit": limit}).json()
-        assert [one["id"] for one in page["items"]] == ids[::-1][:limit]
-        assert (page["next_cursor"] is not None) == (limit < 3)
-
-
-@pytest.mark.parametrize("path", LISTS)
-def test_each_item_is_on_exactly_one_page(api: TestClient, ids: list[str], path: str) -> None:
-    for limit in (1, 2):
+    """New experiments do not shift the pages. Only an incomplete page has a next one."""
+    for limit in (1, 2, 3):
         seen, cursor = [], ""
         while cursor is not None:
             page = api.get(path, params={"limit": limit, "cursor": cursor}).json()
             seen += [one["id"] for one in page["items"]]
             cursor = page["next_cursor"]
-        assert seen == ids[::-1]
+            submitted(database)
+        assert [one for one in seen if one in ids] == ids[::-1]
+    last = api.get(path, params={"limit": 500}).json()
+    assert last["next_cursor"] is None
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(2**31 - 1, 200), (2**31, 422), (10**17, 422), (10**30, 422)]
-)
-def test_cursors_of_numbers_are_limited(lab: Settings, number: int, status: int) -> None:
+def test_cursors_of_numbers_are_limited(lab: Settings) -> None:
     """PostgreSQL refuses to compare a column with a larger number."""
     key = lab.key_file.read_text().strip()
-    cursor = base64.urlsafe_b64encode(str(number).encode()).decode().rstrip("=")
     with TestClient(create_app(lab), headers={"Authorization": f"Bearer {key}"}) as api:
-        assert api.get("/v1/audit", params={"cursor": cursor}).status_code == status
+        for number, status in ((2**31 - 1, 200), (2**31, 422), (10**30, 422)):
+            cursor = base64.urlsafe_b64encode(str(number).encode()).decode().rstrip("=")
+            assert api.get("/v1/audit", params={"cursor": cursor}).status_code == status
 
 
 def test_a_cursor_is_only_for_its_own_list(api: TestClient, ids: list[str]) -> None:
@@ -74,16 +68,9 @@ def test_a_cursor_is_only_for_its_own_list(api: TestClient, ids: list[str]) -> N
         status, detail = ask(cursor, **other)
         assert (status, "other filters" in detail) == (422, True), other
     digest = json.loads(base64.urlsafe_b64decode(cursor + "=="))[0]
-    forgeries: list[Any] = [
-        [digest],
-        [digest, "x", "y"],
-        [digest, None, "y"],
-        [digest, 10**400, "y"],
-        [digest, [1], "y"],
-        {},
-        5,
-        [digest, 1, 2, 3],
-    ]
+    forgeries: list[Any] = [[digest], [digest, "x", "y"], [digest, None, "y"],
+                            [digest, 10**400, "y"], [digest, [1], "y"], {}, 5,
+                            [digest, 1, 2, 3]]  # fmt: skip
     for forged in forgeries:
         text = base64.urlsafe_b64encode(json.dumps(forged).encode()).decode()
         assert ask(text, filter="priority = 0")[0] == 422, forged
@@ -93,75 +80,22 @@ def test_a_cursor_is_only_for_its_own_list(api: TestClient, ids: list[str]) -> N
     assert ask("é")[0] == 422
 
 
-@pytest.mark.parametrize(
-    ("query", "pointer"),
-    [
-        ("status=suceeded", "/query/status"),
-        ("created_after=yesterday", "/query/created_after"),
-        ("finished_before=0.5", "/query/finished_before"),
-        ("filter=stats%3D1", "/query/filter"),
-        ("limit=5&limit=6", "/query/limit"),
-        ("order_by=colour", "/query/order_by"),
-        ("whose=all,mine", "/query/whose"),
-        (f"filter={'a' * 2001}", "/query/filter"),
-    ],
-)
-def test_unknown_filters_are_refused(api: TestClient, query: str, pointer: str) -> None:
-    answer = api.get(f"/v1/experiments?{query}")
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["pointer"].startswith(pointer)
-
-
-def test_the_default_page_has_fifty_items(api: TestClient, database: Database) -> None:
+def test_a_page_has_fifty_items_by_default_and_at_most_five_hundred(
+    api: TestClient, database: Database
+) -> None:
     for _ in range(51):
         submitted(database)
-    page = api.get("/v1/experiments").json()
-    assert len(page["items"]) == 50
-    assert len(api.get("/v1/experiments?fields=full&limit=50").json()["items"]) == 50
-
-
-@pytest.mark.parametrize(
-    ("query", "inside"),
-    [
-        ("limit=0", False),
-        ("limit=1", True),
-        ("limit=500", True),
-        ("limit=501", False),
-        ("fields=full&limit=50", True),
-        ("fields=full&limit=51", False),
-    ],
-)
-def test_the_page_size_is_bounded(api: TestClient, query: str, inside: bool) -> None:
-    assert api.get(f"/v1/experiments?{query}").status_code == (200 if inside else 422)
+    assert len(api.get("/v1/experiments").json()["items"]) == 50
+    assert len(api.get("/v1/experiments?fields=full").json()["items"]) == 50
+    assert len(api.get("/v1/experiments?limit=500").json()["items"]) == 51
 
 
 @pytest.mark.parametrize("path", ["curves", "curves/score"])
-@pytest.mark.parametrize(
-    ("query", "inside"),
-    [
-        ("max_points=1", False),
-        ("max_points=2", True),
-        ("max_points=1000000", True),
-        ("max_points=1000001", False),
-        ("after=-1", False),
-        ("after=0", True),
-        ("after=2147483647", True),
-        ("after=2147483648", False),
-    ],
-)
-def test_the_curve_length_is_bounded(
-    api: TestClient, database: Database, path: str, query: str, inside: bool
-) -> None:
-    answer = api.get(f"/v1/experiments/{submitted(database)}/{path}?{query}")
-    assert answer.status_code == (200 if inside else 422)
-
-
-def test_an_unknown_family_is_refused(api: TestClient) -> None:
-    answer = api.get("/v1/experiments?family=vae&family=vea")
-    assert answer.status_code == 422
-    (error,) = answer.json()["errors"]
-    assert error["pointer"] == "/query/family"
-    assert "there is no family vea: did you mean vae? there are factor_analysis" in error["detail"]
+def test_the_curve_length_is_bounded(api: TestClient, database: Database, path: str) -> None:
+    url = f"/v1/experiments/{submitted(database)}/{path}"
+    assert api.get(f"{url}?max_points=1000000&after=2147483647").status_code == 200
+    for query in ("max_points=1", "max_points=1000001", "after=-1", "after=2147483648"):
+        assert api.get(f"{url}?{query}").status_code == 422, query
 
 
 @pytest.mark.parametrize("order", ["created desc", "metrics.lml"])
@@ -190,8 +124,6 @@ def test_a_page_with_very_many_metrics_is_shorter(
     assert pages == [[ids[2]], [ids[1], ids[0]]]
     answer = api.post("/v1/experiments:batchGet", json={"ids": ids})
     assert answer.status_code == 422
-    assert answer.json()["errors"] == [
-        {"pointer": "/ids", "detail": "name fewer experiments: they have more than 4 metrics "
-         "together"}
-    ]  # fmt: skip
+    (error,) = answer.json()["errors"]
+    assert (error["pointer"], "more than 4 metrics" in error["detail"]) == ("/ids", True)
     assert api.post("/v1/experiments:batchGet", json={"ids": ids[:2]}).is_success
