@@ -8,7 +8,6 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select, update
 
-from mptcore.protocol.code import core_digest
 from mptcore.specs import validate_spec
 from service.accounts.models import User
 from service.app import create_app
@@ -40,13 +39,16 @@ def computed(
 ) -> str:
     """An experiment that has run."""
     made: str = post(api, headers=headers, cache=False, **beside)["id"]
-    cause = None if status == Status.SUCCEEDED else FailureCause("error", "it broke")
-    database = database_of(api)
-    claim = claim_next(database)
-    assert claim.experiment_id == made
-    with database.transaction() as session:
-        lease.finish(session, claim, status, cause)
+    assert finish_next(api, status) == made
     return made
+
+
+def finish_next(api: TestClient, status: Status = Status.SUCCEEDED) -> str:
+    cause = None if status == Status.SUCCEEDED else FailureCause("error", "it broke")
+    claim = claim_next(database_of(api))
+    with database_of(api).transaction() as session:
+        lease.finish(session, claim, status, cause)
+    return claim.experiment_id
 
 
 def count(api: TestClient) -> int:
@@ -90,27 +92,14 @@ def test_a_different_name_or_sharing_is_not_answered_from_the_cache(
         assert found == (one if answers else None)
 
 
-def test_of_several_results_the_one_with_the_same_name_answers(admin: TestClient) -> None:
-    first, second = (computed(admin, name=name) for name in ("a", "b"))
-    assert post(admin, name="a")["cached_from"] == first
+def test_of_several_results_own_ones_and_those_of_the_same_name_answer(admin: TestClient) -> None:
+    first, second = (computed(admin, name=name, visibility="lab") for name in ("a", "b"))
+    assert post(admin, name="a", visibility="lab")["cached_from"] == first
     assert post(admin)["cached_from"] == second
-
-
-def test_few_of_many_results_are_compared(
-    admin: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Own ones and the latest first. All of them would be read for each equal submission."""
-    monkeypatch.setattr(cache, "MAX_EARLIER", 2)
-    found = [computed(admin, name=name, visibility="lab") for name in ("a", "b", "c")]
-    key = bearer(member(admin)["key"])
-    own = computed(admin, headers=key, name="own")
-    for headers, named in ((None, [None, found[1], found[2]]), (key, [None, None, found[2]])):
-        asked = zip(("a", "b", "c"), named, strict=True)
-        for name, earlier in asked:
-            body = {"spec": ppca_spec(), "name": name}
-            answer = admin.post("/v1/experiments:validate", json=body, headers=headers)
-            assert answer.json()["cached_from"] == earlier
-    assert post(admin, headers=key)["cached_from"] == own
+    theirs = bearer(member(admin)["key"])
+    own = computed(admin, headers=theirs)
+    computed(admin, name="c", visibility="lab")
+    assert post(admin, headers=theirs)["cached_from"] == own
 
 
 def test_a_different_spec_is_computed(admin: TestClient) -> None:
@@ -175,31 +164,17 @@ def test_batches_and_sweeps_are_partly_answered_from_the_cache(admin: TestClient
     assert (found["visibility"], found["sweep"]) == ("private", None)
 
 
-def test_another_core_version_computes_again(
-    admin: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed(admin)
-    monkeypatch.setattr(cache, "core_digest", lambda: "f" * 16)
-    assert post(admin)["cached_from"] is None
-
-
 def test_results_of_another_core_version_are_not_used(
     admin: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a lab is upgraded, a service is newer than its workers."""
+    """Nor those of workers that were older than the service, while the lab was upgraded."""
+    computed(admin)
     with monkeypatch.context() as other:
         other.setattr(cache, "core_digest", lambda: "f" * 16)
-        post(admin, cache=False)
-    claim = claim_next(database_of(admin))
-    with database_of(admin).transaction() as session:
-        lease.finish(session, claim, Status.SUCCEEDED)
+        assert post(admin)["cached_from"] is None
+    finish_next(admin)
     monkeypatch.setattr(cache, "core_digest", lambda: "f" * 16)
     assert post(admin)["cached_from"] is None
-
-
-def test_the_digest_is_of_every_source() -> None:
-    assert len(core_digest()) == 16
-    assert core_digest() == core_digest()
 
 
 def test_a_changed_input_file_changes_the_cache_key(tmp_path: Path) -> None:
@@ -249,27 +224,20 @@ def seeing(folders: Settings) -> Any:
 def test_a_changed_text_or_checkpoint_is_computed_again(
     seeing: TestClient, folders: Settings
 ) -> None:
-    one = computed(seeing, spec=TEXT)
-    assert post(seeing, TEXT)["cached_from"] == one
-    assert folders.data_dir is not None
-    assert folders.models_dir is not None
-    for file in (folders.data_dir / "text/a.txt", folders.models_dir / "tiny/config.json"):
-        content = file.read_text()
-        file.write_text(content)
-        assert post(seeing, TEXT)["cached_from"] is None
-
-
-def test_a_changed_checkpoint_of_the_baseline_is_computed_again(
-    seeing: TestClient, folders: Settings
-) -> None:
-    assert folders.models_dir is not None
-    file = folders.models_dir / "bert-base/config.json"
-    file.write_text("{}")
+    """Also that of the baseline."""
     spec = {**TEXT, "baseline": {"family": "masked_lm", "checkpoint": "bert-base"}}
     one = computed(seeing, spec=spec)
-    assert post(seeing, spec)["cached_from"] == one
-    file.write_text("{}")
-    assert post(seeing, spec)["cached_from"] is None
+    assert folders.data_dir is not None
+    assert folders.models_dir is not None
+    for file in (
+        folders.data_dir / "text/a.txt",
+        folders.models_dir / "tiny/config.json",
+        folders.models_dir / "bert-base/config.json",
+    ):
+        assert post(seeing, spec)["cached_from"] == one
+        file.write_text(file.read_text())
+        assert post(seeing, spec)["cached_from"] is None
+        one = finish_next(seeing)
 
 
 def test_specs_with_invisible_inputs_have_no_cache_key(
@@ -286,42 +254,27 @@ def test_specs_with_invisible_inputs_have_no_cache_key(
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "pointer", "detail"),
+    ("part", "value", "pointer", "words"),
     [
-        (
-            "model",
-            {"family": "masked_lm", "checkpoint": "bert-bas"},
-            "/model/checkpoint",
-            "there is no checkpoint bert-bas: did you mean bert-base?; there are bert-base, tiny"
-            f"; {OFFLINE}: {CURE}",
-        ),
-        (
-            "baseline",
-            {"family": "masked_lm", "checkpoint": "xyz"},
-            "/baseline/checkpoint",
-            f"there is no checkpoint xyz; there are bert-base, tiny; {OFFLINE}: {CURE}",
-        ),
-        (
-            "data",
-            {"source": "text", "file": "b.txt"},
-            "/data/file",
-            "there is no text b.txt: did you mean a.txt?; there are a.txt",
-        ),
-        (
-            "data",
-            {"source": "glue", "subset": "cola", "split": "test"},
-            "/data/subset",
-            "there is no GLUE subset cola/test; there are cola/validation",
-        ),
+        ("model", {"family": "masked_lm", "checkpoint": "bert-bas"}, "/model/checkpoint",
+         ["did you mean bert-base?", "there are bert-base, tiny", OFFLINE, CURE]),
+        ("baseline", {"family": "masked_lm", "checkpoint": "xyz"}, "/baseline/checkpoint",
+         ["no checkpoint xyz", "there are bert-base, tiny"]),
+        ("data", {"source": "text", "file": "b.txt"}, "/data/file",
+         ["no text b.txt", "there are a.txt"]),
+        ("data", {"source": "glue", "subset": "cola", "split": "test"}, "/data/subset",
+         ["cola/test", "there are cola/validation"]),
     ],
-)
+)  # fmt: skip
 def test_missing_inputs_are_refused_with_the_available_names(
-    seeing: TestClient, part: str, value: Any, pointer: str, detail: str
+    seeing: TestClient, part: str, value: Any, pointer: str, words: list[str]
 ) -> None:
     for path in ("/v1/experiments", "/v1/experiments:validate"):
         answer = seeing.post(path, json={"spec": {**TEXT, part: value}})
         assert answer.status_code == 422
-        assert answer.json()["errors"] == [{"pointer": f"/spec{pointer}", "detail": detail}]
+        (error,) = answer.json()["errors"]
+        assert error["pointer"] == f"/spec{pointer}"
+        assert [one for one in words if one not in error["detail"]] == []
 
 
 def test_missing_images_are_refused(
@@ -332,11 +285,8 @@ def test_missing_images_are_refused(
     answer = seeing.post("/v1/experiments", json=body)
     (error,) = answer.json()["errors"]
     assert error["pointer"] == "/spec/data/source"
-    place = f"put its folder MNIST into {folders.data_dir} (MPT_DATA_DIR)"
-    assert error["detail"] == (
-        f"there is no data set mnist; there is none at all; {place}, or set MPT_ALLOW_DOWNLOAD=1 "
-        "to download it"
-    )
+    for words in ("no data set mnist", f"{folders.data_dir} (MPT_DATA_DIR)", "MPT_ALLOW_DOWNLOAD"):
+        assert words in error["detail"]
     monkeypatch.setenv("MPT_ALLOW_DOWNLOAD", "1")
     assert seeing.post("/v1/experiments", json=body).status_code == 202
     monkeypatch.delenv("MPT_ALLOW_DOWNLOAD")

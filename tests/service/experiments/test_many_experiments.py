@@ -58,12 +58,11 @@ def _bearer(settings: Settings) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("ids", "pointer"), [([], "/ids"), (["a", "a"], "/ids/1"), ([*map(str, range(51))], "/ids")]
+    ("ids", "pointer"),
+    [([], "/ids"), (["a", "a"], "/ids/1"), ([*map(str, range(MAX_SPECS + 1))], "/ids")],
 )
 def test_invalid_lists_of_ids_are_refused(api: TestClient, ids: list[str], pointer: str) -> None:
     answer = api.post(URL, json={"ids": ids})
     assert answer.status_code == 422
     problem = answer.json()["errors"][0]
     assert problem["pointer"] == pointer
-    assert problem["detail"] == "a is named before" or pointer == "/ids"
-    assert MAX_SPECS == 50

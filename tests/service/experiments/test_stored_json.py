@@ -5,12 +5,9 @@ import json
 from contextlib import closing
 from itertools import product
 
-import pytest
-from sqlalchemy import create_engine, select, text, update
-from sqlalchemy.orm import Session
+from sqlalchemy import text, update
 
 from service.db.engine import Database
-from service.experiments.filters.stored_json import spec_compares, tag_is
 from service.experiments.listing import Wanted, page_of
 from service.experiments.models import SMALL_SPEC, Experiment
 from service.refusals import ApiError
@@ -21,46 +18,6 @@ from tests.support.stored import change
 
 WAL_BYTES = text("SELECT pg_current_wal_insert_lsn() - '0/0'")
 """Number of bytes that PostgreSQL has written to its log."""
-
-
-FIELD, ITEM = (
-    f"(CAST(experiments.spec AS JSONB) @> CAST(%(param_{i})s::VARCHAR AS JSONB))" for i in (2, 3)
-)
-FULFILS = (
-    "coalesce(jsonb_path_exists(CAST(experiments.spec #> %(param_{})s::TEXT[] AS JSONB), "
-    "CAST(%(param_{})s::VARCHAR AS JSONPATH), CAST(%(param_{})s::VARCHAR AS JSONB)), false)"
-)
-SMALL, LARGE = (f"experiments.spec_bytes {sign} {SMALL_SPEC}" for sign in ("<=", ">"))
-
-
-@pytest.mark.parametrize(
-    ("operator", "statement", "values"),
-    [
-        (
-            ">",
-            FULFILS.format(1, 2, 3),
-            [["model", "dim"], "$ ? (@ > $given)", '{"given": 3.0}'],
-        ),
-        (
-            "=",
-            f"{SMALL} AND {FIELD} OR {SMALL} AND {ITEM} OR {LARGE} AND {FULFILS.format(4, 5, 6)}",
-            [
-                '{"model": {"dim": 3.0}}',
-                '{"model": {"dim": [3.0]}}',
-                ["model", "dim"],
-                "$ ? (@ == $given[*])",
-                '{"given": [3.0]}',
-            ],
-        ),
-    ],
-)
-def test_postgresql_compares_specs_with_bound_parameters(
-    operator: str, statement: str, values: list[str]
-) -> None:
-    with Session(create_engine("postgresql+psycopg://")) as session:  # it never connects
-        clause = spec_compares(session, "model.dim", operator, 3.0)
-        compiled = clause.compile(session.get_bind(), compile_kwargs={"render_postcompile": True})
-    assert (str(compiled), [*compiled.params.values()]) == (statement, values)
 
 
 PATHS = ("seeds", "model.latent_dim", "model.family", "evaluate.convergence", "train", "data.lines",
@@ -105,22 +62,6 @@ def names_or_refusal(database: Database, filter: str) -> str:
         return error.problems[0].detail
 
 
-def test_postgresql_finds_specs_by_indexes(lab: Settings) -> None:
-    """Small specs by their values, and the others because they are few."""
-    with closing(Database(lab.url)) as database, database.transaction() as session:
-        session.execute(text("SET LOCAL enable_seqscan = off"))
-        where = spec_compares(session, "model.latent_dim", "=", 3.0)
-        named = (
-            select(Experiment.id)
-            .where(where)
-            .compile(session.get_bind(), compile_kwargs={"literal_binds": True})
-        )
-        plan = "\n".join(session.scalars(text(f"EXPLAIN {named}".replace(":", "\\:"))))
-    assert "ix_experiments_spec" in plan
-    assert "ix_experiments_large_spec" in plan
-    assert "Seq Scan" not in plan
-
-
 def test_an_update_of_a_large_spec_writes_none_of_its_values_again(lab: Settings) -> None:
     """With 1,900 values, a change of the visibility of 20,000 experiments took 23 s."""
     with closing(Database(lab.url)) as database:
@@ -136,9 +77,3 @@ def test_an_update_of_a_large_spec_writes_none_of_its_values_again(lab: Settings
             with database.snapshot() as session:
                 written.append(session.scalar(WAL_BYTES) - before)
     assert written[1] < 3 * written[0]
-
-
-def test_stored_tags_are_parsed_once_for_all_wanted_ones(database: Database) -> None:
-    """Fifty of them, or those of all presets, took a second for each 250 experiments."""
-    with database.snapshot() as session:
-        assert str(tag_is(session, *"abcdefg")).count("json_each") == 1

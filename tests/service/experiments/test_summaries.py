@@ -4,9 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from sqlalchemy import event
 
 from service.db.engine import Database
 from service.experiments.models import Experiment, Metric
@@ -156,25 +154,6 @@ def test_all_answers_have_the_same_result(api: TestClient, database: Database) -
     assert plain["summary"] is None
     assert [row["title"] for row in listed["summary"]] == ["lml", "mpt", "difference"]
     assert [one["name"] for one in listed["metrics"]] == ["difference"]
-
-
-def test_a_list_of_results_needs_as_many_statements_for_many(
-    api: TestClient, database: Database
-) -> None:
-    statements: list[str] = []
-    app = api.app
-    assert isinstance(app, FastAPI)
-    engine = app.state.database.engine
-    event.listen(engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
-    counts = []
-    api.get("/v1/experiments?summary=true")
-    for _ in range(2):
-        for _ in range(5):
-            stored(database, *CURVE, name=None)
-        statements.clear()
-        assert api.get("/v1/experiments?summary=true").is_success
-        counts.append(len(statements))
-    assert counts[0] == counts[1]
 
 
 TITLES = [

@@ -67,14 +67,9 @@ def test_each_form_of_a_curve_has_its_own_tag(
     with database.transaction() as session:
         record(session, claim, batch(1), 60)
     url = f"/v1/experiments/{claim.experiment_id}{path}"
-    queries: list[dict[str, str]] = [
-        {},
-        {"format": "csv"},
-        {"format": "arrow"},
-        {"max_points": "2"},
-        {"after": "1"},
-        {"seed": "4"},
-    ]
+    queries: list[dict[str, str]] = [{}, {"format": "csv"}, {"format": "arrow"},
+                                     {"max_points": "2"}, {"after": "1"},
+                                     {"seed": "4"}]  # fmt: skip
     tags = [ask(api, url, params=query).headers["ETag"] for query in queries]
     assert len({*tags}) == len(queries)
     other = claimed(database).experiment_id
