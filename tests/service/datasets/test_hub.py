@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from service.datasets.hub import UNUSED_S, trim_hub_cache
 from service.settings import Settings
@@ -12,9 +12,7 @@ from tests.support.hub import cached
 
 @pytest.fixture
 def cache(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(
-        huggingface_hub.constants, "HF_HUB_CACHE", str(settings.store / "hub" / "hub")
-    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(settings.store / "hub" / "hub"))
     return settings.store / "hub" / "hub"
 
 
@@ -33,7 +31,7 @@ def test_least_recently_read_files_are_deleted_first(settings: Settings, cache: 
 def test_a_cache_outside_the_store_is_not_trimmed(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "mine"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "mine"))
     mine = cached(tmp_path / "mine", "a", 1000, 3 * UNUSED_S)
     trim_hub_cache(settings.model_copy(update={"hub_cache_bytes": 0}))
     assert mine.exists()

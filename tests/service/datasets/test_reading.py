@@ -39,7 +39,7 @@ def test_the_answer_says_what_was_read(api: TestClient, settings: Settings) -> N
     answer = upload(api, "lab.csv", TABLE, **OPTIONS)
     assert answer.status_code == 201, answer.text
     made = answer.json()
-    assert made["summary"] == ("8 rows × 3 columns; header: first line; ids: id; left out: batch")
+    assert made["summary"] == "8 rows × 3 columns; header: first line; ids: id; left out: batch"
     assert (made["n"], made["dim"], made["columns"]) == (8, 3, ["400", "410", "420"])
     assert (made["header"], made["ids"]) == (True, ["id"])
     assert made["left_out"] == {"batch": "not numbers: line 2 is 'x', and 7 more"}
@@ -114,13 +114,10 @@ def test_columns_that_were_left_out_are_named(api: TestClient) -> None:
     }
     spec["data"]["columns"] = ["400", "410", "400"]
     refused = problems(api.post("/v1/experiments:validate", json={"spec": spec}))
-    assert refused["/spec/data/columns"] == "each column once; 400 is repeated"
+    assert "400 is repeated" in refused["/spec/data/columns"]
     spec["data"]["columns"] = ["400", "batch"]
     refused = problems(api.post("/v1/experiments:validate", json={"spec": spec}))
-    assert refused["/spec/data/columns"] == (
-        "batch: not in the upload, which has 400, 410, 420; batch was left out: not numbers: line "
-        "2 is 'x', and 7 more"
-    )
+    assert "which has 400, 410, 420; batch was left out" in refused["/spec/data/columns"]
 
 
 @pytest.mark.parametrize(

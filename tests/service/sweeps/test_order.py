@@ -45,18 +45,14 @@ def test_numbers_are_before_texts_and_lists() -> None:
     assert in_order(rows(("b", 0.0), ([1, 2], 0.0), (3, 0.0), ("a", 0.0)), K, [K]) == [2, 1, 3, 0]
 
 
-@pytest.mark.parametrize("name", ["lm", "point", "status", "lml count", "mpt std_err", "zzz"])
+@pytest.mark.parametrize("name", ["lm", "point", "lml count", "mpt std_err"])
 def test_an_unknown_column_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(ApiError) as refused:
         in_order(rows((1, -1.0)), f"{name} desc", [K, "lml"])
     (problem,) = refused.value.problems
     assert problem.pointer == "/query/order_by"
-    assert problem.detail.startswith(f"there is no column {name}: ")
     assert problem.detail.endswith(f"there are {K}, lml")
-    assert ("did you mean lml?" in problem.detail) == (name in ("lm",))
-
-
-def test_a_refusal_names_some_columns() -> None:
+    assert ("did you mean lml?" in problem.detail) == (name == "lm")
     with pytest.raises(ApiError) as refused:
         in_order([], "z", [f"m{i}" for i in range(MAX_NAMED + 1)])
     assert refused.value.problems[0].detail.endswith(" and 1 more")

@@ -13,19 +13,22 @@ from service.db.engine import Database
 from service.experiments.models import Metric
 from service.records import results
 from service.settings import Settings
+from service.sweeps.models import Sweep
 from tests.support.attempts import submitted
 
-LISTS = ["/v1/experiments", "/v1/datasets"]
+LISTS = ["/v1/experiments", "/v1/datasets", "/v1/sweeps"]
 
 
 @pytest.fixture
 def ids(database: Database) -> list[str]:
-    """Ids of three experiments, which are also three data sets."""
+    """Ids of three experiments, which are also those of three data sets and sweeps."""
     ids = [submitted(database) for _ in range(3)]
     with database.transaction() as session:
         for id_ in ids:
             session.add(Dataset(id=id_, owner_id=1, name="a", format="npy", bytes=1, sha256=id_,
                                 n=1, dim=1))  # fmt: skip
+            session.add(Sweep(id=id_, owner_id=1, tags=[], priority=0, spec={}, fields=[],
+                              comes_after=[]))  # fmt: skip
     return ids
 
 
