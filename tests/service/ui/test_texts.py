@@ -12,13 +12,11 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from service.db.engine import Database
-from service.experiments.models import Experiment
 from service.records import texts
 from service.settings import Settings
 from tests.service.ui.screenshots import PHONE
 from tests.service.ui.test_browser import ALL, AXE, SERIOUS
 from tests.support import tiny_lm
-from tests.support.attempts import submitted
 from tests.support.browser import BrowsedLab, Service, containing, signed_in, watched
 from tests.support.filled_lab import LONG, MARKUP, PAIRS, mutation_rows, text_rows
 from tests.support.processes import embedded_service
@@ -201,25 +199,6 @@ def test_the_csv_has_all_rows(
         str(row["row"]): row["text"] for row in ROWS
     }
     assert [row["row"] for row in found[:2]] == ["30", "0"]
-
-
-def test_other_runs_request_no_texts(page: Page, lab: BrowsedLab) -> None:
-    """A run writes its table at the end."""
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    with lab.database.snapshot() as session:
-        spec = session.get_one(Experiment, lab.ids["texts"]).spec
-    ids = [lab.ids["succeeded 2"], submitted(lab.database, spec, name="texts to be scored")]
-    for one in ids:
-        page.goto(lab.url(f"/experiments/{one}"))
-        expect(page.get_by_role("heading", name="Spec")).to_be_visible()
-        page.wait_for_load_state("networkidle")
-        expect(page.locator("section.texts")).to_have_count(0)
-    assert [url for url in asked if "/texts?" in url] == []
-    expect(page.get_by_text("Curves appear here")).to_have_count(0)
-    page.goto(lab.url(f"/experiments/{lab.ids['texts']}"))
-    section_of(page)
-    assert len([url for url in asked if "/texts?" in url]) == 1
 
 
 def test_open_rows_are_for_everyone(browser: Browser, lab: BrowsedLab) -> None:
