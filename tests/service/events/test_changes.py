@@ -16,10 +16,8 @@ from service.events.changes import Changes, Look, Subject
 from service.experiments.models import Event
 from service.queue import states
 from service.settings import Settings
-from service.sweeps.models import Sweep
 from service.vocabulary import DesiredState
-from tests.support.attempts import claim_next, submitted
-from tests.support.stored import change
+from tests.support.attempts import submitted
 
 
 @pytest.fixture
@@ -85,44 +83,6 @@ def test_the_window_begins_at_an_earlier_look(
     assert changed(far, changes) == {late}
 
 
-def test_an_end_that_was_committed_very_late_is_missed_once(
-    far: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its id is below those that are still read. The number of ended experiments shows it."""
-    monkeypatch.setattr(module, "WINDOW_S", 0.0)
-    monkeypatch.setattr(module, "CHECK_S", 0.0)
-    late, *others = (submitted(far) for _ in range(4))
-    user, experiment = Subject("user", 1), Subject("experiment", late)
-    changes = Changes()
-    look(far, changes, user, experiment)
-    with Session(far.engine) as slow, slow.begin():
-        cancel(slow, late)
-        for other in others:
-            with far.transaction() as session:
-                cancel(session, other)
-            assert len(look(far, changes, user, experiment).events[user]) == 1
-    result = look(far, changes, user)
-    assert (result.events, result.missed) == ({}, {user})
-    assert look(far, changes, user).missed == set()
-    assert look(far, changes, experiment).missed == {experiment}
-
-
-def test_a_sweep_has_ended_with_its_last_experiment(either: Database) -> None:
-    subject, changes = Subject("sweep", "a sweep"), Changes()
-    with either.transaction() as session:
-        columns = {"priority": 1, "spec": {}, "fields": [], "tags": [], "comes_after": []}
-        session.execute(insert(Sweep).values(id=subject.id, owner_id=1, **columns))
-    points = submitted(either), submitted(either)
-    for point in points:
-        change(either, point, sweep_id=subject.id)
-    assert look(either, changes, subject).ended == set()
-    for experiment_id, ended in zip(points, (set(), {subject}), strict=True):
-        with either.transaction() as session:
-            cancel(session, experiment_id)
-        result = look(either, changes, subject)
-        assert (len(result.events[subject]), result.missed, result.ended) == (1, set(), ended)
-
-
 def test_a_failed_poll_loses_nothing(either: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next poll reports the changes that the failed one could not read."""
     one = submitted(either)
@@ -139,15 +99,3 @@ def test_a_failed_poll_loses_nothing(either: Database, monkeypatch: pytest.Monke
 
 def unreachable(*_: object) -> NoReturn:
     raise OperationalError("SELECT", {}, Exception("the connection was closed"))
-
-
-def test_progress_of_a_run_is_noticed(either: Database) -> None:
-    changes = Changes()
-    submitted(either)
-    claim = claim_next(either)
-    changed(either, changes)
-    assert changed(either, changes) == set()
-    for columns in ({"last_seq": 3}, {"progress_done": 1}):
-        change(either, claim.experiment_id, **columns)
-        assert changed(either, changes) == {claim.experiment_id}
-        assert changed(either, changes) == set()

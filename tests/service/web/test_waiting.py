@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.accounts import accounts
+from service.accounts.models import ApiKey
 from service.accounts.users import Caller
 from service.app import create_app
 from service.db.engine import Database
@@ -16,9 +16,10 @@ from service.events import poller
 from service.experiments import query_routes as experiment_queries
 from service.queue import lease
 from service.settings import Settings
-from service.vocabulary import ROLE_SCOPES, Role, Status
+from service.vocabulary import Role, Status
 from tests.service.accounts.test_users import bearer
 from tests.support.attempts import claimed, submitted
+from tests.support.filled_lab import key_of
 from tests.support.processes import wait_until
 from tests.support.stored import change
 from tests.support.streams import served, stream
@@ -158,16 +159,12 @@ def test_a_key_revoked_during_the_wait_gets_no_data(
     client: httpx.Client, database: Database
 ) -> None:
     experiment_id = submitted(database, visibility="lab")
-    with database.transaction() as session:
-        user = accounts.add(session, "ann", Role.MEMBER)
-        assert user is not None
-        scopes = ROLE_SCOPES[Role.MEMBER]
-        row, key = accounts.add_key(session, user, name=None, scopes=scopes, lasts_s=None)
+    key = key_of(database, "ann", Role.MEMBER)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(asked, client, experiment_id, "wait=15", **bearer(key))
         with stream(client, "/v1/events", headers=bearer(key)) as events:
             with database.transaction() as session:
-                accounts.revoke(session, user, row.id)
+                session.get_one(ApiKey, key.split("_")[1]).revoked_at = 1.0
             assert [*events][-1].kind == "end"
         assert answer.result().status_code == 401
 
