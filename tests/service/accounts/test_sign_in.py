@@ -116,33 +116,27 @@ def test_a_key_signs_a_browser_in_and_out(browsers: list[TestClient], local_key:
     assert other.get("/v1/me").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("page", "headers", "secure"),
+    [
+        ("http://testserver", OWN, False),
+        ("https://testserver", OWN, True),
+        ("http://testserver", {**OWN, "Origin": "https://testserver"}, True),
+    ],
+)
 def test_the_cookie_is_out_of_reach_of_scripts_and_of_other_sites(
-    browser: TestClient, key: str
+    browser: TestClient, key: str, page: str, headers: dict[str, str], secure: bool
 ) -> None:
-    flags = begin(browser, key=key).headers["set-cookie"].lower()
+    """Over TLS it is sent only over TLS, also behind an untrusted proxy that ends TLS."""
+    browser.base_url = page
+    begun = begin(browser, headers, key=key)
+    cookie = "; ".join(f"{cookie.name}={cookie.value}" for cookie in browser.cookies.jar)
+    ended = browser.post("/v1/sign-out", headers={**headers, "Cookie": cookie})
+    for answer in (begun, ended):
+        assert ("; secure" in answer.headers["set-cookie"].lower()) is secure
+    flags = begun.headers["set-cookie"].lower()
     for flag in ("httponly", "samesite=strict", "path=/", f"max-age={7 * 86_400}"):
         assert flag in flags
-    assert "secure" not in flags
-
-
-@pytest.mark.parametrize(
-    ("page", "headers"),
-    [("https://testserver", OWN), ("http://testserver", {**OWN, "Origin": "https://testserver"})],
-)
-def test_over_tls_the_cookie_is_sent_only_over_tls(
-    browser: TestClient, key: str, page: str, headers: dict[str, str]
-) -> None:
-    """Also behind a proxy that is not trusted, which ends TLS."""
-    browser.base_url = page
-    for answer in (
-        begin(browser, headers, key=key),
-        browser.post("/v1/sign-out", headers={**headers, "Cookie": _cookie(browser)}),
-    ):
-        assert "; secure" in answer.headers["set-cookie"].lower()
-
-
-def _cookie(browser: TestClient) -> str:
-    return "; ".join(f"{cookie.name}={cookie.value}" for cookie in browser.cookies.jar)
 
 
 def test_the_cookie_is_small_holds_no_secret_and_is_set_once(
@@ -199,17 +193,6 @@ def test_a_spoilt_cookie_signs_nobody_in_and_counts_for_its_address(
     assert 429 in answers
 
 
-def test_a_browser_counts_for_its_user(
-    settings: Settings, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gate, "RATE_PER_ADDRESS", 3)
-    with TestClient(create_app(settings)) as browser:
-        begin(browser, key=key)
-        assert [browser.get("/v1/me").status_code for _ in range(6)] == [200] * 6
-        browser.cookies.clear()
-        assert 429 in [browser.get("/v1/me").status_code for _ in range(4)]
-
-
 @pytest.mark.parametrize("how", ENDS)
 def test_a_sign_in_and_a_link_end_with_their_key(
     browsers: list[TestClient], place: Settings, local_key: str, how: str
@@ -243,16 +226,6 @@ def test_a_key_made_again_with_the_same_id_is_another(
         assert refused(answer, "sign in again")
     assert begin(browser, key=again).status_code == 204
     assert browser.get("/v1/me").status_code == 200
-
-
-def test_a_sign_in_lasts_a_week(
-    browser: TestClient, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begin(browser, key=key)
-    pass_time(monkeypatch, LASTS_S - 3600)
-    assert browser.get("/v1/me").status_code == 200
-    pass_time(monkeypatch, LASTS_S + 5)
-    assert refused(browser.get("/v1/me"), "sign in again")
 
 
 def test_a_link_signs_one_browser_in_once(browsers: list[TestClient], local_key: str) -> None:
@@ -296,13 +269,18 @@ def test_a_link_that_is_used_ends_the_earlier_ones_of_its_key(
     assert begin(browser, code=of_another).status_code == 204
 
 
-def test_a_link_is_short_lived(
+def test_a_sign_in_lasts_a_week_and_a_link_ten_minutes(
     browser: TestClient, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begin(browser, key=key)
     code = new_code(browser, key)
     pass_time(monkeypatch, LINK_LASTS_S + 5)
     for answer in (preview(browser, code), begin(browser, code=code)):
         assert refused(answer, "ten minutes")
+    pass_time(monkeypatch, LASTS_S - 3600)
+    assert browser.get("/v1/me").status_code == 200
+    pass_time(monkeypatch, LASTS_S + 5)
+    assert refused(browser.get("/v1/me"), "sign in again")
 
 
 def test_a_link_used_while_the_clock_was_ahead_ends_no_later_one(
@@ -379,7 +357,7 @@ def test_a_sign_in_without_a_key_or_code_is_refused(
 
 
 @pytest.mark.parametrize("name", ["key", "code"])
-@pytest.mark.parametrize("text", ["", "a", "mpt_", "a.b.c", "\\u0000", "\\ud800", "é"])
+@pytest.mark.parametrize("text", ["", "mpt_", "a.b.c", "\\u0000", "\\ud800", "é"])
 def test_unknown_keys_and_codes_are_refused(browser: TestClient, name: str, text: str) -> None:
     content = f'{{"{name}": "{text}"}}'
     answer = browser.post("/v1/sign-in", content=content, headers=OWN)
@@ -408,7 +386,6 @@ def test_a_browser_has_the_scopes_of_its_key(browser: TestClient, settings: Sett
     assert browser.get("/v1/experiments").status_code == 200
     answer = browser.post("/v1/experiments", json=SPEC, headers=OWN)
     assert (answer.status_code, answer.json()["reason"]) == (403, "scope_missing")
-    assert browser.get("/v1/audit").status_code == 403
 
 
 HOST = "http://testserver"

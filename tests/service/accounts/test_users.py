@@ -2,17 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select, text, update
+from sqlalchemy import text, update
 
 from service.accounts import accounts
 from service.accounts.keys import checksum, digest, new_key
-from service.accounts.models import ApiKey, User
-from service.accounts.users import ensure_key
+from service.accounts.models import ApiKey
 from service.app import create_app
 from service.db.engine import Database
 from service.operations.prepare import prepare
@@ -73,18 +71,13 @@ def told(api: TestClient, key: str) -> str:
     return detail
 
 
-def test_the_checksum_of_a_key_equals_that_of_github_tokens() -> None:
-    """Use 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, which GitHub published as an example."""
-    assert checksum("zQWBuTSOoRi4A9spHcVY5ncnsDkxkJ") == "0mLq17"
-    assert checksum("") == "000000"
-
-
 def test_a_mistyped_key_is_refused_without_a_query(
     admin: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = member(admin)["key"]
     unknown = new_key()
-    assert "no such API key" in told(admin, unknown)
+    for wrong in (unknown, key.rpartition("_")[0]):  # the other one lacks its checksum
+        assert "no such API key" in told(admin, wrong)
 
     def look(*_: object) -> None:
         raise AssertionError("the database was asked")
@@ -99,9 +92,9 @@ def test_a_mistyped_key_is_refused_without_a_query(
     assert "no API key" in told(admin, key.rpartition("_")[0].rpartition("_")[0])
 
 
-def test_a_key_without_a_valid_checksum_is_refused(admin: TestClient) -> None:
-    key = member(admin)["key"]
-    assert "no such API key" in told(admin, key.rpartition("_")[0])
+def test_the_checksum_of_a_key_equals_that_of_github_tokens() -> None:
+    """Use 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, which GitHub published as an example."""
+    assert checksum("zQWBuTSOoRi4A9spHcVY5ncnsDkxkJ") == "0mLq17"
 
 
 def test_keys_of_earlier_versions_are_accepted(admin: TestClient) -> None:
@@ -163,40 +156,30 @@ def test_a_key_is_shown_once_and_not_stored(admin: TestClient) -> None:
                                            if isinstance(v, bytes | memoryview))  # fmt: skip
 
 
-def test_the_last_use_is_written_once_a_minute(admin: TestClient) -> None:
+def test_the_last_use_of_a_key_is_shown(admin: TestClient) -> None:
+    """To the minute: it is written once in that time."""
     made = member(admin)
-    database = database_of(admin)
 
-    def last_use() -> float | None:
-        with database.snapshot() as session:
-            return session.scalar(select(ApiKey.last_used_at).where(ApiKey.id == made["id"]))
-
-    def use() -> None:
-        admin.app.state.noted_keys.clear()  # type: ignore[attr-defined]  # as another process
-        assert admin.get(ME, headers=bearer(made["key"])).status_code == 200
+    def last_use() -> Any:
+        return admin.get("/v1/users/ann/keys").json()["items"][0]["last_used_at"]
 
     assert last_use() is None
-    use()
-    first = last_use()
-    assert first is not None
-    use()
-    assert last_use() == first
-    with database.transaction() as session:
+    admin.get(ME, headers=bearer(made["key"]))
+    assert last_use() is not None
+    with database_of(admin).transaction() as session:
         aged = update(ApiKey).where(ApiKey.id == made["id"])
-        session.execute(aged.values(last_used_at=first - 61))
-    use()
-    again = last_use()
-    assert again is not None
-    assert again >= first
+        session.execute(aged.values(last_used_at=1000.0))
+    admin.app.state.noted_keys.clear()  # type: ignore[attr-defined]  # as another process
+    admin.get(ME, headers=bearer(made["key"]))
+    assert not last_use().startswith("1970")
 
 
 def test_a_key_has_no_scope_beyond_its_users_role(admin: TestClient) -> None:
     admin.post("/v1/users", json={"name": "vic", "role": "viewer"})
     answer = admin.post("/v1/users/vic/keys", json={"scopes": ["read", "submit"]})
     assert answer.status_code == 422
-    assert answer.json()["errors"] == [
-        {"pointer": "/scopes", "detail": "a viewer may have read, metrics; not submit"}
-    ]
+    (error,) = answer.json()["errors"]
+    assert (error["pointer"], "not submit" in error["detail"]) == ("/scopes", True)
     assert admin.get("/v1/users/vic/keys").json()["items"] == []
     key = admin.post("/v1/users/vic/keys", json={"scopes": ["metrics"]}).json()
     assert admin.get(ME, headers=bearer(key["key"])).json()["scopes"] == ["metrics"]
@@ -237,17 +220,6 @@ def test_a_bad_name(admin: TestClient, name: str) -> None:
     assert answer.json()["errors"][0]["pointer"] == "/name"
 
 
-def test_users_revoke_their_own_keys(admin: TestClient) -> None:
-    made = member(admin)
-    own = bearer(made["key"])
-    others = admin.get("/v1/users/local/keys").json()["items"][0]["id"]
-    assert admin.delete(f"/v1/users/local/keys/{others}", headers=own).status_code == 404
-    assert admin.delete(f"/v1/users/ann/keys/{others}", headers=own).status_code == 404
-    assert admin.get(ME).status_code == 200
-    assert admin.delete(f"/v1/users/ann/keys/{made['id']}", headers=own).status_code == 204
-    assert "revoked" in told(admin, made["key"])
-
-
 def test_the_first_admin(place: Settings) -> None:
     """Made by `mpt migrate` and `mpt serve`; its key is replaced if it is no longer valid."""
     first = place.key_file.read_text().strip()
@@ -264,12 +236,6 @@ def test_the_first_admin(place: Settings) -> None:
         assert place.key_file.stat().st_mode & 0o777 == 0o600
         assert api.get(ME, headers=bearer(second)).status_code == 200
         assert "revoked" in told(api, first)
-
-
-def test_a_user_of_a_key_file_is_a_member(database: Database, tmp_path: Path) -> None:
-    with database.transaction() as session:
-        ensure_key(session, "ann", tmp_path / "key")
-        assert session.scalar(select(User.role).where(User.name == "ann")) == Role.MEMBER
 
 
 def test_an_admin_sets_the_queue_settings_of_a_user(admin: TestClient) -> None:
