@@ -243,10 +243,13 @@ def test_a_backup_of_an_earlier_version_is_migrated(settings: Settings, tmp_path
 def test_files_are_copied_before_the_database_and_after(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The database may refer to files that are added or removed while it is copied."""
-    for name in ("old", "new"):
-        settings.checkpoints(name).mkdir(parents=True)
+    """The database may refer to files that are added or removed while it is copied. Checkpoints of
+    users are saved, too."""
+    weights = settings.store / "models" / "mine-1" / "model.safetensors"
     old, new = settings.checkpoints("old") / "file", settings.checkpoints("new") / "file"
+    for file in (weights, old, new):
+        file.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
     old.touch()
 
     def save(*_: object) -> None:
@@ -255,21 +258,10 @@ def test_files_are_copied_before_the_database_and_after(
 
     monkeypatch.setattr(backup, "_save_database", save)
     backup.save(settings, tmp_path / "backup")
-    saved = tmp_path / "backup" / "store" / "checkpoints"
-    assert (saved / "old" / "file").exists()
-    assert (saved / "new" / "file").exists()
-
-
-def test_checkpoints_of_users_are_saved(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = settings.store / "models" / "mine-1" / "model.safetensors"
-    weights.parent.mkdir(parents=True)
-    weights.write_bytes(b"weights")
-    monkeypatch.setattr(backup, "_save_database", lambda *_: None)
-    backup.save(settings, tmp_path / "backup")
-    saved = tmp_path / "backup" / "store" / "models" / "mine-1" / "model.safetensors"
-    assert saved.read_bytes() == b"weights"
+    saved = tmp_path / "backup" / "store"
+    assert (saved / "checkpoints" / "old" / "file").exists()
+    assert (saved / "checkpoints" / "new" / "file").exists()
+    assert (saved / "models" / "mine-1" / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_a_repeated_backup_removes_files_that_the_store_deleted(
@@ -361,25 +353,3 @@ def test_a_store_without_a_database(tmp_path: Path) -> None:
         backup.save(empty, tmp_path / "backup")
     with pytest.raises(BackupFailed, match="the backup is incomplete"):
         backup.restore(empty, tmp_path / "backup")
-
-
-def test_a_finished_backup_has_no_empty_folders(settings: Settings, tmp_path: Path) -> None:
-    file, folder = settings.store / "artifacts/run/1/curve.csv", tmp_path / "backup"
-    file.parent.mkdir(parents=True)
-    file.touch()
-    backup.save(settings, folder)
-    assert (folder / "store/artifacts/run/1/curve.csv").exists()
-    shutil.rmtree(settings.store / "artifacts/run")
-    backup.save(settings, folder)
-    assert not (folder / "store/artifacts").exists()
-
-
-def test_the_help_of_the_command_explains_its_options(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["backup", "--help"])
-    with pytest.raises(SystemExit):
-        backup.main()
-    told = " ".join(capsys.readouterr().out.split())
-    assert "--store-only not the database" in told
-    assert "--finish with --store-only: after the database was dumped" in told
