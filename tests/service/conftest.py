@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,23 @@ def inspected_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inspect uploads in this process, for tests of other things. A new process needs a third of a
     second to import numpy and the specs."""
     monkeypatch.setattr(files, "_inspected", lambda *file: as_json(look(*file)).encode())
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def place(request: pytest.FixtureRequest) -> Settings:
+    """Settings of a service on either database."""
+    fixture = "settings" if request.param == "sqlite" else "lab"
+    made: Settings = request.getfixturevalue(fixture)
+    return made
+
+
+@pytest.fixture
+def processes(place: Settings) -> Iterator[list[TestClient]]:
+    """Two API processes on one database, with the first admin's key."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(client_of(place)) for _ in range(2)]
+
+
+@pytest.fixture
+def admin(processes: list[TestClient]) -> TestClient:
+    return processes[0]

@@ -46,3 +46,13 @@ def spec_on(device: str) -> dict[str, Any]:
         "evaluate": ppca_spec()["evaluate"],
         "compute": {"device": "auto", "threads": 1},
     }
+
+
+TRAINED = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
+
+
+def from_weights(experiment_id: str) -> dict[str, Any]:
+    """The small experiment with the weights of another."""
+    return ppca_spec(
+        model__init="experiment", model__experiment=experiment_id, model__noise_precision=...
+    )

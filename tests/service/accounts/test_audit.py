@@ -11,12 +11,10 @@ from sqlalchemy.exc import DBAPIError
 from service.accounts import audit
 from service.db.engine import Database
 from service.settings import Settings
-from tests.service.accounts.test_users import admin, bearer, member, place, processes
+from tests.support.callers import bearer, member
 from tests.support.ppca_spec import ppca_spec
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,9 @@ from service.submission import submit
 from service.submission.models import KeptRequest
 from service.sweeps.models import Sweep
 from service.vocabulary import Role
-from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.callers import bearer, database_of, member
 from tests.support.ppca_spec import ppca_spec
 from tests.support.uploads import GOOD, npy, stored
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 SPEC = {"spec": ppca_spec()}
 ENDS: dict[str, Any] = {

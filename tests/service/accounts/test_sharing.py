@@ -10,16 +10,14 @@ from service.experiments.models import Experiment, Queue
 from service.queue import workers
 from service.queue.workers import Vitals
 from service.vocabulary import Status
-from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.datasets.test_datasets import upload_spec
-from tests.service.experiments.test_deletion import TRAINED, becomes, started_from, submit
+from tests.service.experiments.test_deletion import becomes, submit
 from tests.support.attempts import keep_weights
-from tests.support.ppca_spec import ppca_spec
+from tests.support.callers import bearer, database_of, member
+from tests.support.ppca_spec import TRAINED, from_weights, ppca_spec
 from tests.support.uploads import GOOD, npy
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 
 @pytest.fixture
@@ -46,7 +44,7 @@ def text_spec(dataset_id: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "spec"),
     [
-        ("experiments", started_from),
+        ("experiments", from_weights),
         ("experiments", with_baseline),
         ("datasets", upload_spec),
         ("datasets", text_spec),

@@ -28,10 +28,8 @@ from service.settings import Settings
 from service.vocabulary import ROLE_SCOPES, Role, Scope
 from service.web import gate
 from service.web.sign_in_cookie import COOKIE, SignInCookie
-from tests.service.accounts.test_users import bearer, place, processes
+from tests.support.callers import bearer
 from tests.support.ppca_spec import ppca_spec
-
-__all__ = ["place", "processes"]  # fixtures
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
 SPEC = {"spec": ppca_spec()}

@@ -1,7 +1,5 @@
 """Users and their keys: valid keys, their lifetime, and refusals of invalid ones."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -12,56 +10,13 @@ from service.accounts import accounts
 from service.accounts.keys import checksum, digest, new_key
 from service.accounts.models import ApiKey
 from service.app import create_app
-from service.db.engine import Database
 from service.operations.prepare import prepare
 from service.settings import Settings
 from service.vocabulary import ROLE_SCOPES, Role, Scope
+from tests.support.callers import bearer, database_of, member
 from tests.support.ppca_spec import ppca_spec
 
 ME = "/v1/me"
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def place(request: pytest.FixtureRequest) -> Settings:
-    fixture = "settings" if request.param == "sqlite" else "lab"
-    made: Settings = request.getfixturevalue(fixture)
-    return made
-
-
-@pytest.fixture
-def processes(place: Settings) -> Iterator[list[TestClient]]:
-    """Two API processes on one database, with the first admin's key."""
-    headers = bearer(place.key_file.read_text().strip())
-    with ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                TestClient(create_app(place), headers=headers, raise_server_exceptions=False)
-            )
-            for _ in range(2)
-        ]
-
-
-@pytest.fixture
-def admin(processes: list[TestClient]) -> TestClient:
-    return processes[0]
-
-
-def database_of(api: TestClient) -> Database:
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
-    return database
-
-
-def member(admin: TestClient, **beside: Any) -> dict[str, Any]:
-    """A new user, ann, and a key of hers."""
-    assert admin.post("/v1/users", json={"name": "ann"}).status_code == 201
-    made = admin.post("/v1/users/ann/keys", json=beside)
-    assert made.status_code == 201, made.text
-    found: dict[str, Any] = made.json()
-    return found
 
 
 def told(api: TestClient, key: str) -> str:

@@ -27,11 +27,10 @@ pytestmark = pytest.mark.usefixtures("inspected_here")
 ONE = len(npy(GOOD))
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def narrow(request: pytest.FixtureRequest) -> Settings:
+@pytest.fixture
+def narrow(place: Settings) -> Settings:
     """Room for two uploads and a little more."""
-    made: Settings = request.getfixturevalue("settings" if request.param == "sqlite" else "lab")
-    return made.model_copy(update={"share": FairShare(max_bytes=2 * ONE + 10)})
+    return place.model_copy(update={"share": FairShare(max_bytes=2 * ONE + 10)})
 
 
 @pytest.fixture

@@ -11,12 +11,10 @@ from service.queue import lease
 from service.queue.lease import Claim, FailureCause
 from service.records.recording import Batch, record
 from service.vocabulary import Status
-from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.callers import bearer, database_of, member
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 
 def log(seq: int) -> dict[str, Any]:

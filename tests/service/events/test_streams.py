@@ -22,8 +22,8 @@ from service.queue.lease import Claim
 from service.records.recording import Batch, record
 from service.settings import Settings
 from service.vocabulary import DesiredState, Role, Scope, Status
-from tests.service.accounts.test_users import bearer, place
 from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.callers import bearer
 from tests.support.filled_lab import key_of
 from tests.support.forks import fork
 from tests.support.ppca_spec import ppca_spec
@@ -32,8 +32,6 @@ from tests.support.servers import PostgreSQL
 from tests.support.starting import start_next
 from tests.support.stored import change
 from tests.support.streams import Told, served, stream
-
-__all__ = ["place"]  # a fixture
 
 MOST = 4
 

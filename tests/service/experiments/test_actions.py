@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from service.vocabulary import Action, DesiredState, Status
-from tests.service.accounts.test_users import bearer, database_of, member
+from tests.support.callers import bearer, database_of, member
 from tests.support.ppca_spec import ppca_spec
 from tests.support.stored import change
 

@@ -15,15 +15,12 @@ from service.queue import lease, states
 from service.queue.lease import Claim, FailureCause
 from service.settings import Settings
 from service.vocabulary import DesiredState, Status
-from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next, keep_weights, submitted
-from tests.support.ppca_spec import ppca_spec
+from tests.support.callers import bearer, database_of, member
+from tests.support.ppca_spec import TRAINED, from_weights, ppca_spec
 from tests.support.starting import release_held, start_next
 
-__all__ = ["admin", "place", "processes"]  # fixtures
-
-TRAINED = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
 FITTED = ppca_spec(model__init="maximum_likelihood", model__noise_precision=...)
 DRAWN = ppca_spec(model__init="random")
 
@@ -56,12 +53,6 @@ def finish(database: Database, claim: Claim, status: Status = Status.SUCCEEDED) 
 def is_idle(database: Database) -> bool:
     with database.transaction() as session:
         return start_next(session) is None
-
-
-def from_weights(experiment_id: str) -> dict[str, Any]:
-    return ppca_spec(
-        model__init="experiment", model__experiment=experiment_id, model__noise_precision=...
-    )
 
 
 def nothing_waits(database: Database) -> bool:

@@ -19,11 +19,9 @@ from service.queue import lease
 from service.queue.lease import FailureCause
 from service.settings import Settings
 from service.vocabulary import Status
-from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support.attempts import claim_next
+from tests.support.callers import bearer, database_of, member
 from tests.support.ppca_spec import ppca_spec
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 
 def post(api: TestClient, spec: Any = None, headers: Any = None, **beside: Any) -> dict[str, Any]:

@@ -13,13 +13,12 @@ from service.experiments.models import Experiment
 from service.settings import Settings
 from service.vocabulary import DesiredState, Status
 from service.webhooks.models import Delivery, Webhook
-from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.callers import bearer, database_of, member
 from tests.support.locks import wait_for_waiting
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import release_held
 from tests.support.stored import change, row, status_events
 
-__all__ = ["admin", "place", "processes"]  # fixtures
 URL = "/v1/experiments:cancel"
 
 

@@ -17,7 +17,7 @@ from service.datasets import hub as hub_module
 from service.datasets.hub import hub_answers
 from service.experiments.inputs import LOCAL_CURE, OFFLINE, Inputs
 from service.settings import Settings
-from tests.service.accounts.test_users import bearer
+from tests.support.callers import bearer
 from tests.support.lm_specs import BASE
 
 SPEC = {**BASE, "model": {"family": "masked_lm", "checkpoint": "my-ber"}}

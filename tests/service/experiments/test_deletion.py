@@ -22,18 +22,14 @@ from service.sweeps.models import SweepPoint
 from service.sweeps.schemas import SweepSubmission
 from service.vocabulary import TERMINAL, DesiredState, Status
 from service.webhooks.models import Webhook
-from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.web.test_api import points
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.callers import bearer, database_of, member
 from tests.support.kept_bytes import bytes_agree
-from tests.support.ppca_spec import ppca_spec
+from tests.support.ppca_spec import TRAINED, from_weights, ppca_spec
 from tests.support.starting import release_held
 from worker.housekeeping import Housekeeping
-
-__all__ = ["admin", "place", "processes"]  # fixtures
-
-TRAINED = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
 
 
 def submit(
@@ -73,12 +69,6 @@ def rows(database: Database) -> dict[str, int]:
         }
 
 
-def started_from(experiment_id: str) -> dict[str, Any]:
-    return ppca_spec(
-        model__init="experiment", model__experiment=experiment_id, model__noise_precision=...
-    )
-
-
 def test_deleted_experiments_are_invisible(admin: TestClient) -> None:
     one = submit(admin, TRAINED)
     admin.patch(f"/v1/experiments/{one}", json={"visibility": "lab"})
@@ -94,10 +84,10 @@ def test_deleted_experiments_are_invisible(admin: TestClient) -> None:
         for whose in ("mine", "lab"):
             listed = admin.get(f"/v1/experiments?whose={whose}", headers=headers)
             assert listed.json()["items"] == []
-        refused = admin.post("/v1/experiments", json={"spec": started_from(one)}, headers=headers)
+        refused = admin.post("/v1/experiments", json={"spec": from_weights(one)}, headers=headers)
         assert refused.status_code == 422
         nothing = admin.post(
-            "/v1/experiments", json={"spec": started_from(unknown)}, headers=headers
+            "/v1/experiments", json={"spec": from_weights(unknown)}, headers=headers
         )
         assert refused.json()["errors"] == nothing.json()["errors"]
     for method, verb in (("post", ":cancel"), ("post", ":retry"), ("delete", "")):
@@ -264,7 +254,7 @@ def test_weights_are_purged_after_the_runs_that_need_them(
     becomes(admin, trained, Status.SUCCEEDED)
     files = leave_file(admin, place, trained, 1)
     if part == "model":
-        later = submit(admin, started_from(trained))
+        later = submit(admin, from_weights(trained))
     else:
         base = {"family": "ppca", "latent_dim": 2, "init": "experiment", "experiment": trained}
         later = submit(admin, {**ppca_spec(), "baseline": base})

@@ -25,16 +25,14 @@ from service.sweeps import store as sweeps
 from service.sweeps.models import Sweep
 from service.sweeps.schemas import SweepSubmission
 from service.vocabulary import DesiredState, Status
-from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next, claimed, submitted
+from tests.support.callers import bearer, database_of, member
 from tests.support.kept_bytes import bytes_agree
 from tests.support.ppca_spec import ppca_spec
 from tests.support.records import point
 from tests.support.starting import release_held
 from tests.support.uploads import GOOD, npy
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 Line = dict[str, Any]
 METRIC: Line = {"record": "metric", "name": "lml", "labels": {}, "value": None, "std_err": None}

@@ -41,23 +41,16 @@ ROWS = b"0.3,0.1,0.2\n0.1,0.2,0.3\n0.4,0.5,0.7\n0.7,0.8,0.9\n"
 LEFT_OUT = ("incoming/half/data.csv", "hub/models/weights")
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def there(request: pytest.FixtureRequest) -> Settings:
-    """The settings of a service on either database."""
-    settings: Settings = request.getfixturevalue("settings" if request.param == "sqlite" else "lab")
-    return settings
-
-
 @pytest.fixture
-def elsewhere(there: Settings, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+def elsewhere(place: Settings, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
     """The same, on an empty database and a store that is not there."""
     url = None
-    if there.database_url is not None:
+    if place.database_url is not None:
         postgresql: PostgreSQL = request.getfixturevalue("postgresql")
         name = f"restored_{uuid.uuid4().hex}"
         postgresql.create(name)
         url = postgresql.url(name)
-    return Settings(store=tmp_path / "new", database_url=url, redis_url=there.redis_url)
+    return Settings(store=tmp_path / "new", database_url=url, redis_url=place.redis_url)
 
 
 @contextmanager
@@ -80,9 +73,9 @@ def service(settings: Settings) -> Iterator[tuple[Lab, Client]]:
 
 
 @pytest.fixture
-def mpt(there: Settings, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def mpt(place: Settings, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL's client programs are at hand where its database is used."""
-    if there.database_url is None:
+    if place.database_url is None:
         return
     postgresql: PostgreSQL = request.getfixturevalue("postgresql")
     folder = postgresql.program("pg_dump").parent
@@ -139,20 +132,20 @@ def suspend_runs(lab: Lab) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("mpt")
-def test_all_is_lost_and_restored(there: Settings, elsewhere: Settings, tmp_path: Path) -> None:
+def test_all_is_lost_and_restored(place: Settings, elsewhere: Settings, tmp_path: Path) -> None:
     """The run continues from its checkpoint with the records of an undisturbed run; keys, uploads
     and ended experiments are restored."""
     (tmp_path / "rows.csv").write_bytes(ROWS)
     folder = str(tmp_path / "backup")
-    with service(there) as (lab, client):
+    with service(place) as (lab, client):
         key = client.add_key("local")["key"]
         ended = client.wait(client.submit(ppca_spec())["id"], timeout_s=150)
         dataset = client.upload(tmp_path / "rows.csv")["id"]
         run = client.submit(LONG)["id"]
-        wait_until(lambda: known_checkpoints(there, run) > 0, what="a checkpoint")
+        wait_until(lambda: known_checkpoints(place, run) > 0, what="a checkpoint")
         suspend_runs(lab)
-        assert run_mpt(there, tmp_path, "backup", folder) == ""
-    shutil.rmtree(there.store)
+        assert run_mpt(place, tmp_path, "backup", folder) == ""
+    shutil.rmtree(place.store)
 
     assert "missing" not in run_mpt(elsewhere, tmp_path, "restore", folder)
     with service(elsewhere) as (_, client):
@@ -195,18 +188,18 @@ def test_the_command_saves_and_restores(
 
 @pytest.mark.usefixtures("mpt")
 def test_running_experiments_are_queued_again_after_a_restore(
-    there: Settings, elsewhere: Settings, tmp_path: Path
+    place: Settings, elsewhere: Settings, tmp_path: Path
 ) -> None:
     """Workers that survived the loss write nothing more; requests of owners are carried out; no
     loss is counted and no slot is in use."""
-    with closing(Database(there.url)) as database:
+    with closing(Database(place.url)) as database:
         with database.transaction() as session:
             claims = [running(session) for _ in range(3)]
             for claim, desired in zip(claims, DesiredState, strict=True):
                 if desired != DesiredState.RUN:
                     assert states.request(session, claim.experiment_id, desired) == Status.RUNNING
             stored.submit(session, 1, Submission.model_validate({"spec": ppca_spec()}))
-        backup.save(there, tmp_path / "backup")
+        backup.save(place, tmp_path / "backup")
     assert backup.restore(elsewhere, tmp_path / "backup") == []
     with closing(Database(elsewhere.url)) as database:
         with database.transaction() as session:
@@ -309,15 +302,15 @@ def test_damaged_files_are_reported(api: TestClient, settings: Settings, tmp_pat
 @pytest.mark.usefixtures("mpt")
 @pytest.mark.parametrize("taken", ["store", "database"])
 def test_existing_files_are_not_overwritten(
-    there: Settings, elsewhere: Settings, tmp_path: Path, taken: str
+    place: Settings, elsewhere: Settings, tmp_path: Path, taken: str
 ) -> None:
     folder = tmp_path / "backup"
-    backup.save(there, folder)
+    backup.save(place, folder)
     if taken == "store":
         elsewhere.store.mkdir()
         (elsewhere.store / "api-key").touch()
     else:
-        if there.database_url is None:
+        if place.database_url is None:
             elsewhere.store.mkdir()
         with closing(Database(elsewhere.url)) as database, database.transaction() as session:
             Experiment.metadata.create_all(session.connection())

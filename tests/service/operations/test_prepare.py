@@ -13,18 +13,17 @@ from service.settings import Settings
 GIB = 2**30
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Settings:
+@pytest.fixture
+def store(place: Settings) -> Settings:
     """A store with three users: one above the limit of all users, and one above her own."""
-    settings: Settings = request.getfixturevalue("settings" if request.param == "sqlite" else "lab")
-    with Database(settings.url).transaction() as session:
+    with Database(place.url).transaction() as session:
         session.add_all(
             [User(id=2, name="ann", max_bytes=1000), User(id=3, name="bob", max_bytes=100 * GIB)]
         )
         session.flush()
         for owner_id, size in ((1, 30 * GIB), (2, 1001), (3, 30 * GIB)):
             upload(session, owner_id, size)
-    return settings
+    return place
 
 
 def upload(session: Session, owner_id: int, size: int) -> None:

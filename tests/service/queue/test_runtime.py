@@ -14,12 +14,10 @@ from service.queue.lease import FailureCause
 from service.queue.runtime import MIN_RUNS, learned
 from service.queue.workers import Vitals
 from service.vocabulary import Status
-from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.support import stored
 from tests.support.attempts import claim_next
+from tests.support.callers import database_of
 from tests.support.ppca_spec import ppca_spec
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 
 def ran(

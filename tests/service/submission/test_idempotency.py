@@ -18,14 +18,12 @@ from service.submission.idempotency import IdempotentRequest
 from service.submission.models import KeptRequest
 from service.sweeps.models import SweepPoint
 from service.vocabulary import Status
-from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
 from tests.service.sweeps.test_sweeps import claim_next, finish
 from tests.support import stored
+from tests.support.callers import bearer, database_of, member
 from tests.support.kept_bytes import bytes_agree
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 ONE = {"spec": ppca_spec()}
 BODIES: dict[str, Any] = {

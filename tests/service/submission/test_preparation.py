@@ -13,13 +13,13 @@ from service.submission import preparation
 from service.sweeps import expansion
 from service.sweeps.models import Sweep, SweepPoint
 from service.vocabulary import Status
-from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import (
     SPEC,
     refused,
     rows,
     sweep,
 )
+from tests.support.callers import database_of
 from tests.support.kept_bytes import bytes_agree
 from tests.support.preparing import while_it_prepares
 from tests.support.stored import change

@@ -28,24 +28,16 @@ from service.submission.submit import insert_all
 from service.sweeps import store as sweeps
 from service.sweeps.schemas import SweepSubmission
 from service.vocabulary import Role, Status
-from tests.service.accounts.test_users import database_of
 from tests.service.sweeps.test_sweeps import SPEC, claim_next, count, finish, rows, sweep
 from tests.support import attempts, stored
+from tests.support.callers import database_of
 from tests.support.locks import wait_for_waiting
-from tests.support.ppca_spec import ppca_spec
+from tests.support.ppca_spec import TRAINED, from_weights, ppca_spec
 from tests.support.preparing import while_it_prepares
 from tests.support.starting import release_held
 from tests.support.stored import LOCAL, change, sent
 
 __all__ = ["while_it_prepares"]  # a fixture
-
-TRAINED = ppca_spec(model__init="random", train={"objective": "lml", "epochs": 1})
-
-
-def trained_by(experiment_id: str) -> dict[str, Any]:
-    return ppca_spec(
-        model__init="experiment", model__experiment=experiment_id, model__noise_precision=...
-    )
 
 
 def using(dataset_id: str) -> dict[str, Any]:
@@ -96,7 +88,7 @@ def test_what_a_request_refers_to_is_deleted_during_preparation(
     with database.transaction() as session:
         upload = add_upload(session)
     first = submitted(api, TRAINED)
-    spec = {"after": SPEC, "weights": trained_by(first), "upload": using(upload)}[named_by]
+    spec = {"after": SPEC, "weights": from_weights(first), "upload": using(upload)}[named_by]
     body: dict[str, Any] = {"spec": spec, "after": [first] if named_by == "after" else []}
     path = {"one": "", "batch": ":batch"}.get(kind, "")
     path = "/v1/sweeps" if kind == "sweep" else f"/v1/experiments{path}"
@@ -221,7 +213,7 @@ def source(lab: Settings) -> str:
 
 
 def referring(source: str, named_by: str) -> Submission:
-    spec = {"after": ppca_spec(), "weights": trained_by(source), "upload": using("d")}[named_by]
+    spec = {"after": ppca_spec(), "weights": from_weights(source), "upload": using("d")}[named_by]
     after = [source] if named_by == "after" else []
     return Submission.model_validate({"spec": spec, "after": after})
 

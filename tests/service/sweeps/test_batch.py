@@ -7,10 +7,8 @@ from sqlalchemy import func, select
 
 from service.accounts.models import AuditEntry
 from service.experiments.models import Event, Experiment
-from tests.service.accounts.test_users import admin, database_of, place, processes
+from tests.support.callers import database_of
 from tests.support.ppca_spec import ppca_spec
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 PATH = "/v1/experiments:batch"
 

@@ -20,7 +20,7 @@ from service.sweeps.best import (
 )
 from service.sweeps.models import Sweep
 from service.sweeps.pairing import BEHIND_BEST
-from tests.service.accounts.test_users import database_of
+from tests.support.callers import database_of
 from tests.support.ppca_spec import ppca_spec
 
 K = "model.latent_dim"

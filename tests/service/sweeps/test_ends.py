@@ -9,11 +9,9 @@ from sqlalchemy import update
 from service.experiments.models import Attempt, Queue
 from service.queue import forecast, workers
 from service.queue.workers import Vitals
-from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import SPEC, claim_next, finish, sweep
 from tests.support import stored
-
-__all__ = ["admin", "place", "processes"]  # fixtures
+from tests.support.callers import database_of
 
 RUN_S = 100.0
 

@@ -10,11 +10,9 @@ from sqlalchemy import update
 from service.sweeps.expansion import MAX_POINTS, Points
 from service.sweeps.models import Sweep
 from service.vocabulary import Status
-from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import GRID, SPEC, refused, rows, sweep
+from tests.support.callers import database_of
 from tests.support.ppca_spec import ppca_spec
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 
 def test_a_grid_is_all_combinations_the_last_varying_fastest(admin: TestClient) -> None:
@@ -126,42 +124,20 @@ def test_errors_outside_the_swept_fields_point_to_the_spec(admin: TestClient) ->
         ({"grid": {}}, "/grid", "at least 1 item"),
         ({"grid": {"Seeds": [1]}}, "/grid/Seeds", "a path into the spec"),
         ({"grid": {"seeds": []}}, "/grid/seeds", "at least 1 item"),
-        (
-            {"grid": {"seeds": [[i] for i in range(101)], "model.latent_dim": [1] * 100}},
-            "/grid",
-            f"at most {MAX_POINTS} points, not 10100",
-        ),
-        (
-            {"grid": {"model": [{}], "model.latent_dim": [1]}},
-            "/grid",
-            "model.latent_dim lies within model, which is swept itself",
-        ),
-        (
-            {"list": [{"model.a": 1}, {"seeds": [1]}, {"model.b": 1}, {"model": {}}]},
-            "/list",
-            "model.b lies within model, which is swept itself",
-        ),
-        (
-            {"list": [{f"data.f{i}": 1} for i in range(101)]},
-            "/list",
-            "a sweep sets at most 100 different fields, not 101",
-        ),
+        ({"grid": {"seeds": [[i] for i in range(101)], "model.latent_dim": [1] * 100}},
+         "/grid", f"at most {MAX_POINTS} points, not 10100"),
+        ({"list": [{"model.a": 1}, {"seeds": [1]}, {"model.b": 1}, {"model": {}}]},
+         "/list", "model.b lies within model"),
+        ({"list": [{f"data.f{i}": 1} for i in range(101)]}, "/list", "at most 100 different"),
         ({"grid": {"a" * 201: [1]}}, f"/grid/{'a' * 201}", "at most 200 characters"),
-        (
-            {"grid": {"seeds.first": [1]}},
-            "/spec/seeds",
-            "not an object, so seeds.first cannot be set",
-        ),
+        ({"grid": {"seeds.first": [1]}}, "/spec/seeds", "seeds.first cannot be set"),
         ({"list": [{"model.size": 1}]}, "/list/0/model.size", "point 0 (model.size=1): unknown"),
-        (
-            {"random": {"n": 1, "fields": {"seeds": {"low": 2, "high": 1}}}},
-            "/random/fields/seeds/high",
-            "above low, 2, not 1",
-        ),
+        ({"random": {"n": 1, "fields": {"seeds": {"low": 2, "high": 1}}}},
+         "/random/fields/seeds/high", "above low, 2"),
         ({"grid": GRID, "after": ["0" * 32]}, "/after/0", "the id of an experiment"),
         ({"grid": GRID, "concurrency": 0}, "/concurrency", "greater than or equal to 1"),
     ],
-)
+)  # fmt: skip
 def test_invalid_sweeps_are_refused(
     admin: TestClient, body: dict[str, Any], pointer: str, detail: str
 ) -> None:

@@ -8,10 +8,8 @@ from service.accounts.models import User
 from service.experiments.models import Experiment
 from service.submission import requests
 from service.sweeps import store
-from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import rows, sweep
-
-__all__ = ["admin", "place", "processes"]  # fixtures
+from tests.support.callers import database_of
 
 
 def test_a_retry_stores_no_more_than_a_request_may(

@@ -21,11 +21,9 @@ from service.submission.models import KeptRequest
 from service.sweeps.expansion import MAX_POINTS
 from service.sweeps.models import Sweep, SweepPoint
 from service.vocabulary import Status
-from tests.service.accounts.test_users import admin, bearer, database_of, member, place, processes
+from tests.support.callers import bearer, database_of, member
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import release_held, start_next
-
-__all__ = ["admin", "place", "processes"]  # fixtures
 
 SPEC = ppca_spec(model__init="random")
 GRID = {"model.latent_dim": [1, 2, 3], "seeds": [[4], [44]]}

@@ -8,10 +8,8 @@ from fastapi.testclient import TestClient
 from service.experiments.models import Metric
 from service.records import results
 from service.sweeps import store, views
-from tests.service.accounts.test_users import admin, database_of, place, processes
 from tests.service.sweeps.test_sweeps import claim_next, finish, rows, sweep
-
-__all__ = ["admin", "place", "processes"]  # fixtures
+from tests.support.callers import database_of
 
 
 def finished(api: TestClient) -> None:

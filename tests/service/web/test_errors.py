@@ -15,7 +15,7 @@ from service.db.errors import DISK_FULL
 from service.experiments.models import Experiment
 from service.refusals import MAX_DETAIL, MAX_ITEM_DETAIL, invalid
 from service.web.errors import SERVICE_PATTERNS, cannot_write, problem_response
-from tests.service.accounts.test_users import database_of
+from tests.support.callers import database_of
 from tests.support.ppca_spec import ppca_spec
 
 PROBLEM = "application/problem+json"

@@ -1,6 +1,5 @@
 """Metrics for Prometheus and pages, from a known history."""
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +11,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from service.accounts.models import User
-from service.app import create_app
-from service.db.engine import Database, now
+from service.db.engine import now
 from service.experiments import deletion
 from service.experiments.models import Device, Experiment, Held, Queue
 from service.experiments.schemas import Submission
@@ -26,6 +24,7 @@ from service.vocabulary import TERMINAL, Status
 from service.workers.models import Worker, WorkerSample
 from tests.support import stored
 from tests.support.attempts import submitted
+from tests.support.callers import database_of
 from tests.support.ppca_spec import ppca_spec
 from tests.support.starting import start_next
 
@@ -33,15 +32,10 @@ LEASE_S = 60.0
 IDLE, BUSY = "host:1", "host:2"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def api(request: pytest.FixtureRequest) -> Iterator[TestClient]:
+@pytest.fixture
+def api(admin: TestClient) -> TestClient:
     """A client of the service on either database."""
-    fixture = "settings" if request.param == "sqlite" else "lab"
-    settings: Settings = request.getfixturevalue(fixture)
-    key = settings.key_file.read_text().strip()
-    headers = {"Authorization": f"Bearer {key}"}
-    with TestClient(create_app(settings), headers=headers) as client:
-        yield client
+    return admin
 
 
 @pytest.fixture
@@ -49,7 +43,7 @@ def history(api: TestClient) -> str:
     """Two queued, one running, one succeeded, one failed for each of three kinds, one cancelled,
     two attempts lost; an idle CPU worker, a busy GPU worker and a silent one. Return the running
     experiment."""
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     with database.transaction() as session:
         for worker, name in ((IDLE, Queue.CPU), (BUSY, Queue.GPU), ("gone:1", Queue.CPU)):
             workers.beat(session, worker, Vitals("host", name, 10**9))
@@ -129,7 +123,7 @@ def test_metrics_of_a_history(api: TestClient, history: str) -> None:
     assert found["mpt_workers", ("false", "cpu")] == 1
     assert found["mpt_workers", ("true", "cpu")] == 0
     assert found["mpt_workers", ("true", "gpu")] == 1
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     with database.transaction() as session:
         expired = update(Experiment).where(Experiment.id == history)
         session.execute(expired.values(lease_expires_at=now() - 1))
@@ -140,7 +134,7 @@ def test_metrics_of_a_history(api: TestClient, history: str) -> None:
 def test_neither_a_fold_nor_a_purge_changes_a_counter(api: TestClient) -> None:
     """The running experiment is counted on from its row when it ends."""
     before = scrape(api)
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     for _ in range(2):
         with database.transaction() as session:
             ledger.fold(session, FairShare())
@@ -181,7 +175,7 @@ def shown_run(api: TestClient, headers: dict[str, str] | None = None) -> str:
 def test_the_gpu_memory_of_a_run_names_it_to_its_readers_and_to_prometheus(
     api: TestClient, history: str
 ) -> None:
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     with database.transaction() as session:
         for worker in (IDLE, BUSY):
             has = Vitals("host", Queue.GPU, 1, gpu_uuid="GPU-1", gpu_memory_ours=5 * 10**9)
@@ -201,7 +195,7 @@ def key_of(api: TestClient, name: str, **beside: Any) -> dict[str, str]:
 
 def queued(api: TestClient, device: Device, ago_s: float, **columns: Any) -> str:
     """An experiment that has waited for some seconds."""
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     experiment_id = submitted(database)
     stored.change(database, experiment_id, device=device, created_at=now() - ago_s, **columns)
     return experiment_id
@@ -218,7 +212,7 @@ def oldest(api: TestClient) -> tuple[int, int]:
 def test_the_oldest_experiment_that_waits_for_a_worker(api: TestClient) -> None:
     """Neither one that is held, nor one whose owner is disabled or has as many runs as allowed, nor
     one that runs: no worker could start it."""
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     queued(api, Device.CPU, 100)
     queued(api, Device.CPU, 200)
     queued(api, Device.CUDA, 300)
@@ -239,7 +233,7 @@ def test_the_oldest_experiment_that_waits_for_a_worker(api: TestClient) -> None:
 
 def test_device_auto_waits_for_the_workers_that_there_are(api: TestClient) -> None:
     """A lab without GPUs has no GPU workers to miss, nor has one without CPU workers those."""
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     queued(api, Device.AUTO, 100)
     assert oldest(api) == (1, 0)
     with database.transaction() as session:
@@ -260,7 +254,7 @@ def test_the_disk_of_the_store(api: TestClient, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_size_of_the_database(api: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """Free bytes are those of the disk of SQLite's file. The disk of a server is not visible."""
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     before = scrape(api)
     with database.transaction() as session:
         for _ in range(100):
@@ -281,7 +275,7 @@ def test_workers_that_see_a_full_store(api: TestClient) -> None:
         return scrape(api)["mpt_workers_store_full", ()], [one["store_full"] for one in items]
 
     assert full() == (0, [False, False])
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     with database.transaction() as session:
         workers.beat(session, IDLE, Vitals("host", Queue.CPU, 1, store_full=True))
     assert full() == (1, [True, False])
@@ -302,7 +296,7 @@ def test_an_idle_worker_that_looks_for_no_run_hangs(api: TestClient) -> None:
 @pytest.mark.usefixtures("history")
 def test_a_drained_machine(api: TestClient) -> None:
     """It is shown with its workers, which do not count as workers that start runs."""
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     with database.transaction() as session:
         workers.beat(session, "gpu3:1", Vitals("gpu3", Queue.CPU, 1))
 
@@ -335,7 +329,7 @@ def test_a_drained_machine(api: TestClient) -> None:
 
 def test_a_drain_of_a_machine_that_there_is_not(api: TestClient, history: str) -> None:
     """The refusal names the machines, also those whose workers have left within a day."""
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     with database.transaction() as session:
         for host in ("left", "drained"):
             vitals = Vitals(host, Queue.CPU, 1)
@@ -380,7 +374,7 @@ def test_workers(api: TestClient, history: str) -> None:
     assert idle["gpu"] is None
     assert 0 <= idle["silent_s"] < 30
     has = Vitals("host", Queue.GPU, 1, gpu_number=3, gpu_memory_ours=5 * 10**9)
-    with api.app.state.database.transaction() as session:  # type: ignore[attr-defined]
+    with database_of(api).transaction() as session:
         workers.beat(session, BUSY, has)
     idle, busy = api.get("/v1/workers").json()["items"]
     assert (idle["gpu_number"], idle["gpu_memory_ours"]) == (None, None)

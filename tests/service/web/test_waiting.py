@@ -17,8 +17,8 @@ from service.experiments import query_routes as experiment_queries
 from service.queue import lease
 from service.settings import Settings
 from service.vocabulary import Role, Status
-from tests.service.accounts.test_users import bearer
 from tests.support.attempts import claimed, submitted
+from tests.support.callers import bearer
 from tests.support.filled_lab import key_of
 from tests.support.processes import wait_until
 from tests.support.stored import change

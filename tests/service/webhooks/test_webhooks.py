@@ -18,8 +18,8 @@ from service.vocabulary import DesiredState
 from service.webhooks import store
 from service.webhooks.models import Delivery, Webhook
 from service.webhooks.routes import MAX_WEBHOOKS
-from tests.service.accounts.test_users import bearer
 from tests.support.attempts import submitted
+from tests.support.callers import bearer
 
 URL = "https://example.org/ended"
 
