@@ -19,7 +19,6 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from mptlab import serve
 from service.app import create_app
 from service.datasets import files, store
 from service.datasets import routes as datasets
@@ -30,6 +29,7 @@ from service.places import Places
 from service.settings import Settings
 from service.web import receiving
 from tests.support.processes import wait_until
+from tests.support.streams import served
 from tests.support.uploads import GOOD, npy, post, stored
 
 pytestmark = pytest.mark.usefixtures("inspected_here")
@@ -139,69 +139,50 @@ def test_an_upload_is_repeated_during_its_deletion(
 # Incomplete and too large uploads
 
 
-class Server:
-    """The service in this process on a port of its own, for clients that misbehave."""
-
-    def __init__(self, settings: Settings):
-        import uvicorn
-
-        self.port = serve.free_port()
-        config = uvicorn.Config(create_app(settings), port=self.port, log_config=None)
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run)
-        self.key = settings.key_file.read_text().strip()
-
-    def __enter__(self) -> "Server":
-        self.thread.start()
-        wait_until(lambda: self.server.started)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.server.should_exit = True
-        self.thread.join()
-
-    def begin(self, length: int, sent: bytes = b"") -> socket.socket:
-        """An upload that is sent only partly."""
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
-        head = (
-            f"POST /v1/datasets?name=a.npy HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n"
-            f"Authorization: Bearer {self.key}\r\n\r\n"
-        )
-        connection.sendall(head.encode() + sent)
-        return connection
+def begin(client: httpx.Client, length: int, sent: bytes = b"") -> socket.socket:
+    """An upload that is sent only partly."""
+    url = client.base_url
+    connection = socket.create_connection((url.host, url.port or 80), timeout=20)
+    head = (
+        f"POST /v1/datasets?name=a.npy HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n"
+        f"Authorization: {client.headers['Authorization']}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + sent)
+    return connection
 
 
 @pytest.fixture
-def hasty(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Settings]]:
+def hasty(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    """A real server that does not wait long for a body."""
     monkeypatch.setattr(receiving, "STALL_S", 1.5)
     monkeypatch.setattr(datasets, "MAX_USER_UPLOADS", 3)
-    with Server(settings) as server:
-        yield server, settings
+    with served(settings) as client:
+        yield client
 
 
-def test_an_upload_that_stalls_is_ended(hasty: tuple[Server, Settings]) -> None:
-    server, settings = hasty
-    with server.begin(10_000, b"half") as connection:
+def test_an_upload_that_stalls_is_ended(hasty: httpx.Client, settings: Settings) -> None:
+    with begin(hasty, 10_000, b"half") as connection:
         answer = connection.recv(10_000).decode()
     assert answer.startswith("HTTP/1.1 408")
     wait_until(lambda: stored(settings) == [])
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(hasty: tuple[Server, Settings]) -> None:
-    server, settings = hasty
-    with server.begin(10_000, b"half"):
+def test_an_upload_that_breaks_off_leaves_nothing(
+    hasty: httpx.Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "STALL_S", 600.0)  # so that it is not ended for this
+    with begin(hasty, 10_000, b"half"):
         wait_until(lambda: bool(stored(settings)))
-    wait_until(lambda: stored(settings) == [], timeout_s=1.2)  # before it is taken to stall
+    wait_until(lambda: stored(settings) == [])
 
 
-def test_uploads_that_arrive_slowly_hold_up_no_others(hasty: tuple[Server, Settings]) -> None:
+def test_uploads_that_arrive_slowly_hold_up_no_others(
+    hasty: httpx.Client, settings: Settings
+) -> None:
     """Four of two members, at 20 KB/s, held all places for days."""
-    server, settings = hasty
-    under_way = [server.begin(10_000, b"half") for _ in range(2)]
+    under_way = [begin(hasty, 10_000, b"half") for _ in range(2)]
     wait_until(lambda: len(stored(settings)) == 2)
-    headers = {"Authorization": f"Bearer {server.key}"}
-    url = f"http://127.0.0.1:{server.port}/v1/datasets?name=a.npy"
-    assert httpx.post(url, headers=headers, content=npy(GOOD)).status_code == 201
+    assert hasty.post("/v1/datasets?name=a.npy", content=npy(GOOD)).status_code == 201
     for connection in under_way:
         connection.close()
 
@@ -259,7 +240,7 @@ def test_a_full_disk_is_reported_to_the_uploader(
 
 def test_a_file_of_known_size_is_refused_before_it_comes(settings: Settings) -> None:
     small = settings.model_copy(update={"max_upload_bytes": 1000})
-    with Server(small) as server, server.begin(10_000) as connection:
+    with served(small) as client, begin(client, 10_000) as connection:
         assert connection.recv(10_000).decode().startswith("HTTP/1.1 413")
 
 

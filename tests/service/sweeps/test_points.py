@@ -67,17 +67,17 @@ def test_random_points_use_the_given_values_and_seed() -> None:
     assert all(isinstance(one["d"], int) for one in found)
 
 
-def test_a_bad_point_refuses_the_sweep_and_is_named(admin: TestClient) -> None:
+def test_a_bad_point_refuses_the_sweep_and_is_named(shared_api: TestClient) -> None:
     grid = {"seeds": [[4], [44]], "model.latent_dim": [1, 9, 2]}
-    ((pointer, detail),) = refused(admin, spec=SPEC, grid=grid)
+    ((pointer, detail),) = refused(shared_api, spec=SPEC, grid=grid)
     assert pointer == "/grid/model.latent_dim/1"
     assert detail.startswith("point 1 (seeds=[4], model.latent_dim=9): at most 5")
     listed = [{"seeds": [4]}, {"model.init": "maximum", "seeds": [4]}]
-    ((pointer, detail),) = refused(admin, spec=SPEC, list=listed)
+    ((pointer, detail),) = refused(shared_api, spec=SPEC, list=listed)
     assert pointer == "/list/1/model.init"
     assert "'generator'" in detail
     draws = {"n": 3, "fields": {"model.latent_dim": {"low": 6, "high": 9}}}
-    ((pointer, detail),) = refused(admin, spec=SPEC, random=draws)
+    ((pointer, detail),) = refused(shared_api, spec=SPEC, random=draws)
     assert pointer == "/random/fields/model.latent_dim"
     assert detail.startswith("point 0 (model.latent_dim=")
 
@@ -100,18 +100,18 @@ def test_a_bad_point_refuses_the_sweep_and_is_named(admin: TestClient) -> None:
     ],
 )  # fmt: skip
 def test_many_values_with_one_problem_are_told_once(
-    admin: TestClient, points: dict[str, Any], expected: list[tuple[str, str]]
+    shared_api: TestClient, points: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
     for (pointer, detail), (where, end) in zip(
-        refused(admin, spec=SPEC, **points), expected, strict=True
+        refused(shared_api, spec=SPEC, **points), expected, strict=True
     ):
         assert (pointer, detail[-len(end) :]) == (where, end)
 
 
-def test_errors_outside_the_swept_fields_point_to_the_spec(admin: TestClient) -> None:
+def test_errors_outside_the_swept_fields_point_to_the_spec(shared_api: TestClient) -> None:
     """A contradiction between a swept field and another names the other, and the point."""
     generator = ppca_spec()
-    ((pointer, detail),) = refused(admin, spec=generator, grid={"data.latent_dim": [2, 3]})
+    ((pointer, detail),) = refused(shared_api, spec=generator, grid={"data.latent_dim": [2, 3]})
     assert pointer == "/spec/model/latent_dim"
     assert detail.startswith("point 1 (data.latent_dim=3): init generator takes")
 
@@ -139,24 +139,24 @@ def test_errors_outside_the_swept_fields_point_to_the_spec(admin: TestClient) ->
     ],
 )  # fmt: skip
 def test_invalid_sweeps_are_refused(
-    admin: TestClient, body: dict[str, Any], pointer: str, detail: str
+    shared_api: TestClient, body: dict[str, Any], pointer: str, detail: str
 ) -> None:
-    found = refused(admin, spec=SPEC, **body)
+    found = refused(shared_api, spec=SPEC, **body)
     assert any(one[0] == pointer and detail in one[1] for one in found), found
 
 
-def test_an_unknown_field_of_a_grid_is_told_once(admin: TestClient) -> None:
+def test_an_unknown_field_of_a_grid_is_told_once(shared_api: TestClient) -> None:
     """With the place of the field that was meant."""
-    ((pointer, detail),) = refused(admin, spec=SPEC, grid={"latent_dim": [2, 3, 4]})
+    ((pointer, detail),) = refused(shared_api, spec=SPEC, grid={"latent_dim": [2, 3, 4]})
     assert pointer == "/grid/latent_dim"
     assert detail.endswith("did you mean model.latent_dim or data.latent_dim?")
-    ((pointer, _),) = refused(admin, spec=SPEC, grid={"model.latent_dim": [0]})
+    ((pointer, _),) = refused(shared_api, spec=SPEC, grid={"model.latent_dim": [0]})
     assert pointer == "/grid/model.latent_dim/0"
 
 
-def test_references_of_points_are_checked(admin: TestClient) -> None:
+def test_references_of_points_are_checked(shared_api: TestClient) -> None:
     upload = {"source": "upload", "dataset": "a" * 32, "n": 9, "dim": 7}
-    found = refused(admin, spec=SPEC, grid={"data": [SPEC["data"], upload]})
+    found = refused(shared_api, spec=SPEC, grid={"data": [SPEC["data"], upload]})
     assert [one[0] for one in found] == ["/grid/data/1/dataset"]
 
 

@@ -111,12 +111,6 @@ def test_every_body_has_an_example_that_its_schema_accepts(document: dict[str, A
             TypeAdapter(model).validate_python(example)
 
 
-def test_an_upload_s_sizes_may_be_left_out(document: dict[str, Any]) -> None:
-    schemas = document["components"]["schemas"]
-    (taken,) = [one for name, one in schemas.items() if name in ("UploadData", "UploadData-Input")]
-    assert sorted(taken["required"]) == ["dataset", "source"]
-
-
 def test_the_examples_of_sweeps_make_specs() -> None:
     (more,) = map(MorePoints.model_validate, EXAMPLES["MorePoints"])
     for sweep in map(SweepSubmission.model_validate, EXAMPLES["SweepSubmission"]):
