@@ -119,6 +119,7 @@ def test_deleted_experiments_can_be_restored_while_their_files_are_kept(
     deleted_ago(admin, one, settings.purge_after_s - deletion.RESTORE_MARGIN_S)
     answer = admin.post(f"{path}:undelete", headers=headers)
     assert (answer.status_code, answer.json()["reason"]) == (410, "purged")
+    assert admin.post(f"{path}:undelete", headers=other).status_code == 404
     assert admin.get(path, headers=headers).status_code == 404
     assert admin.post("/v1/experiments/%00:undelete").status_code == 404
 
