@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,20 @@ def test_points_come_in_the_order_of_their_numbers(
         with either.snapshot() as session:
             series = stored_series(session, claim.experiment_id)
         assert [*record_lines(either, claim.experiment_id, series)] == [f"{o}\n" for o in lines]
+
+
+def test_a_bundle_that_is_sent_slowly_holds_up_no_other(
+    database: Database, settings: Settings
+) -> None:
+    """A process builds one part at a time, to leave the processors to other requests."""
+    claim = ended(database)
+    with database.snapshot() as session:
+        made = bundle.bundle(session, session.get_one(Experiment, claim.experiment_id))
+    slow = bundle.zipped(database, settings, made)
+    assert next(slow)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: b"".join(bundle.zipped(database, settings, made)))
+        is_done = bool(wait([other], timeout=60).done)
+        del slow  # so that the other one ends
+    assert is_done
+    assert zipfile.ZipFile(io.BytesIO(other.result())).testzip() is None
