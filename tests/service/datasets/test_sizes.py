@@ -78,6 +78,11 @@ def test_an_upload_is_named_by_its_file_name(api: TestClient, dataset: str) -> N
         assert answer.json()["spec"]["data"]["dataset"] == dataset
     sweep = {"spec": spec_of("good.npy"), "grid": {"seeds": [[1], [2]]}}
     assert api.post("/v1/sweeps", json=sweep).status_code == 202
+    text = post(api, "a.txt", b"the cat\nthe dog\n").json()["id"]
+    model = {"family": "masked_lm", "checkpoint": "any"}
+    spec = {"model": model, "data": {"source": "text", "dataset": "a.txt"}}
+    answer = api.post("/v1/experiments:validate", json={"spec": spec})
+    assert answer.json()["spec"]["data"]["dataset"] == text
     other = post(api, "good.npy", npy(GOOD + 1)).json()["id"]
     for name, words in (
         ("good.npy", f"newest first: {other}, {dataset}"),
@@ -86,15 +91,6 @@ def test_an_upload_is_named_by_its_file_name(api: TestClient, dataset: str) -> N
         (told,) = api.post("/v1/experiments", json={"spec": spec_of(name)}).json()["errors"]
         assert told["pointer"] == "/spec/data/dataset"
         assert words in told["detail"]
-
-
-def test_the_text_of_an_upload_is_named_by_its_file_name(api: TestClient) -> None:
-    made = post(api, "a.txt", b"the cat\nthe dog\n").json()["id"]
-    model = {"family": "masked_lm", "checkpoint": "any"}
-    data = {"source": "text", "dataset": "a.txt"}
-    answer = api.post("/v1/experiments:validate", json={"spec": {"model": model, "data": data}})
-    assert answer.is_success, answer.json()
-    assert answer.json()["spec"]["data"]["dataset"] == made
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [

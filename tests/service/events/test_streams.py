@@ -325,13 +325,6 @@ def is_open(client: httpx.Client) -> bool:
         return answer.status_code == 200
 
 
-def test_missing_experiments_have_no_stream(client: httpx.Client) -> None:
-    for path in ("/v1/experiments/a/events", "/v1/sweeps/a/events"):
-        refused = client.get(path, headers={"Accept": "text/event-stream"})
-        assert refused.status_code == 404
-        assert refused.headers["content-type"] == "application/problem+json"
-
-
 def test_a_silent_stream_is_pinged(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

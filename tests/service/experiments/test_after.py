@@ -118,22 +118,6 @@ def test_successors_of_a_failure_fail_along_the_chain(admin: TestClient, how: st
         assert [data["status"] for data in session.scalars(events)] == ["queued", "failed"]
 
 
-def test_a_run_that_is_lost_too_often_fails_its_successors(admin: TestClient) -> None:
-    database = database_of(admin)
-    first = submit(admin)
-    last = submit(admin, first)
-    claim = claim_next(database)
-    with database.transaction() as session:
-        lease.mark_lost(session, claim, max_lost=1)
-    assert get(admin, last)["status"] == "queued"
-    claim = claim_next(database)
-    assert claim.experiment_id == first
-    with database.transaction() as session:
-        lease.mark_lost(session, claim, max_lost=1)
-    release_held(database)
-    assert get(admin, last)["status"] == "failed"
-
-
 @pytest.mark.parametrize("spec", [TRAINED, FITTED], ids=["trained", "fitted"])
 def test_an_experiment_waits_for_the_run_that_makes_its_weights(
     admin: TestClient, spec: dict[str, Any]

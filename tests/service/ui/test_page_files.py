@@ -96,8 +96,3 @@ def test_a_page_names_each_script_that_it_runs(name: str) -> None:
         for target in re.findall(r'from "([^"]*)"', FILES[script].read_text()):
             file = ((STATIC / script).parent / target).resolve()
             assert file.relative_to(STATIC).as_posix() in scripts
-
-
-def test_a_page_is_only_read(api: TestClient) -> None:
-    answer = api.post("/")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")

@@ -38,7 +38,7 @@ def stored(api: TestClient) -> int:
         return session.query(Experiment).count()
 
 
-def told(answer: Any) -> dict[str, str]:
+def details(answer: Any) -> dict[str, str]:
     """Return the details of a refusal by their pointers."""
     assert answer.status_code == 422, answer.text
     assert answer.headers["content-type"] == PROBLEM
@@ -78,8 +78,8 @@ def test_a_wrong_spec_is_refused_by_its_field(
     api: TestClient, spec: Any, pointer: str, words: str
 ) -> None:
     for path in ("/v1/experiments", "/v1/experiments:validate"):
-        found = told(api.post(path, json={"spec": spec}))
-        assert words in found[pointer]
+        by_pointer = details(api.post(path, json={"spec": spec}))
+        assert words in by_pointer[pointer]
 
 
 def beside(member: str) -> str:
@@ -113,18 +113,18 @@ BAD_BODIES: dict[str, tuple[str | bytes, str, str]] = {
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_a_wrong_body_is_refused_by_its_field(api: TestClient, name: str) -> None:
     body, pointer, words = BAD_BODIES[name]
-    assert words in told(api.post("/v1/experiments", content=body, headers=JSON))[pointer]
+    assert words in details(api.post("/v1/experiments", content=body, headers=JSON))[pointer]
 
 
 def test_a_body_without_its_type_is_refused(api: TestClient) -> None:
     """With only -d, curl does not send the JSON content type."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     for headers in (form, {}):
-        found = told(api.post("/v1/experiments", content=TEXT, headers=headers))
-        assert "application/json" in found["/header/Content-Type"]
-    assert "missing" in told(api.post("/v1/experiments"))[""]
-    found = told(api.post("/v1/datasets?name=a.npy", files={"file": ("a.npy", b"x")}))
-    assert "curl --data-binary @FILE" in found["/header/Content-Type"]
+        by_pointer = details(api.post("/v1/experiments", content=TEXT, headers=headers))
+        assert "application/json" in by_pointer["/header/Content-Type"]
+    assert "missing" in details(api.post("/v1/experiments"))[""]
+    by_pointer = details(api.post("/v1/datasets?name=a.npy", files={"file": ("a.npy", b"x")}))
+    assert "curl --data-binary @FILE" in by_pointer["/header/Content-Type"]
 
 
 def test_a_body_with_a_byte_order_mark_is_read(api: TestClient) -> None:
@@ -163,8 +163,8 @@ def test_a_body_over_the_limit_is_refused_with_it(api: TestClient) -> None:
 def test_a_wrong_query_is_refused_by_its_parameter(
     api: TestClient, query: str, pointer: str, words: str
 ) -> None:
-    ((found, detail),) = told(api.get(f"/v1/experiments?{query}")).items()
-    assert found == f"/query/{pointer}"
+    ((where, detail),) = details(api.get(f"/v1/experiments?{query}")).items()
+    assert where == f"/query/{pointer}"
     assert words in detail
 
 
@@ -186,8 +186,8 @@ def test_every_pattern_is_explained_in_words(api: TestClient) -> None:
     assert used <= PATTERNS.keys() | SERVICE_PATTERNS.keys()
     for name, words in (("a.doc", "csv, tsv, parquet"), ("a.csv.gz", "decompress"),
                         ("%C3%A9.csv", "letters, digits")):  # fmt: skip
-        assert words in told(api.post(f"/v1/datasets?name={name}", content=b"x"))["/query/name"]
-    assert "small letters" in told(api.post("/v1/users", json={"name": "Ann B"}))["/name"]
+        assert words in details(api.post(f"/v1/datasets?name={name}", content=b"x"))["/query/name"]
+    assert "small letters" in details(api.post("/v1/users", json={"name": "Ann B"}))["/name"]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_no_field_of_a_spec_accepts_an_address(api: TestClient, address: str) ->
         ("/spec/data/file", {**text, "data": {"source": "text", "file": address}}),
         ("/spec/data/dataset", ppca_spec(model__init="random", data=upload)),
     ):
-        assert pointer in told(api.post("/v1/experiments", json={"spec": spec}))
+        assert pointer in details(api.post("/v1/experiments", json={"spec": spec}))
 
 
 def test_a_refusal_repeats_nothing_that_may_be_secret(api: TestClient) -> None:
