@@ -9,11 +9,10 @@ from playwright.sync_api import Locator, Page, expect
 
 from mptcore.presets import PRESETS
 from service.queue import drains, workers
-from service.records.recording import Batch, record
-from service.vocabulary import Role, Status
-from tests.support.attempts import claim_next, submitted
+from service.vocabulary import Role
+from tests.support.attempts import submitted
 from tests.support.browser import BrowsedLab, containing, signed_in
-from tests.support.filled_lab import H100, end, key_of, metrics
+from tests.support.filled_lab import H100, key_of
 from tests.support.ppca_spec import ppca_spec
 
 pytestmark = pytest.mark.slow
@@ -95,60 +94,6 @@ def test_a_table_is_read_as_the_options_of_its_upload_say(page: Page, lab: Brows
     expect(page.get_by_text("note was left out: not numbers: line 2 is 'n'")).to_be_visible()
     made = lab.api.dataset(json.loads(page.locator("#spec").input_value())["data"]["dataset"])
     assert (made["columns"], made["ids"]) == (["2019", "2020", "2021"], ["id"])
-
-
-def measured(lab: BrowsedLab, name: str, values: dict[str, tuple[float, float]]) -> str:
-    """The id of a run with an exact LML of each model, one value for each of two seeds."""
-    submitted(lab.database, name=name, priority=100)
-    claim = claim_next(lab.database)
-    batch, seq = Batch(), 0
-    for model, of_seeds in values.items():
-        for seed, value in zip((4, 44), of_seeds, strict=True):
-            seq += 1
-            batch.add({"seq": seq, "record": "metric", "name": "lml", "value": value,
-                       "labels": {"seed": seed, "model": model}, "std_err": 0.0})  # fmt: skip
-    with lab.database.transaction() as session:
-        record(session, claim, batch, 600.0)
-    end(lab.database, claim, Status.SUCCEEDED)
-    return claim.experiment_id
-
-
-def test_model_and_baseline_are_not_averaged(page: Page, lab: BrowsedLab) -> None:
-    both = {"model": (-1034.0, -1036.0), "baseline": (-3347.0, -3347.0)}
-    first = measured(lab, "averages 1", both)
-    second = measured(lab, "averages 2", both | {"model": (-1030.0, -1034.0)})
-    page.goto(lab.url("/?q=averages&order_by=created+asc"))
-    shown = page.get_by_role("row", name="averages 1").locator("td.number").first
-    expect(shown).to_have_text(re.compile(r"−1035\s+×2\s+model model\s*−3347\s+×2"))
-    expect(shown.locator("div").first).to_have_attribute("title", containing("two seeds"))
-    page.goto(lab.url(f"/experiments/{first}"))
-    metrics = page.get_by_role("region", name="Metrics")
-    expect(metrics.get_by_role("columnheader")).to_have_text(
-        ["Metric", *(f"{model}, {seed}" for seed in ("mean over seeds", "seed 4", "seed 44")
-                     for model in ("model", "baseline"))]
-    )  # fmt: skip
-    cells = metrics.get_by_role("row", name="lml").get_by_role("cell")
-    expect(cells).to_have_text(["−1035", "−3347", "−1034", "−3347", "−1036", "−3347"])
-    page.goto(lab.url(f"/compare?ids={first},{second}"))
-    rows = page.get_by_role("region", name="Runs").locator("tbody tr")
-    expect(rows).to_have_text([containing("−1035"), re.compile(r"−1032.*\+3.*−3347")])
-
-
-def test_a_sweep_over_seeds_is_drawn_and_averaged(page: Page, lab: BrowsedLab) -> None:
-    made = lab.api.sweep(ppca_spec(), {"seeds": [[3], [1]]}, name="by seed", priority=100)
-    for value in (-62.0, -60.0):
-        claim = claim_next(lab.database)
-        metrics(lab.database, claim, 1, value)
-        end(lab.database, claim, Status.SUCCEEDED)
-    page.goto(lab.url(f"/sweeps/{made.id}"))
-    chart = page.get_by_role("img", name="lml by seeds")
-    expect(chart).to_have_attribute("aria-label", containing("2 points, from −60 to −62"))
-    expect(page.locator(".u-legend")).to_contain_text("mean over seeds")
-    rows = page.get_by_role("region", name="Means over seeds").locator("tbody tr")
-    expect(rows).to_have_text([re.compile(r"2\s*−61.*×4")])  # of two runs, each of two seeds
-    with page.expect_download() as download:
-        page.get_by_role("link", name="CSV, a line for each seed").click()
-    assert len(download.value.path().read_text().splitlines()) == 1 + 2 * 4
 
 
 def test_changing_family_or_source_keeps_the_common_fields(page: Page, lab: BrowsedLab) -> None:

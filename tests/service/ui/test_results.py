@@ -10,7 +10,6 @@ from service.vocabulary import Status
 from tests.support.attempts import claim_next, submitted
 from tests.support.browser import BrowsedLab, containing
 from tests.support.filled_lab import end
-from tests.support.lm_specs import BASE
 from tests.support.ppca_spec import ppca_spec
 
 pytestmark = pytest.mark.slow
@@ -67,22 +66,6 @@ def test_a_page_and_the_list_show_the_result_after_training(page: Page, lab: Bro
     page.goto(lab.url("/?q=after+training"))
     cells = page.get_by_role("row", name="after training").locator("td.number")
     expect(cells).to_have_text(["−10.200", "−10.10 ± 0.10"])
-
-
-def test_results_of_language_models_stand_in_the_list(page: Page, lab: BrowsedLab) -> None:
-    spec = BASE | {"evaluate": {"dimensions": 512}, "compute": {"device": "cpu"}}
-    metrics: Any = [("area", -956.7, 3.1, {}), ("pll", -9.12, 0.5, {})]
-    made = ended(lab, "a language model", spec, metrics)
-    page.goto(lab.url("/?q=a+language+model"))
-    cells = page.get_by_role("row", name="a language model").locator("td.number")
-    expect(cells).to_have_text(["−956.7 ± 3.1 × 512 tokens", "−9.12 ± 0.50"])
-    page.goto(lab.url(f"/experiments/{made}"))
-    result = page.get_by_role("region", name="Result")
-    expect(result).to_contain_text("Area under the curve")
-    expect(result).to_contain_text("= −1.869 per token × 512 tokens")
-    page.set_viewport_size({"width": 400, "height": 900})
-    page.goto(lab.url("/?q=a+language+model"))
-    expect(page.get_by_text("area −956.7 ± 3.1 × 512 tokens")).to_be_visible()
 
 
 def test_a_sweep_says_what_its_table_says(page: Page, lab: BrowsedLab) -> None:
