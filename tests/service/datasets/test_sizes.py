@@ -119,9 +119,10 @@ def test_wrong_sizes_are_refused_by_field(api: TestClient, dataset: str) -> None
 
 
 def test_sizes_of_uploads_of_others_are_not_revealed(
-    dataset: str, database: Database, settings: Settings
+    api: TestClient, dataset: str, database: Database, settings: Settings
 ) -> None:
-    """Neither by the sizes themselves nor by contradictions to them."""
+    """Neither by the sizes themselves nor by contradictions to them, nor are ids by a name."""
+    second = post(api, "good.npy", npy(GOOD + 1)).json()["id"]
     with database.transaction() as session:
         ensure_key(session, "other", settings.store / "other")
     key = (settings.store / "other").read_text().strip()
@@ -132,6 +133,10 @@ def test_sizes_of_uploads_of_others_are_not_revealed(
             path = "/v1/sweeps" if "grid" in body else "/v1/experiments"
             told = other.post(path, json=body).json()["errors"]
             assert [one["pointer"] for one in told] == ["/spec/data/dataset"]
+        answer = other.post("/v1/experiments", json={"spec": spec_of("good.npy")})
+        assert answer.json()["errors"][0]["pointer"] == "/spec/data/dataset"
+        assert dataset not in answer.text
+        assert second not in answer.text
 
 
 def test_the_cache_knows_both_spellings(api: TestClient, dataset: str, database: Database) -> None:
