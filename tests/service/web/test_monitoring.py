@@ -283,7 +283,7 @@ def test_workers_that_see_a_full_store(api: TestClient) -> None:
 
 @pytest.mark.usefixtures("history")
 def test_an_idle_worker_that_looks_for_no_run_hangs(api: TestClient) -> None:
-    database: Database = api.app.state.database  # type: ignore[attr-defined]
+    database = database_of(api)
     for looked_ago_s, hangs in ((6.0, False), (60.0, True)):
         vitals = Vitals("host", Queue.CPU, 1, looked_ago_s=looked_ago_s)
         with database.transaction() as session:
