@@ -273,3 +273,15 @@ def test_an_id_that_is_gone_is_not_given_again(admin: TestClient) -> None:
         lease.forget_records(session, claim.experiment_id)
         lease.release(session, claim)
     assert kinds(page(admin, url, after=read["last_id"])) == ["queued"]
+
+
+def test_points_and_progress_from_now_on(api: TestClient) -> None:
+    claim = claimed(database_of(api))
+    recorded(api, claim, point(1), point(2), progress(2))
+    url = f"/v1/experiments/{claim.experiment_id}/events"
+    now = page(api, url, after="now")
+    assert now["items"] == []
+    recorded(api, claim, point(3), progress(3))
+    later = page(api, url, after=now["last_id"])
+    assert kinds(later) == ["progress", "points"]
+    assert xs(later) == [3]

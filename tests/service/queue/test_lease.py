@@ -418,3 +418,10 @@ def test_usable_checkpoints_are_kept(database: Database) -> None:
     assert left == [[], ["1/a"], ["1/a"], ["1/a"]]
     with database.snapshot() as session:
         assert session.get(Experiment, ids[0]) is not None
+
+
+def test_the_memory_of_a_run_that_fails_after_several_attempts(database: Database) -> None:
+    claim = claimed(database)
+    with database.transaction() as session:
+        assert lease.hand_back(session, claim, "memory", 0, FULL, peak_bytes=5) == "failed"
+    assert slot(database, claim).peak_bytes == 5
