@@ -289,3 +289,13 @@ def test_workers_end_with_what_started_them() -> None:
     starter.start()
     starter.join()
     assert started[0].wait(30) == -signal.SIGTERM
+
+
+@pytest.mark.usefixtures("can_compute")
+def test_a_gpu_worker_reports_its_memory_limit_at_once(
+    settings: Settings, database: Database
+) -> None:
+    """Claims of other workers count its main memory from the beginning."""
+    main.take_gpu(settings.model_copy(update={"run_memory_bytes": GIB // 4}))
+    with database.snapshot() as session:
+        assert session.scalars(select(Worker.run_memory)).all() == [GIB // 4]

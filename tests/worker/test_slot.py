@@ -9,16 +9,18 @@ from contextlib import nullcontext
 from functools import cache
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from service.datasets.models import Dataset
 from service.db.engine import Database
 from service.experiments.models import Event, Queue
 from service.queue import drains, lease, workers
+from service.queue.workers import Vitals
 from service.settings import Settings
+from service.workers.models import Worker
 from tests.support.attempts import submitted
 from tests.support.invariants import Record, check
-from tests.support.ppca_spec import ppca_spec
+from tests.support.ppca_spec import ppca_spec, spec_on
 from tests.support.records import CHECKPOINT_AFTER, RECORDS
 from tests.support.starting import run_next
 from tests.support.stored import row
@@ -284,3 +286,22 @@ def test_runs_on_a_gpu_begin_with_transformers_imported(
     monkeypatch.setattr("worker.slot.WarmParent", lambda *, transformers: made.append(transformers))
     Slot(database, settings, "w", queue).warm_up()
     assert made == [queue == Queue.GPU]
+
+
+def test_no_run_is_left_to_a_gpu_worker_that_is_silent(
+    database: Database, settings: Settings
+) -> None:
+    """A CPU worker starts what an idle GPU worker could run as well, once that one is silent for
+    too long."""
+    submitted(database, spec_on("auto"))
+    with database.transaction() as session:
+        vitals = Vitals("other", Queue.GPU, 2**40, gpu_uuid="a", looked_ago_s=0.0)
+        workers.beat(session, "silent", vitals)
+    slot = Slot(database, settings, "w")
+    assert slot.claim() is None
+    with database.transaction() as session:
+        heartbeat_at = Worker.heartbeat_at - settings.worker_silent_s
+        session.execute(
+            update(Worker).where(Worker.id == "silent").values(heartbeat_at=heartbeat_at)
+        )
+    assert slot.claim() is not None
