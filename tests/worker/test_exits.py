@@ -217,3 +217,10 @@ def test_the_sizes_of_artifacts_and_checkpoints_are_measured(watch: Watch) -> No
         (latest,) = lease.checkpoints(session, watch.claim.experiment_id)
         assert latest.bytes == 77
         assert quota.kept(session, 1) == before + 77
+
+
+def test_the_peak_of_a_run_that_a_full_disk_ends(watch: Watch) -> None:
+    watch.claim = replace(watch.claim, queue=Queue.GPU)
+    failure = {"seq": 1, "record": "failure", "cause": "disk_full", "message": "no space"}
+    watch.run([*MEMORY, failure], status=1)
+    assert peak_bytes(watch) == 7

@@ -3,6 +3,7 @@
 import sys
 import threading
 from inspect import unwrap
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -166,3 +167,20 @@ def test_a_worker_stops_early_enough_to_hand_back(
     assert is_idle()
     with worker.slot.occupied:
         assert not is_idle()
+
+
+@pytest.mark.parametrize("queue", Queue)
+def test_a_worker_of_a_lab_receives_the_tickets_of_its_queue(
+    rung: Settings, monkeypatch: pytest.MonkeyPatch, queue: Queue
+) -> None:
+    """One at a time in the main thread: runners end with the thread that started them."""
+    app, worker = make_celery(rung), Worker(rung, queue)
+    options: dict[str, str] = {}
+
+    def worker_main(arguments: list[str]) -> None:
+        options.update(pairwise(arguments))
+        worker._shut_down()
+
+    monkeypatch.setattr(app, "worker_main", worker_main)
+    worker.run(app)
+    assert (options["--queues"], options["--pool"]) == (queue, "solo")
