@@ -150,3 +150,9 @@ def test_huge_numbers_are_no_numbers() -> None:
 
 def test_decimal_commas_are_counted_as_decimals() -> None:
     assert header("400;410;420", ["0,12;0,5;0,3"], separator=";")
+
+
+def test_a_decimal_point_beside_decimal_commas_is_no_number() -> None:
+    rows = ["0,12;0,5;0,3", "1,5;0,7;0,1"]
+    assert header("0.25;0.13;0.77", rows, separator=";")
+    assert not header("0,25;0,13;0,77", rows, separator=";")

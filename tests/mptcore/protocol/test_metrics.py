@@ -57,3 +57,8 @@ def test_the_metrics_of_the_docs_have_meanings(page: str) -> None:
     names = [name for one in cells for name in re.findall("`(.+?)`", one)]
     assert len(names) > 8
     assert [name for name in names if not meaning(name, ROWS)] == []
+
+
+def test_an_lml_of_the_standardized_rows_says_so() -> None:
+    scaled = {"data": {"source": "upload", "standardize": "columns"}}
+    assert meaning("lml", scaled).endswith("of a row, in nats; of standardized values")

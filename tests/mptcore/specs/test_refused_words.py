@@ -203,3 +203,13 @@ def test_the_family_of_the_model_selects_the_experiment_class() -> None:
     for family in ("gan", ["ppca"], None):
         with pytest.raises(ValidationError, match="the family is unknown"):
             adapter.validate_python({"model": {"family": family}})
+
+
+def test_the_closest_family_is_suggested() -> None:
+    (problem,) = problems(changed(VECTORS, "model/family", "pca"))
+    assert problem.endswith("; did you mean ppca?")
+
+
+def test_a_single_value_is_shown_as_a_list() -> None:
+    (problem,) = problems(changed(VECTORS, "seeds", 3))
+    assert problem.endswith(": write [3]")
