@@ -305,3 +305,13 @@ def test_no_run_is_left_to_a_gpu_worker_that_is_silent(
             update(Worker).where(Worker.id == "silent").values(heartbeat_at=heartbeat_at)
         )
     assert slot.claim() is not None
+
+
+def test_heartbeats_contain_the_gpu_memory_that_a_run_reports(
+    database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[int] = []
+    monkeypatch.setattr(presence, "vitals", lambda *figures: reported.append(figures[3]))
+    monkeypatch.setattr(Slot, "run_device_bytes", 7)
+    Slot(database, settings, "w").presence.vitals()
+    assert reported == [7]
