@@ -157,3 +157,11 @@ def test_nothing_is_drawn_without_curves_and_figures() -> None:
     assert (
         picture({"name": "fig4-left", "specs": [{}], "published": {}}, [{"series": []}], []) is None
     )
+
+
+def test_the_axis_of_a_training_leaves_out_its_beginning() -> None:
+    values: list[float | None] = [*[-1000.0] * 4, *(-10.0 + i / 100 for i in range(97))]
+    (axes,) = panels("fig2-left", [series("lml", values, seed=4)])
+    low, high = axes.get_ylim()
+    assert -12 < low < -9
+    assert high > -9.04

@@ -206,3 +206,10 @@ def test_empty_texts_and_named_columns_are_uploaded() -> None:
     ]
     with pytest.raises(ValueError, match="the texts have no column z; they have pair, y, smiles"):
         score_spec(table, "m", upload, None, label_column="z")
+
+
+def test_one_of_several_columns_of_a_frame_is_chosen() -> None:
+    frame = pandas.DataFrame({"first": ["a", "b"], "second": ["c", "d"]})
+    table = texts_of(frame, "second")
+    assert (table.texts, table.column) == (["c", "d"], "second")
+    assert table.columns == {"first": ["a", "b"]}
