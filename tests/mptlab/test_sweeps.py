@@ -76,3 +76,12 @@ def test_a_batch_gives_ids_in_order(direct: Client) -> None:
     assert all(
         one["pointer"].startswith("/experiments/1/") for one in refused.value.document["errors"]
     )
+
+
+def test_a_retry_of_many_points_takes_several_requests(
+    direct: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.submission.requests.MAX_STORED_BYTES", 1)
+    sweep = direct.sweep(SPEC, {"seeds": [[1], [2], [3]]})
+    sweep.cancel()
+    assert sweep.retry() == 3
