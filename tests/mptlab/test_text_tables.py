@@ -213,3 +213,17 @@ def test_one_of_several_columns_of_a_frame_is_chosen() -> None:
     table = texts_of(frame, "second")
     assert (table.texts, table.column) == (["c", "d"], "second")
     assert table.columns == {"first": ["a", "b"]}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_one_of_several_columns_of_a_file_is_chosen(tmp_path: Path, suffix: str) -> None:
+    frame = pandas.DataFrame({"first": ["a", "b"], "second": ["c", "d"]})
+    file = tmp_path / f"t{suffix}"
+    if suffix == ".parquet":
+        frame.to_parquet(file)
+    elif suffix == ".jsonl":
+        frame.to_json(file, orient="records", lines=True)
+    else:
+        frame.to_csv(file, sep="," if suffix == ".csv" else "\t", index=False)
+    table = read_texts(file, "second")
+    assert (table.texts, table.columns) == (["c", "d"], {"first": ["a", "b"]})
