@@ -554,3 +554,13 @@ def test_a_lease_that_is_lost_before_the_outcome(
     monkeypatch.setattr(lease, "finish", finish)
     assert watch.run(points(1))[0] == "lease lost"
     assert watch.found.status == Status.RUNNING
+
+
+def test_a_run_that_cannot_write_its_records_says_why_it_waits(watch: Watch) -> None:
+    def refuse() -> None:
+        raise OSError(28, "No space left on device")
+
+    watch.settings = watch.settings.model_copy(update={"stall_s": 4.0 * LIMIT_S})
+    watch.run(points(1), status=None, spool=SimpleNamespace(size=0, check_space=refuse))
+    event = status_events(watch.database, watch.claim.experiment_id)[-1]
+    assert "No space left on device" in event["message"]
