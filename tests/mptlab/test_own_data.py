@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from mptlab import Client
+from mptlab.commands import own_data
 from tests.support.commands import mpt_here
 
 ROWS = np.random.default_rng(5).normal(size=(40, 4)).round(3)
@@ -364,3 +365,10 @@ def test_a_checkpoint_without_safetensors_is_refused(environment: dict[str, str]
     checkpoint("bert")
     code, _, error = mpt_here(elsewhere, *words, "--model", "./bert")
     assert (code, "MPT_MODELS_DIR of the workers" in error) == (1, True)
+
+
+def test_chosen_columns_may_stand_beside_text(direct: Client, tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    file.write_text("name,a,b\nx,1.5,2\ny,0.5,1\nz,2.5,3\n")
+    data = own_data.data_of(direct, str(file), ["a", "b"], None, {})
+    assert direct.dataset(data["dataset"])["dim"] == 2
