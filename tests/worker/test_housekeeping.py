@@ -96,7 +96,7 @@ def test_checkpoints_of_experiments_that_ended_without_a_worker_are_removed(
 def test_retention_is_applied_by_the_hour_and_purges_each_time(
     database: Database, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is purged at once is bounded."""
+    """A purge of one hour is bounded."""
     calls: list[tuple[str, Any]] = []
 
     def replace(name: str, returned: Any) -> None:
