@@ -32,6 +32,13 @@ def run(test: Callable[[], object]) -> None:
     asyncio.run(test())  # type: ignore[arg-type]
 
 
+async def ask(places: Places, order: list[int], user: int) -> None:
+    """Hold a place for a moment, and note whose turn it is."""
+    async with places.place(user):
+        order.append(user)
+        await asyncio.sleep(0)
+
+
 def test_a_user_with_many_requests_waits_behind_one_with_few() -> None:
     async def test() -> None:
         places = Places(2, of_user=2)
@@ -51,12 +58,7 @@ def test_users_that_hold_equally_many_take_turns() -> None:
     async def test() -> None:
         places, order = Places(1, of_user=1), list[int]()
 
-        async def ask(user: int) -> None:
-            async with places.place(user):
-                order.append(user)
-                await asyncio.sleep(0)
-
-        await asyncio.gather(*(ask(user) for user in (1, 1, 1, 2, 2, 2, 3, 3)))
+        await asyncio.gather(*(ask(places, order, user) for user in (1, 1, 1, 2, 2, 2, 3, 3)))
         assert order[:5] == [1, 2, 3, 3, 1]
 
     run(test)
@@ -90,16 +92,11 @@ def test_a_user_who_waits_for_one_answer_goes_before_users_who_wait_for_several(
     async def test() -> None:
         places, order = Places(1, of_user=1), list[int]()
 
-        async def ask(user: int) -> None:
-            async with places.place(user):
-                order.append(user)
-                await asyncio.sleep(0)
-
         async def ask_again(user: int) -> None:
             for _ in range(2 * AHEAD):
-                await ask(user)
+                await ask(places, order, user)
 
-        others = [ask(user) for user in (1, 1, 2, 2, 3, 3)]
+        others = [ask(places, order, user) for user in (1, 1, 2, 2, 3, 3)]
         await asyncio.gather(ask_again(8), ask_again(9), *others)
         assert {*order[: AHEAD // 2]} == {8, 9}
         assert {*order[:AHEAD]} == {8, 9, 1, 2, 3}
