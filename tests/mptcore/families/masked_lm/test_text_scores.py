@@ -144,13 +144,15 @@ def test_the_cumulative_score_of_a_short_text_is_exact(models: Path, tmp_path: P
 
 def test_the_cumulative_score_of_a_longer_text_has_its_error(models: Path, tmp_path: Path) -> None:
     text = "the cats sat on unlikely"  # 8 tokens
-    rows, _ = scored(of([text, text], scores=["cumulative"], target_std_err=0.3), tmp_path)
+    rows, found = scored(of([text, text], scores=["cumulative"], target_std_err=0.3), tmp_path)
     expected = Plain(models / "pieces").cumulative(text)
     values = [row["cumulative"] for row in rows]
     assert values[0] != values[1]  # each text has masks of its own
     for row in rows:
         assert 0 < row["cumulative_std_err"] <= 0.3
         assert abs(row["cumulative"] - expected) < 4 * row["cumulative_std_err"]
+    of_mean = math.hypot(*(row["cumulative_std_err"] for row in rows)) / 2
+    assert metric(found, "cumulative").std_err == pytest.approx(of_mean)
 
 
 @pytest.mark.parametrize("target", TARGETS)
