@@ -85,7 +85,7 @@ def test_weights_of_shared_experiments_can_be_used(
     assert admin.get(f"/v1/experiments/{retried}", headers=bob).status_code == 200
 
 
-def test_workers_show_no_one_elses_ids(
+def test_workers_and_metrics_show_no_one_elses_ids(
     admin: TestClient, ann: dict[str, str], bob: dict[str, str]
 ) -> None:
     private, shared = submit(admin, headers=ann), submit(admin, headers=ann)
@@ -102,6 +102,10 @@ def test_workers_show_no_one_elses_ids(
 
     assert seen(ann) == seen({}) == [(True, private), (True, shared)]
     assert seen(bob) == [(True, None), (True, shared)]
+    metrics = admin.get("/metrics", headers=bob).text
+    assert 'mpt_experiments{status="running"} 2' in metrics
+    assert private not in metrics
+    assert shared not in metrics
 
 
 def test_an_admins_key_without_the_scope_has_the_rights_of_a_member(
