@@ -35,6 +35,19 @@ def test_a_retry_stores_no_more_than_a_request_may(
     assert admin.post(retry).json() == {"count": 0, "more": False}
 
 
+@pytest.mark.parametrize("with_key", [True, False])
+def test_a_retry_is_in_the_audit_log_once(admin: TestClient, with_key: bool) -> None:
+    """Also if the request is repeated under its key."""
+    made = sweep(admin)
+    assert admin.post(made["urls"]["cancel"]).is_success
+    headers = {"Idempotency-Key": "again"} if with_key else {}
+    for _ in range(1 + with_key):
+        assert admin.post(made["urls"]["retry"], headers=headers).json()["count"] == 6
+    lines = admin.get("/v1/audit").json()["items"]
+    (line,) = [line for line in lines if line["action"] == "sweep.retried"]
+    assert line["details"]["experiments"] == 6
+
+
 def test_a_retry_takes_as_many_points_as_its_owner_may_have(admin: TestClient) -> None:
     """The specs of the other points are not read."""
     made = sweep(admin)
