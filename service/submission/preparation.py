@@ -28,7 +28,7 @@ from service.experiments.references import ReferencedInputs, after_problems, ref
 from service.experiments.schemas import Submission
 from service.experiments.titles import value_at
 from service.queue.memory import Memory, MemoryModel
-from service.queue.quota import UNLIMITED, Room, room_of
+from service.queue.quota import Room, room_of
 from service.queue.sizes import POINT_BYTES, of_texts
 from service.refusals import invalid
 from service.settings import Settings
@@ -99,7 +99,7 @@ class Prepared(NamedTuple):
 
     owner_id: int
     experiments: Sequence[PreparedExperiment]
-    room: Room = UNLIMITED
+    room: Room
     """Room of the owner before the transaction. Its sums take long, and requests that are sent
     together may exceed the limit by their own bytes."""
     uploads: Collection[str] = ()

@@ -30,6 +30,7 @@ from service.fair_share import FairShare
 from service.queue import lease, states
 from service.queue.lease import Claim, FailureCause, LeaseLost
 from service.queue.ledger import Use, decayed_usage
+from service.queue.quota import UNLIMITED
 from service.queue.statistics import statistics
 from service.records.recording import Batch, record
 from service.submission.preparation import Entry, Prepared
@@ -185,7 +186,7 @@ class QueueMachine(RuleBasedStateMachine):
         by = Caller(user, f"user {user}", Role.MEMBER, "key", frozenset())
         with self.database.transaction() as session:
             sweep = sweeps.add(session, sweeps.new(user, submission))
-            request = Prepared(user, [point] * points, predecessors=point.unfinished)
+            request = Prepared(user, [point] * points, UNLIMITED, predecessors=point.unfinished)
             insert_all(session, request, by=by, fair_share=SHARING, sweep=sweep)
             made = select(Experiment.id).where(Experiment.sweep_id == sweep.id)
             self.submitted |= dict.fromkeys(session.scalars(made), user)

@@ -13,7 +13,7 @@ from service.experiments.models import Event, Experiment
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue.memory import Memory
-from service.queue.quota import room_of
+from service.queue.quota import UNLIMITED, room_of
 from service.settings import Settings
 from service.submission.idempotency import Accepted, IdempotentRequest
 from service.submission.preparation import (
@@ -64,7 +64,7 @@ def retry(
 ) -> Experiment:
     """A new experiment like an old one."""
     one = prepared(retry_entry(old), unfinished=unfinished)
-    request = Prepared(old.owner_id, [one], predecessors=unfinished)
+    request = Prepared(old.owner_id, [one], UNLIMITED, predecessors=unfinished)
     accepted = insert_all(session, request, by=by, fair_share=FairShare())
     return session.get_one(Experiment, accepted.outcomes[0].id)
 

@@ -19,6 +19,7 @@ from service.experiments.models import Attempt, Experiment, Held, Wait
 from service.experiments.schemas import Submission
 from service.fair_share import FairShare
 from service.queue import lease
+from service.queue.quota import UNLIMITED
 from service.refusals import ApiError
 from service.settings import Settings
 from service.submission.models import KeptRequest
@@ -320,7 +321,7 @@ def test_two_retries_at_once_do_not_both_take_the_last_place_of_a_sweep(
         with database.transaction() as session:
             added = sweeps.add(session, sweeps.new(1, body))
             point = stored.prepared(Entry(Submission.model_validate({"spec": ppca_spec()})))
-            points = Prepared(1, [point, point])
+            points = Prepared(1, [point, point], UNLIMITED)
             insert_all(session, points, by=LOCAL, fair_share=FairShare(), sweep=added)
             session.execute(update(Experiment).values(status=Status.FAILED))
             ids = session.scalars(select(Experiment.id)).all()
