@@ -103,14 +103,6 @@ class Conditionals:
         assert isinstance(self.moment, FactoredMoment)
         return self.moment.factor
 
-    def times_loadings(self, table: Tensor) -> Tensor:
-        """Multiply each row of a table (D, K²), as a matrix, by w_j: (D, K)."""
-        return _times(table, self.loadings)
-
-    def times_factor(self, table: Tensor) -> Tensor:
-        """Multiply each row of a table (D, K Q), as a matrix, by f_j: (D, K)."""
-        return _times(table, self._factor)
-
     def scores(self, masks: Tensor) -> Tensor:  # (B, D) to (B,), float64
         """Return the mean over observations and masked j of log p(x_j | x_R)."""
         weight = (~masks).to(self.loadings)
@@ -250,13 +242,6 @@ class LinearGaussianModel(TractableModel):
 def _outer(left: Tensor, right: Tensor) -> Tensor:
     """Return the products of all pairs of entries, row by row: (D, I J)."""
     return (left[..., :, None] * right[..., None, :]).flatten(-2)
-
-
-def _times(table: Tensor, vectors: Tensor) -> Tensor:
-    """Multiply each row of a table (D, I J), as a matrix I × J, by a row of vectors (D, J): (D,
-    I)."""
-    matrices = table.view(*table.shape[:-1], -1, vectors.shape[-1])
-    return (matrices * vectors[..., None, :]).sum(-1)
 
 
 def _rows(matrices: Tensor) -> Tensor:

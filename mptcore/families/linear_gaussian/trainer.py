@@ -36,8 +36,8 @@ from mptcore.training.step_points import lml_loss, score_of_step
 from mptcore.training.step_rows import StepRows
 
 SMALL = 64
-"""Up to this number of dimensions a moment of any rank is factored, so that the analytic gradient
-applies."""
+"""Up to this number of dimensions a moment of any rank is factored, so that compiled loops
+apply."""
 
 NEVER = -1
 ROUTE = "by residuals from"
@@ -260,15 +260,16 @@ class LinearGaussianTrainer:
         parameters."""
         self._forget_gradient()
         count = sum(map(len, parts))
-        by_hand = isinstance(data.moment, FactoredMoment) and not self.spec.learn_mean
         losses = []
         for part in parts:
             masks, conditionals = part.transpose(0, 1), self._conditionals(data)
-            if by_hand and isinstance(conditionals, Conditionals):
-                losses.append(self._descend_by_hand(score_gradient(conditionals, masks, count)))
-            else:
+            learn_mean = self.spec.learn_mean
+            gradient = None if learn_mean else score_gradient(conditionals, masks, count)
+            if gradient is None:
                 scores = conditionals.scores(masks)
                 losses.append(self._backward(-self.dim * (scores.sum(-1) / count)))
+            else:
+                losses.append(self._descend_by_hand(gradient))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
 
     def _backward(self, loss: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from mptcore.families.linear_gaussian import fused, gradients
 from mptcore.families.linear_gaussian.conditionals import Conditionals, LinearGaussianModel
 from mptcore.families.linear_gaussian.fused import MAX_LATENT_DIM
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.gradients import by_torch, log_probs, score_gradient
+from mptcore.families.linear_gaussian.gradients import ScoreGradient, log_probs, score_gradient
 from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment
 from mptcore.run import KERNELS
 from mptcore.runtime.compiled import kernels
@@ -167,6 +167,12 @@ def test_torch_computes_where_it_is_asked_to() -> None:
     assert model_of(7, 3, 2)._fused is None
 
 
+def gradient_of(model: Conditionals, masks: Tensor, count: int) -> ScoreGradient:
+    gradient = score_gradient(model, masks, count)
+    assert gradient is not None
+    return gradient
+
+
 @pytest.mark.parametrize("shared", [True, False], ids=["shared data", "own data"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (6, 2, 3), (10, 5, 2), (40, 3, 7)], ids=str)
 def test_gradients_are_those_of_torch(shape: tuple[int, int, int], shared: bool) -> None:
@@ -179,15 +185,16 @@ def test_gradients_are_those_of_torch(shape: tuple[int, int, int], shared: bool)
     factor = drawn(1 if shared else 2, dim, rank)
     moment = FactoredMoment(factor, factor.square().sum(-1) + 0.1)
     noise = 0.05 + torch.rand(2, dim, generator=generator, dtype=torch.float64)
-    model = Conditionals(drawn(2, dim, latent_dim), noise, moment)
+    loadings = drawn(2, dim, latent_dim).requires_grad_()
+    model = Conditionals(loadings, noise.requires_grad_(), moment)
     masks = masks_for(dim, 300).view(2, 150, dim)
-    found, expected = score_gradient(model, masks, 200), by_torch(model, masks, 200)
-    torch.testing.assert_close(found.score, expected.score, rtol=1e-12, atol=0)
-    torch.testing.assert_close(log_probs(model), model.log_prob(), rtol=1e-12, atol=0)
-    for one, other in (
-        (found.loadings, expected.loadings),
-        (found.noise_variance, expected.noise_variance),
-    ):
+    found, score = gradient_of(model, masks, 200), model.scores(masks).sum(-1) / 200
+    score.sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(found.score, score.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(log_probs(model), model.log_prob().detach(), rtol=1e-12, atol=0)
+    expected = loadings.grad, noise.grad
+    for one, other in zip((found.loadings, found.noise_variance), expected, strict=True):
+        assert other is not None
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12 * float(other.abs().max()))
 
 
@@ -197,9 +204,9 @@ def test_gradients_of_two_threads_are_those_of_one() -> None:
     moment, ones = FactoredMoment(factor, factor[..., 0]), torch.ones(2, 6).double()
     model = Conditionals(torch.eye(6, 2).double().expand(2, 6, 2), ones, moment)
     masks = masks_for(6, 2000).view(2, 1000, 6)
-    together = score_gradient(model, masks, 1000)
+    together = gradient_of(model, masks, 1000)
     torch.set_num_threads(1)
-    alone = score_gradient(model, masks, 1000)
+    alone = gradient_of(model, masks, 1000)
     assert torch.equal(together.score, alone.score)
     assert torch.equal(together.loadings, alone.loadings)
 
