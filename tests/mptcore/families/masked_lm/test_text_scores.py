@@ -196,9 +196,9 @@ def test_a_relative_target_is_a_fraction_of_each_score(tmp_path: Path) -> None:
         assert 1e-4 < share <= 2.1e-4
     assert long["cumulative_std_err"] > 1.5 * short["cumulative_std_err"]
     model: Any = None
-    found = CumulativeScores(model, model, ScoreCache(), 0.02, 1, True)
+    found = CumulativeScores(model, model, ScoreCache(), [], 0.02, 1, True)
     assert found.target_of(torch.tensor([-3.0, 5.0])).tolist() == pytest.approx([0.06, 0.1])
-    found = CumulativeScores(model, model, ScoreCache(), 0.02, 1)
+    found = CumulativeScores(model, model, ScoreCache(), [], 0.02, 1)
     assert found.target_of(torch.tensor([-3.0, 5.0])).tolist() == pytest.approx([0.02] * 2)
 
 
