@@ -169,7 +169,7 @@ def test_errors_of_texts_are_calibrated(target: float) -> None:
 
 def test_errors_of_texts_that_stop_after_few_masks_are_not_too_small() -> None:
     """A text stops early if the variance of its few masks is too small by chance. Its error is
-    wider for that, and as its pilot is predicted worse than later masks: the sd of z is 0.95."""
+    wider for that, and as its pilot is predicted worse than later masks: the sd of z is 0.96."""
     one, found = noise_calibration(texts := 5000, needed=32)
     assert abs(one.mean) < 4 / math.sqrt(texts)
     assert 0.9 < one.sd < 1 + 4 / math.sqrt(2 * texts)
