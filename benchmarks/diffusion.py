@@ -106,9 +106,10 @@ class Likelihoods:
         """Estimate by this project, with a target error."""
         repeats = self.text.subset(torch.full((OWN_REPEATS,), text))
         masker = replace(self.masker, corpus=repeats)
-        found = CumulativeScores(self.model, masker, ScoreCache(), std_err, 100_000)
+        names = [f"repeat {i}" for i in range(OWN_REPEATS)]
+        found = CumulativeScores(self.model, masker, ScoreCache(), names, std_err, 100_000)
         began = time.perf_counter()
-        deque(found.run(found.plan(), self.generator), 0)
+        deque(found.run(found.plan(), text), 0)
         seconds, passes = time.perf_counter() - began, found.masks.double().mean().item()
         seconds *= REPEATS / OWN_REPEATS
         return Estimates(found.value, found.value.std().item(), passes, seconds)

@@ -270,8 +270,6 @@ SPECS: dict[str, dict[str, Any]] = {
     ),
     "texts-cumulative": texts(**CUMULATIVE, group_size=2, category_column="kind"),
     "texts-relative": texts(**{**CUMULATIVE, "target_std_err": 0.02, "relative": True}),
-    "texts-decided": texts(scores=["pll"], target="decision", group_size=2),
-    "texts-decided-by-masks": texts(**CUMULATIVE, target="decision", group_size=2),
     "texts-in-windows": {
         **texts(scores=["pll", "pll_word_l2r", "unmasked"], per_token=True, window_overlap=4),
         "data": {"source": "text", "lines": [LONG, "the cats sat"], "max_length": 14},

@@ -1,5 +1,5 @@
-"""The cumulative score of each text and its error, where all masks of all texts can be enumerated,
-and the decisions between pairs of texts."""
+"""The cumulative score of each text and its error, where all masks of all texts can be enumerated;
+the differences and means of texts that share their masks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,8 @@ from mptcore.families.masked_lm.text_groups import Member, ranked
 from mptcore.runtime.session import ScoreCache
 
 TEXTS = 1000
+SEEDS = 1000
+"""Number of means over texts."""
 SHORTEST, LONGEST = 8, 10
 TARGETS = (2.0, 0.5)
 NOISY_TEXTS = 5000
@@ -84,7 +86,7 @@ def truth(toy: Toy) -> Tensor:
 def measured(
     toy: Toy, target: float, seed: int, groups: Sequence[Sequence[int]] = ()
 ) -> CumulativeScores:
-    """Return the scores of all texts of a toy."""
+    """Return the scores of all texts of a toy. Those of a group share their masks."""
     return _measured(ToyModel(toy), toy, target, seed, groups)
 
 
@@ -95,11 +97,21 @@ def _measured(
     seed: int,
     groups: Sequence[Sequence[int]] = (),
 ) -> CumulativeScores:
-    given = cast(MaskedLm, model), toy.masker, ScoreCache(), target, 100_000
-    found = CumulativeScores(*given, groups=groups)
-    for _ in found.run(found.plan(), torch.Generator().manual_seed(seed)):
+    names = [f"text {i}" for i in range(len(toy.corpus))]
+    for number, texts in enumerate(groups):
+        for text in texts:
+            names[text] = f"group {number}"
+    given = cast(MaskedLm, model), toy.masker, ScoreCache(), names, target, 100_000
+    found = CumulativeScores(*given)
+    for _ in found.run(found.plan(), seed):
         pass
     return found
+
+
+def members(found: CumulativeScores) -> list[Member]:
+    """Return the scores of texts to compare."""
+    scores = zip(found.value.tolist(), found.std_err.tolist(), strict=True)
+    return [Member(i, *score, found.mask_errors.get(i)) for i, score in enumerate(scores)]
 
 
 @dataclass(frozen=True)
@@ -113,15 +125,14 @@ class Decisions:
 
 def decisions(found: CumulativeScores, truths: Tensor) -> Decisions:
     """Compare the decided pairs with the truth."""
-    value, std_err = found.value.tolist(), found.std_err.tolist()
-    texts = [Member(i, value[i], std_err[i], None, found.apart.get(i)) for i in range(len(value))]
+    texts = members(found)
     decided = wrong = 0
-    for i in range(0, len(value) - 1, 2):
+    for i in range(0, len(texts) - 1, 2):
         first, second = ranked(texts[i : i + 2])
         decided += bool(first.decided)
         is_better = second.rank == 1
         wrong += bool(first.decided) and is_better != bool(truths[i + 1] > truths[i])
-    return Decisions(len(value) // 2, decided, wrong)
+    return Decisions(len(texts) // 2, decided, wrong)
 
 
 def calibration(texts: int, target: float) -> tuple[Calibration, CumulativeScores, Tensor]:
@@ -150,12 +161,48 @@ def pairs_calibration(pairs: int, target: float) -> Pairs:
     toy = replace(toy, table=toy.table[4] + ALIKE * toy.table)
     truths, groups = truth(toy), [(i, i + 1) for i in range(0, 2 * pairs, 2)]
     found = measured(toy, target, pairs, groups)
-    errors = torch.tensor([found.apart[second] for _, second in groups]).double()
+    texts = members(found)
+    errors = torch.tensor([difference_std_err(texts[i : i + 2]) for i, _ in groups]).double()
     apart = (found.value - truths).view(-1, 2).diff()[:, 0]
     differ = truths.view(-1, 2).diff()[:, 0] != 0  # a pair of the same token has the same scores
     independent = found.std_err.square().view(-1, 2).sum(1)[differ].mean()
     narrower = float(errors[differ].square().mean() / independent)
     return Pairs(toy, found, apart[differ] / errors[differ], narrower)
+
+
+def difference_std_err(pair: Sequence[Member]) -> float | None:
+    """Return the standard error of the difference of two texts."""
+    _, second = ranked(pair)
+    return second.difference_std_err
+
+
+@dataclass(frozen=True)
+class Means:
+    """Means over texts of groups of equal length, by seed."""
+
+    means: Calibration
+    wider: float
+    """Mean square of their errors, divided by that without covariances."""
+
+
+def means_calibration(
+    target: float, seeds: int = SEEDS, groups: int = 4, texts: int = 3, alike: float = ALIKE
+) -> Means:
+    """Return z of the mean over all texts, whose log-probabilities are mostly the same, by seed."""
+    count = groups * texts
+    toy = Toy.of(count, LONGEST, LONGEST)
+    toy = replace(toy, table=toy.table[4] + alike * toy.table)
+    truths = truth(toy)
+    names = torch.arange(count).view(groups, texts).tolist()
+    z, squares, independent = [], 0.0, 0.0
+    for seed in range(seeds):
+        found = measured(toy, target, seed, names)
+        square = float(found.variances.sum())
+        z.append(float((found.value - truths).sum()) / math.sqrt(square))
+        squares += square
+        independent += float(found.std_err.square().sum())
+    what = f"mean over {groups} groups of {texts}, target {target}"
+    return Means(Calibration(what, torch.tensor(z)), squares / independent)
 
 
 def noise_calibration(texts: int, needed: int) -> tuple[Calibration, CumulativeScores]:
@@ -196,6 +243,12 @@ def main() -> None:
         what = f"{one.what}, {given.narrower:.2f} of its variance"
         ends = f"{pairs.decided} of {pairs.pairs} | {pairs.wrong} |"
         print(f"| {what} | {mean} | {sd} | | {masks} | {ends}")
+    for target in TARGETS:
+        given_means = means_calibration(target)
+        one = given_means.means
+        mean, sd = f"{one.mean:+.2f} ± {one.mean_error:.2f}", f"{one.sd:.2f} ± {one.sd_error:.2f}"
+        what = f"{one.what}, {given_means.wider:.2f} of the variance without covariances"
+        print(f"| {what} | {mean} | {sd} | | | | |")
     for needed in NEEDED:
         one, found = noise_calibration(NOISY_TEXTS, needed)
         over = (found.std_err > found.target).double().mean()

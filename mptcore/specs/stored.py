@@ -16,7 +16,7 @@ def stored_spec(value: Any) -> ExperimentSpec:
 
 def in_present_form(value: Any) -> Any:
     """Return the spec with the present names of its fields."""
-    return _fitted_proposals(_one_objective(value))
+    return _scores_of_texts(_fitted_proposals(_one_objective(value)))
 
 
 def _one_objective(value: Any) -> Any:
@@ -33,4 +33,13 @@ def _fitted_proposals(value: Any) -> Any:
         case {"model": {"conditionals": {"method": "importance", "rounds": _, **kept}, **model}}:
             conditionals = {"method": "importance", **kept}
             return {**value, "model": {**model, "conditionals": conditionals}}
+    return value
+
+
+def _scores_of_texts(value: Any) -> Any:
+    """Drop `target` of scores of texts. In development versions of 0.2 the target `decision` scored
+    only as much as it took to tell the best text of a group; now all texts get their scores."""
+    match value:
+        case {"evaluate": {"texts": {"target": _, **texts}, **evaluate}}:
+            return {**value, "evaluate": {**evaluate, "texts": texts}}
     return value

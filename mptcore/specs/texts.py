@@ -22,8 +22,6 @@ OF_MUTATIONS = ("masked_marginal", "wild_type_marginal")
 """Scores of changes of a wild type. The others are scores of texts."""
 Column = Annotated[str, Field(min_length=1, max_length=200)]
 
-DECIDING: tuple[tuple[TextScore, ...], ...] = (("pll",), ("cumulative",))
-"""Scores that decide between texts."""
 ROW_BYTES = 400
 """Approximate bytes of a text's row of results, without the text and its tokens."""
 TOKEN_BYTES = 100
@@ -64,13 +62,6 @@ class TextScores(Spec):
     label_column: Column | None = None
     """Column of numbers in the file. The run gives the rank correlation of the first score with
     it."""
-
-    target: Literal["scores", "decision"] = "scores"
-    """`decision` is for groups, and `pll` or `cumulative`: of each group only as many tokens are
-    scored, or masks drawn, as it takes to tell its best text in about 95 % of cases. Scores and
-    differences then have standard errors. `cumulative` gives a group up when the standard error of
-    the difference of its best two texts is `target_std_err`; a few percent of groups remain
-    undecided with a larger error, because their lead shrank in the last round."""
     prefix_column: Column | None = None
     """Column of the file with the beginning of each text that `conditional` takes as given, or with
     its number of characters. `conditional` needs it."""
@@ -112,8 +103,6 @@ class TextScores(Spec):
             detail = f"the sequence that mutations change: {' and '.join(OF_MUTATIONS)} need it"
             problems.append(Problem("/evaluate/texts/wild_type", f"{detail}, others do not"))
         without = {"cumulative", *OF_MUTATIONS} & {*self.scores}
-        if self.target == "decision":
-            without |= {"the target decision"}
         if self.window_overlap is not None and without:
             detail = f"{' and '.join(sorted(without))} cannot be computed in windows: leave it null"
             problems.append(Problem("/evaluate/texts/window_overlap", detail))
@@ -121,13 +110,6 @@ class TextScores(Spec):
             detail = "only pll, pll_word_l2r and conditional have scores of tokens: list one"
             problems.append(Problem("/evaluate/texts/per_token", detail))
         has_groups = self.group_size is not None or self.group_column is not None
-        if self.target == "decision" and not (has_groups and self.scores in DECIDING):
-            detail = (
-                "a decision is between the texts of groups: set group_size or group_column, and"
-            )
-            problems.append(
-                Problem("/evaluate/texts/target", f"{detail} scores to pll or to cumulative alone")
-            )
         if self.category_column is not None and not has_groups:
             detail = "categories are of groups: set group_size or group_column, or leave it null"
             problems.append(Problem("/evaluate/texts/category_column", detail))

@@ -130,13 +130,6 @@ def score(
     group_size: Annotated[
         int | None, typer.Option(help="texts of a group: 2 compares each pair")
     ] = None,
-    decide: Annotated[
-        bool,
-        typer.Option(
-            help="score only as many tokens, or masks for the score cumulative, as it takes to "
-            "tell the best of each group"
-        ),
-    ] = False,
     wild_type: Annotated[
         str | None,
         typer.Option(
@@ -176,7 +169,6 @@ def score(
         warn(note)
     options = not_none(target_std_err=target_std_err, relative=relative or None,
                        group_size=group_size, wild_type=wild_type,
-                       target="decision" if decide else None,
                        window_overlap=window_overlap)  # fmt: skip
     name = Path(texts[0]).stem if texts and len(texts) == 1 and is_file(texts[0]) else None
     scored = context.client.score(table, checkpoint_of(model), scores, name=name, **options)
@@ -186,7 +178,7 @@ def score(
     if csv_ is not None:
         write_csv(csv_, scored.by_column())
     if csv_ is None or (str(csv_) != "-" and len(scored) <= MAX_PAIRED):
-        _show(context, scored, None if decide else target_std_err, relative)
+        _show(context, scored, target_std_err, relative)
 
 
 def table_of(texts: list[str], column: str | None, separator: str | None) -> TextTable:

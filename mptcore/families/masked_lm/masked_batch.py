@@ -167,17 +167,28 @@ class Masker:
     def of_sizes(
         self, sequences: Tensor, counts: Tensor, generator: torch.Generator
     ) -> MaskedBatch:
-        """Draw masks (B,) of these numbers of tokens, uniform over the subsets of that size.
-
-        Each maskable token gets a number, made of its sequence, a random key, and its position
-        among the sequence's maskable tokens. After sorting, the tokens of a sequence are adjacent
-        and in random order. Its mask is the first of them."""
+        """Draw masks (B,) of these numbers of tokens, uniform over the subsets of that size."""
         sizes = self.corpus.sizes[sequences]
         place_bits = int(sizes.max()).bit_length()
         key_bits = min(KEY_BITS, 63 - place_bits - len(sequences).bit_length())
-        numbers = counted_from(torch.arange(len(sequences)) << (key_bits + place_bits), sizes)
-        keys = torch.empty(len(numbers), dtype=torch.int32)
+        keys = torch.empty(int(sizes.sum()), dtype=torch.int32)
         keys.random_(0, 2**key_bits - 1, generator=generator)
+        return self.with_least_keys(sequences, counts, keys, key_bits)
+
+    def with_least_keys(
+        self, sequences: Tensor, counts: Tensor, keys: Tensor, key_bits: int = KEY_BITS
+    ) -> MaskedBatch:
+        """Mask the counts[i] tokens of each sequence (B,) with the smallest keys. `keys` has a key
+        of `key_bits` bits for each maskable token of the first sequence, then those of the second,
+        and so on.
+
+        Each maskable token gets a number, made of its sequence, its key, and its position among the
+        sequence's maskable tokens. After sorting, the tokens of a sequence are adjacent and in the
+        order of their keys. Its mask is the first of them."""
+        sizes = self.corpus.sizes[sequences]
+        place_bits = int(sizes.max()).bit_length()
+        assert key_bits + place_bits + len(sequences).bit_length() <= 63
+        numbers = counted_from(torch.arange(len(sequences)) << (key_bits + place_bits), sizes)
         numbers.add_(keys, alpha=2**place_bits)
         numbers.numpy().sort()  # torch's takes six times as long
         chosen = numbers.index_select(0, counted_from(sizes.cumsum(0) - sizes, counts))

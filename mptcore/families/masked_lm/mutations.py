@@ -189,7 +189,7 @@ class MutationScoring:
         """Return the number of mutations times scores."""
         return len(self.spec.scores) * len(self.mutations.table.scored)
 
-    def records(self, generator: torch.Generator) -> Work[TextTable]:
+    def records(self, seed: int) -> Work[TextTable]:
         """Score the mutations, and return their table. Nothing is drawn at random."""
         columns: dict[TextScore, ScoreColumn] = {}
         for score in self.spec.scores:

@@ -116,7 +116,7 @@ class MaskedLmRun:
         )
         self.session.max_masks = scoring.total_masks()
         self.session.at_safe_point = True
-        table = yield from scoring.records(generator_for(seed, "masks"))
+        table = yield from scoring.records(seed)
         yield from map(Step, table.metrics())
         yield Step(table.keep(self.session.work_dir))
 

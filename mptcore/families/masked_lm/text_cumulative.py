@@ -3,16 +3,24 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import repeated
-from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker, joined
+from mptcore.families.masked_lm.masked_batch import (
+    CHUNK_TOKENS,
+    KEY_BITS,
+    MaskedBatch,
+    Masker,
+    joined,
+)
 from mptcore.families.masked_lm.model import MaskedLm, score_batches
 from mptcore.families.masked_lm.text_fit import ScoredMasks, TokenFit, cross_fitted, sizes_at
-from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds, Values
-from mptcore.families.masked_lm.text_shared import Shared, homes_of, owners_of
+from mptcore.families.masked_lm.text_groups import MaskErrors
+from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds
+from mptcore.runtime.rng import generator_for
 from mptcore.runtime.session import MaskPlan, ScoreCache, Step, Work
 from mptcore.specs.texts import MIN_TEXT_MASKS
 
@@ -33,22 +41,22 @@ class CumulativeScores:
     model: MaskedLm
     masker: Masker
     cache: ScoreCache
+    groups: Sequence[str]
+    """The name of each text's group, (N,). Texts of one group with equally many tokens have the
+    same masks, in sets of at most GROUP_TOKENS tokens: as many as the text that needs most."""
     target: float
     max_masks: int
     """Maximum number of masks of a text."""
     is_relative: bool = False
     """True if the target is a fraction of each score."""
-    groups: Sequence[Sequence[int]] = ()
-    """Texts that are compared with the first one of their group."""
-    decides: bool = False
-    """True if masks of a group are only drawn until its best text is told from each other one, or
-    the error of the difference of its best two is the target."""
     value: Tensor = field(init=False)  # (N,)
     std_err: Tensor = field(init=False)  # (N,)
-    apart: dict[int, float] = field(init=False)
-    """Standard error of the difference to the first text of its group, for each text that shares
-    its masks; 0 for that text."""
     masks: Tensor = field(init=False)  # (N,)
+    mask_errors: dict[int, MaskErrors] = field(init=False)
+    """Errors of the texts that have the masks of others."""
+    variances: Tensor = field(init=False)
+    """Parts of the texts in the variance of the sum of their scores, (N,): the variance of the sum
+    of those with the same masks is divided equally among them."""
 
     def plan(self) -> MaskPlan:
         """Return the plan before any mask was scored."""
@@ -57,11 +65,12 @@ class CumulativeScores:
         sampled = int((sizes > ENUMERATED).sum())
         return MaskPlan(exact + sampled * self.max_masks, exact + sampled * MIN_TEXT_MASKS)
 
-    def run(self, plan: MaskPlan, generator: torch.Generator) -> Work[None]:
+    def run(self, plan: MaskPlan, seed: int) -> Work[None]:
         """Score all masks of short texts, and rounds of masks of the others."""
         sizes = self.masker.corpus.sizes
-        self.value, self.std_err = (torch.zeros(len(sizes), dtype=torch.float64) for _ in "ab")
-        self.apart = {}
+        self.value = torch.zeros(len(sizes), dtype=torch.float64)
+        self.std_err, self.variances = self.value.clone(), self.value.clone()
+        self.mask_errors = {}
         self.masks = torch.zeros_like(sizes)
         for size in range(1, ENUMERATED + 1):
             chosen = (sizes == size).nonzero().flatten()
@@ -69,7 +78,7 @@ class CumulativeScores:
                 yield from self._enumerate(chosen, size)
         chosen = (sizes > ENUMERATED).nonzero().flatten()
         if len(chosen):
-            yield from self._sample(chosen, plan, generator)
+            yield from self._sample(chosen, plan, seed)
         plan.masks = int(self.masks.sum())
 
     def target_of(self, scores: Tensor) -> Tensor:
@@ -103,54 +112,111 @@ class CumulativeScores:
         places = self.masker.corpus.free[free]
         return self.masker.hidden(sequences, counts.repeat(len(chosen)), places)
 
-    def _sample(self, chosen: Tensor, plan: MaskPlan, generator: torch.Generator) -> Work[None]:
-        """Score the chosen texts, part by part. A text is in the part of the text whose masks it
-        shares, after it."""
+    def _sample(self, chosen: Tensor, plan: MaskPlan, seed: int) -> Work[None]:
+        """Score the chosen texts, part by part."""
         before = plan.masks - len(chosen) * MIN_TEXT_MASKS
         most = self.max_masks // STRATA * STRATA
-        sizes = self.masker.corpus.sizes
-        owners = owners_of(self.groups, sizes, GROUP_TOKENS)
-        sampled = torch.where(sizes > ENUMERATED, sizes, 0)
-        homes = homes_of(self.groups, sampled, GROUP_TOKENS)
-        after = torch.where(homes == torch.arange(len(homes)), owners, homes)
-        chosen = chosen[owners[chosen].argsort(stable=True)]
-        chosen = chosen[after[chosen].argsort(stable=True)]
-        places = torch.empty_like(owners)
-        places[chosen] = torch.arange(len(chosen))
-        ends = sizes[chosen].cumsum(0)[places[after[chosen]]]
-        parts = torch.unique_consecutive(ends // GROUP_TOKENS, return_counts=True)[1].tolist()
         to_come = len(chosen)
-        for part in torch.split(chosen, parts):
+        for streams in self._parts(chosen):
+            part = torch.tensor([text for stream in streams for text in stream.texts])
+            sharing = torch.tensor([len(stream.texts) for stream in streams])
+            stream_of = torch.arange(len(streams)).repeat_interleave(sharing)
             to_come -= len(part)
             corpus = self.masker.corpus.subset(part)
-            shared = Shared(*(places[of[part]] - places[part[0]] for of in (owners, homes)))
             masker = replace(self.masker, corpus=corpus)
-            draws = Draws(self.model, masker, self.cache, generator, shared)
+            generators = [stream.generator(seed) for stream in streams for _ in stream.texts]
+            draws = Draws(self.model, masker, self.cache, generators)
             folds = []
             for _ in range(FOLDS):
                 folds.append((yield from draws.fold()))
-            found = Rounds.of_pilot(shared.with_differences(cross_fitted(folds)))
-            floor = self.target_of(found.average[: len(part)])
+            found = Rounds.of_pilot(cross_fitted(folds))
+            target = self.target_of(found.average)
             sums = torch.stack([fold.sums() for fold in folds]).sum(0)
+            shared: list[tuple[Tensor, Tensor, Tensor]] = []
             while True:
-                counts, wanted = shared.planned(found, floor, most, self.decides)
-                masks = (found.count + wanted)[: len(part)]
-                plan.masks = before + int(masks.sum()) + to_come * MIN_TEXT_MASKS
+                counts, wanted = most_of_each(stream_of, found.planned(target, most))
+                plan.masks = before + int((found.count + wanted).sum()) + to_come * MIN_TEXT_MASKS
                 if not bool(counts.any()):
                     break
-                drawn = yield from draws.values(counts[: len(part)], found, sums)
-                found.add(drawn, wanted)
-            self._keep(part, shared, found)
-            before += int(self.masks[part].sum())
+                texts, values = yield from draws.values(counts, found, sums)
+                weights = found.add(texts, values, wanted)
+                kept = (sharing > 1)[stream_of[texts]]
+                shared.append((texts[kept], values[kept], weights[kept]))
+            self.value[part], self.std_err[part] = found.value, found.std_err
+            self.masks[part] = found.count
+            self.variances[part] = found.std_err.square()
+            by_text = errors_of_masks(found, *map(torch.cat, zip(*shared, strict=True)))
+            self._keep_shared(part, streams, by_text)
+            before += int(found.count.sum())
 
-    def _keep(self, part: Tensor, shared: Shared, found: Rounds) -> None:
-        """Keep the results of the texts of a part, and of their differences."""
-        texts = slice(len(part))
-        self.value[part], self.std_err[part] = found.value[texts], found.std_err[texts]
-        self.masks[part] = found.count[texts]
-        self.apart |= dict.fromkeys(part[shared.owners[shared.members]].tolist(), 0.0)
-        errors = shared.cautious(found).std_err[len(part) :].tolist()
-        self.apart |= zip(part[shared.members].tolist(), errors, strict=True)
+    def _parts(self, chosen: Tensor) -> Iterator[list["MaskStream"]]:
+        """Yield the masks of the chosen texts, in parts with about GROUP_TOKENS tokens."""
+        texts_of: dict[tuple[str, int], list[int]] = {}
+        sizes = self.masker.corpus.sizes[chosen].tolist()
+        for text, size in zip(chosen.tolist(), sizes, strict=True):
+            texts_of.setdefault((self.groups[text], size), []).append(text)
+        part: list[MaskStream] = []
+        tokens = 0
+        for (group, size), texts in texts_of.items():
+            most = max(1, GROUP_TOKENS // size)
+            for first in range(0, len(texts), most):
+                stream = MaskStream(group, size, first, texts[first : first + most])
+                if part and tokens + size * len(stream.texts) > GROUP_TOKENS:
+                    yield part
+                    part, tokens = [], 0
+                part.append(stream)
+                tokens += size * len(stream.texts)
+        yield part
+
+    def _keep_shared(
+        self, part: Tensor, streams: list["MaskStream"], by_text: Sequence[Tensor]
+    ) -> None:
+        """Keep the errors of the texts of a part that have the masks of others."""
+        errors = iter(zip(part.tolist(), by_text, strict=True))
+        for stream in streams:
+            of_stream = dict(islice(errors, len(stream.texts)))
+            if len(of_stream) == 1:
+                continue
+            total = sum(of_stream.values(), torch.zeros(1))
+            self.variances[stream.texts] = total.square().sum() / len(of_stream)
+            for text, values in of_stream.items():
+                self.mask_errors[text] = MaskErrors(stream.texts[0], values.float().numpy())
+
+
+@dataclass(frozen=True)
+class MaskStream:
+    """The masks that texts of one group with equally many tokens have in common."""
+
+    group: str
+    size: int
+    first: int
+    """Number of texts of the group with as many tokens that have other masks and come before."""
+    texts: list[int]
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Return a generator of the masks of one of the texts."""
+        return generator_for(seed, f"masks {self.first} of {self.size} tokens of {self.group}")
+
+
+def most_of_each(stream_of: Tensor, values: Tensor) -> Tensor:
+    """Return for each text the largest value of the texts of its stream, (2, N) to (2, N)."""
+    streams = stream_of.expand_as(values)
+    found = torch.zeros_like(values).scatter_reduce(1, streams, values, "amax")
+    return found.gather(1, streams)
+
+
+def errors_of_masks(
+    found: Rounds, texts: Tensor, values: Tensor, weights: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the error of each text's score (N,), mask by mask, from the values and weights of its
+    masks (B,) in the order in which they were drawn. The squares sum to the squared standard
+    error."""
+    deviations = weights * (values - found.average[texts])
+    squares = torch.zeros_like(found.value).index_add(0, texts, deviations.square())
+    scale = torch.where(squares > 0, found.std_err / squares.sqrt(), 0)
+    order = texts.argsort(stable=True)
+    counts = torch.bincount(texts, minlength=len(squares))
+    return torch.split((deviations * scale[texts])[order], counts.tolist())
 
 
 @dataclass(frozen=True)
@@ -160,8 +226,8 @@ class Draws:
     model: MaskedLm
     masker: Masker
     cache: ScoreCache
-    generator: torch.Generator
-    shared: Shared
+    generators: Sequence[torch.Generator]
+    """A generator of the masks of each text, (N,)."""
 
     def fold(self) -> Work[ScoredMasks]:
         """Return a replicate of each text."""
@@ -174,23 +240,23 @@ class Draws:
                 log_probs.append(scored.log_probs)
         return ScoredMasks.of_tokens(joined(masks), torch.cat(log_probs))
 
-    def values(self, counts: Tensor, found: Rounds, sums: Tensor) -> Work[Values]:
-        """Return the values of counts[i] masks of each text by a fit to `sums`, and add the masks
-        of texts with fewer than FITTED so far to the sums."""
-        fit, drawn = TokenFit.of(sums, self.masker.corpus), Values.none(found.average)
-        is_fitted = found.count[: len(counts)] >= FITTED
+    def values(self, counts: Tensor, found: Rounds, sums: Tensor) -> Work[tuple[Tensor, Tensor]]:
+        """Return the texts and the values of counts[i] masks of each text by a fit to `sums`, (B,)
+        each, and add the masks of texts with fewer than FITTED so far to the sums."""
+        fit = TokenFit.of(sums, self.masker.corpus)
+        is_fitted = found.count >= FITTED
+        texts, values = [], []
         for of_tokens in (True, False):
             some = torch.where(is_fitted == of_tokens, 0, counts)
             for scored in self.scored(some, of_tokens):
                 if isinstance(scored, Step):
                     yield scored
                     continue
-                sequences, values = scored.masks.sequences, fit.values(scored)
-                drawn.add(sequences, values)
-                drawn.add(*self.shared.differences(sequences, values))
+                texts.append(scored.masks.sequences)
+                values.append(fit.values(scored))
                 if of_tokens:
                     sums += scored.sums()
-        return drawn
+        return torch.cat(texts), torch.cat(values)
 
     def scored(self, counts: Tensor, of_tokens: bool) -> Iterator[Step | ScoredMasks]:
         """Yield counts[i] masks of each text, in replicates, text by text, in parts of about
@@ -206,18 +272,30 @@ class Draws:
                 yield ScoredMasks(scored.masks, scored.values[0, 0] * scored.masks.counts)
 
     def _masks(self, counts: Tensor) -> Iterator[MaskedBatch]:
-        corpus, owners = self.masker.corpus, self.shared.owners
-        texts = torch.bincount(owners, minlength=len(owners))  # that have each text's masks
-        plan = repeated(torch.arange(len(corpus)), torch.where(texts > 0, counts // STRATA, 0))
-        begins = (corpus.lengths[plan] * texts[plan] * STRATA).cumsum(0) // CHUNK_TOKENS
+        corpus = self.masker.corpus
+        plan = repeated(torch.arange(len(corpus)), counts // STRATA)
+        begins = (corpus.lengths[plan] * STRATA).cumsum(0) // CHUNK_TOKENS
         parts = torch.unique_consecutive(begins, return_counts=True)[1].tolist()
         for part in torch.split(plan, parts):
             sequences = part.repeat_interleave(STRATA)
             strata = torch.arange(STRATA).repeat(len(part))
-            within = torch.rand(len(sequences), generator=self.generator, dtype=torch.float64)
-            quantiles = (strata + 1 - within) / STRATA  # above 0, at most 1
+            numbers, keys = self._numbers(part)
+            quantiles = (strata + 1 - numbers.double() / 2**KEY_BITS) / STRATA  # in (0, 1]
             sizes = sizes_at(quantiles, corpus.sizes[sequences])
-            yield self.shared.masks(self.masker.of_sizes(sequences, sizes, self.generator))
+            yield self.masker.with_least_keys(sequences, sizes, keys)
+
+    def _numbers(self, replicates: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a random number for the size of each mask of some replicates, and one for each token
+        of it. So the masks of a text do not depend on how many are drawn at a time."""
+        texts, counts = torch.unique_consecutive(replicates, return_counts=True)
+        sizes = self.masker.corpus.sizes[texts]
+        of_masks, of_tokens = [], []
+        for text, count, size in zip(*map(Tensor.tolist, (texts, counts, sizes)), strict=True):
+            drawn = torch.empty(count * STRATA, 1 + size, dtype=torch.int32)
+            drawn.random_(0, 2**KEY_BITS - 1, generator=self.generators[text])
+            of_masks.append(drawn[:, 0])
+            of_tokens.append(drawn[:, 1:].flatten())
+        return torch.cat(of_masks), torch.cat(of_tokens)
 
 
 def all_masks(size: int) -> tuple[Tensor, Tensor]:

@@ -9,35 +9,35 @@ from typing import NamedTuple
 import numpy as np
 
 from mptcore.protocol.records import Labels, Metric, Record
-from mptcore.stats import centred_share, mean_ranks, t_quantile
+from mptcore.stats import centred_share, mean_ranks
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
+Errors = np.ndarray[tuple[int], np.dtype[np.float32]]
 
 Z_95 = 1.959964
 """Two-sided 95 % quantile of the normal distribution."""
+UNSEEN, MIN_SHARE = 16, 1 / 16
+"""Minimum variance of a difference of texts with the same n masks after the pilot, as a fraction of
+that with independent masks: UNSEEN / n, at most 1 and at least MIN_SHARE. Two texts may differ in
+few contexts only, and few masks may have none of them."""
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """Scores of a sample of the tokens that the texts of a group share."""
+class MaskErrors:
+    """The error of a text's score, mask by mask, if other texts of its group have the same masks.
+    The squares sum to the squared standard error."""
 
-    values: Numbers  # (n,)
-    count: int
-    """Number of shared tokens."""
+    stream: int
+    """Number that texts with the same masks have in common."""
+    values: Errors  # (n,)
 
-    def std_err(self, other: "Sampled | None" = None) -> float:
-        """Return the standard error of the sum over all shared tokens, or of its difference to that
-        of another text, whose sample has the same tokens."""
-        values = self.values if other is None else self.values - other.values
-        drawn = len(values)
-        left = 1 - drawn / self.count
-        return self.count * float(values.std(ddof=1)) * math.sqrt(left / drawn)
-
-    @property
-    def reach(self) -> float:
-        """Number of standard errors beyond which a difference is decided: the 99.5 % quantile of
-        Student's t, since a sample that grows is looked at again and again."""
-        return t_quantile(0.995, len(self.values) - 1)
+    def std_err_of_difference(self, other: "MaskErrors") -> float:
+        """Return the standard error of the difference to the score of a text with the same masks.
+        It is 0 for equal texts, else not below its minimum."""
+        square = float(np.square(self.values - other.values).sum())
+        independent = float(np.square(self.values).sum() + np.square(other.values).sum())
+        min_share = min(1, max(MIN_SHARE, UNSEEN / len(self.values)))
+        return math.sqrt(max(square, min_share * independent)) if square > 0 else 0.0
 
 
 class Member(NamedTuple):
@@ -47,11 +47,7 @@ class Member(NamedTuple):
     """-1 for a text that was not chosen."""
     value: float | None
     std_err: float
-    sampled: Sampled | None = None
-    """Scores of the sample that the score was estimated from, if it was."""
-    apart: float | None = None
-    """Standard error of the difference to the first text of the group, if both have the same masks;
-    0 for that text."""
+    mask_errors: MaskErrors | None = None
 
 
 @dataclass(frozen=True)
@@ -110,10 +106,9 @@ def _value(member: Member) -> float:
 
 def _apart_std_err(one: Member, other: Member) -> float:
     """Return the standard error of the difference of two scores."""
-    if one.sampled is not None and other.sampled is not None:
-        return one.sampled.std_err(other.sampled)
-    if one.apart is not None and other.apart is not None:
-        return one.apart + other.apart  # exact if one is the first, else a bound
+    first, second = one.mask_errors, other.mask_errors
+    if first is not None and second is not None and first.stream == second.stream:
+        return first.std_err_of_difference(second)
     return math.hypot(one.std_err, other.std_err)
 
 
@@ -122,9 +117,8 @@ def is_decided(members: Sequence[Member]) -> bool:
     if any(one.value is None for one in members):
         return False
     best = max(members, key=_value)
-    reach = Z_95 if best.sampled is None else best.sampled.reach
     return all(
-        _value(best) - _value(other) > reach * _apart_std_err(best, other)
+        _value(best) - _value(other) > Z_95 * _apart_std_err(best, other)
         for other in members
         if other is not best
     )

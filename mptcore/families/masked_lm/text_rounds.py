@@ -54,19 +54,25 @@ class Rounds:
     def std_err(self) -> Tensor:
         return (self.variance * self.spread * widening(self.count)).sqrt()
 
-    def add(self, values: "Values", wanted: Tensor) -> None:
-        """Add a round, as a part of the masks that were wanted (N,)."""
-        counts, drawn = values.count, values.count.clamp(min=1)
-        apart = values.sums / drawn  # from the average before
-        whole = self.count + counts
-        self.squares += values.squares - values.sums.square() / drawn
-        self.squares += apart.square() * self.count * counts / whole
+    def add(self, texts: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
+        """Add the values (B,) of a round's masks of these texts (B,), as a part of the masks that
+        were wanted (N,). Return the weight of each of the masks, (B,)."""
+        zero = torch.zeros_like(self.average)
+        apart = values - self.average[texts]
+        counts = torch.bincount(texts, minlength=len(zero))
+        sums = zero.index_add(0, texts, apart)
+        squares = zero.index_add(0, texts, apart.square())
+        drawn, whole = counts.clamp(min=1), self.count + counts
+        shift = sums / drawn  # from the average before to the mean of the round
+        self.squares += squares - sums.square() / drawn
+        self.squares += shift.square() * self.count * counts / whole
         weight = self.left * (counts / wanted.clamp(min=1))  # the last one is exactly what is left
-        self.value += weight * (self.average + apart)
+        self.value += weight * (self.average + shift)
         self.left -= weight
         self.spread += weight.square() / drawn
-        self.average = self.average + apart * counts / whole
+        self.average = self.average + shift * counts / whole
         self.count = whole
+        return (weight / drawn)[texts]
 
     def planned(self, target: Tensor, most: int) -> Tensor:
         """Return how many masks of each text the next round draws, and how many are wanted in all
@@ -86,28 +92,6 @@ class Rounds:
         rest = torch.maximum(target - self.variance * self.spread, MIN_LEFT * target)
         found = self.left.square() * self.variance / rest
         return found.nan_to_num(0).clamp(max=1e12).ceil().long()
-
-
-@dataclass
-class Values:
-    """Sums over the values of a round, as deviations from the average before it."""
-
-    average: Tensor  # (N,)
-    count: Tensor  # (N,)
-    sums: Tensor  # (N,)
-    squares: Tensor  # (N,)
-
-    @classmethod
-    def none(cls, average: Tensor) -> "Values":
-        zero = torch.zeros_like(average)
-        return cls(average, zero.long(), zero, zero.clone())
-
-    def add(self, texts: Tensor, values: Tensor) -> None:
-        """Add values (B,) of these texts."""
-        apart = values - self.average[texts]
-        self.count.index_add_(0, texts, torch.ones_like(texts))
-        self.sums.index_add_(0, texts, apart)
-        self.squares.index_add_(0, texts, apart.square())
 
 
 def widening(count: Tensor) -> Tensor:

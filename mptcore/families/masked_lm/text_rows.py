@@ -107,17 +107,12 @@ class Texts:
         given = torch.tensor([self.rows[i].given or 0 for i in self.scored])
         return self.spans[:, 1] >= repeated(given, self.corpus.sizes)
 
-    @cached_property
-    def groups(self) -> list[list[int]]:
-        """Return the sequences of each group with two texts or more, all of which are scored."""
-        groups: dict[str, list[int]] = {}
-        sizes: dict[str, int] = {}
-        for sequence, i in enumerate(self.scored):
-            row = self.rows[i]
-            if row.group is not None:
-                groups.setdefault(row.group, []).append(sequence)
-                sizes[row.group] = row.group_size
-        return [group for name, group in groups.items() if len(group) == sizes[name] > 1]
+    @property
+    def mask_groups(self) -> list[str]:
+        """Names of the groups in which scored texts share their masks, (N,). A text without a group
+        shares its masks with none."""
+        rows = [self.rows[i] for i in self.scored]
+        return [f"row {row.row}" if row.group is None else f"group {row.group}" for row in rows]
 
     def words_of(self, sequence: int) -> int:
         """Return the number of words of a sequence."""

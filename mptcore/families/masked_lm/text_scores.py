@@ -11,12 +11,11 @@ from mptcore.families.masked_lm.corpus import counted_from, repeated
 from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, ScoredBatch, score_batches
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
-from mptcore.families.masked_lm.text_decisions import Decisions
 from mptcore.families.masked_lm.text_rounds import STRATA
 from mptcore.families.masked_lm.text_rows import Texts
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
 from mptcore.protocol.records import Labels, Log, Metric
-from mptcore.runtime.session import MaskPlan, ScoreCache, Step, Work
+from mptcore.runtime.session import ScoreCache, Step, Work
 from mptcore.specs import TextScore, TextScores
 
 OF_TOKENS = ("pll", "pll_word_l2r")
@@ -50,15 +49,9 @@ class TextScoring:
         cumulative = self._cumulative().plan().most if "cumulative" in self.spec.scores else 0
         return tokens + unmasked + cumulative
 
-    def records(self, generator: torch.Generator) -> Work[TextTable]:
+    def records(self, seed: int) -> Work[TextTable]:
         """Score the texts, and return their table."""
         cumulative = self._cumulative()
-        if self.spec.target == "decision" and "pll" in self.spec.scores:
-            most = self.total_masks()
-            plan = MaskPlan(most, most)
-            yield Step(plan=plan)
-            yield from self._decide(plan, generator)
-            return self._table()
         if "cumulative" in self.spec.scores:
             plan = cumulative.plan()
             yield Step(plan=plan)
@@ -73,24 +66,22 @@ class TextScoring:
                 case "unmasked":
                     yield from self._unmasked()
                 case "cumulative":
-                    yield from cumulative.run(plan, generator)
-                    found = (cumulative.value, cumulative.std_err, cumulative.masks)
-                    self._columns[score] = ScoreColumn(*found, apart=cumulative.apart)
+                    yield from cumulative.run(plan, seed)
+                    self._columns[score] = ScoreColumn(
+                        cumulative.value,
+                        cumulative.std_err,
+                        cumulative.masks,
+                        mask_errors=cumulative.mask_errors,
+                        variances=cumulative.variances,
+                    )
         if "cumulative" in self.spec.scores:
             yield Step(Metric("masks", int(cumulative.masks.sum()), 0.0, self.labels))
-            if self.spec.target == "scores":
-                yield from self._target_records(cumulative)
-        return self._table()
-
-    def _table(self) -> TextTable:
+            yield from self._target_records(cumulative)
         return TextTable(self.spec, self.texts, self._columns, self.labels)
 
     def _cumulative(self) -> CumulativeScores:
-        target = self.spec.target_std_err or 1.0
-        most, relative = self.spec.max_masks, self.spec.relative
-        compares = self.spec.scores[0] == "cumulative"
-        groups, decides = self.texts.groups if compares else (), self.spec.target == "decision"
-        given = target, most, relative, groups, decides
+        target, most = self.spec.target_std_err or 1.0, self.spec.max_masks
+        given = self.texts.mask_groups, target, most, self.spec.relative
         return CumulativeScores(self.model, self.masker, self.cache, *given)
 
     def _target_records(self, found: CumulativeScores) -> Iterator[Step]:
@@ -120,14 +111,6 @@ class TextScoring:
         """Score each token, or only some (ΣD,). counts[i] tokens are masked, from the scored token
         on."""
         scored = torch.ones_like(counts, dtype=torch.bool) if only is None else only
-        sizes, values = yield from self._token_scores(counts, scored)
-        of_tokens = values.new_full(scored.shape, math.nan).masked_scatter(scored, values)
-        sums = torch.segment_reduce(values, "sum", lengths=sizes)
-        tokens = None if only is None else sizes
-        self._columns[score] = ScoreColumn(sums, of_tokens=of_tokens, tokens=tokens)
-
-    def _token_scores(self, counts: Tensor, scored: Tensor) -> Work[tuple[Tensor, Tensor]]:
-        """Return the number of scored tokens of each text, (N,), and their scores."""
         windows = self.texts.windows
         corpus, counts = windows.corpus, windows.limited(counts)
         passes = _count(scored, windows.sizes)
@@ -140,30 +123,11 @@ class TextScoring:
             return self.masker.hidden(sequences, counts[of], places)
 
         values = yield from self._scored(masks, passes, row=1)  # log p of the first masked
-        return _count(scored, self._sizes), values
-
-    def _decide(self, plan: MaskPlan, generator: torch.Generator) -> Work[None]:
-        """Score as few tokens of each group as it takes to tell its best text."""
-        corpus = self.texts.corpus
-        decisions = Decisions.of(self.texts.groups, corpus, generator)
-        while True:
-            sizes = decisions.planned()
-            chosen = decisions.chosen(sizes)
-            if not bool(chosen.any()):
-                break
-            _, values = yield from self._token_scores(self._singles(), chosen)
-            decisions.add(chosen, values, sizes)
-            plan.masks = int(decisions.is_scored.sum())
-        found = decisions.members()
-        passes = _count(decisions.is_scored, self._sizes)
-        self._columns["pll"] = ScoreColumn(
-            torch.tensor([math.nan if one.value is None else one.value for one in found]).double(),
-            torch.tensor([one.std_err for one in found]).double(),
-            passes,
-            decisions.scores,
-            {one.row: one.sampled for one in found if one.sampled is not None},
-        )
-        yield Step(Metric("masks", int(passes.sum()), 0.0, self.labels))
+        of_tokens = values.new_full(scored.shape, math.nan).masked_scatter(scored, values)
+        sizes = _count(scored, self._sizes)
+        sums = torch.segment_reduce(values, "sum", lengths=sizes)
+        tokens = None if only is None else sizes
+        self._columns[score] = ScoreColumn(sums, of_tokens=of_tokens, tokens=tokens)
 
     def _unmasked(self) -> Work[None]:
         """Score all tokens of each window in one pass that masks none."""

@@ -15,8 +15,8 @@ from mptcore.estimation.estimate import Estimate
 from mptcore.families.masked_lm.estimates import Noise, finite_mean, per_token
 from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.text_groups import (
+    MaskErrors,
     Member,
-    Sampled,
     accuracy,
     accuracy_by_category,
     is_whole,
@@ -47,18 +47,18 @@ class ScoreColumn:
     std_err: Tensor | None = None  # (N,)
     masks: Tensor | None = None  # (N,)
     of_tokens: Tensor | None = None  # (ΣD,)
-    sampled: Mapping[int, Sampled] = field(default_factory=dict)
-    """Samples that scores were estimated from, by sequence."""
     tokens: Tensor | None = None
     """Number of tokens that the score sums, (N,), if these are not all tokens of the text."""
-    apart: Mapping[int, float] = field(default_factory=dict)
-    """Standard errors of differences to the first text of the group, by sequence, where both have
-    the same masks."""
+    mask_errors: Mapping[int, MaskErrors] = field(default_factory=dict)
+    """Errors of the texts that have the masks of others, by sequence."""
+    variances: Tensor | None = None
+    """Parts of the texts in the variance of the sum of their scores, (N,)."""
 
     @property
-    def errors(self) -> Tensor:
-        """Standard errors, (N,): 0 for exact scores."""
-        return torch.zeros_like(self.value) if self.std_err is None else self.std_err
+    def noise(self) -> Noise:
+        """The errors of the scores, which are 0 for exact ones."""
+        variances = torch.zeros_like(self.value) if self.variances is None else self.variances
+        return Noise(variances, math.inf)
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,15 @@ class TextTable:
         """Members of each group, in the order of the texts; those that the source's `n` does not
         choose are last and have no score."""
         groups: dict[str, list[Member]] = {}
-        value, std_err = self.first.value.tolist(), self.first.errors.tolist()
+        value = self.first.value.tolist()
+        std_err = [0.0] * len(value) if self.first.std_err is None else self.first.std_err.tolist()
         for i, row in enumerate(self.texts.rows):
             if not self._has_groups or row.group is None:
                 continue
             member = Member(i, None, 0.0)
             if (one := self._sequence_of.get(i)) is not None:
-                of_first = self.first.sampled.get(one), self.first.apart.get(one)
-                member = Member(i, _finite(value[one]), std_err[one], *of_first)
+                mask_errors = self.first.mask_errors.get(one)
+                member = Member(i, _finite(value[one]), std_err[one], mask_errors)
             groups.setdefault(row.group, []).append(member)
         for members in groups.values():
             size = self.texts.rows[members[0].row].group_size
@@ -112,11 +113,8 @@ class TextTable:
         yield Metric("texts_left_out", left_out, 0.0, self.labels)
         unknown = sum(bool(self.texts.rows[i].unknown) for i in self.texts.scored)
         yield Metric("texts_with_unknown_tokens", unknown, 0.0, self.labels)
-        # a sample that stops at a lead is not unbiased
-        of_all = self.spec.target == "scores" or "cumulative" in self.columns
-        for score, column in self.columns.items() if of_all else ():
-            noise = Noise(column.errors.square(), math.inf)
-            values = column.value
+        for score, column in self.columns.items():
+            noise, values = column.noise, column.value
             is_finite = values.isfinite()
             if is_finite.any() and not is_finite.all():  # the table has the others
                 reason = (
@@ -135,7 +133,7 @@ class TextTable:
             yield from accuracy([*self._groups.values()], self.labels)
             yield from accuracy_by_category(self._of_categories(), self.labels)
             yield from self._group_warnings()
-        if self.spec.label_column is not None and of_all:
+        if self.spec.label_column is not None:
             labels = [self.texts.rows[i].label for i in self.texts.scored]
             if missing := labels.count(None):
                 told = f"{missing} of {len(labels)} scored texts have no label that is a number"

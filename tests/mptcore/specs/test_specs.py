@@ -208,6 +208,34 @@ def test_a_proposal_by_rounds_that_was_stored_is_fitted_now() -> None:
     assert stored_spec(recursive) == validate_spec(recursive)
 
 
+STORED_DECISION = """
+{"model": {"family": "masked_lm", "checkpoint": "tiny", "revision": null, "init": "pretrained",
+"experiment": null, "architecture": null, "corruption": "mask"}, "baseline": null, "data":
+{"packing": "sentences", "max_length": 512, "n": null, "heldout": null, "seed": 0, "source": "text",
+"file": null, "lines": ["a b", "b a"], "dataset": null, "column": "text", "second_column": null},
+"train": null, "evaluate": {"masks": {"schedule": "rates", "rates": [0.1, 0.5, 0.9], "per_size": 1},
+"dimensions": 512, "orders": 0, "pll": false, "sequences": null, "target_std_err": null, "target":
+"area", "max_masks": 1000000, "texts": {"scores": ["cumulative"], "per_token": false,
+"target_std_err": 0.5, "relative": false, "max_masks": 10000, "group_size": 2, "group_column": null,
+"category_column": null, "label_column": null, "target": "decision", "prefix_column": null,
+"window_overlap": null, "wild_type": null}}, "seeds": [0], "compute": {"device": "auto", "threads":
+2, "max_runtime_s": 3600, "memory_mib": null, "determinism": "exact", "precision": "auto"}}"""
+"""Stored by a development version of 0.2."""
+
+
+@pytest.mark.parametrize("target", ["decision", "scores"])
+def test_a_stored_target_of_texts_gives_scores_now(target: str) -> None:
+    """`target` of scores of texts in development versions of 0.2."""
+    old = json.loads(STORED_DECISION)
+    old["evaluate"]["texts"]["target"] = target
+    found = stored_spec(old)
+    with pytest.raises(SpecError, match=r"/evaluate/texts/target: unknown field"):
+        validate_spec(old)
+    del old["evaluate"]["texts"]["target"]
+    assert found == validate_spec(old)
+    assert stored_spec(found.model_dump(mode="json")) == found
+
+
 def test_observations_that_do_not_fill_a_batch_are_a_step_too() -> None:
     whole = Train(epochs=3)
     assert whole.steps_per_epoch(10) == 1

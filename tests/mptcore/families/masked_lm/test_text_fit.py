@@ -27,7 +27,7 @@ from mptcore.families.masked_lm.text_fit import (
     cross_fitted,
     sizes_at,
 )
-from mptcore.families.masked_lm.text_rounds import STRATA, Rounds, Values, widening
+from mptcore.families.masked_lm.text_rounds import STRATA, Rounds, widening
 from mptcore.runtime.session import ScoreCache
 
 SHORTEST, LONGEST = 3, 6
@@ -149,9 +149,7 @@ def test_the_weights_of_all_rounds_add_up_to_one() -> None:
             assert int(counts) <= int(before)
             assert int(counts) % STRATA == 0
             spread = torch.tensor([-2.0, 2.0], dtype=torch.float64).repeat(int(counts) // 2)
-            round_ = Values.none(found.average)
-            round_.add(torch.zeros(len(spread), dtype=torch.long), 7 + spread)
-            found.add(round_, wanted)
+            found.add(torch.zeros(len(spread), dtype=torch.long), 7 + spread, wanted)
         assert found.value.item() == pytest.approx(7)
         assert found.left.item() == 0
         assert found.count.item() >= 32
@@ -176,9 +174,9 @@ def test_the_last_round_adds_at_most_half() -> None:
     counts = []
     while int(found.planned(asked, 10**6)[0]):
         drawn, wanted = found.planned(asked, 10**6)
-        round_ = Values.none(found.average)
-        round_.add(torch.zeros(int(drawn), dtype=torch.long), torch.zeros(int(drawn)).double())
-        found.add(round_, wanted)
+        found.add(
+            torch.zeros(int(drawn), dtype=torch.long), torch.zeros(int(drawn)).double(), wanted
+        )
         counts.append((int(drawn), int(wanted)))
     assert counts == [(8, 16), (8, 8)]
 
@@ -187,10 +185,8 @@ def test_moments_of_rounds_equal_those_of_all_their_values() -> None:
     generator = torch.Generator().manual_seed(5)
     first, second = (torch.randn(n, generator=generator, dtype=torch.float64) for n in (4, 12))
     found, _ = pilot(first.tolist(), 1.0)
-    round_ = Values.none(found.average)
-    round_.add(torch.zeros(5, dtype=torch.long), 100 + second[:5])
-    round_.add(torch.zeros(7, dtype=torch.long), 100 + second[5:])
-    found.add(round_, torch.tensor([12]))
+    weights = found.add(torch.zeros(12, dtype=torch.long), 100 + second, torch.tensor([24]))
+    assert weights.tolist() == pytest.approx([1 / 24] * 12)
     every = torch.cat([first.repeat(4), 100 + second])
     assert found.average.item() == pytest.approx(every.mean().item())
     assert found.variance.item() == pytest.approx(every.var().item())
@@ -204,9 +200,8 @@ def test_a_plan_keeps_to_the_maximum(most: int) -> None:
         counts, wanted = found.planned(asked, most)
         if not bool(counts.any()):
             break
-        round_ = Values.none(found.average)
-        round_.add(torch.zeros(int(counts), dtype=torch.long), torch.zeros(int(counts)).double())
-        found.add(round_, wanted)
+        values = torch.zeros(int(counts), dtype=torch.float64)
+        found.add(torch.zeros(int(counts), dtype=torch.long), values, wanted)
     assert found.count.tolist() == [most]
 
 
@@ -240,7 +235,7 @@ class Predictable:
 
 def scored(model: Predictable, sizes: list[int], target: float) -> CumulativeScores:
     found = prepared(model, sizes, target)
-    deque(found.run(found.plan(), torch.Generator().manual_seed(0)), 0)
+    deque(found.run(found.plan(), 0), 0)
     return found
 
 
@@ -250,7 +245,8 @@ def prepared(model: Predictable, sizes: list[int], target: float) -> CumulativeS
     ids = torch.zeros(len(maskable), dtype=torch.int32)
     offsets = torch.tensor([0, *(size + 2 for size in sizes)]).cumsum(0)
     masker = Masker(Corpus(ids, ids, torch.tensor(maskable), offsets), 1, 2)
-    return CumulativeScores(cast(MaskedLm, model), masker, ScoreCache(), target, 100_000)
+    groups = [f"text {i}" for i in range(len(sizes))]
+    return CumulativeScores(cast(MaskedLm, model), masker, ScoreCache(), groups, target, 100_000)
 
 
 def test_what_is_predicted_needs_no_masks() -> None:
@@ -291,7 +287,7 @@ def test_the_plan_counts_the_masks_of_all_groups(
     plan = found.plan()
     assert (plan.masks, plan.most) == (7 + 3 * 32, 7 + 3 * 100_000)
     steps = 0
-    for step in found.run(plan, torch.Generator().manual_seed(0)):
+    for step in found.run(plan, 0):
         assert plan.masks == 7 + 3 * 32
         steps += step.masks
     assert steps == plan.masks == int(found.masks.sum())

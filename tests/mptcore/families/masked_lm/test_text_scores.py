@@ -169,7 +169,7 @@ def test_errors_of_texts_are_calibrated(target: float) -> None:
 
 def test_errors_of_texts_that_stop_after_few_masks_are_not_too_small() -> None:
     """A text stops early if the variance of its few masks is too small by chance. Its error is
-    wider for that, and as its pilot is predicted worse than later masks: the sd of z is 0.95."""
+    wider for that, and as its pilot is predicted worse than later masks: the sd of z is 0.96."""
     one, found = noise_calibration(texts := 5000, needed=32)
     assert abs(one.mean) < 4 / math.sqrt(texts)
     assert 0.9 < one.sd < 1 + 4 / math.sqrt(2 * texts)
@@ -196,9 +196,9 @@ def test_a_relative_target_is_a_fraction_of_each_score(tmp_path: Path) -> None:
         assert 1e-4 < share <= 2.1e-4
     assert long["cumulative_std_err"] > 1.5 * short["cumulative_std_err"]
     model: Any = None
-    found = CumulativeScores(model, model, ScoreCache(), 0.02, 1, True)
+    found = CumulativeScores(model, model, ScoreCache(), [], 0.02, 1, True)
     assert found.target_of(torch.tensor([-3.0, 5.0])).tolist() == pytest.approx([0.06, 0.1])
-    found = CumulativeScores(model, model, ScoreCache(), 0.02, 1)
+    found = CumulativeScores(model, model, ScoreCache(), [], 0.02, 1)
     assert found.target_of(torch.tensor([-3.0, 5.0])).tolist() == pytest.approx([0.02] * 2)
 
 

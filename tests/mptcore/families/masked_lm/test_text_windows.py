@@ -129,7 +129,6 @@ def test_windows_are_refused_where_they_make_no_sense(models: Path, tmp_path: Pa
     others: dict[str, dict[str, Any]] = {
         "cumulative": {"scores": ["cumulative"], "target_std_err": 1.0},
         "masked_marginal": {"scores": ["masked_marginal"], "wild_type": "ACD"},
-        "the target decision": {"target": "decision", "group_size": 2},
     }
     for name, texts in others.items():
         with pytest.raises(SpecError) as caught:
