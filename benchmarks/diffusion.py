@@ -27,7 +27,7 @@ from mptcore.families.masked_lm.pretrained import PretrainedSource, network_of
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.presets import PRESETS
 from mptcore.run import resumable
-from mptcore.runtime.session import ScoreCache, Session
+from mptcore.runtime.state import RunState, ScoreCache
 from mptcore.specs import MaskedLmExperiment
 
 TEXTS, SHORT_TEXTS, SHORT = 16, 4, (8, 10)
@@ -65,7 +65,7 @@ def _train(folder: Path) -> None:
     value["data"] |= {"n": TRAINED_ON, "seed": 0, "heldout": None}
     value["train"]["steps"] = STEPS
     value["evaluate"] = {"masks": {"rates": [0.5]}}
-    deque(resumable(MaskedLmExperiment.model_validate(value), Session(work_dir=folder)), 0)
+    deque(resumable(MaskedLmExperiment.model_validate(value), RunState(work_dir=folder)), 0)
 
 
 @dataclass

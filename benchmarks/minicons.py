@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.language import text_spec
 from benchmarks.table import Row, SkippedError
 from mptcore.run import resumable
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import MaskedLmExperiment
 
 N, WARM = 300, 20
@@ -82,7 +82,7 @@ def _ours(spec: MaskedLmExperiment, score: str) -> tuple[list[dict[str, float]],
     """Return the rows of a run and its seconds, with the time to load model and texts."""
     with TemporaryDirectory() as folder:
         began = time.perf_counter()
-        for _ in resumable(spec, Session(work_dir=Path(folder))):
+        for _ in resumable(spec, RunState(work_dir=Path(folder))):
             pass
         seconds = time.perf_counter() - began
         table = Path(folder, "texts.jsonl")

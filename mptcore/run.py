@@ -14,7 +14,7 @@ from mptcore.runtime.compiled import kernels
 from mptcore.runtime.device import device_of, dtype_of, name_of, set_arithmetic
 from mptcore.runtime.process import keep_freed_memory
 from mptcore.runtime.results import with_a_result
-from mptcore.runtime.session import ExperimentRun, Session, TrainingState, with_progress
+from mptcore.runtime.state import ExperimentRun, RunState, TrainingState, with_progress
 from mptcore.specs import (
     ExperimentSpec,
     LinearGaussianExperiment,
@@ -50,36 +50,36 @@ def _load(name: str) -> None:
 
 
 def implementation(
-    spec: ExperimentSpec, session: Session, device: torch.device, dtype: torch.dtype
+    spec: ExperimentSpec, state: RunState, device: torch.device, dtype: torch.dtype
 ) -> ExperimentRun:
     """Return the run that computes a spec, by its family."""
     match spec:
         case LinearGaussianExperiment():
-            return LinearGaussianRun(spec, session, device, dtype)
+            return LinearGaussianRun(spec, state, device, dtype)
         case VaeExperiment():
-            return VaeRun(spec, session, device, dtype)
+            return VaeRun(spec, state, device, dtype)
         case MaskedLmExperiment():
             from mptcore.families.masked_lm.run import MaskedLmRun  # seconds, for transformers
 
-            return MaskedLmRun(spec, session, device, dtype)
+            return MaskedLmRun(spec, state, device, dtype)
         case _:
             assert_never(spec)
 
 
 def run(spec: ExperimentSpec) -> Iterator[Record]:
     """Yield all records of an experiment in order. Raises RunError if the experiment fails."""
-    session = Session()
-    for record in resumable(spec, session):
+    state = RunState()
+    for record in resumable(spec, state):
         if record is not None:
-            session.seq += not isinstance(record, Progress)
+            state.seq += not isinstance(record, Progress)
             yield record
 
 
 def resumable(
-    spec: ExperimentSpec, session: Session, resumed: TrainingState | None = None
+    spec: ExperimentSpec, state: RunState, resumed: TrainingState | None = None
 ) -> Iterator[Record | None]:
-    """Yield records as `run` does, and None for each step without a record. The session may be
-    saved wherever `session.at_safe_point` is true. The caller increments `session.seq` for every
+    """Yield records as `run` does, and None for each step without a record. The run may be
+    saved wherever `state.at_safe_point` is true. The caller increments `state.seq` for every
     record except progress records."""
     keep_freed_memory()
     threads = spec.compute.threads
@@ -90,26 +90,26 @@ def resumable(
     dtype = dtype_of(spec.compute.precision, device)
     trains_network = isinstance(spec, MaskedLmExperiment) and spec.train is not None
     arithmetic = set_arithmetic(device, spec.compute, trains_network)
-    session.device, session.precision = name_of(device), str(dtype).removeprefix("torch.")
+    state.device, state.precision = name_of(device), str(dtype).removeprefix("torch.")
     asked_for = ""
     if threads < spec.compute.threads:
         asked_for = f" (of {spec.compute.threads} asked for: its worker has no more processors)"
-        session.device += f", {threads} threads"
+        state.device += f", {threads} threads"
     on_gpu = device.type == "cuda"
-    place = session.device if on_gpu else "cpu"
+    place = state.device if on_gpu else "cpu"
     yield Log(
         "info",
-        f"torch {torch.__version__} on {place}, {session.precision}, "
+        f"torch {torch.__version__} on {place}, {state.precision}, "
         f"{torch.get_num_threads()} threads{asked_for}{f', {arithmetic}' if on_gpu else ''}",
     )
-    experiment = implementation(spec, session, device, dtype)
+    experiment = implementation(spec, state, device, dtype)
 
-    session.max_masks = spec.mask_count() or 0
+    state.max_masks = spec.mask_count() or 0
 
     def total() -> int:
-        return session.max_masks - session.left_out(spec.evaluations)
+        return state.max_masks - state.left_out(spec.evaluations)
 
-    records = with_progress(experiment.records(resumed), session, total)
+    records = with_progress(experiment.records(resumed), state, total)
     yield from with_a_result(records, _cure(spec, dtype))
 
 

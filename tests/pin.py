@@ -43,7 +43,7 @@ from mptcore.protocol.orders import Order, parse_assignment
 from mptcore.protocol.records import Record
 from mptcore.run import resumable
 from mptcore.runtime.runner import SpecRunner
-from mptcore.runtime.session import Session, TrainingState
+from mptcore.runtime.state import RunState, TrainingState
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.data.reading import OPTIONS_FILE
 from tests.mptcore import test_goldens
@@ -370,10 +370,10 @@ def run(spec: dict[str, Any], folder: Path, stop_after: int | None = None) -> No
         envelope["checkpoint_dir"] = str(folder / "checkpoints")
 
     def stopped(
-        spec: ExperimentSpec, session: Session, resumed: TrainingState | None
+        spec: ExperimentSpec, state: RunState, resumed: TrainingState | None
     ) -> Iterator[Record | None]:
-        for record in resumable(spec, session, resumed):
-            if stop_after is not None and session.masks >= stop_after:
+        for record in resumable(spec, state, resumed):
+            if stop_after is not None and state.masks >= stop_after:
                 runner.obey(Order(stop="checkpoint"))
             yield record
 

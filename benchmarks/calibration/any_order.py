@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.model import ScoredBatch
 from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.sequences import Pass, SequenceMetrics
 from mptcore.protocol.records import Metric
-from mptcore.runtime.session import Step
+from mptcore.runtime.state import Step
 
 SEEDS = 1000
 VOCABULARY, LONGEST = 9, 5

@@ -11,7 +11,7 @@ from mptcore.estimation.model import Evidence
 from mptcore.families.vae.run import VaeRun
 from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.families.vae.trainer import VaeTrainer
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import VaeExperiment
 from tests.support.runs import spec_of
 
@@ -40,7 +40,7 @@ def trained(noise_precision: float) -> tuple[SampledVae, Tensor]:
     )
     assert isinstance(spec, VaeExperiment)
     assert spec.train is not None
-    (start,) = VaeRun(spec, Session(), torch.device("cpu"), torch.float64)._starts(4)
+    (start,) = VaeRun(spec, RunState(), torch.device("cpu"), torch.float64)._starts(4)
     trainer = VaeTrainer(spec.train, [start], spec.seeds)
     for trainer.epoch in range(1, EPOCHS):
         trainer._step(next(iter(trainer._batches())), None)

@@ -13,7 +13,7 @@ from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.protocol.records import Point
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from mptcore.specs import Evaluate
 from tests.support.runs import metric, records_of, std_err_of, value_of
 

@@ -12,7 +12,7 @@ from mptcore.families.masked_lm.evaluation import TextEvaluation
 from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.protocol.records import Metric, Point, Record
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from mptcore.specs import MaskedLmEvaluate
 from tests.support import tiny_lm
 from tests.support.runs import records_of

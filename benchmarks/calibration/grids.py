@@ -17,7 +17,7 @@ from mptcore.families.vae.grid_vae import GridVae, GridVaeModel, grid_evidence
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import linear_decoder
 from mptcore.protocol.records import Point
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from mptcore.specs import AllSizes, UniformGrid
 from mptcore.specs.evaluate import MaskEvaluation
 

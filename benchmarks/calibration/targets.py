@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric, Record
-from mptcore.runtime.session import ScoreCache, Session, Work
+from mptcore.runtime.state import RunState, ScoreCache, Work
 from mptcore.specs import Evaluate, LinearGaussianExperiment, MaskedLmEvaluate
 from tests.support import tiny_lm
 from tests.support.runs import records_of, result_of
@@ -90,7 +90,7 @@ def _show(what: str, target: float, seeds: Iterator[Seed]) -> None:
 
 
 def _models(spec: Any) -> dict[str, VectorModel]:
-    run = LinearGaussianRun(spec, Session(), CPU, torch.float64)
+    run = LinearGaussianRun(spec, RunState(), CPU, torch.float64)
     seed = result_of(run.models_of(spec.seeds[0]))
     return {
         name: solver_for(density, seed.dataset.x, CPU) for name, density in seed.densities.items()

@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.families.masked_lm.text_fit import SIZE_POWER
 from mptcore.families.masked_lm.text_groups import Member, ranked
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 
 TEXTS = 1000
 SEEDS = 1000

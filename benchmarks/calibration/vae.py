@@ -20,7 +20,7 @@ from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikeli
 from mptcore.families.vae.networks import Decoder, Encoder, dense, linear
 from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.protocol.records import Metric
-from mptcore.runtime.session import ScoreCache, Step
+from mptcore.runtime.state import ScoreCache, Step
 from mptcore.specs import Dense, FixedSize, Importance, UniformGrid
 from mptcore.specs.evaluate import MaskEvaluation
 

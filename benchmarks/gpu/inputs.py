@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
 from mptcore.families.masked_lm.pretrained import fresh
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from tests.support.runs import result_of
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

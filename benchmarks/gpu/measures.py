@@ -34,7 +34,7 @@ from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.run import run
 from mptcore.runtime.device import set_arithmetic
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
 from mptcore.specs.compute import GPU_SHARE, Machine
 from mptcore.specs.families.masked_lm import GPU_PART_BYTES

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mptcore.estimation.estimate import MIN_KURTOSIS, Estimate
 from mptcore.protocol.records import Labels, Log, Metric, Record
-from mptcore.runtime.session import MaskPlan, Step, Work
+from mptcore.runtime.state import MaskPlan, Step, Work
 
 SHARES = (0.25, 0.5, 1.0)
 """Fraction of the masks still planned that each round draws. The last round draws all of them."""

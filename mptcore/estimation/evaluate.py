@@ -38,7 +38,7 @@ from mptcore.estimation.scores import (
     with_difference,
 )
 from mptcore.protocol.records import Labels, Log, Metric, Point, Record
-from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.runtime.state import ScoreCache, Step, Work
 from mptcore.specs import AllSizes, FixedSize, Masks
 from mptcore.specs.evaluate import MaskEvaluation, pilot_masks
 from mptcore.specs.masks import masks_of_size

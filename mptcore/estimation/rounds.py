@@ -11,7 +11,7 @@ from mptcore.estimation.masks import SizedMasks, draw_independent, enumerate_mas
 from mptcore.estimation.model import VectorModel
 from mptcore.estimation.scores import score_batches
 from mptcore.estimation.single_scores import SingleScores
-from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.runtime.state import ScoreCache, Step, Work
 
 
 @dataclass

@@ -21,7 +21,7 @@ from mptcore.estimation.prefetch import Prefetch
 from mptcore.protocol.records import Record
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
-from mptcore.runtime.session import ScoreCache, Shape, Step, Work
+from mptcore.runtime.state import ScoreCache, Shape, Step, Work
 from mptcore.specs import Masks
 
 

@@ -1,1 +1,1 @@
-"""One run as a process: session, checkpoints, tensor files, random numbers. Knows no family."""
+"""One run as a process: its state, checkpoints, tensor files, random numbers. Knows no family."""

@@ -1,4 +1,4 @@
-"""Save a session to a directory, and load it again.
+"""Save the state of a run to a directory, and load it again.
 
 One file holds everything: tensors as safetensors, the rest in its header. Its name ends with the
 first digits of its SHA-256, so that a damaged file is detected and the previous one is used."""
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mptcore.protocol.records import Checkpoint
 from mptcore.runtime.durable import rename_durably
-from mptcore.runtime.session import MaskPlan, ScoreCache, Session, TrainingState
+from mptcore.runtime.state import MaskPlan, RunState, ScoreCache, TrainingState
 from mptcore.specs import ExperimentSpec
 
 KEPT = 2
@@ -30,7 +30,7 @@ record."""
 
 @dataclass(frozen=True)
 class Resumed:
-    """A saved session, with `after` records already emitted."""
+    """A saved run, with `after` records already emitted."""
 
     after: int
     masks: int
@@ -45,7 +45,7 @@ class Resumed:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Copy of a session at a safe point. The run may continue while it is written."""
+    """Copy of the state at a safe point. The run may continue while it is written."""
 
     after: int
     """Number of records emitted so far."""
@@ -53,13 +53,13 @@ class Snapshot:
     header: Mapping[str, str]
 
     @classmethod
-    def of(cls, session: Session, spec: ExperimentSpec) -> "Snapshot":
-        tensors, header = _of(session)
-        header |= {"format": FORMAT, "spec": spec.model_dump_json(), "after": str(session.seq)}
-        header |= {"device": session.device, "masks": str(session.masks)}
-        if session.memory_was_short:
+    def of(cls, state: RunState, spec: ExperimentSpec) -> "Snapshot":
+        tensors, header = _of(state)
+        header |= {"format": FORMAT, "spec": spec.model_dump_json(), "after": str(state.seq)}
+        header |= {"device": state.device, "masks": str(state.masks)}
+        if state.memory_was_short:
             header["memory_was_short"] = "true"
-        return cls(session.seq, tensors, header)
+        return cls(state.seq, tensors, header)
 
     def save(self, folder: Path) -> Checkpoint:
         """Write the snapshot, which may take seconds. Raises OSError and then leaves no file."""
@@ -99,19 +99,19 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*-*.safetensors"), reverse=True)
 
 
-def _of(session: Session) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _of(state: RunState) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     header: dict[str, str] = {}
-    if session.scores.values:
-        tensors["scores"] = torch.cat([values.flatten() for values in session.scores.values])
-        header["shapes"] = json.dumps([values.shape for values in session.scores.values])
-    if session.training is not None:
-        state = session.training()
-        header["training"] = json.dumps([state.epoch, state.seq, state.masks])
-        header["plans"] = json.dumps([[plan.most, plan.masks] for plan in state.plans])
+    if state.scores.values:
+        tensors["scores"] = torch.cat([values.flatten() for values in state.scores.values])
+        header["shapes"] = json.dumps([values.shape for values in state.scores.values])
+    if state.training is not None:
+        training = state.training()
+        header["training"] = json.dumps([training.epoch, training.seq, training.masks])
+        header["plans"] = json.dumps([[plan.most, plan.masks] for plan in training.plans])
         tensors |= {
             f"training/{name}": value.to("cpu", copy=True).contiguous()
-            for name, value in state.tensors.items()
+            for name, value in training.tensors.items()
         }
     return tensors, header
 

@@ -8,11 +8,11 @@ import torch
 from mptcore.protocol.code import core_digest, package_versions
 from mptcore.protocol.records import Environment
 from mptcore.runtime import inputs
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import ExperimentSpec
 
 
-def environment(spec: ExperimentSpec, session: Session) -> Environment:
+def environment(spec: ExperimentSpec, state: RunState) -> Environment:
     """Return the environment of this process. Call it after the run has chosen device and
     threads."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
@@ -26,11 +26,11 @@ def environment(spec: ExperimentSpec, session: Session) -> Environment:
         gpu=torch.cuda.get_device_name() if on_gpu else None,
         gpu_driver=_gpu_driver() if on_gpu else None,
         cuda=torch.version.cuda if on_gpu else None,
-        precision=session.precision,
+        precision=state.precision,
         seeds=spec.seeds,
         inputs=inputs.used(),
-        memory_was_short=session.memory_was_short,
-        resumed_from=None if session.saved_on == session.device else session.saved_on,
+        memory_was_short=state.memory_was_short,
+        resumed_from=None if state.saved_on == state.device else state.saved_on,
     )
 
 

@@ -29,7 +29,7 @@ from mptcore.runtime import artifacts, checkpoint, inputs
 from mptcore.runtime.device import is_device_failure
 from mptcore.runtime.environment import environment
 from mptcore.runtime.out_of_memory import is_out_of_memory
-from mptcore.runtime.session import Session, TrainingState
+from mptcore.runtime.state import RunState, TrainingState
 from mptcore.specs import ExperimentSpec
 
 MEMORY_S = 0.5
@@ -45,7 +45,7 @@ class Resumable(Protocol):
     """Computes the records of a spec, from the start or from a checkpoint."""
 
     def __call__(
-        self, spec: ExperimentSpec, session: Session, resumed: TrainingState | None, /
+        self, spec: ExperimentSpec, state: RunState, resumed: TrainingState | None, /
     ) -> Iterator[Record | None]: ...
 
 
@@ -59,7 +59,7 @@ class SpecRunner:
     supervised: bool = False
     """Leave the deletion of checkpoints to the supervisor, which knows which ones are needed."""
     stop_requested: bool = False
-    _session: Session = field(default_factory=Session)
+    _state: RunState = field(default_factory=RunState)
     _given: int = 0
     _scored: int = 0
     """Number of masks whose progress was reported before."""
@@ -95,7 +95,7 @@ class SpecRunner:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._emit_unnumbered(DeviceMemory(torch.cuda.max_memory_reserved()))
         if status == COMPLETE:
-            self._emit_unnumbered(End(self._session.seq))
+            self._emit_unnumbered(End(self._state.seq))
 
     def _run(self) -> int:
         try:
@@ -122,16 +122,16 @@ class SpecRunner:
             if record.done > self._scored or self._scored == 0:
                 self._emit_unnumbered(record)
         elif record is not None:
-            self._session.seq += 1
+            self._state.seq += 1
             self._write(record)
 
     def _tell_environment(self) -> None:
         """Write the environment record after the run has begun, and again if it has read more
         inputs or was short of memory."""
-        state = len(inputs.used()), self._session.memory_was_short
-        if self.supervised and state != self._environment_told:
-            self._environment_told = state
-            self._emit_unnumbered(environment(self.assignment.spec, self._session))
+        told = len(inputs.used()), self._state.memory_was_short
+        if self.supervised and told != self._environment_told:
+            self._environment_told = told
+            self._emit_unnumbered(environment(self.assignment.spec, self._state))
 
     def _tell_memory(self) -> None:
         """Report the peak GPU memory when it has grown. In a container NVML cannot tell it."""
@@ -145,8 +145,8 @@ class SpecRunner:
             self._emit_unnumbered(DeviceMemory(found))
 
     def _records(self) -> Iterator[Record | None]:
-        assignment, session = self.assignment, self._session
-        session.work_dir = assignment.work_dir
+        assignment, state = self.assignment, self._state
+        state.work_dir = assignment.work_dir
         inputs.locate(assignment.inputs)
         artifacts.report_full_disks(self._emit_unnumbered if self.supervised else None)
         files: Sequence[Path] = ()
@@ -157,19 +157,19 @@ class SpecRunner:
             files = checkpoint.files(assignment.checkpoint_dir)
         found = checkpoint.first_whole(assignment.spec, files)
         if found is not None:
-            session.scores, session.saved_on = found.scores, found.device
-            session.was_short_before = found.memory_was_short
+            state.scores, state.saved_on = found.scores, found.device
+            state.was_short_before = found.memory_was_short
             self._given, self._scored = max(self._given, found.after), found.masks
         elif self._given:
             self._given = 0
             self._emit_unnumbered(Restart())
-        return self.resumable(assignment.spec, session, found.training if found else None)
+        return self.resumable(assignment.spec, state, found.training if found else None)
 
     def _must_stop(self) -> bool:
         """Save at a safe point if it is time or if a stop was requested. Return whether to stop."""
         self._tell_saved(wait=False)
-        folder, session = self.assignment.checkpoint_dir, self._session
-        if folder is None or not session.at_safe_point or session.seq < self._given:
+        folder, state = self.assignment.checkpoint_dir, self._state
+        if folder is None or not state.at_safe_point or state.seq < self._given:
             return False
         every_s = max(self.assignment.save_every_s, self._saving_took_s / MAX_SAVING)
         is_due = time.monotonic() - self._saved_at >= every_s
@@ -184,8 +184,8 @@ class SpecRunner:
     def _save(self, folder: Path) -> None:
         """Write a snapshot of the run in a thread, while the run continues."""
         self._saved_at = time.monotonic()
-        self._emit_unnumbered(Snapshot(self._session.seq))
-        snapshot = checkpoint.Snapshot.of(self._session, self.assignment.spec)
+        self._emit_unnumbered(Snapshot(self._state.seq))
+        snapshot = checkpoint.Snapshot.of(self._state, self.assignment.spec)
         self._being_written = self._writer.submit(self._saved, snapshot, folder)
 
     def _saved(self, snapshot: checkpoint.Snapshot, folder: Path) -> Checkpoint:
@@ -218,7 +218,7 @@ class SpecRunner:
         self.out.flush()
 
     def _write(self, record: Record) -> None:
-        seq = self._session.seq
+        seq = self._state.seq
         if seq <= self._given:
             return
         self.out.write(encode(seq, record) + "\n")
@@ -226,7 +226,7 @@ class SpecRunner:
             self.out.flush()
 
     def _fail(self, failure: Failure) -> int:
-        self._session.seq += 1
+        self._state.seq += 1
         self._write(failure)
         with suppress(BrokenPipeError):
             self.out.flush()

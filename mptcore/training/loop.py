@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.protocol.records import Point, RunError, Stage
-from mptcore.runtime.session import Session, Step, TrainingState, Work
+from mptcore.runtime.state import RunState, Step, TrainingState, Work
 from mptcore.training.learned import OPTIMIZER
 
 Curves = Callable[[int], Work[None]]
@@ -74,37 +74,37 @@ def diverged(
 
 
 def train(
-    trainer: Trainer, session: Session, resumed: TrainingState | None, curves: Curves
+    trainer: Trainer, state: RunState, resumed: TrainingState | None, curves: Curves
 ) -> Work[None]:
-    """Train and yield records. The session may be saved between calls of `advance` and at the end.
+    """Train and yield records. The run may be saved between calls of `advance` and at the end.
     Raises DivergedError after the records of that epoch."""
     schedule = trainer.schedule
     if resumed is not None:
         trainer.restore(resumed.tensors)
         trainer.epoch = resumed.epoch
-        session.plans = list(resumed.plans)
+        state.plans = list(resumed.plans)
         yield Step(masks=resumed.masks)  # before the jump: not reported as progress
-        session.seq = resumed.seq
+        state.seq = resumed.seq
     while trainer.epoch <= schedule.length:
-        session.stage = _stage(schedule, trainer.epoch)
-        session.training = lambda: _state(trainer, session, trainer.tensors())
-        session.at_safe_point = True
+        state.stage = _stage(schedule, trainer.epoch)
+        state.training = lambda: _state(trainer, state, trainer.tensors())
+        state.at_safe_point = True
         yield Step()
-        session.at_safe_point = False
+        state.at_safe_point = False
         for point in trainer.heldout_points():
             yield Step(point)
         if trainer.epoch in schedule.curve_at:
             yield from curves(trainer.epoch)
-        session.stage = _stage(schedule, trainer.epoch + 1)
+        state.stage = _stage(schedule, trainer.epoch + 1)
         epochs = yield from _advance(trainer)
         for trained in epochs:
-            session.stage = _stage(schedule, trainer.epoch + 1)
+            state.stage = _stage(schedule, trainer.epoch + 1)
             yield from _steps(*trained)
             trainer.epoch += 1
-    session.stage = None
+    state.stage = None
     ended = {k: v for k, v in trainer.tensors().items() if not k.startswith(OPTIMIZER)}
-    final = _state(trainer, session, ended)
-    session.training = lambda: final
+    final = _state(trainer, state, ended)
+    state.training = lambda: final
 
 
 def _stage(schedule: Schedule, trained: int) -> Stage:
@@ -129,6 +129,6 @@ def _steps(points: list[Point], masks: int) -> Work[None]:
         yield Step(point, masks if i == 0 else 0)
 
 
-def _state(trainer: Trainer, session: Session, tensors: dict[str, Tensor]) -> TrainingState:
-    plans = tuple(session.plans)
-    return TrainingState(trainer.epoch, session.seq, session.masks, plans, tensors)
+def _state(trainer: Trainer, state: RunState, tensors: dict[str, Tensor]) -> TrainingState:
+    plans = tuple(state.plans)
+    return TrainingState(trainer.epoch, state.seq, state.masks, plans, tensors)

@@ -11,7 +11,7 @@ import pytest
 
 from mptcore.protocol.records import Progress, encode
 from mptcore.run import resumable
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import ExperimentSpec, parse_spec
 from tests.support import tiny_lm
 
@@ -248,13 +248,13 @@ def spec_named(name: str) -> ExperimentSpec:
 def lines_of(spec: ExperimentSpec, work_dir: Path) -> list[dict[str, Any]]:
     """Return the decoded records of a run, without digests of files, which depend on rounding and
     versions, and without the first line, which names the machine."""
-    session = Session(work_dir=work_dir)
+    state = RunState(work_dir=work_dir)
     lines = []
-    for record in resumable(spec, session):
+    for record in resumable(spec, state):
         if record is not None:
             is_numbered = not isinstance(record, Progress)
-            session.seq += is_numbered
-            line = encode(session.seq if is_numbered else None, record)
+            state.seq += is_numbered
+            line = encode(state.seq if is_numbered else None, record)
             text = re.sub(r"\b[0-9a-f]{64}\b", "<sha256>", line)
             lines.append(json.loads(text))
     return lines[1:]

@@ -20,7 +20,7 @@ from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
 from mptcore.families.vae.grid_vae import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood
 from mptcore.families.vae.networks import linear_decoder
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from mptcore.specs import PpcaModel, Train, UniformGrid
 from tests.support.pretended_gpu import DEVICE, pretended_gpu
 from tests.support.runs import records, result_of, spec_of

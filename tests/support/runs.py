@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from mptcore.protocol.records import Metric, Point, Progress, Record, encode
 from mptcore.run import resumable
 from mptcore.runtime.checkpoint import Snapshot, files, first_whole
-from mptcore.runtime.session import Session, Work
+from mptcore.runtime.state import RunState, Work
 from mptcore.specs import ExperimentSpec, parse_spec
 
 Result = TypeVar("Result")
@@ -20,24 +20,20 @@ def spec_of(value: dict[str, Any]) -> ExperimentSpec:
 def records(spec: ExperimentSpec, folder: Path, stop_after: int | None = None) -> list[str]:
     """The lines of a run that resumes from a folder, or up to the first safe point after some
     records, where it is saved there."""
-    session = Session(work_dir=folder / "work")
+    state = RunState(work_dir=folder / "work")
     found = first_whole(spec, files(folder))
     given = 0
     if found is not None:
-        session.scores, given = found.scores, found.after
+        state.scores, given = found.scores, found.after
     lines = []
     training = found.training if found else None
-    for record in resumable(spec, session, training):
+    for record in resumable(spec, state, training):
         if record is not None and not isinstance(record, Progress):
-            session.seq += 1
-            if session.seq > given:
-                lines.append(encode(session.seq, record))
-        if (
-            stop_after is not None
-            and session.at_safe_point
-            and session.seq >= max(stop_after, given)
-        ):
-            Snapshot.of(session, spec).save(folder)
+            state.seq += 1
+            if state.seq > given:
+                lines.append(encode(state.seq, record))
+        if stop_after is not None and state.at_safe_point and state.seq >= max(stop_after, given):
+            Snapshot.of(state, spec).save(folder)
             return lines
     return lines
 

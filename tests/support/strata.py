@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mptcore.estimation.allocation import Draw, StratifiedSample, sample_to_target
 from mptcore.estimation.estimate import Estimate
-from mptcore.runtime.session import Step, Work
+from mptcore.runtime.state import Step, Work
 from mptcore.specs.evaluate import pilot_masks
 from tests.support.runs import result_of
 

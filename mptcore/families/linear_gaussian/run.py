@@ -33,7 +33,7 @@ from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTraine
 from mptcore.families.linear_gaussian.weights import FAMILY, keep_densities
 from mptcore.protocol.records import Artifact, Labels, Log, Point, Progress, RunError, Stage
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
+from mptcore.runtime.state import RunState, ScoreCache, Step, TrainingState, Work
 from mptcore.specs import (
     FactorAnalysisModel,
     LinearGaussianExperiment,
@@ -83,7 +83,7 @@ class LinearGaussianRun:
     standard error may need, or than an exact score should have."""
 
     spec: LinearGaussianExperiment
-    session: Session
+    state: RunState
     device: torch.device
     dtype: torch.dtype
     _dataset: Dataset | None = field(default=None, init=False)
@@ -105,20 +105,20 @@ class LinearGaussianRun:
             for seed in self.spec.seeds:
                 trained[seed] = yield from self.models_of(seed)
             yield from self._train([*trained.values()], resumed)
-        self.session.at_safe_point = True
+        self.state.at_safe_point = True
         fitted: dict[int, LowRankGaussian] = {}
-        has_folder = self.session.work_dir is not None
+        has_folder = self.state.work_dir is not None
         is_kept = has_folder and not trained and self.spec.model.init == "maximum_likelihood"
         for seed in self.spec.seeds:
             models = trained.get(seed) or (yield from self.models_of(seed))
-            yield from self._evaluate(models, {"seed": models.seed}, self.session.scores)
+            yield from self._evaluate(models, {"seed": models.seed}, self.state.scores)
             if self.spec.keeps_rows or (is_kept and (not fitted or self.spec.data.seed == "run")):
                 fitted[seed] = models.densities["model"]  # else all have the same
         if is_kept:
             yield Step(self._kept(fitted, models.dataset))
         if has_folder and self.spec.keeps_rows:
-            yield Step(keep_rows(fitted, models.dataset, self.session.work_dir))
-        if has_folder and (file := keep_heldout_rows(models.dataset, self.session.work_dir)):
+            yield Step(keep_rows(fitted, models.dataset, self.state.work_dir))
+        if has_folder and (file := keep_heldout_rows(models.dataset, self.state.work_dir)):
             yield Step(file)
 
     @property
@@ -214,10 +214,10 @@ class LinearGaussianRun:
 
     def _steps_of_fit(self, fitted: Fitted, labels: Labels) -> Iterator[Step]:
         yield Step(Point("lml_fitting", fitted.iteration, fitted.lml, 0.0, 0, labels))
-        session = self.session
-        total = session.max_masks - session.left_out(self.spec.evaluations)
+        state = self.state
+        total = state.max_masks - state.left_out(self.spec.evaluations)
         stage = Stage("fitting", fitted.iteration, MAX_ITERATIONS, "iterations")
-        yield Step(Progress(session.masks, total, "masks", stage))
+        yield Step(Progress(state.masks, total, "masks", stage))
 
     def _evaluate(self, models: SeedModels, labels: Labels, cache: ScoreCache) -> Work[None]:
         yield from self._evaluation(models, models.dataset.x, labels, cache).records(models.masks)
@@ -265,7 +265,7 @@ class LinearGaussianRun:
                 labels: Labels = {"seed": models.seed, "epoch": epoch}
                 yield from self._evaluate(now, labels, ScoreCache())
 
-        yield from train(trainer, self.session, resumed, curves)
+        yield from train(trainer, self.state, resumed, curves)
         if trainer.by_residuals_from != NEVER:
             yield Step(Log("info", f"from epoch {trainer.by_residuals_from} on: {BY_RESIDUALS}"))
         for models, density in zip(of_seeds, trainer.densities(), strict=True):
@@ -276,7 +276,7 @@ class LinearGaussianRun:
     def _kept(self, densities: Mapping[int, LowRankGaussian], data: Dataset) -> Artifact | Log:
         """Save the densities of all seeds. Standardized data and uploads are those of all seeds."""
         facts = kept_of(data, self.spec.data), header_of(data)
-        return keep_densities(densities, self.session.work_dir, *facts)
+        return keep_densities(densities, self.state.work_dir, *facts)
 
 
 def _on_cpu(density: LowRankGaussian) -> LowRankGaussian:

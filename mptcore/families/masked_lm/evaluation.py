@@ -22,7 +22,7 @@ from mptcore.families.masked_lm.model import GivenT, MaskedLm, ScoredBatch, scor
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Labels, Record
-from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.runtime.state import ScoreCache, Step, Work
 from mptcore.specs import MaskedLmEvaluate
 from mptcore.specs.evaluate import pilot_masks
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA

@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_o
 from mptcore.families.masked_lm.pretrained import Network
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
-from mptcore.runtime.session import ScoreCache, Shape, Step, Work
+from mptcore.runtime.state import ScoreCache, Shape, Step, Work
 from mptcore.specs.compute import GPU_SHARE
 from mptcore.specs.families.masked_lm import GPU_PART_BYTES
 

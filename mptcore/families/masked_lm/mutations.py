@@ -24,7 +24,7 @@ from mptcore.families.masked_lm.text_rows import (
 )
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
 from mptcore.protocol.records import Labels, RunError
-from mptcore.runtime.session import ScoreCache, Work
+from mptcore.runtime.state import ScoreCache, Work
 from mptcore.specs import TextScore, TextScores, TextSource
 
 CHANGE = re.compile(r"(\S)([1-9][0-9]{0,8})(\S)")

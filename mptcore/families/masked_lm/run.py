@@ -25,7 +25,7 @@ from mptcore.families.masked_lm.text_scores import TextScoring
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Labels, Log, Metric, RunError
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
+from mptcore.runtime.state import RunState, ScoreCache, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights, weights_digest
 from mptcore.specs import MaskedLmExperiment, MaskedLmModel, TextScores
 from mptcore.training.loop import train
@@ -53,7 +53,7 @@ class MaskedLmRun:
     """Train and score one spec."""
 
     spec: MaskedLmExperiment
-    session: Session
+    state: RunState
     device: torch.device
     dtype: torch.dtype
 
@@ -73,10 +73,10 @@ class MaskedLmRun:
         yield from _cuts(text, min(spec.data.max_length, longest))
         _check_vocabularies(spec, models, tokenizer, text)
         loaded = LoadedText(tokenizer, *self._split(text))
-        self.session.max_masks = self._total(loaded.scored)
+        self.state.max_masks = self._total(loaded.scored)
         if spec.train is not None:
             yield from self._train(models, loaded, resumed)
-        self.session.at_safe_point = True
+        self.state.at_safe_point = True
         for number, seed in enumerate(spec.seeds):
             if number > 0:
                 models = self._models(tokenizer, seed)
@@ -108,17 +108,17 @@ class MaskedLmRun:
         text = mutations.wild_type if mutations else texts.windows.corpus
         masker = LoadedText(tokenizer, text, text).masker(text, models, spec.model.corruption)
         labels: Labels = {"seed": seed}
-        cache, model = self.session.scores, models["model"]
+        cache, model = self.state.scores, models["model"]
         scoring = (
             MutationScoring(scores, mutations, model, masker, cache, labels)
             if mutations
             else TextScoring(scores, texts, model, masker, cache, labels)
         )
-        self.session.max_masks = scoring.total_masks()
-        self.session.at_safe_point = True
+        self.state.max_masks = scoring.total_masks()
+        self.state.at_safe_point = True
         table = yield from scoring.records(seed)
         yield from map(Step, table.metrics())
-        yield Step(table.keep(self.session.work_dir))
+        yield Step(table.keep(self.state.work_dir))
 
     def _train(self, models: Models, text: LoadedText, resumed: TrainingState | None) -> Work[None]:
         """Train the model. The spec allows only one seed."""
@@ -136,19 +136,19 @@ class MaskedLmRun:
             evaluation = self._evaluation(model, scored, labels, ScoreCache())
             yield from evaluation.records(generator_for(seed, "curve"))
 
-        yield from train(trainer, self.session, resumed, curves)
+        yield from train(trainer, self.state, resumed, curves)
         header = weights_header(trainer.model.config, text.tokenizer)
-        yield Step(keep_weights(FAMILY, trainer.weights(), header, self.session.work_dir))
+        yield Step(keep_weights(FAMILY, trainer.weights(), header, self.state.work_dir))
 
     def _evaluate(self, seed: int, models: Models, text: LoadedText, last: bool) -> Work[None]:
         masker = text.masker(text.scored, models, self.spec.model.corruption)
-        evaluation = self._evaluation(models, masker, {"seed": seed}, self.session.scores)
-        before, begun = self.session.masks, len(self.session.plans)
+        evaluation = self._evaluation(models, masker, {"seed": seed}, self.state.scores)
+        before, begun = self.state.masks, len(self.state.plans)
         yield from evaluation.records(generator_for(seed, "masks"))
         if not last:  # sequences that were chosen at random have another length than expected
-            left_out = sum(plan.left_out for plan in self.session.plans[begun:])
+            left_out = sum(plan.left_out for plan in self.state.plans[begun:])
             expected = before + total_masks(self.spec.evaluate, text.scored) - left_out
-            yield Step(masks=expected - self.session.masks)
+            yield Step(masks=expected - self.state.masks)
 
     def _evaluation(
         self, models: Models, masker: Masker, labels: Labels, cache: ScoreCache

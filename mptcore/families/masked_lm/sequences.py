@@ -21,7 +21,7 @@ from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, M
 from mptcore.families.masked_lm.model import ScoredBatch
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.protocol.records import Record
-from mptcore.runtime.session import Step, Work
+from mptcore.runtime.state import Step, Work
 
 FEW_ORDERS = "fewer than four orders do not tell how their variance varies"
 ONE_SEQUENCE = "one sequence says nothing of the others"

@@ -21,7 +21,7 @@ from mptcore.families.masked_lm.text_fit import ScoredMasks, TokenFit, cross_fit
 from mptcore.families.masked_lm.text_groups import MaskErrors
 from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.session import MaskPlan, ScoreCache, Step, Work
+from mptcore.runtime.state import MaskPlan, ScoreCache, Step, Work
 from mptcore.specs.texts import MIN_TEXT_MASKS
 
 ENUMERATED = 7

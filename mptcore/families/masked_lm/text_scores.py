@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.text_rounds import STRATA
 from mptcore.families.masked_lm.text_rows import Texts
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
 from mptcore.protocol.records import Labels, Log, Metric
-from mptcore.runtime.session import ScoreCache, Step, Work
+from mptcore.runtime.state import ScoreCache, Step, Work
 from mptcore.specs import TextScore, TextScores
 
 OF_TOKENS = ("pll", "pll_word_l2r")

@@ -8,7 +8,7 @@ from torch import Tensor
 from mptcore.families.vae.networks import draw_normal, draw_uniform
 from mptcore.families.vae.proposal import Proposal
 from mptcore.families.vae.sampled_vae import SampledVae
-from mptcore.runtime.session import Step, Work
+from mptcore.runtime.state import Step, Work
 from mptcore.specs import Ais
 
 ACCEPTED = 0.65

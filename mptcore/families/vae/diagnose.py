@@ -17,7 +17,7 @@ from mptcore.families.vae.trainer import TrainingStart
 from mptcore.families.vae.variational import ACTIVE, ROWS, divergence
 from mptcore.protocol.records import Labels, Log, Metric, Record
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.session import Step, Work
+from mptcore.runtime.state import Step, Work
 from mptcore.specs import Ais
 
 AGREE = 3

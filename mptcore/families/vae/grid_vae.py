@@ -16,7 +16,7 @@ from mptcore.families.vae.proposal import Fit
 from mptcore.families.vae.sampler import Sampler
 from mptcore.families.vae.vae import Vae
 from mptcore.runtime.out_of_memory import by_rows
-from mptcore.runtime.session import Step, Work
+from mptcore.runtime.state import Step, Work
 from mptcore.specs.families.vae.models import AnyGrid, UniformGrid
 
 CHUNK_BYTES = 2**28

@@ -27,7 +27,7 @@ from mptcore.families.vae.pictures import pictures
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.protocol.records import Artifact, Labels, Log, RunError
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.session import ScoreCache, Session, Step, TrainingState, Work
+from mptcore.runtime.state import RunState, ScoreCache, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights
 from mptcore.specs import Bernoulli, PpcaModel, UploadData, VaeExperiment
 from mptcore.specs.families.vae.models import Objective
@@ -50,7 +50,7 @@ class VaeRun:
     """Trains and scores one spec."""
 
     spec: VaeExperiment
-    session: Session
+    state: RunState
     device: torch.device
     dtype: torch.dtype
     _data: dict[int, LoadedData] = field(default_factory=dict, init=False)
@@ -66,7 +66,7 @@ class VaeRun:
                 yield Step(Log("warning", warning))
         if self.spec.train is not None:
             yield from self._train(starts, resumed)
-        self.session.at_safe_point = True
+        self.state.at_safe_point = True
         for start in starts:
             yield from self._conclude(start)
 
@@ -115,23 +115,23 @@ class VaeRun:
                 masks = generator_for(start.seed, f"curve {epoch}")
                 yield from self._evaluate(start, labels, ScoreCache(), masks)
 
-        yield from train(trainer, self.session, resumed, curves)
+        yield from train(trainer, self.state, resumed, curves)
         yield Step(self._keep(starts))
 
     def _conclude(self, start: TrainingStart) -> Work[None]:
         masks = torch.Generator().manual_seed(start.seed)
         if self.spec.data.seed == "run":  # the data, then the masks, one generator
             masks.set_state(self._loaded(start.seed).generator_state)
-        yield from self._evaluate(start, start.labels, self.session.scores, masks)
+        yield from self._evaluate(start, start.labels, self.state.scores, masks)
         if start.vae.encoder is not None:
             for record in diagnose.collapse(start.vae.encoder, start.x, start.labels):
                 yield Step(record)
         if self.spec.evaluate.ais is not None:
             yield from diagnose.annealed(start, self.spec.evaluate.ais)
-        if start.seed == self.spec.seeds[0] and self.session.work_dir is not None:
-            for artifact in pictures(start, self.session.work_dir):
+        if start.seed == self.spec.seeds[0] and self.state.work_dir is not None:
+            for artifact in pictures(start, self.state.work_dir):
                 yield Step(artifact)
-            if (file := keep_heldout_rows(start.dataset, self.session.work_dir)) is not None:
+            if (file := keep_heldout_rows(start.dataset, self.state.work_dir)) is not None:
                 yield Step(file)
 
     def _evaluate(
@@ -186,7 +186,7 @@ class VaeRun:
         }
         tensors |= kept_of(starts[0].dataset, self.spec.data)
         header = {**weights_header(self.spec), **header_of(starts[0].dataset)}
-        return keep_weights(FAMILY, tensors, header, self.session.work_dir)
+        return keep_weights(FAMILY, tensors, header, self.state.work_dir)
 
 
 def _check_binary(dataset: Dataset) -> None:

@@ -27,7 +27,7 @@ from mptcore.families.vae.starts import likely_starts, surprised
 from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import log_prior, sample_posterior
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.session import Step, Work
+from mptcore.runtime.state import Step, Work
 from mptcore.specs import Importance, Iwae, Recursive
 
 STARTS, MORE_STARTS = 3, 20

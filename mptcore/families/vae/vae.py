@@ -9,7 +9,7 @@ from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.variational import elbo
-from mptcore.runtime.session import Work
+from mptcore.runtime.state import Work
 from mptcore.specs.compute import GPU_BATCH_BYTES
 
 CHUNK_BYTES = 2**27

@@ -18,7 +18,7 @@ from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.run import CPU, LinearGaussianRun
 from mptcore.protocol.records import Log, Metric, Point, Progress, Record
 from mptcore.run import run
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import LinearGaussianExperiment, SpecError, parse_spec
 from tests.support.runs import metric, result_of, spec_of, std_err_of, value_of
 from tests.support.strata import deviations, sampled, spiked
@@ -39,7 +39,7 @@ def enumerated() -> list[Tensor]:
     spec = spec_of(BASE)
     assert isinstance(spec, LinearGaussianExperiment)
     (seed,) = spec.seeds
-    run = LinearGaussianRun(spec, Session(), CPU, torch.float64)
+    run = LinearGaussianRun(spec, RunState(), CPU, torch.float64)
     models = result_of(run.models_of(seed))
     model = solver_for(models.densities["model"], models.dataset.x, CPU)
     pools = []

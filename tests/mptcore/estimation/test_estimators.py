@@ -36,7 +36,7 @@ from mptcore.families.linear_gaussian.routes import moment_solver
 from mptcore.families.linear_gaussian.solver import Solver
 from mptcore.protocol.records import Labels, Metric, Point
 from mptcore.run import run
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from mptcore.specs import AllSizes, LinearGaussianExperiment, parse_spec
 from mptcore.specs.masks import Design
 from tests.support.runs import records as resumable_records

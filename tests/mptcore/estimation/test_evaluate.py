@@ -10,7 +10,7 @@ from torch import Tensor
 from mptcore.estimation.evaluate import Evaluation, _with_grades
 from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
 from mptcore.protocol.records import Log, Metric, Point, Record
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from mptcore.specs.evaluate import MaskEvaluation
 from tests.support.runs import metric, records_of, std_err_of, value_of
 

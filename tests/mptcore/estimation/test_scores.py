@@ -24,7 +24,7 @@ from mptcore.estimation.scores import (
     with_difference,
 )
 from mptcore.protocol.records import Log, Record
-from mptcore.runtime.session import ScoreCache, Step
+from mptcore.runtime.state import ScoreCache, Step
 from mptcore.specs import AllSizes
 from tests.support.runs import result_of
 

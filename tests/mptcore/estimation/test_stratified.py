@@ -21,7 +21,7 @@ from mptcore.estimation.allocation import (
     target_records,
 )
 from mptcore.protocol.records import Labels, Log, Metric, Record
-from mptcore.runtime.session import MaskPlan, Step, Work
+from mptcore.runtime.state import MaskPlan, Step, Work
 from tests.support.runs import result_of
 
 WIDTHS = torch.tensor([2.0, 3.0], dtype=torch.float64)

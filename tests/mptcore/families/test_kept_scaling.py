@@ -12,7 +12,7 @@ from torch import Tensor
 from mptcore.data.uploads import Upload, uploaded
 from mptcore.protocol.records import Artifact, Log, Metric, Record, RunError
 from mptcore.run import resumable, run
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import UploadData
 from tests.support.runs import metric, spec_of, value_of
 from tests.support.vae_specs import deep_vae
@@ -56,8 +56,8 @@ def evaluated(spec: dict[str, Any]) -> dict[str, Any]:
 
 def fit(store: Path, spec: dict[str, Any]) -> list[Record]:
     """Run a spec as the experiment "first", which keeps its weights."""
-    session = Session(work_dir=store / "artifacts" / "first")
-    return [one for one in resumable(spec_of(evaluated(spec)), session) if one is not None]
+    state = RunState(work_dir=store / "artifacts" / "first")
+    return [one for one in resumable(spec_of(evaluated(spec)), state) if one is not None]
 
 
 @pytest.mark.parametrize("by", ["columns", True], ids=["columns", "all"])

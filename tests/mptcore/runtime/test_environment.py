@@ -23,7 +23,7 @@ from mptcore.protocol.orders import Assignment, Input, Resume
 from mptcore.runtime import checkpoint
 from mptcore.runtime.environment import _cpu_model, environment
 from mptcore.runtime.runner import SpecRunner
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from tests.support import tiny_lm
 from tests.support.nvml import Nvml, NVMLError
 from tests.support.ppca_spec import ppca_spec
@@ -215,12 +215,12 @@ def test_a_gpu_is_recorded_with_its_driver(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
     monkeypatch.setattr(torch.version, "cuda", "13.1")
-    session = Session(device="a", precision="float64", saved_on="a")
-    found = environment(spec_of(ppca_spec()), session)
+    state = RunState(device="a", precision="float64", saved_on="a")
+    found = environment(spec_of(ppca_spec()), state)
     assert (found.gpu, found.gpu_driver, found.cuda) == ("A GPU", driver, "13.1")
     assert found.resumed_from is None
-    session.saved_on = "b"
-    assert environment(spec_of(ppca_spec()), session).resumed_from == "b"
+    state.saved_on = "b"
+    assert environment(spec_of(ppca_spec()), state).resumed_from == "b"
 
 
 def failing() -> None:

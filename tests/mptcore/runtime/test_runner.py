@@ -19,7 +19,7 @@ from mptcore.protocol.records import Checkpoint, Log, Progress
 from mptcore.runtime import runner
 from mptcore.runtime.checkpoint import Snapshot, files
 from mptcore.runtime.runner import SpecRunner
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from tests.support.runs import spec_of
 from tests.support.specs import SMALL, line
 
@@ -107,7 +107,7 @@ def test_slow_checkpoints_are_saved_less_often(
 
     def steps(*arguments: object) -> Iterator[None]:
         nonlocal at
-        began._session.at_safe_point = True
+        began._state.at_safe_point = True
         while at < 155:
             at += 1
             yield None
@@ -146,7 +146,7 @@ def pen(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
 def saving_each_step(steps: Callable[..., Iterator[Log]], folder: Path) -> SpecRunner:
     assignment = Assignment(spec_of(SMALL), checkpoint_dir=folder, save_every_s=1e-9)
     made = SpecRunner(steps, assignment, io.StringIO())
-    made._session.at_safe_point = True
+    made._state.at_safe_point = True
     return made
 
 
@@ -160,7 +160,7 @@ def told(runner: SpecRunner) -> list[tuple[str, int]]:
 def test_progress_has_no_seq(tmp_path: Path) -> None:
     """It is sent at the ends of batches, whose sizes differ on a GPU. Progress is not repeated."""
     spec = spec_of(SMALL)
-    Snapshot.of(Session(seq=1, masks=20), spec).save(tmp_path)
+    Snapshot.of(RunState(seq=1, masks=20), spec).save(tmp_path)
 
     def steps(*arguments: object) -> Iterator[Log | Progress]:
         yield Log("info", "one")

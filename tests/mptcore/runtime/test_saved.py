@@ -1,4 +1,4 @@
-"""A session built by hand, saved to a file and found again among files that are not used."""
+"""A state built by hand, saved to a file and found again among files that are not used."""
 
 import hashlib
 import os
@@ -13,37 +13,37 @@ from safetensors.torch import save as as_bytes
 from mptcore.protocol.records import Checkpoint
 from mptcore.runtime import checkpoint
 from mptcore.runtime.checkpoint import Snapshot, files, first_whole
-from mptcore.runtime.session import MaskPlan, ScoreCache, Session, TrainingState
+from mptcore.runtime.state import MaskPlan, RunState, ScoreCache, TrainingState
 from tests.support.ppca_spec import ppca_spec
 from tests.support.runs import spec_of
 
 SPEC = spec_of(ppca_spec())
 
 
-def saved(folder: Path, **changes: Any) -> tuple[Path, Session]:
-    """A session by hand, and the file that it was saved to."""
+def saved(folder: Path, **changes: Any) -> tuple[Path, RunState]:
+    """A state by hand, and the file that it was saved to."""
     tensors = {"a": torch.arange(3.0), "b/c": torch.ones(2, 2)}
     training = TrainingState(7, 40, 90, (MaskPlan(50, 20), MaskPlan(60, 60)), tensors)
     scores = ScoreCache.of(torch.arange(13.0), [(1, 2, 4), (1, 1, 5)])
     own: dict[str, Any] = {"training": lambda: training, "scores": scores, "device": "cpu"}
-    session = Session(seq=45, masks=110, **(own | changes))
-    return folder / Snapshot.of(session, SPEC).save(folder).file, session
+    state = RunState(seq=45, masks=110, **(own | changes))
+    return folder / Snapshot.of(state, SPEC).save(folder).file, state
 
 
 def test_a_saved_state_is_found_again(tmp_path: Path) -> None:
-    path, session = saved(tmp_path / "a" / "b")
+    path, state = saved(tmp_path / "a" / "b")
     found = first_whole(SPEC, [path])
     assert found is not None
     assert (found.after, found.masks, found.device) == (45, 110, "cpu")
     assert found.training is not None
-    assert session.training is not None
-    state = session.training()
+    assert state.training is not None
+    training = state.training()
     for name in ("epoch", "seq", "masks", "plans"):
-        assert getattr(found.training, name) == getattr(state, name)
+        assert getattr(found.training, name) == getattr(training, name)
     assert list(found.training.tensors) == ["a", "b/c"]
-    for name, tensor in state.tensors.items():
+    for name, tensor in training.tensors.items():
         assert torch.equal(found.training.tensors[name], tensor)
-    for mine, kept in zip(found.scores.values, session.scores.values, strict=True):
+    for mine, kept in zip(found.scores.values, state.scores.values, strict=True):
         assert torch.equal(mine, kept)
 
 
@@ -51,10 +51,10 @@ def test_a_checkpoint_has_the_state_at_the_snapshot(tmp_path: Path) -> None:
     """It may be written while the training continues."""
     weights = torch.zeros(3)
     training = TrainingState(7, 40, 90, (), {"weights": weights, "transposed": torch.ones(2, 3).T})
-    session = Session(seq=45, training=lambda: training)
-    snapshot = Snapshot.of(session, SPEC)
+    state = RunState(seq=45, training=lambda: training)
+    snapshot = Snapshot.of(state, SPEC)
     weights += 1
-    session.seq += 1
+    state.seq += 1
     found = first_whole(SPEC, [tmp_path / snapshot.save(tmp_path).file])
     assert found is not None
     assert found.training is not None
@@ -72,7 +72,7 @@ def test_a_failed_save_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
     def broken(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
-    snapshot = Snapshot.of(Session(), SPEC)
+    snapshot = Snapshot.of(RunState(), SPEC)
     for module, name, failing in ((checkpoint, "save_file", full), (os, "fsync", broken)):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, failing)
@@ -90,13 +90,13 @@ def test_an_empty_session_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_file_is_named_by_number_and_digest(tmp_path: Path) -> None:
-    session = Session(seq=3)
-    first = Snapshot.of(session, SPEC).save(tmp_path)
+    state = RunState(seq=3)
+    first = Snapshot.of(state, SPEC).save(tmp_path)
     digest = hashlib.sha256((tmp_path / first.file).read_bytes()).hexdigest()
     assert first == Checkpoint(f"000000001-{digest[:16]}.safetensors", digest, 3)
     (tmp_path / first.file).rename(tmp_path / "000000009-0.safetensors")
     (tmp_path / "other.safetensors").touch()
-    later = Snapshot.of(session, SPEC).save(tmp_path)
+    later = Snapshot.of(state, SPEC).save(tmp_path)
     assert later.file.startswith("000000010-")
     assert [path.name for path in files(tmp_path)] == [later.file, "000000009-0.safetensors"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mptcore.protocol.records import Log, Point, Stage
-from mptcore.runtime.session import Session, Step, TrainingState, Work
+from mptcore.runtime.state import RunState, Step, TrainingState, Work
 from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
 from mptcore.training.loop import DivergedError, Trained, diverged, train
@@ -77,25 +77,25 @@ WHOLE: list[Any] = [
 
 
 def test_an_epoch_is_heldout_points_then_curves_then_training() -> None:
-    trainer, session = Counting(), Session()
+    trainer, state = Counting(), RunState()
     found: list[Step] = []
     stages = []
-    for step in train(trainer, session, None, curves):
+    for step in train(trainer, state, None, curves):
         found.append(step)
         is_safe = step == Step()
-        assert session.at_safe_point == is_safe
+        assert state.at_safe_point == is_safe
         if is_safe:
-            assert session.training is not None
-            state = session.training()
-            assert state.epoch == trainer.epoch
-            assert set(state.tensors) == {"parameter/w", "optimizer/0/step"}
-        stages.append(session.stage)
+            assert state.training is not None
+            training = state.training()
+            assert training.epoch == trainer.epoch
+            assert set(training.tensors) == {"parameter/w", "optimizer/0/step"}
+        stages.append(state.stage)
     assert told(found) == WHOLE
     assert stages[0] == Stage("training", 0, 3, "epochs")
     assert stages[1:3] == [stages[0]] * 2
     assert stages[3] == Stage("training", 1, 3, "epochs")
     assert stages[-1] == Stage("training", 3, 3, "epochs")
-    assert session.stage is None
+    assert state.stage is None
 
 
 class InPairs(Counting):
@@ -107,13 +107,13 @@ class InPairs(Counting):
 
 
 def test_epochs_trained_at_once_are_told_one_by_one() -> None:
-    """Between them is no safe point, as the state is already that after both."""
-    session, found, safe = Session(), list[tuple[Step, Any]](), []
-    for step in train(InPairs(), session, None, curves):
-        found.append((step, session.stage and session.stage.done))
-        if session.at_safe_point:
-            assert session.training is not None
-            safe.append(session.training().epoch)
+    """Between them is no safe point, as the training is already that after both."""
+    state, found, safe = RunState(), list[tuple[Step, Any]](), []
+    for step in train(InPairs(), state, None, curves):
+        found.append((step, state.stage and state.stage.done))
+        if state.at_safe_point:
+            assert state.training is not None
+            safe.append(state.training().epoch)
     whole = [*WHOLE[:6], ("loss 2", 10), *WHOLE[9:]]
     assert told([step for step, _ in found]) == whole
     assert [done for step, done in found if step.masks] == [1, 2, 3, 3]
@@ -121,31 +121,31 @@ def test_epochs_trained_at_once_are_told_one_by_one() -> None:
 
 
 def test_the_optimizer_is_dropped_after_training() -> None:
-    trainer, session = Counting(), Session(seq=7, masks=40)
-    list(train(trainer, session, None, curves))
-    assert session.training is not None
-    state = session.training()
-    assert (state.epoch, state.seq, state.masks, state.plans) == (4, 7, 40, ())
-    assert set(state.tensors) == {"parameter/w"}
-    session.seq = 9
-    assert session.training() is state
+    trainer, state = Counting(), RunState(seq=7, masks=40)
+    list(train(trainer, state, None, curves))
+    assert state.training is not None
+    training = state.training()
+    assert (training.epoch, training.seq, training.masks, training.plans) == (4, 7, 40, ())
+    assert set(training.tensors) == {"parameter/w"}
+    state.seq = 9
+    assert state.training() is training
 
 
 def test_a_resumed_training_continues_from_its_epoch() -> None:
-    trainer, session = Counting(), Session()
+    trainer, state = Counting(), RunState()
     resumed = TrainingState(2, 9, 20, (), {"parameter/w": torch.tensor(2)})
-    work = train(trainer, session, resumed, curves)
+    work = train(trainer, state, resumed, curves)
     assert next(work) == Step(masks=20)
-    assert session.seq == 0  # the masks are counted before the records
+    assert state.seq == 0  # the masks are counted before the records
     assert trainer.restored == resumed.tensors
     assert told(list(work)) == WHOLE[6:]
-    assert session.seq == 9
+    assert state.seq == 9
 
 
 def test_diverging_training_records_the_points_of_its_epoch_first() -> None:
     found: list[Step] = []
     with pytest.raises(DivergedError) as error:
-        found.extend(train(Counting(fails_at=2), Session(), None, curves))
+        found.extend(train(Counting(fails_at=2), RunState(), None, curves))
     assert error.value.cause == "error"
     assert str(error.value) == (
         "the loss of seed 4, 44 is not finite at epoch 2: lower train.learning_rate, or use "

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from mptcore.runtime.session import Session, Step, TrainingState
+from mptcore.runtime.state import RunState, Step, TrainingState
 from mptcore.training.loop import Trained, train
 
 
@@ -36,12 +36,12 @@ def no_curves(epoch: int) -> Iterator[Step]:
 def test_a_resumed_training_keeps_the_plans_of_its_evaluations() -> None:
     """It also saves the plans again."""
     plans: Any = ("one plan", "another plan")
-    session = Session()
+    state = RunState()
     resumed = TrainingState(2, 5, 20, plans, {})
-    steps = train(Counting(), session, resumed, no_curves)  # type: ignore[arg-type]
+    steps = train(Counting(), state, resumed, no_curves)  # type: ignore[arg-type]
     next(steps)
-    assert session.plans == [*plans]
+    assert state.plans == [*plans]
     next(steps)
-    assert session.training is not None
-    assert session.training().plans == plans
+    assert state.training is not None
+    assert state.training().plans == plans
     assert len(list(steps)) > 0

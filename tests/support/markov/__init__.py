@@ -25,7 +25,7 @@ EDITS = {
         ),
         "        case _:\n            assert_never(spec)": (
             "        case MarkovExperiment():\n"
-            "            return MarkovRun(spec, session, device)\n"
+            "            return MarkovRun(spec, state, device)\n"
             "        case _:\n            assert_never(spec)"
         ),
     },

@@ -13,7 +13,7 @@ from mptcore.data.arrays import load_arrays
 from mptcore.data.dataset import refuse_missing
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import TractableModel
-from mptcore.runtime.session import Session, TrainingState, Work
+from mptcore.runtime.state import RunState, TrainingState, Work
 from tests.support.markov.spec import MarkovExperiment
 
 
@@ -71,11 +71,11 @@ class MarkovRun:
     """Run of an experiment with a Markov chain."""
 
     spec: MarkovExperiment
-    session: Session
+    state: RunState
     device: torch.device
 
     def records(self, resumed: TrainingState | None) -> Work[None]:
-        self.session.at_safe_point = True
+        self.state.at_safe_point = True
         for seed in self.spec.seeds:
             generator = torch.Generator().manual_seed(seed)
             dataset = load_arrays(self.spec.data, seed, generator)
@@ -86,5 +86,5 @@ class MarkovRun:
 
     def evaluation(self, x: Tensor, seed: int) -> Evaluation:  # (N, D)
         models = {"model": MarkovChain(self.spec.model.stay, x.to(self.device))}
-        cache, memory = self.session.scores, self.spec.compute.memory_bytes
+        cache, memory = self.state.scores, self.spec.compute.memory_bytes
         return Evaluation(self.spec.evaluate, models, {"seed": seed}, cache, memory)

@@ -16,7 +16,7 @@ from torch.distributions import MultivariateNormal
 from mptcore.data.uploads import Upload, uploaded
 from mptcore.protocol.records import Artifact
 from mptcore.run import resumable
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import LinearGaussianExperiment, UploadData
 from tests.support.runs import spec_of
 
@@ -40,8 +40,8 @@ def upload(store: Path, name: str, x: Tensor, **more: Any) -> dict[str, Any]:
 
 def artifacts(store: Path, name: str, spec: dict[str, Any]) -> list[str]:
     """Run a spec, and return the files that it leaves."""
-    session = Session(work_dir=store / "artifacts" / name)
-    given = resumable(spec_of({**spec, "evaluate": EVALUATE}), session)
+    state = RunState(work_dir=store / "artifacts" / name)
+    given = resumable(spec_of({**spec, "evaluate": EVALUATE}), state)
     return [one.file for one in given if isinstance(one, Artifact)]
 
 

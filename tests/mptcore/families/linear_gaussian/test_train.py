@@ -25,7 +25,7 @@ from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer, _Cen
 from mptcore.protocol.records import Artifact, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import LinearGaussianExperiment, parse_spec
 from tests.support.runs import records as run_records
 from tests.support.runs import value_of
@@ -313,7 +313,7 @@ def _collect(spec: LinearGaussianExperiment, into: list[Record]) -> None:
 def test_weights_are_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "artifacts" / "first-1"
     spec = spec_of(train={"epochs": 30})
-    records = [r for r in resumable(spec, Session(work_dir=folder)) if r is not None]
+    records = [r for r in resumable(spec, RunState(work_dir=folder)) if r is not None]
     assert [r.file for r in records if isinstance(r, Artifact)] == ["weights.safetensors"]
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
     model = {"family": "ppca", "latent_dim": 2, "init": "experiment", "experiment": "first-1"}
@@ -344,12 +344,12 @@ def test_a_fitted_density_is_saved_once_for_each_data_set(
     value["model"] = {"family": "ppca", "latent_dim": 2, "init": "maximum_likelihood"}
     spec = parse_spec(json.dumps(value).encode())
     (artifact,) = (
-        one for one in resumable(spec, Session(work_dir=tmp_path)) if isinstance(one, Artifact)
+        one for one in resumable(spec, RunState(work_dir=tmp_path)) if isinstance(one, Artifact)
     )
     tensors = load_file(tmp_path / artifact.file)
     parts = ("loadings", "mean", "noise_variance")
     assert sorted(tensors) == sorted(f"{seed}/{part}" for seed in kept for part in parts)
-    others = [*resumable(drawn, Session(work_dir=tmp_path)), *run(spec)]
+    others = [*resumable(drawn, RunState(work_dir=tmp_path)), *run(spec)]
     assert not [one for one in others if isinstance(one, Artifact)]
 
 

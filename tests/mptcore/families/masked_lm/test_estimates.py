@@ -16,7 +16,7 @@ from mptcore.families.masked_lm.model import MaskedLm, ScoredBatch
 from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.sequences import Pass, Score, SequenceMetrics
 from mptcore.protocol.records import Log, Point, Record
-from mptcore.runtime.session import ScoreCache, Step
+from mptcore.runtime.state import ScoreCache, Step
 from mptcore.specs import MaskedLmEvaluate
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 from tests.support import tiny_lm

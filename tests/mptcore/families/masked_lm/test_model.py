@@ -22,7 +22,7 @@ from mptcore.families.masked_lm.model import (
     score_sequences,
 )
 from mptcore.families.masked_lm.pretrained import MASKED_LMS, preload
-from mptcore.runtime.session import ScoreCache, Step
+from mptcore.runtime.state import ScoreCache, Step
 from tests.support import tiny_lm
 from tests.support.runs import result_of
 from tests.support.texts import CPU, corpus_of, corpus_of_pairs, sequence

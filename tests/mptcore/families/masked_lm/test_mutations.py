@@ -25,7 +25,7 @@ from mptcore.families.masked_lm.packing import Row
 from mptcore.protocol.records import Metric, Progress, Record, RunError
 from mptcore.run import resumable
 from mptcore.runtime.checkpoint import Snapshot, files, first_whole
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import SpecError
 from tests.support import tiny_lm
 from tests.support.runs import metric, spec_of, value_of
@@ -59,7 +59,7 @@ def of(data: dict[str, Any] | list[str], **texts: Any) -> dict[str, Any]:
 
 def scored(value: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], list[Record]]:
     """The rows of the table, and all records."""
-    found = [one for one in resumable(spec_of(value), Session(work_dir=folder)) if one is not None]
+    found = [one for one in resumable(spec_of(value), RunState(work_dir=folder)) if one is not None]
     return [json.loads(line) for line in (folder / "texts.jsonl").read_text().splitlines()], found
 
 
@@ -291,7 +291,7 @@ def test_a_resumed_run_writes_the_same_table(tmp_path: Path) -> None:
     )
     scored(value, tmp_path / "whole")
     for steps in (1, 2):
-        spec, first = spec_of(value), Session(work_dir=tmp_path / "first")
+        spec, first = spec_of(value), RunState(work_dir=tmp_path / "first")
         for record in resumable(spec, first):
             first.seq += record is not None and not isinstance(record, Progress)
             if first.at_safe_point and len(first.scores.values) >= steps:
@@ -300,8 +300,8 @@ def test_a_resumed_run_writes_the_same_table(tmp_path: Path) -> None:
         saved = first_whole(spec, files(tmp_path / str(steps)))
         assert saved is not None
         assert len(saved.scores.values) == steps
-        session = Session(scores=saved.scores, work_dir=tmp_path / "second")
-        list(resumable(spec, session))
+        state = RunState(scores=saved.scores, work_dir=tmp_path / "second")
+        list(resumable(spec, state))
         tables = [(tmp_path / name / "texts.jsonl").read_bytes() for name in ("whole", "second")]
         assert tables[0] == tables[1]
 

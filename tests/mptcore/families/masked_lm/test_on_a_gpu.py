@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.model import MaskedLm, score_sequences
 from mptcore.families.masked_lm.packing import Row
 from mptcore.families.masked_lm.pretrained import MASKED_LMS
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
 from tests.support import tiny_lm
 from tests.support.pretended_gpu import DEVICE, GIB, pretended_gpu

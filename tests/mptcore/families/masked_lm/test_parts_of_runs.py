@@ -25,7 +25,7 @@ from mptcore.families.masked_lm.run import MaskedLmRun, _check_vocabularies, _de
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import MaskedLmExperiment, MaskedLmModel, PlainText
 from tests.support import tiny_lm
 from tests.support.lm_specs import BASE
@@ -131,7 +131,7 @@ def test_random_weights_depend_on_the_seed(models: Path) -> None:
 def run_of(**data: Any) -> MaskedLmRun:
     spec = spec_of({**BASE, "data": {**BASE["data"], **data}, "train": {"steps": 2}})
     assert isinstance(spec, MaskedLmExperiment)
-    return MaskedLmRun(spec, Session(), CPU, torch.float32)
+    return MaskedLmRun(spec, RunState(), CPU, torch.float32)
 
 
 def test_heldout_sequences_depend_on_the_seed_and_are_never_all() -> None:

@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.pretrained import MASKED_LMS
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Artifact, Checkpoint, Log, Metric, Progress, Record, RunError
 from mptcore.run import resumable, run
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from tests.support import tiny_lm
 from tests.support.lm_specs import BASE, FRESH, TRAIN, with_data, with_model
 from tests.support.runs import metric, points, records, spec_of, value_of
@@ -51,11 +51,11 @@ def the_value(found: list[Record], name: str, **labels: Any) -> float:
 
 
 def ran(value: dict[str, Any], work_dir: Path | None = None) -> list[Record]:
-    session = Session(work_dir=work_dir)
+    state = RunState(work_dir=work_dir)
     found = []
-    for record in resumable(spec_of(value), session):
+    for record in resumable(spec_of(value), state):
         if record is not None:
-            session.seq += not isinstance(record, Progress)
+            state.seq += not isinstance(record, Progress)
             found.append(record)
     return found
 

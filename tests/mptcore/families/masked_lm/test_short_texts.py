@@ -6,7 +6,7 @@ import pytest
 
 from mptcore.protocol.records import Record
 from mptcore.run import resumable
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from tests.support import tiny_lm
 from tests.support.lm_specs import with_data
 from tests.support.runs import metric, points, spec_of
@@ -27,7 +27,7 @@ def scored(size: int) -> list[Record]:
     lines = [" ".join(words[i % 9 : i % 9 + size]) for i in range(14)]
     masks = {"schedule": "rates", "rates": RATES, "per_size": 2}
     spec = with_data(lines=lines) | {"evaluate": {"masks": masks}, "seeds": SEEDS}
-    return [one for one in resumable(spec_of(spec), Session()) if one is not None]
+    return [one for one in resumable(spec_of(spec), RunState()) if one is not None]
 
 
 def test_masks_that_are_equal_by_chance_have_no_error_of_0() -> None:

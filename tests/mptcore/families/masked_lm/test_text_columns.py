@@ -11,7 +11,7 @@ import pytest
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Log, Record, RunError
 from mptcore.run import resumable
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from tests.mptcore.families.masked_lm.test_text_scores import Plain, models, of, scored
 from tests.support.runs import metric, spec_of, std_err_of, value_of
 
@@ -160,7 +160,7 @@ def test_a_curve_counts_the_rows_without_text(tmp_path: Path) -> None:
     write_table(tmp_path / "text" / "t.jsonl", {"text": EMPTY})
     value = of({"file": "t.jsonl"})
     value["evaluate"] = {"masks": {"rates": [0.5]}}
-    found = [one for one in resumable(spec_of(value), Session()) if one is not None]
+    found = [one for one in resumable(spec_of(value), RunState()) if one is not None]
     assert value_of(metric(found, "sequences_left_out")) == 3
     (warning,) = warnings(found)
     assert warning.endswith("; 3 sequences without one were left out; the model takes 40 tokens, "

@@ -28,7 +28,7 @@ from mptcore.families.masked_lm.text_fit import (
     sizes_at,
 )
 from mptcore.families.masked_lm.text_rounds import STRATA, Rounds, widening
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 
 SHORTEST, LONGEST = 3, 6
 LOG_P = -3.0

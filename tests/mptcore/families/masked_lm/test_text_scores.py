@@ -21,7 +21,7 @@ from mptcore.families.masked_lm.text_cumulative import CumulativeScores
 from mptcore.protocol.records import Artifact, Log, Progress, Record, RunError
 from mptcore.run import resumable
 from mptcore.runtime.checkpoint import Snapshot, files, first_whole
-from mptcore.runtime.session import ScoreCache, Session
+from mptcore.runtime.state import RunState, ScoreCache
 from mptcore.specs import SpecError
 from tests.support import tiny_lm
 from tests.support.lm_specs import FRESH, TRAIN
@@ -65,7 +65,7 @@ def of(data: dict[str, Any] | list[str], **texts: Any) -> dict[str, Any]:
 
 def scored(value: dict[str, Any], folder: Path) -> tuple[list[dict[str, Any]], list[Record]]:
     """The rows of the table, and all records."""
-    found = [one for one in resumable(spec_of(value), Session(work_dir=folder)) if one is not None]
+    found = [one for one in resumable(spec_of(value), RunState(work_dir=folder)) if one is not None]
     return rows_in(folder), found
 
 
@@ -218,11 +218,11 @@ def test_texts_above_the_target_are_warned_of(
 
 def stopped(value: dict[str, Any], folder: Path, steps: int) -> bool:
     """Run some steps and save, as a run that is killed afterwards. False if it ended before."""
-    spec, session = spec_of(value), Session(work_dir=folder / "first")
-    for taken, record in enumerate(resumable(spec, session)):
-        session.seq += record is not None and not isinstance(record, Progress)
-        if session.at_safe_point and taken >= steps:
-            Snapshot.of(session, spec).save(folder)
+    spec, state = spec_of(value), RunState(work_dir=folder / "first")
+    for taken, record in enumerate(resumable(spec, state)):
+        state.seq += record is not None and not isinstance(record, Progress)
+        if state.at_safe_point and taken >= steps:
+            Snapshot.of(state, spec).save(folder)
             return True
     return False
 
@@ -245,8 +245,8 @@ def test_a_resumed_run_writes_the_same_table(tmp_path: Path) -> None:
         saved = first_whole(spec, files(folder))
         assert saved is not None
         assert saved.scores.values
-        session = Session(scores=saved.scores, work_dir=folder / "second")
-        (kept,) = (one for one in resumable(spec, session) if isinstance(one, Artifact))
+        state = RunState(scores=saved.scores, work_dir=folder / "second")
+        (kept,) = (one for one in resumable(spec, state) if isinstance(one, Artifact))
         assert (folder / "second" / kept.file).read_bytes() == whole
 
 

@@ -26,7 +26,7 @@ from mptcore.families.masked_lm.masked_batch import MaskedBatch
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
 from mptcore.families.masked_lm.text_groups import MaskErrors, Member, is_decided, ranked
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from tests.mptcore.families.masked_lm.test_text_scores import models, of, scored
 from tests.support.runs import metric
 

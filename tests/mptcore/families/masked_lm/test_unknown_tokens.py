@@ -9,7 +9,7 @@ import pytest
 from mptcore.families.masked_lm.pretrained import MASKED_LMS
 from mptcore.protocol.records import Log, Record
 from mptcore.run import resumable
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from tests.mptcore.families.masked_lm.test_text_scores import of, scored
 from tests.support import tiny_lm
 from tests.support.runs import metric, spec_of, value_of
@@ -73,7 +73,7 @@ def test_a_curve_warns_of_unknown_tokens(models: Path, packing: str) -> None:
     value = spec("tiny", ["the cat", "old 漢字", "[SEP] dog", "red mat"])
     value["evaluate"] = {"masks": {"rates": [0.5]}}
     value["data"] |= {"packing": packing, "max_length": 6}
-    found = [one for one in resumable(spec_of(value), Session()) if one is not None]
+    found = [one for one in resumable(spec_of(value), RunState()) if one is not None]
     (warning,) = [one for one in warnings(found) if "does not know" in one]
     assert warning.startswith("2 of 4 sequences" if packing == "sentences" else "1 of 3 sequences")
 

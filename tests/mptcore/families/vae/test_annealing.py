@@ -11,7 +11,7 @@ from mptcore.families.vae import diagnose
 from mptcore.families.vae.ais import Annealing
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.sampled_vae import SampledVae
-from mptcore.runtime.session import Work
+from mptcore.runtime.state import Work
 from mptcore.specs import Ais, Importance
 from tests.mptcore.families.vae.test_sampling import density_of, linear_gaussian, simulated
 from tests.support.runs import result_of

@@ -23,7 +23,7 @@ from mptcore.families.vae.conditionals import (
 )
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.starts import likely_starts, surprised
-from mptcore.runtime.session import ScoreCache
+from mptcore.runtime.state import ScoreCache
 from mptcore.specs import FixedSize, Importance
 from tests.mptcore.families.vae.test_sampling import (
     PRECISION,

@@ -19,7 +19,7 @@ from mptcore.families.vae.pareto import khats
 from mptcore.families.vae.run import VaeRun
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.runtime.rng import generator_for, restore_generator
-from mptcore.runtime.session import ScoreCache, Session
+from mptcore.runtime.state import RunState, ScoreCache
 from mptcore.specs import UniformGrid, VaeExperiment
 from tests.support.contract import assert_alike
 from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
@@ -54,7 +54,7 @@ def spec(conditionals: dict[str, Any], **changes: Any) -> VaeExperiment:
 
 
 def starts(of: VaeExperiment) -> list[TrainingStart]:
-    run = VaeRun(of, Session(), DEVICE, torch.float32)
+    run = VaeRun(of, RunState(), DEVICE, torch.float32)
     return [start for seed in of.seeds for start in run._starts(seed)]
 
 

@@ -19,7 +19,7 @@ from mptcore.families.vae.trainer import VaeTrainer
 from mptcore.protocol.records import Artifact, Log, Metric, Point, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.checkpoint import files, first_whole
-from mptcore.runtime.session import Session
+from mptcore.runtime.state import RunState
 from mptcore.specs import VaeExperiment
 from mptcore.specs.families.vae.models import Objective
 from tests.support.runs import records, spec_of, std_err_of, value_of
@@ -183,7 +183,7 @@ def test_weights_and_pictures_are_saved_and_weights_reused(
     deep = {**FEW, "evaluate": quick}
     spec = spec_of({**deep, "train": {**train, "lml_samples": 4}, "seeds": [7, 8]})
     folder = tmp_path / "artifacts" / "earlier"
-    found = [r for r in resumable(spec, Session(work_dir=folder)) if r is not None]
+    found = [r for r in resumable(spec, RunState(work_dir=folder)) if r is not None]
     kept = {r.file: r for r in found if isinstance(r, Artifact)}
     assert set(kept) == {"weights.safetensors"} | {
         f"{what}-{objective}.png"

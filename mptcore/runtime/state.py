@@ -45,7 +45,7 @@ Shape = tuple[int, int, int]
 Result = TypeVar("Result")
 Work = Generator[Step, None, Result]
 """Work that yields steps and returns its result. Parts are composed with `yield from`. Between two
-steps a run may be saved if session.at_safe_point is true."""
+steps a run may be saved if state.at_safe_point is true."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ScoreCache:
 
 
 @dataclass
-class Session:
+class RunState:
     """State of a run."""
 
     seq: int = 0
@@ -152,7 +152,7 @@ class ExperimentRun(Protocol):
 
 
 def with_progress(
-    work: Work[None], session: Session, total: Callable[[], int]
+    work: Work[None], state: RunState, total: Callable[[], int]
 ) -> Iterator[Record | None]:
     """Yield the records of some work, with about a hundred progress records among them, and one
     when the first masks were scored, when twice as many were, and so on, and whenever the total has
@@ -162,9 +162,9 @@ def with_progress(
     known = scored = reported = 0
     for record, masks, plan in work:
         if plan is not None:
-            session.begin(plan)
-        before = session.masks
-        session.masks = done = before + masks
+            state.begin(plan)
+        before = state.masks
+        state.masks = done = before + masks
         yield record
         if masks == 0:
             continue
@@ -174,4 +174,4 @@ def with_progress(
         is_due = done // portion > before // portion or before < whole <= done
         if is_due or whole != known or scored >= 2 * reported:
             known, reported = whole, scored
-            yield Progress(done, max(whole, done), "masks", session.stage)
+            yield Progress(done, max(whole, done), "masks", state.stage)
