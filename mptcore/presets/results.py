@@ -171,9 +171,14 @@ def finite(curve: Curve) -> list[float]:
 def judged(
     judge: Judge, published: Mapping[str, tuple[float, ...]], results: Sequence[Results]
 ) -> Verdict:
-    """Return a judge's verdict. It is incomplete if a curve or metric is missing."""
+    """Return a judge's verdict."""
+    return verdict_of(judge(published, results))
+
+
+def verdict_of(figures: Iterable[Comparison]) -> Verdict:
+    """Return the verdict on figures. It is incomplete if a curve or metric is missing."""
     try:
-        comparisons = tuple(judge(published, results))
+        comparisons = tuple(figures)
     except (KeyError, IndexError) as error:
         return Verdict("incomplete", (), f"missing: {error}")
     outcomes = {one.outcome for one in comparisons}
