@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mptcore.presets.results import Comparison, equivalent, exceeds
-from mptcore.presets.student import quantile
+from mptcore.stats import t_quantile
 
 REPEATS = 100_000
 SEEDS = (3, 5, 10, 20)
@@ -36,7 +36,7 @@ def agreement(draw: Draw, seeds: int, sign: int, repeats: int, one_sided: bool =
     bound. `sign` −1 mirrors the differences: their long tail is then below the bound."""
     values = sign * draw(np.random.default_rng(0), (repeats, seeds))
     means, errors = values.mean(1), values.std(1, ddof=1) / math.sqrt(seeds)
-    reach = quantile(0.95 if one_sided else 0.975, seeds - 1)
+    reach = t_quantile(0.95 if one_sided else 0.975, seeds - 1)
     share = float((means + reach * errors <= 0).mean())
     for mean, error in zip(means[:200].tolist(), errors[:200].tolist(), strict=True):
         expected = mean + reach * error <= 0

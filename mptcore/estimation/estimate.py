@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mptcore.estimation.model import Evidence
 from mptcore.protocol.records import Labels, Metric, Point, SeriesName
+from mptcore.stats import t_quantile
 
 ONE_DRAW = "one draw gives no standard error"
 MIN_DEGREES = 7
@@ -108,7 +109,7 @@ class Estimate:
         freedom that two standard errors are this half width."""
         if not self.known_std_err or self.interval_degrees >= MAX_INTERVAL_DEGREES:
             return None
-        return t_quantile(self.interval_degrees) * self.known_std_err
+        return t_quantile(0.975, self.interval_degrees) * self.known_std_err
 
     @property
     def known_std_err(self) -> float | None:
@@ -150,20 +151,6 @@ def variance_degrees(known: float, kurtosis: float) -> float:
     """Return the degrees of freedom of a variance with `known` = replicates − 1: those of the χ²
     distribution with the same relative variance. They are infinite for the kurtosis CONSTANT."""
     return math.inf if kurtosis == CONSTANT else 2 * known / (kurtosis - 1)
-
-
-def t_quantile(degrees: float) -> float:
-    """Return the 97.5 % quantile of Student's t: the expansion of Abramowitz and Stegun (1964),
-    26.7.5, within 0.2 % from four degrees of freedom on."""
-    z, inverse = 1.959964, 1 / degrees
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term * inverse**power for power, term in enumerate(terms))
 
 
 def total_of(estimates: Sequence[Estimate]) -> Estimate:

@@ -10,10 +10,10 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from mptcore.presets import student
 from mptcore.presets.results import Comparison, Curve, Label, Results, finite
 from mptcore.specs.base import Problem, Spec, reject
 from mptcore.specs.families.masked_lm import PAPER_RATES
+from mptcore.stats import centred_share, t_cdf, t_quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,6 @@ def less(values: Sequence[float], others: Sequence[float]) -> list[float]:
 def mean_over_seeds(values: Sequence[float]) -> Measured:
     """Return the mean over seeds, its standard error and the error's degrees of freedom."""
     return Measured(fmean(values), stdev(values) / math.sqrt(len(values)), len(values) - 1)
-
-
-def share(successes: float, trials: float) -> Measured:
-    """Return the share of successes, centred as its standard error is, which is never 0: with two
-    more successes and failures (Agresti and Coull 1998)."""
-    centred = (successes + 2) / (trials + 4)
-    return Measured(centred, math.sqrt(centred * (1 - centred) / (trials + 4)))
 
 
 def curves_of(runs: Sequence[Run], part: int, series: str, labels: Labels) -> list[list[float]]:
@@ -159,7 +152,7 @@ def paired_difference(runs: Sequence[Run], *, of: Values, minus: Values) -> Meas
 def share_ahead(runs: Sequence[Run], *, of: Values, over: Values) -> Measured:
     """Return the share of seeds whose first value is above the second."""
     pairs = [*zip(of.of(runs), over.of(runs), strict=True)]
-    return share(sum(value > other for value, other in pairs), len(pairs))
+    return Measured(*centred_share(sum(value > other for value, other in pairs), len(pairs)))
 
 
 def best_minus_last(
@@ -382,7 +375,7 @@ def share_right_difference(
 def share_chosen(runs: Sequence[Run], *, of: Choice, position: Part) -> Measured:
     """Return the share of data sets on which the part at a position is chosen."""
     chosen = of.of(runs)
-    return share(chosen.count(position), len(chosen))
+    return Measured(*centred_share(chosen.count(position), len(chosen)))
 
 
 QUANTITIES: Mapping[str, Callable[..., Measured]] = {
@@ -408,8 +401,8 @@ def equivalent(
     their 95 % interval by Student's t must be within it (Schuirmann 1987)."""
     width = margin * abs(value) if relative else margin
     std_err = _std_err(figure, measured)
-    reach = student.quantile(0.975, measured.degrees)
-    power = 2 * student.cdf(_in_errors(width, std_err) - reach, measured.degrees) - 1
+    reach = t_quantile(0.975, measured.degrees)
+    power = 2 * t_cdf(_in_errors(width, std_err) - reach, measured.degrees) - 1
     bounds = (value - width, value + width)
     return Comparison(figure, value, measured.value, *bounds, reach * std_err, max(0.0, power))
 
@@ -451,8 +444,8 @@ def _one_sided(figure: str, measured: Measured, margin: float) -> tuple[float, f
     """Return the distance of a one-sided 95 % bound from a value, and the power of its test for a
     true value that is `margin` within the limit."""
     std_err = _std_err(figure, measured)
-    reach = student.quantile(0.95, measured.degrees)
-    power = student.cdf(_in_errors(margin, std_err) - reach, measured.degrees)
+    reach = t_quantile(0.95, measured.degrees)
+    power = t_cdf(_in_errors(margin, std_err) - reach, measured.degrees)
     return reach * std_err, power
 
 

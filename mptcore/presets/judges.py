@@ -225,13 +225,6 @@ def less(values: Sequence[float], others: Sequence[float]) -> list[float]:
     return [value - other for value, other in zip(values, others, strict=True)]
 
 
-def share(successes: int, trials: int) -> tuple[float, float]:
-    """Return the share of successes, centred as its standard error is, which is never 0: with two
-    more successes and failures (Agresti and Coull 1998)."""
-    centred = (successes + 2) / (trials + 4)
-    return centred, math.sqrt(centred * (1 - centred) / (trials + 4))
-
-
 def mean_over_seeds(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean over seeds, its standard error and the error's degrees of freedom."""
     return fmean(values), stdev(values) / math.sqrt(len(values)), len(values) - 1

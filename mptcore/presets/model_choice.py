@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mptcore.presets.judges import Published, beyond, less, mean_over_seeds, share
+from mptcore.presets.judges import Published, beyond, less, mean_over_seeds
 from mptcore.presets.preset import Preset
 from mptcore.presets.results import Comparison, Results, equivalent, exceeds
 from mptcore.specs import LinearGaussianExperiment
+from mptcore.stats import centred_share
 
 N, DIM, TRUE_DIM, HELDOUT = 100, 20, 3, 0.2
 CANDIDATES = (1, 2, 3, 4, 5, 6)
@@ -92,7 +93,7 @@ def _right(rule: Rule) -> list[float]:
 
 def _share(figure: str, published: Published, chosen: list[int]) -> Comparison:
     """Test that the largest K is chosen for nearly all data sets."""
-    found = share(chosen.count(CANDIDATES[-1]), len(chosen))
+    found = centred_share(chosen.count(CANDIDATES[-1]), len(chosen))
     (least,), (expected,) = published["least_largest"], published["expected_largest"]
     return exceeds(figure, least, expected, *found, math.inf)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mptcore.presets import student
+from mptcore.stats import t_cdf, t_quantile
 
 Label = int | float | str
 Outcome = Literal["agrees", "differs", "cannot tell"]
@@ -126,8 +126,8 @@ def equivalent(
 ) -> Comparison:
     """Test whether two values are less than `margin` apart: their 95 % interval by Student's t must
     be within it (Schuirmann 1987)."""
-    reach = student.quantile(0.975, degrees)
-    power = max(0.0, 2 * student.cdf(_in_errors(margin, std_err) - reach, degrees) - 1)
+    reach = t_quantile(0.975, degrees)
+    power = max(0.0, 2 * t_cdf(_in_errors(margin, std_err) - reach, degrees) - 1)
     bounds = (published - margin, published + margin)
     return Comparison(what, published, measured, *bounds, reach * std_err, power)
 
@@ -152,8 +152,8 @@ def exceeds(
 def _one_sided(margin: float, std_err: float, degrees: float) -> tuple[float, float]:
     """Return the distance of a one-sided 95 % bound from a value, and the power of its test for a
     true value that is `margin` within the limit."""
-    reach = student.quantile(0.95, degrees)
-    return reach * std_err, student.cdf(_in_errors(margin, std_err) - reach, degrees)
+    reach = t_quantile(0.95, degrees)
+    return reach * std_err, t_cdf(_in_errors(margin, std_err) - reach, degrees)
 
 
 def _in_errors(margin: float, std_err: float) -> float:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mptcore.presets.judges import Published, beyond, less, mean_over_seeds, share
+from mptcore.presets.judges import Published, beyond, less, mean_over_seeds
 from mptcore.presets.preset import Preset
 from mptcore.presets.results import Comparison, Results, equivalent, exceeds
 from mptcore.specs import LinearGaussianExperiment, VaeExperiment
+from mptcore.stats import centred_share
 
 DIM, MASKS = 10, 10
 STARTS = tuple(range(2001, 2021))
@@ -49,7 +50,7 @@ def leads(published: Published, results: Sequence[Results]) -> Iterator[Comparis
         ahead = sum(one > other for one, other in zip(all_sizes, last, strict=True))
         figure = f"share of starts in which all sizes end above {rate:.0%}"
         (least,), (expected,) = published["least_share"], published["expected_share"]
-        yield exceeds(figure, least, expected, *share(ahead, len(STARTS)), math.inf)
+        yield exceeds(figure, least, expected, *centred_share(ahead, len(STARTS)), math.inf)
 
 
 def _last(result: Results) -> list[float]:

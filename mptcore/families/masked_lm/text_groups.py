@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from mptcore.protocol.records import Labels, Metric, Record
+from mptcore.stats import centred_share, mean_ranks, t_quantile
 
 Numbers = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -37,7 +37,7 @@ class Sampled:
     def reach(self) -> float:
         """Number of standard errors beyond which a difference is decided: the 99.5 % quantile of
         Student's t, since a sample that grows is looked at again and again."""
-        return float(stdtrit(len(self.values) - 1, 0.995))
+        return t_quantile(0.995, len(self.values) - 1)
 
 
 class Member(NamedTuple):
@@ -152,12 +152,11 @@ def accuracy_by_category(
 
 def _share_right(name: str, groups: Sequence[Sequence[Member]], labels: Labels) -> Metric:
     """Return the share of groups whose first text has the highest score. A tie is an error. The
-    standard error is that of Agresti and Coull (1998), which is never 0."""
+    standard error is never 0."""
     if not groups:
         return Metric(name, None, None, labels, "no group has two texts with scores")
     right = sum(all(_value(one[0]) > _value(other) for other in one[1:]) for one in groups)
-    chance = (right + 2) / (len(groups) + 4)
-    std_err = math.sqrt(chance * (1 - chance) / (len(groups) + 4))
+    _, std_err = centred_share(right, len(groups))
     return Metric(name, right / len(groups), std_err, labels)
 
 
@@ -174,17 +173,10 @@ def rank_correlation(
     name = "spearman"
     if len(pairs) < 4:
         return Metric(name, None, None, labels, "fewer than four texts have a score and a label")
-    first, second = (_ranks(np.array(column)) for column in zip(*pairs, strict=True))
+    first, second = (np.array(mean_ranks(column)) for column in zip(*pairs, strict=True))
     if np.ptp(first) == 0 or np.ptp(second) == 0:
         return Metric(name, None, None, labels, "all scores or all labels are equal")
     first, second = first - first.mean(), second - second.mean()
     found = float(first @ second / math.sqrt((first @ first) * (second @ second)))
     std_err = (1 - found**2) * math.sqrt((1 + found**2 / 2) / (len(pairs) - 3))
     return Metric(name, found, std_err, labels)
-
-
-def _ranks(values: Numbers) -> Numbers:
-    """Return the ranks of values (n,); equal values share their mean rank."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    means: Numbers = (counts.cumsum() - (counts - 1) / 2)[place]
-    return means

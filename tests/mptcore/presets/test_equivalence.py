@@ -8,23 +8,10 @@ from statistics import fmean, stdev
 import pytest
 
 from benchmarks.calibration import verdicts
-from mptcore.presets import student
 from mptcore.presets.results import Comparison, equivalent, exceeds, no_more
 
 SEEDS = 1000
 Test = Callable[[str, float, float, float, float, float], Comparison]
-
-
-@pytest.mark.parametrize(
-    ("probability", "degrees", "expected"),
-    [(0.975, 4, 2.776445), (0.95, 2, 2.919986), (0.975, 1, 12.7062), (0.975, math.inf, 1.959964)],
-)
-def test_quantiles_are_those_of_the_tables(
-    probability: float, degrees: float, expected: float
-) -> None:
-    assert student.quantile(probability, degrees) == pytest.approx(expected, rel=1e-6)
-    assert student.cdf(expected, degrees) == pytest.approx(probability, abs=1e-6)
-    assert student.cdf(-expected, degrees) == pytest.approx(1 - probability, abs=1e-6)
 
 
 def below(

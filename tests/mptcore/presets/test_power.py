@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from mptcore.presets import PRESETS, Results, judges, mask_designs, student
+from mptcore.presets import PRESETS, Results, judges, mask_designs
 from mptcore.presets.model_choice import CANDIDATES, DATA_SEEDS
 from mptcore.presets.text_benchmarks import ASSAYS
 from mptcore.presets.training_rates import STARTS, VAE_STARTS
 from mptcore.specs.families.masked_lm import PAPER_RATES
+from mptcore.stats import t_quantile
 from tests.mptcore.presets import test_presets as quick
 
 Row = dict[str, Any]
@@ -127,7 +128,7 @@ def unbiased_rate() -> Iterator[list[Row]]:
 
 def over_seeds(series: str, x: float, mean: float, half_width: float) -> list[Row]:
     """A point for each of five seeds, with this mean and this one-sided 95 % interval."""
-    std_err = half_width / student.quantile(0.95, 4)
+    std_err = half_width / t_quantile(0.95, 4)
     spread = [std_err * math.sqrt(5) * z for z in (-1.2649, -0.6325, 0.0, 0.6325, 1.2649)]
     return [
         {"record": "point", "series": series, "labels": {"seed": seed}, "x": x, "n": 10}
