@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.text_decisions import Decisions
-from mptcore.presets.molecules import swapped
 from mptcore.run import resumable
 from mptcore.runtime.session import Session
 from mptcore.specs import MaskedLmExperiment
@@ -55,6 +54,16 @@ def decided(corpus: Corpus, truth: Tensor, seed: int, *, shared_only: bool = Fal
     values = [0.0 if one.value is None else one.value for one in members]
     right = sum((values[i] > values[j]) == bool(sums[i] > sums[j]) for i, j in early)
     return Outcome(float(found.is_scored.double().mean()), len(early), right)
+
+
+def swapped(smiles: str) -> str:
+    """Swap the first two consecutive atoms of different elements. Bonds, rings and branches stay
+    where they are."""
+    atoms = [(found.start(), found.group()) for found in re.finditer("[A-Z]", smiles)]
+    for (i, first), (j, second) in pairwise(atoms):
+        if first != second:
+            return f"{smiles[:i]}{second}{smiles[i + 1 : j]}{first}{smiles[j + 1 :]}"
+    raise ValueError(f"{smiles} has only one element")
 
 
 def molecules(draws: random.Random) -> list[str]:

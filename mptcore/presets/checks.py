@@ -1,19 +1,18 @@
-"""The checks of presets: quantities, which are measured from results, and the tests that compare
-them with published values. The keyword arguments of each function are its parameters in a preset
-file."""
+"""Quantities that the checks of presets measure from results. The keyword arguments of a function
+are its parameters in a preset file."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mptcore.presets.results import Comparison, Curve, Label, Results, finite
+from mptcore.presets.results import Curve, Label, Measured, Results, finite
 from mptcore.specs.base import Problem, Spec, reject
 from mptcore.specs.families.masked_lm import PAPER_RATES
-from mptcore.stats import centred_share, t_cdf, t_quantile
+from mptcore.stats import centred_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +21,6 @@ class Run:
 
     results: Results
     seeds: Sequence[int]
-
-
-class Measured(NamedTuple):
-    value: float
-    std_err: float | None = None
-    """Standard error. None: the value has none."""
-    degrees: float = math.inf
-    """Degrees of freedom of the standard error."""
 
 
 Part = Annotated[int, Field(ge=1)]
@@ -50,7 +41,8 @@ class Values(Spec):
 
     @model_validator(mode="after")
     def check_kind(self) -> "Values":
-        if (self.metric is None) == (self.series is None or self.at is None):
+        given = [value is not None for value in (self.metric, self.series, self.at)]
+        if given not in ([True, False, False], [False, True, True]):
             reject([Problem("", "a metric, or a series with `at`")])
         return self
 
@@ -78,6 +70,8 @@ def less(values: Sequence[float], others: Sequence[float]) -> list[float]:
 
 def mean_over_seeds(values: Sequence[float]) -> Measured:
     """Return the mean over seeds, its standard error and the error's degrees of freedom."""
+    if len(values) < 2:
+        raise KeyError("a second seed, for a standard error")
     return Measured(fmean(values), stdev(values) / math.sqrt(len(values)), len(values) - 1)
 
 
@@ -231,7 +225,8 @@ class Term(Spec):
 
     @model_validator(mode="after")
     def check_places(self) -> "Term":
-        if (self.at is None) == (self.start is None or self.stop is None):
+        given = [value is not None for value in (self.at, self.start, self.stop)]
+        if given not in ([True, False, False], [False, True, True]):
             reject([Problem("", "`at`, or `start` with `stop`")])
         return self
 
@@ -387,73 +382,3 @@ QUANTITIES: Mapping[str, Callable[..., Measured]] = {
         *(share_right_difference, share_chosen),
     )
 }
-
-
-def within(figure: str, measured: Measured, *, value: float, tolerance: float) -> Comparison:
-    """Compare two values that have no sampling error."""
-    return Comparison(figure, value, measured.value, value - tolerance, value + tolerance)
-
-
-def equivalent(
-    figure: str, measured: Measured, *, value: float, margin: float, relative: bool = False
-) -> Comparison:
-    """Test whether two values are less than `margin` apart, or that share of the published one:
-    their 95 % interval by Student's t must be within it (Schuirmann 1987)."""
-    width = margin * abs(value) if relative else margin
-    std_err = _std_err(figure, measured)
-    reach = t_quantile(0.975, measured.degrees)
-    power = 2 * t_cdf(_in_errors(width, std_err) - reach, measured.degrees) - 1
-    bounds = (value - width, value + width)
-    return Comparison(figure, value, measured.value, *bounds, reach * std_err, max(0.0, power))
-
-
-def no_more(
-    figure: str,
-    measured: Measured,
-    *,
-    value: float,
-    margin: float | list[float],
-    log: bool = False,
-) -> Comparison:
-    """Test whether a value exceeds the published one by less than `margin`, at 95 % on one side. A
-    margin of two numbers is their distance. With `log` the value is a log, the other numbers are
-    not."""
-    width = margin if isinstance(margin, float | int) else margin[1] - margin[0]
-    limit, width = (math.log(value), math.log(width)) if log else (value, width)
-    reach, power = _one_sided(figure, measured, width)
-    return Comparison(figure, limit, measured.value, -math.inf, limit + width, reach, power)
-
-
-def exceeds(
-    figure: str, measured: Measured, *, least: float, expected: float, log: bool = False
-) -> Comparison:
-    """Test whether a value exceeds `least`, at 95 % on one side. The power is that for a true value
-    of `expected`. With `log` the value is a log, the other numbers are not."""
-    if log:
-        least, expected = math.log(least), math.log(expected)
-    reach, power = _one_sided(figure, measured, expected - least)
-    return Comparison(figure, least, measured.value, least, math.inf, reach, power)
-
-
-TESTS: Mapping[str, Callable[..., Comparison]] = {
-    function.__name__: function for function in (within, equivalent, no_more, exceeds)
-}
-
-
-def _one_sided(figure: str, measured: Measured, margin: float) -> tuple[float, float]:
-    """Return the distance of a one-sided 95 % bound from a value, and the power of its test for a
-    true value that is `margin` within the limit."""
-    std_err = _std_err(figure, measured)
-    reach = t_quantile(0.95, measured.degrees)
-    power = t_cdf(_in_errors(margin, std_err) - reach, measured.degrees)
-    return reach * std_err, power
-
-
-def _std_err(figure: str, measured: Measured) -> float:
-    if measured.std_err is None:
-        raise KeyError(f"the standard error of {figure}")
-    return measured.std_err
-
-
-def _in_errors(margin: float, std_err: float) -> float:
-    return margin / std_err if std_err else 1000.0

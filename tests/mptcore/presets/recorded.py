@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from mptcore.presets import PRESETS, Results
+from mptcore.presets import PRESETS, Preset, Results
 from mptcore.specs import ExperimentSpec, MaskedLmExperiment
 from mptcore.specs.families.masked_lm import PAPER_RATES
 
@@ -37,7 +37,7 @@ def digest(value: object) -> str:
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def described(preset: Any) -> dict[str, Any]:
+def described(preset: Preset) -> dict[str, Any]:
     """Return what users see of a preset, with a digest of the JSON of its specs."""
     return {
         "title": preset.title,
@@ -52,7 +52,7 @@ Figure = tuple[str, float, float, float, float, float, float, str]
 """The fields of a comparison, in their order, and its outcome."""
 
 
-def figures(preset: Any) -> list[Figure]:
+def figures(preset: Preset) -> list[Figure]:
     """Return the figures of the preset's verdict on made-up results."""
     results = [
         Results.of_records(made_up(spec, Random(part))) for part, spec in enumerate(preset.specs)

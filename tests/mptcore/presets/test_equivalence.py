@@ -8,17 +8,28 @@ from statistics import fmean, stdev
 import pytest
 
 from benchmarks.calibration import verdicts
-from mptcore.presets.results import Comparison, equivalent, exceeds, no_more
+from mptcore.presets.results import Comparison, Measured, equivalent, exceeds, no_more
 
 SEEDS = 1000
-Test = Callable[[str, float, float, float, float, float], Comparison]
+Test = Callable[[Measured, float], Comparison]
+"""A test of a value, whose published one is 0, with a margin."""
 
 
-def below(
-    what: str, published: float, margin: float, measured: float, std_err: float, degrees: float
-) -> Comparison:
-    """Test `exceeds` of the value with the other sign, so that the margin is a limit from above."""
-    return exceeds(what, -published - margin, -published, -measured, std_err, degrees)
+def near(measured: Measured, margin: float) -> Comparison:
+    return equivalent("", measured, value=0, margin=margin)
+
+
+def not_above(measured: Measured, margin: float) -> Comparison:
+    return no_more("", measured, value=0, margin=margin)
+
+
+def above(measured: Measured, margin: float) -> Comparison:
+    """Test the value with the other sign, so that the margin is a limit from above."""
+    value, std_err, degrees = measured
+    return exceeds("", Measured(-value, std_err, degrees), least=-margin, expected=0)
+
+
+TESTS = (near, not_above, above)
 
 
 def shares(test: Test, off: float, margin: float, seeds: int) -> dict[str, float]:
@@ -27,11 +38,11 @@ def shares(test: Test, off: float, margin: float, seeds: int) -> dict[str, float
     for _ in range(SEEDS):
         values = [random.gauss(off, 1) for _ in range(seeds)]
         error = stdev(values) / math.sqrt(seeds)
-        outcomes.append(test("", 0, margin, fmean(values), error, seeds - 1).outcome)
+        outcomes.append(test(Measured(fmean(values), error, seeds - 1), margin).outcome)
     return {one: outcomes.count(one) / SEEDS for one in ("agrees", "differs", "cannot tell")}
 
 
-@pytest.mark.parametrize("test", [equivalent, no_more, below])
+@pytest.mark.parametrize("test", TESTS)
 @pytest.mark.parametrize("seeds", [3, 5])
 @pytest.mark.parametrize("margin", [0.5, 1.0, 4.0])
 def test_values_a_margin_apart_agree_in_at_most_5_percent(
@@ -55,19 +66,19 @@ def test_skewed_seeds_at_a_bound_agree_as_often_as_documented(
     assert share == pytest.approx(expected, abs=4 * math.sqrt(expected / 10_000))
 
 
-@pytest.mark.parametrize("test", [equivalent, no_more, below])
+@pytest.mark.parametrize("test", TESTS)
 @pytest.mark.parametrize(("seeds", "margin"), [(5, 2.0), (5, 3.0)])
 def test_the_power_is_the_share_of_equal_values_that_agree(
     test: Test, seeds: int, margin: float
 ) -> None:
     """It is computed with the spread known, which seeds only estimate: within 0.1."""
-    power = test("", 0, margin, 0, 1 / math.sqrt(seeds), seeds - 1).power
+    power = test(Measured(0, 1 / math.sqrt(seeds), seeds - 1), margin).power
     assert shares(test, 0, margin, seeds)["agrees"] == pytest.approx(power, abs=0.1)
 
 
-@pytest.mark.parametrize("test", [equivalent, no_more, below])
+@pytest.mark.parametrize("test", TESTS)
 def test_a_value_without_an_error_always_agrees_with_its_equal(test: Test) -> None:
-    found = test("", 0, 0.5, 0, 0, 4)
+    found = test(Measured(0, 0, 4), 0.5)
     assert found.outcome == "agrees"
     assert found.power == pytest.approx(1, abs=1e-6)
-    assert test("", 0, 0.5, 0.51, 0, 4).outcome == "differs"
+    assert test(Measured(0.51, 0, 4), 0.5).outcome == "differs"

@@ -1,23 +1,20 @@
 """Pairs of molecules."""
 
 from collections import Counter
+from itertools import pairwise
 
-import pytest
-
-from mptcore.presets.molecules import MOLECULES, pairs, swapped
-
-
-def test_two_atoms_change_places() -> None:
-    assert swapped("CC(=O)N1") == "CO(=C)N1"
-    assert swapped("N1=CC") == "C1=NC"
-    with pytest.raises(ValueError, match="CC has only one element"):
-        swapped("CC")
+from mptcore.presets import PRESETS
+from mptcore.specs import PlainText
 
 
-def test_each_molecule_is_beside_another_text_of_the_same_atoms() -> None:
-    found = [*pairs()]
-    assert len(set(found)) == len(found) == 2 * len(MOLECULES)
-    for molecule, other in zip(found[::2], found[1::2], strict=True):
-        assert molecule in MOLECULES
+def test_each_molecule_is_beside_itself_with_two_neighbours_swapped() -> None:
+    data = PRESETS["swapped-atoms"].specs[0].data
+    assert isinstance(data, PlainText)
+    lines = data.lines or ()
+    assert len(set(lines)) == len(lines) == 120
+    for molecule, other in zip(lines[::2], lines[1::2], strict=True):
         assert Counter(molecule) == Counter(other)
-        assert sum(a != b for a, b in zip(molecule, other, strict=True)) == 2
+        first, second = (i for i, (a, b) in enumerate(zip(molecule, other, strict=True)) if a != b)
+        assert (molecule[first], molecule[second]) == (other[second], other[first])
+        atoms = [i for i, letter in enumerate(molecule) if letter.isupper()]
+        assert (first, second) in pairwise(atoms)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from mptcore.presets import PRESETS, Results
-from mptcore.presets.model_choice import CANDIDATES, DATA_SEEDS, _bic, _chosen
+from mptcore.presets.checks import Bic, Choice, Run
 from mptcore.specs import MaskedLmExperiment
-from tests.mptcore.presets import test_power as recorded
+from tests.mptcore.presets import recorded_runs as recorded
 
 Row = dict[str, Any]
 
@@ -205,15 +205,16 @@ def test_orders_that_agree_differ_from_the_claim(of: int, spread: float, expecte
 
 def test_bic_counts_the_free_parameters() -> None:
     """With a likelihood that rises by a little more, or less, than the penalty of a dimension."""
-    free = [20 * k - k * (k - 1) / 2 + 21 for k in CANDIDATES]
+    latent_dims = [1, 2, 3, 4, 5, 6]
+    bic = Bic(observations=80, dim=20, latent_dims=latent_dims)
+    free = [20 * k - k * (k - 1) / 2 + 21 for k in latent_dims]
     for more, expected in ((1e-6, 6), (-1e-6, 1)):
-        results = [
-            Results(
-                metrics={("lml", frozenset({("seed", seed)})): (lml, 0.0) for seed in DATA_SEEDS}
-            )
-            for lml in (count * (math.log(80) / 2 / 80 + more) for count in free)
+        lmls = [count * (math.log(80) / 2 / 80 + more) for count in free]
+        runs = [
+            Run(Results(metrics={("lml", frozenset({("seed", 3)})): (lml, 0.0)}), (3,))
+            for lml in lmls
         ]
-        assert set(_chosen(_bic(results))) == {expected}
+        assert Choice(parts=latent_dims, metric="lml", bic=bic).of(runs) == [expected]
 
 
 @pytest.mark.parametrize(
