@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -50,20 +50,33 @@ class PresetError(ValueError):
 
 
 @dataclass(frozen=True)
+class Call:
+    """A quantity or a test with its parameters. Published values among them are references, as
+    `published.margin` or `published.lml[2]`."""
+
+    function: Callable[..., Any]
+    parameters: Mapping[str, Any]
+
+    def arguments(self, published: Published) -> dict[str, Any]:
+        """Return the keyword arguments of the function."""
+        model = _parameters_of(self.function).model_validate(_resolved(self.parameters, published))
+        return {name: getattr(model, name) for name in type(model).model_fields}
+
+
+@dataclass(frozen=True)
 class Check:
-    """A figure that is measured from the results, and compared with published values. Parameters
-    may be references to these, as `published.margin` or `published.lml[2]`."""
+    """A figure that is measured from the results, and compared with published values."""
 
     figure: str
-    quantity: str
-    parameters: Mapping[str, Any]
-    test: str
-    test_parameters: Mapping[str, Any]
+    measure: Call
+    test: Call
 
     def compare(self, published: Published, runs: Sequence[Run]) -> Comparison:
-        quantity, test = QUANTITIES[self.quantity], TESTS[self.test]
-        measured = quantity(runs, **_arguments(quantity, self.parameters, published))
-        return test(self.figure, measured, **_arguments(test, self.test_parameters, published))
+        measured = self.measure.function(runs, **self.measure.arguments(published))
+        compared: Comparison = self.test.function(
+            self.figure, measured, **self.test.arguments(published)
+        )
+        return compared
 
 
 @dataclass(frozen=True)
@@ -276,38 +289,43 @@ PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def _repeated(entries: Sequence[Any], pointer: str) -> Iterator[tuple[str, Any]]:
-    """Yield checks and their JSON pointers, those that are repeated once for each mapping."""
+    """Yield checks and their JSON pointers, those with `each` once for each of its mappings."""
     for i, entry in enumerate(entries):
         place = f"{pointer}/{i}"
         if "each" not in entry:
             yield place, entry
             continue
-        repeated = _valid(_RepeatedFields, entry, place)
-        for j, values in enumerate(repeated.each):
-            used: set[str] = set()
-            for k, check in enumerate(repeated.checks):
-                yield f"{place}/checks/{k}", _filled(check, values, used, f"{place}/checks/{k}")
-            if extra := sorted(set(values) - used):
-                raise _Wrong(f"{place}/each/{j}/{extra[0]}", f"no check uses {{{extra[0]}}}")
+        fields = _valid(_RepeatedFields, entry, place)
+        for j, values in enumerate(fields.each):
+            unused = dict(values)
+            for k, check in enumerate(fields.checks):
+                of_check = f"{place}/checks/{k}"
+                yield of_check, _with_texts(check, of_check, partial(_filled, values, unused))
+            for name in unused:
+                raise _Wrong(f"{place}/each/{j}/{name}", f"no check uses {{{name}}}")
 
 
-def _filled(value: Any, values: Mapping[str, Any], used: set[str], pointer: str) -> Any:
-    """Return a value with `values` in place of their names in braces. Add the names to `used`."""
+def _with_texts(value: Any, pointer: str, change: Callable[[str, str], Any]) -> Any:
+    """Return a value whose texts are changed by a function of their JSON pointers and texts."""
     if isinstance(value, dict):
-        return {key: _filled(part, values, used, f"{pointer}/{key}") for key, part in value.items()}
+        return {k: _with_texts(part, f"{pointer}/{k}", change) for k, part in value.items()}
     if isinstance(value, list):
-        return [_filled(part, values, used, f"{pointer}/{i}") for i, part in enumerate(value)]
-    if not isinstance(value, str):
-        return value
-    names = PLACEHOLDER.findall(value)
-    if unknown := [name for name in names if name not in values]:
-        known = ", ".join(values)
-        near = meant(unknown[0], values)
-        raise _Wrong(pointer, f"{{{unknown[0]}}} is no name of `each`: {near}there are {known}")
-    used.update(names)
-    if names and value == f"{{{names[0]}}}":
+        return [_with_texts(part, f"{pointer}/{i}", change) for i, part in enumerate(value)]
+    return change(pointer, value) if isinstance(value, str) else value
+
+
+def _filled(values: Mapping[str, Any], unused: dict[str, Any], pointer: str, text: str) -> Any:
+    """Return a text with `values` in place of their names in braces. Remove them from `unused`."""
+    names = PLACEHOLDER.findall(text)
+    for name in names:
+        if name not in values:
+            known = ", ".join(values)
+            near = meant(name, values)
+            raise _Wrong(pointer, f"{{{name}}} is no name of `each`: {near}there are {known}")
+        unused.pop(name, None)
+    if names and text == f"{{{names[0]}}}":
         return values[names[0]]
-    return PLACEHOLDER.sub(lambda found: str(values[found[1]]), value)
+    return PLACEHOLDER.sub(lambda found: str(values[found[1]]), text)
 
 
 def _check(
@@ -315,39 +333,30 @@ def _check(
 ) -> tuple[Check, set[tuple[str, int]], set[int]]:
     """Return a check, the published values that it uses and the parts that it measures."""
     fields = _valid(_CheckFields, entry, pointer)
-    references: set[tuple[str, int]] = set()
-    parts: set[int] = set()
-
-    def chosen(
-        key: str, choice: Mapping[str, Any], functions: Mapping[str, Any]
-    ) -> tuple[str, dict[str, Any]]:
-        """Return the function and the parameters of one side of the check."""
-        place = f"{pointer}/{key}"
-        if len(choice) != 1:
-            raise _Wrong(place, f"one of {', '.join(functions)}, with its parameters")
-        ((name, parameters),) = choice.items()
-        place += f"/{name}"
-        if name not in functions:
-            raise _Wrong(place, f"{meant(name, functions)}one of {', '.join(functions)}")
-        for at, text in _strings(parameters, place):
-            if text.startswith("published."):
-                references.add(_reference(text, published, at))
-        model = _valid(_parameters_of(functions[name]), _resolved(parameters, published), place)
-        parts.update(_parts(model.model_dump()))
-        return name, parameters
-
-    quantity = chosen("measure", fields.measure, QUANTITIES)
-    test = chosen("test", fields.test, TESTS)
-    return Check(fields.figure, *quantity, *test), references, parts
+    measure, measured = _call(fields.measure, QUANTITIES, f"{pointer}/measure", published)
+    test, tested = _call(fields.test, TESTS, f"{pointer}/test", published)
+    parts = set(_parts(_parameters_of(measure.function)(**measure.arguments(published))))
+    return Check(fields.figure, measure, test), measured | tested, parts
 
 
-def _strings(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
-    """Yield the strings in a value, with their JSON pointers."""
-    if isinstance(value, str):
-        yield pointer, value
-    parts: Any = value.items() if isinstance(value, dict) else ()
-    for key, part in enumerate(value) if isinstance(value, list) else parts:
-        yield from _strings(part, f"{pointer}/{key}")
+def _call(
+    choice: Mapping[str, Any],
+    functions: Mapping[str, Callable[..., Any]],
+    pointer: str,
+    published: Published,
+) -> tuple[Call, set[tuple[str, int]]]:
+    """Return the function that a mapping names, with its parameters, and the published values among
+    them."""
+    if len(choice) != 1:
+        raise _Wrong(pointer, f"one of {', '.join(functions)}, with its parameters")
+    ((name, parameters),) = choice.items()
+    place = f"{pointer}/{name}"
+    if name not in functions:
+        raise _Wrong(place, f"{meant(name, functions)}one of {', '.join(functions)}")
+    used: set[tuple[str, int]] = set()
+    resolved = _resolved(parameters, published, place, used)
+    _valid(_parameters_of(functions[name]), resolved, place)
+    return Call(functions[name], parameters), used
 
 
 def _parts(value: Any) -> Iterator[int]:
@@ -355,41 +364,44 @@ def _parts(value: Any) -> Iterator[int]:
     if isinstance(value, list):
         for item in value:
             yield from _parts(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if key in ("part", "parts"):
-                yield from item if isinstance(item, list) else [item]
-            else:
-                yield from _parts(item)
+    for key, item in value if isinstance(value, BaseModel) else ():
+        if key in ("part", "parts"):
+            yield from item if isinstance(item, list) else [item]
+        else:
+            yield from _parts(item)
 
 
 REFERENCE = re.compile(r"published\.([\w-]+)(?:\[(\d+)\])?")
 
 
-def _reference(text: str, published: Published, pointer: str = "") -> tuple[str, int]:
-    """Return the name and the position of the published value that a text names."""
-    found = REFERENCE.fullmatch(text)
-    if found is None or found[1] not in published:
-        name = text.removeprefix("published.")
-        known = ", ".join(published)
-        raise _Wrong(pointer, f"no published value {name}: {meant(name, published)}one of {known}")
-    count = len(published[found[1]])
-    if (found[2] is None) != (count == 1) or int(found[2] or 0) >= count:
-        allowed = f"published.{found[1]}[0] to [{count - 1}]" if count > 1 else "no position"
-        raise _Wrong(pointer, f"published.{found[1]} has {count} values: {allowed}")
-    return found[1], int(found[2] or 0)
+def _resolved(
+    parameters: Any,
+    published: Published,
+    pointer: str = "",
+    used: set[tuple[str, int]] | None = None,
+) -> Any:
+    """Return parameters with published values in place of references to them. Add the name and the
+    position of each to `used`."""
 
+    def value_of(place: str, text: str) -> Any:
+        if not text.startswith("published."):
+            return text
+        found = REFERENCE.fullmatch(text)
+        if found is None or found[1] not in published:
+            name, known = text.removeprefix("published."), ", ".join(published)
+            raise _Wrong(
+                place, f"no published value {name}: {meant(name, published)}one of {known}"
+            )
+        values = published[found[1]]
+        count, item = len(values), int(found[2] or 0)
+        if (found[2] is None) != (count == 1) or item >= count:
+            allowed = f"published.{found[1]}[0] to [{count - 1}]" if count > 1 else "no position"
+            raise _Wrong(place, f"published.{found[1]} has {count} values: {allowed}")
+        if used is not None:
+            used.add((found[1], item))
+        return values[item]
 
-def _resolved(value: Any, published: Published) -> Any:
-    """Return parameters with published values in place of their references."""
-    if isinstance(value, dict):
-        return {key: _resolved(part, published) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_resolved(part, published) for part in value]
-    if isinstance(value, str) and value.startswith("published."):
-        name, item = _reference(value, published)
-        return published[name][item]
-    return value
+    return _with_texts(parameters, pointer, value_of)
 
 
 @cache
@@ -402,13 +414,6 @@ def _parameters_of(function: Callable[..., Any]) -> type[BaseModel]:
         if parameter.kind is parameter.KEYWORD_ONLY
     }  # fmt: skip
     return create_model(function.__name__, __base__=Spec, **fields)
-
-
-def _arguments(
-    function: Callable[..., Any], parameters: Mapping[str, Any], published: Published
-) -> dict[str, Any]:
-    model = _parameters_of(function).model_validate(_resolved(parameters, published))
-    return {name: getattr(model, name) for name in type(model).model_fields}
 
 
 PRESETS: Mapping[str, Preset] = Presets(FOLDER)
