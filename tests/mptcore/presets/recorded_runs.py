@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,11 @@ def ends(series: str, first: Sequence[float], last: Sequence[float], **labels: A
     ]
 
 
-def scores(errors: Mapping[float, float]) -> list[Row]:
-    """A flat curve with these errors, by rates."""
+def scores(values: Mapping[float, float], errors: Mapping[float, float]) -> list[Row]:
+    """A curve with these values and errors, by rates."""
     return [
         {"record": "point", "series": "score_by_rate", "labels": {"seed": SEEDS[0]}, "x": x}
-        | {"value": -7.0, "std_err": error, "n": 9}
+        | {"value": values[x], "std_err": error, "n": 9}
         for x, error in errors.items()
     ]
 
@@ -55,12 +56,14 @@ def fig3_linear() -> Iterator[list[Row]]:
     ]  # fmt: skip
 
 
-def fig3_vae() -> Iterator[list[Row]]:
+def fig3_vae(short: float = 0.0) -> Iterator[list[Row]]:
+    """The ELBO's LML is less by `short` than in the recorded run, where the claim did not hold."""
+
     def heldout(last: Sequence[float], **labels: Any) -> list[Row]:
         linear = metrics("lml_heldout", [134.93] * 3, model="baseline", **labels)
         return linear + ends("lml_heldout", [-146.28, -143.18, -136.51], last, **labels)
 
-    mpt, elbo = [216.71, 219.35, 219.77], [232.89, 231.20, 230.84]
+    mpt, elbo = [216.71, 219.35, 219.77], [232.89 - short, 231.20 - short, 230.84 - short]
     yield heldout(mpt, objective="mpt") + heldout(elbo, objective="elbo")
     yield heldout([213.43, 208.69, 212.27])
 
@@ -73,16 +76,21 @@ def fig5_left() -> Iterator[list[Row]]:
     ]
 
 
-def bert_on_glue() -> Iterator[list[Row]]:
-    """The errors of 20 sentences, far fewer than GLUE has."""
+def bert_on_glue(name: str) -> Iterator[list[Row]]:
+    """The published areas, and made-up curves, with the errors of 20 sentences, far fewer than GLUE
+    has."""
     errors = dict.fromkeys(PAPER_RATES, 0.1)
-    for _ in range(2):
-        yield scores(errors) + metrics("area", [-5274.67], 2.0)
+    falling = {x: -1 - 5 * x**8 for x in PAPER_RATES}
+    for weights, curve in (("pretrained", falling), ("random", dict.fromkeys(errors, -10.4))):
+        (area,) = PRESETS[name].published.get(weights, (-5000.0,))
+        yield scores(curve, errors) + metrics("area", [area], 2.0)
 
 
 def small_bert() -> Iterator[list[Row]]:
+    """A made-up curve with the errors of a run."""
     rates = (0.1, 0.2, 0.3, 0.4, 0.5, 0.99)
-    yield scores(dict(zip(rates, (0.068, 0.052, 0.042, 0.034, 0.028, 0.005), strict=True)))
+    errors = dict(zip(rates, (0.068, 0.052, 0.042, 0.034, 0.028, 0.005), strict=True))
+    yield scores({x: -4 - 2 * x**8 for x in rates}, errors)
 
 
 def uniform_against_fixed() -> Iterator[list[Row]]:
@@ -215,7 +223,7 @@ def proteingym() -> Iterator[list[Row]]:
     yield from (metrics("spearman", [rank]) for rank in (0.557, 0.514, 0.496, 0.349, 0.248))
 
 
-RECORDED = {
+RECORDED: dict[str, Callable[[], Iterator[list[Row]]]] = {
     "blimp": blimp,
     "fig3-linear-mnist": fig3_linear,
     "fig3-linear-fmnist": fig3_linear,
@@ -234,6 +242,10 @@ RECORDED = {
     "model-choice": model_choice,
     "training-rates": training_rates,
     "training-rates-vae": training_rates_vae,
-    **{name: bert_on_glue for name in PRESETS if name.startswith(("table2-", "fig5-right"))},
+    **{
+        name: partial(bert_on_glue, name)
+        for name in PRESETS
+        if name.startswith(("table2-", "fig5-right"))
+    },
 }
 """Rows of each spec, by preset."""
