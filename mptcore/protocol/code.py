@@ -14,7 +14,7 @@ PACKAGES = (
     *("torchvision", "tokenizers", "safetensors", "datasets", "pyarrow", "pydantic"),
 )
 EXCLUDED = "presets"
-"""Folder of mptcore on which no result depends: lists of specs, and checks of results."""
+"""Folder of mptcore on which no result depends: lists of specs, and judgements of results."""
 CORE_DIGITS = 16
 
 
