@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
+from random import Random
 from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
+from benchmarks.calibration import verdicts
 from mptcore.presets import PRESETS, Results, Verdict
+from mptcore.presets.results import Comparison, Measured, equivalent, exceeds, no_more
 from mptcore.specs.families.masked_lm import PAPER_RATES
 
 Row = dict[str, Any]
@@ -478,3 +481,198 @@ TOO_SHORT: dict[str, Callable[[], tuple[list[Row], ...]]] = {
 def test_curves_of_different_lengths_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"zip\(\)"):
         verdict_of(name, {}, *TOO_SHORT[name]())
+
+
+def curves(series: str, values: Sequence[float], std_err: float = 0.0, **labels: Any) -> list[Row]:
+    """Return the same curve for each seed, at x = 1, 2, and so on."""
+    return [
+        {"record": "point", "series": series, "labels": {"seed": seed, **labels}}
+        | {"x": x, "value": value, "std_err": std_err, "n": 9}
+        for seed in SEEDS
+        for x, value in enumerate(values, 1)
+    ]
+
+
+def spread(mean: float, sd: float) -> list[float]:
+    """Five values with this mean and standard deviation."""
+    pattern = (-2.0, -1.0, 0.0, 1.0, 2.0)
+    values = [mean + sd * one / stdev(pattern) for one in pattern]
+    assert fmean(values) == pytest.approx(mean)
+    assert stdev(values) == pytest.approx(sd)
+    return values
+
+
+def fig1(lml: float, last: float, std_err: float = 0.1) -> str:
+    rows = [*metrics("lml", [-5.0 + lml] * 5), *curves("convergence", [9.0, last], std_err)]
+    published = {"lml": (-5.0,) * 5, "limit": (0.0,), "margin": (0.5,)}
+    return verdict_of("fig1-left", published, rows).verdict
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_fig1_left_and_center_are_judged_with_their_errors(sign: int) -> None:
+    assert fig1(sign * 5.9e-5, 0.0) == "agrees"
+    assert fig1(sign * 6.1e-5, 0.0) == "differs"
+    assert fig1(0.0, sign * 0.30) == "agrees"  # 1.96 standard errors of 0.1 below the margin
+    assert fig1(0.0, sign * 0.31) == fig1(0.0, sign * 0.69) == "cannot tell"
+    assert fig1(0.0, sign * 0.70) == "differs"
+    assert fig1(0.0, 0.0, 0.26) == "cannot tell"  # not the more easily the noisier it is
+
+
+@pytest.mark.parametrize("figure", ["biased_score", "bias"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_fig1_right_is_judged_with_its_errors(figure: str, sign: int) -> None:
+    published = {"lml": (-121.0,), "biased_score": (-114.0,), "bias": (7.0,), "std_err": (0.03,)}
+    reach = 1.96 * math.hypot(0.04, 0.03)  # the mean of five with 0.04 √5 each
+
+    def of(off: float, lml: float = 0.0) -> str:
+        values = {"biased_score": -114.0, "bias": 7.0}
+        values[figure] += sign * off
+        rows = [row for name, value in values.items()
+                for row in metrics(name, [value] * 5, 0.04 * math.sqrt(5))]  # fmt: skip
+        rows += metrics("lml", [-121.0 + lml] * 5)
+        return verdict_of("fig1-right", {**published, "margin": (0.2,)}, rows).verdict
+
+    assert of(0.99 * (0.2 - reach)) == "agrees"
+    assert of(1.01 * (0.2 - reach)) == of(0.99 * (0.2 + reach)) == "cannot tell"
+    assert of(1.01 * (0.2 + reach)) == "differs"
+    assert of(0.0, sign * 5.9e-4) == "agrees"
+    assert of(0.0, sign * 6.1e-4) == "differs"
+
+
+@pytest.mark.parametrize("name", ["fig2-left", "fig2-right", "fig5-left", "fig4-left"])
+def test_a_spread_over_starts_makes_no_verdict_easier(name: str) -> None:
+    """The same means with a larger spread cannot be told."""
+    published = {"maximum_lml": (1.5,), "true_lml": (-0.5,), "margin": (2.0,)}
+    published |= {"least_short": (0.1,), "gap_to_truth": (0.0,), "difference": (0.0,)}
+    published |= {"tail_from": (0.5,), "least_tail": (0.1,), "least_rise": (0.1,)}
+    published |= {f"expected_{name}": (9.0,) for name in ("short", "rise", "tail")}
+
+    def of(sd: float) -> str:
+        rows = [*metrics("difference", spread(0.0, sd))]
+        for seed, off in zip(SEEDS, spread(0.0, sd), strict=True):
+            own = {"record": "metric", "name": "mpt", "std_err": 0.0}
+            rows += [
+                {**own, "value": value, "labels": {"seed": seed, **labels}}
+                for labels, value in (({"epoch": 0}, -30.0), ({"model": "model"}, -20 + off),
+                                      ({"model": "baseline"}, -20.0))
+            ]  # fmt: skip
+            points = {"record": "point", "labels": {"seed": seed}, "std_err": 0.0, "n": 9}
+            for x, lml, score in ((1, -9.0, 0.0), (2, -1.0, -0.5), (3, off / 9, -1.0)):
+                rows.append({**points, "series": "lml", "x": x, "value": lml})
+                rows.append({**points, "series": "score", "x": x, "value": score})
+        return verdict_of(name, published, rows).verdict
+
+    assert of(0.1) == "agrees"
+    assert of(9.0) == "cannot tell"
+
+
+def bert(curve: Sequence[float]) -> list[Row]:
+    points = curves("score_by_rate", curve)
+    return [{**row, "x": PAPER_RATES[row["x"] - 1]} for row in points]
+
+
+def test_the_late_fall_of_bert_is_measured_over_the_last_tenth() -> None:
+    """One that falls by 3 between 60 and 80 %, and by 1 at the start, has none at the end."""
+    published = {"flat_at": (-10.0,), "spread": (0.0,)}
+
+    def of(pretrained: Sequence[float]) -> str:
+        rows = bert(pretrained), bert([-10.0] * 99)
+        return verdict_of("fig5-right", published, *rows).verdict
+
+    assert of([-1.0] + [-2.0] * 58 + [-2 - 3 * min(1.0, x / 20) for x in range(40)]) == "differs"
+    assert of([-1.0] + [-2.0] * 88 + [-2 - 3 * x / 9 for x in range(10)]) == "agrees"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_table2_is_judged_with_its_errors(which: int, sign: int) -> None:
+    """Areas agree within 5 %, less 1.96 errors: 2.77 of that of the masks of one run, or of the
+    spread of random weights."""
+    error = (1.0, 40.0)[which]
+
+    def of(off: float) -> str:
+        areas = [-1700.0, -5300.0]
+        areas[which] += sign * off
+        results = [[*bert([-10.0] * 99), *metrics("area", [area] * 5, 1.0)] for area in areas]
+        published = {"pretrained": (-1700.0,), "random": (-5300.0,)}
+        published |= {"share": (0.05,), "spread": (40.0,)}
+        return verdict_of("table2-ax", published, *results).verdict
+
+    margin, reach = 0.05 * (1700, 5300)[which], 1.96 * math.sqrt(2) * error
+    assert of(margin - 1.01 * reach) == "agrees"
+    assert of(margin - 0.99 * reach) == of(margin + 0.99 * reach) == "cannot tell"
+    assert of(margin + 1.01 * reach) == "differs"
+
+
+REPEATS = 1000
+Test = Callable[[Measured, float], Comparison]
+"""A test of a value, whose published one is 0, with a margin."""
+
+
+def is_near(measured: Measured, margin: float) -> Comparison:
+    return equivalent("", measured, value=0, margin=margin)
+
+
+def not_above(measured: Measured, margin: float) -> Comparison:
+    return no_more("", measured, value=0, margin=margin)
+
+
+def above(measured: Measured, margin: float) -> Comparison:
+    """Test the value with the other sign, so that the margin is a limit from above."""
+    value, std_err, degrees = measured
+    return exceeds("", Measured(-value, std_err, degrees), least=-margin, expected=0)
+
+
+TESTS = (is_near, not_above, above)
+
+
+def shares(test: Test, off: float, margin: float, seeds: int) -> dict[str, float]:
+    """Return the shares of outcomes where the truth is `off` and values over seeds have sd 1."""
+    random, outcomes = Random(1), list[str]()
+    for _ in range(REPEATS):
+        values = [random.gauss(off, 1) for _ in range(seeds)]
+        error = stdev(values) / math.sqrt(seeds)
+        outcomes.append(test(Measured(fmean(values), error, seeds - 1), margin).outcome)
+    return {one: outcomes.count(one) / REPEATS for one in ("agrees", "differs", "cannot tell")}
+
+
+@pytest.mark.parametrize("test", TESTS)
+@pytest.mark.parametrize("seeds", [3, 5])
+@pytest.mark.parametrize("margin", [0.5, 1.0, 4.0])
+def test_values_a_margin_apart_agree_in_at_most_5_percent(
+    test: Test, seeds: int, margin: float
+) -> None:
+    """If seeds differ normally."""
+    found = shares(test, margin, margin, seeds)
+    assert found["agrees"] <= 0.05 + 4 * math.sqrt(0.05 * 0.95 / REPEATS)
+
+
+@pytest.mark.parametrize(
+    ("differences", "one_sided", "expected"),
+    [("normal", True, 0.05), ("normal", False, 0.025), ("exponential", True, 0.16),
+     ("exponential", False, 0.114), ("lognormal, σ = 1", True, 0.229)],
+)  # fmt: skip
+def test_skewed_seeds_at_a_bound_agree_as_often_as_documented(
+    differences: str, one_sided: bool, expected: float
+) -> None:
+    """Five seeds, as in the table of docs/estimators.md."""
+    share = verdicts.agreement(verdicts.DRAWS[differences], 5, 1, 10_000, one_sided)
+    assert share == pytest.approx(expected, abs=4 * math.sqrt(expected / 10_000))
+
+
+@pytest.mark.parametrize("test", TESTS)
+@pytest.mark.parametrize(("seeds", "margin"), [(5, 2.0), (5, 3.0)])
+def test_the_power_is_the_share_of_equal_values_that_agree(
+    test: Test, seeds: int, margin: float
+) -> None:
+    """It is computed with the spread known, which seeds only estimate: within 0.1."""
+    power = test(Measured(0, 1 / math.sqrt(seeds), seeds - 1), margin).power
+    assert shares(test, 0, margin, seeds)["agrees"] == pytest.approx(power, abs=0.1)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_a_value_without_an_error_always_agrees_with_its_equal(test: Test) -> None:
+    found = test(Measured(0, 0, 4), 0.5)
+    assert found.outcome == "agrees"
+    assert found.power == pytest.approx(1, abs=1e-6)
+    assert test(Measured(0.51, 0, 4), 0.5).outcome == "differs"
