@@ -8,9 +8,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from benchmarks.calibration import verdicts
 from mptcore.presets import PRESETS, Results, Verdict
+from mptcore.presets.checks import Run, Term, Values, mean, weighted_curve
 from mptcore.presets.results import Comparison, Measured, equivalent, exceeds, no_more
 from mptcore.specs.families.masked_lm import PAPER_RATES
 
@@ -676,3 +678,21 @@ def test_a_value_without_an_error_always_agrees_with_its_equal(test: Test) -> No
     assert found.outcome == "agrees"
     assert found.power == pytest.approx(1, abs=1e-6)
     assert test(Measured(0.51, 0, 4), 0.5).outcome == "differs"
+
+
+def test_one_seed_has_no_standard_error() -> None:
+    run = Run(Results.of_records(metrics("lml", [-1.0])), SEEDS[:1])
+    with pytest.raises(KeyError, match="second seed"):
+        mean([run], of=Values(metric="lml"))
+
+
+def test_a_part_of_a_curve_without_points_is_missing() -> None:
+    run = Run(Results.of_records(of_rates([-1.0] * 99)), SEEDS[:1])
+    with pytest.raises(KeyError, match=r"from 0\.001 to 0\.002"):
+        weighted_curve([run], terms=[Term(weight=1, start=0.001, stop=0.002)])
+
+
+@pytest.mark.parametrize("places", [{}, {"at": 0.1, "start": 0.1}, {"start": 0.1}])
+def test_a_term_is_at_one_place_or_between_two(places: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        Term(weight=1, **places)

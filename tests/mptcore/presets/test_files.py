@@ -107,6 +107,12 @@ def test_a_mistake_is_refused_with_its_field(
         ("- example", "a mapping"),
         ("", "a mapping"),
         ("example: 3", "/example: a JSON object"),
+        ("example: {title: a, statement: b, published: {}, specs: [], checks: []}", "/specs: at l"),
+        ("example: {title: a, statement: b, published: {}, specs: [], checks: []}", "/checks: at"),
+        (
+            EXAMPLE.replace("equivalent", "no_more").replace("published.margin", "[1]"),
+            "/test/no_more/margin: a number",
+        ),
         (EXAMPLE + "  title: Another one\n", "title is there twice"),
         ("example: !!python/object/apply:os.getcwd []", "python/object"),
     ],
