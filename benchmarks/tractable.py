@@ -15,8 +15,8 @@ from benchmarks import direct
 from benchmarks.table import Benchmark, Row, SkippedError
 from mptcore.data.arrays import Dataset, load_arrays
 from mptcore.estimation.masks import draw_masks
-from mptcore.families.linear_gaussian.densities import scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric
 from mptcore.run import run
@@ -155,7 +155,7 @@ def _direct_part(spec: LinearGaussianExperiment, per_size: int) -> tuple[direct.
 
     form, seconds = direct.quickest(lambda form: scores(form)[0], spec.compute.threads)
     exact = scores(direct.Form(direct.by_solving, torch.float64, 1))[1]
-    model = scorable(density, dataset.x, torch.device("cpu"))
+    model = solver_for(density, dataset.x, torch.device("cpu"))
     ours = torch.cat([model.scores(part) for part in torch.split(masks, 100)])
     return form, seconds, (ours - exact).abs().max().item()
 

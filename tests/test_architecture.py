@@ -39,7 +39,9 @@ LAYERS = ("stats", "specs", "protocol", "runtime", "data", "estimation", "traini
 FOR_PRESETS = ("presets", "specs", "stats")
 TOP = ("run", "__main__")
 """Modules above all layers. Only run.py imports the families."""
-BETWEEN_FAMILIES = {("vae", "linear_gaussian.baseline"), ("vae", "linear_gaussian.models")}
+BETWEEN_FAMILIES = {
+    ("vae", f"linear_gaussian.{name}") for name in ("densities", "gaussian", "models", "routes")
+}
 """A VAE is compared with a PPCA, so it imports its spec and its model."""
 
 
@@ -86,6 +88,17 @@ def test_families_do_not_import_each_other() -> None:
                 if name.startswith(package) and not allowed:
                     between.append(f"{module}: {name}")
     assert not between, "\n".join(between)
+
+
+def test_only_one_module_chooses_between_solvers() -> None:
+    folder = "mptcore.families.linear_gaussian."
+    solvers = [f"{folder}{name}_solver" for name in ("residual", "pattern")]
+    choosing = {
+        module
+        for module in modules()
+        if any(name.startswith(tuple(solvers)) for name in imports_of(MPTCORE / module))
+    }
+    assert choosing == {Path("families/linear_gaussian/routes.py")}
 
 
 def test_only_run_imports_all_families() -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.masks import enumerate_masks
 from mptcore.estimation.model import VectorModel
-from mptcore.families.linear_gaussian.densities import scorable
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.protocol.records import Point
 from mptcore.runtime.session import ScoreCache
 from mptcore.specs import Evaluate
@@ -58,7 +58,7 @@ def ppca_of(x: Tensor, latent_dim: int, noise_precision: float | None) -> Vector
     """Return the PPCA that is fitted to the data."""
     mean = x.mean(0)
     density = maximum_likelihood(second_moment(x, mean), mean, latent_dim, noise_precision)
-    return scorable(density, x, CPU)
+    return solver_for(density, x, CPU)
 
 
 def deviations(model: VectorModel, target: float, seeds: int) -> tuple[Tensor, float, float]:

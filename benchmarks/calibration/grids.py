@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.masks import enumerate_masks
-from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.moment_solvers import MomentSolver
 from mptcore.families.linear_gaussian.moments import moment_of
+from mptcore.families.linear_gaussian.routes import moment_solver
 from mptcore.families.vae.grid_vae import GridVae, GridVaeModel, grid_evidence
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import linear_decoder
@@ -26,7 +26,7 @@ DIM, LATENT_DIM, N = 6, 2, 20
 
 def grid_and_truth(
     nodes: int, noise_precision: float, seed: int, scale: float = 1.0
-) -> tuple[GridVaeModel, LinearGaussianModel]:
+) -> tuple[GridVaeModel, MomentSolver]:
     """Return a linear VAE over a grid, and PPCA with the same parameters and data. The
     model's loadings are those of the data times `scale`: where that is small, posteriors given few
     dimensions reach beyond the grid."""
@@ -48,13 +48,11 @@ def grid_and_truth(
     grid = UniformGrid(method="uniform_grid", nodes=nodes)
     vae = GridVae(None, decoder, GaussianLikelihood(noise_precision), LATENT_DIM, grid).to(x)
     noise = torch.full((DIM,), 1 / noise_precision, dtype=torch.float64)
-    truth = LinearGaussianModel(
-        LowRankGaussian(loadings, bias, noise), moment_of(x, bias, 1 / noise_precision)
-    )
+    truth = moment_solver(loadings, noise, moment_of(x, bias, 1 / noise_precision))
     return GridVaeModel(vae, x, grid_evidence(vae, x)), truth
 
 
-def final_gaps(model: GridVaeModel, truth: LinearGaussianModel) -> dict[int, float | None]:
+def final_gaps(model: GridVaeModel, truth: MomentSolver) -> dict[int, float | None]:
     """Return D times the error of each score that is called final, by its size; None for those
     that are not. All masks of each size are scored."""
     masks = AllSizes(schedule="all", design="exhaustive")

@@ -4,10 +4,10 @@ masks of all sizes, and of their sum, by noise precision. Eight digits are promi
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
-from mptcore.families.linear_gaussian.densities import scorable_complete
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
+from mptcore.families.linear_gaussian.routes import moment_solver, solver_for
+from mptcore.families.linear_gaussian.solver import Solver
 from tests.support.exact import Exact, relative_error
 
 SHAPES = ((6, 2, 40), (20, 5, 30), (50, 10, 20), (200, 50, 3))
@@ -31,9 +31,11 @@ def _row(dim: int, latent_dim: int, n: int, precision: float | None, fits: bool)
     generator = torch.Generator().manual_seed(dim)
     density, x = _problem(dim, latent_dim, n, precision, fits, generator)
     exact = Exact.of(x, density.mean, density.loadings, density.noise_variance)
-    model = scorable_complete(density, x, CPU)
-    quick = LinearGaussianModel(
-        density, moment_of(x, density.mean, density.noise_variance.min().item())
+    model = solver_for(density, x, CPU)
+    quick = moment_solver(
+        density.loadings,
+        density.noise_variance,
+        moment_of(x, density.mean, density.noise_variance.min().item()),
     )
     masks = torch.stack([_mask(dim, size, generator) for size in _sizes(dim, latent_dim)])
     truth = [exact.score(mask) for mask in masks]
@@ -49,7 +51,7 @@ def _row(dim: int, latent_dim: int, n: int, precision: float | None, fits: bool)
     assert max(worst, total) < 1e-8
 
 
-def _errors(model: LinearGaussianModel, masks: Tensor, truth: list[object]) -> tuple[float, float]:
+def _errors(model: Solver, masks: Tensor, truth: list[object]) -> tuple[float, float]:
     try:
         found = model.scores(masks).tolist()
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]

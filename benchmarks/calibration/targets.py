@@ -11,7 +11,7 @@ import torch
 
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import VectorModel
-from mptcore.families.linear_gaussian.densities import scorable
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.masked_lm.evaluation import TextEvaluation
 from mptcore.families.masked_lm.masked_batch import Masker
@@ -93,7 +93,7 @@ def _models(spec: Any) -> dict[str, VectorModel]:
     run = LinearGaussianRun(spec, Session(), CPU, torch.float64)
     seed = result_of(run.models_of(spec.seeds[0]))
     return {
-        name: scorable(density, seed.dataset.x, CPU) for name, density in seed.densities.items()
+        name: solver_for(density, seed.dataset.x, CPU) for name, density in seed.densities.items()
     }
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from mptcore.estimation.estimate import lml_metrics
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import VectorModel
-from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
+from mptcore.families.linear_gaussian.routes import moment_solver
 from mptcore.families.vae.grid_vae import GridVae, grid_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, dense, linear
@@ -163,7 +163,9 @@ def _linear_gaussian(dim: int, noise_precision: float, mask_size: int) -> Case:
     x, mean = simulated(vae, 20), vae.decoder.last.bias.detach()
     noise = torch.full((dim,), 1 / noise_precision, dtype=torch.float64)
     density = LowRankGaussian(vae.decoder.last.weight.detach(), mean, noise)
-    truth = LinearGaussianModel(density, moment_of(x, mean, 1 / noise_precision))
+    truth = moment_solver(
+        density.loadings, density.noise_variance, moment_of(x, mean, 1 / noise_precision)
+    )
     return Case(vae, x, truth, mask_size)
 
 

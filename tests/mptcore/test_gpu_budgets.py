@@ -13,8 +13,8 @@ from mptcore.data.dataset import Dataset
 from mptcore.estimation.masks import SizedMasks
 from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.estimation.scores import score_masks
-from mptcore.families.linear_gaussian.densities import scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.starts import random_start
 from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
 from mptcore.families.vae.grid_vae import GridVae
@@ -34,7 +34,7 @@ def gaussian(observations: int) -> VectorModel:
     loadings = torch.randn(DIM, 2, generator=draws, dtype=torch.float64)
     noise = torch.full((DIM,), 0.2, dtype=torch.float64)
     x = torch.randn(observations, DIM, generator=draws, dtype=torch.float64)
-    return scorable(LowRankGaussian(loadings, x.mean(0), noise), x, DEVICE)
+    return solver_for(LowRankGaussian(loadings, x.mean(0), noise), x, DEVICE)
 
 
 def grid_vae() -> VectorModel:

@@ -1,4 +1,4 @@
-"""Build a density and a scorable model from a spec and its data."""
+"""Build a density from a spec and its data, and compute log p(x) of rows."""
 
 from collections.abc import Iterator
 from typing import assert_never
@@ -8,28 +8,12 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import Dataset
-from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.em import Fitted, fit_missing
 from mptcore.families.linear_gaussian.factor_analysis import factor_analysis, fit
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
-from mptcore.families.linear_gaussian.missing import PartlyObserved, by_pattern
-from mptcore.families.linear_gaussian.moments import (
-    ROWS,
-    data_factor,
-    moment_of,
-    patterns_of,
-    second_moment,
-    variances,
-)
+from mptcore.families.linear_gaussian.moments import ROWS, patterns_of, second_moment
 from mptcore.families.linear_gaussian.ppca import ppca
-from mptcore.families.linear_gaussian.residuals import Residuals
-from mptcore.families.linear_gaussian.rounding import keeps_digits
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec, PpcaModel
-
-BY_RESIDUALS = (
-    "the noise is so small beside loadings and data that sums of moments could move a score by "
-    "more than 1e-8 of it: computed by residuals"
-)
 
 
 def initial_density(
@@ -56,35 +40,6 @@ def iterations(spec: LinearGaussianSpec, data: Dataset) -> Iterator[Fitted] | No
     return None
 
 
-def scorable(
-    density: LowRankGaussian,
-    x: Tensor,  # (N, D), NaN where a value is missing
-    device: torch.device,
-) -> LinearGaussianModel | PartlyObserved:
-    """Combine a density with data."""
-    if not x.isnan().any():
-        return scorable_complete(density, x, device)
-    parts = by_pattern(x, lambda seen, x: scorable_complete(density.marginal(seen), x, device))
-    return PartlyObserved([*parts], device)
-
-
-def scorable_complete(
-    density: LowRankGaussian,
-    x: Tensor,  # (N, D)
-    device: torch.device,
-) -> LinearGaussianModel:
-    """Combine a density with complete data. Use sums of moments if they are precise enough,
-    otherwise residuals."""
-    placed = density.to(device, torch.float64)
-    diagonal = variances(x, placed.mean)
-    if keeps_digits(placed.loadings, placed.noise_variance, diagonal):
-        moment = moment_of(x, placed.mean, density.noise_variance.min().item())
-        return LinearGaussianModel(placed, moment)
-    factor = data_factor(x, placed.mean)
-    residuals = Residuals(placed.loadings, placed.noise_variance, factor).compressed()
-    return LinearGaussianModel(placed, residuals, BY_RESIDUALS)
-
-
 def log_probs(density: LowRankGaussian, x: Tensor) -> Tensor:
     """Return log p(x) of the observed values of each row of x (N, D), NaN where a value is missing:
     (N,), in float64 on the CPU."""
@@ -99,7 +54,7 @@ def log_probs(density: LowRankGaussian, x: Tensor) -> Tensor:
 
 
 def _complete_log_probs(density: LowRankGaussian, x: Tensor) -> Tensor:
-    """Return log p(x) of each row of complete x (N, D), by least squares as in `Residuals`.
+    """Return log p(x) of each row of complete x (N, D), by least squares as in `ResidualSolver`.
 
     In units of each dimension's noise, the squares are the least |z|² + |x − W z|² over z: with
     [I; W] = Q T, those of the entries of Qᵀ [0; x] after the first K. The rows of [I; W] differ in

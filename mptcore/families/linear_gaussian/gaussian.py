@@ -60,7 +60,7 @@ class LowRankGaussian:
 
         This is the direct computation by the paper's Eq. (7), whose plus sign in the variance is a
         misprint: a dense Cholesky factor of the observed block, and the residual of every
-        observation. It is slow, and serves as the reference for `MomentScorer`."""
+        observation. It is slow, and serves as the reference for all solvers."""
         observed = ~mask
         covariance = self.covariance
         centred = x - self.mean

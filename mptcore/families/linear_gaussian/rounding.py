@@ -1,4 +1,4 @@
-"""Bound the rounding error of the fast formulas in `Conditionals` for a model and its data."""
+"""Bound the rounding error of the fast formulas in `MomentSolver` for a model and its data."""
 
 import numpy as np
 import torch
@@ -7,6 +7,10 @@ from torch import Tensor
 
 LIMIT = 1e-8
 """Largest relative error of a score for which the fast formulas are used."""
+BY_RESIDUALS = (
+    "the noise is so small beside loadings and data that sums of moments could move a score by "
+    "more than 1e-8 of it: computed by residuals"
+)
 
 
 def rounding(

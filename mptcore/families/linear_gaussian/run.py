@@ -18,17 +18,16 @@ from mptcore.data.kept import (
 )
 from mptcore.estimation.estimate import over_rows
 from mptcore.estimation.evaluate import Evaluation, labelled
-from mptcore.estimation.model import TractableModel
 from mptcore.families.linear_gaussian.densities import (
-    BY_RESIDUALS,
     initial_density,
     iterations,
     log_probs,
-    scorable,
 )
 from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted
 from mptcore.families.linear_gaussian.factor_analysis import refuse_constant_columns
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.rows import keep_rows
 from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTrainer
 from mptcore.families.linear_gaussian.weights import FAMILY, keep_densities
@@ -240,12 +239,12 @@ class LinearGaussianRun:
         self, models: SeedModels, x: Tensor, labels: Labels, cache: ScoreCache
     ) -> Evaluation:
         """Return the evaluation of the models on observations x (N, D)."""
-        scored: dict[str, TractableModel] = {
-            name: scorable(density, x, self.device) for name, density in models.densities.items()
+        solvers = {
+            name: solver_for(density, x, self.device) for name, density in models.densities.items()
         }
         on_gpu = self.device.type == "cuda"
         memory = self.spec.compute.memory_bytes or (GPU_BATCH_BYTES if on_gpu else None)
-        return Evaluation(self.spec.evaluate, scored, labels, cache, memory)
+        return Evaluation(self.spec.evaluate, solvers, labels, cache, memory)
 
     def _train(self, of_seeds: list[SeedModels], resumed: TrainingState | None) -> Work[None]:
         """Train the models in place."""

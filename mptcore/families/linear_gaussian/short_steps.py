@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.fused import few_products
-from mptcore.families.linear_gaussian.gradients import KERNELS, MAX_STEP_TABLE
 from mptcore.families.linear_gaussian.moments import FactoredMoment
 from mptcore.families.linear_gaussian.rounding import LIMIT
+from mptcore.families.linear_gaussian.step_gradient import KERNELS, fits_kernel
 from mptcore.runtime.compiled import kernels, together
 
 Doubles = NDArray[np.float64]
@@ -32,7 +31,7 @@ limit does not depend on threads or other starts, and so neither do the last dig
 def epochs_at_once(loadings: Tensor, moment: FactoredMoment, masks_per_step: int) -> int:
     """Return for how many epochs at once it is faster to train loadings (S, D, K) by compiled
     loops. 0 if these cannot be used."""
-    if kernels(KERNELS) is None or not few_products(loadings, moment, MAX_STEP_TABLE):
+    if not fits_kernel(loadings, moment.factor):
         return 0
     starts, dim, latent_dim = loadings.shape
     table = latent_dim * (latent_dim + 1) // 2 + latent_dim * moment.factor.shape[-1]

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.arrays import Dataset
-from mptcore.families.linear_gaussian.conditionals import Conditionals
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.gradients import ScoreGradient, log_probs, score_gradient
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
     FactoredMoment,
@@ -21,9 +19,10 @@ from mptcore.families.linear_gaussian.moments import (
     second_moment,
     stacked,
 )
-from mptcore.families.linear_gaussian.residuals import Residuals
 from mptcore.families.linear_gaussian.rounding import keeps_digits
+from mptcore.families.linear_gaussian.routes import solver_of_step
 from mptcore.families.linear_gaussian.short_steps import ShortSteps, epochs_at_once
+from mptcore.families.linear_gaussian.solver import ScoreGradient, Solver
 from mptcore.protocol.records import Labels, Point, SeriesName
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_smaller_parts
@@ -36,8 +35,8 @@ from mptcore.training.step_points import lml_loss, score_of_step
 from mptcore.training.step_rows import StepRows
 
 SMALL = 64
-"""Up to this number of dimensions a moment of any rank is factored, so that the analytic gradient
-applies."""
+"""Up to this number of dimensions a moment of any rank is factored, so that compiled loops
+apply."""
 
 NEVER = -1
 ROUTE = "by residuals from"
@@ -217,9 +216,9 @@ class LinearGaussianTrainer:
 
     def _log_probs(self) -> tuple[list[float], list[float]]:
         """Return the mean of log p of the data and of the held-out observations by each start."""
-        lml = log_probs(self._conditionals(self._full))
+        lml = self._solver(self._full).recorded_log_prob().tolist()
         held = self._heldout
-        return lml.tolist(), [] if held is None else log_probs(self._conditionals(held)).tolist()
+        return lml, [] if held is None else self._solver(held).recorded_log_prob().tolist()
 
     def _choose_route(self, data: _Centred) -> bool:
         """Switch to residuals if sums of moments are not precise enough on these data, and return
@@ -243,7 +242,7 @@ class LinearGaussianTrainer:
         """Return the loss, and add its gradient to the parameters."""
         if not self._by_score:
             self._forget_gradient()
-            return self._backward(-self._conditionals(data).log_prob())
+            return self._backward(-self._solver(data).log_prob())
         masks = self._masks(fraction).transpose(0, 1)  # (B, S, D)
         parts = list(torch.split(masks, self._together or len(masks)))
         return in_smaller_parts(lambda parts: self._by_masks(data, parts), parts, self._too_many)
@@ -260,15 +259,15 @@ class LinearGaussianTrainer:
         parameters."""
         self._forget_gradient()
         count = sum(map(len, parts))
-        by_hand = isinstance(data.moment, FactoredMoment) and not self.spec.learn_mean
         losses = []
         for part in parts:
-            masks, conditionals = part.transpose(0, 1), self._conditionals(data)
-            if by_hand and isinstance(conditionals, Conditionals):
-                losses.append(self._descend_by_hand(score_gradient(conditionals, masks, count)))
-            else:
-                scores = conditionals.scores(masks)
+            masks, solver = part.transpose(0, 1), self._solver(data)
+            gradient = solver.score_gradient(masks, count)
+            if gradient is None:
+                scores = solver.scores(masks)
                 losses.append(self._backward(-self.dim * (scores.sum(-1) / count)))
+            else:
+                losses.append(self._descend_by_hand(gradient))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum(0)
 
     def _backward(self, loss: Tensor) -> Tensor:
@@ -320,12 +319,10 @@ class LinearGaussianTrainer:
             for own, value in zip(self._labels, values, strict=True)
         ]
 
-    def _conditionals(self, data: _Centred) -> Conditionals | Residuals:
+    def _solver(self, data: _Centred) -> Solver:
         moment = data.about(self.mean)
-        if self.by_residuals_from == NEVER:
-            return Conditionals(self.loadings, self._noises(), moment)
-        assert isinstance(moment, FactoredMoment)
-        return Residuals(self.loadings, self._noises(), moment.factor)
+        by_residuals = self.by_residuals_from != NEVER
+        return solver_of_step(self.loadings, self._noises(), moment, by_residuals)
 
     def _noise(self) -> Tensor:
         return self.log_noise.exp()

@@ -55,7 +55,7 @@ def largest_residuals(
 def standardized_residuals(density: LowRankGaussian, x: Tensor) -> Tensor:
     """Return e (N, D) for complete x (N, D).
 
-    In units of the noise, with the QR factors of [I; W] as in `Residuals`, the last D rows and
+    In units of the noise, with the QR factors of [I; W] as in `ResidualSolver`, the last D rows and
     columns of Q⊥ Q⊥ᵀ are Λ. Its rows q_j give e_j = q_j · (Q⊥ᵀ [0; x − mu]) / |q_j|, where nothing
     large cancels. |q_j|² is 1 − h_j with the leverage h_j; where h_j is near 1, q_j is computed."""
     noise = density.noise_variance.sqrt()

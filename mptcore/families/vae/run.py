@@ -18,7 +18,9 @@ from mptcore.data.kept import (
 )
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import VectorModel
-from mptcore.families.linear_gaussian.baseline import Baseline, baseline_of
+from mptcore.families.linear_gaussian.densities import initial_density, log_probs
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.vae import diagnose
 from mptcore.families.vae.build import FAMILY, build_vae, for_scores, weights_header
 from mptcore.families.vae.pictures import pictures
@@ -52,7 +54,7 @@ class VaeRun:
     device: torch.device
     dtype: torch.dtype
     _data: dict[int, LoadedData] = field(default_factory=dict, init=False)
-    _baselines: dict[int, Baseline] = field(default_factory=dict, init=False)
+    _baselines: dict[int, LowRankGaussian] = field(default_factory=dict, init=False)
 
     def records(self, resumed: TrainingState | None) -> Work[None]:
         starts = [start for seed in self.spec.seeds for start in self._starts(seed)]
@@ -153,7 +155,7 @@ class VaeRun:
         own = models["model"].evidence().log_probs
         found = {} if own is None else {"model": own}
         if self.spec.baseline is not None:
-            found["baseline"] = self._baseline(self.spec.baseline, start).log_probs(heldout)
+            found["baseline"] = log_probs(self._baseline(self.spec.baseline, start), heldout)
         return found
 
     def _models(
@@ -166,13 +168,15 @@ class VaeRun:
         models: dict[str, VectorModel] = {"model": vae.scored_on(x, start.seed, evidence)}
         if self.spec.baseline is not None:
             baseline = self._baseline(self.spec.baseline, start)
-            models["baseline"] = baseline.scored_on(as_loaded)
+            models["baseline"] = solver_for(baseline, as_loaded, torch.device("cpu"))
         return models
 
-    def _baseline(self, spec: PpcaModel, start: TrainingStart) -> Baseline:
-        if start.seed not in self._baselines:
-            self._baselines[start.seed] = baseline_of(spec, start.dataset, start.seed)
-        return self._baselines[start.seed]
+    def _baseline(self, spec: PpcaModel, start: TrainingStart) -> LowRankGaussian:
+        seed = start.seed
+        if seed not in self._baselines:
+            generator = generator_for(seed, "init")
+            self._baselines[seed] = initial_density(spec, start.dataset, seed, generator)
+        return self._baselines[seed]
 
     def _keep(self, starts: Sequence[TrainingStart]) -> Artifact | Log:
         tensors = {

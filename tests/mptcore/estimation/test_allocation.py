@@ -14,7 +14,7 @@ from mptcore.estimation.allocation import (
     affordable,
     neyman,
 )
-from mptcore.families.linear_gaussian.densities import scorable
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.run import CPU, LinearGaussianRun
 from mptcore.protocol.records import Log, Metric, Point, Progress, Record
 from mptcore.run import run
@@ -41,7 +41,7 @@ def enumerated() -> list[Tensor]:
     (seed,) = spec.seeds
     run = LinearGaussianRun(spec, Session(), CPU, torch.float64)
     models = result_of(run.models_of(seed))
-    model = scorable(models.densities["model"], models.dataset.x, CPU)
+    model = solver_for(models.densities["model"], models.dataset.x, CPU)
     pools = []
     for size in range(1, 11):
         subsets = torch.tensor(list(itertools.combinations(range(10), size)))

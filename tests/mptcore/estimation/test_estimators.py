@@ -24,7 +24,6 @@ from mptcore.estimation.estimate import (
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Evidence
 from mptcore.estimation.scores import SizeScores, convergence, cumulative_estimate, score_masks
-from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
@@ -33,6 +32,8 @@ from mptcore.families.linear_gaussian.moments import (
     moment_of,
     second_moment,
 )
+from mptcore.families.linear_gaussian.routes import moment_solver
+from mptcore.families.linear_gaussian.solver import Solver
 from mptcore.protocol.records import Labels, Metric, Point
 from mptcore.run import run
 from mptcore.runtime.session import ScoreCache
@@ -65,7 +66,7 @@ def test_the_fast_route_equals_the_direct_route(
 ) -> None:
     density, x = model_of(dim, min(latent_dim, dim - 1), n, seed)
     moment = moment_of(x, density.mean, density.noise_variance.min().item())
-    model = LinearGaussianModel(density, moment)
+    model = moment_solver(density.loadings, density.noise_variance, moment)
     masks = AllSizes(per_size=2, design=design)
     for batch in draw_masks(masks, dim, torch.Generator().manual_seed(seed), 7):
         direct = [density.conditional_log_probs(x, mask).mean() for mask in batch.masks]
@@ -88,8 +89,10 @@ def test_a_moment_is_factored_where_its_rank_is_low(rank: int) -> None:
     assert moment.factor.shape == (90, rank)
     density, _ = model_of(90, 4, 2, 1)
     masked = torch.rand(50, 90, generator=generator) < 0.5
-    dense = LinearGaussianModel(density, DenseMoment(matrix)).scores(masked)
-    fast = LinearGaussianModel(density, moment).scores(masked)
+    dense = moment_solver(density.loadings, density.noise_variance, DenseMoment(matrix)).scores(
+        masked
+    )
+    fast = moment_solver(density.loadings, density.noise_variance, moment).scores(masked)
     torch.testing.assert_close(fast, dense, rtol=0, atol=1e-10)
 
 
@@ -144,14 +147,14 @@ def test_the_moment_of_data_is_factored_where_their_rank_is_low(
 
 
 @pytest.fixture(scope="module")
-def model() -> LinearGaussianModel:
+def model() -> Solver:
     density, x = model_of(8, 2, 20, 5)
     moment = moment_of(x, density.mean, density.noise_variance.min().item())
-    return LinearGaussianModel(density, moment)
+    return moment_solver(density.loadings, density.noise_variance, moment)
 
 
 @pytest.mark.parametrize("design", ["independent", "balanced", "nested"])
-def test_designs_are_unbiased_and_calibrated(model: LinearGaussianModel, design: Design) -> None:
+def test_designs_are_unbiased_and_calibrated(model: Solver, design: Design) -> None:
     masks = AllSizes(per_size=144, design=design)
     estimates = []
     for seed in range(REPEATS):

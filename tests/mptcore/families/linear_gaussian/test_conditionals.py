@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
@@ -17,6 +16,8 @@ from mptcore.families.linear_gaussian.moments import (
     Moment,
     second_moment,
 )
+from mptcore.families.linear_gaussian.routes import moment_solver
+from mptcore.families.linear_gaussian.solver import Solver
 from tests.support.contract import masks_of
 
 
@@ -31,8 +32,8 @@ class Problem:
         return self.density.dim
 
     @property
-    def model(self) -> LinearGaussianModel:
-        return LinearGaussianModel(self.density, self.moment)
+    def model(self) -> Solver:
+        return moment_solver(self.density.loadings, self.density.noise_variance, self.moment)
 
     @property
     def moment(self) -> Moment:

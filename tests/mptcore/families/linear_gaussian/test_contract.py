@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import TractableModel
-from mptcore.families.linear_gaussian.densities import scorable
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.runtime.compiled import kernels
 from mptcore.specs import ExperimentSpec
 from tests.support.contract import SpecPart, TractableContract
@@ -51,7 +51,7 @@ class LinearGaussianContract(TractableContract):
         mean = torch.randn(DIM, generator=generator, dtype=torch.float64)
         density = LowRankGaussian(loadings, mean, self.noise(generator))
         x = torch.randn(9, DIM, generator=generator, dtype=torch.float64)
-        return scorable(density, x, device)
+        return solver_for(density, x, device)
 
     @pytest.fixture
     def spec(self) -> ExperimentSpec:

@@ -10,7 +10,6 @@ from torch import Tensor
 from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian import factor_analysis as em
 from mptcore.families.linear_gaussian import ppca
-from mptcore.families.linear_gaussian.baseline import baseline_of
 from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.linear_gaussian.em import MIN_SHARE
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
@@ -28,7 +27,6 @@ from mptcore.families.linear_gaussian.moments import (
 from mptcore.families.linear_gaussian.weights import keep_densities, kept_density
 from mptcore.protocol.records import Artifact, Log, RunError
 from mptcore.runtime import inputs
-from mptcore.runtime.rng import generator_for
 from mptcore.specs import FactorAnalysisModel, PpcaModel
 
 DIM, K = 6, 2
@@ -133,21 +131,6 @@ def test_a_random_start_uses_its_generator() -> None:
     assert torch.equal(found.loadings, drawn.double())
     assert torch.equal(found.mean, data().x.mean(0))
     assert found.noise_variance.tolist() == [0.25] * DIM
-
-
-@pytest.mark.parametrize("init", ["random", "maximum_likelihood"])
-def test_a_baseline_is_the_density_of_its_spec_and_seed(init: str) -> None:
-    spec = PpcaModel.model_validate(
-        {"family": "ppca", "latent_dim": K, "init": init, "noise_precision": 4.0}
-    )
-    expected = initial_density(spec, data(), 3, generator_for(3, "init"))
-    x = normal(9, DIM)
-    found = baseline_of(spec, data(), 3).scored_on(x)
-    lml = expected.log_prob(x).mean().item()
-    assert found.log_marginal_likelihood() == pytest.approx(lml)
-    other = baseline_of(spec, data(), 4).scored_on(x)
-    same = other.log_marginal_likelihood() == pytest.approx(lml)
-    assert same == (init == "maximum_likelihood")
 
 
 @pytest.fixture

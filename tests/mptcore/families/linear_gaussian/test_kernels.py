@@ -10,38 +10,38 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.families.linear_gaussian import fused, gradients
-from mptcore.families.linear_gaussian.conditionals import Conditionals, LinearGaussianModel
-from mptcore.families.linear_gaussian.fused import MAX_LATENT_DIM
-from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.gradients import by_torch, log_probs, score_gradient
+from mptcore.families.linear_gaussian import kernel_tables, step_gradient
+from mptcore.families.linear_gaussian.kernel_tables import MAX_LATENT_DIM
+from mptcore.families.linear_gaussian.moment_solvers import (
+    DenseSolver,
+    FactoredSolver,
+    MomentSolver,
+)
 from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment
+from mptcore.families.linear_gaussian.solver import ScoreGradient
 from mptcore.run import KERNELS
 from mptcore.runtime.compiled import kernels
 
 SHAPES = [(1, 1, 1), (5, 1, 1), (7, 3, 2), (33, 5, 6), (64, 2, 3), (200, 5, 6), (530, 2, 3)]
 
 
-def model_of(dim: int, latent_dim: int, rank: int) -> LinearGaussianModel:
+def model_of(dim: int, latent_dim: int, rank: int) -> FactoredSolver:
     generator = torch.Generator().manual_seed(dim)
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     noise = 0.05 + torch.rand(dim, generator=generator, dtype=torch.float64)
-    density = LowRankGaussian(drawn(dim, latent_dim), torch.zeros(dim).double(), noise)
-    factor = drawn(dim, rank) / math.sqrt(rank)
-    return LinearGaussianModel(density, FactoredMoment(factor, factor.square().sum(1) + 1e-3))
+    loadings, factor = drawn(dim, latent_dim), drawn(dim, rank) / math.sqrt(rank)
+    moment = FactoredMoment(factor, factor.square().sum(1) + 1e-3)
+    return FactoredSolver(loadings, noise, moment)
 
 
-def model_of_full_rank(dim: int, latent_dim: int) -> LinearGaussianModel:
+def model_of_full_rank(dim: int, latent_dim: int) -> DenseSolver:
     generator = torch.Generator().manual_seed(dim)
     x = torch.randn(2 * dim, dim, generator=generator, dtype=torch.float64)
     model = model_of(dim, latent_dim, 1)
-    density = LowRankGaussian(
-        model.conditionals.loadings, torch.zeros(dim).double(), model.conditionals.noise_variance
-    )
-    return LinearGaussianModel(density, DenseMoment(x.T @ x / (2 * dim)))
+    return DenseSolver(model.loadings, model.noise_variance, DenseMoment(x.T @ x / (2 * dim)))
 
 
 def masks_for(dim: int, count: int = 300) -> Tensor:
@@ -64,10 +64,10 @@ def threads() -> Iterator[None]:
 @pytest.mark.parametrize("shape", SHAPES, ids="D{0[0]}K{0[1]}Q{0[2]}".format)
 def test_scores_are_those_of_torch(shape: tuple[int, int, int]) -> None:
     model, masks = model_of(*shape), masks_for(shape[0])
-    assert model._fused is not None
-    expected = model.conditionals.scores(masks)
-    torch.testing.assert_close(model._fused.scores(masks), expected, rtol=1e-12, atol=0)
-    torch.testing.assert_close(model.scores(masks), model._fused.scores(masks), rtol=0, atol=0)
+    assert model.tables is not None
+    expected = model.scores_by_torch(masks)
+    torch.testing.assert_close(model.tables.scores(masks), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(model.scores(masks), model.tables.scores(masks), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_scores_are_those_of_torch(shape: tuple[int, int, int]) -> None:
 )
 def test_scores_by_a_moment_of_full_rank_are_those_of_torch(shape: tuple[int, int]) -> None:
     model, masks = model_of_full_rank(*shape), masks_for(shape[0])
-    assert model._fused is not None
-    expected = model.conditionals.scores(masks)
-    torch.testing.assert_close(model._fused.scores(masks), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(model.scores(masks), model._fused.scores(masks), rtol=0, atol=0)
+    assert model.tables is not None
+    expected = model.scores_by_torch(masks)
+    torch.testing.assert_close(model.tables.scores(masks), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model.scores(masks), model.tables.scores(masks), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     "model", [model_of(33, 5, 6), model_of_full_rank(33, 5)], ids=["low", "full"]
 )
-def test_scores_do_not_depend_on_threads_or_on_other_masks(model: LinearGaussianModel) -> None:
+def test_scores_do_not_depend_on_threads_or_on_other_masks(model: MomentSolver) -> None:
     masks = masks_for(33, 1001)
     alone = torch.cat([model.scores(mask[None]) for mask in masks])
     assert torch.equal(model.scores(masks), alone)
@@ -104,7 +104,7 @@ def test_a_batch_has_as_many_masks_as_their_work_and_memory_allow(
     assert model_of(200, 5, 6).least_batch == 2**25 // (6 * 200 + 8)
     assert model_of(200, 32, 6).least_batch == 2**28 // (200 * (16 * 33 + 32 * 6))
     assert model_of_full_rank(200, 5).least_batch == 2**28 // (5 * 200**2)
-    monkeypatch.setattr(fused, "BATCH_PRODUCTS", 74)
+    monkeypatch.setattr(kernel_tables, "BATCH_PRODUCTS", 74)
     assert model_of_full_rank(5, 3).least_batch == 1  # 75 products, and at least one mask
 
 
@@ -113,27 +113,27 @@ def test_large_variances_do_not_overflow() -> None:
     loadings, zeros = 4e3 * torch.eye(200, 2).double() + 3e3, torch.zeros(200).double()
     factor = torch.ones(200, 1).double()
     moment = FactoredMoment(factor, factor[:, 0])
-    large = LinearGaussianModel(LowRankGaussian(loadings, zeros, zeros + 1), moment)
+    large = FactoredSolver(loadings, zeros + 1, moment)
     masks = torch.arange(200) < torch.tensor([[200], [49]])  # many masked, and few
-    assert large._fused is not None
-    found, expected = large._fused.scores(masks), large.conditionals.scores(masks)
+    assert large.tables is not None
+    found, expected = large.tables.scores(masks), large.scores_by_torch(masks)
     torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=0)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-8, atol=0)  # residuals cancel
 
 
 def test_what_is_not_finite_is_left_to_torch() -> None:
     model = model_of(7, 3, 2)
-    model.conditionals.loadings[0] = math.nan
+    model.loadings[0] = math.nan
     with pytest.raises(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         model.scores(masks_for(7))
 
 
 def test_wide_latent_spaces_are_left_to_torch() -> None:
-    assert model_of(50, MAX_LATENT_DIM, 2)._fused is not None
-    assert model_of(50, MAX_LATENT_DIM + 1, 2)._fused is None
-    assert model_of_full_rank(50, MAX_LATENT_DIM)._fused is not None
+    assert model_of(50, MAX_LATENT_DIM, 2).tables is not None
+    assert model_of(50, MAX_LATENT_DIM + 1, 2).tables is None
+    assert model_of_full_rank(50, MAX_LATENT_DIM).tables is not None
     wide = model_of_full_rank(50, MAX_LATENT_DIM + 1)
-    assert wide._fused is None
+    assert wide.tables is None
     assert wide.least_batch > 1
 
 
@@ -141,17 +141,18 @@ def test_gradients_of_large_tables_are_left_to_torch(monkeypatch: pytest.MonkeyP
     """12 dimensions, K = 2 and Q = 3: 12 · (3 + 6) products."""
     factor = torch.rand(1, 12, 3).double()
     moment = FactoredMoment(factor, factor.square().sum(-1) + 0.1)
-    model = Conditionals(torch.rand(2, 12, 2).double(), torch.ones(2, 12).double(), moment)
-    monkeypatch.setattr(gradients, "MAX_STEP_TABLE", 108)
-    assert gradients._compiled(model) is not None
-    monkeypatch.setattr(gradients, "MAX_STEP_TABLE", 107)
-    assert gradients._compiled(model) is None
+    model = FactoredSolver(torch.rand(2, 12, 2).double(), torch.ones(2, 12).double(), moment)
+    masks = masks_for(12).expand(2, -1, -1)
+    monkeypatch.setattr(step_gradient, "MAX_STEP_TABLE", 108)
+    assert model.score_gradient(masks, 300) is not None
+    monkeypatch.setattr(step_gradient, "MAX_STEP_TABLE", 107)
+    assert model.score_gradient(masks, 300) is None
 
 
 def test_moments_too_large_to_copy_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "MAX_DENSE_DIM", 49)
-    assert model_of_full_rank(49, 2)._fused is not None
-    assert model_of_full_rank(50, 2)._fused is None
+    monkeypatch.setattr(kernel_tables, "MAX_DENSE_DIM", 49)
+    assert model_of_full_rank(49, 2).tables is not None
+    assert model_of_full_rank(50, 2).tables is None
 
 
 @pytest.fixture
@@ -164,7 +165,13 @@ def without_numba(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("without_numba")
 def test_torch_computes_where_it_is_asked_to() -> None:
-    assert model_of(7, 3, 2)._fused is None
+    assert model_of(7, 3, 2).tables is None
+
+
+def gradient_of(model: FactoredSolver, masks: Tensor, count: int) -> ScoreGradient:
+    gradient = model.score_gradient(masks, count)
+    assert gradient is not None
+    return gradient
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared data", "own data"])
@@ -179,15 +186,17 @@ def test_gradients_are_those_of_torch(shape: tuple[int, int, int], shared: bool)
     factor = drawn(1 if shared else 2, dim, rank)
     moment = FactoredMoment(factor, factor.square().sum(-1) + 0.1)
     noise = 0.05 + torch.rand(2, dim, generator=generator, dtype=torch.float64)
-    model = Conditionals(drawn(2, dim, latent_dim), noise, moment)
+    loadings = drawn(2, dim, latent_dim).requires_grad_()
+    model = FactoredSolver(loadings, noise.requires_grad_(), moment)
     masks = masks_for(dim, 300).view(2, 150, dim)
-    found, expected = score_gradient(model, masks, 200), by_torch(model, masks, 200)
-    torch.testing.assert_close(found.score, expected.score, rtol=1e-12, atol=0)
-    torch.testing.assert_close(log_probs(model), model.log_prob(), rtol=1e-12, atol=0)
-    for one, other in (
-        (found.loadings, expected.loadings),
-        (found.noise_variance, expected.noise_variance),
-    ):
+    found, score = gradient_of(model, masks, 200), model.scores(masks).sum(-1) / 200
+    score.sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(found.score, score.detach(), rtol=1e-12, atol=0)
+    recorded = model.recorded_log_prob()
+    torch.testing.assert_close(recorded, model.log_prob().detach(), rtol=1e-12, atol=0)
+    expected = loadings.grad, noise.grad
+    for one, other in zip((found.loadings, found.noise_variance), expected, strict=True):
+        assert other is not None
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12 * float(other.abs().max()))
 
 
@@ -195,11 +204,11 @@ def test_gradients_are_those_of_torch(shape: tuple[int, int, int], shared: bool)
 def test_gradients_of_two_threads_are_those_of_one() -> None:
     factor = torch.ones(1, 6, 1).double()
     moment, ones = FactoredMoment(factor, factor[..., 0]), torch.ones(2, 6).double()
-    model = Conditionals(torch.eye(6, 2).double().expand(2, 6, 2), ones, moment)
+    model = FactoredSolver(torch.eye(6, 2).double().expand(2, 6, 2), ones, moment)
     masks = masks_for(6, 2000).view(2, 1000, 6)
-    together = score_gradient(model, masks, 1000)
+    together = gradient_of(model, masks, 1000)
     torch.set_num_threads(1)
-    alone = score_gradient(model, masks, 1000)
+    alone = gradient_of(model, masks, 1000)
     assert torch.equal(together.score, alone.score)
     assert torch.equal(together.loadings, alone.loadings)
 

@@ -13,15 +13,16 @@ from torch.distributions import MultivariateNormal
 
 from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian import em
-from mptcore.families.linear_gaussian.densities import iterations, scorable
+from mptcore.families.linear_gaussian.densities import iterations
 from mptcore.families.linear_gaussian.factor_analysis import (
     maximum_likelihood,
 )
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.missing import PartlyObserved
 from mptcore.families.linear_gaussian.moments import second_moment
+from mptcore.families.linear_gaussian.pattern_solver import PatternSolver
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood as closed_form
 from mptcore.families.linear_gaussian.quasi_newton import Slope
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.protocol.records import RunError
 from mptcore.runtime.compiled import kernels
 from mptcore.specs import FactorAnalysisModel, PpcaModel
@@ -90,7 +91,7 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 def test_a_batch_of_masks_is_as_large_as_the_route_needs(route: str) -> None:
     x = torch.cat([sample(3), sample(400, 0.0)])
-    model = scorable(density_of(), x, CPU)
+    model = solver_for(density_of(), x, CPU)
     if route == "torch":
         assert model.bytes_per_mask >= 8 * 8 * DIM
         assert model.least_batch == -(-512 // 2)
@@ -102,9 +103,9 @@ def test_a_batch_of_masks_is_as_large_as_the_route_needs(route: str) -> None:
 def test_a_pattern_that_compiled_loops_do_not_score_limits_the_batches() -> None:
     """The complete rows are scored by residuals."""
     x = torch.cat([sample(3), 1e5 * sample(2, 0.0)[:1]])
-    model = scorable(density_of(), x, CPU)
-    assert isinstance(model, PartlyObserved)
-    assert {pattern.model.is_fused for pattern in model._patterns} == {True, False}
+    model = solver_for(density_of(), x, CPU)
+    assert isinstance(model, PatternSolver)
+    assert {pattern.solver.fits_kernel for pattern in model.patterns} == {True, False}
     assert model.bytes_per_mask > 6 * DIM + 8
     masks = masks_of(DIM, 2)
     direct = [score_by_definition(density_of(), x, mask) for mask in masks]
@@ -112,21 +113,18 @@ def test_a_pattern_that_compiled_loops_do_not_score_limits_the_batches() -> None
 
 
 def test_tables_of_patterns_are_not_kept(route: str) -> None:
-    model = scorable(density_of(), sample(30), CPU)
-    assert isinstance(model, PartlyObserved)
-    before = [dict(vars(pattern.model)) for pattern in model._patterns]
-    tables = [dict(vars(pattern.model.conditionals)) for pattern in model._patterns]
+    model = solver_for(density_of(), sample(30), CPU)
+    assert isinstance(model, PatternSolver)
+    before = [dict(vars(pattern.solver)) for pattern in model.patterns]
     model.scores(masks_of(DIM, 2))
-    assert [vars(pattern.model).keys() for pattern in model._patterns] == [*map(dict.keys, before)]
-    now = [vars(pattern.model.conditionals).keys() for pattern in model._patterns]
-    assert now == [*map(dict.keys, tables)]
+    assert [vars(pattern.solver).keys() for pattern in model.patterns] == [*map(dict.keys, before)]
 
 
 @pytest.mark.usefixtures("route")
 @pytest.mark.parametrize("noise", [1.0, 1e-5], ids=["by moments", "by residuals"])
 def test_scores_of_all_masks_sum_to_the_lml_of_the_observed_values(noise: float) -> None:
     density, x = density_of(noise), sample(30)
-    model = scorable(density, x, CPU)
+    model = solver_for(density, x, CPU)
     assert (model.note is None) == (noise == 1)
     lml = observed_log_prob(density, x)
     assert model.log_marginal_likelihood() == pytest.approx(lml, rel=1e-9)
@@ -139,7 +137,7 @@ def test_scores_of_all_masks_sum_to_the_lml_of_the_observed_values(noise: float)
 
 def test_a_joint_score_uses_the_observed_values() -> None:
     density, x = density_of(), sample(30)
-    model, lml = scorable(density, x, CPU), observed_log_prob(density, x)
+    model, lml = solver_for(density, x, CPU), observed_log_prob(density, x)
     for mask in itertools.islice(masks_of(DIM, 2), 4):
         outside = x.masked_fill(mask, torch.nan)
         kept = outside[~outside.isnan().all(1)]

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mptcore.data.arrays import Dataset
-from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
-from mptcore.families.linear_gaussian.densities import BY_RESIDUALS, scorable_complete
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.families.linear_gaussian.residuals import Residuals
+from mptcore.families.linear_gaussian.residual_solver import ResidualSolver
+from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.run import RAISED
+from mptcore.families.linear_gaussian.solver import Solver
 from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
 from mptcore.protocol.records import Log, Metric, Record
 from mptcore.run import run
@@ -40,8 +41,8 @@ class Case:
         d = self.density
         return Exact.of(self.x, d.mean, d.loadings, d.noise_variance)
 
-    def model(self) -> LinearGaussianModel:
-        return scorable_complete(self.density, self.x, CPU)
+    def model(self) -> Solver:
+        return solver_for(self.density, self.x, CPU)
 
 
 def case(
@@ -183,8 +184,8 @@ def test_data_of_low_rank_keep_few_residuals() -> None:
     problem = Case(density, x + 0.01 * torch.randn(50, 1, generator=g, dtype=torch.float64))
     model = problem.model()
     assert model.note == BY_RESIDUALS
-    assert isinstance(model.conditionals, Residuals)
-    assert model.conditionals.residuals.factor.shape[1] == 4
+    assert isinstance(model, ResidualSolver)
+    assert model.residuals.factor.shape[1] == 4
     mask = mask_of(30, 26)
     error = relative_error(model.scores(mask[None]).item(), problem.exact.score(mask))
     assert error < 1e-8
@@ -309,5 +310,5 @@ def test_a_resumed_training_keeps_its_route() -> None:
     everything = torch.ones(6, dtype=torch.bool)
     with torch.no_grad():
         trainer.loadings[0], trainer.log_noise[0] = density.loadings, math.log(1e-6)
-        found = trainer._conditionals(trainer._full).log_prob().item()
+        found = trainer._solver(trainer._full).log_prob().item()
     assert relative_error(found, problem.exact.log_prob(everything)) < 1e-8

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.families.linear_gaussian.densities import BY_RESIDUALS, log_probs, scorable_complete
+from mptcore.families.linear_gaussian.densities import log_probs
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
+from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.rows import keep_rows
 from tests.support.exact import Exact, relative_error
 
@@ -105,7 +107,7 @@ def test_scores_and_likelihoods_by_residuals_keep_their_digits(noise: float) -> 
     """Masks that hide the precise dimension, and masks that show it."""
     density = density_of(noise)
     x = rows_of(density, True)
-    model = scorable_complete(density, x, torch.device("cpu"))
+    model = solver_for(density, x, torch.device("cpu"))
     assert model.note == BY_RESIDUALS
     truth = Exact.of(x, density.mean, density.loadings, density.noise_variance)
     masks = torch.rand(20, DIM, generator=torch.Generator().manual_seed(2)) < 0.5

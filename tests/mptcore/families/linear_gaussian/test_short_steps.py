@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mptcore.families.linear_gaussian import short_steps
-from mptcore.families.linear_gaussian.gradients import KERNELS
 from mptcore.families.linear_gaussian.moments import FactoredMoment
 from mptcore.families.linear_gaussian.rounding import rounding
 from mptcore.families.linear_gaussian.short_steps import epochs_at_once
+from mptcore.families.linear_gaussian.step_gradient import KERNELS
 from mptcore.families.linear_gaussian.trainer import NEVER
 from mptcore.protocol.records import Point
 from mptcore.runtime.compiled import kernels

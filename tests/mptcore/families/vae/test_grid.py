@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence
-from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
+from mptcore.families.linear_gaussian.routes import moment_solver
 from mptcore.families.vae.grid import nodes_of
 from mptcore.families.vae.grid_vae import GridVae, GridVaeModel, grid_evidence, mean_log_marginal
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
@@ -84,7 +84,7 @@ def test_gaussian_outputs_give_ppca(latent_dim: int) -> None:
     last = model.decoder.last
     loadings, mean = last.get_parameter("weight").detach(), last.get_parameter("bias").detach()
     density = LowRankGaussian(loadings, mean, torch.full((6,), 0.5, dtype=torch.float64))
-    ppca = LinearGaussianModel(density, moment_of(x, mean, 0.5))
+    ppca = moment_solver(density.loadings, density.noise_variance, moment_of(x, mean, 0.5))
     masks = torch.rand(12, 6, generator=torch.Generator().manual_seed(2)) < 0.5
     masks[:, 0] = True
     with torch.no_grad():

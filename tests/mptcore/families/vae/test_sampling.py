@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.calibration.vae import CASES, Case, metrics_of, true_score
-from mptcore.families.linear_gaussian.conditionals import LinearGaussianModel
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
+from mptcore.families.linear_gaussian.routes import moment_solver
+from mptcore.families.linear_gaussian.solver import Solver
 from mptcore.families.vae.ais import Annealing
 from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood
@@ -59,12 +60,14 @@ def linear_gaussian(conditionals: Recursive | Importance, *, exact: bool) -> Sam
     return model
 
 
-def ppca_of(model: SampledVae, x: Tensor) -> LinearGaussianModel:
+def ppca_of(model: SampledVae, x: Tensor) -> Solver:
     assert isinstance(model.decoder.last, nn.Linear)
     noise = torch.full((DIM,), 1 / PRECISION, dtype=torch.float64)
     mean = model.decoder.last.bias.detach()
     density = LowRankGaussian(model.decoder.last.weight.detach(), mean, noise)
-    return LinearGaussianModel(density, moment_of(x, mean, 1 / PRECISION))
+    return moment_solver(
+        density.loadings, density.noise_variance, moment_of(x, mean, 1 / PRECISION)
+    )
 
 
 def density_of(model: SampledVae) -> torch.distributions.Distribution:

@@ -7,7 +7,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mptcore.families.linear_gaussian.moments import DenseMoment, FactoredMoment, Moment
 from mptcore.runtime.compiled import in_threads, kernels
 
 KERNELS = "mptcore.families.linear_gaussian.kernels"
@@ -32,35 +31,23 @@ Doubles = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class FusedScores:
+class KernelTables:
     """Tables of a model and its data for the compiled `moment_scores` of a module."""
 
     module: str
-    tables: tuple[Doubles | int, ...]
+    arguments: tuple[Doubles | int, ...]
     """All arguments before the masks."""
-    dim: int
-    products_per_mask: int
-
-    @property
-    def least_batch(self) -> int:
-        """Minimum number of masks to score together."""
-        most = BATCH_BYTES // self.bytes_per_mask
-        return max(1, min(BATCH_PRODUCTS // self.products_per_mask, most))
-
-    @property
-    def bytes_per_mask(self) -> int:
-        return bytes_per_mask(self.dim)
 
     def scores(self, masked: Tensor) -> Tensor:  # (B, D) to (B,)
         compiled = kernels(self.module)
         assert compiled is not None
-        rows, found = masked.contiguous().numpy(), np.empty(len(masked))
+        rows, scores = masked.contiguous().numpy(), np.empty(len(masked))
 
         def part(first: int, end: int) -> None:
-            compiled.moment_scores(*self.tables, rows[first:end], found[first:end])
+            compiled.moment_scores(*self.arguments, rows[first:end], scores[first:end])
 
         in_threads(part, len(rows), MIN_PART)
-        return torch.from_numpy(found)
+        return torch.from_numpy(scores)
 
 
 def bytes_per_mask(dim: int) -> int:
@@ -68,60 +55,64 @@ def bytes_per_mask(dim: int) -> int:
     return 6 * dim + 8
 
 
-def few_products(loadings: Tensor, moment: FactoredMoment, most: int = MAX_TABLE) -> bool:
-    """Return whether compiled loops are faster than torch for loadings (…, D, K)."""
+def efficient_batch(dim: int, products_per_mask: int) -> int:
+    """Return the minimum number of masks to score together."""
+    return max(1, min(BATCH_PRODUCTS // products_per_mask, BATCH_BYTES // bytes_per_mask(dim)))
+
+
+def products(loadings: Tensor, factor: Tensor) -> int:
+    """Return the number of products in a table for loadings (…, D, K) and a factor (…, D, Q)."""
     dim, latent_dim = loadings.shape[-2:]
-    products = dim * latent_dim * (latent_dim + 1 + 2 * moment.factor.shape[-1]) // 2
-    return latent_dim <= MAX_LATENT_DIM and products <= most
+    return dim * latent_dim * (latent_dim + 1 + 2 * factor.shape[-1]) // 2
 
 
-def can_fuse(loadings: Tensor, moment: Moment) -> bool:
-    """Return whether compiled loops can score a model with loadings (D, K), and are faster."""
-    if loadings.device.type != "cpu" or kernels(KERNELS) is None:
-        return False
-    match moment:
-        case FactoredMoment():
-            return few_products(loadings, moment)
-        case DenseMoment():
-            dim, latent_dim = loadings.shape
-            return latent_dim <= MAX_LATENT_DIM and dim <= MAX_DENSE_DIM
+def fits_factored(loadings: Tensor, factor: Tensor) -> bool:
+    """Return whether compiled loops can score a model of a factored moment, and are faster."""
+    return _fits(loadings, KERNELS) and products(loadings, factor) <= MAX_TABLE
 
 
-def fused_scores(
+def fits_dense(loadings: Tensor) -> bool:
+    """Return whether compiled loops can score a model of a dense moment, and are faster."""
+    return _fits(loadings, DENSE_KERNELS) and len(loadings) <= MAX_DENSE_DIM
+
+
+def _fits(loadings: Tensor, module: str) -> bool:
+    """Return whether compiled loops can score one model with loadings (D, K)."""
+    is_one_on_cpu = loadings.dim() == 2 and loadings.device.type == "cpu"
+    is_small = loadings.shape[-1] <= MAX_LATENT_DIM and not loadings.requires_grad
+    return is_one_on_cpu and is_small and kernels(module) is not None
+
+
+def factored(
     loadings: Tensor,  # (D, K)
     noise_variance: Tensor,  # (D,)
-    moment: Moment,
-) -> FusedScores | None:
-    """Return the tables of a model if compiled loops can score it and are faster."""
-    if not can_fuse(loadings, moment):
-        return None
-    match moment:
-        case FactoredMoment():
-            return _by_factor(loadings, noise_variance, moment)
-        case DenseMoment():
-            return _by_matrix(loadings, noise_variance, moment)
-
-
-def _by_factor(loadings: Tensor, noise_variance: Tensor, moment: FactoredMoment) -> FusedScores:
+    factor: Tensor,  # (D, Q)
+    diagonal: Tensor,  # (D,)
+) -> KernelTables:
+    """Return the tables of a model and its moment of low rank."""
     deviation = noise_variance.sqrt()[:, None]
-    scaled, factor = loadings / deviation, moment.factor / deviation
+    scaled, factor = loadings / deviation, factor / deviation
     mixed = (scaled[:, :, None] * factor[:, None, :]).flatten(1)
     rows = torch.cat([_squares(scaled), mixed], 1).numpy()  # (D, T)
-    products = rows, _in_blocks(rows), rows.sum(0)
-    ends = _ends(noise_variance, moment.diagonal)
-    return FusedScores(KERNELS, (*products, *ends, loadings.shape[1]), len(rows), rows.size)
+    of_rows = rows, _in_blocks(rows), rows.sum(0)
+    ends = _ends(noise_variance, diagonal)
+    return KernelTables(KERNELS, (*of_rows, *ends, loadings.shape[1]))
 
 
-def _by_matrix(loadings: Tensor, noise_variance: Tensor, moment: DenseMoment) -> FusedScores:
-    dim, latent_dim = loadings.shape
+def dense(
+    loadings: Tensor,  # (D, K)
+    noise_variance: Tensor,  # (D,)
+    matrix: Tensor,  # (D, D)
+) -> KernelTables:
+    """Return the tables of a model and its moment of any rank."""
     deviation = noise_variance.sqrt()[:, None]
-    scaled, matrix = loadings / deviation, moment.matrix / (deviation * deviation.mT)
+    scaled, ratios = loadings / deviation, matrix / (deviation * deviation.mT)
     rows = _squares(scaled).numpy()
-    of_dimensions = (scaled, matrix, matrix @ scaled)
+    of_dimensions = (scaled, ratios, ratios @ scaled)
     blocks = [_in_blocks(table.numpy()) for table in of_dimensions]
-    products = rows, _in_blocks(rows), rows.sum(0), scaled.contiguous().numpy()
-    ends = _ends(noise_variance, moment.diagonal)
-    return FusedScores(DENSE_KERNELS, (*products, *blocks, *ends), dim, latent_dim * dim**2)
+    of_rows = rows, _in_blocks(rows), rows.sum(0), scaled.contiguous().numpy()
+    ends = _ends(noise_variance, matrix.diagonal())
+    return KernelTables(DENSE_KERNELS, (*of_rows, *blocks, *ends))
 
 
 def _ends(noise_variance: Tensor, diagonal: Tensor) -> tuple[Doubles, Doubles]:

@@ -5,10 +5,12 @@ from torch import Tensor
 
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI
 from mptcore.families.linear_gaussian.moments import FactoredMoment, compressed
+from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS
+from mptcore.families.linear_gaussian.solver import Solver
 
 
-class Residuals:
-    """Conditionals as least squares by Householder reflections.
+class ResidualSolver(Solver):
+    """Least squares by Householder reflections.
 
     In units of each dimension's noise, given x_R, z is the least-squares solution of
     [I; W_R] z = [0; x_R]: the prior is K observations of zero, which are never masked. With
@@ -23,9 +25,10 @@ class Residuals:
     Differentiable. Several models, and factors, may be stacked along a leading dimension.
     """
 
-    least_batch = 1
+    note = BY_RESIDUALS
 
     def __init__(self, loadings: Tensor, noise_variance: Tensor, factor: Tensor):
+        self.device = loadings.device
         deviation = noise_variance.sqrt()[..., None]
         latent_dim = loadings.shape[-1]
         eye = torch.eye(latent_dim, dtype=loadings.dtype, device=loadings.device)
@@ -45,12 +48,16 @@ class Residuals:
         self.residuals = FactoredMoment(data, data.square().sum(-1))  # (K + D, Q)
 
     @property
+    def dim(self) -> int:
+        return self.noise_variance.shape[-1]
+
+    @property
     def bytes_per_mask(self) -> int:
         rows, latent_dim = self.design.shape[-2:]
         numbers = latent_dim * (6 * rows + 2 * self.residuals.factor.shape[-1]) + 4 * rows
         return numbers * self.design.element_size()
 
-    def compressed(self) -> "Residuals":
+    def compressed(self) -> "ResidualSolver":
         """Return the same with low-rank residuals, if their rank is low up to a negligible
         error."""
         factor = self.residuals.factor
@@ -58,8 +65,7 @@ class Residuals:
             self.residuals = smaller
         return self
 
-    def scores(self, masks: Tensor) -> Tensor:  # (B, D) to (B,), float64
-        """Return the mean over observations and masked j of log p(x_j | x_R)."""
+    def scores(self, masks: Tensor) -> Tensor:
         _, root, seen = self._observe(~masks)
         loadings = self.loadings[..., None, :, :].mT
         towards = torch.linalg.solve_triangular(root.mT, loadings, upper=False)  # t, (B, K, D)
@@ -74,8 +80,7 @@ class Residuals:
         total: Tensor = (misfit * masks.to(misfit)).sum(-1, dtype=torch.float64)
         return -0.5 * (LOG_2PI + total / masks.sum(-1))
 
-    def log_probs(self, observed: Tensor) -> Tensor:  # (B, D) to (B,), float64
-        """Return the mean over observations of log p(x_R)."""
+    def log_probs(self, observed: Tensor) -> Tensor:
         weight, root, seen = self._observe(observed)
         squares = (weight @ self.residuals.diagonal[..., None])[..., 0]
         squares = squares - seen.square().sum((-2, -1))
@@ -83,8 +88,7 @@ class Residuals:
         noise = (observed.to(weight) @ seen_noise[..., None])[..., 0]
         return -0.5 * (noise + _log_det(root) + squares).double()
 
-    def log_prob(self) -> Tensor:  # (), float64
-        """Return the mean over observations of log p(x)."""
+    def log_prob(self) -> Tensor:
         squares = self.residuals.diagonal.sum(-1)
         log_det = self.noise_variance.log().sum(-1) + _log_det(self.root)
         total: Tensor = self.noise_variance.shape[-1] * LOG_2PI + log_det + squares

@@ -1,0 +1,66 @@
+"""Choose how a linear Gaussian is computed: the only place that knows all solvers."""
+
+import torch
+from torch import Tensor
+
+from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
+from mptcore.families.linear_gaussian.moment_solvers import DenseSolver, FactoredSolver
+from mptcore.families.linear_gaussian.moments import (
+    DenseMoment,
+    FactoredMoment,
+    Moment,
+    data_factor,
+    moment_of,
+    variances,
+)
+from mptcore.families.linear_gaussian.pattern_solver import PatternSolver
+from mptcore.families.linear_gaussian.residual_solver import ResidualSolver
+from mptcore.families.linear_gaussian.rounding import keeps_digits
+from mptcore.families.linear_gaussian.solver import Solver
+
+
+def solver_for(
+    density: LowRankGaussian,
+    x: Tensor,  # (N, D), NaN where a value is missing
+    device: torch.device,
+) -> Solver:
+    """Return the solver of a density and its data: sums of moments if they are precise enough,
+    otherwise residuals; with missing values, one of them for each set of observed dimensions."""
+    if x.isnan().any():
+        return PatternSolver(
+            x, lambda seen, rows: solver_for(density.marginal(seen), rows, device), device
+        )
+    placed = density.to(device, torch.float64)
+    diagonal = variances(x, placed.mean)
+    if keeps_digits(placed.loadings, placed.noise_variance, diagonal):
+        moment = moment_of(x, placed.mean, density.noise_variance.min().item())
+        return moment_solver(placed.loadings, placed.noise_variance, moment)
+    factor = data_factor(x, placed.mean)
+    return ResidualSolver(placed.loadings, placed.noise_variance, factor).compressed()
+
+
+def solver_of_step(
+    loadings: Tensor,  # (S, D, K)
+    noise_variance: Tensor,  # (S, D)
+    moment: Moment,
+    by_residuals: bool,
+) -> Solver:
+    """Return the solver of the models of S starts. Their training decides once by `keeps_digits`
+    that it goes on by residuals, and then has factors of its data."""
+    if not by_residuals:
+        return moment_solver(loadings, noise_variance, moment)
+    assert isinstance(moment, FactoredMoment)
+    return ResidualSolver(loadings, noise_variance, moment.factor)
+
+
+def moment_solver(
+    loadings: Tensor,  # (D, K), or (S, D, K)
+    noise_variance: Tensor,  # (D,), or (S, D)
+    moment: Moment,
+) -> FactoredSolver | DenseSolver:
+    """Return the solver for a moment of low or full rank."""
+    match moment.to(loadings):
+        case FactoredMoment() as factored:
+            return FactoredSolver(loadings, noise_variance, factored)
+        case DenseMoment() as dense:
+            return DenseSolver(loadings, noise_variance, dense)
