@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from mptcore.presets.results import Comparison, equivalent, exceeds
+from mptcore.presets.results import Comparison, Measured, equivalent, exceeds
 from mptcore.stats import t_quantile
 
 REPEATS = 100_000
@@ -47,8 +47,8 @@ def agreement(draw: Draw, seeds: int, sign: int, repeats: int, one_sided: bool =
 def compared(mean: float, std_err: float, degrees: int, one_sided: bool) -> Comparison:
     """Compare a mean, given as its distance above the bound, with the bound of a preset."""
     if one_sided:
-        return exceeds("", 0, MARGIN, -mean, std_err, degrees)
-    return equivalent("", 0, MARGIN, MARGIN + mean, std_err, degrees)
+        return exceeds("", Measured(-mean, std_err, degrees), least=0, expected=MARGIN)
+    return equivalent("", Measured(MARGIN + mean, std_err, degrees), value=0, margin=MARGIN)
 
 
 def main() -> None:

@@ -1,290 +1,419 @@
 """The paper's experiments, and claims of our own, as named lists of specs, each with its published
-values and a verdict.
+values and the checks of its verdict. They are YAML files in data/; docs/adding-things.md shows one.
 
-Uses only pydantic and the standard library, so that the service may import it.
+Importing this package loads only pydantic, YAML and the standard library, so that the service may
+import it.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
-from mptcore.presets import judges
-from mptcore.presets.language import language_presets
-from mptcore.presets.mask_designs import MASK_DESIGNS
-from mptcore.presets.model_choice import MODEL_CHOICE
-from mptcore.presets.preset import Preset
-from mptcore.presets.questions import own_presets
-from mptcore.presets.results import Comparison, Curve, Results, Verdict
-from mptcore.presets.text_benchmarks import BLIMP, PROTEIN_GYM
-from mptcore.presets.training_rates import TRAINING_RATES, TRAINING_RATES_VAE
-from mptcore.specs import LinearGaussianExperiment, VaeExperiment
+import yaml
+from pydantic import BaseModel, Field, ValidationError, create_model
 
-__all__ = ["PRESETS", "Comparison", "Curve", "Preset", "Results", "Verdict"]
+from mptcore.presets.checks import QUANTITIES, Run
+from mptcore.presets.results import (
+    Comparison,
+    Curve,
+    Results,
+    Verdict,
+    equivalent,
+    exceeds,
+    no_more,
+    verdict_of,
+    within,
+)
+from mptcore.specs.base import Spec, SpecError
+from mptcore.specs.parsing.problems import spec_error, validate_spec
+from mptcore.specs.parsing.suggestions import meant
+from mptcore.specs.union import ExperimentSpec
 
+__all__ = ["PRESETS", "Comparison", "Curve", "Preset", "PresetError", "Results", "Verdict"]
 
-def _ppca(
-    n: int,
-    dim: int,
-    latent_dim: int,
-    masks: dict[str, Any],
-    *,
-    data_seed: int | str = 1991,
-    train: dict[str, Any] | None = None,
-    **evaluate: Any,
-) -> LinearGaussianExperiment:
-    """Return a PPCA on the published data, starting at the data's parameters or, for training, at
-    random."""
-    common = {"latent_dim": latent_dim, "noise_precision": 5.0}
-    generator = {"family": "ppca", "init": "generator", **common}
-    start = {"family": "ppca", "init": "random", **common}
-    baseline = evaluate.pop("baseline", False)
-    data = {"source": "ppca", "n": n, "dim": dim, "noise": "shared", "seed": data_seed, **common}
-    return LinearGaussianExperiment.model_validate(
-        {
-            "model": start if train else generator,
-            "baseline": generator if baseline else None,
-            "data": data,
-            "train": train,
-            "evaluate": {"masks": masks, **evaluate},
-            "seeds": list(judges.SEEDS),
-        }
-    )
+Published = Mapping[str, tuple[float, ...]]
+TESTS: Mapping[str, Callable[..., Comparison]] = {
+    function.__name__: function for function in (within, equivalent, no_more, exceeds)
+}
+FOLDER = Path(__file__).with_name("data")
+WITHOUT_FILES = ("ppca", "digits")
+"""Sources of data that need no file."""
 
 
-def _all(per_size: int) -> dict[str, Any]:
-    return {"schedule": "all", "per_size": per_size}
+class PresetError(ValueError):
+    """A mistake in a preset file, with the file, the field and what is allowed."""
 
 
-def _training(masks: dict[str, Any], epochs: int, curve_at: Sequence[int] = ()) -> dict[str, Any]:
-    return {"objective": "mpt", "epochs": epochs, "masks": masks, "curve_at": list(curve_at)}
+@dataclass(frozen=True)
+class Call:
+    """A quantity or a test with its parameters. Published values among them are references, as
+    `published.margin` or `published.lml[2]`."""
+
+    function: Callable[..., Any]
+    parameters: Mapping[str, Any]
+
+    def arguments(self, published: Published) -> dict[str, Any]:
+        """Return the keyword arguments of the function."""
+        model = _parameters_of(self.function).model_validate(_resolved(self.parameters, published))
+        return {name: getattr(model, name) for name in type(model).model_fields}
 
 
-_IMAGES = {"mnist": "MNIST", "fashion_mnist": "Fashion MNIST"}
+@dataclass(frozen=True)
+class Check:
+    """A figure that is measured from the results, and compared with published values."""
+
+    figure: str
+    measure: Call
+    test: Call
+
+    def compare(self, published: Published, runs: Sequence[Run]) -> Comparison:
+        measured = self.measure.function(runs, **self.measure.arguments(published))
+        compared: Comparison = self.test.function(
+            self.figure, measured, **self.test.arguments(published)
+        )
+        return compared
 
 
-def _fig3(
-    name: str, source: str, model: dict[str, Any], trainings: Sequence[dict[str, Any]], **spec: Any
-) -> Preset:
-    """Return the experiments on images for each training, compared by their marginal
-    likelihoods."""
-    data = {"source": source, **spec.pop("data")}
-    judge, published, statement = (spec.pop(what) for what in ("judge", "published", "statement"))
-    compute = {"precision": "float32", "max_runtime_s": 6 * 3600}
-    common = {"model": model, "data": data, "compute": compute, **spec}
-    specs = tuple(VaeExperiment.model_validate({**common, "train": one}) for one in trainings)
-    row = "upper" if model["family"] == "linear_vae" else "lower"
-    kind, images = model["family"].replace("_", " ").replace("vae", "VAE"), _IMAGES[source]
-    title = f"Fig. 3, {row} row: a {kind} of {images}"
-    return Preset(name, title, statement, specs, published, judge)
+@dataclass(frozen=True)
+class Preset:
+    """A named list of specs with its published result. `published` has the numbers that the verdict
+    compares with, by name: those of the paper, those measured with the published program where the
+    paper has only a plot, or the claimed values of a claim of our own. Names that begin with
+    `expected_` give the true values that are assumed for the power of one-sided tests."""
+
+    name: str
+    title: str
+    statement: str
+    specs: tuple[ExperimentSpec, ...]
+    published: Published
+    checks: tuple[Check, ...]
+
+    @property
+    def needs(self) -> list[str]:
+        """Names of the data sets and checkpoints that the specs read from a lab's folders."""
+        return [*dict.fromkeys(name for spec in self.specs for name in _inputs_of(spec))]
+
+    def verdict(self, results: Sequence[Results]) -> Verdict:
+        """Return the verdict on the results of the specs, in their order."""
+        if len(results) != len(self.specs):
+            return Verdict("incomplete", (), f"{len(self.specs)} results, not {len(results)}")
+        runs = [Run(result, spec.seeds) for result, spec in zip(results, self.specs, strict=True)]
+        return verdict_of(check.compare(self.published, runs) for check in self.checks)
 
 
-def _at_rate(rate: float) -> dict[str, Any]:
-    """Return a schedule with one mask a step."""
-    return {"schedule": "fixed", "rate": rate, "per_size": 1}
+def _inputs_of(spec: ExperimentSpec) -> Iterator[str]:
+    data = spec.data
+    if not getattr(data, "lines", None):
+        name = getattr(data, "subset", None) or getattr(data, "file", None) or data.source
+        if name not in WITHOUT_FILES:
+            yield name
+    for model in (spec.model, getattr(spec, "baseline", None)):
+        if checkpoint := getattr(model, "checkpoint", None):
+            yield checkpoint
 
 
-def _fig3_linear(name: str, source: str, grid: dict[str, float]) -> Preset:
-    """Return the linear VAE. Posteriors of Fashion MNIST are as far as 9 from zero, where the LML
-    needs a larger grid. Few masks are scored: the statement is about the LML alone."""
-    objectives = {"objective": ["mpt", "elbo"], "masks": _at_rate(0.15), "evaluate_every": 20}
-    return _fig3(
-        name,
-        source,
-        {"family": "linear_vae", "latent_dim": 2, "likelihood": {"distribution": "bernoulli"}},
-        [{**objectives, "epochs": 800, "learning_rate": 0.01}],
-        data={"n": 2000, "binarize": "threshold"},
-        evaluate={"masks": _at_rate(0.15), "lml": {"method": "uniform_grid", **grid}},
-        seeds=list(judges.SEEDS),
-        statement="Trained with MPT and with the ELBO from the same starts, both reach a similar "
-        "LML (within 3 nats, mean over starts), and the ELBO stays below it.",
-        published={
-            "gap": (0.0,),
-            "margin": (3.0,),
-            "least_rise": (5.0,),
-            "expected_rise": (10.0,),
-            "least_slack": (0.0,),
-            "expected_slack": (0.5,),
-        },
-        judge=judges.fig3_linear,
-    )
+class Presets(Mapping[str, Preset]):
+    """The presets in the files of a folder, by name, in the order of the files. They are read when
+    the first one is used."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    @cached_property
+    def _presets(self) -> dict[str, Preset]:
+        presets: dict[str, Preset] = {}
+        for path in sorted(self._folder.glob("*.yaml")):
+            for preset in read_presets(path):
+                if preset.name in presets:
+                    raise PresetError(f"{path.name}: /{preset.name}: another file has this preset")
+                presets[preset.name] = preset
+        return presets
+
+    def __getitem__(self, name: str) -> Preset:
+        return self._presets[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._presets)
+
+    def __len__(self) -> int:
+        return len(self._presets)
 
 
-def _fig3_vae(name: str, source: str) -> Preset:
-    common = {"latent_dim": 8, "noise_precision": 20.0}
-    likelihood = {"distribution": "gaussian", "noise_precision": 20.0}
-    network = {"layers": "dense", "widths": [256]}
-    epochs = {"epochs": 200, "batch_size": 100, "evaluate_every": 50}
-    return _fig3(
-        name,
-        source,
-        {"family": "vae", "latent_dim": 8, "likelihood": likelihood, "network": network},
-        [
-            {"objective": ["mpt", "elbo"], "masks": _at_rate(0.33), **epochs},
-            {"objective": "mpt", "masks": {"schedule": "uniform", "per_size": 1}, **epochs},
-        ],
-        data={"n": 1250, "heldout": 0.2},
-        evaluate={"masks": _at_rate(0.33)},  # the statement is about the LML alone
-        baseline={"family": "ppca", "init": "maximum_likelihood", **common},
-        seeds=list(judges.VAE_SEEDS),
-        statement="With MPT training, of masks of 33 % and of uniform sizes, the LML of held-out "
-        "images rises and does not fall again. It ends no lower than with the ELBO from the same "
-        "starts, and above that of a PPCA of the same K and noise.",
-        published={
-            "least_rise": (5.0,),
-            "expected_rise": (50.0,),
-            "fall": (0.0,),
-            "short": (0.0,),
-            "least_lead": (0.0,),
-            "expected_lead": (20.0,),
-            "margin": (10.0,),
-        },
-        judge=judges.fig3_vae,
-    )
+class _Block(Spec):
+    """A spec, and lists of changes of it (RFC 7386). There is a spec for each combination of one
+    change of each list; the last list varies fastest."""
+
+    base: dict[str, Any]
+    vary: list[list[dict[str, Any]]] = Field(default_factory=list)
 
 
-_FIXED_STEP = {"schedule": "fixed", "size": 2, "per_size": 10}
-_FIG2_FIXED = _ppca(2000, 10, 2, _all(20), train=_training(_FIXED_STEP, 1000))
-_CONVERGES = "MPT − LML goes to 0 as P grows."
-_FIG2_MAXIMUM = {"maximum_lml": (-6.2246,), "least_rise": (5.0,), "expected_rise": (20.0,)}
-_FIG2 = "N = 2000, D = 10, K = 2, five starts, 1000 epochs"
+class _Fields(Spec):
+    title: str
+    statement: str
+    published: dict[str, float | list[float]]
+    specs: Annotated[list[_Block], Field(min_length=1)]
+    checks: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
-_LONG_TAIL = {"tail_from": (0.9,), "least_tail": (0.5,), "expected_tail": (0.6,)}
 
-_LIST = [
-    Preset(
-        "table1",
-        "Table 1: MPT and LML of PPCA",
-        "LML −60.34; MPT −60.44 ± 0.47, −60.22 ± 0.12, −60.34 ± 0.03 for P = 1, 10, 100.",
-        tuple(_ppca(1000, 200, 5, _all(p)) for p in (1, 10, 100)),
-        {"lml": (-60.34,), "mpt": (-60.44, -60.22, -60.34), "sd": (0.47, 0.12, 0.03)},
-        judges.table1,
-    ),
-    Preset(
-        "fig1-left",
-        "Fig. 1, left: convergence in P, D = 5",
-        _CONVERGES,
-        (_ppca(100, 5, 2, _all(200), data_seed="run", convergence=True),),
-        {"lml": (-5.0598, -5.0486, -4.8969, -5.0360, -4.2694), "limit": (0.0,), "margin": (0.2,)},
-        judges.fig1_converges,
-    ),
-    Preset(
-        "fig1-center",
-        "Fig. 1, center: convergence in P, D = 50",
-        _CONVERGES,
-        (_ppca(100, 50, 2, _all(200), data_seed="run", convergence=True),),
-        {
-            "lml": (-17.4702, -15.5121, -17.8629, -18.3654, -16.1732),
-            "limit": (0.0,),
-            "margin": (0.2,),
-        },
-        judges.fig1_converges,
-    ),
-    Preset(
-        "fig1-right",
-        "Fig. 1, right: a fixed mask size is biased, D = 512",
-        "With masks of size 76 alone D · S(76) − LML goes to a bias, +7.29, and not to 0.",
-        (
-            _ppca(
-                100,
-                512,
-                2,
-                {"schedule": "fixed", "size": 76, "per_size": 2000},
-                data_seed=111,
-                convergence=True,
-            ),
-        ),
-        {
-            "lml": (-121.266,),
-            "biased_score": (-113.973,),
-            "bias": (7.29,),
-            "std_err": (0.009,),
-            "margin": (0.05,),
-        },
-        judges.fig1_biased,
-    ),
-    Preset(
-        "fig2-left",
-        "Fig. 2, left: training by MPT maximises the LML",
-        f"{_FIG2}, all mask sizes, P = 1: the LML rises to that of the true parameters and just "
-        "past it, to the closed-form maximum.",
-        (_ppca(2000, 10, 2, _all(20), train=_training(_all(1), 1000)),),
-        {"true_lml": (-6.2515,), **_FIG2_MAXIMUM},
-        judges.fig2_maximised,
-    ),
-    Preset(
-        "fig2-center",
-        "Fig. 2, center: training with a fixed mask size, the score",
-        f"{_FIG2}, mask size 2: the MPT score is above the LML by a nearly constant bias.",
-        (_FIG2_FIXED,),
-        {"least_bias": (0.5,), "expected_bias": (1.0,), "most_change": (0.5,)},
-        judges.fig2_biased,
-    ),
-    Preset(
-        "fig2-right",
-        "Fig. 2, right: training with a fixed mask size, the LML",
-        f"{_FIG2}, mask size 2: the LML is still maximised, more slowly.",
-        (_FIG2_FIXED,),
-        {"margin": (1.5,), "least_short": (0.027,), "expected_short": (0.4,), **_FIG2_MAXIMUM},
-        judges.fig2_slower,
-    ),
-    _fig3_linear("fig3-linear-mnist", "mnist", {"nodes": 150, "extent": 6.0}),
-    _fig3_linear("fig3-linear-fmnist", "fashion_mnist", {"nodes": 225, "extent": 9.0}),
-    _fig3_vae("fig3-vae-mnist", "mnist"),
-    _fig3_vae("fig3-vae-fmnist", "fashion_mnist"),
-    Preset(
-        "fig4-left",
-        "Fig. 4, left: the MPT curve, K = 5, P = 1",
-        "The area under the curve is the LML; a long tail above 90 %.",
-        (_ppca(1000, 200, 5, _all(1)),),
-        {"difference": (0.0,), "margin": (1.3,), **_LONG_TAIL},
-        judges.fig4_long_tail,
-    ),
-    Preset(
-        "fig4-center",
-        "Fig. 4, center: the MPT curve, K = 5, P = 100",
-        "The area under the curve is the LML; a long tail above 90 %.",
-        (_ppca(1000, 200, 5, _all(100)),),
-        {"difference": (0.0,), "margin": (0.1,), **_LONG_TAIL},
-        judges.fig4_long_tail,
-    ),
-    Preset(
-        "fig4-right",
-        "Fig. 4, right: the MPT curve, K = 50",
-        "The area under the curve is the LML; the curve falls from about 50 %.",
-        (_ppca(1000, 200, 50, _all(5)),),
-        {
-            "difference": (0.0,),
-            "margin": (0.6,),
-            "decay_from": (0.5,),
-            "early": (0.1,),
-            "early_margin": (0.3,),
-        },
-        judges.fig4_early_decay,
-    ),
-    Preset(
-        "fig5-left",
-        "Fig. 5, left: the MPT curve in training",
-        "N = 1000, D = 50, K = 2, P = 20: from a flat curve the area rises to that of the true "
-        "parameters in 600 epochs.",
-        (
-            _ppca(
-                1000,
-                50,
-                2,
-                _all(20),
-                train=_training(_all(20), 600, range(0, 601, 100)),
-                baseline=True,
-            ),
-        ),
-        {"gap_to_truth": (0.0,), "margin": (0.5,), "least_rise": (5.0,), "expected_rise": (30.0,)},
-        judges.fig5_area,
-    ),
-    *language_presets(),
-    BLIMP,
-    PROTEIN_GYM,
-    *own_presets(),
-    MASK_DESIGNS,
-    MODEL_CHOICE,
-    TRAINING_RATES,
-    TRAINING_RATES_VAE,
-]
-PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _LIST}
+class _CheckFields(Spec):
+    figure: str
+    measure: dict[str, dict[str, Any]]
+    test: dict[str, dict[str, Any]]
+
+
+class _RepeatedFields(Spec):
+    """Checks that are repeated for each mapping, with its values in place of its names in
+    braces."""
+
+    each: list[dict[str, Any]]
+    checks: Annotated[list[dict[str, Any]], Field(min_length=1)]
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Read YAML safely, and refuse a key that a mapping has twice."""
+
+    def __init__(self, stream: str):
+        super().__init__(stream)
+        self.flat: set[yaml.MappingNode] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Check the keys of a mapping before those of `<<` are added to them."""
+        keys = [key.value for key, _ in node.value]
+        if node not in self.flat and (twice := [key for key in keys if keys.count(key) > 1]):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {twice[0]} is there twice", node.start_mark
+            )
+        self.flat.add(node)
+        super().flatten_mapping(node)
+
+
+def read_presets(path: Path) -> list[Preset]:
+    """Return the presets in a YAML file: a mapping of their names. Raise PresetError."""
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise PresetError(f"{path.name}: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise PresetError(f"{path.name}: a mapping of the names of presets")
+    try:
+        return [_preset(str(name), value) for name, value in document.items()]
+    except _Wrong as wrong:
+        raise PresetError(f"{path.name}: {wrong}") from None
+
+
+class _Wrong(Exception):
+    """A wrong value at a JSON pointer."""
+
+    def __init__(self, pointer: str, detail: str):
+        super().__init__(f"{pointer}: {detail}")
+
+
+def _preset(name: str, value: object) -> Preset:
+    pointer = f"/{name}"
+    fields = _valid(_Fields, value, pointer)
+    published = {
+        key: tuple(map(float, values if isinstance(values, list) else [values]))
+        for key, values in fields.published.items()
+    }
+    specs = tuple(_specs(fields.specs, f"{pointer}/specs"))
+    unused = {(key, item) for key, values in published.items() for item in range(len(values))}
+    unused_parts = set(range(1, len(specs) + 1))
+    checks = []
+    for place, entry in _repeated(fields.checks, f"{pointer}/checks"):
+        check, references, parts = _check(entry, place, published)
+        if wrong := [part for part in parts if part > len(specs)]:
+            raise _Wrong(f"{place}/measure", f"part {wrong[0]}: there are {len(specs)} specs")
+        checks.append(check)
+        unused -= references
+        unused_parts -= parts
+    for key, item in sorted(unused):
+        place = f"{pointer}/published/{key}"
+        which = f"[{item}]" if len(published[key]) > 1 else ""
+        raise _Wrong(place, f"no check uses published.{key}{which}: use it in a check or remove it")
+    if unused_parts:
+        raise _Wrong(f"{pointer}/checks", f"no check uses part {min(unused_parts)} of the specs")
+    return Preset(name, fields.title, fields.statement, specs, published, tuple(checks))
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def _valid(model: type[Model], value: object, pointer: str) -> Model:
+    """Return a value as a model. Raise _Wrong."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _of(spec_error(error.errors(include_url=False), value, model), pointer) from None
+
+
+def _of(error: SpecError, pointer: str) -> _Wrong:
+    first, *others = error.within(pointer).problems
+    details = [first.detail, *(f"{other.pointer}: {other.detail}" for other in others)]
+    return _Wrong(first.pointer, "; ".join(details))
+
+
+def _specs(blocks: Sequence[_Block], pointer: str) -> Iterator[ExperimentSpec]:
+    for i, block in enumerate(blocks):
+        for changes in product(*block.vary):
+            value: Any = block.base
+            for change in changes:
+                value = _merged(value, change)
+            match value.get("seeds"):
+                case {"first": int(first), "count": int(count), **more} if not more:
+                    value = {**value, "seeds": list(range(first, first + count))}
+            try:
+                yield validate_spec(value)
+            except SpecError as error:
+                raise _of(error, f"{pointer}/{i}") from None
+
+
+def _merged(value: Any, change: Any) -> Any:
+    """Return a value with a merge patch (RFC 7386)."""
+    if not isinstance(change, dict):
+        return change
+    merged = dict(value) if isinstance(value, dict) else {}
+    for key, part in change.items():
+        if part is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merged(merged.get(key), part)
+    return merged
+
+
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+def _repeated(entries: Sequence[Any], pointer: str) -> Iterator[tuple[str, Any]]:
+    """Yield checks and their JSON pointers, those with `each` once for each of its mappings."""
+    for i, entry in enumerate(entries):
+        place = f"{pointer}/{i}"
+        if "each" not in entry:
+            yield place, entry
+            continue
+        fields = _valid(_RepeatedFields, entry, place)
+        for j, values in enumerate(fields.each):
+            unused = dict(values)
+            for k, check in enumerate(fields.checks):
+                of_check = f"{place}/checks/{k}"
+                yield of_check, _with_texts(check, of_check, partial(_filled, values, unused))
+            for name in unused:
+                raise _Wrong(f"{place}/each/{j}/{name}", f"no check uses {{{name}}}")
+
+
+def _with_texts(value: Any, pointer: str, change: Callable[[str, str], Any]) -> Any:
+    """Return a value whose texts are changed by a function of their JSON pointers and texts."""
+    if isinstance(value, dict):
+        return {k: _with_texts(part, f"{pointer}/{k}", change) for k, part in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(part, f"{pointer}/{i}", change) for i, part in enumerate(value)]
+    return change(pointer, value) if isinstance(value, str) else value
+
+
+def _filled(values: Mapping[str, Any], unused: dict[str, Any], pointer: str, text: str) -> Any:
+    """Return a text with `values` in place of their names in braces. Remove them from `unused`."""
+    names = PLACEHOLDER.findall(text)
+    for name in names:
+        if name not in values:
+            known = ", ".join(values)
+            near = meant(name, values)
+            raise _Wrong(pointer, f"{{{name}}} is no name of `each`: {near}there are {known}")
+        unused.pop(name, None)
+    if names and text == f"{{{names[0]}}}":
+        return values[names[0]]
+    return PLACEHOLDER.sub(lambda found: str(values[found[1]]), text)
+
+
+def _check(
+    entry: object, pointer: str, published: Published
+) -> tuple[Check, set[tuple[str, int]], set[int]]:
+    """Return a check, the published values that it uses and the parts that it measures."""
+    fields = _valid(_CheckFields, entry, pointer)
+    measure, measured = _call(fields.measure, QUANTITIES, f"{pointer}/measure", published)
+    test, tested = _call(fields.test, TESTS, f"{pointer}/test", published)
+    parts = set(_parts(_parameters_of(measure.function)(**measure.arguments(published))))
+    return Check(fields.figure, measure, test), measured | tested, parts
+
+
+def _call(
+    choice: Mapping[str, Any],
+    functions: Mapping[str, Callable[..., Any]],
+    pointer: str,
+    published: Published,
+) -> tuple[Call, set[tuple[str, int]]]:
+    """Return the function that a mapping names, with its parameters, and the published values among
+    them."""
+    if len(choice) != 1:
+        raise _Wrong(pointer, f"one of {', '.join(functions)}, with its parameters")
+    ((name, parameters),) = choice.items()
+    place = f"{pointer}/{name}"
+    if name not in functions:
+        raise _Wrong(place, f"{meant(name, functions)}one of {', '.join(functions)}")
+    used: set[tuple[str, int]] = set()
+    resolved = _resolved(parameters, published, place, used)
+    _valid(_parameters_of(functions[name]), resolved, place)
+    return Call(functions[name], parameters), used
+
+
+def _parts(value: Any) -> Iterator[int]:
+    """Yield the numbers of the specs that parameters name."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _parts(item)
+    for key, item in value if isinstance(value, BaseModel) else ():
+        if key in ("part", "parts"):
+            yield from item if isinstance(item, list) else [item]
+        else:
+            yield from _parts(item)
+
+
+REFERENCE = re.compile(r"published\.([\w-]+)(?:\[(\d+)\])?")
+
+
+def _resolved(
+    parameters: Any,
+    published: Published,
+    pointer: str = "",
+    used: set[tuple[str, int]] | None = None,
+) -> Any:
+    """Return parameters with published values in place of references to them. Add the name and the
+    position of each to `used`."""
+
+    def value_of(place: str, text: str) -> Any:
+        if not text.startswith("published."):
+            return text
+        found = REFERENCE.fullmatch(text)
+        if found is None or found[1] not in published:
+            name, known = text.removeprefix("published."), ", ".join(published)
+            raise _Wrong(
+                place, f"no published value {name}: {meant(name, published)}one of {known}"
+            )
+        values = published[found[1]]
+        count, item = len(values), int(found[2] or 0)
+        if (found[2] is None) != (count == 1) or item >= count:
+            allowed = f"published.{found[1]}[0] to [{count - 1}]" if count > 1 else "no position"
+            raise _Wrong(place, f"published.{found[1]} has {count} values: {allowed}")
+        if used is not None:
+            used.add((found[1], item))
+        return values[item]
+
+    return _with_texts(parameters, pointer, value_of)
+
+
+@cache
+def _parameters_of(function: Callable[..., Any]) -> type[BaseModel]:
+    """Return the model of a function's keyword arguments."""
+    fields: dict[str, Any] = {
+        name: (parameter.annotation, ... if parameter.default is parameter.empty else
+               parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }  # fmt: skip
+    return create_model(function.__name__, __base__=Spec, **fields)
+
+
+PRESETS: Mapping[str, Preset] = Presets(FOLDER)

@@ -1,9 +1,11 @@
 """Inputs and outputs of a verdict, as plain values that do not depend on their storage."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
 
 from mptcore.stats import t_cdf, t_quantile
 
@@ -113,47 +115,73 @@ class Verdict:
     """The missing part, if the verdict is incomplete."""
 
 
-Judge = Callable[[Mapping[str, tuple[float, ...]], Sequence[Results]], Iterable[Comparison]]
+class Measured(NamedTuple):
+    value: float
+    std_err: float | None = None
+    """Standard error. None: the value has none."""
+    degrees: float = math.inf
+    """Degrees of freedom of the standard error."""
 
 
-def within(what: str, published: float, measured: float, tolerance: float) -> Comparison:
+def within(figure: str, measured: Measured, *, value: float, tolerance: float) -> Comparison:
     """Compare two values that have no sampling error."""
-    return Comparison(what, published, measured, published - tolerance, published + tolerance)
+    return Comparison(figure, value, measured.value, value - tolerance, value + tolerance)
 
 
 def equivalent(
-    what: str, published: float, margin: float, measured: float, std_err: float, degrees: float
+    figure: str, measured: Measured, *, value: float, margin: float, relative: bool = False
 ) -> Comparison:
-    """Test whether two values are less than `margin` apart: their 95 % interval by Student's t must
-    be within it (Schuirmann 1987)."""
-    reach = t_quantile(0.975, degrees)
-    power = max(0.0, 2 * t_cdf(_in_errors(margin, std_err) - reach, degrees) - 1)
-    bounds = (published - margin, published + margin)
-    return Comparison(what, published, measured, *bounds, reach * std_err, power)
+    """Test whether two values are less than `margin` apart, or that share of the published one:
+    their 95 % interval by Student's t must be within it (Schuirmann 1987)."""
+    width = margin * abs(value) if relative else margin
+    std_err = _std_err(figure, measured)
+    reach = t_quantile(0.975, measured.degrees)
+    power = 2 * t_cdf(_in_errors(width, std_err) - reach, measured.degrees) - 1
+    bounds = (value - width, value + width)
+    return Comparison(figure, value, measured.value, *bounds, reach * std_err, max(0.0, power))
 
 
 def no_more(
-    what: str, published: float, margin: float, measured: float, std_err: float, degrees: float
+    figure: str,
+    measured: Measured,
+    *,
+    value: float,
+    margin: float | Annotated[list[float], Field(min_length=2, max_length=2)],
+    log: bool = False,
 ) -> Comparison:
-    """Test whether a value exceeds the published one by less than `margin`, at 95 % on one side."""
-    reach, power = _one_sided(margin, std_err, degrees)
-    return Comparison(what, published, measured, -math.inf, published + margin, reach, power)
+    """Test whether a value exceeds the published one by less than `margin`, at 95 % on one side. A
+    margin of two numbers is their distance. With `log` the value is a log, the other numbers are
+    not."""
+    width = margin if isinstance(margin, float | int) else margin[1] - margin[0]
+    limit, width = (math.log(value), math.log(width)) if log else (value, width)
+    reach, power = _one_sided(figure, measured, width)
+    return Comparison(figure, limit, measured.value, -math.inf, limit + width, reach, power)
 
 
 def exceeds(
-    what: str, least: float, expected: float, measured: float, std_err: float, degrees: float
+    figure: str, measured: Measured, *, least: float, expected: float, log: bool = False
 ) -> Comparison:
     """Test whether a value exceeds `least`, at 95 % on one side. The power is that for a true value
-    of `expected`."""
-    reach, power = _one_sided(expected - least, std_err, degrees)
-    return Comparison(what, least, measured, least, math.inf, reach, power)
+    of `expected`. With `log` the value is a log, the other numbers are not."""
+    if log:
+        least, expected = math.log(least), math.log(expected)
+    reach, power = _one_sided(figure, measured, expected - least)
+    return Comparison(figure, least, measured.value, least, math.inf, reach, power)
 
 
-def _one_sided(margin: float, std_err: float, degrees: float) -> tuple[float, float]:
+def _one_sided(figure: str, measured: Measured, margin: float) -> tuple[float, float]:
     """Return the distance of a one-sided 95 % bound from a value, and the power of its test for a
     true value that is `margin` within the limit."""
-    reach = t_quantile(0.95, degrees)
-    return reach * std_err, t_cdf(_in_errors(margin, std_err) - reach, degrees)
+    std_err = _std_err(figure, measured)
+    reach = t_quantile(0.95, measured.degrees)
+    power = t_cdf(_in_errors(margin, std_err) - reach, measured.degrees)
+    return reach * std_err, power
+
+
+def _std_err(figure: str, measured: Measured) -> float:
+    if measured.std_err is None:
+        raise KeyError(f"the standard error of {figure}")
+    return measured.std_err
 
 
 def _in_errors(margin: float, std_err: float) -> float:
@@ -168,12 +196,10 @@ def finite(curve: Curve) -> list[float]:
     return values
 
 
-def judged(
-    judge: Judge, published: Mapping[str, tuple[float, ...]], results: Sequence[Results]
-) -> Verdict:
-    """Return a judge's verdict. It is incomplete if a curve or metric is missing."""
+def verdict_of(figures: Iterable[Comparison]) -> Verdict:
+    """Return the verdict on figures. It is incomplete if a curve or metric is missing."""
     try:
-        comparisons = tuple(judge(published, results))
+        comparisons = tuple(figures)
     except (KeyError, IndexError) as error:
         return Verdict("incomplete", (), f"missing: {error}")
     outcomes = {one.outcome for one in comparisons}

@@ -1,23 +1,18 @@
-"""Power of the presets that are too long for a test, from the results of recorded runs."""
+"""Results of recorded runs of the presets that are too long for a test, as rows of records."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from mptcore.presets import PRESETS, Results, judges, mask_designs
-from mptcore.presets.model_choice import CANDIDATES, DATA_SEEDS
-from mptcore.presets.text_benchmarks import ASSAYS
-from mptcore.presets.training_rates import STARTS, VAE_STARTS
+from mptcore.presets import PRESETS
 from mptcore.specs.families.masked_lm import PAPER_RATES
 from mptcore.stats import t_quantile
-from tests.mptcore.presets import test_presets as quick
 
 Row = dict[str, Any]
-SEEDS, VAE_SEEDS = judges.SEEDS, judges.VAE_SEEDS
+SEEDS = (4, 44, 444, 4444, 44444)
 
 
 def metrics(name: str, values: Sequence[float], std_err: float = 0.0, **labels: Any) -> list[Row]:
@@ -39,11 +34,11 @@ def ends(series: str, first: Sequence[float], last: Sequence[float], **labels: A
     ]
 
 
-def scores(errors: Mapping[float, float]) -> list[Row]:
-    """A flat curve with these errors, by rates."""
+def scores(values: Mapping[float, float], errors: Mapping[float, float]) -> list[Row]:
+    """A curve with these values and errors, by rates."""
     return [
         {"record": "point", "series": "score_by_rate", "labels": {"seed": SEEDS[0]}, "x": x}
-        | {"value": -7.0, "std_err": error, "n": 9}
+        | {"value": values[x], "std_err": error, "n": 9}
         for x, error in errors.items()
     ]
 
@@ -61,12 +56,14 @@ def fig3_linear() -> Iterator[list[Row]]:
     ]  # fmt: skip
 
 
-def fig3_vae() -> Iterator[list[Row]]:
+def fig3_vae(short: float = 0.0) -> Iterator[list[Row]]:
+    """The ELBO's LML is less by `short` than in the recorded run, where the claim did not hold."""
+
     def heldout(last: Sequence[float], **labels: Any) -> list[Row]:
         linear = metrics("lml_heldout", [134.93] * 3, model="baseline", **labels)
         return linear + ends("lml_heldout", [-146.28, -143.18, -136.51], last, **labels)
 
-    mpt, elbo = [216.71, 219.35, 219.77], [232.89, 231.20, 230.84]
+    mpt, elbo = [216.71, 219.35, 219.77], [232.89 - short, 231.20 - short, 230.84 - short]
     yield heldout(mpt, objective="mpt") + heldout(elbo, objective="elbo")
     yield heldout([213.43, 208.69, 212.27])
 
@@ -79,16 +76,21 @@ def fig5_left() -> Iterator[list[Row]]:
     ]
 
 
-def bert_on_glue() -> Iterator[list[Row]]:
-    """The errors of 20 sentences, far fewer than GLUE has."""
+def bert_on_glue(name: str) -> Iterator[list[Row]]:
+    """The published areas, and made-up curves, with the errors of 20 sentences, far fewer than GLUE
+    has."""
     errors = dict.fromkeys(PAPER_RATES, 0.1)
-    for _ in range(2):
-        yield scores(errors) + metrics("area", [-5274.67], 2.0)
+    falling = {x: -1 - 5 * x**8 for x in PAPER_RATES}
+    for weights, curve in (("pretrained", falling), ("random", dict.fromkeys(errors, -10.4))):
+        (area,) = PRESETS[name].published.get(weights, (-5000.0,))
+        yield scores(curve, errors) + metrics("area", [area], 2.0)
 
 
 def small_bert() -> Iterator[list[Row]]:
+    """A made-up curve with the errors of a run."""
     rates = (0.1, 0.2, 0.3, 0.4, 0.5, 0.99)
-    yield scores(dict(zip(rates, (0.068, 0.052, 0.042, 0.034, 0.028, 0.005), strict=True)))
+    errors = dict(zip(rates, (0.068, 0.052, 0.042, 0.034, 0.028, 0.005), strict=True))
+    yield scores({x: -4 - 2 * x**8 for x in rates}, errors)
 
 
 def uniform_against_fixed() -> Iterator[list[Row]]:
@@ -164,7 +166,7 @@ def designs() -> Iterator[list[Row]]:
             yield [
                 {"record": "metric", "name": metric, "labels": {"seed": seed}, "std_err": None}
                 | {"value": spread * (1 if seed % 2 else -1)}
-                for seed in mask_designs.SEEDS[name]
+                for seed in range(200 if name.startswith("D = ") else 80)
             ]
 
 
@@ -174,12 +176,12 @@ def model_choice() -> Iterator[list[Row]]:
     area = {"mpt_heldout": "mpt_heldout", "lml_heldout": "lml_heldout", "mpt": "mpt", "lml": "bic"}
     for kind in ("small_noise", "large_noise"):
         for names in (area, {"biased_score_heldout": "biased_score_heldout"}):
-            for latent_dim in CANDIDATES:
+            for latent_dim in range(1, 7):
                 yield [
                     {"record": "metric", "name": metric, "labels": {"seed": seed}, "std_err": 0.0}
                     | {"value": 100.0 * (chosen[kind][rule][seed] == str(latent_dim))}
                     for metric, rule in names.items()
-                    for seed in DATA_SEEDS
+                    for seed in range(200)
                 ]
 
 
@@ -190,7 +192,7 @@ def training_rates() -> Iterator[list[Row]]:
         yield [
             {"record": "metric", "name": "lml", "labels": {"seed": seed}, "std_err": 0.0}
             | {"value": value}
-            for seed, value in zip(STARTS, last, strict=True)
+            for seed, value in enumerate(last, 2001)
         ]
 
 
@@ -199,7 +201,7 @@ def training_rates_vae() -> Iterator[list[Row]]:
         yield [
             {"record": "metric", "name": "lml_heldout", "labels": {"seed": seed}, "std_err": 0.01}
             | {"value": level + spread * ((seed % 5) - 2) / 2}
-            for seed in VAE_STARTS
+            for seed in range(2001, 2011)
         ]
 
 
@@ -218,10 +220,10 @@ def blimp() -> Iterator[list[Row]]:
 
 
 def proteingym() -> Iterator[list[Row]]:
-    yield from (metrics("spearman", [found]) for _, found in ASSAYS.values())
+    yield from (metrics("spearman", [rank]) for rank in (0.557, 0.514, 0.496, 0.349, 0.248))
 
 
-RECORDED = {
+RECORDED: dict[str, Callable[[], Iterator[list[Row]]]] = {
     "blimp": blimp,
     "fig3-linear-mnist": fig3_linear,
     "fig3-linear-fmnist": fig3_linear,
@@ -240,16 +242,10 @@ RECORDED = {
     "model-choice": model_choice,
     "training-rates": training_rates,
     "training-rates-vae": training_rates_vae,
-    **dict.fromkeys(quick.PAPER_LANGUAGE, bert_on_glue),
+    **{
+        name: partial(bert_on_glue, name)
+        for name in PRESETS
+        if name.startswith(("table2-", "fig5-right"))
+    },
 }
-
-
-def test_each_preset_has_its_power_computed() -> None:
-    assert set(RECORDED) | set(quick.QUICK) == set(PRESETS)
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_each_figure_has_a_power_of_90_percent(name: str) -> None:
-    verdict = PRESETS[name].verdict([Results.of_records(rows) for rows in RECORDED[name]()])
-    assert verdict.comparisons, verdict.missing
-    assert [c for c in verdict.comparisons if c.power < 0.9] == []
+"""Rows of each spec, by preset."""
