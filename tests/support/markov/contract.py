@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mptcore.specs import ExperimentSpec
-from tests.support.contract import TractableContract
+from mptlab_contract import TractableContract
 from tests.support.markov.family import MarkovChain
 from tests.support.runs import spec_of
 

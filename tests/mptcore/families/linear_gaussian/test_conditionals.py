@@ -17,7 +17,7 @@ from mptcore.families.linear_gaussian.moments import (
     Moment,
     second_moment,
 )
-from tests.support.contract import masks_of
+from mptlab_contract import masks_of
 
 
 @dataclass(frozen=True)

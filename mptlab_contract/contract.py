@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import MaskBatch, Model, TractableModel
+from mptcore.protocol.records import Progress, encode
+from mptcore.run import resumable
+from mptcore.runtime.checkpoint import Snapshot, files, first_whole
+from mptcore.runtime.session import Session
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.experiment import VectorExperiment
-from tests.support.pretended_gpu import pretended_gpu
-from tests.support.runs import records, spec_of
+from mptlab_contract.pretended_gpu import pretended_gpu
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 WAYS = ("evaluate", "train", "resume", "baseline", "target")
@@ -24,6 +27,32 @@ SpecPart = dict[str, Any] | None
 
 FEW_MASKS = {"target_std_err": 1e5, "max_masks": 150}
 """No more than the pilot of a run with a target."""
+
+
+def records(spec: ExperimentSpec, folder: Path, stop_after: int | None = None) -> list[str]:
+    """Return the records of a run as lines. It resumes from a folder with a checkpoint. With
+    `stop_after` it ends at the first safe point after this number of records, and is saved in the
+    folder."""
+    session = Session(work_dir=folder / "work")
+    found = first_whole(spec, files(folder))
+    given = 0
+    if found is not None:
+        session.scores, given = found.scores, found.after
+    lines = []
+    training = found.training if found else None
+    for record in resumable(spec, session, training):
+        if record is not None and not isinstance(record, Progress):
+            session.seq += 1
+            if session.seq > given:
+                lines.append(encode(session.seq, record))
+        if (
+            stop_after is not None
+            and session.at_safe_point
+            and session.seq >= max(stop_after, given)
+        ):
+            Snapshot.of(session, spec).save(folder)
+            return lines
+    return lines
 
 
 def masks_of(dim: int, size: int) -> Tensor:
@@ -123,7 +152,8 @@ class ModelContract:
         value = spec.model_dump(mode="json", exclude_unset=True)
         value["data"]["heldout"] = 0.4
         value["evaluate"]["masks"] = {"schedule": "fixed", "size": 1, "per_size": 1}
-        lines = map(json.loads, records(spec_of(value), tmp_path))
+        heldout = type(spec).model_validate_json(json.dumps(value))
+        lines = map(json.loads, records(heldout, tmp_path))
         metrics = {line["name"] for line in lines if line["record"] == "metric"}
         assert {"lml_heldout", "biased_score_heldout"} <= metrics
 
