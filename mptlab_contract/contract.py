@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -135,6 +137,14 @@ class ModelContract:
     def test_the_device_does_not_matter(self, masks: MaskBatch, device: str) -> None:
         assert self.model(torch.device(device)).device.type == device
         self.assert_same(self.scores(masks, device), self.scores(masks))
+
+    def test_the_spec_is_imported_without_torch(self, spec: ExperimentSpec) -> None:
+        """The service imports it, and never imports torch."""
+        code = f"import {type(spec).__module__}, sys; print('torch' in sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "False\n"
 
     def test_a_resumed_run_equals_an_uninterrupted_one(
         self, spec: ExperimentSpec, tmp_path: Path
