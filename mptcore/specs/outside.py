@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from mptcore.specs.built_in import BuiltIn
 from mptcore.specs.experiment import OutsideExperiment
@@ -33,8 +33,8 @@ class Package:
     name: str
     version: str
     digest: str
-    """Digest of its sources: the Python files of the module that the entry point names, and of
-    those beside it in the same top-level package. Not of the packages that it depends on."""
+    """Digest of the Python files of its top-level package, not of the packages that it depends
+    on."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,10 @@ def load(registered: Iterable[EntryPoint]) -> OutsideFamilies:
             experiment = entry.load()
             if (wrong := _wrong(entry, experiment, classes)) is not None:
                 raise TypeError(wrong)
+            TypeAdapter(experiment).json_schema()  # as the service describes it
             package = Package(name, version, _digest(entry.module.partition(".")[0]))
         except (Exception, SystemExit) as error:
-            cause = f"{type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}".partition("\n")[0]
             unusable[entry.name] = f"its package {name} {version} cannot be imported: {cause}"
             log.exception("the family %r cannot be used: its package %s fails", entry.name, name)
             continue

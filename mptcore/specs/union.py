@@ -65,7 +65,8 @@ def _refuse_unusable(value: Any) -> Any:
     model = value.get("model") if isinstance(value, dict) else None
     family = model.get("family") if isinstance(model, dict) else None
     if isinstance(family, str) and family in outside_families().unusable:
-        reject([Problem("/model/family", missing_family(family) or "")])
+        if (reason := missing_family(family)) is not None:
+            reject([Problem("/model/family", reason)])
     return value
 
 

@@ -54,6 +54,7 @@ def test_the_digest_is_that_of_the_sources(site: Path) -> None:
         ("markov_chain.spec:MarkovExperiment", "chain", "'chain'"),
         ("markov_chain.spec:OutsideExperiment", "markov", "has no `run`"),
         ("markov_chain.named:VaeExperiment", "markov", "VaeExperiment"),
+        ("markov_chain.vague:Vague", "markov", "not fully defined"),
     ],
 )
 def test_a_package_that_fails_stops_nothing(
@@ -65,6 +66,8 @@ def test_a_package_that_fails_stops_nothing(
     (site / "markov_chain" / "exits.py").write_text("raise SystemExit(1)")
     same_name = "from markov_chain.spec import *\nclass VaeExperiment(MarkovExperiment):\n    pass"
     (site / "markov_chain" / "named.py").write_text(same_name)
+    vague = "from markov_chain.spec import *\nclass Vague(MarkovExperiment):\n    more: 'NotThere'"
+    (site / "markov_chain" / "vague.py").write_text(vague)
     families = registered(site)
     assert not families.usable
     assert reason in families.unusable[family]
