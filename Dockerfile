@@ -38,6 +38,7 @@ COPY docs docs
 COPY service service
 COPY worker worker
 COPY mptlab mptlab
+COPY mptlab_contract mptlab_contract
 COPY migrations migrations
 RUN pip install --no-deps --prefix /opt/mptlab .
 

@@ -1,14 +1,16 @@
-"""Compute the records of a spec. This is the only file that knows all families."""
+"""Compute the records of a spec. This is the only file that knows all families of this project."""
 
+import pkgutil
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from typing import assert_never
+from typing import Any, assert_never
 
 import torch
 
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.vae.run import VaeRun
-from mptcore.protocol.records import Log, Progress, Record
+from mptcore.protocol.records import Log, Progress, Record, RunError
 from mptcore.runtime.cgroups import processors
 from mptcore.runtime.compiled import kernels
 from mptcore.runtime.device import device_of, dtype_of, name_of, set_arithmetic
@@ -19,6 +21,7 @@ from mptcore.specs import (
     ExperimentSpec,
     LinearGaussianExperiment,
     MaskedLmExperiment,
+    OutsideExperiment,
     VaeExperiment,
 )
 
@@ -62,8 +65,21 @@ def implementation(
             from mptcore.families.masked_lm.run import MaskedLmRun  # seconds, for transformers
 
             return MaskedLmRun(spec, state, device, dtype)
+        case OutsideExperiment():
+            outside_run: ExperimentRun = _outside_run(spec)(spec, state, device, dtype)
+            return outside_run
         case _:
             assert_never(spec)
+
+
+def _outside_run(spec: OutsideExperiment) -> Any:
+    """Import the class of the runs of a family from outside. Raises RunError."""
+    try:
+        return pkgutil.resolve_name(spec.run)
+    except Exception as error:
+        traceback.print_exc()
+        cause = f"{type(error).__name__}: {error}"
+        raise RunError("error", f"the run {spec.run} cannot be imported: {cause}") from error
 
 
 def run(spec: ExperimentSpec) -> Iterator[Record]:
@@ -78,7 +94,7 @@ def run(spec: ExperimentSpec) -> Iterator[Record]:
 def resumable(
     spec: ExperimentSpec, state: RunState, resumed: TrainingState | None = None
 ) -> Iterator[Record | None]:
-    """Yield records as `run` does, and None for each step without a record. The run may be
+    """Yield records as `run` does, and None for each step without a record. The state may be
     saved wherever `state.at_safe_point` is true. The caller increments `state.seq` for every
     record except progress records."""
     keep_freed_memory()

@@ -21,6 +21,7 @@ from tests.support.statements import compile_once
 from tests.support.warm import warm_parent
 from worker import slot
 
+collect_ignore = ["support/markov"]  # a package of its own: tests/e2e/test_outside_family.py
 gc.disable()  # until all tests are collected, since nothing that is imported is garbage
 
 # Before torch is loaded: no thread waits by spinning, since other tests use the processors. A run

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.inputs import TINY
 from benchmarks.gpu.lines import Line, lines_of
-from tests.support.pretended_gpu import pretended_gpu
+from mptlab_contract.pretended_gpu import pretended_gpu
 
 
 @pytest.mark.parametrize(

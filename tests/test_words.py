@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("mptcore", "service", "worker", "mptlab", "tests", "benchmarks")
+FOLDERS = ("mptcore", "service", "worker", "mptlab", "mptlab_contract", "tests", "benchmarks")
 INVERTED = re.compile(
     r"(What|Of|Who|Whom|Whose|Those|As|How|By|Whether|Where|That|In which)\b", re.IGNORECASE
 )

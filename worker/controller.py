@@ -202,10 +202,13 @@ class Controller:
 
     def _wanted(self, session: Session, queue: Queue) -> int:
         """Return how many workers should look for a run: 0 if none of the idle ones finds one."""
-        startable = claims.count_startable(session, queue, MAX_TICKETS)
-        if not startable:
-            return 0
         all_places = places(session, self.settings.worker_silent_s)
+        families = {
+            family for place in all_places if place.queue == queue for family in place.families
+        }
+        startable = claims.count_startable(session, queue, families, MAX_TICKETS)
+        if startable == 0:
+            return 0
         idle = [place for place in all_places if place.queue == queue and place.is_idle]
         of_memories = {tuple(place.memory_ids): place.worker_id for place in idle}
         share = self.settings.share

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import structlog
 
+from mptcore.specs import known_families
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.experiments.models import Experiment, Queue
@@ -103,7 +104,8 @@ class Slot:
         """Claim the next experiment that may start here."""
         self.presence.look()
         with self.database.snapshot() as session:  # most of the time nothing is queued
-            self.finds_a_backlog = bool(claims.count_startable(session, self.queue))
+            startable = claims.count_startable(session, self.queue, known_families())
+            self.finds_a_backlog = startable > 0
         if not self.finds_a_backlog:
             return None
         vitals = self.presence.vitals()

@@ -24,6 +24,7 @@ from typing import NoReturn
 from mptcore.__main__ import supervised
 from mptcore.protocol.code import core_digest
 from mptcore.runtime.process import be_expendable
+from mptcore.specs.outside import outside_families
 
 TRANSFORMERS = "transformers"
 NUMBER = struct.Struct("i")
@@ -126,7 +127,8 @@ def main() -> NoReturn:
     if TRANSFORMERS in sys.argv[2:]:
         import_module("mptcore.families.masked_lm.run")
         import_module("mptcore.families.masked_lm.pretrained").preload()
-    core_digest()  # cached for every fork
+    core_digest()  # cached for every fork, as is the next
+    outside_families()
     requests.send(b"r")
     Forks(requests).run()
 

@@ -38,7 +38,8 @@ from mptcore.run import run
 from mptcore.runtime.device import set_arithmetic
 from mptcore.specs import MaskedLmTrain
 from mptcore.specs.compute import Machine
-from tests.support.runs import records, spec_of
+from mptlab_contract import records
+from tests.support.runs import spec_of
 from tests.support.texts import sequence
 
 EXACT = Machine(device="cuda")

@@ -1,4 +1,5 @@
-"""Version of the code that computes: the sources of mptcore and its packages. No torch."""
+"""Version of the code that computes: the sources of mptcore, its packages, and packages of families
+from outside. No torch."""
 
 import hashlib
 import platform
@@ -6,6 +7,8 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from mptcore.specs.outside import outside_families
 
 LIBRARIES = ("torch", "transformers", "numpy", "numba", "scipy", "scikit-learn")
 """Packages that results depend on."""
@@ -31,6 +34,16 @@ def core_digest() -> str:
     for name in LIBRARIES:
         digest.update(f"{name} {package_versions()[name]}\n".encode())
     return digest.hexdigest()[:CORE_DIGITS]
+
+
+def code_digest(family: str) -> str:
+    """Return a digest of the code that computes a family: core_digest() and, for one from outside,
+    the sources of its package."""
+    outside = outside_families().usable.get(family)
+    if outside is None:
+        return core_digest()
+    text = f"{core_digest()} {outside.package.digest}"
+    return hashlib.sha256(text.encode()).hexdigest()[:CORE_DIGITS]
 
 
 @cache

@@ -104,7 +104,7 @@ def is_estimate(name: str) -> bool:
 def meaning(name: str, spec: Mapping[str, Any]) -> str:
     """Return what a metric of an experiment with this spec is, in a few words. Empty if it is not
     known."""
-    told = OF.get(name, "").format(dimensions=spec.get("evaluate", {}).get("dimensions"))
+    told = OF.get(name, "").format(dimensions=(spec.get("evaluate") or {}).get("dimensions"))
     for suffix, form in FORMS.items():
         if name.endswith(suffix) and name not in OF:
             told = form.format(of=name.removesuffix(suffix), rows=OF_ROWS.get(name, "texts"))

@@ -10,6 +10,7 @@ from mptcore.protocol.records import Environment
 from mptcore.runtime import inputs
 from mptcore.runtime.state import RunState
 from mptcore.specs import ExperimentSpec
+from mptcore.specs.outside import outside_families
 
 
 def environment(spec: ExperimentSpec, state: RunState) -> Environment:
@@ -18,7 +19,7 @@ def environment(spec: ExperimentSpec, state: RunState) -> Environment:
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return Environment(
         core=core_digest(),
-        packages=package_versions(),
+        packages={**package_versions(), **_package_of_family(spec.model.family)},
         platform=platform.platform(),
         cpu=_cpu_model(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
@@ -32,6 +33,15 @@ def environment(spec: ExperimentSpec, state: RunState) -> Environment:
         memory_was_short=state.memory_was_short,
         resumed_from=None if state.saved_on == state.device else state.saved_on,
     )
+
+
+def _package_of_family(family: str) -> dict[str, str]:
+    """Return the version and the digest of the package of a family from outside, by its name."""
+    outside = outside_families().usable.get(family)
+    if outside is None:
+        return {}
+    package = outside.package
+    return {package.name: f"{package.version}, sources {package.digest}"}
 
 
 def _cpu_model() -> str:

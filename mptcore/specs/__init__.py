@@ -13,6 +13,7 @@ from mptcore.specs.data.arrays import (
     UploadData,
 )
 from mptcore.specs.data.text import GlueText, PlainText, TextSource
+from mptcore.specs.experiment import OutsideExperiment
 from mptcore.specs.families.linear_gaussian.experiment import Evaluate, LinearGaussianExperiment
 from mptcore.specs.families.linear_gaussian.models import (
     FactorAnalysisModel,
@@ -53,7 +54,7 @@ from mptcore.specs.masks import (
 )
 from mptcore.specs.parsing.json_text import parse_json
 from mptcore.specs.parsing.problems import parse_spec, spec_error, validate_spec
-from mptcore.specs.stored import stored_spec
+from mptcore.specs.stored import stored_spec, stored_spec_if_known
 from mptcore.specs.texts import OF_MUTATIONS, TextScore, TextScores
 from mptcore.specs.train import Train
-from mptcore.specs.union import ExperimentSpec
+from mptcore.specs.union import ExperimentSpec, known_families, missing_family

@@ -2,7 +2,7 @@
 how many points it writes. No torch."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -168,6 +168,17 @@ class Experiment(Spec):
             )
             problems.append(Problem("/train/curve_at", detail))
         return problems
+
+
+class OutsideExperiment(Experiment):
+    """Base class of the experiments of a family from outside: one that an installed package
+    registers (docs/adding-a-family.md)."""
+
+    run: ClassVar[str]
+    """Import path of the class of its runs, as "package.module:Class". It is imported where an
+    experiment runs, because it needs torch."""
+    compute: Compute = Compute()
+    """Device, precision, time limit and memory."""
 
 
 class VectorExperiment(Experiment):

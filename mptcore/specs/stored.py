@@ -5,6 +5,8 @@ Specs from users go through validate_spec, which accepts the present form only.
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from mptcore.specs.union import ExperimentSpec, adapter
 
 
@@ -12,6 +14,15 @@ def stored_spec(value: Any) -> ExperimentSpec:
     """Return the spec in stored JSON. Raise ValidationError if no version accepted it."""
     spec: ExperimentSpec = adapter().validate_python(in_present_form(value))
     return spec
+
+
+def stored_spec_if_known(value: Any) -> ExperimentSpec | None:
+    """Return the spec in stored JSON, or None if this version cannot read it: the package of its
+    family is gone, or another version of it is installed."""
+    try:
+        return stored_spec(value)
+    except ValidationError:
+        return None
 
 
 def in_present_form(value: Any) -> Any:

@@ -356,7 +356,7 @@ def _facts(experiment: Json) -> Json:
     sizes = not_none(**{name: model.get(name) for name in ("latent_dim", "checkpoint")})
     facts["model"] = " ".join([model["family"], *(f"{key}={sizes[key]}" for key in sizes)])
     source = not_none(**{name: data.get(name) for name in ("dataset", "file", "subset")})
-    facts["data"] = " ".join([data["source"], *map(str, source.values())])
+    facts["data"] = " ".join([data.get("source", ""), *map(str, source.values())])
     for key in ("created_at", "started_at", "finished_at"):
         facts[key.removesuffix("_at")] = experiment[key]
     if progress := experiment["progress"]:

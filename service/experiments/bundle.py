@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 from zipstream import ZIP_DEFLATED, ZipStream
 
-from mptcore.specs import Limits, stored_spec
+from mptcore.specs import Limits, stored_spec_if_known
 from service.db.engine import Database
 from service.experiments.models import Artifact, Experiment
 from service.experiments.schemas import AttemptOut, EnvironmentOut
@@ -155,8 +155,10 @@ def _files(
 
 def _spec(experiment: Experiment) -> dict[str, Any]:
     """Return the spec in the form that the filter reads: in an envelope if it exceeds the filter's
-    own limits."""
-    spec = stored_spec(experiment.spec)
+    own limits. One that this version cannot read stays as it is stored."""
+    spec = stored_spec_if_known(experiment.spec)
+    if spec is None:
+        return experiment.spec
     value = spec.model_dump(mode="json")
     return {"spec": value} if spec.limit_problems(Limits()) else value
 

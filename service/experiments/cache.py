@@ -1,10 +1,11 @@
 """The result cache: a submission is answered by a successful experiment that computed the same.
 
-The key is made from the spec, the core's sources and libraries, and all inputs. A file of the lab's
-folders enters with its name, size and times, not with its content. A changed file has another time
-of change, even if its old content is restored. So a result is never found under the key of another
-version of the file. Uploads and saved weights never change, and enter with their digests. Specs
-with invisible inputs, such as those of a hub, have no key."""
+The key is made from the spec, the core's sources and libraries, the sources of the package of a
+family from outside, and all inputs. A file of the lab's folders enters with its name, size and
+times, not with its content. A changed file has another time of change, even if its old content is
+restored. So a result is never found under the key of another version of the file. Uploads and saved
+weights never change, and enter with their digests. Specs with invisible inputs, such as those of a
+hub, have no key."""
 
 import hashlib
 import json
@@ -17,7 +18,7 @@ from typing import Any
 from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
-from mptcore.protocol.code import CORE_DIGITS, core_digest
+from mptcore.protocol.code import CORE_DIGITS, code_digest
 from mptcore.specs import ExperimentSpec
 from service.db.visibility import readable, reader
 from service.experiments.inputs import Inputs
@@ -64,7 +65,7 @@ class CacheKeys:
             return None
         text = json.dumps([document, sorted([*digests, found])], sort_keys=True)
         digits = hashlib.sha256(text.encode()).hexdigest()
-        return core_digest() + digits[: 64 - CORE_DIGITS]
+        return code_digest(spec.model.family) + digits[: 64 - CORE_DIGITS]
 
 
 EarlierResults = Mapping[str | None, Sequence[Row[Any]]]

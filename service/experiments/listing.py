@@ -16,8 +16,8 @@ from mptcore.specs import Problem
 from mptcore.specs.parsing.suggestions import meant
 from service.db.visibility import listed
 from service.experiments.filters.fields import (
-    FAMILIES,
     clause,
+    families_with,
     metric_is,
     metric_meant,
     owner_id,
@@ -190,8 +190,9 @@ def clauses(session: Session, user_id: int, wanted: Wanted) -> list[Clause]:
     if wanted.status:
         found.append(Experiment.status.in_(wanted.status))
     if wanted.family:
-        for family in set(wanted.family) - set(FAMILIES):
-            raise invalid([Problem("/query/family", unknown("family", family, FAMILIES))])
+        for family in wanted.family:
+            if family not in (known := families_with(session, family)):
+                raise invalid([Problem("/query/family", unknown("family", family, known))])
         found.append(Experiment.family.in_(wanted.family))
     if wanted.name is not None:
         found.append(Experiment.name == wanted.name)

@@ -68,7 +68,7 @@ def short_spec(spec: Mapping[str, Any]) -> str:
     latent_dim, checkpoint = model.get("latent_dim"), model.get("checkpoint")
     size = f"K {latent_dim}" if latent_dim is not None else checkpoint
     names = (data.get(name) for name in ("subset", "file", "source"))
-    source = "drawn" if data["source"] == "ppca" else next(filter(None, names))
+    source = "drawn" if data.get("source") == "ppca" else next(filter(None, names), None)
     shape = f"{data['n']} × {data['dim']}" if data.get("n") and data.get("dim") else None
     return " · ".join(
         filter(None, [model["family"], size, " ".join(filter(None, [source, shape]))])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
+from mptcore.specs.outside import outside_families
 from service.db.engine import Database
 from service.db.errors import TRANSIENT_DB_ERRORS
 from service.db.revisions import NotMigrated
@@ -31,9 +32,12 @@ ORPHAN_GRACE_S = 15.0
 
 def begin() -> Settings:
     """Read the settings, configure logging, restrict access to the store and check the tables. Ends
-    the process if the tables do not match this version."""
+    the process if the tables do not match this version, or if two packages register a family."""
     settings = Settings()
     configure_logs()
+    if conflicts := outside_families().conflicts:
+        log.critical("%s", "; ".join(conflicts))
+        raise SystemExit(1)
     for name in unknown_variables(os.environ):
         log.warning("%s is no setting: it has no effect (docs/settings.md lists them)", name)
     os.umask(OWNER_ONLY)

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Select, Text, cast, func, select
 from sqlalchemy.orm import Session, defer, joinedload
 
 from mptcore.presets import PRESETS
-from mptcore.specs import ExperimentSpec, stored_spec
+from mptcore.specs import ExperimentSpec, stored_spec_if_known
 from service.accounts.users import Caller
 from service.datasets.sizes import Uploads
 from service.db.visibility import readable, reader
@@ -92,7 +92,8 @@ def _computed(session: Session, ids: Sequence[str], most: int) -> Mapping[str, s
     for first in range(0, len(ids), SPECS_AT_ONCE):
         query = select(Experiment.id, Experiment.spec)
         query = query.where(Experiment.id.in_(ids[first : first + SPECS_AT_ONCE]), may_be)
-        found |= {row.id: _digest(stored_spec(row.spec)) for row in session.execute(query)}
+        specs = ((row.id, stored_spec_if_known(row.spec)) for row in session.execute(query))
+        found |= {id: _digest(spec) for id, spec in specs if spec is not None}
     return found
 
 
@@ -104,8 +105,8 @@ def _digest(spec: ExperimentSpec) -> str:
 def ran(experiment: Experiment, spec: ExperimentSpec) -> bool:
     """Return whether an experiment ran this spec, on any device and with any settings of the
     computation."""
-    found = stored_spec(experiment.spec)
-    return found.model_copy(update={"compute": spec.compute}) == spec
+    found = stored_spec_if_known(experiment.spec)
+    return found is not None and found.model_copy(update={"compute": spec.compute}) == spec
 
 
 def _same(

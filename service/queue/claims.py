@@ -7,16 +7,17 @@ database's own (`now()`).
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     Float,
     Row,
     Select,
+    String,
     bindparam,
-    case,
     column,
     func,
     insert,
@@ -26,7 +27,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from mptcore.protocol.code import core_digest
+from mptcore.protocol.code import code_digest
+from mptcore.specs import known_families
 from service.db.engine import now
 from service.experiments.models import (
     STARTABLE,
@@ -82,10 +84,13 @@ class Candidate:
         return has_slot and (queue == Queue.CPU or self.has_gpu_hours)
 
 
-def count_startable(session: Session, queue: Queue, at_most: int = 1) -> int:
-    """Return how many experiments wait for such workers, counted up to a number, whether or not
-    their owners may start them. It needs no lock."""
-    counted: int = session.execute(_STARTABLE[queue], {"at_most": at_most}).scalar_one()
+def count_startable(
+    session: Session, queue: Queue, families: Collection[str], at_most: int = 1
+) -> int:
+    """Return how many experiments of these families wait for such workers, counted up to a number,
+    whether or not their owners may start them. It needs no lock."""
+    given = {"families": [*families], "at_most": at_most}
+    counted: int = session.execute(_STARTABLE[queue], given).scalar_one()
     return counted
 
 
@@ -102,14 +107,19 @@ def claim(
     acquire the lease. Return None if nothing may start here. A run resumes from the latest
     checkpoint; the records after it (or all) are deleted in the same transaction. The runner checks
     the checkpoint file. If it is damaged, the runner resumes from an earlier one or restarts, with
-    the same records. Workers that have not sent a heartbeat for `within_s` seconds do not count."""
+    the same records. Workers that have not sent a heartbeat for `within_s` seconds do not count.
+    The process of the worker calls it: if its code is not that of the service, the result has no
+    key of the cache."""
     lock_claims(session)
     chosen = choose(session, worker, queue, fair_share, places(session, within_s), lock=True)
     if chosen is None:
         return None
     user, experiment_id = chosen
     given = {"chosen": experiment_id, "by": worker, "on": queue, "for_s": lease_s}
-    row = session.execute(_TAKE, {**given, "core": core_digest()}).one()
+    row = session.execute(_TAKE, given).one()
+    if row.cache_key is not None and not row.cache_key.startswith(code_digest(row.family)):
+        of_row = update(Experiment).where(Experiment.id == row.id)
+        session.execute(of_row.values(cache_key=None))
     session.execute(_BEGIN, {"chosen": experiment_id})
     weight = fair_share.gpu_weight if queue == Queue.GPU else 1.0
     _charge(session, user, weight * fair_share.advance_s)
@@ -132,8 +142,8 @@ def choose(
 ) -> tuple[Candidate, str] | None:
     """Return the next user and experiment for a worker, or None. Skipped are users at a limit,
     users whose runs use all workers except the spare ones, and experiments for which this worker
-    lacks memory or an idle GPU is the better place. With `lock` the experiment is locked, and those
-    that another transaction has locked are skipped, because it may hang."""
+    lacks the family or the memory, or an idle GPU is the better place. With `lock` the experiment
+    is locked, and those that another transaction has locked are skipped, because it may hang."""
     here = next((place for place in all_places if place.worker_id == worker), None)
     if here is not None and here.drained_until is not None:
         return None
@@ -141,18 +151,18 @@ def choose(
     workers = [place for place in places if place.queue == queue]
     gpus = [place for place in places if place.queue == Queue.GPU]
     room = MAX_BYTES if here is None else min(here.room, MAX_BYTES)
+    families = known_families() if here is None else here.families
     first = _FIRST[queue].with_for_update(skip_locked=True) if lock else _FIRST[queue]
     is_next = True
-    for user in _candidates(session, queue, fair_share, len(workers), len(gpus)):
-        given = {"owner_id": user.id, "room": int(room)}
+    numbers = len(workers), len(gpus)
+    for user in _candidates(session, queue, families, fair_share, *numbers):
+        given: dict[str, Any] = {"owner_id": user.id, "room": int(room), "families": [*families]}
         is_left_to_gpu = False
         if queue == Queue.CPU:
             if (
                 user.places_left == 1
                 and user.has_gpu_hours
-                and _gpu_run_is_first(
-                    session, user, max((place.room_without_ours for place in gpus), default=-1.0)
-                )
+                and _gpu_run_is_first(session, user, gpus)
             ):
                 continue
             idle = [place.room for place in gpus if place.is_idle and user.may_begin(Queue.GPU)]
@@ -183,9 +193,15 @@ ALL = 2**31
 
 
 def _candidates(
-    session: Session, queue: Queue, fair_share: FairShare, cpu_workers: int, gpu_workers: int
+    session: Session,
+    queue: Queue,
+    families: Collection[str],
+    fair_share: FairShare,
+    cpu_workers: int,
+    gpu_workers: int,
 ) -> Iterator[Candidate]:
-    """Return the users who may begin a run on a worker of this queue, the next in turn first. A
+    """Return the users who may begin a run of these families on a worker of this queue, the next in
+    turn first. A
     claim nearly always takes one of the first, and the time of the query grows with the number of
     users that it returns, so it returns the others only if they are needed."""
     clock: float = session.execute(select(now())).scalar_one()
@@ -193,7 +209,7 @@ def _candidates(
     times = {"clock": clock, "half_life_s": half_life_s, "oldest": clock - 100 * half_life_s}
     known = set[int]()
     for at_most in (FEW, ALL):
-        given = {"roles": SUBMITTING, "at_most": at_most, **times}
+        given = {"roles": SUBMITTING, "at_most": at_most, "families": [*families], **times}
         rows = session.execute(_CANDIDATES[queue], given).all()
         is_limited = any(row.max_gpu_hours is not None for row in rows)
         if hours is None and (is_limited or fair_share.max_gpu_hours_a_day is not None):
@@ -268,10 +284,13 @@ def _is_kept(here: Place, workers: Sequence[Place], needed: int) -> bool:
     return kept is not None and kept.id in here.memory_ids
 
 
-def _gpu_run_is_first(session: Session, user: Candidate, gpu_bytes: float) -> bool:
+def _gpu_run_is_first(session: Session, user: Candidate, gpus: Sequence[Place]) -> bool:
     """Return whether a CPU run would use the last place under the user's limit although a GPU run
-    of this user comes before it. `gpu_bytes` is the most memory that a run may have on a GPU."""
-    gpu_run = session.execute(_FIRST_CUDA, {"owner_id": user.id}).one_or_none()
+    of this user comes before it, which a GPU has the memory for."""
+    families = {family for place in gpus for family in place.families}
+    gpu_bytes = max((place.room_without_ours for place in gpus), default=-1.0)
+    given = {"owner_id": user.id, "families": [*families]}
+    gpu_run = session.execute(_FIRST_CUDA, given).one_or_none()
     if gpu_run is None or gpu_run.memory_bytes > gpu_bytes:
         return False
     return (-gpu_run.priority, gpu_run.id) < (-user.priority, user.first_id)
@@ -288,11 +307,13 @@ def _charge(session: Session, user: Candidate, slot_s: float) -> None:
 
 
 SUBMITTING = [role for role, scopes in ROLE_SCOPES.items() if Scope.SUBMIT in scopes]
+_OF_FAMILIES = " AND family IN :families"
+_FAMILIES: BindParameter[str] = bindparam("families", type_=String, expanding=True)
 _STARTABLE = {
     queue: text(
         "SELECT count(*) FROM"
-        f" (SELECT 1 FROM experiments WHERE {startable} LIMIT :at_most) AS startable"
-    )
+        f" (SELECT 1 FROM experiments WHERE {startable}{_OF_FAMILIES} LIMIT :at_most) AS startable"
+    ).bindparams(_FAMILIES)
     for queue, startable in STARTABLE.items()
 }
 # PostgreSQL refuses a power that is too small for a float, so old usage counts as none.
@@ -318,7 +339,7 @@ _CANDIDATES = {
             LIMIT {ALL}
         ) AS users
         JOIN experiments AS first ON first.id = (
-            SELECT id FROM experiments WHERE owner_id = users.id AND {startable}
+            SELECT id FROM experiments WHERE owner_id = users.id AND {startable}{_OF_FAMILIES}
             ORDER BY priority DESC, id LIMIT 1
         )
         LEFT JOIN (
@@ -330,6 +351,7 @@ _CANDIDATES = {
         LIMIT :at_most
     """).bindparams(
         bindparam("roles", expanding=True),
+        _FAMILIES,
         *(bindparam(name, type_=Float) for name in ("clock", "half_life_s", "oldest")),
     )
     for queue, startable in STARTABLE.items()
@@ -342,16 +364,20 @@ _HAS_ROOM = {
 _FIRST: dict[Queue, Select[str]] = {
     queue: select(column("id"))
     .select_from(text("experiments"))
-    .where(text("owner_id = :owner_id"), text(STARTABLE[queue]), text(_HAS_ROOM[queue]))
+    .where(
+        text("owner_id = :owner_id"),
+        text(STARTABLE[queue] + _OF_FAMILIES).bindparams(_FAMILIES),
+        text(_HAS_ROOM[queue]),
+    )
     .order_by(text("priority DESC"), text("id"))
     .limit(1)
     for queue in Queue
 }
 _FIRST_CUDA = text(
     "SELECT id, priority, coalesce(memory_bytes, 0) AS memory_bytes FROM experiments"
-    f" WHERE owner_id = :owner_id AND {STARTABLE[Queue.GPU]}"
+    f" WHERE owner_id = :owner_id AND {STARTABLE[Queue.GPU]}{_OF_FAMILIES}"
     " AND device = 'cuda' ORDER BY priority DESC, id LIMIT 1"
-)
+).bindparams(_FAMILIES)
 _TAKE = (
     update(Experiment)
     .where(Experiment.id == bindparam("chosen"))
@@ -362,9 +388,6 @@ _TAKE = (
         queue=bindparam("on"),
         lease_expires_at=now() + bindparam("for_s", type_=Float),
         record_bytes=None,
-        cache_key=case(  # null if this worker's core differs from that of the service
-            (Experiment.cache_key.startswith(bindparam("core")), Experiment.cache_key), else_=None
-        ),
         started_at=func.coalesce(Experiment.started_at, now()),
         last_seq=func.coalesce(
             select(func.max(Checkpoint.after_seq))
@@ -379,7 +402,13 @@ _TAKE = (
         progress_at=None,
         progress_eta_s=None,
     )
-    .returning(Experiment.id, Experiment.attempt, Experiment.spec)
+    .returning(
+        Experiment.id,
+        Experiment.attempt,
+        Experiment.spec,
+        Experiment.family,
+        Experiment.cache_key,
+    )
     .execution_options(synchronize_session=False)
 )
 _BEGIN = insert(Attempt.metadata.tables[Attempt.__tablename__]).from_select(

@@ -72,7 +72,10 @@ def _queue_position(
     wanted = QUEUES[Device(experiment.device)]
     served = [queue for queue in wanted if queue in snapshot.slots]
     needed = experiment.memory_bytes or 0
-    short = {queue: short_memory(needed, snapshot.places[queue]) for queue in served}
+    short = {
+        queue: short_memory(needed, _with_family(experiment.family, snapshot.places[queue]))
+        for queue in served
+    }
     expected = {
         queue: _expected(experiment, queue, snapshot, short.get(queue) is None)
         for queue in served or wanted
@@ -135,9 +138,13 @@ def _reason(
     if not short:
         kinds = " or ".join(queue.upper() for queue in QUEUES[Device(experiment.device)])
         return f"no {kinds} worker is registered", ()
-    if (reason := _drained(experiment.memory_bytes or 0, [*short], snapshot)) is not None:
+    if not any(_with_family(experiment.family, snapshot.all_places(queue)) for queue in short):
+        kinds = " or ".join(queue.upper() for queue in short)
+        lacks = f"no live {kinds} worker has the family {experiment.family}"
+        return f"{lacks}: an administrator has to install its package there", ()
+    if (reason := _drained(experiment, [*short], snapshot)) is not None:
         return reason, ()
-    served = [queue for queue in short if snapshot.places[queue]]
+    served = [queue for queue in short if _with_family(experiment.family, snapshot.places[queue])]
     served = [queue for queue in served if not snapshot.slots[queue].store_full]
     if not served:
         return STORE_FULL, ()
@@ -174,16 +181,23 @@ def _reason(
     )
 
 
-def _drained(needed: int, served: Sequence[Queue], snapshot: QueueSnapshot) -> str | None:
-    """Return that all workers with the memory for a run are drained, and until when; None if
-    another worker has it, or none."""
-    workers = [place for queue in served for place in snapshot.places[queue]]
+def _with_family(family: str, places: Sequence[Place]) -> Sequence[Place]:
+    return [place for place in places if family in place.families]
+
+
+def _drained(
+    experiment: Experiment, served: Sequence[Queue], snapshot: QueueSnapshot
+) -> str | None:
+    """Return that all workers with the family and the memory for a run are drained, and until when;
+    None if another worker has them, or none."""
+    family, needed = experiment.family, experiment.memory_bytes or 0
+    workers = [place for queue in served for place in _with_family(family, snapshot.places[queue])]
     if any(place.room_without_ours >= needed for place in workers):
         return None
     ends = [
         place.drained_until
         for queue in served
-        for place in snapshot.drained[queue]
+        for place in _with_family(family, snapshot.drained[queue])
         if place.drained_until is not None and (place.room_without_ours >= needed or not workers)
     ]
     if not ends:

@@ -87,6 +87,8 @@ class Place:
     drained_until: float | None = None
     """End of the drain of its machine, in the database's time; infinite if an admin has to end it.
     None: it is not drained."""
+    families: frozenset[str] = frozenset()
+    """Families that it can run."""
 
     @property
     def memory_ids(self) -> list[str]:
@@ -131,6 +133,7 @@ _PLACES = (
         _WORKERS.c.gpu_memory_free,
         _WORKERS.c.gpu_memory_ours,
         _WORKERS.c.store_full,
+        _WORKERS.c.families,
         case((DRAINS.c.host.is_not(None), func.coalesce(DRAINS.c.until, math.inf))).label(
             "drained_until"
         ),
@@ -173,7 +176,10 @@ def places(session: Session, within_s: float) -> list[Place]:
             max_run = math.inf if limit is None else limit
             may_start = bool(row.looks) and not row.store_full and row.drained_until is None
             is_idle = row.run_id is None and may_start
-            place = Place(row.id, Queue(row.queue), shared, max_run, is_idle, row.drained_until)
+            place = Place(
+                row.id, Queue(row.queue), shared, max_run, is_idle, row.drained_until,
+                frozenset(row.families),
+            )  # fmt: skip
             found.setdefault(row.id, place).is_idle &= is_idle
     return list(found.values())
 

@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
-from mptcore.specs import ExperimentSpec, stored_spec
+from mptcore.specs import ExperimentSpec, stored_spec_if_known
 from service.experiments.models import DEVICES, Attempt, Device, Experiment, Queue
 from service.queue import workers
 from service.queue.schemas import RuntimeOut
@@ -45,15 +45,17 @@ def _on(
     if they have enough."""
     ran: dict[str | None, list[tuple[float, float]]] = defaultdict(list)
     for worker, took_s, value in _latest(session, spec, queue):
-        times = _log_work(stored_spec(value)), math.log(max(1e-3, took_s))
+        if (known := stored_spec_if_known(value)) is None:
+            continue
+        times = _log_work(known), math.log(max(1e-3, took_s))
         ran[None].append(times)
         if (host := worker.rpartition(":")[0]) in hosts:
             ran[host].append(times)
     found = {host: learned(of[:LEARNED_FROM], _log_work(spec)) for host, of in ran.items()}
-    known = [
+    learned_on = [
         one.model_copy(update={"host": host}) for host, one in found.items() if one is not None
     ]
-    return [one for one in known if one.host is not None] or known
+    return [one for one in learned_on if one.host is not None] or learned_on
 
 
 def _latest(

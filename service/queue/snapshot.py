@@ -59,6 +59,10 @@ class QueueSnapshot:
     """Ids of the requesting users' waiting experiments by device and priority, oldest first."""
     orders: dict[Queue, StartOrder] = field(default_factory=dict)
 
+    def all_places(self, queue: Queue) -> Sequence[Place]:
+        """Return the workers of a queue, also drained ones."""
+        return [*self.places[queue], *self.drained[queue]]
+
     def own_before(self, owner_id: int, experiment: First, devices: Collection[Device]) -> int:
         """Return how many experiments of the same user for these devices start before this one,
         which may be newer than the snapshot."""

@@ -1,7 +1,7 @@
 """The live workers, which report themselves by heartbeats on the database's clock."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from sqlalchemy import (
@@ -18,6 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
+from mptcore.specs import known_families
 from service.db.engine import insert_new, limit_hanging, now
 from service.experiments.models import Experiment, Queue
 from service.vocabulary import Status
@@ -66,6 +67,8 @@ class Vitals:
     store_full: bool = False
     looked_ago_s: float | None = 0.0
     """Seconds since it looked for a run; None before the first look."""
+    families: Sequence[str] = field(default_factory=known_families)
+    """Families that it can run: those that this process can use."""
 
 
 _TABLE = cast(Table, Worker.__table__)

@@ -17,6 +17,7 @@ from mptcore.specs import (
     ExperimentSpec,
     Problem,
     SpecError,
+    missing_family,
     spec_error,
     stored_spec,
 )
@@ -70,7 +71,9 @@ class Submissions(NamedTuple):
 
 def retry_entry(old: Experiment, in_request: Callable[[Problem], Problem] = lambda p: p) -> Entry:
     """Return the submission of a new experiment like an old one. Raises ApiError if the spec is no
-    longer accepted."""
+    longer accepted, or the package of its family is gone."""
+    if (reason := missing_family(old.family)) is not None:
+        raise invalid([Problem("/spec/model/family", reason)])
     beside = {name: getattr(old, name) for name in BESIDE}
     beside["visibility"] = Visibility(old.visibility)
     try:

@@ -5,6 +5,7 @@ understand."""
 from collections.abc import Iterator
 from typing import Any
 
+from mptcore.specs import OutsideExperiment
 from service.datasets.sizes import SIZES
 from service.web.errors import PROBLEM
 
@@ -94,6 +95,7 @@ EXAMPLES: dict[str, list[Document]] = {
 def complete(document: Document) -> Document:
     """Complete the document in place and return it."""
     schemas = document["components"]["schemas"]
+    schemas.pop(OutsideExperiment.__name__, None)  # FastAPI lists it, and nothing refers to it
     for name, schema in schemas.items():
         if name in EXAMPLES:
             schema["examples"] = EXAMPLES[name]

@@ -5,6 +5,8 @@ from http import HTTPStatus
 from fastapi import APIRouter
 from sqlalchemy import text
 
+from mptcore.specs import missing_family
+from mptcore.specs.outside import outside_families
 from service import store_space
 from service.refusals import ApiError
 from service.schemas import ResponseModel
@@ -21,7 +23,8 @@ class Health(ResponseModel):
 
 class Readiness(Health):
     warnings: list[str]
-    """Problems for an administrator that stop no request: a full disk of the store."""
+    """Problems for an administrator that stop no request: a full disk of the store, and packages of
+    families that cannot be imported."""
 
 
 @router.get("/healthz")
@@ -41,4 +44,6 @@ def readyz(database: DatabaseDep, settings: SettingsDep) -> Readiness:
     if trouble is not None:
         raise ApiError(HTTPStatus.SERVICE_UNAVAILABLE, "not_writable", trouble)
     shortage = store_space.shortage(settings)
-    return Readiness(status="ready", warnings=[] if shortage is None else [shortage])
+    missing = [missing_family(family) for family in outside_families().unusable]
+    warnings = [text for text in (shortage, *missing) if text is not None]
+    return Readiness(status="ready", warnings=warnings)

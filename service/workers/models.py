@@ -10,6 +10,7 @@ from sqlalchemy import (
     exists,
     false,
     or_,
+    text,
 )
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
@@ -43,6 +44,8 @@ class Worker(Base):
     """Resident main memory of this worker's own run."""
     store_full: Mapped[bool] = mapped_column(default=False, server_default=false())
     """True if the store's disk has less free than its reserve, as this worker sees it."""
+    families: Mapped[list[str]] = mapped_column(JSON, default=list, server_default=text("'[]'"))
+    """Families that the worker can run."""
     started_at: Mapped[float] = mapped_column(default=now())
     heartbeat_at: Mapped[float] = mapped_column(default=now())
     looked_at: Mapped[float | None]

@@ -80,6 +80,9 @@ class WorkerOut(ResponseModel):
     """Memory of the GPU that the worker's own run uses, in bytes. null: no GPU."""
     store_full: bool
     """True if it starts no run, because the store's disk has less free than its reserve."""
+    families: list[str]
+    """Families that it can run: those of this version, and those of packages that are installed
+    there."""
     drain: DrainOut | None
     """The drain of its machine. null: it is not drained."""
     started_at: Moment

@@ -22,8 +22,9 @@ from mptcore.families.vae.likelihoods import BernoulliLikelihood
 from mptcore.families.vae.networks import linear_decoder
 from mptcore.runtime.state import ScoreCache
 from mptcore.specs import PpcaModel, Train, UniformGrid
-from tests.support.pretended_gpu import DEVICE, pretended_gpu
-from tests.support.runs import records, result_of, spec_of
+from mptlab_contract import records
+from mptlab_contract.pretended_gpu import DEVICE, pretended_gpu
+from tests.support.runs import result_of, spec_of
 
 CPU = torch.device("cpu")
 DIM = 12

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
+from mptlab_contract.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
 
 CPU = torch.arange(6.0).view(2, 3)
 

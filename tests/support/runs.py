@@ -1,13 +1,10 @@
 """Running specs, parts of runs, and reading their records."""
 
 import json
-from pathlib import Path
 from typing import Any, TypeVar
 
-from mptcore.protocol.records import Metric, Point, Progress, Record, encode
-from mptcore.run import resumable
-from mptcore.runtime.checkpoint import Snapshot, files, first_whole
-from mptcore.runtime.state import RunState, Work
+from mptcore.protocol.records import Metric, Point, Record
+from mptcore.runtime.state import Work
 from mptcore.specs import ExperimentSpec, parse_spec
 
 Result = TypeVar("Result")
@@ -15,27 +12,6 @@ Result = TypeVar("Result")
 
 def spec_of(value: dict[str, Any]) -> ExperimentSpec:
     return parse_spec(json.dumps(value).encode())
-
-
-def records(spec: ExperimentSpec, folder: Path, stop_after: int | None = None) -> list[str]:
-    """The lines of a run that resumes from a folder, or up to the first safe point after some
-    records, where it is saved there."""
-    state = RunState(work_dir=folder / "work")
-    found = first_whole(spec, files(folder))
-    given = 0
-    if found is not None:
-        state.scores, given = found.scores, found.after
-    lines = []
-    training = found.training if found else None
-    for record in resumable(spec, state, training):
-        if record is not None and not isinstance(record, Progress):
-            state.seq += 1
-            if state.seq > given:
-                lines.append(encode(state.seq, record))
-        if stop_after is not None and state.at_safe_point and state.seq >= max(stop_after, given):
-            Snapshot.of(state, spec).save(folder)
-            return lines
-    return lines
 
 
 def result_of(work: Work[Result]) -> Result:

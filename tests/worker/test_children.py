@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.support import runs
+import mptlab_contract
 from tests.support.forks import SharedWarmParent
 from tests.support.ppca_spec import ppca_spec
 from tests.support.processes import wait_until
@@ -51,7 +51,7 @@ def forked(warm: WarmParent) -> Runner:
 
 
 def test_a_child_gives_the_records_of_the_filter(warm: WarmParent, tmp_path: Path) -> None:
-    undisturbed = [json.loads(line) for line in runs.records(spec_of(SPEC), tmp_path)]
+    undisturbed = [json.loads(line) for line in mptlab_contract.records(spec_of(SPEC), tmp_path)]
     for _ in range(2):
         runner = Runner(warm.fork)
         runner.start({"spec": SPEC})

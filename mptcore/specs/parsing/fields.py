@@ -6,8 +6,8 @@ from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
+from mptcore.specs.outside import models_of
 from mptcore.specs.parsing.suggestions import MAX_LENGTH, meant
-from mptcore.specs.union import models_of
 
 MAX_PATHS = 3
 ALIKE = 0.8

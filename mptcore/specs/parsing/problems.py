@@ -8,11 +8,12 @@ from pydantic import BaseModel, ValidationError
 
 from mptcore.specs.base import MAX_PROBLEMS, Problem, SpecError
 from mptcore.specs.compute import Limits
+from mptcore.specs.outside import models_of
 from mptcore.specs.parsing.fields import meant_field
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
 from mptcore.specs.parsing.sentences import ONE_OF, QUOTED, UNION, not_given, one_of, sentence
 from mptcore.specs.parsing.suggestions import meant
-from mptcore.specs.union import ExperimentSpec, adapter, models_of
+from mptcore.specs.union import ExperimentSpec, adapter
 
 
 def parse_spec(text: bytes, limits: Limits | None = None) -> ExperimentSpec:

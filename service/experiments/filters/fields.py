@@ -1,7 +1,7 @@
 """Columns behind the fields of a filter, and how they are compared."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import islice
@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session, aliased
 
 from mptcore.protocol.metrics import INTERIM
 from mptcore.protocol.records import LABELS
-from mptcore.specs import ExperimentSpec
+from mptcore.specs import ExperimentSpec, known_families
 from mptcore.specs.parsing.suggestions import meant
 from service.accounts.models import User
 from service.experiments.filters.grammar import Comparison, Condition, Given, Joined, Negated, Wrong
@@ -51,16 +51,9 @@ def _paths(schema: dict[str, Any], node: dict[str, Any], path: str, left: int) -
         yield from _paths(schema, part, inner, left - 1)
 
 
-def _families(schema: dict[str, Any]) -> Iterator[str]:
-    for part in schema["$defs"].values():
-        family = part.get("properties", {}).get("family", {}).get("const")
-        if family is not None:
-            yield family
-
-
 _SCHEMA = TypeAdapter(ExperimentSpec).json_schema()
 SPEC_PATHS = frozenset(_paths(_SCHEMA, _SCHEMA, "", _DEEPEST))
-FAMILIES = tuple(sorted(set(_families(_SCHEMA))))
+FAMILIES = tuple(sorted(known_families()))
 
 
 @dataclass(frozen=True)
@@ -117,6 +110,9 @@ def _compared(session: Session, one: Comparison) -> Clause:
         ]
         return or_(*parts)
     (value,) = one.values
+    if one.field == "family":
+        known = families_with(session, value.text)
+        return _of_column(replace(FIELDS["family"], kind=known), one, value)
     if one.field in FIELDS:
         return _of_column(FIELDS[one.field], one, value)
     if one.field in ("owner", "tag"):
@@ -133,6 +129,15 @@ def _compared(session: Session, one: Comparison) -> Clause:
     if near := metric_meant(session, one.field):
         raise Wrong(one.column, f"there is no field {one.field}: {near.strip()}")
     raise Wrong(one.column, unknown("field", one.field, [*FIELDS, *OTHERS]))
+
+
+def families_with(session: Session, family: str) -> tuple[str, ...]:
+    """Return the families that a filter may name: those of this process, and the given one if an
+    experiment of it is stored, because its package may be gone."""
+    if family in FAMILIES:
+        return FAMILIES
+    stored = select(Experiment.id).where(Experiment.family == family).limit(1)
+    return FAMILIES if session.scalar(stored) is None else (*FAMILIES, family)
 
 
 def metric_meant(session: Session, name: str) -> str:

@@ -39,7 +39,7 @@ from mptcore.run import run
 from mptcore.runtime.state import ScoreCache
 from mptcore.specs import AllSizes, LinearGaussianExperiment, parse_spec
 from mptcore.specs.masks import Design
-from tests.support.runs import records as resumable_records
+from mptlab_contract import records as resumable_records
 from tests.support.runs import result_of, spec_of, std_err_of, value_of
 
 REPEATS = 200

@@ -11,7 +11,7 @@ from mptcore.estimation.allocation import NEIGHBOURS
 from mptcore.estimation.single_scores import SingleScores
 from mptcore.protocol.records import Metric, Point
 from mptcore.run import run
-from tests.support.contract import masks_of
+from mptlab_contract import masks_of
 from tests.support.runs import metric, spec_of, std_err_of, value_of
 
 DIM = 7

@@ -13,7 +13,7 @@ from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.protocol.records import Metric, Progress
 from mptcore.run import run
 from mptcore.specs import LinearGaussianExperiment
-from tests.support.contract import masks_of
+from mptlab_contract import masks_of
 from tests.support.runs import metric, points, spec_of, std_err_of, value_of
 
 DIM = 5

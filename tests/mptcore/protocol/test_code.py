@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from mptcore.protocol import code
-from mptcore.protocol.code import LIBRARIES, PACKAGES, core_digest, package_versions
+from mptcore.protocol.code import (
+    LIBRARIES,
+    PACKAGES,
+    code_digest,
+    core_digest,
+    package_versions,
+)
+from mptcore.specs.experiment import OutsideExperiment
+from mptcore.specs.outside import OutsideFamilies, OutsideFamily, Package
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +48,20 @@ def test_other_library_versions_change_the_core_digest(monkeypatch: pytest.Monke
         cached.cache_clear()
     monkeypatch.setattr(code, "version", lambda name: forgotten_versions.get(name, version(name)))
     assert core_digest() != here
+
+
+def test_the_code_of_a_family_from_outside_contains_its_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digests = []
+    for digest in ("a", "b"):
+        family = OutsideFamily(OutsideExperiment, Package("chain", "1.0", digest))
+        families = OutsideFamilies({"markov": family}, {}, [])
+        monkeypatch.setattr(code, "outside_families", lambda families=families: families)
+        digests.append(code_digest("markov"))
+    assert len({*digests, core_digest()}) == 3
+    assert {len(digest) for digest in digests} == {16}
+    assert code_digest("ppca") == core_digest()
 
 
 def test_the_core_is_the_digest_of_its_sources_and_libraries(

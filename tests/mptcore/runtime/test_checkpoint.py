@@ -15,8 +15,9 @@ from mptcore.protocol.orders import Assignment
 from mptcore.runtime import checkpoint
 from mptcore.runtime.checkpoint import files, first_whole
 from mptcore.runtime.runner import SpecRunner
-from tests.support.pretended_gpu import pretended_gpu
-from tests.support.runs import records, spec_of
+from mptlab_contract import records
+from mptlab_contract.pretended_gpu import pretended_gpu
+from tests.support.runs import spec_of
 from tests.support.stub import all_records
 from tests.support.warm import warm_parent
 from worker.runner import Runner

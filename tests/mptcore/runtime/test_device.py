@@ -22,9 +22,10 @@ from mptcore.runtime.device import (
 )
 from mptcore.runtime.runner import SpecRunner
 from mptcore.specs.compute import Compute
+from mptlab_contract import records
+from mptlab_contract.pretended_gpu import DEVICE, pretended_gpu
 from tests.support import tiny_lm
-from tests.support.pretended_gpu import DEVICE, pretended_gpu
-from tests.support.runs import records, spec_of
+from tests.support.runs import spec_of
 from tests.support.specs import SMALL
 from tests.support.vae_specs import LINEAR
 

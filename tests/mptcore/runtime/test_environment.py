@@ -24,10 +24,11 @@ from mptcore.runtime import checkpoint
 from mptcore.runtime.environment import _cpu_model, environment
 from mptcore.runtime.runner import SpecRunner
 from mptcore.runtime.state import RunState
+from mptlab_contract import records
 from tests.support import tiny_lm
 from tests.support.nvml import Nvml, NVMLError
 from tests.support.ppca_spec import ppca_spec
-from tests.support.runs import records, spec_of
+from tests.support.runs import spec_of
 
 COMPUTE = {"device": "cpu", "threads": 1, "memory_mib": 1}
 TEXT: dict[str, Any] = {

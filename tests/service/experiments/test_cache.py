@@ -168,10 +168,10 @@ def test_results_of_another_core_version_are_not_used(
     """Nor those of workers that were older than the service, while the lab was upgraded."""
     computed(admin)
     with monkeypatch.context() as other:
-        other.setattr(cache, "core_digest", lambda: "f" * 16)
+        other.setattr(cache, "code_digest", lambda family: "f" * 16)
         assert post(admin)["cached_from"] is None
     finish_next(admin)
-    monkeypatch.setattr(cache, "core_digest", lambda: "f" * 16)
+    monkeypatch.setattr(cache, "code_digest", lambda family: "f" * 16)
     assert post(admin)["cached_from"] is None
 
 

@@ -1,30 +1,39 @@
 """References by id are resolved for every family, including new ones."""
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
 
-from mptcore.specs import validate_spec
+from mptcore.specs import OutsideExperiment, validate_spec
+from mptcore.specs.base import Spec
 from mptcore.specs.data.text import too_few
+from mptcore.specs.experiment import VectorExperiment
 from service.datasets.models import Dataset
 from service.datasets.sizes import NO_UPLOAD, Uploads
 from service.db.engine import Database
 from service.experiments.references import ReferencedInputs, reference_problems
-from tests.support.markov.spec import MarkovExperiment
+
+
+class CoinModel(Spec):
+    family: Literal["coin"]
+
+
+class CoinExperiment(VectorExperiment, OutsideExperiment):
+    run: ClassVar[str] = "coin.run:CoinRun"
+    model: CoinModel
 
 
 def test_a_family_without_baseline_and_weights(database: Database) -> None:
-    spec = MarkovExperiment.model_validate(
+    spec = CoinExperiment.model_validate(
         {
-            "model": {"family": "markov", "stay": 0.8},
+            "model": {"family": "coin"},
             "data": {"source": "upload", "dataset": "a" * 32, "n": 9, "dim": 7},
         }
     )
     with database.snapshot() as session:
         uploads = Uploads(session, 1)
-        # The family is not registered.
-        inputs = ReferencedInputs.of(session, uploads, [spec])  # type: ignore[list-item]
-        found = [*reference_problems(inputs, spec)]  # type: ignore[arg-type]
+        inputs = ReferencedInputs.of(session, uploads, [spec])
+        found = [*reference_problems(inputs, spec)]
     assert [(one.pointer, one.detail) for one in found] == [("/data/dataset", NO_UPLOAD)]
 
 

@@ -69,6 +69,43 @@ def test_the_oldest_of_the_highest_priority_of_both_devices(
     assert [chosen(database, queue) for _ in order] == order
 
 
+def worker_with(database: Database, name: str, *families: str) -> None:
+    with database.transaction() as session:
+        workers.beat(session, name, Vitals("host", Queue.CPU, 1, families=families))
+
+
+def test_a_worker_claims_only_its_families(either: Database) -> None:
+    """Experiments that it cannot run come first, and wait for another worker."""
+    ours, others = waiting(either, "cpu"), waiting(either, "cpu", priority=1)
+    change(either, others, family="markov")
+    worker_with(either, "plain", "ppca", "vae")
+    worker_with(either, "with package", "ppca", "markov")
+    worker_with(either, "without any")
+    assert chosen(either, worker="without any") is None
+    assert [chosen(either, worker="plain") for _ in range(2)] == [ours, None]
+    assert chosen(either, worker="with package") == others
+
+
+def test_the_last_place_is_not_kept_for_a_run_that_no_gpu_can_start(database: Database) -> None:
+    """A GPU run before the CPU run has the last place under the limit only if a GPU has its
+    family."""
+    gpu_run, cpu_run = waiting(database, "cuda", priority=1), waiting(database, "cpu")
+    idle_gpu(database, 80)
+    change(database, gpu_run, family="markov")
+    limit = FairShare(max_running=1)
+    with database.transaction() as session:
+        claim = start_next(session, "c", Queue.CPU, fair_share=limit)
+    assert claim is not None
+    assert claim.experiment_id == cpu_run
+
+
+def test_experiments_of_other_families_do_not_count_as_startable(either: Database) -> None:
+    change(either, waiting(either, "cpu"), family="markov")
+    with either.snapshot() as session:
+        assert claims.count_startable(session, Queue.CPU, ["ppca"]) == 0
+        assert claims.count_startable(session, Queue.CPU, ["ppca", "markov"]) == 1
+
+
 @pytest.mark.parametrize("held", [held for held in Held if held != Held.NOT])
 def test_held_experiments_are_not_claimed(database: Database, held: Held) -> None:
     """It is skipped at any priority."""

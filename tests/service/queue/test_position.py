@@ -125,7 +125,8 @@ def test_the_reason_names_the_missing_worker_or_limit(either: Database) -> None:
     second = submit(either, "cuda")
     assert place(either, second) == (2, "all 2 GPU workers are busy, 2 before it")
     with either.snapshot() as session:
-        asked = position_of_next(session, 1, {"device": "cuda", "priority": 1}, QueueSnapshots())
+        columns = {"device": "cuda", "family": "ppca", "priority": 1}
+        asked = position_of_next(session, 1, columns, QueueSnapshots())
     assert (asked.position, asked.reason) == (0, "all 2 GPU workers are busy, next in turn")
 
 
@@ -278,3 +279,16 @@ def test_auto_is_the_cpu_for_a_linear_gaussian(database: Database, settings: Set
         api.post(f"/v1/experiments/{made['id']}:cancel")
         again = api.post(f"/v1/experiments/{made['id']}:retry").json()
         assert again["queue"]["reason"] == "no CPU worker is registered"
+
+
+def test_an_experiment_waits_for_a_worker_with_its_family(database: Database) -> None:
+    """The reason names the family, until a worker has it."""
+    experiment_id = submit(database)
+    stored.change(database, experiment_id, family="markov")
+    register(database, cpu=1)
+    place = found_places(database, experiment_id)[experiment_id]
+    assert place.blocked
+    assert "markov" in place.reason
+    with database.transaction() as session:
+        workers.beat(session, "cpu1", Vitals("host", Queue.CPU, 1, families=["markov"]))
+    assert not found_places(database, experiment_id)[experiment_id].blocked

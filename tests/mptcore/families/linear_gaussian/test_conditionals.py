@@ -18,7 +18,7 @@ from mptcore.families.linear_gaussian.moments import (
 )
 from mptcore.families.linear_gaussian.routes import moment_solver
 from mptcore.families.linear_gaussian.solver import Solver
-from tests.support.contract import masks_of
+from mptlab_contract import masks_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.runtime.compiled import kernels
 from mptcore.specs import ExperimentSpec
-from tests.support.contract import SpecPart, TractableContract
+from mptlab_contract import SpecPart, TractableContract
 from tests.support.runs import spec_of
 
 DIM = 6

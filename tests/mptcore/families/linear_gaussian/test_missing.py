@@ -26,7 +26,7 @@ from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.protocol.records import RunError
 from mptcore.runtime.compiled import kernels
 from mptcore.specs import FactorAnalysisModel, PpcaModel
-from tests.support.contract import masks_of
+from mptlab_contract import masks_of
 
 DIM, WIDE = 5, 10
 CPU = torch.device("cpu")

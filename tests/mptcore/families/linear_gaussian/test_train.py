@@ -27,7 +27,7 @@ from mptcore.run import resumable, run
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import RunState
 from mptcore.specs import LinearGaussianExperiment, parse_spec
-from tests.support.runs import records as run_records
+from mptlab_contract import records as run_records
 from tests.support.runs import value_of
 
 BASE: dict[str, Any] = {

@@ -9,8 +9,8 @@ import torch
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.specs import ExperimentSpec
+from mptlab_contract import ModelContract, SpecPart
 from tests.support import tiny_lm
-from tests.support.contract import ModelContract, SpecPart
 from tests.support.runs import spec_of
 from tests.support.texts import corpus_of
 

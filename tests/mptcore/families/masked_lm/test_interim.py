@@ -10,8 +10,9 @@ from mptcore.families.masked_lm import evaluation
 from mptcore.families.masked_lm.estimates import Area, RateScores, mean_so_far
 from mptcore.protocol.records import Point, Record
 from mptcore.run import run
+from mptlab_contract import records
 from tests.support import tiny_lm
-from tests.support.runs import points, records, spec_of, value_of
+from tests.support.runs import points, spec_of, value_of
 
 INTERIM = "score_by_rate_interim"
 LANGUAGE: dict[str, Any] = {"family": "masked_lm", "checkpoint": "tiny"}

@@ -17,9 +17,10 @@ from mptcore.families.masked_lm.pretrained import MASKED_LMS
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.runtime.state import ScoreCache
 from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
+from mptlab_contract import records
+from mptlab_contract.pretended_gpu import DEVICE, GIB, pretended_gpu
 from tests.support import tiny_lm
-from tests.support.pretended_gpu import DEVICE, GIB, pretended_gpu
-from tests.support.runs import records, result_of, spec_of
+from tests.support.runs import result_of, spec_of
 from tests.support.texts import corpus_of
 
 CPU = torch.device("cpu")

@@ -16,9 +16,10 @@ from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Artifact, Checkpoint, Log, Metric, Progress, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.state import RunState
+from mptlab_contract import records
 from tests.support import tiny_lm
 from tests.support.lm_specs import BASE, FRESH, TRAIN, with_data, with_model
-from tests.support.runs import metric, points, records, spec_of, value_of
+from tests.support.runs import metric, points, spec_of, value_of
 
 SMALL = {
     "hidden_size": 8,

@@ -12,7 +12,7 @@ from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikeli
 from mptcore.families.vae.networks import dense, linear_decoder
 from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.specs import Dense, ExperimentSpec, Importance, Recursive, UniformGrid
-from tests.support.contract import (
+from mptlab_contract import (
     DEVICES,
     ModelContract,
     SpecPart,

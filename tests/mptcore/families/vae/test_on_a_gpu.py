@@ -21,9 +21,9 @@ from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.runtime.rng import generator_for, restore_generator
 from mptcore.runtime.state import RunState, ScoreCache
 from mptcore.specs import UniformGrid, VaeExperiment
-from tests.support.contract import assert_alike
-from tests.support.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
-from tests.support.runs import records, result_of, spec_of
+from mptlab_contract import assert_alike, records
+from mptlab_contract.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
+from tests.support.runs import result_of, spec_of
 
 DIM = 12
 IMPORTANCE = {"method": "importance", "draws": 20, "steps": 5}

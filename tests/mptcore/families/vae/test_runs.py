@@ -22,7 +22,8 @@ from mptcore.runtime.checkpoint import files, first_whole
 from mptcore.runtime.state import RunState
 from mptcore.specs import VaeExperiment
 from mptcore.specs.families.vae.models import Objective
-from tests.support.runs import records, spec_of, std_err_of, value_of
+from mptlab_contract import records
+from tests.support.runs import spec_of, std_err_of, value_of
 from tests.support.vae_specs import DEEP, LINEAR, changed, deep_vae
 
 

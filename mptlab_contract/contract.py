@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,10 +14,13 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import MaskBatch, Model, TractableModel
+from mptcore.protocol.records import Progress, encode
+from mptcore.run import resumable
+from mptcore.runtime.checkpoint import Snapshot, files, first_whole
+from mptcore.runtime.state import RunState
 from mptcore.specs import ExperimentSpec
 from mptcore.specs.experiment import VectorExperiment
-from tests.support.pretended_gpu import pretended_gpu
-from tests.support.runs import records, spec_of
+from mptlab_contract.pretended_gpu import pretended_gpu
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 WAYS = ("evaluate", "train", "resume", "baseline", "target")
@@ -24,6 +29,28 @@ SpecPart = dict[str, Any] | None
 
 FEW_MASKS = {"target_std_err": 1e5, "max_masks": 150}
 """No more than the pilot of a run with a target."""
+
+
+def records(spec: ExperimentSpec, folder: Path, stop_after: int | None = None) -> list[str]:
+    """Return the records of a run as lines. It resumes from a folder with a checkpoint. With
+    `stop_after` it ends at the first safe point after this number of records, and is saved in the
+    folder."""
+    state = RunState(work_dir=folder / "work")
+    found = first_whole(spec, files(folder))
+    given = 0
+    if found is not None:
+        state.scores, given = found.scores, found.after
+    lines = []
+    training = found.training if found else None
+    for record in resumable(spec, state, training):
+        if record is not None and not isinstance(record, Progress):
+            state.seq += 1
+            if state.seq > given:
+                lines.append(encode(state.seq, record))
+        if stop_after is not None and state.at_safe_point and state.seq >= max(stop_after, given):
+            Snapshot.of(state, spec).save(folder)
+            return lines
+    return lines
 
 
 def masks_of(dim: int, size: int) -> Tensor:
@@ -107,6 +134,14 @@ class ModelContract:
         assert self.model(torch.device(device)).device.type == device
         self.assert_same(self.scores(masks, device), self.scores(masks))
 
+    def test_the_spec_is_imported_without_torch(self, spec: ExperimentSpec) -> None:
+        """The service imports it, and never imports torch."""
+        code = f"import {type(spec).__module__}, sys; print('torch' in sys.modules)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "False\n"
+
     def test_a_resumed_run_equals_an_uninterrupted_one(
         self, spec: ExperimentSpec, tmp_path: Path
     ) -> None:
@@ -123,7 +158,8 @@ class ModelContract:
         value = spec.model_dump(mode="json", exclude_unset=True)
         value["data"]["heldout"] = 0.4
         value["evaluate"]["masks"] = {"schedule": "fixed", "size": 1, "per_size": 1}
-        lines = map(json.loads, records(spec_of(value), tmp_path))
+        heldout = type(spec).model_validate_json(json.dumps(value))
+        lines = map(json.loads, records(heldout, tmp_path))
         metrics = {line["name"] for line in lines if line["record"] == "metric"}
         assert {"lml_heldout", "biased_score_heldout"} <= metrics
 

@@ -1,11 +1,11 @@
-"""Spec of a toy family: a binary Markov chain over the dimensions."""
+"""The spec. It is imported without torch."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from mptcore.specs.base import Problem, Spec
-from mptcore.specs.experiment import VectorExperiment
+from mptcore.specs.experiment import OutsideExperiment, VectorExperiment
 
 
 class MarkovModel(Spec):
@@ -17,9 +17,10 @@ class MarkovModel(Spec):
     """Probability that a dimension repeats the one before."""
 
 
-class MarkovExperiment(VectorExperiment):
+class MarkovExperiment(VectorExperiment, OutsideExperiment):
     """Experiments with Markov chains."""
 
+    run: ClassVar[str] = "markov_chain.run:MarkovRun"
     model: MarkovModel
     """Model that is scored."""
 
@@ -27,4 +28,4 @@ class MarkovExperiment(VectorExperiment):
         return self.data.binary_problems("a Markov chain")
 
     def memory_estimate(self) -> int:
-        return 32 * self.data.n * self.data.dim
+        return 24 * self.data.n * self.data.dim**2

@@ -1,0 +1,1 @@
+"""A family for MPT Lab: a binary Markov chain over the dimensions."""
