@@ -27,7 +27,7 @@ from mptcore.families.masked_lm.pretrained import PretrainedSource, network_of
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.presets import PRESETS
 from mptcore.run import resumable
-from mptcore.runtime.state import RunState, ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs import MaskedLmExperiment
 
 TEXTS, SHORT_TEXTS, SHORT = 16, 4, (8, 10)
@@ -107,7 +107,7 @@ class Likelihoods:
         repeats = self.text.subset(torch.full((OWN_REPEATS,), text))
         masker = replace(self.masker, corpus=repeats)
         names = [f"repeat {i}" for i in range(OWN_REPEATS)]
-        found = CumulativeScores(self.model, masker, ScoreCache(), names, std_err, 100_000)
+        found = CumulativeScores(self.model, masker, RunState(), names, std_err, 100_000)
         began = time.perf_counter()
         deque(found.run(found.plan(), text), 0)
         seconds, passes = time.perf_counter() - began, found.masks.double().mean().item()

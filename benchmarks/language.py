@@ -165,7 +165,7 @@ class _Parts:
 
         def one_pass(part: torch.Tensor) -> None:
             found, _ = masker.at_rates(part, rates[: len(part)], torch.Generator().manual_seed(1))
-            for _ in lm.score_sequences({"model": model}, found, lm.ScoreCache()):
+            for _ in lm.score_sequences({"model": model}, found, lm.RunState()):
                 pass
 
         one_pass(sequences[:32])  # warm
@@ -217,7 +217,7 @@ class _Parts:
         keep_freed_memory()
         masker = draws.Masker(self.corpus, self.tokenizer.mask_token_id, len(self.tokenizer))
         evaluation = evaluations.TextEvaluation(
-            self.spec.evaluate, {"model": model}, masker, {}, lm.ScoreCache()
+            self.spec.evaluate, {"model": model}, masker, {}, lm.RunState()
         )
         rates = torch.tensor(self.spec.evaluate.masks.rates, dtype=torch.float64)
         rates = rates.repeat_interleave(len(self.corpus))

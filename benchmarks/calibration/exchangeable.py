@@ -13,7 +13,7 @@ from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.protocol.records import Point
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs import Evaluate
 from tests.support.runs import metric, records_of, std_err_of, value_of
 
@@ -68,7 +68,7 @@ def deviations(model: VectorModel, target: float, seeds: int) -> tuple[Tensor, f
     truths: dict[int, float] = {}
     z, masks, error = [], 0.0, 0.0
     for seed in range(seeds):
-        evaluation = Evaluation(evaluate, {"model": model}, {}, ScoreCache())
+        evaluation = Evaluation(evaluate, {"model": model}, {}, RunState())
         records = records_of(evaluation.records(torch.Generator().manual_seed(seed)))
         gap = metric(records, "difference")
         z.append(value_of(gap) / std_err_of(gap))

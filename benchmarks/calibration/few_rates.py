@@ -12,7 +12,7 @@ from mptcore.families.masked_lm.evaluation import TextEvaluation
 from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.protocol.records import Metric, Point, Record
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs import MaskedLmEvaluate
 from tests.support import tiny_lm
 from tests.support.runs import records_of
@@ -55,7 +55,7 @@ def coverages(case: str, repeats: int, truths: int = TRUTHS) -> dict[str, Covera
     def figures(seed: int, masks: int) -> dict[str, Figure]:
         asked = {"masks": {"rates": rates, "per_size": masks}, "dimensions": 10}
         spec = MaskedLmEvaluate.model_validate(asked)
-        evaluation = TextEvaluation(spec, {"model": model}, masker, {}, ScoreCache())
+        evaluation = TextEvaluation(spec, {"model": model}, masker, {}, RunState())
         found = records_of(evaluation.records(torch.Generator().manual_seed(seed)))
         return dict(_named(found))
 

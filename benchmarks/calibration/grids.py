@@ -17,7 +17,7 @@ from mptcore.families.vae.grid_vae import GridVae, GridVaeModel, grid_evidence
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import linear_decoder
 from mptcore.protocol.records import Point
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs import AllSizes, UniformGrid
 from mptcore.specs.evaluate import MaskEvaluation
 
@@ -56,7 +56,7 @@ def final_gaps(model: GridVaeModel, truth: MomentSolver) -> dict[int, float | No
     """Return D times the error of each score that is called final, by its size; None for those
     that are not. All masks of each size are scored."""
     masks = AllSizes(schedule="all", design="exhaustive")
-    evaluation = Evaluation(MaskEvaluation(masks=masks), {"model": model}, {}, ScoreCache())
+    evaluation = Evaluation(MaskEvaluation(masks=masks), {"model": model}, {}, RunState())
     found: dict[int, float | None] = {}
     for step in evaluation.records(torch.Generator()):
         if isinstance(step.record, Point) and step.record.series == "score":

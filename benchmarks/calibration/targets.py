@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric, Record
-from mptcore.runtime.state import RunState, ScoreCache, Work
+from mptcore.runtime.state import RunState, Work
 from mptcore.specs import Evaluate, LinearGaussianExperiment, MaskedLmEvaluate
 from tests.support import tiny_lm
 from tests.support.runs import records_of, result_of
@@ -108,7 +108,7 @@ def _vectors(
         name, truth = "score_difference", lml[0] - lml[1]
     evaluate = Evaluate.model_validate({"target_std_err": std_err, **spec})
     for seed in range(SEEDS):
-        evaluation = Evaluation(evaluate, models, {}, ScoreCache())
+        evaluation = Evaluation(evaluate, models, {}, RunState())
         yield _seed(evaluation.records(torch.Generator().manual_seed(seed)), name, truth)
 
 
@@ -116,11 +116,11 @@ def _one_size(models: Mapping[str, VectorModel], target: float) -> Iterator[Seed
     """The truth is that of all masks of the size."""
     masks: dict[str, Any] = {"schedule": "fixed", "size": 8}
     whole = Evaluate.model_validate({"masks": {**masks, "design": "exhaustive"}})
-    records = records_of(Evaluation(whole, models, {}, ScoreCache()).records(torch.Generator()))
+    records = records_of(Evaluation(whole, models, {}, RunState()).records(torch.Generator()))
     truth = _metric(records, "biased_score")[0]
     evaluate = Evaluate.model_validate({"target_std_err": target, "masks": masks})
     for seed in range(SEEDS):
-        evaluation = Evaluation(evaluate, models, {}, ScoreCache())
+        evaluation = Evaluation(evaluate, models, {}, RunState())
         yield _seed(evaluation.records(torch.Generator().manual_seed(seed)), "biased_score", truth)
 
 
@@ -133,7 +133,7 @@ def _text(target: float, name: str) -> Iterator[Seed]:
     def records(seed: int, **spec: Any) -> Work[None]:
         evaluate = {"masks": {"rates": RATES}, "dimensions": 10, "target": name, **spec}
         asked = MaskedLmEvaluate.model_validate(evaluate)
-        evaluation = TextEvaluation(asked, models, masker, {}, ScoreCache())
+        evaluation = TextEvaluation(asked, models, masker, {}, RunState())
         return evaluation.records(torch.Generator().manual_seed(seed))
 
     truth, _ = _metric(records_of(records(SEEDS, **many)), name)

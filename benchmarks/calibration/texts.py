@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores, all_masks
 from mptcore.families.masked_lm.text_fit import SIZE_POWER
 from mptcore.families.masked_lm.text_groups import Member, ranked
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 
 TEXTS = 1000
 SEEDS = 1000
@@ -101,7 +101,7 @@ def _measured(
     for number, texts in enumerate(groups):
         for text in texts:
             names[text] = f"group {number}"
-    given = cast(MaskedLm, model), toy.masker, ScoreCache(), names, target, 100_000
+    given = cast(MaskedLm, model), toy.masker, RunState(), names, target, 100_000
     found = CumulativeScores(*given)
     for _ in found.run(found.plan(), seed):
         pass

@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.corpus import Corpus
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm, score_sequences
 from mptcore.families.masked_lm.pretrained import fresh
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 from tests.support.runs import result_of
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -119,7 +119,7 @@ def masked(text: Corpus, rate: float, vocabulary: int) -> MaskedBatch:
 
 def scored(model: MaskedLm, masks: MaskedBatch) -> Tensor:
     """Return the scores of the masks, (B,), on the CPU."""
-    found: Tensor = result_of(score_sequences({"model": model}, masks, ScoreCache()))[0, 0]
+    found: Tensor = result_of(score_sequences({"model": model}, masks, RunState()))[0, 0]
     return found
 
 

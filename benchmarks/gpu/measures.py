@@ -34,7 +34,7 @@ from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.run import run
 from mptcore.runtime.device import set_arithmetic
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
 from mptcore.specs.compute import GPU_SHARE, Machine
 from mptcore.specs.families.masked_lm import GPU_PART_BYTES
@@ -123,7 +123,7 @@ def _time_of_curve(model: MaskedLm, text: Corpus, rate: float, sizes: Sizes) -> 
     """Return the seconds of two masks of each sequence."""
     spec = MaskedLmEvaluate(masks=RateMasks(rates=(rate,), per_size=2))
     masker = Masker(text, MASK_TOKEN, sizes.vocabulary)
-    evaluation = TextEvaluation(spec, {"model": model}, masker, {}, ScoreCache())
+    evaluation = TextEvaluation(spec, {"model": model}, masker, {}, RunState())
 
     def curve() -> None:
         for _ in evaluation.records(torch.Generator().manual_seed(1)):

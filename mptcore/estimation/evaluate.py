@@ -38,7 +38,7 @@ from mptcore.estimation.scores import (
     with_difference,
 )
 from mptcore.protocol.records import Labels, Log, Metric, Point, Record
-from mptcore.runtime.state import ScoreCache, Step, Work
+from mptcore.runtime.state import RunState, Step, Work
 from mptcore.specs import AllSizes, FixedSize, Masks
 from mptcore.specs.evaluate import MaskEvaluation, pilot_masks
 from mptcore.specs.masks import masks_of_size
@@ -71,7 +71,7 @@ class Evaluation:
     spec: MaskEvaluation
     models: Mapping[str, VectorModel]
     labels: Labels
-    cache: ScoreCache
+    state: RunState
     memory_bytes: int | None = None
     """Memory budget for the masks that are scored together. None means the size of a CPU's caches.
     """
@@ -132,7 +132,7 @@ class Evaluation:
             of_sizes = zip(scores[0].sizes, *rows, strict=True)
             return itertools.chain.from_iterable(self._points(size, own) for size, *own in of_sizes)
 
-        curve = yield from score_masks(models, batches, self.cache, joint, points)
+        curve = yield from score_masks(models, batches, self.state, joint, points)
         for record in self._conclusions(self._totals(curve), curve):
             yield Step(record)
 
@@ -187,7 +187,7 @@ class Evaluation:
         available = self._available(sizes)
         uses_singles = self._uses_singles(available, pilot)
         models = list(self.models.values())
-        rounds = Rounds(models, sizes, generator, self.batch, self.cache, uses_singles)
+        rounds = Rounds(models, sizes, generator, self.batch, self.state, uses_singles)
         sample = yield from sample_to_target(
             rounds.draw,
             widths,

@@ -11,7 +11,7 @@ from mptcore.estimation.masks import SizedMasks, draw_independent, enumerate_mas
 from mptcore.estimation.model import VectorModel
 from mptcore.estimation.scores import score_batches
 from mptcore.estimation.single_scores import SingleScores
-from mptcore.runtime.state import ScoreCache, Step, Work
+from mptcore.runtime.state import RunState, Step, Work
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Rounds:
     generator: torch.Generator
     max_batch: int
     """Maximum number of masks scored together."""
-    cache: ScoreCache
+    state: RunState
     uses_singles: bool
     """True subtracts what the scores of single dimensions predict. They are scored first."""
     values: list[Tensor] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Rounds:
         """Return the scores and grades, (models, R, masks), and what single dimensions predict,
         (models, B) for each batch, once these are scored."""
         found, predicted = [], []
-        for scored in score_batches(self.models, masks, self.cache):
+        for scored in score_batches(self.models, masks, self.state):
             if isinstance(scored, Step):
                 yield scored
                 continue

@@ -21,7 +21,7 @@ from mptcore.estimation.prefetch import Prefetch
 from mptcore.protocol.records import Record
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
-from mptcore.runtime.state import ScoreCache, Shape, Step, Work
+from mptcore.runtime.state import RunState, Shape, Step, Work
 from mptcore.specs import Masks
 
 
@@ -69,7 +69,7 @@ def with_difference(scores: tuple[SizeScores, ...]) -> tuple[SizeScores, ...]:
 def score_masks(
     models: Sequence[VectorModel],
     batches: Iterable[SizedMasks],
-    cache: ScoreCache,
+    state: RunState,
     joint: bool = False,
     records_of: Callable[[tuple[SizeScores, ...]], Iterator[Record]] | None = None,
 ) -> Work[ScoredSizes]:
@@ -82,7 +82,7 @@ def score_masks(
         curve.append(by_model(sizes, values, joint))
         return map(Step, records_of(curve[-1]) if records_of else ())
 
-    for scored in score_batches(models, batches, cache, joint):
+    for scored in score_batches(models, batches, state, joint):
         if isinstance(scored, Step):
             yield scored
             continue
@@ -97,14 +97,14 @@ def score_masks(
 def score_batches(
     models: Sequence[VectorModel],
     batches: Iterable[SizedMasks],
-    cache: ScoreCache,
+    state: RunState,
     joint: bool = False,
 ) -> "Iterator[Step | tuple[PositionedMasks, Tensor]]":
     """Score all masks by each model, batch by batch. Yields the scores of each batch, as
     `Scorer.scores` returns them."""
     drawn = Prefetch(_positioned(batches, models[0].masks_scored))
     scorer = Scorer(models, joint, drawn.draw)
-    for scored in cache.in_order(drawn, scorer.scores, scorer.shape):
+    for scored in state.scored(drawn, scorer.scores, scorer.shape):
         yield scored
         batch, _ = scored
         for model in models:

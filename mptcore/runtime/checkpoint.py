@@ -5,6 +5,7 @@ first digits of its SHA-256, so that a damaged file is detected and the previous
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from mptcore.protocol.records import Checkpoint
 from mptcore.runtime.durable import rename_durably
-from mptcore.runtime.state import MaskPlan, RunState, ScoreCache, TrainingState
+from mptcore.runtime.state import MaskPlan, RunState, TrainingState
 from mptcore.specs import ExperimentSpec
 
 KEPT = 2
@@ -35,7 +36,7 @@ class Resumed:
     after: int
     masks: int
     """Number of masks scored so far."""
-    scores: ScoreCache
+    scores: list[Tensor]
     training: TrainingState | None
     device: str | None
     """Device of the computation; None in older files."""
@@ -102,9 +103,9 @@ def files(folder: Path) -> list[Path]:
 def _of(state: RunState) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors: dict[str, Tensor] = {}
     header: dict[str, str] = {}
-    if state.scores.values:
-        tensors["scores"] = torch.cat([values.flatten() for values in state.scores.values])
-        header["shapes"] = json.dumps([values.shape for values in state.scores.values])
+    if state.scores:
+        tensors["scores"] = torch.cat([scores.flatten() for scores in state.scores])
+        header["shapes"] = json.dumps([scores.shape for scores in state.scores])
     if state.training is not None:
         training = state.training()
         header["training"] = json.dumps([training.epoch, training.seq, training.masks])
@@ -129,9 +130,11 @@ def _load(spec: ExperimentSpec, path: Path) -> Resumed | None:
         return None
     if header.get("format") != FORMAT or not _is_of(header["spec"], spec):
         return None
-    scores = ScoreCache()
+    scores: list[Tensor] = []
     if "shapes" in header:
-        scores = ScoreCache.of(tensors["scores"], json.loads(header["shapes"]))
+        shapes = json.loads(header["shapes"])
+        parts = torch.split(tensors["scores"], [*map(math.prod, shapes)])
+        scores = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
     training = None
     if "training" in header:
         epoch, seq, masks = json.loads(header["training"])

@@ -4,13 +4,11 @@ A resumed run goes through its records again from the first, with two short cuts
 from the saved epoch, and masks that were scored before are not scored again. So its records equal
 those of an uninterrupted run, at whatever moment it was stopped."""
 
-import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from mptcore.protocol.records import Progress, Record, Stage
@@ -63,36 +61,6 @@ class TrainingState:
 
 
 @dataclass
-class ScoreCache:
-    """Scores in the order of their computation. A resumed run starts with the saved ones."""
-
-    values: list[Tensor] = field(default_factory=list)  # (models, rows, B) each
-    _next: int = 0
-
-    @classmethod
-    def of(cls, values: Tensor, shapes: list[Shape]) -> "ScoreCache":
-        """Build the cache from the scores of all batches, one after another, and their shapes."""
-        parts = torch.split(values, [math.prod(shape) for shape in shapes])
-        return cls([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
-
-    def in_order(
-        self,
-        batches: Iterable[BatchT],
-        compute: Callable[[BatchT], Tensor],
-        shape: Callable[[BatchT], Shape],
-    ) -> Iterator[tuple[BatchT, Tensor]]:
-        """Yield each batch with its scores (models, rows, B), in order. Saved scores are not
-        computed again. If a saved batch has another size, because it was cut for another machine,
-        it and all later saved scores are discarded."""
-        for batch in batches:
-            if self._next == len(self.values) or self.values[self._next].shape != shape(batch):
-                del self.values[self._next :]
-                self.values.append(compute(batch))
-            self._next += 1
-            yield batch, self.values[self._next - 1]
-
-
-@dataclass
 class RunState:
     """State of a run."""
 
@@ -104,7 +72,8 @@ class RunState:
     """Maximum number of masks to score in all. It is known once the first masks are scored."""
     plans: list[MaskPlan] = field(default_factory=list)
     """Plans of the evaluations with a target that have begun. `with_progress` appends them."""
-    scores: ScoreCache = field(default_factory=ScoreCache)
+    scores: list[Tensor] = field(default_factory=list)  # (models, rows, B) each
+    """Scores of all batches in order. A resumed run starts with the saved ones."""
     stage: Stage | None = None
     """Current stage, if it is measured in its own unit."""
     training: Callable[[], TrainingState] | None = None
@@ -122,11 +91,34 @@ class RunState:
     was_short_before: bool = False
     """True if the work of the checkpoint was repeated in smaller parts."""
     _shortages_before: int = field(default_factory=shortages)
+    _batches: int = 0
+    """Number of batches whose scores are kept and were given."""
 
     @property
     def memory_was_short(self) -> bool:
         """True if work of the run was repeated in smaller parts, because the memory was short."""
         return self.was_short_before or shortages() > self._shortages_before
+
+    def scored(
+        self,
+        batches: Iterable[BatchT],
+        score: Callable[[BatchT], Tensor],
+        shape: Callable[[BatchT], Shape],
+    ) -> Iterator[tuple[BatchT, Tensor]]:
+        """Yield each batch with its scores (models, rows, B), in order. All scores of a run come
+        into being here. They are kept where the run may be saved, and saved ones are not computed
+        again. If a saved batch has another size, because it was cut for another machine, it and all
+        later saved scores are discarded."""
+        for batch in batches:
+            if not self.at_safe_point:  # curves during a training, which resumes from its epoch
+                yield batch, score(batch)
+                continue
+            is_saved = self._batches < len(self.scores)
+            if not is_saved or self.scores[self._batches].shape != shape(batch):
+                del self.scores[self._batches :]
+                self.scores.append(score(batch))
+            self._batches += 1
+            yield batch, self.scores[self._batches - 1]
 
     def begin(self, plan: MaskPlan) -> None:
         """Begin an evaluation with a target. Until it has a plan it is assumed to equal the latest

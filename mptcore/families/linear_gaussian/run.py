@@ -33,7 +33,7 @@ from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTraine
 from mptcore.families.linear_gaussian.weights import FAMILY, keep_densities
 from mptcore.protocol.records import Artifact, Labels, Log, Point, Progress, RunError, Stage
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.state import RunState, ScoreCache, Step, TrainingState, Work
+from mptcore.runtime.state import RunState, Step, TrainingState, Work
 from mptcore.specs import (
     FactorAnalysisModel,
     LinearGaussianExperiment,
@@ -111,7 +111,7 @@ class LinearGaussianRun:
         is_kept = has_folder and not trained and self.spec.model.init == "maximum_likelihood"
         for seed in self.spec.seeds:
             models = trained.get(seed) or (yield from self.models_of(seed))
-            yield from self._evaluate(models, {"seed": models.seed}, self.state.scores)
+            yield from self._evaluate(models, {"seed": models.seed})
             if self.spec.keeps_rows or (is_kept and (not fitted or self.spec.data.seed == "run")):
                 fitted[seed] = models.densities["model"]  # else all have the same
         if is_kept:
@@ -219,8 +219,8 @@ class LinearGaussianRun:
         stage = Stage("fitting", fitted.iteration, MAX_ITERATIONS, "iterations")
         yield Step(Progress(state.masks, total, "masks", stage))
 
-    def _evaluate(self, models: SeedModels, labels: Labels, cache: ScoreCache) -> Work[None]:
-        yield from self._evaluation(models, models.dataset.x, labels, cache).records(models.masks)
+    def _evaluate(self, models: SeedModels, labels: Labels) -> Work[None]:
+        yield from self._evaluation(models, models.dataset.x, labels).records(models.masks)
         if self.spec.scores_rows:
             density = models.densities["model"]
             of_model: Labels = {**labels, "model": "model"} if self.spec.baseline else labels
@@ -232,19 +232,17 @@ class LinearGaussianRun:
                 for name, density in models.densities.items()
                 if "epoch" not in labels
             }
-            held = self._evaluation(models, heldout, labels, cache)
+            held = self._evaluation(models, heldout, labels)
             yield from held.heldout_records(models.masks, of_rows)
 
-    def _evaluation(
-        self, models: SeedModels, x: Tensor, labels: Labels, cache: ScoreCache
-    ) -> Evaluation:
+    def _evaluation(self, models: SeedModels, x: Tensor, labels: Labels) -> Evaluation:
         """Return the evaluation of the models on observations x (N, D)."""
         solvers = {
             name: solver_for(density, x, self.device) for name, density in models.densities.items()
         }
         on_gpu = self.device.type == "cuda"
         memory = self.spec.compute.memory_bytes or (GPU_BATCH_BYTES if on_gpu else None)
-        return Evaluation(self.spec.evaluate, solvers, labels, cache, memory)
+        return Evaluation(self.spec.evaluate, solvers, labels, self.state, memory)
 
     def _train(self, of_seeds: list[SeedModels], resumed: TrainingState | None) -> Work[None]:
         """Train the models in place."""
@@ -263,7 +261,7 @@ class LinearGaussianRun:
                 masks = generator_for(models.seed, f"curve {epoch}")
                 now = replace(models, densities={"model": _on_cpu(density)}, masks=masks)
                 labels: Labels = {"seed": models.seed, "epoch": epoch}
-                yield from self._evaluate(now, labels, ScoreCache())
+                yield from self._evaluate(now, labels)
 
         yield from train(trainer, self.state, resumed, curves)
         if trainer.by_residuals_from != NEVER:

@@ -22,7 +22,7 @@ from mptcore.families.masked_lm.model import GivenT, MaskedLm, ScoredBatch, scor
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Labels, Record
-from mptcore.runtime.state import ScoreCache, Step, Work
+from mptcore.runtime.state import RunState, Step, Work
 from mptcore.specs import MaskedLmEvaluate
 from mptcore.specs.evaluate import pilot_masks
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
@@ -45,7 +45,7 @@ class TextEvaluation:
     models: Mapping[str, MaskedLm]
     masker: Masker
     labels: Labels
-    cache: ScoreCache
+    state: RunState
 
     @property
     def corpus(self) -> Corpus:
@@ -85,7 +85,7 @@ class TextEvaluation:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[Step | ScoredBatch[GivenT]]:
         """Score batches in order, and add the row of the difference: values (model_names, 2, B)."""
-        for one in score_batches(self.models, batches, self.cache, meanwhile):
+        for one in score_batches(self.models, batches, self.state, meanwhile):
             if isinstance(one, ScoredBatch) and len(self.models) > 1:
                 one.values = torch.cat([one.values, one.values[:1] - one.values[1:2]])
             yield one

@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_o
 from mptcore.families.masked_lm.pretrained import Network
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
-from mptcore.runtime.state import ScoreCache, Shape, Step, Work
+from mptcore.runtime.state import RunState, Shape, Step, Work
 from mptcore.specs.compute import GPU_SHARE
 from mptcore.specs.families.masked_lm import GPU_PART_BYTES
 
@@ -289,7 +289,7 @@ class Part(Generic[GivenT]):
 def score_batches(
     models: Mapping[str, MaskedLm],
     batches: Iterable[tuple[MaskedBatch, GivenT]],
-    cache: ScoreCache,
+    state: RunState,
     meanwhile: Callable[[], None] = lambda: None,
     of_tokens: bool = False,
 ) -> Iterator[Step | ScoredBatch[GivenT]]:
@@ -314,7 +314,7 @@ def score_batches(
         return _parts(in_order[0], ScoredBatch(masks, given, values), of_tokens)
 
     parts = (part for one in batches for part in parts_of(*one))
-    for part, values in cache.in_order(parts, scored, lambda part: part.shape):
+    for part, values in state.scored(parts, scored, lambda part: part.shape):
         part.set_scores(values)
         if part.empty:
             yield Step(masks=part.empty)
@@ -339,11 +339,11 @@ def _parts(model: MaskedLm, batch: ScoredBatch[GivenT], of_tokens: bool) -> Iter
 def score_sequences(
     models: Mapping[str, MaskedLm],
     masks: MaskedBatch,
-    cache: ScoreCache,
+    state: RunState,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Work[Tensor]:
     """Return the scores of one batch, as `score_batches` computes them: (models, 2, B)."""
-    for one in score_batches(models, [(masks, None)], cache, meanwhile):
+    for one in score_batches(models, [(masks, None)], state, meanwhile):
         if isinstance(one, ScoredBatch):
             return one.values
         yield one

@@ -24,7 +24,7 @@ from mptcore.families.masked_lm.text_rows import (
 )
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
 from mptcore.protocol.records import Labels, RunError
-from mptcore.runtime.state import ScoreCache, Work
+from mptcore.runtime.state import RunState, Work
 from mptcore.specs import TextScore, TextScores, TextSource
 
 CHANGE = re.compile(r"(\S)([1-9][0-9]{0,8})(\S)")
@@ -182,7 +182,7 @@ class MutationScoring:
     model: MaskedLm
     masker: Masker
     """Masks the wild type."""
-    cache: ScoreCache
+    state: RunState
     labels: Labels
 
     def total_masks(self) -> int:
@@ -202,7 +202,7 @@ class MutationScoring:
         order = self.mutations.sorted()
         found = []
         for scored in score_batches(
-            {"model": self.model}, self._batches(order, masked), self.cache
+            {"model": self.model}, self._batches(order, masked), self.state
         ):
             if isinstance(scored, ScoredBatch):
                 own, wild = scored.values[0]

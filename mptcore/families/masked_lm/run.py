@@ -25,7 +25,7 @@ from mptcore.families.masked_lm.text_scores import TextScoring
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Labels, Log, Metric, RunError
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.state import RunState, ScoreCache, Step, TrainingState, Work
+from mptcore.runtime.state import RunState, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights, weights_digest
 from mptcore.specs import MaskedLmExperiment, MaskedLmModel, TextScores
 from mptcore.training.loop import train
@@ -108,11 +108,11 @@ class MaskedLmRun:
         text = mutations.wild_type if mutations else texts.windows.corpus
         masker = LoadedText(tokenizer, text, text).masker(text, models, spec.model.corruption)
         labels: Labels = {"seed": seed}
-        cache, model = self.state.scores, models["model"]
+        model = models["model"]
         scoring = (
-            MutationScoring(scores, mutations, model, masker, cache, labels)
+            MutationScoring(scores, mutations, model, masker, self.state, labels)
             if mutations
-            else TextScoring(scores, texts, model, masker, cache, labels)
+            else TextScoring(scores, texts, model, masker, self.state, labels)
         )
         self.state.max_masks = scoring.total_masks()
         self.state.at_safe_point = True
@@ -133,7 +133,7 @@ class MaskedLmRun:
         def curves(step: int) -> Work[None]:
             labels: Labels = {"seed": seed, "step": step}
             model = {"model": models["model"]}
-            evaluation = self._evaluation(model, scored, labels, ScoreCache())
+            evaluation = self._evaluation(model, scored, labels)
             yield from evaluation.records(generator_for(seed, "curve"))
 
         yield from train(trainer, self.state, resumed, curves)
@@ -142,7 +142,7 @@ class MaskedLmRun:
 
     def _evaluate(self, seed: int, models: Models, text: LoadedText, last: bool) -> Work[None]:
         masker = text.masker(text.scored, models, self.spec.model.corruption)
-        evaluation = self._evaluation(models, masker, {"seed": seed}, self.state.scores)
+        evaluation = self._evaluation(models, masker, {"seed": seed})
         before, begun = self.state.masks, len(self.state.plans)
         yield from evaluation.records(generator_for(seed, "masks"))
         if not last:  # sequences that were chosen at random have another length than expected
@@ -150,10 +150,8 @@ class MaskedLmRun:
             expected = before + total_masks(self.spec.evaluate, text.scored) - left_out
             yield Step(masks=expected - self.state.masks)
 
-    def _evaluation(
-        self, models: Models, masker: Masker, labels: Labels, cache: ScoreCache
-    ) -> TextEvaluation:
-        return TextEvaluation(self.spec.evaluate, models, masker, labels, cache)
+    def _evaluation(self, models: Models, masker: Masker, labels: Labels) -> TextEvaluation:
+        return TextEvaluation(self.spec.evaluate, models, masker, labels, self.state)
 
     def _specs(self) -> dict[str, MaskedLmModel]:
         baseline = {"baseline": self.spec.baseline} if self.spec.baseline else {}

@@ -21,7 +21,7 @@ from mptcore.families.masked_lm.text_fit import ScoredMasks, TokenFit, cross_fit
 from mptcore.families.masked_lm.text_groups import MaskErrors
 from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.state import MaskPlan, ScoreCache, Step, Work
+from mptcore.runtime.state import MaskPlan, RunState, Step, Work
 from mptcore.specs.texts import MIN_TEXT_MASKS
 
 ENUMERATED = 7
@@ -40,7 +40,7 @@ class CumulativeScores:
 
     model: MaskedLm
     masker: Masker
-    cache: ScoreCache
+    state: RunState
     groups: Sequence[str]
     """The name of each text's group, (N,). Texts of one group with equally many tokens have the
     same masks, in sets of at most GROUP_TOKENS tokens: as many as the text that needs most."""
@@ -96,7 +96,7 @@ class CumulativeScores:
             for part in torch.split(chosen, max(1, CHUNK_TOKENS // (len(sizes) * (size + 2)))):
                 yield self._of_subsets(part, subsets, sizes), part
 
-        for scored in score_batches({"model": self.model}, batches(), self.cache):
+        for scored in score_batches({"model": self.model}, batches(), self.state):
             if isinstance(scored, Step):
                 yield scored
                 continue
@@ -125,7 +125,7 @@ class CumulativeScores:
             corpus = self.masker.corpus.subset(part)
             masker = replace(self.masker, corpus=corpus)
             generators = [stream.generator(seed) for stream in streams for _ in stream.texts]
-            draws = Draws(self.model, masker, self.cache, generators)
+            draws = Draws(self.model, masker, self.state, generators)
             folds = []
             for _ in range(FOLDS):
                 folds.append((yield from draws.fold()))
@@ -225,7 +225,7 @@ class Draws:
 
     model: MaskedLm
     masker: Masker
-    cache: ScoreCache
+    state: RunState
     generators: Sequence[torch.Generator]
     """A generator of the masks of each text, (N,)."""
 
@@ -263,7 +263,7 @@ class Draws:
         CHUNK_TOKENS; with log p of each token, or only their sum."""
         batches = ((masks, None) for masks in self._masks(counts))
         models = {"model": self.model}
-        for scored in score_batches(models, batches, self.cache, of_tokens=of_tokens):
+        for scored in score_batches(models, batches, self.state, of_tokens=of_tokens):
             if isinstance(scored, Step):
                 yield scored
             elif of_tokens:

@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.text_rounds import STRATA
 from mptcore.families.masked_lm.text_rows import Texts
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
 from mptcore.protocol.records import Labels, Log, Metric
-from mptcore.runtime.state import ScoreCache, Step, Work
+from mptcore.runtime.state import RunState, Step, Work
 from mptcore.specs import TextScore, TextScores
 
 OF_TOKENS = ("pll", "pll_word_l2r")
@@ -32,7 +32,7 @@ class TextScoring:
     texts: Texts
     model: MaskedLm
     masker: Masker
-    cache: ScoreCache
+    state: RunState
     labels: Labels
     _columns: dict[TextScore, ScoreColumn] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ class TextScoring:
     def _cumulative(self) -> CumulativeScores:
         target, most = self.spec.target_std_err or 1.0, self.spec.max_masks
         given = self.texts.mask_groups, target, most, self.spec.relative
-        return CumulativeScores(self.model, self.masker, self.cache, *given)
+        return CumulativeScores(self.model, self.masker, self.state, *given)
 
     def _target_records(self, found: CumulativeScores) -> Iterator[Step]:
         is_over = found.std_err > found.target_of(found.value)
@@ -151,7 +151,7 @@ class TextScoring:
         parts = torch.unique_consecutive(taken, return_counts=True)[1].tolist()
         chosen = torch.split(torch.arange(len(passes)), parts)
         batches = ((masks(one), None) for one in chosen)
-        for scored in score_batches(self._models, batches, self.cache):
+        for scored in score_batches(self._models, batches, self.state):
             if isinstance(scored, ScoredBatch):
                 found.append(scored.values[0, row])
             else:

@@ -27,7 +27,7 @@ from mptcore.families.vae.pictures import pictures
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.protocol.records import Artifact, Labels, Log, RunError
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.state import RunState, ScoreCache, Step, TrainingState, Work
+from mptcore.runtime.state import RunState, Step, TrainingState, Work
 from mptcore.runtime.tensor_files import keep_weights
 from mptcore.specs import Bernoulli, PpcaModel, UploadData, VaeExperiment
 from mptcore.specs.families.vae.models import Objective
@@ -113,7 +113,7 @@ class VaeRun:
             for start in starts:
                 labels = {**start.labels, "epoch": epoch}
                 masks = generator_for(start.seed, f"curve {epoch}")
-                yield from self._evaluate(start, labels, ScoreCache(), masks)
+                yield from self._evaluate(start, labels, masks)
 
         yield from train(trainer, self.state, resumed, curves)
         yield Step(self._keep(starts))
@@ -122,7 +122,7 @@ class VaeRun:
         masks = torch.Generator().manual_seed(start.seed)
         if self.spec.data.seed == "run":  # the data, then the masks, one generator
             masks.set_state(self._loaded(start.seed).generator_state)
-        yield from self._evaluate(start, start.labels, self.state.scores, masks)
+        yield from self._evaluate(start, start.labels, masks)
         if start.vae.encoder is not None:
             for record in diagnose.collapse(start.vae.encoder, start.x, start.labels):
                 yield Step(record)
@@ -134,18 +134,16 @@ class VaeRun:
             if (file := keep_heldout_rows(start.dataset, self.state.work_dir)) is not None:
                 yield Step(file)
 
-    def _evaluate(
-        self, start: TrainingStart, labels: Labels, cache: ScoreCache, masks: torch.Generator
-    ) -> Work[None]:
+    def _evaluate(self, start: TrainingStart, labels: Labels, masks: torch.Generator) -> Work[None]:
         """Yield the scores and the LML of the data, and both of the held-out observations."""
         models = yield from self._models(start, start.x, start.dataset.x, "lml")
-        yield from Evaluation(self.spec.evaluate, models, labels, cache).records(masks)
+        yield from Evaluation(self.spec.evaluate, models, labels, self.state).records(masks)
         if start.heldout is None or start.dataset.heldout is None:
             return
         heldout = start.dataset.heldout
         models = yield from self._models(start, start.heldout, heldout, "held")
         log_probs = {} if "epoch" in labels else self._log_probs(models, start, heldout)
-        held = Evaluation(self.spec.evaluate, models, labels, cache)
+        held = Evaluation(self.spec.evaluate, models, labels, self.state)
         yield from held.heldout_records(masks, log_probs)
 
     def _log_probs(

@@ -36,7 +36,7 @@ from mptcore.families.linear_gaussian.routes import moment_solver
 from mptcore.families.linear_gaussian.solver import Solver
 from mptcore.protocol.records import Labels, Metric, Point
 from mptcore.run import run
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs import AllSizes, LinearGaussianExperiment, parse_spec
 from mptcore.specs.masks import Design
 from mptlab_contract import records as resumable_records
@@ -159,7 +159,7 @@ def test_designs_are_unbiased_and_calibrated(model: Solver, design: Design) -> N
     estimates = []
     for seed in range(REPEATS):
         drawn = draw_masks(masks, 8, torch.Generator().manual_seed(seed), 2000)
-        found = result_of(score_masks([model], drawn, ScoreCache()))
+        found = result_of(score_masks([model], drawn, RunState()))
         curve = [scores[0] for scores in found]
         estimates.append(cumulative_estimate(curve, masks))
     _unbiased_and_calibrated(estimates, model.log_marginal_likelihood())

@@ -10,7 +10,7 @@ from torch import Tensor
 from mptcore.estimation.evaluate import Evaluation, _with_grades
 from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
 from mptcore.protocol.records import Log, Metric, Point, Record
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs.evaluate import MaskEvaluation
 from tests.support.runs import metric, records_of, std_err_of, value_of
 
@@ -61,7 +61,7 @@ def evaluated(models: dict[str, VectorModel], **spec: Any) -> list[Record]:
 
 
 def evaluated_with(seed: int, models: dict[str, VectorModel], **spec: Any) -> list[Record]:
-    evaluation = Evaluation(MaskEvaluation.model_validate(spec), models, {}, ScoreCache())
+    evaluation = Evaluation(MaskEvaluation.model_validate(spec), models, {}, RunState())
     return records_of(evaluation.records(torch.Generator().manual_seed(seed)))
 
 
@@ -379,7 +379,7 @@ def test_batches_of_masks_fit_the_memory(
 ) -> None:
     models = {str(i): Numbers(1, *one) for i, one in enumerate(zip(sizes, least, strict=True))}
     spec = MaskEvaluation.model_validate({})
-    assert Evaluation(spec, models, {}, ScoreCache(), memory).batch == batch
+    assert Evaluation(spec, models, {}, RunState(), memory).batch == batch
 
 
 def test_a_difference_from_the_lml_is_no_more_final_than_its_score() -> None:

@@ -24,7 +24,7 @@ from mptcore.estimation.scores import (
     with_difference,
 )
 from mptcore.protocol.records import Log, Record
-from mptcore.runtime.state import ScoreCache, Step
+from mptcore.runtime.state import RunState, Step
 from mptcore.specs import AllSizes
 from tests.support.runs import result_of
 
@@ -80,11 +80,11 @@ class JointNumbers(Numbers, TractableModel):
 
 
 def scored(
-    *models: VectorModel, max_masks: int = 2, cache: ScoreCache | None = None, **options: Any
+    *models: VectorModel, max_masks: int = 2, state: RunState | None = None, **options: Any
 ) -> ScoredSizes:
     """All masks of each size, in batches that cut a size or end with it."""
     masks = enumerate_masks((1, 2, 3), DIM, max_masks)
-    return result_of(score_masks(models, masks, cache or ScoreCache(), **options))
+    return result_of(score_masks(models, masks, state or RunState(), **options))
 
 
 def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
@@ -111,7 +111,7 @@ def test_each_size_has_its_scores_by_each_model(max_masks: int) -> None:
 def test_sizes_in_one_batch_are_kept_apart() -> None:
     first, second = (batch.masks for batch in enumerate_masks((1, 2), DIM, 3))
     both = SizedMasks([(1, 3), (2, 3)], torch.cat([first, second]))
-    found = result_of(score_masks([Numbers()], [both], ScoreCache()))
+    found = result_of(score_masks([Numbers()], [both], RunState()))
     expected = [([size], [NUMBERS[size]]) for size in (1, 2)]
     assert [(one.sizes, one.values.tolist()) for (one,) in found] == expected
 
@@ -140,7 +140,7 @@ def test_sampled_scores_have_grades_and_exact_scores_add_nothing() -> None:
 
 
 def test_no_masks_give_no_scores() -> None:
-    assert result_of(score_masks([Numbers()], [], ScoreCache())) == []
+    assert result_of(score_masks([Numbers()], [], RunState())) == []
 
 
 def test_a_size_is_recorded_as_soon_as_it_is_scored() -> None:
@@ -150,7 +150,7 @@ def test_a_size_is_recorded_as_soon_as_it_is_scored() -> None:
         yield Log("info", f"{scores[0].sizes}: {scores[0].values.tolist()}")
 
     masks = enumerate_masks((1, 2, 3), DIM, 2)
-    steps = list(score_masks([Numbers()], masks, ScoreCache(), records_of=told))
+    steps = list(score_masks([Numbers()], masks, RunState(), records_of=told))
     assert steps == [
         Step(masks=2),
         Step(masks=1),
@@ -166,10 +166,10 @@ def test_a_size_is_recorded_as_soon_as_it_is_scored() -> None:
 def test_cached_scores_are_counted_and_not_recomputed() -> None:
     """Models that draw numbers for each mask continue their count: of batches of 2, 1, 2, 1 and 1,
     the first three are cached."""
-    cache, model = ScoreCache(), Numbers()
-    whole = scored(Numbers(), cache=cache)
-    kept = ScoreCache(cache.values[:3])
-    for (old,), (new,) in zip(whole, scored(model, cache=kept), strict=True):
+    state, model = RunState(at_safe_point=True), Numbers()
+    whole = scored(Numbers(), state=state)
+    resumed = RunState(scores=state.scores[:3], at_safe_point=True)
+    for (old,), (new,) in zip(whole, scored(model, state=resumed), strict=True):
         assert torch.equal(old.values, new.values)
     assert model.masks_scored == 7
     assert model.computed == 7 - 5

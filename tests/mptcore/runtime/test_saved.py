@@ -13,7 +13,7 @@ from safetensors.torch import save as as_bytes
 from mptcore.protocol.records import Checkpoint
 from mptcore.runtime import checkpoint
 from mptcore.runtime.checkpoint import Snapshot, files, first_whole
-from mptcore.runtime.state import MaskPlan, RunState, ScoreCache, TrainingState
+from mptcore.runtime.state import MaskPlan, RunState, TrainingState
 from tests.support.ppca_spec import ppca_spec
 from tests.support.runs import spec_of
 
@@ -24,7 +24,7 @@ def saved(folder: Path, **changes: Any) -> tuple[Path, RunState]:
     """A state by hand, and the file that it was saved to."""
     tensors = {"a": torch.arange(3.0), "b/c": torch.ones(2, 2)}
     training = TrainingState(7, 40, 90, (MaskPlan(50, 20), MaskPlan(60, 60)), tensors)
-    scores = ScoreCache.of(torch.arange(13.0), [(1, 2, 4), (1, 1, 5)])
+    scores = [torch.arange(8.0).view(1, 2, 4), torch.arange(5.0).view(1, 1, 5)]
     own: dict[str, Any] = {"training": lambda: training, "scores": scores, "device": "cpu"}
     state = RunState(seq=45, masks=110, **(own | changes))
     return folder / Snapshot.of(state, SPEC).save(folder).file, state
@@ -43,7 +43,7 @@ def test_a_saved_state_is_found_again(tmp_path: Path) -> None:
     assert list(found.training.tensors) == ["a", "b/c"]
     for name, tensor in training.tensors.items():
         assert torch.equal(found.training.tensors[name], tensor)
-    for mine, kept in zip(found.scores.values, state.scores.values, strict=True):
+    for mine, kept in zip(found.scores, state.scores, strict=True):
         assert torch.equal(mine, kept)
 
 
@@ -82,11 +82,11 @@ def test_a_failed_save_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_empty_session_is_saved(tmp_path: Path) -> None:
-    path, _ = saved(tmp_path, training=None, scores=ScoreCache())
+    path, _ = saved(tmp_path, training=None, scores=[])
     found = first_whole(SPEC, [path])
     assert found is not None
     assert found.training is None
-    assert found.scores.values == []
+    assert found.scores == []
 
 
 def test_a_checkpoint_file_is_named_by_number_and_digest(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import torch
 
 from mptcore.protocol.records import Log, Progress, Stage
-from mptcore.runtime.state import MaskPlan, RunState, ScoreCache, Step, Work, with_progress
+from mptcore.runtime.state import MaskPlan, RunState, Step, Work, with_progress
 
 
-def in_order(cache: ScoreCache, sizes: list[int]) -> list[list[float]]:
+def in_order(state: RunState, sizes: list[int]) -> list[list[float]]:
     """Return the scores of the first model for batches of these sizes; computed ones are 9."""
-    found = cache.in_order(
+    found = state.scored(
         sizes, lambda size: torch.full((2, 1, size), 9.0), lambda size: (2, 1, size)
     )
     return [scored[1][0, 0].tolist() for scored in found]
@@ -18,9 +18,18 @@ def in_order(cache: ScoreCache, sizes: list[int]) -> list[list[float]]:
 
 def test_scores_of_batches_of_another_size_are_computed_again() -> None:
     """They were cut for a machine with other memory; what came before them stays."""
-    cache = ScoreCache([*torch.split(torch.arange(8.0).expand(2, 1, 8), [3, 3, 2], dim=2)])
-    assert in_order(cache, [3, 4, 2]) == [[0, 1, 2], [9] * 4, [9] * 2]
-    assert [values.shape[2] for values in cache.values] == [3, 4, 2]
+    scores = torch.split(torch.arange(8.0).expand(2, 1, 8), [3, 3, 2], dim=2)
+    state = RunState(scores=[*scores], at_safe_point=True)
+    assert in_order(state, [3, 4, 2]) == [[0, 1, 2], [9] * 4, [9] * 2]
+    assert [values.shape[2] for values in state.scores] == [3, 4, 2]
+
+
+def test_scores_of_curves_during_a_training_are_not_kept() -> None:
+    state = RunState(scores=[torch.zeros(2, 1, 3)])
+    assert in_order(state, [3]) == [[9] * 3]
+    state.at_safe_point = True
+    assert in_order(state, [3]) == [[0] * 3]
+    assert len(state.scores) == 1
 
 
 def test_progress_is_reported_about_a_hundred_times_and_at_the_end() -> None:
@@ -113,8 +122,9 @@ def test_a_plan_is_stored_with_its_step() -> None:
 
 def test_saved_scores_are_returned_in_their_order() -> None:
     """Rounds that end before the saved scores do leave the rest to the next round."""
-    cache = ScoreCache([*torch.split(torch.arange(20.0).view(2, 1, 10), [2, 3, 5], dim=2)])
-    assert in_order(cache, [2]) == [[0, 1]]
-    assert in_order(cache, [3]) == [[2, 3, 4]]
-    assert in_order(cache, [5, 1]) == [[5, 6, 7, 8, 9], [9]]
-    assert len(cache.values) == 4
+    scores = torch.split(torch.arange(20.0).view(2, 1, 10), [2, 3, 5], dim=2)
+    state = RunState(scores=[*scores], at_safe_point=True)
+    assert in_order(state, [2]) == [[0, 1]]
+    assert in_order(state, [3]) == [[2, 3, 4]]
+    assert in_order(state, [5, 1]) == [[5, 6, 7, 8, 9], [9]]
+    assert len(state.scores) == 4

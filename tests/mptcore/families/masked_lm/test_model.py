@@ -22,7 +22,7 @@ from mptcore.families.masked_lm.model import (
     score_sequences,
 )
 from mptcore.families.masked_lm.pretrained import MASKED_LMS, preload
-from mptcore.runtime.state import ScoreCache, Step
+from mptcore.runtime.state import RunState, Step
 from tests.support import tiny_lm
 from tests.support.runs import result_of
 from tests.support.texts import CPU, corpus_of, corpus_of_pairs, sequence
@@ -30,7 +30,7 @@ from tests.support.texts import CPU, corpus_of, corpus_of_pairs, sequence
 
 def scores(models: dict[str, MaskedLm], masks: MaskedBatch) -> torch.Tensor:
     """The sums over masked tokens, and the next tokens' log probabilities, (models, 2, B)."""
-    values = result_of(score_sequences(models, masks, ScoreCache()))
+    values = result_of(score_sequences(models, masks, RunState()))
     values[:, 0] *= masks.counts
     return values
 
@@ -79,21 +79,22 @@ def test_log_probabilities_of_tokens_add_up_to_the_scores(memory: int) -> None:
     draws = masker.of_sizes(torch.arange(12), sizes, torch.Generator().manual_seed(1))
     model = MaskedLm(tiny_lm.network("bert", scale=3.0), CPU, torch.float32, memory)
     assert (len(list(model.parts(draws))) == 1) == (memory == 2**30)
-    cache = ScoreCache()
-    found = of_tokens(model, draws, cache)
+    state = RunState(at_safe_point=True)
+    found = of_tokens(model, draws, state)
     assert torch.equal(found, model.token_scores(draws).double())
     sums = torch.segment_reduce(found[0], "sum", lengths=draws.counts)
     expected = scores({"model": model}, draws)[0, 0]
     assert sums.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
     assert len(set(found[0].tolist())) > 6
+    resumed = RunState(scores=state.scores, at_safe_point=True)
     with pytest.MonkeyPatch.context() as none:
         none.delattr(MaskedLm, "token_scores")
-        assert torch.equal(of_tokens(model, draws, ScoreCache(cache.values)), found)
+        assert torch.equal(of_tokens(model, draws, resumed), found)
 
 
-def of_tokens(model: MaskedLm, masks: MaskedBatch, cache: ScoreCache) -> torch.Tensor:
+def of_tokens(model: MaskedLm, masks: MaskedBatch, state: RunState) -> torch.Tensor:
     """Log p of each masked token of one batch, (1, M)."""
-    steps = list(score_batches({"model": model}, [(masks, None)], cache, of_tokens=True))
+    steps = list(score_batches({"model": model}, [(masks, None)], state, of_tokens=True))
     assert sum(step.masks for step in steps if isinstance(step, Step)) == len(masks)
     (found,) = (step.values for step in steps if isinstance(step, ScoredBatch))
     return found[0]

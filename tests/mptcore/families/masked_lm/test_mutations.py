@@ -294,12 +294,12 @@ def test_a_resumed_run_writes_the_same_table(tmp_path: Path) -> None:
         spec, first = spec_of(value), RunState(work_dir=tmp_path / "first")
         for record in resumable(spec, first):
             first.seq += record is not None and not isinstance(record, Progress)
-            if first.at_safe_point and len(first.scores.values) >= steps:
+            if first.at_safe_point and len(first.scores) >= steps:
                 Snapshot.of(first, spec).save(tmp_path / str(steps))
                 break
         saved = first_whole(spec, files(tmp_path / str(steps)))
         assert saved is not None
-        assert len(saved.scores.values) == steps
+        assert len(saved.scores) == steps
         state = RunState(scores=saved.scores, work_dir=tmp_path / "second")
         list(resumable(spec, state))
         tables = [(tmp_path / name / "texts.jsonl").read_bytes() for name in ("whole", "second")]

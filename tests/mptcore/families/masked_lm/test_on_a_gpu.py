@@ -15,7 +15,7 @@ from mptcore.families.masked_lm.model import MaskedLm, score_sequences
 from mptcore.families.masked_lm.packing import Row
 from mptcore.families.masked_lm.pretrained import MASKED_LMS
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs import MaskedLmEvaluate, MaskedLmTrain, RateMasks
 from mptlab_contract import records
 from mptlab_contract.pretended_gpu import DEVICE, GIB, pretended_gpu
@@ -49,7 +49,7 @@ def test_a_batch_of_sequences() -> None:
         found = []
         for count in (4, 32):
             gpu.reset()
-            result_of(score_sequences({"model": model}, sequences(count), ScoreCache()))
+            result_of(score_sequences({"model": model}, sequences(count), RunState()))
             found.append(gpu.asked)
     assert found[0] == found[1]
     assert found[0]["launches"] <= 76
@@ -69,7 +69,7 @@ def test_scores_in_bfloat16_are_those_of_a_cpu(kind: str) -> None:
     rates = torch.full((20,), 0.4, dtype=torch.float64)
     batch, _ = masker.at_rates(torch.arange(20), rates, torch.Generator().manual_seed(1))
     model = MaskedLm(tiny_lm.network(kind, **sizes), CPU, torch.bfloat16)
-    expected = result_of(score_sequences({"model": model}, batch, ScoreCache()))
+    expected = result_of(score_sequences({"model": model}, batch, RunState()))
     seen: list[torch.Size] = []
     own = packing._of_different_lengths
 
@@ -82,7 +82,7 @@ def test_scores_in_bfloat16_are_those_of_a_cpu(kind: str) -> None:
         on_gpu = MaskedLm(tiny_lm.network(kind, **sizes), DEVICE, torch.bfloat16)
         last = on_gpu.network.get_output_embeddings()
         assert len(last.weight) == (16 if last.bias is not None else 15)
-        found = result_of(score_sequences({"model": on_gpu}, batch, ScoreCache()))
+        found = result_of(score_sequences({"model": on_gpu}, batch, RunState()))
     tokens = int(batch.lengths.sum())
     assert [shape[0] for shape in seen] == [tokens] * on_gpu.config.num_hidden_layers
     assert len(set(batch.lengths.tolist())) > 4
@@ -109,7 +109,7 @@ def test_a_batch_needs_no_tensor_of_all_its_logits(
         masks = sequences(32)
         gpu.most_numbers = 800 * model.config.hidden_size
         assert gpu.most_numbers >= int(masks.lengths.sum()) * model.config.intermediate_size
-        result_of(score_sequences({"model": model}, masks, ScoreCache()))
+        result_of(score_sequences({"model": model}, masks, RunState()))
     assert (gpu.refused == 0) == (at_once == 10)
 
 
@@ -167,7 +167,7 @@ def test_the_scores_of_many_parts_are_fetched_once(models: int) -> None:
             assert gpu.synchronisations == 0
             begun.append(gpu.launches)
 
-        steps = score_sequences(dict(zip("ab", made, strict=False)), batch, ScoreCache(), meanwhile)
+        steps = score_sequences(dict(zip("ab", made, strict=False)), batch, RunState(), meanwhile)
         found = result_of(steps)
     assert parts > 4
     assert begun[0] > 40 * parts * models
@@ -197,7 +197,7 @@ def test_the_next_masks_are_drawn_while_the_device_has_work(
     monkeypatch.setattr(Masker, "at_rates", noted)
     with pretended_gpu() as gpu:
         models = {"model": language_model()}
-        text = evaluation.TextEvaluation(spec, models, masker, {"seed": 1}, ScoreCache())
+        text = evaluation.TextEvaluation(spec, models, masker, {"seed": 1}, RunState())
         gpu.reset()
         for _ in text.records(torch.Generator().manual_seed(1)):
             pass
@@ -366,7 +366,7 @@ def test_scores_with_too_little_memory_are_the_same() -> None:
     with pretended_gpu() as gpu:
         model, found = language_model(), []
         for gpu.most_numbers in (None, 700):
-            found.append(result_of(score_sequences({"model": model}, sequences(8), ScoreCache())))
+            found.append(result_of(score_sequences({"model": model}, sequences(8), RunState())))
     torch.testing.assert_close(found[1], found[0])
 
 
@@ -376,5 +376,5 @@ def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
         model = {"model": language_model()}
         gpu.most_numbers = 700
         for _ in range(2):
-            result_of(score_sequences(model, sequences(32), ScoreCache()))
+            result_of(score_sequences(model, sequences(32), RunState()))
             assert gpu.refused == 4  # of 32, 16, 8 and 4 sequences

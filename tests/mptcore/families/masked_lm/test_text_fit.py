@@ -28,7 +28,7 @@ from mptcore.families.masked_lm.text_fit import (
     sizes_at,
 )
 from mptcore.families.masked_lm.text_rounds import STRATA, Rounds, widening
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 
 SHORTEST, LONGEST = 3, 6
 LOG_P = -3.0
@@ -246,7 +246,7 @@ def prepared(model: Predictable, sizes: list[int], target: float) -> CumulativeS
     offsets = torch.tensor([0, *(size + 2 for size in sizes)]).cumsum(0)
     masker = Masker(Corpus(ids, ids, torch.tensor(maskable), offsets), 1, 2)
     groups = [f"text {i}" for i in range(len(sizes))]
-    return CumulativeScores(cast(MaskedLm, model), masker, ScoreCache(), groups, target, 100_000)
+    return CumulativeScores(cast(MaskedLm, model), masker, RunState(), groups, target, 100_000)
 
 
 def test_what_is_predicted_needs_no_masks() -> None:

@@ -21,7 +21,7 @@ from mptcore.families.masked_lm.text_cumulative import CumulativeScores
 from mptcore.protocol.records import Artifact, Log, Progress, Record, RunError
 from mptcore.run import resumable
 from mptcore.runtime.checkpoint import Snapshot, files, first_whole
-from mptcore.runtime.state import RunState, ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs import SpecError
 from tests.support import tiny_lm
 from tests.support.lm_specs import FRESH, TRAIN
@@ -196,9 +196,9 @@ def test_a_relative_target_is_a_fraction_of_each_score(tmp_path: Path) -> None:
         assert 1e-4 < share <= 2.1e-4
     assert long["cumulative_std_err"] > 1.5 * short["cumulative_std_err"]
     model: Any = None
-    found = CumulativeScores(model, model, ScoreCache(), [], 0.02, 1, True)
+    found = CumulativeScores(model, model, RunState(), [], 0.02, 1, True)
     assert found.target_of(torch.tensor([-3.0, 5.0])).tolist() == pytest.approx([0.06, 0.1])
-    found = CumulativeScores(model, model, ScoreCache(), [], 0.02, 1)
+    found = CumulativeScores(model, model, RunState(), [], 0.02, 1)
     assert found.target_of(torch.tensor([-3.0, 5.0])).tolist() == pytest.approx([0.02] * 2)
 
 
@@ -244,7 +244,7 @@ def test_a_resumed_run_writes_the_same_table(tmp_path: Path) -> None:
         spec = spec_of(value)
         saved = first_whole(spec, files(folder))
         assert saved is not None
-        assert saved.scores.values
+        assert saved.scores
         state = RunState(scores=saved.scores, work_dir=folder / "second")
         (kept,) = (one for one in resumable(spec, state) if isinstance(one, Artifact))
         assert (folder / "second" / kept.file).read_bytes() == whole

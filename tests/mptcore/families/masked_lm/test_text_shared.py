@@ -26,7 +26,7 @@ from mptcore.families.masked_lm.masked_batch import MaskedBatch
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.text_cumulative import CumulativeScores
 from mptcore.families.masked_lm.text_groups import MaskErrors, Member, is_decided, ranked
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 from tests.mptcore.families.masked_lm.test_text_scores import models, of, scored
 from tests.support.runs import metric
 
@@ -48,7 +48,7 @@ class Watched(ToyModel):
 
 
 def scores(model: ToyModel, groups: list[str], target: float, seed: int = 0) -> CumulativeScores:
-    given = cast(MaskedLm, model), model.toy.masker, ScoreCache(), groups, target, 100_000
+    given = cast(MaskedLm, model), model.toy.masker, RunState(), groups, target, 100_000
     found = CumulativeScores(*given)
     plan = found.plan()
     steps = sum(step.masks for step in found.run(plan, seed))

@@ -23,7 +23,7 @@ from mptcore.families.vae.conditionals import (
 )
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.starts import likely_starts, surprised
-from mptcore.runtime.state import ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs import FixedSize, Importance
 from tests.mptcore.families.vae.test_sampling import (
     PRECISION,
@@ -185,7 +185,7 @@ def test_exhaustive_masks_have_the_error_of_the_draws() -> None:
     for seed in range(8):
         scored = model.scored_on(x, seed, Evidence(0.0))
         batches = draw_masks(spec, 12, torch.Generator(), 12)
-        ((scores,),) = result_of(score_masks([scored], batches, ScoreCache()))
+        ((scores,),) = result_of(score_masks([scored], batches, RunState()))
         (found,) = size_estimates(scores, spec)
         assert found.n == 12
         assert found.std_err

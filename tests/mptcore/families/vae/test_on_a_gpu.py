@@ -19,7 +19,7 @@ from mptcore.families.vae.pareto import khats
 from mptcore.families.vae.run import VaeRun
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.runtime.rng import generator_for, restore_generator
-from mptcore.runtime.state import RunState, ScoreCache
+from mptcore.runtime.state import RunState
 from mptcore.specs import UniformGrid, VaeExperiment
 from mptlab_contract import assert_alike, records
 from mptlab_contract.pretended_gpu import DEVICE, PretendedGpu, pretended_gpu
@@ -65,7 +65,7 @@ def masks(count: int) -> Tensor:
 def scored(gpu: PretendedGpu, model: VectorModel, masked: Tensor) -> Tensor:
     gpu.reset()
     batch = SizedMasks([(3, len(masked))], masked)
-    ((scores,),) = result_of(score_masks([model], [batch], ScoreCache()))
+    ((scores,),) = result_of(score_masks([model], [batch], RunState()))
     return scores.values
 
 

@@ -75,5 +75,5 @@ class MarkovRun:
 
     def evaluation(self, x: Tensor, seed: int) -> Evaluation:  # (N, D)
         models = {"model": MarkovChain(self.spec.model.stay, x.to(self.device))}
-        cache, memory = self.state.scores, self.spec.compute.memory_bytes
-        return Evaluation(self.spec.evaluate, models, {"seed": seed}, cache, memory)
+        state, memory = self.state, self.spec.compute.memory_bytes
+        return Evaluation(self.spec.evaluate, models, {"seed": seed}, state, memory)
