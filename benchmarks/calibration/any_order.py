@@ -15,7 +15,6 @@ from mptcore.families.masked_lm.model import ScoredBatch
 from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.sequences import Pass, SequenceMetrics
 from mptcore.protocol.records import Metric
-from mptcore.runtime.state import Step
 
 SEEDS = 1000
 VOCABULARY, LONGEST = 9, 5
@@ -52,10 +51,10 @@ class Toy:
 
     def score(
         self, batches: Iterable[tuple[MaskedBatch, list[Pass]]]
-    ) -> Iterator[Step | ScoredBatch[list[Pass]]]:
+    ) -> Iterator[ScoredBatch[list[Pass]] | None]:
         """Score batches as a model does."""
         for masks, given in batches:
-            yield Step(masks=len(masks))
+            yield None
             yield ScoredBatch(masks, given, self.scores(masks))
 
     def log_probs(self, masks: MaskedBatch) -> Tensor:
@@ -98,8 +97,8 @@ class Toy:
         generator = torch.Generator().manual_seed(seed)
         which = torch.randperm(len(self.corpus), generator=generator)[:chosen]
         metrics = SequenceMetrics(Report(("model",), {}), self.masker, which, self.score)
-        steps = metrics.orders(orders, generator)
-        return {step.record.name: step.record for step in steps if isinstance(step.record, Metric)}
+        records = metrics.orders(orders, generator)
+        return {record.name: record for record in records if isinstance(record, Metric)}
 
 
 @dataclass(frozen=True)

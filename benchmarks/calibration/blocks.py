@@ -84,9 +84,9 @@ def true_score(alone: Tensor, both: Tensor, masked: Tensor) -> float:
 
 def ais_of(vae: SampledVae, x: Tensor, seed: int) -> Metric:
     start = TrainingStart(seed, "elbo", {}, vae, Dataset(x), x, None)
-    for step in annealed(start, Ais(temperatures=400, chains=16, observations=N)):
-        if isinstance(step.record, Metric) and step.record.name.startswith("lml_ais"):
-            return step.record
+    for record in annealed(start, Ais(temperatures=400, chains=16, observations=N)):
+        if isinstance(record, Metric) and record.name.startswith("lml_ais"):
+            return record
     raise AssertionError("annealing yields no lml_ais")
 
 

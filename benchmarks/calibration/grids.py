@@ -58,13 +58,13 @@ def final_gaps(model: GridVaeModel, truth: MomentSolver) -> dict[int, float | No
     masks = AllSizes(schedule="all", design="exhaustive")
     evaluation = Evaluation(MaskEvaluation(masks=masks), {"model": model}, {}, RunState())
     found: dict[int, float | None] = {}
-    for step in evaluation.records(torch.Generator()):
-        if isinstance(step.record, Point) and step.record.series == "score":
-            size, value = int(step.record.x), step.record.value
+    for record in evaluation.records(torch.Generator()):
+        if isinstance(record, Point) and record.series == "score":
+            size, value = int(record.x), record.value
             assert value is not None
             of_size = torch.cat([batch.masks for batch in enumerate_masks([size], DIM, 64)])
             gap = value - truth.scores(of_size).mean().item()
-            found[size] = None if step.record.reason else DIM * gap
+            found[size] = None if record.reason else DIM * gap
     return found
 
 

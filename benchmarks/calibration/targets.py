@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.masked_batch import Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric, Record
-from mptcore.runtime.state import RunState, Work
+from mptcore.runtime.state import Records, RunState
 from mptcore.specs import Evaluate, LinearGaussianExperiment, MaskedLmEvaluate
 from tests.support import tiny_lm
 from tests.support.runs import records_of, result_of
@@ -130,7 +130,7 @@ def _text(target: float, name: str) -> Iterator[Seed]:
     masker = Masker(corpus_of(tiny_lm.lines(12)), 4, 15)
     many = {"target_std_err": target / 40 if target < 1 else 0.02, "max_masks": 10_000_000}
 
-    def records(seed: int, **spec: Any) -> Work[None]:
+    def records(seed: int, **spec: Any) -> Records[None]:
         evaluate = {"masks": {"rates": RATES}, "dimensions": 10, "target": name, **spec}
         asked = MaskedLmEvaluate.model_validate(evaluate)
         evaluation = TextEvaluation(asked, models, masker, {}, RunState())
@@ -141,7 +141,7 @@ def _text(target: float, name: str) -> Iterator[Seed]:
         yield _seed(records(seed, target_std_err=target), name, truth)
 
 
-def _seed(work: Work[None], name: str, truth: float) -> Seed:
+def _seed(work: Records[None], name: str, truth: float) -> Seed:
     records = records_of(work)
     mean, std_err = _metric(records, name)
     masks, reached = _metric(records, "masks")[0], _metric(records, "target_reached")[0]

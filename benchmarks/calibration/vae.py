@@ -20,7 +20,7 @@ from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikeli
 from mptcore.families.vae.networks import Decoder, Encoder, dense, linear
 from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.protocol.records import Metric
-from mptcore.runtime.state import RunState, Step
+from mptcore.runtime.state import RunState
 from mptcore.specs import Dense, FixedSize, Importance, UniformGrid
 from mptcore.specs.evaluate import MaskEvaluation
 
@@ -89,8 +89,7 @@ def metrics_of(vae: SampledVae, x: Tensor, mask_size: int, seed: int) -> Mapping
     masks = FixedSize(schedule="fixed", size=mask_size, per_size=MASKS)
     models = {"model": vae.scored_on(x, seed, evidence)}
     evaluation = Evaluation(MaskEvaluation(masks=masks), models, {}, RunState())
-    steps: list[Step] = [*evaluation.records(generator)]
-    found = [step.record for step in steps] + list(lml_metrics("lml", evidence, {}))
+    found = [*evaluation.records(generator), *lml_metrics("lml", evidence, {})]
     return {one.name: one for one in found if isinstance(one, Metric)}
 
 

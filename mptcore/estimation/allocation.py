@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mptcore.estimation.estimate import MIN_KURTOSIS, Estimate
 from mptcore.protocol.records import Labels, Log, Metric, Record
-from mptcore.runtime.state import MaskPlan, Step, Work
+from mptcore.runtime.state import MaskPlan, Records
 
 SHARES = (0.25, 0.5, 1.0)
 """Fraction of the masks still planned that each round draws. The last round draws all of them."""
@@ -25,7 +25,7 @@ MIN_LEFT = 1 / 8
 """Smallest share of the target variance left for the last round. If earlier rounds leave less, the
 target is missed, and the last round costs no more than this share would."""
 
-Draw = Callable[[Tensor, Tensor], Work[Tensor]]
+Draw = Callable[[Tensor, Tensor], Records[Tensor]]
 """Score a number of masks of each stratum, (strata,), which may be 0, and all masks of the strata
 to enumerate, (strata,) bool. Return the values, (rows, masks), stratum by stratum. A row is a model
 or the difference of two models."""
@@ -150,17 +150,17 @@ class StratifiedSample:
 
 def sample_to_target(
     draw: Draw,
+    plan: MaskPlan,
     widths: Tensor,  # (strata,)
     target: float,
-    max_masks: int,
     pilot: int,
     row: int = 0,
     available: Tensor | None = None,  # (strata,), float64
     interim: Interim = lambda sample: (),
     more_in_pilot: int = 0,
-) -> Work[StratifiedSample]:
+) -> Records[StratifiedSample]:
     """Score a pilot, then rounds of masks, so that the sum over strata of one row gets the standard
-    error `target`. At most `max_masks` are used, including the pilot. No round is added if the
+    error `target`. At most the masks of the plan are used, with the pilot. No round is added if the
     final error exceeds the target: a decision that depends on the scores would bias the estimate.
 
     Masks go to the strata in proportion to width × standard deviation (Neyman 1934), measured from
@@ -171,8 +171,7 @@ def sample_to_target(
     `more_in_pilot` masks are scored by the first `draw` without being values of a stratum.
 
     The records of `interim` are emitted after each round except the last."""
-    progress = MaskPlan(max_masks, max_masks)
-    yield Step(plan=progress)
+    max_masks = plan.max_masks
     if available is None:
         available = torch.full_like(widths, torch.inf)
     enumerated = available <= pilot + 2
@@ -186,14 +185,14 @@ def sample_to_target(
         wanted = _planned(sample, row, target**2, max_masks)
         enumerated = wanted >= available
         wanted = torch.where(enumerated, available, wanted).long()
-        progress.masks = sample.masks + int(wanted.sum())
+        plan.planned = sample.masks + int(wanted.sum())
         counts = torch.where(enumerated, wanted, (share * wanted).ceil().long())
         weight = sample.left * (counts / wanted.clamp(min=1))
         values = yield from draw(counts, enumerated)
         sample = sample.with_round(values, counts, weight, enumerated)
         if sample.least.any():
-            yield from map(Step, interim(sample))
-    progress.masks = sample.masks
+            yield from interim(sample)
+    plan.planned = sample.masks
     return sample
 
 

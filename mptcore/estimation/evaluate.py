@@ -38,7 +38,7 @@ from mptcore.estimation.scores import (
     with_difference,
 )
 from mptcore.protocol.records import Labels, Log, Metric, Point, Record
-from mptcore.runtime.state import RunState, Step, Work
+from mptcore.runtime.state import Records, RunState
 from mptcore.specs import AllSizes, FixedSize, Masks
 from mptcore.specs.evaluate import MaskEvaluation, pilot_masks
 from mptcore.specs.masks import masks_of_size
@@ -92,12 +92,12 @@ class Evaluation:
         """Return the label `model` if there are several models."""
         return self.labels if len(self.models) == 1 else {**self.labels, "model": model}
 
-    def records(self, generator: torch.Generator) -> Work[None]:
+    def records(self, generator: torch.Generator) -> Records[None]:
         """Score masks drawn from the generator, and yield the scores and the metrics derived from
         them."""
         for name, model in self.models.items():
             if model.note is not None:
-                yield Step(Log("info", f"{labelled(self.labels_of(name))}: {model.note}"))
+                yield Log("info", f"{labelled(self.labels_of(name))}: {model.note}")
         if self.spec.target_std_err is None:
             yield from self._score_all(generator)
         else:
@@ -105,23 +105,22 @@ class Evaluation:
 
     def heldout_records(
         self, generator: torch.Generator, log_probs: Mapping[str, Tensor] | None = None
-    ) -> Work[None]:
+    ) -> Records[None]:
         """Score masks on models of held-out observations, and yield only the metrics, under their
         own names. Without a sum of scores, the LML is the only one. `log_probs` has log p(x) of
         each observation (N,) by model, if it is known; the error over observations follows from
         it."""
-        work = self.records(generator) if self.spec.has_sum else map(Step, self._conclusions([]))
-        for step in work:
-            record = step.record
+        records = self.records(generator) if self.spec.has_sum else self._conclusions([])
+        for record in records:
             if isinstance(record, Metric):
-                yield step._replace(record=replace(record, name=_heldout(record.name)))
+                yield replace(record, name=_heldout(record.name))
             else:
-                yield step._replace(record=None)
+                yield None
         for name, values in (log_probs or {}).items():
             reason = self.models[name].evidence().not_final_reason
-            yield from map(Step, over_observations(values, self.labels_of(name), reason))
+            yield from over_observations(values, self.labels_of(name), reason)
 
-    def _score_all(self, generator: torch.Generator) -> Work[None]:
+    def _score_all(self, generator: torch.Generator) -> Records[None]:
         masks, models = self.spec.masks, list(self.models.values())
         batches = draw_masks(masks, self.first.dim, generator, self.batch)
         tractable = all(isinstance(model, TractableModel) for model in models)
@@ -133,8 +132,7 @@ class Evaluation:
             return itertools.chain.from_iterable(self._points(size, own) for size, *own in of_sizes)
 
         curve = yield from score_masks(models, batches, self.state, joint, points)
-        for record in self._conclusions(self._totals(curve), curve):
-            yield Step(record)
+        yield from self._conclusions(self._totals(curve), curve)
 
     def _of_sizes(self, row: int, scores: SizeScores) -> list[Graded]:
         """Return the estimate of each size."""
@@ -176,7 +174,7 @@ class Evaluation:
             case _:
                 return []
 
-    def _score_to_target(self, generator: torch.Generator, target: float) -> Work[None]:
+    def _score_to_target(self, generator: torch.Generator, target: float) -> Records[None]:
         """Score masks until the sum has the target standard error. Each size is a stratum."""
         spec, dim = self.spec, self.first.dim
         sizes = spec.masks.mask_sizes(dim)
@@ -190,9 +188,9 @@ class Evaluation:
         rounds = Rounds(models, sizes, generator, self.batch, self.state, uses_singles)
         sample = yield from sample_to_target(
             rounds.draw,
+            self.state.plan(spec.max_masks),
             widths,
             target,
-            spec.max_masks,
             pilot,
             row,
             available,
@@ -204,14 +202,14 @@ class Evaluation:
                 self._graded(i, one, [size], Grade.of([scores[i] for scores in curve[k : k + 1]]))
                 for i, one in enumerate(estimates)
             ]
-            yield from map(Step, self._points(size, rows))
+            yield from self._points(size, rows)
         totals = [
             self._graded(i, one, sizes, Grade.of([scores[i] for scores in curve], width), width)
             for i, one in enumerate(sample.total_estimates())
         ]
         estimate = totals[row].estimate
-        yield from map(Step, target_records(estimate, sample.masks, target, self.labels))
-        yield from map(Step, self._conclusions(totals))
+        yield from target_records(estimate, sample.masks, target, self.labels)
+        yield from self._conclusions(totals)
 
     def _uses_singles(self, available: Tensor, pilot: int) -> bool:
         """Return whether masks of single dimensions are scored too, given the number of masks that

@@ -11,7 +11,7 @@ from mptcore.estimation.masks import SizedMasks, draw_independent, enumerate_mas
 from mptcore.estimation.model import VectorModel
 from mptcore.estimation.scores import score_batches
 from mptcore.estimation.single_scores import SingleScores
-from mptcore.runtime.state import RunState, Step, Work
+from mptcore.runtime.state import Records, RunState
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Rounds:
     """Whole scores and grades of each round, (models, R, masks)."""
     _singles: SingleScores | None = None
 
-    def draw(self, counts: Tensor, enumerated: Tensor) -> Work[Tensor]:
+    def draw(self, counts: Tensor, enumerated: Tensor) -> Records[Tensor]:
         """Score a round as `allocation.Draw` says. Return the scores by each model and, for two
         models, their difference, without the predicted part: (rows, masks)."""
         dim = self.models[0].dim
@@ -54,13 +54,13 @@ class Rounds:
             own = self._singles.residuals(own, torch.cat(predicted, 1)[:, order], counts)
         return torch.cat([own, own[:1] - own[1:]])
 
-    def _score(self, masks: Iterable[SizedMasks]) -> Work[tuple[Tensor, list[Tensor]]]:
+    def _score(self, masks: Iterable[SizedMasks]) -> Records[tuple[Tensor, list[Tensor]]]:
         """Return the scores and grades, (models, R, masks), and what single dimensions predict,
         (models, B) for each batch, once these are scored."""
         found, predicted = [], []
         for scored in score_batches(self.models, masks, self.state):
-            if isinstance(scored, Step):
-                yield scored
+            if scored is None:
+                yield None
                 continue
             batch, scores = scored
             found.append(scores)

@@ -21,7 +21,7 @@ from mptcore.estimation.prefetch import Prefetch
 from mptcore.protocol.records import Record
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
-from mptcore.runtime.state import RunState, Shape, Step, Work
+from mptcore.runtime.state import Records, RunState, Shape
 from mptcore.specs import Masks
 
 
@@ -72,19 +72,19 @@ def score_masks(
     state: RunState,
     joint: bool = False,
     records_of: Callable[[tuple[SizeScores, ...]], Iterator[Record]] | None = None,
-) -> Work[ScoredSizes]:
+) -> Records[ScoredSizes]:
     """Score all masks by each model, size by size. With `joint`, compute the joint scores too.
     `records_of` returns the records of sizes as soon as they are scored."""
     curve: list[tuple[SizeScores, ...]] = []
     whole = WholeSizes()
 
-    def ended(sizes: Sequence[int], values: Tensor) -> Iterator[Step]:
+    def ended(sizes: Sequence[int], values: Tensor) -> Iterator[Record]:
         curve.append(by_model(sizes, values, joint))
-        return map(Step, records_of(curve[-1]) if records_of else ())
+        return records_of(curve[-1]) if records_of else iter(())
 
     for scored in score_batches(models, batches, state, joint):
-        if isinstance(scored, Step):
-            yield scored
+        if scored is None:
+            yield None
             continue
         batch, scores = scored
         for sizes, values in whole.add(batch.masks.runs, scores):
@@ -99,7 +99,7 @@ def score_batches(
     batches: Iterable[SizedMasks],
     state: RunState,
     joint: bool = False,
-) -> "Iterator[Step | tuple[PositionedMasks, Tensor]]":
+) -> "Iterator[tuple[PositionedMasks, Tensor] | None]":
     """Score all masks by each model, batch by batch. Yields the scores of each batch, as
     `Scorer.scores` returns them."""
     drawn = Prefetch(_positioned(batches, models[0].masks_scored))
@@ -109,7 +109,8 @@ def score_batches(
         batch, _ = scored
         for model in models:
             model.masks_scored = batch.first + len(batch)
-        yield Step(masks=len(batch))
+        state.count(len(batch))
+        yield None
 
 
 class WholeSizes:

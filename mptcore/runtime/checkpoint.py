@@ -109,7 +109,7 @@ def _of(state: RunState) -> tuple[dict[str, Tensor], dict[str, str]]:
     if state.training is not None:
         training = state.training()
         header["training"] = json.dumps([training.epoch, training.seq, training.masks])
-        header["plans"] = json.dumps([[plan.most, plan.masks] for plan in training.plans])
+        header["plans"] = json.dumps([[plan.max_masks, plan.planned] for plan in training.plans])
         tensors |= {
             f"training/{name}": value.to("cpu", copy=True).contiguous()
             for name, value in training.tensors.items()

@@ -7,7 +7,7 @@ those of an uninterrupted run, at whatever moment it was stopped."""
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -18,32 +18,23 @@ from mptcore.runtime.out_of_memory import shortages
 @dataclass
 class MaskPlan:
     """Number of masks that an evaluation with a target scores in all. It starts at the maximum; the
-    evaluation lowers it to its plan."""
+    evaluation lowers it as it learns."""
 
-    most: int
-    masks: int
+    max_masks: int
+    planned: int
 
     @property
-    def left_out(self) -> int:
-        return self.most - self.masks
-
-
-class Step(NamedTuple):
-    """A step of a run's work: its record, if any, the number of masks scored since the last step,
-    and the plan of an evaluation that begins."""
-
-    record: Record | None = None
-    masks: int = 0
-    plan: MaskPlan | None = None
+    def unused(self) -> int:
+        return self.max_masks - self.planned
 
 
 BatchT = TypeVar("BatchT")
 Shape = tuple[int, int, int]
 """Shape of the scores of a batch: models, rows, and masks or masked tokens."""
 Result = TypeVar("Result")
-Work = Generator[Step, None, Result]
-"""Work that yields steps and returns its result. Parts are composed with `yield from`. Between two
-steps a run may be saved if state.at_safe_point is true."""
+Records = Generator[Record | None, None, Result]
+"""Yields records, and None after other work; returns its result. Parts are composed with `yield
+from`. Between two of them a run may be saved if state.at_safe_point is true."""
 
 
 @dataclass(frozen=True)
@@ -67,11 +58,11 @@ class RunState:
     seq: int = 0
     """Number of records emitted so far, without progress records. The consumer increments it."""
     masks: int = 0
-    """Number of masks scored so far. `with_progress` increments it."""
+    """Number of masks scored so far."""
     max_masks: int = 0
     """Maximum number of masks to score in all. It is known once the first masks are scored."""
     plans: list[MaskPlan] = field(default_factory=list)
-    """Plans of the evaluations with a target that have begun. `with_progress` appends them."""
+    """Plans of the evaluations with a target that have begun."""
     scores: list[Tensor] = field(default_factory=list)  # (models, rows, B) each
     """Scores of all batches in order. A resumed run starts with the saved ones."""
     stage: Stage | None = None
@@ -120,12 +111,17 @@ class RunState:
             self._batches += 1
             yield batch, self.scores[self._batches - 1]
 
-    def begin(self, plan: MaskPlan) -> None:
-        """Begin an evaluation with a target. Until it has a plan it is assumed to equal the latest
-        one."""
-        if self.plans:
-            plan.masks = plan.most - self.plans[-1].left_out
-        self.plans.append(plan)
+    def count(self, masks: int) -> None:
+        """Count masks that were scored. A record or None is yielded next, so that progress is
+        reported."""
+        self.masks += masks
+
+    def plan(self, max_masks: int) -> MaskPlan:
+        """Begin an evaluation with a target, and return its plan. At first it is assumed to leave
+        as many masks unused as the latest one."""
+        unused = self.plans[-1].unused if self.plans else 0
+        self.plans.append(MaskPlan(max_masks, max_masks - unused))
+        return self.plans[-1]
 
     def left_out(self, evaluations: int) -> int:
         """Return by how many masks these evaluations with a target stay below their maximum. Future
@@ -133,37 +129,36 @@ class RunState:
         if not self.plans:
             return 0
         to_come = max(0, evaluations - len(self.plans))
-        return sum(plan.left_out for plan in self.plans) + to_come * self.plans[-1].left_out
+        return sum(plan.unused for plan in self.plans) + to_come * self.plans[-1].unused
 
 
 class ExperimentRun(Protocol):
     """Runs one experiment."""
 
-    def records(self, resumed: TrainingState | None) -> Work[None]:
+    def records(self, resumed: TrainingState | None) -> Records[None]:
         """Yield all records from the start. Raises RunError."""
 
 
 def with_progress(
-    work: Work[None], state: RunState, total: Callable[[], int]
+    records: Records[None], state: RunState, total: Callable[[], int]
 ) -> Iterator[Record | None]:
-    """Yield the records of some work, with about a hundred progress records among them, and one
-    when the first masks were scored, when twice as many were, and so on, and whenever the total has
-    changed: the first expected end depends on them. `total` is called whenever masks were scored,
-    because evaluations with a target plan their masks on the way. It may be too small where
-    sequences of unknown length are drawn. None is yielded for a step without a record."""
+    """Yield records, with about a hundred progress records among them, and one when the first masks
+    were scored, when twice as many were, and so on, and whenever the total has changed: the first
+    expected end depends on them. `total` is called whenever masks were scored, because evaluations
+    with a target plan their masks on the way. It may be too small where sequences of unknown length
+    are drawn."""
     known = scored = reported = 0
-    for record, masks, plan in work:
-        if plan is not None:
-            state.begin(plan)
-        before = state.masks
-        state.masks = done = before + masks
+    before = state.masks
+    for record in records:
+        done = state.masks
         yield record
-        if masks == 0:
+        if done == before:
             continue
         whole = total()
         portion = max(1, whole // 100)
-        scored += masks
+        scored += done - before
         is_due = done // portion > before // portion or before < whole <= done
         if is_due or whole != known or scored >= 2 * reported:
             known, reported = whole, scored
             yield Progress(done, max(whole, done), "masks", state.stage)
+        before = done

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from mptcore.protocol.records import Point, RunError, Stage
-from mptcore.runtime.state import RunState, Step, TrainingState, Work
+from mptcore.runtime.state import Records, RunState, TrainingState
 from mptcore.training.learned import OPTIMIZER
 
-Curves = Callable[[int], Work[None]]
+Curves = Callable[[int], Records[None]]
 """Evaluate all models at an epoch, as `evaluate` in the spec asks."""
 
 
@@ -75,7 +75,7 @@ def diverged(
 
 def train(
     trainer: Trainer, state: RunState, resumed: TrainingState | None, curves: Curves
-) -> Work[None]:
+) -> Records[None]:
     """Train and yield records. The run may be saved between calls of `advance` and at the end.
     Raises DivergedError after the records of that epoch."""
     schedule = trainer.schedule
@@ -83,23 +83,23 @@ def train(
         trainer.restore(resumed.tensors)
         trainer.epoch = resumed.epoch
         state.plans = list(resumed.plans)
-        yield Step(masks=resumed.masks)  # before the jump: not reported as progress
+        state.count(resumed.masks)  # before the jump: not reported as progress
+        yield None
         state.seq = resumed.seq
     while trainer.epoch <= schedule.length:
         state.stage = _stage(schedule, trainer.epoch)
         state.training = lambda: _state(trainer, state, trainer.tensors())
         state.at_safe_point = True
-        yield Step()
+        yield None
         state.at_safe_point = False
-        for point in trainer.heldout_points():
-            yield Step(point)
+        yield from trainer.heldout_points()
         if trainer.epoch in schedule.curve_at:
             yield from curves(trainer.epoch)
         state.stage = _stage(schedule, trainer.epoch + 1)
         epochs = yield from _advance(trainer)
         for trained in epochs:
             state.stage = _stage(schedule, trainer.epoch + 1)
-            yield from _steps(*trained)
+            yield from _points(state, *trained)
             trainer.epoch += 1
     state.stage = None
     ended = {k: v for k, v in trainer.tensors().items() if not k.startswith(OPTIMIZER)}
@@ -112,21 +112,20 @@ def _stage(schedule: Schedule, trained: int) -> Stage:
     return Stage("training", min(trained, schedule.length), schedule.length, schedule.unit)
 
 
-def _advance(trainer: Trainer) -> Work[list[Trained]]:
+def _advance(trainer: Trainer) -> Records[list[Trained]]:
     try:
         return trainer.advance()
     except DivergedError as error:
-        for point in error.points:
-            yield Step(point)
+        yield from error.points
         raise
 
 
-def _steps(points: list[Point], masks: int) -> Work[None]:
+def _points(state: RunState, points: list[Point], masks: int) -> Records[None]:
     """Report an epoch and its progress. It is not a safe point."""
+    state.count(masks)
     if not points:
-        yield Step(masks=masks)
-    for i, point in enumerate(points):
-        yield Step(point, masks if i == 0 else 0)
+        yield None
+    yield from points
 
 
 def _state(trainer: Trainer, state: RunState, tensors: dict[str, Tensor]) -> TrainingState:

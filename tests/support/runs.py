@@ -4,7 +4,7 @@ import json
 from typing import Any, TypeVar
 
 from mptcore.protocol.records import Metric, Point, Record
-from mptcore.runtime.state import Work
+from mptcore.runtime.state import Records
 from mptcore.specs import ExperimentSpec, parse_spec
 
 Result = TypeVar("Result")
@@ -14,7 +14,7 @@ def spec_of(value: dict[str, Any]) -> ExperimentSpec:
     return parse_spec(json.dumps(value).encode())
 
 
-def result_of(work: Work[Result]) -> Result:
+def result_of(work: Records[Result]) -> Result:
     """Return the result of a generator after its last step."""
     while True:
         try:
@@ -24,9 +24,9 @@ def result_of(work: Work[Result]) -> Result:
             return result
 
 
-def records_of(work: Work[None]) -> list[Record]:
+def records_of(work: Records[None]) -> list[Record]:
     """The records that some work gives."""
-    return [step.record for step in work if step.record is not None]
+    return [record for record in work if record is not None]
 
 
 def value_of(record: Metric | Point) -> float:

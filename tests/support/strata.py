@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mptcore.estimation.allocation import Draw, StratifiedSample, sample_to_target
 from mptcore.estimation.estimate import Estimate
-from mptcore.runtime.state import Step, Work
+from mptcore.runtime.state import MaskPlan, Records
 from mptcore.specs.evaluate import pilot_masks
 from tests.support.runs import result_of
 
@@ -18,8 +18,8 @@ MAX_MASKS = 100_000
 def drawn_from(pools: Sequence[Tensor], generator: torch.Generator) -> Draw:
     """Scores drawn from those of all masks of each stratum."""
 
-    def draw(counts: Tensor, enumerated: Tensor) -> Work[Tensor]:
-        yield Step(masks=int(counts.sum()))
+    def draw(counts: Tensor, enumerated: Tensor) -> Records[Tensor]:
+        yield None
         found = []
         for pool, n, whole in zip(pools, counts.tolist(), enumerated.tolist(), strict=True):
             assert not whole or n == len(pool)
@@ -40,8 +40,8 @@ def sampled(
     generator = torch.Generator().manual_seed(seed)
     draw, widths = drawn_from(pools, generator), torch.ones(len(pools), dtype=torch.float64)
     available = torch.tensor([len(pool) if finite else math.inf for pool in pools]).double()
-    pilot = pilot_masks(len(pools), MAX_MASKS)
-    work = sample_to_target(draw, widths, target, MAX_MASKS, pilot, available=available)
+    pilot, plan = pilot_masks(len(pools), MAX_MASKS), MaskPlan(MAX_MASKS, MAX_MASKS)
+    work = sample_to_target(draw, plan, widths, target, pilot, available=available)
     sample: StratifiedSample = result_of(work)
     return sample.total_estimates()[0], sample.masks
 

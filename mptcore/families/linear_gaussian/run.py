@@ -31,9 +31,9 @@ from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.rows import keep_rows
 from mptcore.families.linear_gaussian.trainer import NEVER, LinearGaussianTrainer
 from mptcore.families.linear_gaussian.weights import FAMILY, keep_densities
-from mptcore.protocol.records import Artifact, Labels, Log, Point, Progress, RunError, Stage
+from mptcore.protocol.records import Artifact, Labels, Log, Point, Progress, Record, RunError, Stage
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.state import RunState, Step, TrainingState, Work
+from mptcore.runtime.state import Records, RunState, TrainingState
 from mptcore.specs import (
     FactorAnalysisModel,
     LinearGaussianExperiment,
@@ -89,7 +89,7 @@ class LinearGaussianRun:
     _dataset: Dataset | None = field(default=None, init=False)
     _shared: dict[str, LowRankGaussian] = field(default_factory=dict, init=False)
 
-    def records(self, resumed: TrainingState | None) -> Work[None]:
+    def records(self, resumed: TrainingState | None) -> Records[None]:
         try:
             yield from self._records(resumed)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
@@ -97,9 +97,9 @@ class LinearGaussianRun:
             detail = "a covariance is singular or too ill-conditioned for float64"
             raise RunError("error", f"{detail}: {cure} ({error})") from error
 
-    def _records(self, resumed: TrainingState | None) -> Work[None]:
+    def _records(self, resumed: TrainingState | None) -> Records[None]:
         if self.dtype != torch.float64:
-            yield Step(Log("info", RAISED))
+            yield Log("info", RAISED)
         trained: dict[int, SeedModels] = {}
         if self.spec.train is not None:
             for seed in self.spec.seeds:
@@ -115,17 +115,17 @@ class LinearGaussianRun:
             if self.spec.keeps_rows or (is_kept and (not fitted or self.spec.data.seed == "run")):
                 fitted[seed] = models.densities["model"]  # else all have the same
         if is_kept:
-            yield Step(self._kept(fitted, models.dataset))
+            yield self._kept(fitted, models.dataset)
         if has_folder and self.spec.keeps_rows:
-            yield Step(keep_rows(fitted, models.dataset, self.state.work_dir))
+            yield keep_rows(fitted, models.dataset, self.state.work_dir)
         if has_folder and (file := keep_heldout_rows(models.dataset, self.state.work_dir)):
-            yield Step(file)
+            yield file
 
     @property
     def _models(self) -> tuple[LinearGaussianSpec | None, ...]:
         return self.spec.model, self.spec.baseline
 
-    def models_of(self, seed: int) -> Work[SeedModels]:
+    def models_of(self, seed: int) -> Records[SeedModels]:
         """Return the data and the models of a seed. They are built once if they do not depend on
         the seed."""
         spec = self.spec
@@ -146,7 +146,7 @@ class LinearGaussianRun:
             experiments = [None if one is None else one.experiment for one in self._models]
             unnamed = unnamed_columns_warning(FAMILY, experiments, dataset.columns)
             for warning in filter(None, (copies_warning(dataset), unnamed)):
-                yield Step(Log("warning", warning))
+                yield Log("warning", warning)
         if spec.estimates_each_noise:
             refuse_constant_columns(dataset)
         for name, model in {"model": spec.model, "baseline": spec.baseline}.items():
@@ -166,7 +166,7 @@ class LinearGaussianRun:
         refuse_other_columns(FAMILY, experiments, dataset.columns)
         return dataset
 
-    def _scale_warning(self, dataset: Dataset) -> Iterator[Step]:
+    def _scale_warning(self, dataset: Dataset) -> Iterator[Record]:
         """Yield a warning if columns in different units count very differently in PPCA."""
         if not any(isinstance(one, PpcaModel) for one in (self.spec.model, self.spec.baseline)):
             return
@@ -176,11 +176,11 @@ class LinearGaussianRun:
             return
         found = ", ".join(f"{scale[c].item():.3g} in {names[c]}" for c in (least, largest))
         told = f"standard deviations differ much between columns: {found}. {SCALE_CURE}"
-        yield Step(Log("warning", told))
+        yield Log("warning", told)
 
     def _initial(
         self, model: LinearGaussianSpec, dataset: Dataset, labels: Labels
-    ) -> Work[LowRankGaussian]:
+    ) -> Records[LowRankGaussian]:
         """Return the untrained density of a model. A fit yields its iterations and their LML, fewer
         of the later ones."""
         seed = int(labels["seed"])
@@ -195,14 +195,14 @@ class LinearGaussianRun:
         if fitted.iteration > recorded:
             yield from self._steps_of_fit(fitted, labels)
         if not fitted.converged:
-            yield Step(Log("warning", f"{labelled(labels)}: {NOT_CONVERGED}"))
+            yield Log("warning", f"{labelled(labels)}: {NOT_CONVERGED}")
         if isinstance(model, FactorAnalysisModel):
             yield from self._floor_warning(fitted.density, dataset, labels)
         return fitted.density
 
     def _floor_warning(
         self, density: LowRankGaussian, dataset: Dataset, labels: Labels
-    ) -> Iterator[Step]:
+    ) -> Iterator[Record]:
         """Yield a warning with the columns whose fitted noise variance is at its lower bound."""
         share = density.noise_variance / dataset.scale.square()
         names = dataset.columns or [*map(str, range(dataset.dim))]
@@ -210,21 +210,21 @@ class LinearGaussianRun:
         if floored:
             columns = [names[c] for c in floored]
             which = columns_are(columns, dataset.columns is not None, AT_FLOOR)
-            yield Step(Log("warning", f"{labelled(labels)}: {which}, {FLOOR_CURE}"))
+            yield Log("warning", f"{labelled(labels)}: {which}, {FLOOR_CURE}")
 
-    def _steps_of_fit(self, fitted: Fitted, labels: Labels) -> Iterator[Step]:
-        yield Step(Point("lml_fitting", fitted.iteration, fitted.lml, 0.0, 0, labels))
+    def _steps_of_fit(self, fitted: Fitted, labels: Labels) -> Iterator[Record]:
+        yield Point("lml_fitting", fitted.iteration, fitted.lml, 0.0, 0, labels)
         state = self.state
         total = state.max_masks - state.left_out(self.spec.evaluations)
         stage = Stage("fitting", fitted.iteration, MAX_ITERATIONS, "iterations")
-        yield Step(Progress(state.masks, total, "masks", stage))
+        yield Progress(state.masks, total, "masks", stage)
 
-    def _evaluate(self, models: SeedModels, labels: Labels) -> Work[None]:
+    def _evaluate(self, models: SeedModels, labels: Labels) -> Records[None]:
         yield from self._evaluation(models, models.dataset.x, labels).records(models.masks)
         if self.spec.scores_rows:
             density = models.densities["model"]
             of_model: Labels = {**labels, "model": "model"} if self.spec.baseline else labels
-            yield Step(over_rows(log_probs(density, models.dataset.x), of_model))
+            yield over_rows(log_probs(density, models.dataset.x), of_model)
         heldout = models.dataset.heldout
         if heldout is not None:
             of_rows = {
@@ -244,7 +244,7 @@ class LinearGaussianRun:
         memory = self.spec.compute.memory_bytes or (GPU_BATCH_BYTES if on_gpu else None)
         return Evaluation(self.spec.evaluate, solvers, labels, self.state, memory)
 
-    def _train(self, of_seeds: list[SeedModels], resumed: TrainingState | None) -> Work[None]:
+    def _train(self, of_seeds: list[SeedModels], resumed: TrainingState | None) -> Records[None]:
         """Train the models in place."""
         assert self.spec.train is not None
         trainer = LinearGaussianTrainer(
@@ -256,7 +256,7 @@ class LinearGaussianRun:
             self.device,
         )
 
-        def curves(epoch: int) -> Work[None]:
+        def curves(epoch: int) -> Records[None]:
             for models, density in zip(of_seeds, trainer.densities(), strict=True):
                 masks = generator_for(models.seed, f"curve {epoch}")
                 now = replace(models, densities={"model": _on_cpu(density)}, masks=masks)
@@ -265,11 +265,11 @@ class LinearGaussianRun:
 
         yield from train(trainer, self.state, resumed, curves)
         if trainer.by_residuals_from != NEVER:
-            yield Step(Log("info", f"from epoch {trainer.by_residuals_from} on: {BY_RESIDUALS}"))
+            yield Log("info", f"from epoch {trainer.by_residuals_from} on: {BY_RESIDUALS}")
         for models, density in zip(of_seeds, trainer.densities(), strict=True):
             models.densities["model"] = _on_cpu(density)
         densities = {models.seed: models.densities["model"] for models in of_seeds}
-        yield Step(self._kept(densities, of_seeds[0].dataset))
+        yield self._kept(densities, of_seeds[0].dataset)
 
     def _kept(self, densities: Mapping[int, LowRankGaussian], data: Dataset) -> Artifact | Log:
         """Save the densities of all seeds. Standardized data and uploads are those of all seeds."""

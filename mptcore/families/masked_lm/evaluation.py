@@ -22,7 +22,7 @@ from mptcore.families.masked_lm.model import GivenT, MaskedLm, ScoredBatch, scor
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.families.masked_lm.sequences import SequenceMetrics
 from mptcore.protocol.records import Labels, Record
-from mptcore.runtime.state import RunState, Step, Work
+from mptcore.runtime.state import Records, RunState
 from mptcore.specs import MaskedLmEvaluate
 from mptcore.specs.evaluate import pilot_masks
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
@@ -55,7 +55,7 @@ class TextEvaluation:
     def report(self) -> Report:
         return Report(tuple(self.models), self.labels)
 
-    def records(self, generator: torch.Generator) -> Work[None]:
+    def records(self, generator: torch.Generator) -> Records[None]:
         """Score masks drawn from the generator, and yield the scores and the metrics derived from
         them."""
         spec = self.spec
@@ -83,24 +83,23 @@ class TextEvaluation:
         self,
         batches: Iterable[tuple[MaskedBatch, GivenT]],
         meanwhile: Callable[[], None] = lambda: None,
-    ) -> Iterator[Step | ScoredBatch[GivenT]]:
+    ) -> Iterator[ScoredBatch[GivenT] | None]:
         """Score batches in order, and add the row of the difference: values (model_names, 2, B)."""
         for one in score_batches(self.models, batches, self.state, meanwhile):
             if isinstance(one, ScoredBatch) and len(self.models) > 1:
                 one.values = torch.cat([one.values, one.values[:1] - one.values[1:2]])
             yield one
 
-    def _score_rates(self, generator: torch.Generator) -> Work[None]:
+    def _score_rates(self, generator: torch.Generator) -> Records[None]:
         """Score all sequences at all rates."""
         rates, n = self.spec.masks.rates, len(self.corpus)
         curve = RateCurve(self.report, rates, n, self.spec.dimensions)
         yield from self._each_rate(generator, curve.add)
-        for record in curve.end():
-            yield Step(record)
+        yield from curve.end()
 
     def _each_rate(
         self, generator: torch.Generator, records_of: Callable[[RateScores], Iterator[Record]]
-    ) -> Work[None]:
+    ) -> Records[None]:
         """Score rate by rate, and yield the records of each rate as soon as it is scored."""
         spec, n, models = self.spec.masks, len(self.corpus), len(self.report.model_names)
         per_rate = spec.per_size * n
@@ -111,8 +110,8 @@ class TextEvaluation:
         left = list(spec.rates)
         pieces = Prefetch(self._pieces(plan, rates[plan // per_rate], generator))
         for scored in self._scored(pieces, pieces.draw):
-            if isinstance(scored, Step):
-                yield scored
+            if scored is None:
+                yield None
                 continue
             weight = scored.given
             sums = torch.cat([sums, scored.values[:, 0] * weight], 1)
@@ -122,13 +121,11 @@ class TextEvaluation:
                 weight_of_rate = weights[:per_rate].reshape(spec.per_size, n)
                 rate = left.pop(0)
                 visible = self.masker.visible_chance(rate)
-                for record in records_of(RateScores(rate, of_rate, weight_of_rate, visible)):
-                    yield Step(record)
+                yield from records_of(RateScores(rate, of_rate, weight_of_rate, visible))
                 sums, weights = sums[:, per_rate:], weights[per_rate:]
             if weights.sum() > 0:
                 scores = mean_so_far(sums, weights, n)
-                for point in self.report.interim_points(left[0], len(weights), scores):
-                    yield Step(point)
+                yield from self.report.interim_points(left[0], len(weights), scores)
 
     def _pieces(
         self, plan: Tensor, rates: Tensor, generator: torch.Generator
@@ -151,7 +148,7 @@ class TextEvaluation:
         begins = torch.searchsorted(tokens, torch.arange(1, int(tokens[-1]) + 1, CHUNK_TOKENS))
         return torch.tensor_split(torch.arange(len(sequences)), torch.unique(begins)[1:])
 
-    def _score_to_target(self, generator: torch.Generator, target: float) -> Work[None]:
+    def _score_to_target(self, generator: torch.Generator, target: float) -> Records[None]:
         """Score masks until the area has the target standard error. The strata are the rates, or
         equal parts of the sizes from 1 to D."""
         spec, names = self.spec, self.report.model_names
@@ -165,18 +162,18 @@ class TextEvaluation:
         pilot = pilot_masks(len(widths), spec.max_masks)
         sample = yield from sample_to_target(
             draw,
+            self.state.plan(spec.max_masks),
             widths,
             target / scale,
-            spec.max_masks,
             pilot,
             row,
             interim=self._interim,
         )
         for record in self._sample_records(sample):
-            yield Step(record)
+            yield record
         total = sample.total_estimates()[row].scaled(scale)
         for record in target_records(total, sample.masks, target, self.labels):
-            yield Step(record)
+            yield record
 
     def _interim(self, sample: StratifiedSample) -> Iterator[Record]:
         """Yield interim points after a round of masks, if the strata are rates."""
@@ -200,13 +197,13 @@ class TextEvaluation:
             for part in self._chunks(chosen):
                 yield masks_of(places[part], chosen[part], generator)
 
-        def draw(counts: Tensor, _: Tensor) -> Work[Tensor]:
+        def draw(counts: Tensor, _: Tensor) -> Records[Tensor]:
             plan = torch.repeat_interleave(torch.arange(len(counts)), counts)
             means = [torch.zeros(len(self.report.model_names), 0, dtype=torch.float64)]
             batches = Prefetch(drawn(plan))
             for scored in self._scored(batches, batches.draw):
-                if isinstance(scored, Step):
-                    yield scored
+                if scored is None:
+                    yield None
                 else:
                     means.append(scored.values[:, 0] * scored.given)
             return torch.cat(means, 1)

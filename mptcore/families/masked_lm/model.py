@@ -18,7 +18,7 @@ from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_o
 from mptcore.families.masked_lm.pretrained import Network
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
-from mptcore.runtime.state import RunState, Shape, Step, Work
+from mptcore.runtime.state import Records, RunState, Shape
 from mptcore.specs.compute import GPU_SHARE
 from mptcore.specs.families.masked_lm import GPU_PART_BYTES
 
@@ -292,7 +292,7 @@ def score_batches(
     state: RunState,
     meanwhile: Callable[[], None] = lambda: None,
     of_tokens: bool = False,
-) -> Iterator[Step | ScoredBatch[GivenT]]:
+) -> Iterator[ScoredBatch[GivenT] | None]:
     """Score batches in order; with `of_tokens` score each masked token. Yields a step for each part
     that the first model computes together, and each batch once all its parts are scored. On a GPU a
     batch is one part: all results are fetched at once, and `meanwhile` is called while it
@@ -317,8 +317,10 @@ def score_batches(
     for part, values in state.scored(parts, scored, lambda part: part.shape):
         part.set_scores(values)
         if part.empty:
-            yield Step(masks=part.empty)
-        yield Step(masks=len(part))
+            state.count(part.empty)
+            yield None
+        state.count(len(part))
+        yield None
         if part.is_last:
             yield part.batch
 
@@ -341,7 +343,7 @@ def score_sequences(
     masks: MaskedBatch,
     state: RunState,
     meanwhile: Callable[[], None] = lambda: None,
-) -> Work[Tensor]:
+) -> Records[Tensor]:
     """Return the scores of one batch, as `score_batches` computes them: (models, 2, B)."""
     for one in score_batches(models, [(masks, None)], state, meanwhile):
         if isinstance(one, ScoredBatch):

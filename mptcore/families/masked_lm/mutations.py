@@ -24,7 +24,7 @@ from mptcore.families.masked_lm.text_rows import (
 )
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
 from mptcore.protocol.records import Labels, RunError
-from mptcore.runtime.state import RunState, Work
+from mptcore.runtime.state import Records, RunState
 from mptcore.specs import TextScore, TextScores, TextSource
 
 CHANGE = re.compile(r"(\S)([1-9][0-9]{0,8})(\S)")
@@ -189,7 +189,7 @@ class MutationScoring:
         """Return the number of mutations times scores."""
         return len(self.spec.scores) * len(self.mutations.table.scored)
 
-    def records(self, seed: int) -> Work[TextTable]:
+    def records(self, seed: int) -> Records[TextTable]:
         """Score the mutations, and return their table. Nothing is drawn at random."""
         columns: dict[TextScore, ScoreColumn] = {}
         for score in self.spec.scores:
@@ -197,7 +197,7 @@ class MutationScoring:
             columns[score] = ScoreColumn(values)
         return TextTable(self.spec, self.mutations.table, columns, self.labels)
 
-    def _scored(self, masked: bool) -> Work[Tensor]:
+    def _scored(self, masked: bool) -> Records[Tensor]:
         """Return log p of the new letters minus that of the wild type's, (N,)."""
         order = self.mutations.sorted()
         found = []

@@ -25,7 +25,7 @@ from mptcore.families.masked_lm.text_scores import TextScoring
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer
 from mptcore.protocol.records import Labels, Log, Metric, RunError
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.state import RunState, Step, TrainingState, Work
+from mptcore.runtime.state import Records, RunState, TrainingState
 from mptcore.runtime.tensor_files import keep_weights, weights_digest
 from mptcore.specs import MaskedLmExperiment, MaskedLmModel, TextScores
 from mptcore.training.loop import train
@@ -57,19 +57,19 @@ class MaskedLmRun:
     device: torch.device
     dtype: torch.dtype
 
-    def records(self, resumed: TrainingState | None) -> Work[None]:
+    def records(self, resumed: TrainingState | None) -> Records[None]:
         spec = self.spec
         tokenizer = PretrainedSource.of(spec.model).tokenizer()
         models = self._models(tokenizer, spec.seeds[0])
         for name, model in self._specs().items():
-            yield Step(Log("info", f"{name}: {_origin(model)}"))
+            yield Log("info", f"{name}: {_origin(model)}")
         longest = min(positions(model.config) for model in models.values())
         if spec.evaluate.texts is not None:
             yield from self._score_texts(spec.evaluate.texts, models, tokenizer, longest)
             return
         text = corpus.read(spec.data, tokenizer, longest)
         description = _description(text, spec.data.max_length, longest)
-        yield Step(Log("warning" if text.left_out else "info", description))
+        yield Log("warning" if text.left_out else "info", description)
         yield from _cuts(text, min(spec.data.max_length, longest))
         _check_vocabularies(spec, models, tokenizer, text)
         loaded = LoadedText(tokenizer, *self._split(text))
@@ -84,7 +84,7 @@ class MaskedLmRun:
 
     def _score_texts(
         self, scores: TextScores, models: Models, tokenizer: Tokenizer, longest: int
-    ) -> Work[None]:
+    ) -> Records[None]:
         """Score each text. The spec allows only one model and one seed."""
         spec, (seed,) = self.spec, self.spec.seeds
         limit = min(spec.data.max_length, longest)
@@ -99,12 +99,12 @@ class MaskedLmRun:
         detail = f"{len(texts.rows)} texts, {len(without)} of them without scores"
         if without:
             detail += f", such as text {without[0].row}: {without[0].reason}"
-        yield Step(Log("warning" if without else "info", detail))
+        yield Log("warning" if without else "info", detail)
         if unknown := [row for row in texts.rows if row.unknown]:
-            yield Step(Log("warning", _unknown(unknown, texts, mutations is not None)))
+            yield Log("warning", _unknown(unknown, texts, mutations is not None))
         if in_windows := int((texts.windows.counts > 1).sum()):
             detail = f"of the texts have more than {limit} tokens and are scored in windows"
-            yield Step(Log("info", f"{in_windows} {detail}"))
+            yield Log("info", f"{in_windows} {detail}")
         text = mutations.wild_type if mutations else texts.windows.corpus
         masker = LoadedText(tokenizer, text, text).masker(text, models, spec.model.corruption)
         labels: Labels = {"seed": seed}
@@ -117,10 +117,12 @@ class MaskedLmRun:
         self.state.max_masks = scoring.total_masks()
         self.state.at_safe_point = True
         table = yield from scoring.records(seed)
-        yield from map(Step, table.metrics())
-        yield Step(table.keep(self.state.work_dir))
+        yield from table.metrics()
+        yield table.keep(self.state.work_dir)
 
-    def _train(self, models: Models, text: LoadedText, resumed: TrainingState | None) -> Work[None]:
+    def _train(
+        self, models: Models, text: LoadedText, resumed: TrainingState | None
+    ) -> Records[None]:
         """Train the model. The spec allows only one seed."""
         assert self.spec.train is not None
         (seed,) = self.spec.seeds
@@ -130,7 +132,7 @@ class MaskedLmRun:
         masker = text.masker(text.trained_on, models, corruption)
         trainer = MaskedLmTrainer(self.spec.train, models["model"], masker, heldout, seed)
 
-        def curves(step: int) -> Work[None]:
+        def curves(step: int) -> Records[None]:
             labels: Labels = {"seed": seed, "step": step}
             model = {"model": models["model"]}
             evaluation = self._evaluation(model, scored, labels)
@@ -138,17 +140,18 @@ class MaskedLmRun:
 
         yield from train(trainer, self.state, resumed, curves)
         header = weights_header(trainer.model.config, text.tokenizer)
-        yield Step(keep_weights(FAMILY, trainer.weights(), header, self.state.work_dir))
+        yield keep_weights(FAMILY, trainer.weights(), header, self.state.work_dir)
 
-    def _evaluate(self, seed: int, models: Models, text: LoadedText, last: bool) -> Work[None]:
+    def _evaluate(self, seed: int, models: Models, text: LoadedText, last: bool) -> Records[None]:
         masker = text.masker(text.scored, models, self.spec.model.corruption)
         evaluation = self._evaluation(models, masker, {"seed": seed})
         before, begun = self.state.masks, len(self.state.plans)
         yield from evaluation.records(generator_for(seed, "masks"))
         if not last:  # sequences that were chosen at random have another length than expected
-            left_out = sum(plan.left_out for plan in self.state.plans[begun:])
+            left_out = sum(plan.unused for plan in self.state.plans[begun:])
             expected = before + total_masks(self.spec.evaluate, text.scored) - left_out
-            yield Step(masks=expected - self.state.masks)
+            self.state.count(expected - self.state.masks)
+            yield None
 
     def _evaluation(self, models: Models, masker: Masker, labels: Labels) -> TextEvaluation:
         return TextEvaluation(self.spec.evaluate, models, masker, labels, self.state)
@@ -230,15 +233,13 @@ def _unknown(rows: Sequence[TextRow], texts: Texts, are_mutations: bool) -> str:
     return f"{told}: the column unknown counts them, and scores do not tell them apart"
 
 
-def _cuts(text: Corpus, length: int) -> Work[None]:
+def _cuts(text: Corpus, length: int) -> Records[None]:
     """Record how many texts were left out or truncated."""
-    yield Step(Metric("sequences_left_out", text.left_out, 0.0))
-    yield Step(Metric("sequences_cut", text.cut, 0.0))
+    yield Metric("sequences_left_out", text.left_out, 0.0)
+    yield Metric("sequences_cut", text.cut, 0.0)
     if text.unknown:
-        yield Step(Log("warning", f"{text.unknown} of {len(text)} sequences have {UNKNOWN}"))
+        yield Log("warning", f"{text.unknown} of {len(text)} sequences have {UNKNOWN}")
     if text.cut:
         of = len(text) + text.left_out
         detail = "tokens beyond that are not scored: raise max_length, or use the packing blocks"
-        yield Step(
-            Log("warning", f"{text.cut} of {of} texts were cut at {length} tokens; {detail}")
-        )
+        yield Log("warning", f"{text.cut} of {of} texts were cut at {length} tokens; {detail}")

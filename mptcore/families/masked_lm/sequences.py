@@ -21,7 +21,7 @@ from mptcore.families.masked_lm.masked_batch import CHUNK_TOKENS, MaskedBatch, M
 from mptcore.families.masked_lm.model import ScoredBatch
 from mptcore.families.masked_lm.reporting import DIFFERENCE, Report
 from mptcore.protocol.records import Record
-from mptcore.runtime.state import Step, Work
+from mptcore.runtime.state import Records
 
 FEW_ORDERS = "fewer than four orders do not tell how their variance varies"
 ONE_SEQUENCE = "one sequence says nothing of the others"
@@ -29,7 +29,7 @@ ONE_SEQUENCE = "one sequence says nothing of the others"
 Pass = tuple[int, int]
 """The index of a chosen sequence, and the number of its order."""
 Score = Callable[
-    [Iterable[tuple[MaskedBatch, list[Pass]]]], Iterator[Step | ScoredBatch[list[Pass]]]
+    [Iterable[tuple[MaskedBatch, list[Pass]]]], Iterator[ScoredBatch[list[Pass]] | None]
 ]
 """Score batches in order: the scores of masks and log p of their `next` tokens, (models, 2, B)."""
 
@@ -48,15 +48,15 @@ class SequenceMetrics:
         """D of each sequence, (n,)."""
         return self.masker.corpus.sizes[self.chosen]
 
-    def orders(self, count: int, generator: torch.Generator) -> Work[None]:
+    def orders(self, count: int, generator: torch.Generator) -> Records[None]:
         """Yield the cumulative score along random orders, and its spread over them."""
         shape = (len(self.report.model_names), count, len(self.chosen))
         cumulative = torch.zeros(shape, dtype=torch.float64)
         chain = torch.zeros(shape, dtype=torch.float64)
         plan = [(i, order) for i in range(len(self.chosen)) for order in range(count)]
         for scored in self._scored(plan, lambda i: self._along_order(i, generator)):
-            if isinstance(scored, Step):
-                yield scored
+            if scored is None:
+                yield None
                 continue
             (i, order), values = scored
             cumulative[:, order, i] = values[:, 0].sum(1)
@@ -65,35 +65,34 @@ class SequenceMetrics:
             noise = Noise(cumulative[model].var(0) / count, count - 1) if count > 1 else None
             mean = cumulative[model].mean(0)
             for record in self._sequence_metrics("cumulative", name, mean, noise):
-                yield Step(record)
+                yield record
             if name != DIFFERENCE and count > 1:
                 for record in self._spread(name, chain[model]):
-                    yield Step(record)
+                    yield record
 
-    def pll(self) -> Work[None]:
+    def pll(self) -> Records[None]:
         """Yield the pseudo-log-likelihood: each token given all others."""
         sums = torch.zeros(len(self.report.model_names), len(self.chosen), dtype=torch.float64)
         plan = [(i, 0) for i in range(len(self.chosen))]
         for scored in self._scored(plan, lambda i: self.masker.singles(int(self.chosen[i]))):
-            if isinstance(scored, Step):
-                yield scored
+            if scored is None:
+                yield None
                 continue
             (i, _), values = scored
             sums[:, i] = values[:, 0].sum(1)
         exact = Noise(torch.zeros(len(self.chosen), dtype=torch.float64), math.inf)
         for model, name in enumerate(self.report.model_names):
-            for record in self._sequence_metrics("pll", name, sums[model], exact):
-                yield Step(record)
+            yield from self._sequence_metrics("pll", name, sums[model], exact)
 
     def _scored(
         self, plan: list[Pass], masks_of: Callable[[int], MaskedBatch]
-    ) -> Iterator[Step | tuple[Pass, Tensor]]:
+    ) -> Iterator[tuple[Pass, Tensor] | None]:
         """Yield each pass of a plan with its D scores (models, 2, D), in order."""
         sizes = self.sizes.tolist()
         batches = ((joined([masks_of(i) for i, _ in group]), group) for group in self._groups(plan))
         for scored in self.score(batches):
-            if isinstance(scored, Step):
-                yield scored
+            if scored is None:
+                yield None
                 continue
             lengths = [sizes[i] for i, _ in scored.given]
             yield from zip(scored.given, torch.split(scored.values, lengths, 2), strict=True)

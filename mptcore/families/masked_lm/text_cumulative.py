@@ -21,7 +21,7 @@ from mptcore.families.masked_lm.text_fit import ScoredMasks, TokenFit, cross_fit
 from mptcore.families.masked_lm.text_groups import MaskErrors
 from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.state import MaskPlan, RunState, Step, Work
+from mptcore.runtime.state import MaskPlan, Records, RunState
 from mptcore.specs.texts import MIN_TEXT_MASKS
 
 ENUMERATED = 7
@@ -58,14 +58,20 @@ class CumulativeScores:
     """Parts of the texts in the variance of the sum of their scores, (N,): the variance of the sum
     of those with the same masks is divided equally among them."""
 
-    def plan(self) -> MaskPlan:
-        """Return the plan before any mask was scored."""
+    def passes(self, of_text: int) -> int:
+        """Return the number of masks of all texts, of which a long one has `of_text`."""
         sizes = self.masker.corpus.sizes
         exact = int((2 ** sizes[sizes <= ENUMERATED] - 1).sum())
         sampled = int((sizes > ENUMERATED).sum())
-        return MaskPlan(exact + sampled * self.max_masks, exact + sampled * MIN_TEXT_MASKS)
+        return exact + sampled * of_text
 
-    def run(self, plan: MaskPlan, seed: int) -> Work[None]:
+    def plan(self) -> MaskPlan:
+        """Begin the plan of the masks. Before any was scored, long texts need few."""
+        plan = self.state.plan(self.passes(self.max_masks))
+        plan.planned = self.passes(MIN_TEXT_MASKS)
+        return plan
+
+    def run(self, plan: MaskPlan, seed: int) -> Records[None]:
         """Score all masks of short texts, and rounds of masks of the others."""
         sizes = self.masker.corpus.sizes
         self.value = torch.zeros(len(sizes), dtype=torch.float64)
@@ -79,7 +85,7 @@ class CumulativeScores:
         chosen = (sizes > ENUMERATED).nonzero().flatten()
         if len(chosen):
             yield from self._sample(chosen, plan, seed)
-        plan.masks = int(self.masks.sum())
+        plan.planned = int(self.masks.sum())
 
     def target_of(self, scores: Tensor) -> Tensor:
         """Return the target of each text with a score, (N,)."""
@@ -87,7 +93,7 @@ class CumulativeScores:
             self.target * scores.abs() if self.is_relative else torch.full_like(scores, self.target)
         )
 
-    def _enumerate(self, chosen: Tensor, size: int) -> Work[None]:
+    def _enumerate(self, chosen: Tensor, size: int) -> Records[None]:
         """Score all masks of the chosen texts, which have `size` tokens."""
         subsets, sizes = all_masks(size)
         weights = torch.tensor([1 / math.comb(size, int(m)) for m in sizes], dtype=torch.float64)
@@ -97,8 +103,8 @@ class CumulativeScores:
                 yield self._of_subsets(part, subsets, sizes), part
 
         for scored in score_batches({"model": self.model}, batches(), self.state):
-            if isinstance(scored, Step):
-                yield scored
+            if scored is None:
+                yield None
                 continue
             scores = scored.values[0, 0].view(-1, len(sizes))
             self.value[scored.given] = (scores * weights).sum(1)
@@ -112,9 +118,9 @@ class CumulativeScores:
         places = self.masker.corpus.free[free]
         return self.masker.hidden(sequences, counts.repeat(len(chosen)), places)
 
-    def _sample(self, chosen: Tensor, plan: MaskPlan, seed: int) -> Work[None]:
+    def _sample(self, chosen: Tensor, plan: MaskPlan, seed: int) -> Records[None]:
         """Score the chosen texts, part by part."""
-        before = plan.masks - len(chosen) * MIN_TEXT_MASKS
+        before = plan.planned - len(chosen) * MIN_TEXT_MASKS
         most = self.max_masks // STRATA * STRATA
         to_come = len(chosen)
         for streams in self._parts(chosen):
@@ -135,7 +141,7 @@ class CumulativeScores:
             shared: list[tuple[Tensor, Tensor, Tensor]] = []
             while True:
                 counts, wanted = most_of_each(stream_of, found.planned(target, most))
-                plan.masks = before + int((found.count + wanted).sum()) + to_come * MIN_TEXT_MASKS
+                plan.planned = before + int((found.count + wanted).sum()) + to_come * MIN_TEXT_MASKS
                 if not bool(counts.any()):
                     break
                 texts, values = yield from draws.values(counts, found, sums)
@@ -229,18 +235,18 @@ class Draws:
     generators: Sequence[torch.Generator]
     """A generator of the masks of each text, (N,)."""
 
-    def fold(self) -> Work[ScoredMasks]:
+    def fold(self) -> Records[ScoredMasks]:
         """Return a replicate of each text."""
         masks, log_probs = [], []
         for scored in self.scored(torch.full_like(self.masker.corpus.sizes, STRATA), True):
-            if isinstance(scored, Step):
-                yield scored
+            if scored is None:
+                yield None
             elif scored.log_probs is not None:
                 masks.append(scored.masks)
                 log_probs.append(scored.log_probs)
         return ScoredMasks.of_tokens(joined(masks), torch.cat(log_probs))
 
-    def values(self, counts: Tensor, found: Rounds, sums: Tensor) -> Work[tuple[Tensor, Tensor]]:
+    def values(self, counts: Tensor, found: Rounds, sums: Tensor) -> Records[tuple[Tensor, Tensor]]:
         """Return the texts and the values of counts[i] masks of each text by a fit to `sums`, (B,)
         each, and add the masks of texts with fewer than FITTED so far to the sums."""
         fit = TokenFit.of(sums, self.masker.corpus)
@@ -249,8 +255,8 @@ class Draws:
         for of_tokens in (True, False):
             some = torch.where(is_fitted == of_tokens, 0, counts)
             for scored in self.scored(some, of_tokens):
-                if isinstance(scored, Step):
-                    yield scored
+                if scored is None:
+                    yield None
                     continue
                 texts.append(scored.masks.sequences)
                 values.append(fit.values(scored))
@@ -258,14 +264,14 @@ class Draws:
                     sums += scored.sums()
         return torch.cat(texts), torch.cat(values)
 
-    def scored(self, counts: Tensor, of_tokens: bool) -> Iterator[Step | ScoredMasks]:
+    def scored(self, counts: Tensor, of_tokens: bool) -> Iterator[ScoredMasks | None]:
         """Yield counts[i] masks of each text, in replicates, text by text, in parts of about
         CHUNK_TOKENS; with log p of each token, or only their sum."""
         batches = ((masks, None) for masks in self._masks(counts))
         models = {"model": self.model}
         for scored in score_batches(models, batches, self.state, of_tokens=of_tokens):
-            if isinstance(scored, Step):
-                yield scored
+            if scored is None:
+                yield None
             elif of_tokens:
                 yield ScoredMasks.of_tokens(scored.masks, scored.values[0, 0])
             else:

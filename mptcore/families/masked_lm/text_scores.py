@@ -14,8 +14,8 @@ from mptcore.families.masked_lm.text_cumulative import CumulativeScores
 from mptcore.families.masked_lm.text_rounds import STRATA
 from mptcore.families.masked_lm.text_rows import Texts
 from mptcore.families.masked_lm.text_table import ScoreColumn, TextTable
-from mptcore.protocol.records import Labels, Log, Metric
-from mptcore.runtime.state import RunState, Step, Work
+from mptcore.protocol.records import Labels, Log, Metric, Record
+from mptcore.runtime.state import Records, RunState
 from mptcore.specs import TextScore, TextScores
 
 OF_TOKENS = ("pll", "pll_word_l2r")
@@ -46,15 +46,15 @@ class TextScoring:
         if "conditional" in self.spec.scores:
             tokens += int(self.texts.in_part.sum())
         unmasked = len(self.texts.windows.sizes) if "unmasked" in self.spec.scores else 0
-        cumulative = self._cumulative().plan().most if "cumulative" in self.spec.scores else 0
-        return tokens + unmasked + cumulative
+        if "cumulative" in self.spec.scores:
+            tokens += self._cumulative().passes(self.spec.max_masks)
+        return tokens + unmasked
 
-    def records(self, seed: int) -> Work[TextTable]:
+    def records(self, seed: int) -> Records[TextTable]:
         """Score the texts, and return their table."""
         cumulative = self._cumulative()
         if "cumulative" in self.spec.scores:
             plan = cumulative.plan()
-            yield Step(plan=plan)
         for score in self.spec.scores:
             match score:
                 case "pll":
@@ -75,7 +75,7 @@ class TextScoring:
                         variances=cumulative.variances,
                     )
         if "cumulative" in self.spec.scores:
-            yield Step(Metric("masks", int(cumulative.masks.sum()), 0.0, self.labels))
+            yield Metric("masks", int(cumulative.masks.sum()), 0.0, self.labels)
             yield from self._target_records(cumulative)
         return TextTable(self.spec, self.texts, self._columns, self.labels)
 
@@ -84,15 +84,15 @@ class TextScoring:
         given = self.texts.mask_groups, target, most, self.spec.relative
         return CumulativeScores(self.model, self.masker, self.state, *given)
 
-    def _target_records(self, found: CumulativeScores) -> Iterator[Step]:
+    def _target_records(self, found: CumulativeScores) -> Iterator[Record]:
         is_over = found.std_err > found.target_of(found.value)
         over = int(is_over.sum())
-        yield Step(Metric("texts_over_target", over, 0.0, self.labels))
+        yield Metric("texts_over_target", over, 0.0, self.labels)
         if over:
             has_most = bool((is_over & (found.masks > found.max_masks - STRATA)).any())
             cure = "raise max_masks" if has_most else "their scores vary more than at first"
             detail = f"a larger standard error than the target: {cure}"
-            yield Step(Log("warning", f"{over} of {len(found.masks)} texts have {detail}"))
+            yield Log("warning", f"{over} of {len(found.masks)} texts have {detail}")
 
     def _singles(self) -> Tensor:
         """Return for each token how many tokens are masked together with it, (ΣD,): 1, only
@@ -107,7 +107,7 @@ class TextScoring:
 
     def _of_tokens(
         self, score: TextScore, counts: Tensor, only: Tensor | None = None
-    ) -> Work[None]:
+    ) -> Records[None]:
         """Score each token, or only some (ΣD,). counts[i] tokens are masked, from the scored token
         on."""
         scored = torch.ones_like(counts, dtype=torch.bool) if only is None else only
@@ -129,7 +129,7 @@ class TextScoring:
         tokens = None if only is None else sizes
         self._columns[score] = ScoreColumn(sums, of_tokens=of_tokens, tokens=tokens)
 
-    def _unmasked(self) -> Work[None]:
+    def _unmasked(self) -> Records[None]:
         """Score all tokens of each window in one pass that masks none."""
         windows = self.texts.windows
         corpus = windows.corpus
@@ -144,7 +144,7 @@ class TextScoring:
         sums = torch.segment_reduce(means * windows.sizes, "sum", lengths=windows.counts)
         self._columns["unmasked"] = ScoreColumn(sums)
 
-    def _scored(self, masks: MaskFunction, passes: Tensor, row: int) -> Work[Tensor]:
+    def _scored(self, masks: MaskFunction, passes: Tensor, row: int) -> Records[Tensor]:
         """Return a row of the scores of all windows, each with passes[i] masks: (Σ passes,)."""
         found = []
         taken = (passes * self.texts.windows.corpus.lengths).cumsum(0) // CHUNK_TOKENS

@@ -8,7 +8,7 @@ from torch import Tensor
 from mptcore.families.vae.networks import draw_normal, draw_uniform
 from mptcore.families.vae.proposal import Proposal
 from mptcore.families.vae.sampled_vae import SampledVae
-from mptcore.runtime.state import Step, Work
+from mptcore.runtime.state import Records
 from mptcore.specs import Ais
 
 ACCEPTED = 0.65
@@ -43,7 +43,7 @@ class Annealing:
         self.betas = ((ends - ends[0]) / (ends[-1] - ends[0])).tolist()
         self._steps: list[Tensor] = []
 
-    def tune(self) -> Work[None]:
+    def tune(self) -> Records[None]:
         """Choose the step sizes (N,) of each temperature with a pilot. The pilot's chains are not
         used otherwise: the weights of chains that choose their own step sizes would be biased."""
         z = self._start()
@@ -52,19 +52,19 @@ class Annealing:
             z, acceptance = self._transition(z, beta, size)
             size = size * (RATE * (acceptance.mean(0) - ACCEPTED)).exp()
             self._steps.append(size)
-            yield Step()
+            yield None
 
-    def forward(self) -> Work[Tensor]:
+    def forward(self) -> Records[Tensor]:
         """Return log weights whose exponentials have the mean p(x), (chains, N)."""
         z = self._start()
         weight = torch.zeros(self.shape[:2], dtype=torch.float64, device=z.device)
         for i, beta in enumerate(self.betas[1:]):
             weight += (beta - self.betas[i]) * self._log_ratio(z)
             z, _ = self._transition(z, beta, self._steps[i])
-            yield Step()
+            yield None
         return weight
 
-    def backward(self, z: Tensor) -> Work[Tensor]:
+    def backward(self, z: Tensor) -> Records[Tensor]:
         """Return log weights whose exponentials have the mean 1/p(x), for the z (N, K) from which x
         was drawn."""
         z = z.expand(self.shape).clone()
@@ -72,7 +72,7 @@ class Annealing:
         for i in reversed(range(1, len(self.betas))):
             z, _ = self._transition(z, self.betas[i], self._steps[i - 1])
             weight -= (self.betas[i] - self.betas[i - 1]) * self._log_ratio(z)
-            yield Step()
+            yield None
         return weight
 
     def _transition(self, z: Tensor, beta: float, size: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from mptcore.families.vae.trainer import TrainingStart
 from mptcore.families.vae.variational import ACTIVE, ROWS, divergence
 from mptcore.protocol.records import Labels, Log, Metric, Record
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.state import Step, Work
+from mptcore.runtime.state import Records
 from mptcore.specs import Ais
 
 AGREE = 3
@@ -40,7 +40,7 @@ def collapse(encoder: Encoder, x: Tensor, labels: Labels) -> Iterator[Record]:
         yield Log("warning", f"collapse ({start}): {detail}; {cure}")
 
 
-def annealed(start: TrainingStart, spec: Ais) -> Work[None]:
+def annealed(start: TrainingStart, spec: Ais) -> Records[None]:
     """Run AIS on some observations, the importance-weighted bound on the same ones, and the bracket
     on simulated ones."""
     vae, labels = start.vae, start.labels
@@ -51,8 +51,7 @@ def annealed(start: TrainingStart, spec: Ais) -> Work[None]:
     sampled = yield from vae.evidence(x, generator)
     annealed, sampled = compared(_by_chains(forward), sampled)
     for name, evidence in (("lml_ais", annealed), ("lml_ais_iwae", sampled)):
-        for record in lml_metrics(name, evidence, labels):
-            yield Step(record)
+        yield from lml_metrics(name, evidence, labels)
     if spec.simulated > 0:
         yield from _bracket(vae, start, spec, x)
 
@@ -79,7 +78,7 @@ def _below(evidence: Evidence, other: str, cure: str) -> Evidence:
     return replace(evidence, not_final_reason=evidence.not_final_reason or reason)
 
 
-def _bracket(vae: SampledVae, start: TrainingStart, spec: Ais, like: Tensor) -> Work[None]:
+def _bracket(vae: SampledVae, start: TrainingStart, spec: Ais, like: Tensor) -> Records[None]:
     """Bound the LML of simulated observations from below and from above. All backward chains of an
     observation start at the z from which it was drawn, so their spread does not measure their
     error. The spread over observations of the gap between the bounds does."""
@@ -91,16 +90,16 @@ def _bracket(vae: SampledVae, start: TrainingStart, spec: Ais, like: Tensor) -> 
     below = torch.cat([part.log_mean for part in forward])
     above = -torch.cat([part.log_mean for part in backward])
     error = _by_chains(forward).std_err
-    yield Step(Metric("lml_simulated_below", below.mean().item(), error, start.labels))
+    yield Metric("lml_simulated_below", below.mean().item(), error, start.labels)
     between = Estimate.of(above - below)
     above_all = replace(between, mean=above.mean().item())
-    yield Step(metric("lml_simulated_above", above_all, start.labels))
-    yield Step(metric("lml_simulated_gap", between, start.labels))
+    yield metric("lml_simulated_above", above_all, start.labels)
+    yield metric("lml_simulated_gap", between, start.labels)
 
 
 def _both_ways(
     vae: SampledVae, x: Tensor, z: Tensor | None, spec: Ais, generator: torch.Generator
-) -> Work[tuple[list[WeightSummary], list[WeightSummary]]]:
+) -> Records[tuple[list[WeightSummary], list[WeightSummary]]]:
     """Run forward AIS and, if the z from which x was drawn is given, reverse AIS of −log p(x)."""
     forward: list[WeightSummary] = []
     backward: list[WeightSummary] = []

@@ -16,7 +16,7 @@ from mptcore.families.vae.proposal import Fit
 from mptcore.families.vae.sampler import Sampler
 from mptcore.families.vae.vae import Vae
 from mptcore.runtime.out_of_memory import by_rows
-from mptcore.runtime.state import Step, Work
+from mptcore.runtime.state import Records
 from mptcore.specs.families.vae.models import AnyGrid, UniformGrid
 
 CHUNK_BYTES = 2**28
@@ -71,9 +71,9 @@ class GridVae(Vae):
     def fit_encoder(self, x: Tensor, generator: torch.Generator) -> None:
         """Leave no gradient: the grid does not use the encoder."""
 
-    def evidence(self, x: Tensor, generator: torch.Generator | None = None) -> Work[Evidence]:
+    def evidence(self, x: Tensor, generator: torch.Generator | None = None) -> Records[Evidence]:
         """Return the LML over the grid. It is unconverged if another grid gives another value."""
-        yield Step()
+        yield None
         return grid_evidence(self, x)
 
     def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:

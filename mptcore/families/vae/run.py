@@ -27,7 +27,7 @@ from mptcore.families.vae.pictures import pictures
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.protocol.records import Artifact, Labels, Log, RunError
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.state import RunState, Step, TrainingState, Work
+from mptcore.runtime.state import Records, RunState, TrainingState
 from mptcore.runtime.tensor_files import keep_weights
 from mptcore.specs import Bernoulli, PpcaModel, UploadData, VaeExperiment
 from mptcore.specs.families.vae.models import Objective
@@ -56,14 +56,14 @@ class VaeRun:
     _data: dict[int, LoadedData] = field(default_factory=dict, init=False)
     _baselines: dict[int, LowRankGaussian] = field(default_factory=dict, init=False)
 
-    def records(self, resumed: TrainingState | None) -> Work[None]:
+    def records(self, resumed: TrainingState | None) -> Records[None]:
         starts = [start for seed in self.spec.seeds for start in self._starts(seed)]
         if isinstance(self.spec.data, UploadData):
             dataset = starts[0].dataset
             experiments = [self.spec.model.experiment]
             unnamed = unnamed_columns_warning(FAMILY, experiments, dataset.columns)
             for warning in filter(None, (copies_warning(dataset), unnamed)):
-                yield Step(Log("warning", warning))
+                yield Log("warning", warning)
         if self.spec.train is not None:
             yield from self._train(starts, resumed)
         self.state.at_safe_point = True
@@ -105,36 +105,36 @@ class VaeRun:
             self._data[seed] = LoadedData(dataset, x, heldout, generator.get_state())
         return self._data[seed]
 
-    def _train(self, starts: list[TrainingStart], resumed: TrainingState | None) -> Work[None]:
+    def _train(self, starts: list[TrainingStart], resumed: TrainingState | None) -> Records[None]:
         assert self.spec.train is not None
         trainer = VaeTrainer(self.spec.train, starts, self.spec.seeds)
 
-        def curves(epoch: int) -> Work[None]:
+        def curves(epoch: int) -> Records[None]:
             for start in starts:
                 labels = {**start.labels, "epoch": epoch}
                 masks = generator_for(start.seed, f"curve {epoch}")
                 yield from self._evaluate(start, labels, masks)
 
         yield from train(trainer, self.state, resumed, curves)
-        yield Step(self._keep(starts))
+        yield self._keep(starts)
 
-    def _conclude(self, start: TrainingStart) -> Work[None]:
+    def _conclude(self, start: TrainingStart) -> Records[None]:
         masks = torch.Generator().manual_seed(start.seed)
         if self.spec.data.seed == "run":  # the data, then the masks, one generator
             masks.set_state(self._loaded(start.seed).generator_state)
         yield from self._evaluate(start, start.labels, masks)
         if start.vae.encoder is not None:
-            for record in diagnose.collapse(start.vae.encoder, start.x, start.labels):
-                yield Step(record)
+            yield from diagnose.collapse(start.vae.encoder, start.x, start.labels)
         if self.spec.evaluate.ais is not None:
             yield from diagnose.annealed(start, self.spec.evaluate.ais)
         if start.seed == self.spec.seeds[0] and self.state.work_dir is not None:
-            for artifact in pictures(start, self.state.work_dir):
-                yield Step(artifact)
+            yield from pictures(start, self.state.work_dir)
             if (file := keep_heldout_rows(start.dataset, self.state.work_dir)) is not None:
-                yield Step(file)
+                yield file
 
-    def _evaluate(self, start: TrainingStart, labels: Labels, masks: torch.Generator) -> Work[None]:
+    def _evaluate(
+        self, start: TrainingStart, labels: Labels, masks: torch.Generator
+    ) -> Records[None]:
         """Yield the scores and the LML of the data, and both of the held-out observations."""
         models = yield from self._models(start, start.x, start.dataset.x, "lml")
         yield from Evaluation(self.spec.evaluate, models, labels, self.state).records(masks)
@@ -158,7 +158,7 @@ class VaeRun:
 
     def _models(
         self, start: TrainingStart, x: Tensor, as_loaded: Tensor, draws: str
-    ) -> Work[dict[str, VectorModel]]:
+    ) -> Records[dict[str, VectorModel]]:
         """Return the models of observations x (N, D), which a baseline takes as they were loaded.
         `draws` names the generator of the evidence."""
         vae = for_scores(start.vae, self.spec)

@@ -27,7 +27,7 @@ from mptcore.families.vae.starts import likely_starts, surprised
 from mptcore.families.vae.vae import Vae
 from mptcore.families.vae.variational import log_prior, sample_posterior
 from mptcore.runtime.rng import generator_for
-from mptcore.runtime.state import Step, Work
+from mptcore.runtime.state import Records
 from mptcore.specs import Importance, Iwae, Recursive
 
 STARTS, MORE_STARTS = 3, 20
@@ -288,13 +288,13 @@ class SampledVae(Vae):
         for parameter in decoder:
             parameter.requires_grad_(True)
 
-    def evidence(self, x: Tensor, generator: torch.Generator) -> Work[Evidence]:
+    def evidence(self, x: Tensor, generator: torch.Generator) -> Records[Evidence]:
         """Return the LML by importance sampling from the fitted proposals (Burda et al. 2016, Eq.
         8), bias-corrected."""
         summaries = []
         for part in self.parts(x, self.iwae.samples):
             summaries.append(self.log_marginals(part, self.iwae.samples, generator, is_final=True))
-            yield Step()
+            yield None
         return weight_evidence(summaries, cure="raise evaluate.lml.samples")
 
     def quick_lml(self, x: Tensor, samples: int, generator: torch.Generator) -> Evidence:

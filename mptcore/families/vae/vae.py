@@ -9,7 +9,7 @@ from mptcore.estimation.model import Evidence, VectorModel
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.variational import elbo
-from mptcore.runtime.state import Work
+from mptcore.runtime.state import Records
 from mptcore.specs.compute import GPU_BATCH_BYTES
 
 CHUNK_BYTES = 2**27
@@ -68,7 +68,7 @@ class Vae(nn.Module, ABC):
         it."""
 
     @abstractmethod
-    def evidence(self, x: Tensor, generator: torch.Generator) -> Work[Evidence]:
+    def evidence(self, x: Tensor, generator: torch.Generator) -> Records[Evidence]:
         """Return the log marginal likelihood with diagnostics."""
 
     @abstractmethod

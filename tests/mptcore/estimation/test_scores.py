@@ -24,7 +24,7 @@ from mptcore.estimation.scores import (
     with_difference,
 )
 from mptcore.protocol.records import Log, Record
-from mptcore.runtime.state import RunState, Step
+from mptcore.runtime.state import RunState
 from mptcore.specs import AllSizes
 from tests.support.runs import result_of
 
@@ -150,16 +150,17 @@ def test_a_size_is_recorded_as_soon_as_it_is_scored() -> None:
         yield Log("info", f"{scores[0].sizes}: {scores[0].values.tolist()}")
 
     masks = enumerate_masks((1, 2, 3), DIM, 2)
-    steps = list(score_masks([Numbers()], masks, RunState(), records_of=told))
-    assert steps == [
-        Step(masks=2),
-        Step(masks=1),
-        Step(Log("info", "[1]: [[1.0, 2.0, 4.0]]")),
-        Step(masks=2),
-        Step(masks=1),
-        Step(Log("info", "[2]: [[3.0, 5.0, 6.0]]")),
-        Step(masks=1),
-        Step(Log("info", "[3]: [[7.0]]")),
+    state = RunState()
+    records = score_masks([Numbers()], masks, state, records_of=told)
+    assert [(record, state.masks) for record in records] == [
+        (None, 2),
+        (None, 3),
+        (Log("info", "[1]: [[1.0, 2.0, 4.0]]"), 3),
+        (None, 5),
+        (None, 6),
+        (Log("info", "[2]: [[3.0, 5.0, 6.0]]"), 6),
+        (None, 7),
+        (Log("info", "[3]: [[7.0]]"), 7),
     ]
 
 

@@ -21,7 +21,7 @@ from mptcore.estimation.allocation import (
     target_records,
 )
 from mptcore.protocol.records import Labels, Log, Metric, Record
-from mptcore.runtime.state import MaskPlan, Step, Work
+from mptcore.runtime.state import MaskPlan, Records
 from tests.support.runs import result_of
 
 WIDTHS = torch.tensor([2.0, 3.0], dtype=torch.float64)
@@ -198,26 +198,25 @@ class Seen:
     counts: list[list[int]] = field(default_factory=list)
     planned: list[int] = field(default_factory=list)
 
-    def draw(self, counts: Tensor, enumerated: Tensor) -> Work[Tensor]:
+    def draw(self, counts: Tensor, enumerated: Tensor) -> Records[Tensor]:
         self.counts.append(counts.tolist())
-        yield Step(masks=int(counts.sum()))
+        yield None
         return rows(*([PATTERN[i % 2] for i in range(n)] for n in counts.tolist()))[0]
 
     def sample(
         self, widths: Tensor, target: float, max_masks: int, pilot: int, **options: Any
     ) -> StratifiedSample:
-        work = sample_to_target(self.draw, widths, target, max_masks, pilot, **options)
-        plan = next(work).plan
-        assert plan == MaskPlan(max_masks, max_masks)
+        plan = MaskPlan(max_masks, max_masks)
+        work = sample_to_target(self.draw, plan, widths, target, pilot, **options)
 
-        def watched() -> Work[StratifiedSample]:
+        def watched() -> Records[StratifiedSample]:
             while True:
                 try:
                     step = next(work)
                 except StopIteration as end:
-                    self.planned.append(plan.masks)
+                    self.planned.append(plan.planned)
                     return end.value  # type: ignore[no-any-return]
-                self.planned.append(plan.masks)
+                self.planned.append(plan.planned)
                 yield step
 
         return result_of(watched())
@@ -308,8 +307,8 @@ def test_interim_values_are_reported_after_each_round_except_the_last() -> None:
         return [Log("info", f"{sample.masks}")]
 
     seen = Seen()
-    work = sample_to_target(seen.draw, WIDTHS, 0.1, 2000, 4, interim=interim)
-    records = [step.record for step in work if step.record is not None]
+    work = sample_to_target(seen.draw, MaskPlan(2000, 2000), WIDTHS, 0.1, 4, interim=interim)
+    records = [record for record in work if record is not None]
     drawn = list(accumulate(sum(counts) for counts in seen.counts))
     assert records == [Log("info", f"{masks}") for masks in drawn[1:-1]]
     assert len(records) == 2

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from mptcore.protocol.records import Log, Progress, Stage
-from mptcore.runtime.state import MaskPlan, RunState, Step, Work, with_progress
+from mptcore.runtime.state import MaskPlan, Records, RunState, with_progress
 
 
 def in_order(state: RunState, sizes: list[int]) -> list[list[float]]:
@@ -33,10 +33,11 @@ def test_scores_of_curves_during_a_training_are_not_kept() -> None:
 
 
 def test_progress_is_reported_about_a_hundred_times_and_at_the_end() -> None:
-    def work() -> Work[None]:
-        yield Step(Log("info", "begins"))
+    def work() -> Records[None]:
+        yield Log("info", "begins")
         for _ in range(1000):
-            yield Step(masks=3)
+            state.count(3)
+            yield None
 
     def progress(state: RunState) -> Iterator[Progress]:
         for record in with_progress(work(), state, lambda: 3000):
@@ -51,48 +52,52 @@ def test_progress_is_reported_about_a_hundred_times_and_at_the_end() -> None:
     assert [(one.done, one.total) for one in found] == [*first, *hundred]
 
 
-def told(steps: list[Step], totals: list[int], state: RunState) -> list[tuple[int, int]]:
+def told(scored: list[int], totals: list[int], masks: int = 0) -> list[tuple[int, int]]:
     """Done and total of each progress record; the total is the next one whenever it is asked."""
-    left = iter(totals)
-    found = with_progress((step for step in steps), state, lambda: next(left))
+    left, state = iter(totals), RunState(masks=masks)
+
+    def records() -> Records[None]:
+        for count in scored:
+            state.count(count)
+            yield None
+
+    found = with_progress(records(), state, lambda: next(left))
     return [(one.done, one.total) for one in found if isinstance(one, Progress)]
 
 
 def test_short_and_long_runs_report_progress_to_the_end() -> None:
     """A hundredth of 205 masks is two: an odd total ends between two of them."""
-    assert told([Step(masks=1)] * 4, [4] * 4, RunState()) == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    found = told([Step(masks=1)] * 205, [205] * 205, RunState())
+    assert told([1] * 4, [4] * 4) == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    found = told([1] * 205, [205] * 205)
     assert found == [(1, 205), *((2 * i, 205) for i in range(1, 103)), (205, 205)]
-    assert told([Step(masks=3)] * 3, [300] * 3, RunState()) == [(3, 300), (6, 300), (9, 300)]
-    assert told([Step(masks=1)] * 6, [300] * 6, RunState()) == [
-        (1, 300),
-        (2, 300),
-        (3, 300),
-        (6, 300),
-    ]
+    assert told([3] * 3, [300] * 3) == [(3, 300), (6, 300), (9, 300)]
+    assert told([1] * 6, [300] * 6) == [(1, 300), (2, 300), (3, 300), (6, 300)]
 
 
-def test_a_step_without_masks_reports_no_progress() -> None:
+def test_records_between_masks_report_no_progress() -> None:
     state = RunState(stage=Stage("training", 1, 9, "epochs"))
     log = Log("info", "here")
-    steps = [Step(masks=2), Step(log), Step(masks=2), Step()]
-    found = list(with_progress((step for step in steps), state, lambda: 4))
+
+    def records() -> Records[None]:
+        state.count(2)
+        yield from (None, log)
+        state.count(2)
+        yield from (None, None)
+
+    found = list(with_progress(records(), state, lambda: 4))
     first, last = (Progress(done, 4, "masks", state.stage) for done in (2, 4))
     assert found == [None, first, log, None, last, None]
-    assert state.masks == 4
 
 
 def test_more_masks_than_expected_are_all_masks() -> None:
-    assert told([Step(masks=2)] * 3, [4] * 3, RunState()) == [(2, 4), (4, 4), (6, 6)]
-    steps = [Step(masks=masks) for masks in (100, 202, 1, 2)]
-    assert told(steps, [304] * 4, RunState())[-1] == (305, 305)
+    assert told([2] * 3, [4] * 3) == [(2, 4), (4, 4), (6, 6)]
+    assert told([100, 202, 1, 2], [304] * 4)[-1] == (305, 305)
 
 
 def test_a_new_total_is_reported_at_once() -> None:
     """The expected end depends on it, and a target is planned after its pilot. Each part
     is a part of the total at that time."""
-    steps, totals = [Step(masks=2)] * 6, [10_000, 10_000, 500, 500, 2000, 2000]
-    found = told(steps, totals, RunState(masks=10))
+    found = told([2] * 6, [10_000, 10_000, 500, 500, 2000, 2000], masks=10)
     assert found == [(12, 10_000), (14, 10_000), (16, 500), (20, 2000)]
 
 
@@ -100,24 +105,16 @@ def test_masks_left_out_of_evaluations() -> None:
     """The second and those to come are expected to be as the latest, until they have a plan."""
     state = RunState()
     assert state.left_out(3) == 0
-    first, second = MaskPlan(100, 100), MaskPlan(50, 50)
-    state.begin(first)
+    first = state.plan(100)
     assert state.plans == [MaskPlan(100, 100)]
-    first.masks = 70
-    assert first.left_out == 30
+    first.planned = 70
+    assert first.unused == 30
     assert state.left_out(0) == state.left_out(1) == 30
     assert state.left_out(3) == 30 + 2 * 30
-    state.begin(second)
+    second = state.plan(50)
     assert second == MaskPlan(50, 20)
-    second.masks = 45
+    second.planned = 45
     assert state.left_out(3) == 30 + 5 + 5
-
-
-def test_a_plan_is_stored_with_its_step() -> None:
-    state, plan = RunState(), MaskPlan(9, 9)
-    list(with_progress((step for step in [Step(plan=plan)]), state, lambda: 0))
-    assert state.plans == [plan]
-    assert state.plans[0] is plan
 
 
 def test_saved_scores_are_returned_in_their_order() -> None:

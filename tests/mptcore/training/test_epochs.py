@@ -1,6 +1,6 @@
 """The training loop with a trainer that records its calls."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.protocol.records import Log, Point, Stage
-from mptcore.runtime.state import RunState, Step, TrainingState, Work
+from mptcore.protocol.records import Log, Point, Record, Stage
+from mptcore.runtime.state import Records, RunState, TrainingState
 from mptcore.training.adam import Adam
 from mptcore.training.learned import Learned
 from mptcore.training.loop import DivergedError, Trained, diverged, train
@@ -54,18 +54,29 @@ def point(name: Any, epoch: int) -> Point:
     return Point(name, epoch, 0.0, 0.0, 0, {})
 
 
-def curves(epoch: int) -> Work[None]:
-    yield Step(Log("info", f"curve {epoch}"))
+def curves(epoch: int) -> Records[None]:
+    yield Log("info", f"curve {epoch}")
 
 
-def told(steps: list[Step]) -> list[Any]:
-    """The records and the masks of the steps that have either."""
+Seen = list[tuple[Record | None, int]]
+"""Each record, or None, with the number of masks since the one before."""
+
+
+def watched(records: Records[None], state: RunState) -> Iterator[tuple[Record | None, int]]:
+    before = state.masks
+    for record in records:
+        yield record, state.masks - before
+        before = state.masks
+
+
+def told(seen: Seen) -> list[Any]:
+    """What has a record or masks."""
     names = [
-        f"{one.record.series} {one.record.x:g}" if isinstance(one.record, Point) else
-        one.record.message if isinstance(one.record, Log) else None
-        for one in steps
+        f"{record.series} {record.x:g}" if isinstance(record, Point) else
+        record.message if isinstance(record, Log) else None
+        for record, _ in seen
     ]  # fmt: skip
-    return [(name, one.masks) for name, one in zip(names, steps, strict=True) if name or one.masks]
+    return [(name, masks) for name, (_, masks) in zip(names, seen, strict=True) if name or masks]
 
 
 WHOLE: list[Any] = [
@@ -78,11 +89,11 @@ WHOLE: list[Any] = [
 
 def test_an_epoch_is_heldout_points_then_curves_then_training() -> None:
     trainer, state = Counting(), RunState()
-    found: list[Step] = []
+    found: Seen = []
     stages = []
-    for step in train(trainer, state, None, curves):
-        found.append(step)
-        is_safe = step == Step()
+    for record, masks in watched(train(trainer, state, None, curves), state):
+        found.append((record, masks))
+        is_safe = record is None and masks == 0
         assert state.at_safe_point == is_safe
         if is_safe:
             assert state.training is not None
@@ -108,15 +119,17 @@ class InPairs(Counting):
 
 def test_epochs_trained_at_once_are_told_one_by_one() -> None:
     """Between them is no safe point, as the training is already that after both."""
-    state, found, safe = RunState(), list[tuple[Step, Any]](), []
-    for step in train(InPairs(), state, None, curves):
-        found.append((step, state.stage and state.stage.done))
+    state, found, safe, done = RunState(), Seen(), [], []
+    for record, masks in watched(train(InPairs(), state, None, curves), state):
+        found.append((record, masks))
+        if masks:
+            done.append(state.stage and state.stage.done)
         if state.at_safe_point:
             assert state.training is not None
             safe.append(state.training().epoch)
     whole = [*WHOLE[:6], ("loss 2", 10), *WHOLE[9:]]
-    assert told([step for step, _ in found]) == whole
-    assert [done for step, done in found if step.masks] == [1, 2, 3, 3]
+    assert told(found) == whole
+    assert done == [1, 2, 3, 3]
     assert safe == [0, 1, 3]
 
 
@@ -125,7 +138,7 @@ def test_the_optimizer_is_dropped_after_training() -> None:
     list(train(trainer, state, None, curves))
     assert state.training is not None
     training = state.training()
-    assert (training.epoch, training.seq, training.masks, training.plans) == (4, 7, 40, ())
+    assert (training.epoch, training.seq, training.masks, training.plans) == (4, 7, 80, ())
     assert set(training.tensors) == {"parameter/w"}
     state.seq = 9
     assert state.training() is training
@@ -135,17 +148,18 @@ def test_a_resumed_training_continues_from_its_epoch() -> None:
     trainer, state = Counting(), RunState()
     resumed = TrainingState(2, 9, 20, (), {"parameter/w": torch.tensor(2)})
     work = train(trainer, state, resumed, curves)
-    assert next(work) == Step(masks=20)
+    assert next(work) is None
+    assert state.masks == 20
     assert state.seq == 0  # the masks are counted before the records
     assert trainer.restored == resumed.tensors
-    assert told(list(work)) == WHOLE[6:]
+    assert told([*watched(work, state)]) == WHOLE[6:]
     assert state.seq == 9
 
 
 def test_diverging_training_records_the_points_of_its_epoch_first() -> None:
-    found: list[Step] = []
+    found, state = Seen(), RunState()
     with pytest.raises(DivergedError) as error:
-        found.extend(train(Counting(fails_at=2), RunState(), None, curves))
+        found.extend(watched(train(Counting(fails_at=2), state, None, curves), state))
     assert error.value.cause == "error"
     assert str(error.value) == (
         "the loss of seed 4, 44 is not finite at epoch 2: lower train.learning_rate, or use "

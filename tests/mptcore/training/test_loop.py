@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from mptcore.runtime.state import RunState, Step, TrainingState
+from mptcore.protocol.records import Record
+from mptcore.runtime.state import RunState, TrainingState
 from mptcore.training.loop import Trained, train
 
 
@@ -29,7 +30,7 @@ class Counting:
         pass
 
 
-def no_curves(epoch: int) -> Iterator[Step]:
+def no_curves(epoch: int) -> Iterator[Record]:
     yield from ()
 
 

@@ -16,7 +16,7 @@ from mptcore.families.masked_lm.model import MaskedLm, ScoredBatch
 from mptcore.families.masked_lm.reporting import Report
 from mptcore.families.masked_lm.sequences import Pass, Score, SequenceMetrics
 from mptcore.protocol.records import Log, Point, Record
-from mptcore.runtime.state import RunState, Step
+from mptcore.runtime.state import RunState
 from mptcore.specs import MaskedLmEvaluate
 from mptcore.specs.families.masked_lm import CUMULATIVE_STRATA
 from tests.support import tiny_lm
@@ -41,10 +41,11 @@ def evaluated(
 ) -> list[Record]:
     masker = Masker(corpus_of(tiny_lm.lines(sequences)), 4, 15)
     asked = MaskedLmEvaluate.model_validate({"dimensions": 10, **spec})
-    evaluation = TextEvaluation(asked, models, masker, {"seed": seed}, RunState())
-    steps = list(evaluation.records(torch.Generator().manual_seed(seed)))
-    assert sum(step.masks for step in steps) <= total_masks(asked, masker.corpus)
-    return [step.record for step in steps if step.record is not None]
+    state = RunState()
+    evaluation = TextEvaluation(asked, models, masker, {"seed": seed}, state)
+    records = records_of(evaluation.records(torch.Generator().manual_seed(seed)))
+    assert state.masks <= total_masks(asked, masker.corpus)
+    return records
 
 
 def check_calibration(values: list[float], errors: list[float | None]) -> None:
@@ -256,7 +257,7 @@ def noted(toy: Toy, seen: list[ScoredBatch[list[Pass]]]) -> Score:
 
     def score(
         batches: Iterable[tuple[MaskedBatch, list[Pass]]],
-    ) -> Iterator[Step | ScoredBatch[list[Pass]]]:
+    ) -> Iterator[ScoredBatch[list[Pass]] | None]:
         for one in toy.score(batches):
             if isinstance(one, ScoredBatch):
                 seen.append(one)

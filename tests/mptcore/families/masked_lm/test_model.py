@@ -17,12 +17,11 @@ from mptcore.families.masked_lm.corpus import Corpus, repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker, joined
 from mptcore.families.masked_lm.model import (
     MaskedLm,
-    ScoredBatch,
     score_batches,
     score_sequences,
 )
 from mptcore.families.masked_lm.pretrained import MASKED_LMS, preload
-from mptcore.runtime.state import RunState, Step
+from mptcore.runtime.state import RunState
 from tests.support import tiny_lm
 from tests.support.runs import result_of
 from tests.support.texts import CPU, corpus_of, corpus_of_pairs, sequence
@@ -95,8 +94,8 @@ def test_log_probabilities_of_tokens_add_up_to_the_scores(memory: int) -> None:
 def of_tokens(model: MaskedLm, masks: MaskedBatch, state: RunState) -> torch.Tensor:
     """Log p of each masked token of one batch, (1, M)."""
     steps = list(score_batches({"model": model}, [(masks, None)], state, of_tokens=True))
-    assert sum(step.masks for step in steps if isinstance(step, Step)) == len(masks)
-    (found,) = (step.values for step in steps if isinstance(step, ScoredBatch))
+    assert state.masks == len(masks)
+    (found,) = (batch.values for batch in steps if batch is not None)
     return found[0]
 
 

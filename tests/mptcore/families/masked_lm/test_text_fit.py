@@ -285,9 +285,7 @@ def test_the_plan_counts_the_masks_of_all_groups(
     monkeypatch.setattr(text_cumulative, "GROUP_TOKENS", tokens)
     found = prepared(Predictable(torch.Generator().manual_seed(1)), [3, 20, 21, 22], 5.0)
     plan = found.plan()
-    assert (plan.masks, plan.most) == (7 + 3 * 32, 7 + 3 * 100_000)
-    steps = 0
-    for step in found.run(plan, 0):
-        assert plan.masks == 7 + 3 * 32
-        steps += step.masks
-    assert steps == plan.masks == int(found.masks.sum())
+    assert (plan.planned, plan.max_masks) == (7 + 3 * 32, 7 + 3 * 100_000)
+    for _ in found.run(plan, 0):
+        assert plan.planned == 7 + 3 * 32
+    assert found.state.masks == plan.planned == int(found.masks.sum())

@@ -1,7 +1,7 @@
 """Masks that texts of a group share, and the errors of their differences and means."""
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -51,8 +51,8 @@ def scores(model: ToyModel, groups: list[str], target: float, seed: int = 0) -> 
     given = cast(MaskedLm, model), model.toy.masker, RunState(), groups, target, 100_000
     found = CumulativeScores(*given)
     plan = found.plan()
-    steps = sum(step.masks for step in found.run(plan, seed))
-    assert steps == plan.masks == int(found.masks.sum())
+    deque(found.run(plan, seed), 0)
+    assert found.state.masks == plan.planned == int(found.masks.sum())
     return found
 
 

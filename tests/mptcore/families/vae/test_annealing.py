@@ -11,7 +11,7 @@ from mptcore.families.vae import diagnose
 from mptcore.families.vae.ais import Annealing
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.sampled_vae import SampledVae
-from mptcore.runtime.state import Work
+from mptcore.runtime.state import Records
 from mptcore.specs import Ais, Importance
 from tests.mptcore.families.vae.test_sampling import density_of, linear_gaussian, simulated
 from tests.support.runs import result_of
@@ -104,14 +104,14 @@ class Recorded:
     def __init__(self, model: SampledVae, x: Tensor, *_: object) -> None:
         self.x = x
 
-    def tune(self) -> Work[None]:
+    def tune(self) -> Records[None]:
         yield from ()
 
-    def forward(self) -> Work[Tensor]:
+    def forward(self) -> Records[Tensor]:
         yield from ()
         return torch.zeros(8, len(self.x))
 
-    def backward(self, z: Tensor) -> Work[Tensor]:
+    def backward(self, z: Tensor) -> Records[Tensor]:
         self.backward_of.append((self.x, z))
         return (yield from self.forward())
 

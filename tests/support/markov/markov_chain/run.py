@@ -11,7 +11,7 @@ from mptcore.data.arrays import load_arrays
 from mptcore.data.dataset import refuse_missing
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import TractableModel
-from mptcore.runtime.state import RunState, TrainingState, Work
+from mptcore.runtime.state import Records, RunState, TrainingState
 
 
 class MarkovChain(TractableModel):
@@ -63,7 +63,7 @@ class MarkovRun:
     device: torch.device
     dtype: torch.dtype
 
-    def records(self, resumed: TrainingState | None) -> Work[None]:
+    def records(self, resumed: TrainingState | None) -> Records[None]:
         self.state.at_safe_point = True
         for seed in self.spec.seeds:
             generator = torch.Generator().manual_seed(seed)
