@@ -70,7 +70,7 @@ def watched(records: Records[None], state: RunState) -> Iterator[tuple[Record | 
 
 
 def told(seen: Seen) -> list[Any]:
-    """What has a record or masks."""
+    """Return the names and masks of those that have either."""
     names = [
         f"{record.series} {record.x:g}" if isinstance(record, Point) else
         record.message if isinstance(record, Log) else None
