@@ -102,7 +102,7 @@ def report_scores(vae: SampledVae, x: Tensor, alone: Tensor, both: Tensor) -> No
         order = torch.rand(MASKS, D, generator=torch.Generator().manual_seed(size)).argsort(-1)
         masks = order.argsort(-1) < size
         truth = torch.tensor([true_score(alone, both, mask) for mask in masks])
-        values, _, doubtful, variances = model.graded_scores(masks)
+        values, _, doubtful, variances = model.sampled_scores(masks, 0)
         gaps, errors = D * (values - truth), D * variances.sqrt()
         z = gaps / errors
         print(

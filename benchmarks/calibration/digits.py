@@ -78,7 +78,7 @@ def true_score(vae: SampledVae, x: Tensor, mask: Tensor, noise_precision: float)
 def graded(vae: SampledVae, x: Tensor, mask: Tensor, repeats: int) -> Tensor:
     """Score one mask again and again, with other draws: (4, repeats), a score with its grades."""
     models = [vae.scored_on(x, repeat, Evidence(0.0)) for repeat in range(repeats)]
-    return torch.stack([model.graded_scores(mask[None])[:, 0] for model in models]).mT
+    return torch.stack([model.sampled_scores(mask[None], 0)[:, 0] for model in models]).mT
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.masks import enumerate_masks
-from mptcore.estimation.model import VectorModel
+from mptcore.estimation.model import Model
 from mptcore.families.linear_gaussian.moments import second_moment
 from mptcore.families.linear_gaussian.ppca import maximum_likelihood
 from mptcore.families.linear_gaussian.routes import solver_for
@@ -54,14 +54,14 @@ DATA = {
 """The data, K, the noise precision and the target."""
 
 
-def ppca_of(x: Tensor, latent_dim: int, noise_precision: float | None) -> VectorModel:
+def ppca_of(x: Tensor, latent_dim: int, noise_precision: float | None) -> Model:
     """Return the PPCA that is fitted to the data."""
     mean = x.mean(0)
     density = maximum_likelihood(second_moment(x, mean), mean, latent_dim, noise_precision)
     return solver_for(density, x, CPU)
 
 
-def deviations(model: VectorModel, target: float, seeds: int) -> tuple[Tensor, float, float]:
+def deviations(model: Model, target: float, seeds: int) -> tuple[Tensor, float, float]:
     """Return z of each seed (seeds,), the mean number of masks, and the largest error of a size
     that was enumerated."""
     evaluate = Evaluate.model_validate({"target_std_err": target})

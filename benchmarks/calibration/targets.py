@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mptcore.estimation.evaluate import Evaluation
-from mptcore.estimation.model import VectorModel
+from mptcore.estimation.model import Model
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.run import LinearGaussianRun
 from mptcore.families.masked_lm.evaluation import TextEvaluation
@@ -89,7 +89,7 @@ def _show(what: str, target: float, seeds: Iterator[Seed]) -> None:
     )
 
 
-def _models(spec: Any) -> dict[str, VectorModel]:
+def _models(spec: Any) -> dict[str, Model]:
     run = LinearGaussianRun(spec, RunState(), CPU, torch.float64)
     seed = result_of(run.models_of(spec.seeds[0]))
     return {
@@ -98,7 +98,7 @@ def _models(spec: Any) -> dict[str, VectorModel]:
 
 
 def _vectors(
-    models: Mapping[str, VectorModel], std_err: float, name: str = "difference", **spec: Any
+    models: Mapping[str, Model], std_err: float, name: str = "difference", **spec: Any
 ) -> Iterator[Seed]:
     """Runs of vector models, by default with the metric `difference` to the exact LML, whose truth
     is 0."""
@@ -112,7 +112,7 @@ def _vectors(
         yield _seed(evaluation.records(torch.Generator().manual_seed(seed)), name, truth)
 
 
-def _one_size(models: Mapping[str, VectorModel], target: float) -> Iterator[Seed]:
+def _one_size(models: Mapping[str, Model], target: float) -> Iterator[Seed]:
     """The truth is that of all masks of the size."""
     masks: dict[str, Any] = {"schedule": "fixed", "size": 8}
     whole = Evaluate.model_validate({"masks": {**masks, "design": "exhaustive"}})

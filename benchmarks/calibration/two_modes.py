@@ -49,7 +49,7 @@ def true_score(x: Tensor, mask: Tensor, noise_precision: float) -> float:
 def graded(vae: SampledVae, x: Tensor, mask: Tensor, seed: int) -> tuple[float, float, float]:
     """Return the score, its error by the draws, and the share of its terms in doubt."""
     model = vae.scored_on(x, seed, Evidence(0.0))
-    score, _, doubtful, variance = model.graded_scores(mask[None])[:, 0].tolist()
+    score, _, doubtful, variance = model.sampled_scores(mask[None], 0)[:, 0].tolist()
     return score, math.sqrt(variance), doubtful
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mptcore.estimation.estimate import lml_metrics
 from mptcore.estimation.evaluate import Evaluation
-from mptcore.estimation.model import VectorModel
+from mptcore.estimation.model import Model
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.linear_gaussian.routes import moment_solver
@@ -35,7 +35,7 @@ class Case:
 
     vae: SampledVae
     x: Tensor
-    truth: VectorModel
+    truth: Model
     mask_size: int
 
 

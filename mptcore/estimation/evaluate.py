@@ -23,7 +23,7 @@ from mptcore.estimation.estimate import (
     point,
 )
 from mptcore.estimation.masks import draw_masks
-from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
+from mptcore.estimation.model import Model
 from mptcore.estimation.quality import Grade, doubtful_reason, shift_reason
 from mptcore.estimation.rounds import Rounds
 from mptcore.estimation.scores import (
@@ -69,7 +69,7 @@ class Evaluation:
     baseline."""
 
     spec: MaskEvaluation
-    models: Mapping[str, VectorModel]
+    models: Mapping[str, Model]
     labels: Labels
     state: RunState
     memory_bytes: int | None = None
@@ -77,7 +77,7 @@ class Evaluation:
     """
 
     @property
-    def first(self) -> VectorModel:
+    def first(self) -> Model:
         return next(iter(self.models.values()))
 
     @property
@@ -86,7 +86,7 @@ class Evaluation:
         models = self.models.values()
         if self.memory_bytes is not None:
             return max(1, self.memory_bytes // max(model.bytes_per_mask for model in models))
-        return min(max(one.least_batch, BATCH_BYTES // one.bytes_per_mask) for one in models)
+        return min(max(one.efficient_batch, BATCH_BYTES // one.bytes_per_mask) for one in models)
 
     def labels_of(self, model: str) -> Labels:
         """Return the label `model` if there are several models."""
@@ -123,7 +123,7 @@ class Evaluation:
     def _score_all(self, generator: torch.Generator) -> Records[None]:
         masks, models = self.spec.masks, list(self.models.values())
         batches = draw_masks(masks, self.first.dim, generator, self.batch)
-        tractable = all(isinstance(model, TractableModel) for model in models)
+        tractable = all(model.is_tractable for model in models)
         joint = isinstance(masks, FixedSize) and tractable
 
         def points(scores: tuple[SizeScores, ...]) -> Iterator[Point]:
@@ -224,7 +224,7 @@ class Evaluation:
         be scored. Sampled scores vary between evaluations, so their sizes are never enumerated."""
         most, sampled = (
             self.spec.max_masks,
-            any(isinstance(model, SampledModel) for model in self.models.values()),
+            any(model.is_sampled for model in self.models.values()),
         )
         found = (masks_of_size(self.first.dim, size, most) for size in sizes)
         return torch.tensor(
@@ -277,7 +277,7 @@ class Evaluation:
             reason = paired.reason
             yield from final_metric("score_difference", paired.estimate, self.labels, reason)
 
-    def _total_metrics(self, total: Graded, model: VectorModel, labels: Labels) -> Iterator[Record]:
+    def _total_metrics(self, total: Graded, model: Model, labels: Labels) -> Iterator[Record]:
         lml = model.evidence()
         score, gap = _names(self.spec.masks)
         yield from final_metric(score, total.estimate, labels, total.reason)
@@ -291,7 +291,7 @@ class Evaluation:
     def _of_scores(
         self,
         curve: Sequence[SizeScores],
-        model: VectorModel,
+        model: Model,
         labels: Labels,
         not_final_reason: str | None,
     ) -> Iterator[Record]:
@@ -344,30 +344,30 @@ def _heldout(name: str) -> str:
     return f"{base}_heldout{name.removeprefix(base)}"
 
 
-def _reason(models: Sequence[VectorModel], estimate: Estimate, grade: Grade | None) -> str | None:
+def _reason(models: Sequence[Model], estimate: Estimate, grade: Grade | None) -> str | None:
     """Return why an estimate by these models should not be quoted."""
     for model in models:
-        if isinstance(model, SampledModel):
+        if model.is_sampled:
             if model.not_final_reason is not None:
                 return model.not_final_reason
             if grade is not None:
-                return doubtful_reason(grade.bias, estimate.std_err, grade.share, model.cure)
+                return doubtful_reason(grade.bias, estimate.std_err, grade.share, model.advice)
     return None
 
 
 def _quadrature_reason(
-    models: Sequence[VectorModel], estimate: Estimate, sizes: Sequence[int], factor: float
+    models: Sequence[Model], estimate: Estimate, sizes: Sequence[int], factor: float
 ) -> str | None:
     """Return why an estimate that is `factor` times the scores of these sizes should not be quoted,
     for models that integrate by quadrature. For all sizes together the estimate equals the LML by
     the same quadrature, Eq. (5), so the check of the LML decides."""
     for model in models:
-        if not isinstance(model, TractableModel):
+        if not model.is_tractable:
             continue
         if len(sizes) == model.dim:
             reason = model.evidence().not_final_reason
         else:
-            shift = factor * math.fsum(model.quadrature_shift(size) for size in sizes)
+            shift = factor * math.fsum(model.grid_shift(size) for size in sizes)
             share = factor * len(sizes) / model.dim
             reason = shift_reason(shift, share, estimate.known_std_err)
         if reason is not None:

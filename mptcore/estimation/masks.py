@@ -20,17 +20,22 @@ TOGETHER = 512
 
 
 @dataclass(frozen=True, slots=True)
-class SizedMasks:
+class MaskBatch:
     """Masks that are scored together. Masks of one size are adjacent."""
 
     runs: list[tuple[int, int]]
     """Pairs of a size and the number of its masks, in the order of the rows."""
     masks: Tensor  # (B, D)
+    first: int = 0
+    """Number of masks before them in the run."""
+
+    def __len__(self) -> int:
+        return len(self.masks)
 
 
 def draw_masks(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[SizedMasks]:
+) -> Iterator[MaskBatch]:
     """Yield all masks of a spec, size by size, in batches of at most `max_masks`."""
     match spec.design:
         case "independent":
@@ -49,7 +54,7 @@ def mask_plan(spec: Masks, dim: int) -> Plan:
 
 def draw_independent(
     plan: Plan, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[SizedMasks]:
+) -> Iterator[MaskBatch]:
     """Draw masks in the published order: sizes, then P permutations for each size. The first m
     entries of each permutation are masked."""
     groups = _batches(plan, max_masks * -(-TOGETHER // max_masks))
@@ -59,13 +64,13 @@ def draw_independent(
         first = 0
         for runs in _batches(group, max_masks):
             count = sum(count for _, count in runs)
-            yield SizedMasks(runs, masks[first : first + count])
+            yield MaskBatch(runs, masks[first : first + count])
             first += count
 
 
 def _balanced(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[SizedMasks]:
+) -> Iterator[MaskBatch]:
     """Draw cyclic windows at equal distances along shared permutations."""
     windows = spec.windows_per_permutation
     starts = torch.arange(windows) * dim // windows
@@ -75,22 +80,22 @@ def _balanced(
         rank = permutations(len(sizes), dim, generator, dim).argsort(1)
         from_start = (rank[:, None] - starts[:, None]) % dim  # (permutations, windows, D)
         masks = (from_start < sizes[:, None, None]).flatten(0, 1)
-        yield SizedMasks([(size, count * windows) for size, count in runs], masks)
+        yield MaskBatch([(size, count * windows) for size, count in runs], masks)
 
 
 def _nested(
     spec: Masks, dim: int, generator: torch.Generator, max_masks: int
-) -> Iterator[SizedMasks]:
+) -> Iterator[MaskBatch]:
     rank = permutations(spec.per_size, dim, generator, dim).argsort(1)  # (P, D)
     first = 0
     for runs in _batches(mask_plan(spec, dim), max_masks):
         sizes = _each_size(runs)
         which = (torch.arange(len(sizes)) + first) % spec.per_size
         first += len(sizes)
-        yield SizedMasks(runs, rank[which] < sizes[:, None])
+        yield MaskBatch(runs, rank[which] < sizes[:, None])
 
 
-def enumerate_masks(sizes: Iterable[int], dim: int, max_masks: int) -> Iterator[SizedMasks]:
+def enumerate_masks(sizes: Iterable[int], dim: int, max_masks: int) -> Iterator[MaskBatch]:
     """Yield all masks of these sizes, size by size, in batches of at most `max_masks`."""
     for size in sizes:
         subsets = itertools.combinations(range(dim), size)
@@ -98,7 +103,7 @@ def enumerate_masks(sizes: Iterable[int], dim: int, max_masks: int) -> Iterator[
             places = np.fromiter(itertools.chain.from_iterable(part), np.int64, size * len(part))
             masks = torch.zeros(len(part), dim, dtype=torch.bool)
             masks.scatter_(1, torch.from_numpy(places).view(-1, size), True)
-            yield SizedMasks([(size, len(part))], masks)
+            yield MaskBatch([(size, len(part))], masks)
 
 
 def _each_size(runs: list[tuple[int, int]]) -> Tensor:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mptcore.estimation.masks import SizedMasks, draw_independent, enumerate_masks
-from mptcore.estimation.model import VectorModel
+from mptcore.estimation.masks import MaskBatch, draw_independent, enumerate_masks
+from mptcore.estimation.model import Model
 from mptcore.estimation.scores import score_batches
 from mptcore.estimation.single_scores import SingleScores
 from mptcore.runtime.state import Records, RunState
@@ -18,7 +18,7 @@ from mptcore.runtime.state import Records, RunState
 class Rounds:
     """Scores masks of each size by each model, round by round."""
 
-    models: Sequence[VectorModel]
+    models: Sequence[Model]
     sizes: Sequence[int]
     generator: torch.Generator
     max_batch: int
@@ -29,6 +29,8 @@ class Rounds:
     values: list[Tensor] = field(default_factory=list)
     """Whole scores and grades of each round, (models, R, masks)."""
     _singles: SingleScores | None = None
+    _scored: int = 0
+    """Number of masks of the rounds before."""
 
     def draw(self, counts: Tensor, enumerated: Tensor) -> Records[Tensor]:
         """Score a round as `allocation.Draw` says. Return the scores by each model and, for two
@@ -54,16 +56,18 @@ class Rounds:
             own = self._singles.residuals(own, torch.cat(predicted, 1)[:, order], counts)
         return torch.cat([own, own[:1] - own[1:]])
 
-    def _score(self, masks: Iterable[SizedMasks]) -> Records[tuple[Tensor, list[Tensor]]]:
+    def _score(self, masks: Iterable[MaskBatch]) -> Records[tuple[Tensor, list[Tensor]]]:
         """Return the scores and grades, (models, R, masks), and what single dimensions predict,
         (models, B) for each batch, once these are scored."""
         found, predicted = [], []
-        for scored in score_batches(self.models, masks, self.state):
+        for scored in score_batches(self.models, masks, self.state, first=self._scored):
             if scored is None:
                 yield None
                 continue
             batch, scores = scored
             found.append(scores)
             if self._singles is not None:
-                predicted.append(self._singles.predictions(batch.masks.masks))
-        return torch.cat(found, 2), predicted
+                predicted.append(self._singles.predictions(batch.masks))
+        scores = torch.cat(found, 2)
+        self._scored += scores.shape[2]
+        return scores, predicted

@@ -1,8 +1,8 @@
 """Compute estimates from scored masks: the MPT curve, its sum, and their standard errors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby, repeat
 
 import torch
@@ -15,8 +15,8 @@ from mptcore.estimation.estimate import (
     total_of,
     variance_degrees,
 )
-from mptcore.estimation.masks import SizedMasks
-from mptcore.estimation.model import SampledModel, TractableModel, VectorModel
+from mptcore.estimation.masks import MaskBatch
+from mptcore.estimation.model import Model
 from mptcore.estimation.prefetch import Prefetch
 from mptcore.protocol.records import Record
 from mptcore.runtime.device import sent
@@ -67,8 +67,8 @@ def with_difference(scores: tuple[SizeScores, ...]) -> tuple[SizeScores, ...]:
 
 
 def score_masks(
-    models: Sequence[VectorModel],
-    batches: Iterable[SizedMasks],
+    models: Sequence[Model],
+    batches: Iterable[MaskBatch],
     state: RunState,
     joint: bool = False,
     records_of: Callable[[tuple[SizeScores, ...]], Iterator[Record]] | None = None,
@@ -87,7 +87,7 @@ def score_masks(
             yield None
             continue
         batch, scores = scored
-        for sizes, values in whole.add(batch.masks.runs, scores):
+        for sizes, values in whole.add(batch.runs, scores):
             yield from ended(sizes, values)
     for sizes, values in whole.last():
         yield from ended(sizes, values)
@@ -95,21 +95,19 @@ def score_masks(
 
 
 def score_batches(
-    models: Sequence[VectorModel],
-    batches: Iterable[SizedMasks],
+    models: Sequence[Model],
+    batches: Iterable[MaskBatch],
     state: RunState,
     joint: bool = False,
-) -> "Iterator[tuple[PositionedMasks, Tensor] | None]":
-    """Score all masks by each model, batch by batch. Yields the scores of each batch, as
-    `Scorer.scores` returns them."""
-    drawn = Prefetch(_positioned(batches, models[0].masks_scored))
+    first: int = 0,
+) -> "Iterator[tuple[MaskBatch, Tensor] | None]":
+    """Score all masks by each model, batch by batch, after `first` others. Yields the scores of
+    each batch, as `Scorer.scores` returns them."""
+    drawn = Prefetch(_positioned(batches, first))
     scorer = Scorer(models, joint, drawn.draw)
     for scored in state.scored(drawn, scorer.scores, scorer.shape):
         yield scored
-        batch, _ = scored
-        for model in models:
-            model.masks_scored = batch.first + len(batch)
-        state.count(len(batch))
+        state.count(len(scored[0]))
         yield None
 
 
@@ -160,22 +158,10 @@ def by_model(sizes: Sequence[int], values: Tensor, joint: bool = False) -> tuple
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PositionedMasks:
-    """Masks that are scored together, and the number of masks before them in the order of the
-    run."""
-
-    masks: SizedMasks
-    first: int
-
-    def __len__(self) -> int:
-        return len(self.masks.masks)
-
-
-def _positioned(batches: Iterable[SizedMasks], first: int) -> Iterator[PositionedMasks]:
+def _positioned(batches: Iterable[MaskBatch], first: int) -> Iterator[MaskBatch]:
     for batch in batches:
-        yield PositionedMasks(batch, first)
-        first += len(batch.masks)
+        yield replace(batch, first=first)
+        first += len(batch)
 
 
 @dataclass(frozen=True)
@@ -184,57 +170,62 @@ class Scorer:
     or (models, 4, B) with the grades of sampled models. `meanwhile` is called while a GPU computes
     them."""
 
-    models: Sequence[VectorModel]
+    models: Sequence[Model]
     joint: bool
     meanwhile: Callable[[], None]
 
     @property
     def is_graded(self) -> bool:
-        return any(isinstance(model, SampledModel) for model in self.models)
+        return any(model.is_sampled for model in self.models)
 
-    def shape(self, batch: PositionedMasks) -> Shape:
+    def shape(self, batch: MaskBatch) -> Shape:
         rows = 4 if self.is_graded else 2 if self.joint else 1
         return len(self.models), rows, len(batch)
 
     @torch.no_grad()
-    def scores(self, batch: PositionedMasks) -> Tensor:
+    def scores(self, batch: MaskBatch) -> Tensor:
         """Return the scores, which depend on the batch's position if they are sampled."""
         scores_of = _scores_and_joint if self.joint else _scores_alone
         if self.is_graded:
-            scores_of = _graded_scores
+            scores_of = _sampled_scores
         found = []
         for model in self.models:
-            model.masks_scored = batch.first
-            found.append(_in_parts(scores_of, model, sent(batch.masks.masks, model.device)))
+            masks = sent(batch.masks, model.device)
+            found.append(_in_parts(scores_of, model, masks, batch.first))
         self.meanwhile()
         return torch.stack([scores.cpu() for scores in found])
 
 
 def _in_parts(
-    scores_of: Callable[[VectorModel, Tensor], Tensor], model: VectorModel, masks: Tensor
+    scores_of: Callable[[Model, Tensor, int], Tensor], model: Model, masks: Tensor, first: int
 ) -> Tensor:
     """Score a batch (B, D) in parts that fit in memory: (R, B)."""
 
     def too_large(part: Tensor) -> None:
-        model.together = -(-len(part) // 2)
+        model.masks_that_fit = -(-len(part) // 2)
 
-    parts = torch.split(masks, model.together or len(masks))
-    found = [in_halves(partial(scores_of, model), part, too_large) for part in parts]
+    def scored(part: Tensor) -> Tensor:
+        nonlocal first
+        scores = scores_of(model, part, first)
+        first += len(part)  # afterwards, because masks are scored again if memory runs out
+        return scores
+
+    parts = torch.split(masks, model.masks_that_fit or len(masks))
+    found = [in_halves(scored, part, too_large) for part in parts]
     return found[0] if len(found) == 1 else torch.cat(found, 1)
 
 
-def _scores_alone(model: VectorModel, masks: Tensor) -> Tensor:  # (1, B)
+def _scores_alone(model: Model, masks: Tensor, first: int) -> Tensor:  # (1, B)
     return model.scores(masks)[None]
 
 
-def _graded_scores(model: VectorModel, masks: Tensor) -> Tensor:  # (4, B)
-    if isinstance(model, SampledModel):
-        return model.graded_scores(masks)
+def _sampled_scores(model: Model, masks: Tensor, first: int) -> Tensor:  # (4, B)
+    if model.is_sampled:
+        return model.sampled_scores(masks, first)
     return torch.nn.functional.pad(model.scores(masks)[None], (0, 0, 0, 3))
 
 
-def _scores_and_joint(model: VectorModel, masks: Tensor) -> Tensor:  # (2, B)
-    assert isinstance(model, TractableModel)
+def _scores_and_joint(model: Model, masks: Tensor, first: int) -> Tensor:  # (2, B)
     return torch.stack([model.scores(masks), model.joint_scores(masks)])
 
 

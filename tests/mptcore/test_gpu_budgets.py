@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.estimation.masks import SizedMasks
-from mptcore.estimation.model import Evidence, VectorModel
+from mptcore.estimation.masks import MaskBatch
+from mptcore.estimation.model import Evidence, Model
 from mptcore.estimation.scores import score_masks
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 DIM = 12
 
 
-def gaussian(observations: int) -> VectorModel:
+def gaussian(observations: int) -> Model:
     draws = torch.Generator().manual_seed(1)
     loadings = torch.randn(DIM, 2, generator=draws, dtype=torch.float64)
     noise = torch.full((DIM,), 0.2, dtype=torch.float64)
@@ -38,7 +38,7 @@ def gaussian(observations: int) -> VectorModel:
     return solver_for(LowRankGaussian(loadings, x.mean(0), noise), x, DEVICE)
 
 
-def grid_vae() -> VectorModel:
+def grid_vae() -> Model:
     grid = UniformGrid(method="uniform_grid", nodes=5)
     vae = GridVae(None, linear_decoder(DIM, 2), BernoulliLikelihood(), 2, grid)
     x = (torch.arange(9 * DIM).view(9, DIM) % 3 == 0).float().to(DEVICE)
@@ -49,9 +49,9 @@ def masks(count: int) -> Tensor:
     return torch.rand(count, DIM, generator=torch.Generator().manual_seed(2)) < 0.5
 
 
-def asked_for_masks(make: Callable[[], VectorModel], count: int) -> dict[str, int]:
+def asked_for_masks(make: Callable[[], Model], count: int) -> dict[str, int]:
     """Return the GPU work of one batch after the model has scored another batch."""
-    batch = SizedMasks([(3, count)], masks(count))
+    batch = MaskBatch([(3, count)], masks(count))
     with pretended_gpu() as gpu:
         model = make()
         for _ in range(2):
@@ -75,10 +75,10 @@ def test_the_next_masks_of_vectors_are_drawn_while_the_device_has_work() -> None
     """The scores of two models are fetched after both were launched."""
     fetched: list[int] = []
 
-    def drawn() -> Iterator[SizedMasks]:
+    def drawn() -> Iterator[MaskBatch]:
         for _ in range(3):
             fetched.append(gpu.to_host)
-            yield SizedMasks([(3, 16)], masks(16))
+            yield MaskBatch([(3, 16)], masks(16))
 
     with pretended_gpu() as gpu:
         models = [gaussian(60), gaussian(5)]
@@ -172,7 +172,7 @@ def test_a_gaussian_step_with_too_little_memory_has_the_same_gradient(
 
 
 def test_scores_with_too_little_memory_are_the_same() -> None:
-    batch = SizedMasks([(3, 32)], masks(32))
+    batch = MaskBatch([(3, 32)], masks(32))
     with pretended_gpu() as gpu:
         model, found = gaussian(60), []
         for gpu.most_numbers in (None, 700):
@@ -183,7 +183,7 @@ def test_scores_with_too_little_memory_are_the_same() -> None:
 
 def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
     """The model remembers the size for this batch and for later batches."""
-    batches = [SizedMasks([(3, 32)], masks(32)) for _ in range(4)]
+    batches = [MaskBatch([(3, 32)], masks(32)) for _ in range(4)]
     with pretended_gpu() as gpu:
         model = gaussian(60)
         gpu.most_numbers = 700

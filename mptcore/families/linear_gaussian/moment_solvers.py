@@ -146,7 +146,7 @@ class FactoredSolver(MomentSolver):
         return numbers * self.loadings.element_size()
 
     @property
-    def least_batch(self) -> int:
+    def efficient_batch(self) -> int:
         if not self.fits_kernel:
             return 1
         products = kernel_tables.products(self.loadings, self.factor)
@@ -229,7 +229,7 @@ class DenseSolver(MomentSolver):
         return numbers * self.loadings.element_size()
 
     @property
-    def least_batch(self) -> int:
+    def efficient_batch(self) -> int:
         """Minimum number of masks for efficiency. By torch, the D² numbers of the moment are then
         read once for 512 rows."""
         if not self.fits_kernel:

@@ -60,11 +60,11 @@ class PatternSolver(Solver):
         return max(pattern.solver.bytes_per_mask for pattern in self.patterns)
 
     @property
-    def least_batch(self) -> int:
+    def efficient_batch(self) -> int:
         """Minimum number of masks for efficiency. Compiled loops need no minimum: all patterns
         together are enough work."""
         solvers = [pattern.solver for pattern in self.patterns]
-        return max(1 if solver.fits_kernel else solver.least_batch for solver in solvers)
+        return max(1 if solver.fits_kernel else solver.efficient_batch for solver in solvers)
 
     def scores(self, masks: Tensor) -> Tensor:
         total = torch.zeros(len(masks), dtype=torch.float64, device=masks.device)

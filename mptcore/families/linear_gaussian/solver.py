@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mptcore.estimation.model import TractableModel
+from mptcore.estimation.model import Evidence, Model
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,11 @@ class ScoreGradient:
     noise_variance: Tensor  # (S, D)
 
 
-class Solver(TractableModel):
+class Solver(Model):
     """A linear Gaussian with its data. Several models may be stacked along a leading dimension,
     and all results are differentiable, but for those of compiled loops."""
+
+    is_tractable = True
 
     @property
     def fits_kernel(self) -> bool:
@@ -51,7 +53,11 @@ class Solver(TractableModel):
         return self.log_prob()
 
     def log_marginal_likelihood(self) -> float:
+        """Return the mean over observations of log p(x), in nats."""
         return self._log_prob.item()
+
+    def evidence(self) -> Evidence:
+        return Evidence(self.log_marginal_likelihood())
 
     def joint_scores(self, masks: Tensor) -> Tensor:
         return self._log_prob - self.log_probs(~masks)

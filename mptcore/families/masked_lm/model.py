@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from mptcore.estimation.model import Model
 from mptcore.families.masked_lm.corpus import repeated
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, VariantBatch
 from mptcore.families.masked_lm.packing import PACKED, Row, has_kernel, inputs_of
@@ -37,7 +36,7 @@ LOGITS_BYTES = 10 * LOGITS_AT_ONCE
 """Memory of these logits in bfloat16, in float32, and of their softmax."""
 
 
-class MaskedLm(Model[MaskedBatch]):
+class MaskedLm:
     """A network on its device. The logits are computed only at masked positions, a limited number
     at a time: the hidden states are gathered there before the head, which treats every position
     independently."""

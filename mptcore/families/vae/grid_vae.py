@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from mptcore.estimation.model import Evidence, TractableModel, VectorModel
+from mptcore.estimation.model import Evidence, Model
 from mptcore.families.vae.grid import nodes_of
 from mptcore.families.vae.grid_check import checked_sizes, score_shift
 from mptcore.families.vae.importance import WeightSummary, weight_evidence
@@ -98,12 +98,14 @@ class GridVae(Vae):
         share = self.joint(x, outputs, (~mask).to(x)).softmax(-1)  # (N, G)
         return torch.where(mask, share @ self.likelihood.mean(outputs), x)
 
-    def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> VectorModel:
+    def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> Model:
         return GridVaeModel(self, x, evidence)
 
 
-class GridVaeModel(TractableModel):
+class GridVaeModel(Model):
     """A grid VAE together with the data it scores."""
+
+    is_tractable = True
 
     def __init__(self, vae: GridVae, x: Tensor, evidence: Evidence):
         self.vae, self.x = vae, x
@@ -122,7 +124,7 @@ class GridVaeModel(TractableModel):
         return 2**22
 
     @property
-    def least_batch(self) -> int:
+    def efficient_batch(self) -> int:
         """Number of masks that a GPU computes in about the time of one."""
         if self.device.type == "cpu":
             return 1
@@ -132,9 +134,9 @@ class GridVaeModel(TractableModel):
     @torch.no_grad()
     def scores(self, masks: Tensor) -> Tensor:
         outputs = self.vae.decoder(self.vae.z)
-        if self.least_batch == 1:
+        if self.efficient_batch == 1:
             return torch.stack([self._over_observations(outputs, mask) for mask in masks])
-        parts = torch.split(masks, self.least_batch)
+        parts = torch.split(masks, self.efficient_batch)
         return torch.cat([self._together(outputs, part) for part in parts])
 
     def _together(self, outputs: Tensor, masks: Tensor) -> Tensor:
@@ -155,13 +157,10 @@ class GridVaeModel(TractableModel):
         ]
         return torch.stack(sums).sum() / (len(self.x) * mask.sum())
 
-    def log_marginal_likelihood(self) -> float:
-        return mean_log_marginal(self.vae, self.x)
-
     def evidence(self) -> Evidence:
         return self._evidence
 
-    def quadrature_shift(self, size: int) -> float:
+    def grid_shift(self, size: int) -> float:
         vae = self.vae
         checked = checked_sizes(size, self.dim)
         for one in checked:
@@ -172,7 +171,7 @@ class GridVaeModel(TractableModel):
         return math.nan if any(map(math.isnan, shifts)) else max(shifts)
 
     def joint_scores(self, masks: Tensor) -> Tensor:
-        whole = self.log_marginal_likelihood()
+        whole = mean_log_marginal(self.vae, self.x)
         rest = [_by_observation(self.vae, self.x, (~mask).to(self.x)).mean() for mask in masks]
         return whole - torch.stack(rest)
 

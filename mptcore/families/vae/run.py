@@ -17,7 +17,7 @@ from mptcore.data.kept import (
     unnamed_columns_warning,
 )
 from mptcore.estimation.evaluate import Evaluation
-from mptcore.estimation.model import VectorModel
+from mptcore.estimation.model import Model
 from mptcore.families.linear_gaussian.densities import initial_density, log_probs
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
@@ -147,7 +147,7 @@ class VaeRun:
         yield from held.heldout_records(masks, log_probs)
 
     def _log_probs(
-        self, models: Mapping[str, VectorModel], start: TrainingStart, heldout: Tensor
+        self, models: Mapping[str, Model], start: TrainingStart, heldout: Tensor
     ) -> dict[str, Tensor]:
         """Return log p(x) of each held-out observation by model, where it is known."""
         own = models["model"].evidence().log_probs
@@ -158,12 +158,12 @@ class VaeRun:
 
     def _models(
         self, start: TrainingStart, x: Tensor, as_loaded: Tensor, draws: str
-    ) -> Records[dict[str, VectorModel]]:
+    ) -> Records[dict[str, Model]]:
         """Return the models of observations x (N, D), which a baseline takes as they were loaded.
         `draws` names the generator of the evidence."""
         vae = for_scores(start.vae, self.spec)
         evidence = yield from vae.evidence(x, generator_for(start.seed, draws, self.device))
-        models: dict[str, VectorModel] = {"model": vae.scored_on(x, start.seed, evidence)}
+        models: dict[str, Model] = {"model": vae.scored_on(x, start.seed, evidence)}
         if self.spec.baseline is not None:
             baseline = self._baseline(self.spec.baseline, start)
             models["baseline"] = solver_for(baseline, as_loaded, torch.device("cpu"))

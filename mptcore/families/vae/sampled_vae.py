@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mptcore.estimation.model import Evidence, SampledModel
+from mptcore.estimation.model import Evidence, Model
 from mptcore.families.vae.ascent import ascend
 from mptcore.families.vae.conditionals import (
     Conditionals,
@@ -345,16 +345,17 @@ class SampledVae(Vae):
         expected = (share[..., None] * self.likelihood.mean(self.decoder(z))).sum(0)
         return torch.where(mask, expected, x)
 
-    def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> SampledModel:
+    def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> Model:
         return SampledVaeModel(self, x, seed, evidence)
 
 
-class SampledVaeModel(SampledModel):
+class SampledVaeModel(Model):
     """A VAE together with the data it scores. The draws of z for a mask depend on the seed and on
     the mask's position in the order of scoring. The same mask scored twice has different draws, so
     the spread over masks includes both sources of error."""
 
-    cure = "raise model.conditionals.draws"
+    is_sampled = True
+    advice = "raise model.conditionals.draws"
 
     def __init__(self, vae: SampledVae, x: Tensor, seed: int, evidence: Evidence):
         self.vae, self.x, self.seed = vae, x, seed
@@ -372,15 +373,14 @@ class SampledVaeModel(SampledModel):
         points."""
         return 2**22
 
-    def graded_scores(self, masks: Tensor) -> Tensor:
-        numbered = enumerate(masks, self.masks_scored)
-        found = torch.stack([self._graded(mask, number) for number, mask in numbered], dim=1)
-        self.masks_scored += len(
-            masks
-        )  # afterwards, because masks are scored again if memory runs out
-        return found
+    def scores(self, masks: Tensor) -> Tensor:
+        return self.sampled_scores(masks, 0)[0]
 
-    def _graded(self, mask: Tensor, number: int) -> Tensor:  # (4,)
+    def sampled_scores(self, masks: Tensor, first: int) -> Tensor:
+        numbered = enumerate(masks, first)
+        return torch.stack([self._sampled(mask, number) for number, mask in numbered], dim=1)
+
+    def _sampled(self, mask: Tensor, number: int) -> Tensor:  # (4,)
         generator = generator_for(self.seed, f"conditionals {number}", self.device)
         parts = self.vae.parts(self.x, self.vae.conditionals.draws)
         found = [self.vae.conditional(x, mask, generator) for x in parts]

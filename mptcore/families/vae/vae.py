@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from mptcore.estimation.model import Evidence, VectorModel
+from mptcore.estimation.model import Evidence, Model
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.variational import elbo
@@ -82,5 +82,5 @@ class Vae(nn.Module, ABC):
         elsewhere: (N, D)."""
 
     @abstractmethod
-    def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> VectorModel:
+    def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> Model:
         """Return the model together with data whose evidence is known."""

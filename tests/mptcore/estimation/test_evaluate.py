@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.evaluate import Evaluation, _with_grades
-from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
+from mptcore.estimation.model import Evidence, Model
 from mptcore.protocol.records import Log, Metric, Point, Record
 from mptcore.runtime.state import RunState
 from mptcore.specs.evaluate import MaskEvaluation
@@ -18,18 +18,23 @@ DIM = 3
 TARGET = {"target_std_err": 1e-3, "max_masks": 400}
 
 
-class Sampled(SampledModel):
+class Sampled(Model):
     """Scores −2 with an error of 1 from draws, a bias, and a share of doubtful weights."""
 
     device = torch.device("cpu")
     dim, bytes_per_mask = DIM, 1
-    cure = "raise draws"
+    is_sampled = True
+    advice = "raise draws"
+    masks_scored = 0
 
     def __init__(self, bias: float = 0.5, doubtful: float = 0.0) -> None:
         self.bias, self.doubtful = bias, doubtful
         self.generator = torch.Generator().manual_seed(0)
 
-    def graded_scores(self, masks: Tensor) -> Tensor:
+    def scores(self, masks: Tensor) -> Tensor:
+        return self.sampled_scores(masks, 0)[0]
+
+    def sampled_scores(self, masks: Tensor, first: int) -> Tensor:
         self.masks_scored += len(masks)
         noise = torch.randn(len(masks), generator=self.generator, dtype=torch.float64)
         rest = [torch.full_like(noise, value) for value in (self.bias, self.doubtful, 1.0)]
@@ -39,11 +44,13 @@ class Sampled(SampledModel):
         return Evidence(-6.0)
 
 
-class Exact(TractableModel):
+class Exact(Model):
     """Scores −2."""
 
     device = torch.device("cpu")
     dim, bytes_per_mask = DIM, 1
+    is_tractable = True
+    masks_scored = 0
 
     def scores(self, masks: Tensor) -> Tensor:
         self.masks_scored += len(masks)
@@ -52,25 +59,26 @@ class Exact(TractableModel):
     def joint_scores(self, masks: Tensor) -> Tensor:
         return torch.full((len(masks),), -3.0, dtype=torch.float64)
 
-    def log_marginal_likelihood(self) -> float:
-        return -7.0
+    def evidence(self) -> Evidence:
+        return Evidence(-7.0)
 
 
-def evaluated(models: dict[str, VectorModel], **spec: Any) -> list[Record]:
+def evaluated(models: dict[str, Model], **spec: Any) -> list[Record]:
     return evaluated_with(0, models, **spec)
 
 
-def evaluated_with(seed: int, models: dict[str, VectorModel], **spec: Any) -> list[Record]:
+def evaluated_with(seed: int, models: dict[str, Model], **spec: Any) -> list[Record]:
     evaluation = Evaluation(MaskEvaluation.model_validate(spec), models, {}, RunState())
     return records_of(evaluation.records(torch.Generator().manual_seed(seed)))
 
 
-class Numbers(TractableModel):
+class Numbers(Model):
     """A mask's score is a multiple of the mask as a binary number whose first digit is the last
     one: 7, 14 and 7 in all, for masks of one, two and three dimensions."""
 
     device = torch.device("cpu")
     dim = DIM
+    is_tractable = True
 
     def __init__(self, times: float = 1.0, bytes_per_mask: int = 1, least: int = 1) -> None:
         self.times, self._bytes, self._least = times, bytes_per_mask, least
@@ -80,7 +88,7 @@ class Numbers(TractableModel):
         return self._bytes
 
     @property
-    def least_batch(self) -> int:
+    def efficient_batch(self) -> int:
         return self._least
 
     def scores(self, masks: Tensor) -> Tensor:
@@ -89,8 +97,8 @@ class Numbers(TractableModel):
     def joint_scores(self, masks: Tensor) -> Tensor:
         return 100 * self.scores(masks)
 
-    def log_marginal_likelihood(self) -> float:
-        return 20.0
+    def evidence(self) -> Evidence:
+        return Evidence(20.0)
 
 
 def exactly(found: list[Record]) -> dict[str, tuple[float | None, float | None]]:
@@ -123,7 +131,7 @@ def test_all_masks_give_each_size_the_sum_and_its_difference_from_the_lml() -> N
 
 
 def test_a_baseline_is_scored_with_the_same_masks() -> None:
-    models: dict[str, VectorModel] = {"model": Numbers(), "baseline": Numbers(3)}
+    models: dict[str, Model] = {"model": Numbers(), "baseline": Numbers(3)}
     found = evaluated(models, masks=EVERY)
     first = [one for one in found if isinstance(one, Point)][:3]
     assert [(one.series, one.labels) for one in first] == [
@@ -143,7 +151,7 @@ def test_a_fixed_size_has_a_biased_score_and_a_joint_score() -> None:
         "lml": (20, 0), "biased_score": (pytest.approx(14), 0), "bias": (pytest.approx(-6), 0),
         "joint_score": (pytest.approx(1400 / 3), 0),
     }  # fmt: skip
-    mixed: dict[str, VectorModel] = {"model": Numbers(), "baseline": Sampled(bias=0)}
+    mixed: dict[str, Model] = {"model": Numbers(), "baseline": Sampled(bias=0)}
     assert not any("joint" in name for name in exactly(evaluated(mixed, masks=masks)))
 
 
@@ -255,7 +263,7 @@ def test_doubtful_samples_do_not_reach_a_target(doubtful: float, reached: float)
 
 
 def test_with_a_target_each_size_has_its_point() -> None:
-    models: dict[str, VectorModel] = {"model": Numbers(), "baseline": Numbers(3)}
+    models: dict[str, Model] = {"model": Numbers(), "baseline": Numbers(3)}
     found = evaluated(models, masks={"schedule": "all"}, bias=True, **TARGET)
     points = [one for one in found if isinstance(one, Point)]
     each = ["score", "bias", "score", "bias", "score_difference"]
@@ -284,7 +292,7 @@ def test_a_score_that_depends_on_the_quadrature_is_not_final(shift: float, final
     """The change is larger than the share of 0.05 nats for one of three dimensions."""
 
     class OnGrid(Numbers):
-        def quadrature_shift(self, size: int) -> float:
+        def grid_shift(self, size: int) -> float:
             return shift
 
     masks = {"schedule": "fixed", "size": 2, "design": "exhaustive"}
@@ -312,7 +320,7 @@ def test_d_times_a_score_moves_d_times_as_far(
             """A score that single dimensions do not predict."""
             return 6.0 - 12.0 * (masks[:, :6].sum(1) % 2).double()
 
-        def quadrature_shift(self, size: int) -> float:
+        def grid_shift(self, size: int) -> float:
             return shift
 
     masks = {"schedule": "fixed", "size": 6, **spec["masks"]}
@@ -330,8 +338,8 @@ def test_d_times_a_score_moves_d_times_as_far(
 @pytest.mark.parametrize("spec", [{"masks": {"schedule": "all", "per_size": 16}}, TARGET])
 def test_only_the_size_with_doubtful_samples_is_not_final(spec: dict[str, Any]) -> None:
     class DoubtfulPairs(Sampled):
-        def graded_scores(self, masks: Tensor) -> Tensor:
-            found = super().graded_scores(masks)
+        def sampled_scores(self, masks: Tensor, first: int) -> Tensor:
+            found = super().sampled_scores(masks, first)
             found[2] = (masks.sum(1) == 2).double()
             return found
 
@@ -358,7 +366,7 @@ def test_the_lml_of_samples_makes_its_differences_doubtful() -> None:
 def test_a_note_on_a_model_is_the_first_record() -> None:
     model = Numbers()
     model.note = "by low rank"
-    models: dict[str, VectorModel] = {"model": Numbers(), "baseline": model}
+    models: dict[str, Model] = {"model": Numbers(), "baseline": model}
     assert evaluated(models, masks=EVERY)[0] == Log("info", "model baseline: by low rank")
 
 
@@ -410,9 +418,10 @@ def test_sampled_masks_are_drawn_again_for_their_variance() -> None:
     exact = Exact()
     evaluated({"model": exact}, masks=masks, **TARGET)
     assert exact.masks_scored <= 7
-    mixed: dict[str, VectorModel] = {"model": Sampled(), "baseline": Exact()}
-    evaluated(mixed, masks=masks, target="difference", **TARGET)
-    assert 390 <= mixed["model"].masks_scored <= 400
+    sampled = Sampled()
+    models: dict[str, Model] = {"model": sampled, "baseline": Exact()}
+    evaluated(models, masks=masks, target="difference", **TARGET)
+    assert 390 <= sampled.masks_scored <= 400
 
 
 def test_each_size_has_its_own_scores_and_grades() -> None:

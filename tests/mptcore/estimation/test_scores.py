@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import Moments
-from mptcore.estimation.masks import SizedMasks, enumerate_masks
-from mptcore.estimation.model import Evidence, SampledModel, TractableModel, VectorModel
+from mptcore.estimation.masks import MaskBatch, enumerate_masks
+from mptcore.estimation.model import Evidence, Model
 from mptcore.estimation.scores import (
     ScoredSizes,
     SizeScores,
@@ -33,7 +33,7 @@ NUMBERS = {1: [1, 2, 4], 2: [3, 5, 6], 3: [7]}
 """The masks of each size, as binary numbers whose first digit is the last one."""
 
 
-class Numbers(VectorModel):
+class Numbers(Model):
     """A mask's score is its number."""
 
     device = torch.device("cpu")
@@ -42,7 +42,6 @@ class Numbers(VectorModel):
     computed = 0
 
     def scores(self, masks: Tensor) -> Tensor:
-        self.masks_scored += len(masks)
         self.computed += len(masks)
         return masks.double() @ torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 
@@ -50,10 +49,16 @@ class Numbers(VectorModel):
         raise NotImplementedError
 
 
-class SampledNumbers(Numbers, SampledModel):
+class SampledNumbers(Numbers):
     """Each with its grades: −1, 0.5 and 0.01 of the number."""
 
-    def graded_scores(self, masks: Tensor) -> Tensor:
+    is_sampled = True
+
+    def __init__(self) -> None:
+        self.firsts: list[int] = []
+
+    def sampled_scores(self, masks: Tensor, first: int) -> Tensor:
+        self.firsts.append(first)
         number = Numbers.scores(self, masks)
         return torch.stack([10 * number, -number, 0.5 * number, 0.01 * number])
 
@@ -71,16 +76,15 @@ class Crowded(Numbers):
         return super().scores(masks)
 
 
-class JointNumbers(Numbers, TractableModel):
-    def log_marginal_likelihood(self) -> float:
-        raise NotImplementedError
+class JointNumbers(Numbers):
+    is_tractable = True
 
     def joint_scores(self, masks: Tensor) -> Tensor:
         return 100 * self.scores(masks)
 
 
 def scored(
-    *models: VectorModel, max_masks: int = 2, state: RunState | None = None, **options: Any
+    *models: Model, max_masks: int = 2, state: RunState | None = None, **options: Any
 ) -> ScoredSizes:
     """All masks of each size, in batches that cut a size or end with it."""
     masks = enumerate_masks((1, 2, 3), DIM, max_masks)
@@ -92,7 +96,7 @@ def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
     crowded, roomy = Crowded(), Numbers()
     (one, two, three) = scored(crowded, roomy, max_masks=8)
     assert crowded.tried == [3, 2, 1, 2, 1, 1]
-    assert (crowded.together, roomy.together) == (2, None)
+    assert (crowded.masks_that_fit, roomy.masks_that_fit) == (2, None)
     for size, found in zip((1, 2, 3), (one, two, three), strict=True):
         assert [row.values.tolist() for row in found] == [[NUMBERS[size]]] * 2
 
@@ -110,7 +114,7 @@ def test_each_size_has_its_scores_by_each_model(max_masks: int) -> None:
 
 def test_sizes_in_one_batch_are_kept_apart() -> None:
     first, second = (batch.masks for batch in enumerate_masks((1, 2), DIM, 3))
-    both = SizedMasks([(1, 3), (2, 3)], torch.cat([first, second]))
+    both = MaskBatch([(1, 3), (2, 3)], torch.cat([first, second]))
     found = result_of(score_masks([Numbers()], [both], RunState()))
     expected = [([size], [NUMBERS[size]]) for size in (1, 2)]
     assert [(one.sizes, one.values.tolist()) for (one,) in found] == expected
@@ -167,12 +171,12 @@ def test_a_size_is_recorded_as_soon_as_it_is_scored() -> None:
 def test_cached_scores_are_counted_and_not_recomputed() -> None:
     """Models that draw numbers for each mask continue their count: of batches of 2, 1, 2, 1 and 1,
     the first three are cached."""
-    state, model = RunState(at_safe_point=True), Numbers()
-    whole = scored(Numbers(), state=state)
+    state, model = RunState(at_safe_point=True), SampledNumbers()
+    whole = scored(SampledNumbers(), state=state)
     resumed = RunState(scores=state.scores[:3], at_safe_point=True)
     for (old,), (new,) in zip(whole, scored(model, state=resumed), strict=True):
         assert torch.equal(old.values, new.values)
-    assert model.masks_scored == 7
+    assert model.firsts == [5, 6]
     assert model.computed == 7 - 5
 
 

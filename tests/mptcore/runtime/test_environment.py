@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mptcore import run
 from mptcore.estimation import scores
-from mptcore.estimation.model import VectorModel
+from mptcore.estimation.model import Model
 from mptcore.protocol.code import core_digest
 from mptcore.protocol.orders import Assignment, Input, Resume
 from mptcore.runtime import checkpoint
@@ -114,11 +114,11 @@ def test_a_run_that_was_short_of_memory_says_so(monkeypatch: pytest.MonkeyPatch)
     """The environment is sent again. The next run of this process has enough memory."""
     scores_alone, refused = scores._scores_alone, [True]
 
-    def once_too_large(model: VectorModel, masks: Tensor) -> Tensor:
+    def once_too_large(model: Model, masks: Tensor, first: int) -> Tensor:
         if refused:
             refused.clear()
             raise MemoryError
-        return scores_alone(model, masks)
+        return scores_alone(model, masks, first)
 
     monkeypatch.setattr(scores, "_scores_alone", once_too_large)
     for told in ([False, True], [False]):
@@ -132,10 +132,10 @@ def test_a_run_that_is_always_short_of_memory_says_so_once(
 ) -> None:
     scores_alone = scores._scores_alone
 
-    def too_large(model: VectorModel, masks: Tensor) -> Tensor:
+    def too_large(model: Model, masks: Tensor, first: int) -> Tensor:
         if len(masks) > 1:
             raise MemoryError
-        return scores_alone(model, masks)
+        return scores_alone(model, masks, first)
 
     monkeypatch.setattr(scores, "_scores_alone", too_large)
     found = environments(ppca_spec(seeds=[4, 44], compute=COMPUTE))
@@ -149,10 +149,10 @@ def test_a_run_that_was_short_of_memory_before_it_resumed_says_so(
     """The scores of its checkpoint are kept."""
     spec, scores_alone, refused = ppca_spec(compute=COMPUTE), scores._scores_alone, [was_short]
 
-    def once_too_large(model: VectorModel, masks: Tensor) -> Tensor:
+    def once_too_large(model: Model, masks: Tensor, first: int) -> Tensor:
         if refused.pop() if refused else False:
             raise MemoryError
-        return scores_alone(model, masks)
+        return scores_alone(model, masks, first)
 
     monkeypatch.setattr(scores, "_scores_alone", once_too_large)
     records(spec_of(spec), tmp_path, stop_after=4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.estimation.model import TractableModel
+from mptcore.estimation.model import Model
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.runtime.compiled import kernels
@@ -45,7 +45,7 @@ class LinearGaussianContract(TractableContract):
     def noise(self, generator: torch.Generator) -> Tensor:  # (D,)
         raise NotImplementedError
 
-    def model(self, device: torch.device, memory_bytes: int | None = None) -> TractableModel:
+    def model(self, device: torch.device, memory_bytes: int | None = None) -> Model:
         generator = torch.Generator().manual_seed(7)
         loadings = torch.randn(DIM, 2, generator=generator, dtype=torch.float64)
         mean = torch.randn(DIM, generator=generator, dtype=torch.float64)

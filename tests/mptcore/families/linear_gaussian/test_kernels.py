@@ -101,11 +101,11 @@ def test_scores_of_two_threads_are_those_of_one() -> None:
 def test_a_batch_has_as_many_masks_as_their_work_and_memory_allow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert model_of(200, 5, 6).least_batch == 2**25 // (6 * 200 + 8)
-    assert model_of(200, 32, 6).least_batch == 2**28 // (200 * (16 * 33 + 32 * 6))
-    assert model_of_full_rank(200, 5).least_batch == 2**28 // (5 * 200**2)
+    assert model_of(200, 5, 6).efficient_batch == 2**25 // (6 * 200 + 8)
+    assert model_of(200, 32, 6).efficient_batch == 2**28 // (200 * (16 * 33 + 32 * 6))
+    assert model_of_full_rank(200, 5).efficient_batch == 2**28 // (5 * 200**2)
     monkeypatch.setattr(kernel_tables, "BATCH_PRODUCTS", 74)
-    assert model_of_full_rank(5, 3).least_batch == 1  # 75 products, and at least one mask
+    assert model_of_full_rank(5, 3).efficient_batch == 1  # 75 products, and at least one mask
 
 
 def test_large_variances_do_not_overflow() -> None:
@@ -134,7 +134,7 @@ def test_wide_latent_spaces_are_left_to_torch() -> None:
     assert model_of_full_rank(50, MAX_LATENT_DIM).tables is not None
     wide = model_of_full_rank(50, MAX_LATENT_DIM + 1)
     assert wide.tables is None
-    assert wide.least_batch > 1
+    assert wide.efficient_batch > 1
 
 
 def test_gradients_of_large_tables_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,10 +94,10 @@ def test_a_batch_of_masks_is_as_large_as_the_route_needs(route: str) -> None:
     model = solver_for(density_of(), x, CPU)
     if route == "torch":
         assert model.bytes_per_mask >= 8 * 8 * DIM
-        assert model.least_batch == -(-512 // 2)
+        assert model.efficient_batch == -(-512 // 2)
     else:
         assert model.bytes_per_mask == 6 * DIM + 8
-        assert model.least_batch == 1
+        assert model.efficient_batch == 1
 
 
 def test_a_pattern_that_compiled_loops_do_not_score_limits_the_batches() -> None:

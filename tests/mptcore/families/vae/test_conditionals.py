@@ -42,7 +42,7 @@ def test_precise_noise_with_nearly_all_dimensions_masked(size: int, count: int) 
     order = torch.rand(count, 40, generator=torch.Generator().manual_seed(size))
     masks = order.argsort(-1).argsort(-1) < size
     model = case.vae.scored_on(case.x, 0, Evidence(0.0))
-    scores, bias, doubtful, variance = model.graded_scores(masks)
+    scores, bias, doubtful, variance = model.sampled_scores(masks, 0)
     gaps = scores - case.truth.scores(masks)
     assert (gaps / variance.sqrt()).abs().max() < 4
     assert gaps.mean().abs() < 4 * 0.2 / math.sqrt(len(masks))
@@ -169,7 +169,7 @@ def test_values_missed_by_extra_draws_are_missing_in_both_sums(several_modes: Ca
     mode, less log p(x_R), was 0.037 nats too low, three times the reported error."""
     masks = torch.ones(8, 3, dtype=torch.bool)
     model = several_modes.vae.scored_on(several_modes.x, 0, Evidence(0.0))
-    scores, *_, variance = model.graded_scores(masks)
+    scores, *_, variance = model.sampled_scores(masks, 0)
     gaps = scores - several_modes.truth.scores(masks[:1])
     assert variance.mean().sqrt() < 0.03
     assert (gaps / variance.sqrt()).mean().abs() < 4 / math.sqrt(len(gaps))
@@ -203,7 +203,7 @@ def test_narrow_dimensions_are_selected_by_other_draws() -> None:
     case = needles(noise_precision=20.0)
     order = torch.rand(60, 40, generator=torch.Generator().manual_seed(0))
     masks = order.argsort(-1).argsort(-1) < 38
-    scores, *_, variance = case.vae.scored_on(case.x, 0, Evidence(0.0)).graded_scores(masks)
+    scores, *_, variance = case.vae.scored_on(case.x, 0, Evidence(0.0)).sampled_scores(masks, 0)
     gaps = scores - case.truth.scores(masks)
     assert variance.mean().sqrt() < 0.05
     assert (gaps / variance.sqrt()).mean().abs() < 4 / math.sqrt(len(gaps))
@@ -218,7 +218,7 @@ def test_doubtful_conditionals_are_drawn_again(
     for retries in (0, sampler.RETRIES):
         monkeypatch.setattr(sampler, "RETRIES", retries)
         model = case.vae.scored_on(case.x, 1, Evidence(0.0))
-        doubts.append(model.graded_scores(masks.repeat(3, 1))[2].mean().item())
+        doubts.append(model.sampled_scores(masks.repeat(3, 1), 0)[2].mean().item())
     assert doubts[0] > 0.1
     assert doubts[1] < 0.6 * doubts[0]
 

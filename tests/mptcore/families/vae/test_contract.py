@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.estimation.model import Evidence, MaskBatch, VectorModel
+from mptcore.estimation.model import Evidence, Model
 from mptcore.families.vae.grid_vae import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from mptcore.families.vae.networks import dense, linear_decoder
@@ -46,7 +46,7 @@ class TestGridVae(TractableContract):
         "lml_samples": 4,
     }
 
-    def model(self, device: torch.device, memory_bytes: int | None = None) -> VectorModel:
+    def model(self, device: torch.device, memory_bytes: int | None = None) -> Model:
         torch.manual_seed(3)
         grid = UniformGrid(method="uniform_grid", nodes=9)
         vae = GridVae(None, linear_decoder(DIM, 2), BernoulliLikelihood(), 2, grid)
@@ -80,7 +80,7 @@ class SampledContract(ModelContract):
         "init": "maximum_likelihood",
     }
 
-    def model(self, device: torch.device, memory_bytes: int | None = None) -> VectorModel:
+    def model(self, device: torch.device, memory_bytes: int | None = None) -> Model:
         torch.manual_seed(3)
         encoder, decoder = dense(Dense(layers="dense", widths=(5,)), DIM, 2)
         likelihood = GaussianLikelihood(3.0)
@@ -92,7 +92,7 @@ class SampledContract(ModelContract):
         return every_mask(DIM)[::9]
 
     @pytest.mark.parametrize("device", DEVICES)
-    def test_the_device_does_not_matter(self, masks: MaskBatch, device: str) -> None:
+    def test_the_device_does_not_matter(self, masks: Tensor, device: str) -> None:
         """Except for the noise, which each device draws itself, reproducibly."""
         assert self.model(torch.device(device)).device.type == device
         self.assert_same(self.scores(masks, device), self.scores(masks, device))

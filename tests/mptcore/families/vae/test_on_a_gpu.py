@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.estimation.masks import SizedMasks
-from mptcore.estimation.model import Evidence, VectorModel
+from mptcore.estimation.masks import MaskBatch
+from mptcore.estimation.model import Evidence, Model
 from mptcore.estimation.scores import score_masks
 from mptcore.families.vae import grid_vae, pareto
 from mptcore.families.vae.grid_vae import GridVae
@@ -62,9 +62,9 @@ def masks(count: int) -> Tensor:
     return torch.rand(count, DIM, generator=torch.Generator().manual_seed(2)) < 0.5
 
 
-def scored(gpu: PretendedGpu, model: VectorModel, masked: Tensor) -> Tensor:
+def scored(gpu: PretendedGpu, model: Model, masked: Tensor) -> Tensor:
     gpu.reset()
-    batch = SizedMasks([(3, len(masked))], masked)
+    batch = MaskBatch([(3, len(masked))], masked)
     ((scores,),) = result_of(score_masks([model], [batch], RunState()))
     return scores.values
 
@@ -277,7 +277,7 @@ def test_masks_scored_together_have_the_same_scores_as_on_a_cpu(
             with torch.no_grad():
                 vae.decoder.get_parameter("last.weight").mul_(400)
             model = vae.to(device).scored_on(x.to(device), 4, Evidence(0.0))
-            assert model.least_batch == (1 if device.type == "cpu" else 3)
+            assert model.efficient_batch == (1 if device.type == "cpu" else 3)
             gpu.reset()
             found.append(model.scores(masks(7).to(device)).cpu())
     torch.testing.assert_close(found[1], found[0])

@@ -258,5 +258,5 @@ def test_the_variance_of_a_score_is_that_of_the_mean_of_its_parts() -> None:
         parts=lambda x, draws: torch.split(x, 2),
     )
     model = SampledVaeModel(vae, torch.zeros(5, D), 0, Evidence(0.0))
-    *_, variance = model.graded_scores(torch.ones(2, D, dtype=torch.bool))
+    *_, variance = model.sampled_scores(torch.ones(2, D, dtype=torch.bool), 0)
     assert variance.tolist() == pytest.approx([0.3 * (0.4**2 + 0.4**2 + 0.2**2)] * 2)

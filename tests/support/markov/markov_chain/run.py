@@ -10,12 +10,14 @@ from markov_chain.spec import MarkovExperiment
 from mptcore.data.arrays import load_arrays
 from mptcore.data.dataset import refuse_missing
 from mptcore.estimation.evaluate import Evaluation
-from mptcore.estimation.model import TractableModel
+from mptcore.estimation.model import Evidence, Model
 from mptcore.runtime.state import Records, RunState, TrainingState
 
 
-class MarkovChain(TractableModel):
+class MarkovChain(Model):
     """The chain and observations x (N, D) of 0 and 1."""
+
+    is_tractable = True
 
     def __init__(self, stay: float, x: Tensor):
         self.decay = 2 * stay - 1  # λ
@@ -33,20 +35,18 @@ class MarkovChain(TractableModel):
     def scores(self, masks: Tensor) -> Tensor:  # (B, D) -> (B,)
         one_more = ~masks[:, None] | torch.eye(self.dim, dtype=torch.bool, device=self.device)
         joint = self.log_prob(one_more.flatten(0, 1)).view(masks.shape)  # log p(x_j, x_R)
-        conditional = joint - self.log_prob(~masks)[:, None]
-        return (conditional * masks).sum(1) / masks.sum(1)
+        return ((joint - self.log_prob(~masks)[:, None]) * masks).sum(1) / masks.sum(1)
 
-    def log_marginal_likelihood(self) -> float:
-        return self.log_prob(self.signs.new_ones(1, self.dim, dtype=torch.bool)).item()
+    def evidence(self) -> Evidence:
+        return Evidence(self.log_prob(self.signs.new_ones(1, self.dim, dtype=torch.bool)).item())
 
     def joint_scores(self, masks: Tensor) -> Tensor:
-        return self.log_marginal_likelihood() - self.log_prob(~masks)
+        return self.evidence().value - self.log_prob(~masks)
 
     def log_prob(self, observed: Tensor) -> Tensor:  # (B, D) -> (B,)
         """Return the mean of log p(x_R) over observations: a chain over the observed dimensions."""
         places = torch.arange(self.dim, device=self.device)
-        latest = torch.where(observed, places, -1).cummax(1).values
-        before = latest.roll(1, 1)  # the observed dimension before each one
+        before = torch.where(observed, places, -1).cummax(1).values.roll(1, 1)  # observed, or −1
         before[:, 0] = -1
         reach = torch.where(before < 0, 0.0, self.decay ** (places - before).double())
         alike = self.signs * self.signs[:, before.clamp(min=0)].transpose(0, 1)  # (B, N, D)
