@@ -199,18 +199,6 @@ SPECS: dict[str, dict[str, Any]] = {
         "evaluate": {"masks": SIZES, "lml": {"method": "iwae", "samples": 6}},
         "seeds": [2],
     },
-    "vae-masks-of-rows": {
-        "model": {**IMPORTANCE, "likelihood": VAE["likelihood"], "network": VAE["network"]},
-        "data": SQUARE,
-        "train": {
-            "objective": "mpt",
-            "epochs": 2,
-            "batch_size": 20,
-            "mask_each": True,
-            "lml_samples": 4,
-        },
-        "evaluate": {"masks": SIZES, "lml": {"method": "iwae", "samples": 6}},
-    },
     "vae-target": {
         "model": {**IMPORTANCE, "likelihood": VAE["likelihood"], "network": VAE["network"]},
         "baseline": {**PPCA, "latent_dim": 3, "init": "random"},

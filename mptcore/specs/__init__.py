@@ -13,7 +13,8 @@ from mptcore.specs.data.arrays import (
     UploadData,
 )
 from mptcore.specs.data.text import GlueText, PlainText, TextSource
-from mptcore.specs.families.linear_gaussian.experiment import Evaluate, LinearGaussianExperiment
+from mptcore.specs.evaluate import MaskEvaluation
+from mptcore.specs.families.linear_gaussian.experiment import LinearGaussianExperiment
 from mptcore.specs.families.linear_gaussian.models import (
     FactorAnalysisModel,
     LinearGaussianSpec,

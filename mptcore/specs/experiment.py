@@ -100,8 +100,8 @@ class Experiment(Spec):
 
     @property
     def starts(self) -> int:
-        """Number of trainings: one for each seed and objective."""
-        return len(self.seeds) * (len(self.train.objective) if self.train else 1)
+        """Number of models that are trained or scored: one for each seed."""
+        return len(self.seeds)
 
     @property
     def curves(self) -> int:

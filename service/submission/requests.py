@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
 from mptcore.specs.parsing.long_lists import first_errors
+from mptcore.specs.stored import in_present_form
 from service.accounts import audit
 from service.accounts.permissions import find_own
 from service.accounts.users import Caller
@@ -164,7 +165,8 @@ class AddedPoints(SubmissionRequest):
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)
         self._check(store.number_of_points(session, sweep.id))  # and again when they are stored
-        entries = _points(settings, sweep.spec, sweep.comes_after, self.more)
+        spec = in_present_form(sweep.spec)
+        entries = _points(settings, spec, sweep.comes_after, self.more)
         return Submissions(sweep.owner_id, entries)
 
     def sweep(self, session: Session, settings: Settings, user: Caller, count: int) -> Sweep:

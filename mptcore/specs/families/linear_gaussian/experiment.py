@@ -1,9 +1,8 @@
 """Experiments with PPCA and factor analysis."""
 
 from dataclasses import replace
-from typing import Literal
 
-from mptcore.specs.base import Problem, Spec
+from mptcore.specs.base import Problem
 from mptcore.specs.compute import GPU_BATCH_BYTES, DeviceName, Limits
 from mptcore.specs.data.arrays import DigitsData, UploadData
 from mptcore.specs.evaluate import MaskEvaluation
@@ -34,20 +33,6 @@ BYTES_PER_SCORE = 32
 saved."""
 
 
-class ExactLml(Spec):
-    """Log marginal likelihood from the model's density."""
-
-    method: Literal["exact"] = "exact"
-    """Method of computation."""
-
-
-class Evaluate(MaskEvaluation):
-    """Scores of masks, and the log marginal likelihood."""
-
-    lml: ExactLml = ExactLml()
-    """Computation of the log marginal likelihood."""
-
-
 class LinearGaussianExperiment(VectorExperiment):
     """Experiments with PPCA or factor analysis on data of N observations × D dimensions. The model
     is trained if `train` is given, and scored with masks, once for each seed."""
@@ -58,7 +43,7 @@ class LinearGaussianExperiment(VectorExperiment):
     """Second model for the same data and masks. Results then have the label `model`."""
     train: Train | None = None
     """Training before the scores. null: no training."""
-    evaluate: Evaluate = Evaluate()
+    evaluate: MaskEvaluation = MaskEvaluation()
     """Measurements of the model."""
 
     @property
