@@ -14,9 +14,9 @@ from mptcore.specs.data.arrays import (
 )
 from mptcore.specs.data.text import GlueText, PlainText, TextSource
 from mptcore.specs.evaluate import MaskEvaluation
-from mptcore.specs.families.linear_gaussian.experiment import LinearGaussianExperiment
-from mptcore.specs.families.linear_gaussian.models import (
+from mptcore.specs.families.linear_gaussian import (
     FactorAnalysisModel,
+    LinearGaussianExperiment,
     LinearGaussianSpec,
     PpcaModel,
 )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, GetCoreSchemaHandler, TypeAdapter
 from pydantic_core import CoreSchema, core_schema
 
-from mptcore.specs.families.linear_gaussian.experiment import LinearGaussianExperiment
+from mptcore.specs.families.linear_gaussian import LinearGaussianExperiment
 from mptcore.specs.families.masked_lm import MaskedLmExperiment
 from mptcore.specs.families.vae.experiment import VaeExperiment
 

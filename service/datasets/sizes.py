@@ -18,7 +18,7 @@ from mptcore.specs import (
 )
 from mptcore.specs.data.columns import missing_values
 from mptcore.specs.experiment import VectorExperiment
-from mptcore.specs.families.linear_gaussian.models import constant_columns
+from mptcore.specs.families.linear_gaussian import constant_columns
 from mptcore.specs.parsing.sentences import not_given
 from service.accounts.permissions import readable_ones
 from service.datasets.models import Dataset, forget_contents

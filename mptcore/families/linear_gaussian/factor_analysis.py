@@ -16,7 +16,7 @@ from mptcore.families.linear_gaussian.starts import random_start
 from mptcore.families.linear_gaussian.weights import kept_density
 from mptcore.protocol.records import RunError
 from mptcore.specs import FactorAnalysisModel
-from mptcore.specs.families.linear_gaussian.models import constant_columns
+from mptcore.specs.families.linear_gaussian import constant_columns
 
 
 def factor_analysis(

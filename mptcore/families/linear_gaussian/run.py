@@ -43,7 +43,7 @@ from mptcore.specs import (
 )
 from mptcore.specs.compute import GPU_BATCH_BYTES
 from mptcore.specs.data.columns import columns_are
-from mptcore.specs.families.linear_gaussian.experiment import MAX_ITERATIONS
+from mptcore.specs.families.linear_gaussian import MAX_ITERATIONS
 from mptcore.training.loop import train
 
 CPU = torch.device("cpu")

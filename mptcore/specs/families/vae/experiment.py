@@ -9,7 +9,7 @@ from mptcore.specs.compute import GPU_BATCH_BYTES, Limits
 from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.experiment import VectorExperiment
-from mptcore.specs.families.linear_gaussian.models import PpcaModel
+from mptcore.specs.families.linear_gaussian import PpcaModel
 from mptcore.specs.families.vae.models import (
     AnyGrid,
     Bernoulli,

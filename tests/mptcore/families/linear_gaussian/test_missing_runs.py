@@ -19,7 +19,7 @@ from mptcore.families.linear_gaussian.run import NOT_CONVERGED
 from mptcore.protocol.records import Log, Record, RunError
 from mptcore.run import run
 from mptcore.specs import UploadData
-from mptcore.specs.families.linear_gaussian.experiment import MAX_FIT_POINTS
+from mptcore.specs.families.linear_gaussian import MAX_FIT_POINTS
 from tests.mptcore.families.linear_gaussian.test_missing import FACTOR_ANALYSIS, PPCA, sample
 from tests.support.runs import metric, points, spec_of, std_err_of, value_of
 
