@@ -45,7 +45,7 @@ from mptcore.run import resumable
 from mptcore.runtime.runner import SpecRunner
 from mptcore.runtime.state import RunState, TrainingState
 from mptcore.specs import ExperimentSpec
-from mptcore.specs.data.reading import OPTIONS_FILE
+from mptcore.specs.vectors import OPTIONS_FILE
 from tests.mptcore import test_goldens
 from tests.mptcore.test_goldens import (
     DIGITS,

@@ -10,7 +10,7 @@ from mptcore.data.images import images
 from mptcore.data.prepare import binarized, scaling_of, standardized
 from mptcore.data.simulated import simulate_ppca
 from mptcore.data.uploads import uploaded
-from mptcore.specs.data.arrays import (
+from mptcore.specs.vectors import (
     DataSource,
     DigitsData,
     FashionMnistData,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mptcore.data.duplicates import copied_rows
 from mptcore.protocol.records import RunError
-from mptcore.specs.data.columns import columns_are, missing_values
+from mptcore.specs.vectors import columns_are, missing_values
 
 SUM_FACTOR = 1e6
 """Margin below values whose squares overflow, for sums over observations and dimensions."""

@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import pairwise
 
 from mptcore.data.files import MISSING, UnreadableError
-from mptcore.specs.data.reading import TableOptions
+from mptcore.specs.vectors import TableOptions
 
 MIN_NAMES = 3
 """Minimum number of distinct numbers in a line that may be names."""

@@ -17,7 +17,7 @@ from mptcore.data import texts, upload_limits, uploads
 from mptcore.data.tables import index_columns
 from mptcore.data.uploads import Inspection, as_json
 from mptcore.runtime.process import be_expendable
-from mptcore.specs.data.reading import DEFAULTS, TableOptions
+from mptcore.specs.vectors import DEFAULTS, TableOptions
 
 CPU_S = 120
 OPEN_FILES = 64

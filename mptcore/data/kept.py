@@ -9,7 +9,7 @@ from torch import Tensor
 from mptcore.data.dataset import Dataset, Scaling
 from mptcore.protocol.records import RunError
 from mptcore.runtime.tensor_files import load_weights
-from mptcore.specs.data.arrays import DataSource, MeasuredData, UploadData
+from mptcore.specs.vectors import DataSource, MeasuredData, UploadData
 
 CENTER, SCALE, HELDOUT_ROWS = "data/center", "data/scale", "data/heldout_rows"
 """Names of the tensors: float64 (D,) or (1,), and int64 (H,), counted from 0."""

@@ -9,7 +9,7 @@ from mptcore.data.dataset import MAX_SQUARED, Dataset, Scaling, mean_of, scale_o
 from mptcore.protocol.records import RunError
 from mptcore.runtime.rng import generator_for
 from mptcore.specs import MeasuredData
-from mptcore.specs.data.columns import columns_are
+from mptcore.specs.vectors import columns_are
 
 
 def binarized(data: Dataset, spec: MeasuredData) -> Dataset:

@@ -24,7 +24,7 @@ from mptcore.data.table_columns import (
     known,
     refuse_duplicates,
 )
-from mptcore.specs.data.reading import TableOptions
+from mptcore.specs.vectors import TableOptions
 
 SAMPLE_LINES = 1000
 """Lines that decide whether the first one has names."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mptcore.data.files import Floats, UnreadableError
-from mptcore.specs.data.reading import TableOptions
+from mptcore.specs.vectors import TableOptions
 
 MAX_NAMED = 10
 MAX_CHECKED = 100_000

@@ -16,7 +16,7 @@ from mptcore.data.table_columns import (
     known,
     refuse_duplicates,
 )
-from mptcore.specs.data.reading import TableOptions
+from mptcore.specs.vectors import TableOptions
 
 TOO_LONG = "a line is longer than 1 MiB: line breaks are missing, or the table is so wide: use .npy"
 

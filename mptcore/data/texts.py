@@ -12,7 +12,7 @@ from mptcore.data.uploads import Inspection
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
-from mptcore.specs.data.text import GLUE_HUB, UPLOAD_FORMATS
+from mptcore.specs.text import GLUE_HUB, UPLOAD_FORMATS
 
 NO_TEXT = ("label", "idx")
 """Columns of GLUE that hold no text. The other one or two do."""

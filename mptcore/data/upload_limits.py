@@ -12,7 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from mptcore.specs.data.reading import DEFAULTS, TableOptions
+from mptcore.specs.vectors import DEFAULTS, TableOptions
 
 MAX_CELLS = 200_000_000
 """Rows × columns of all arrays of a file."""

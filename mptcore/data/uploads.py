@@ -24,7 +24,7 @@ from mptcore.data.tables import read_table
 from mptcore.protocol.records import RunError
 from mptcore.runtime.inputs import InputError, MissingInput, input_file
 from mptcore.specs import UploadData
-from mptcore.specs.data.reading import DEFAULTS, OPTIONS_FILE, TableOptions
+from mptcore.specs.vectors import DEFAULTS, OPTIONS_FILE, TableOptions
 
 MAX_REPORTED = 5
 MAX_NAMED = 10

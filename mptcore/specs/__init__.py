@@ -3,16 +3,6 @@ them."""
 
 from mptcore.specs.base import MAX_PROBLEMS, Problem, Spec, SpecError
 from mptcore.specs.compute import Limits
-from mptcore.specs.data.arrays import (
-    DataSource,
-    DigitsData,
-    FashionMnistData,
-    MeasuredData,
-    MnistData,
-    PpcaData,
-    UploadData,
-)
-from mptcore.specs.data.text import GlueText, PlainText, TextSource
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.families.linear_gaussian import (
     FactorAnalysisModel,
@@ -55,6 +45,16 @@ from mptcore.specs.masks import (
 from mptcore.specs.parsing.json_text import parse_json
 from mptcore.specs.parsing.problems import parse_spec, spec_error, validate_spec
 from mptcore.specs.stored import stored_spec
+from mptcore.specs.text import GlueText, PlainText, TextSource
 from mptcore.specs.texts import OF_MUTATIONS, TextScore, TextScores
 from mptcore.specs.train import Train
 from mptcore.specs.union import ExperimentSpec
+from mptcore.specs.vectors import (
+    DataSource,
+    DigitsData,
+    FashionMnistData,
+    MeasuredData,
+    MnistData,
+    PpcaData,
+    UploadData,
+)

@@ -8,8 +8,8 @@ from pydantic import model_validator
 
 from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
 from mptcore.specs.compute import Compute, DeviceName, Limits, Machine
-from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
+from mptcore.specs.vectors import DataSource
 
 SERIES_OF_A_STEP = 6
 """Maximum number of series that a training records: loss, mpt, elbo, lml, and two of held-out

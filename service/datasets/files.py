@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from mptcore.runtime.durable import sync_folder, write_durably
 from mptcore.specs import Problem
-from mptcore.specs.data.reading import DEFAULTS, OPTIONS_FILE, TableOptions
+from mptcore.specs.vectors import DEFAULTS, OPTIONS_FILE, TableOptions
 from service.datasets.child_environment import run_environment
 from service.queue.quota import Room
 from service.refusals import ApiError, disk_full, invalid

@@ -42,8 +42,8 @@ from mptcore.specs import (
     UploadData,
 )
 from mptcore.specs.compute import GPU_BATCH_BYTES
-from mptcore.specs.data.columns import columns_are
 from mptcore.specs.families.linear_gaussian import MAX_ITERATIONS
+from mptcore.specs.vectors import columns_are
 from mptcore.training.loop import train
 
 CPU = torch.device("cpu")

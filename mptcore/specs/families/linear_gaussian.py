@@ -8,11 +8,17 @@ from pydantic import Field
 
 from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.compute import GPU_BATCH_BYTES, DeviceName, Limits
-from mptcore.specs.data.arrays import DataSource, DigitsData, PpcaData, Precision, UploadData
-from mptcore.specs.data.columns import columns_are
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.experiment import PointCount, VectorExperiment
 from mptcore.specs.train import Train
+from mptcore.specs.vectors import (
+    DataSource,
+    DigitsData,
+    PpcaData,
+    Precision,
+    UploadData,
+    columns_are,
+)
 
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
 """Approximate number of multiplications a second on two cores, in scoring and in training: see

@@ -6,10 +6,10 @@ from pydantic import AfterValidator, Field
 
 from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.compute import Limits, Machine
-from mptcore.specs.data.text import PlainText, TextSource
 from mptcore.specs.evaluate import max_masks_problems, target_problems
 from mptcore.specs.experiment import Experiment
 from mptcore.specs.masks import Rate
+from mptcore.specs.text import PlainText, TextSource
 from mptcore.specs.texts import TextScores
 
 PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mptcore.specs import validate_spec
-from mptcore.specs.data.text import too_few
+from mptcore.specs.text import too_few
 from service.datasets.models import Dataset
 from service.datasets.sizes import NO_UPLOAD, Uploads
 from service.db.engine import Database

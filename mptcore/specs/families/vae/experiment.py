@@ -6,7 +6,6 @@ from pydantic import Field
 
 from mptcore.specs.base import Problem, Spec
 from mptcore.specs.compute import GPU_BATCH_BYTES, Limits
-from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.experiment import VectorExperiment
 from mptcore.specs.families.linear_gaussian import PpcaModel
@@ -25,6 +24,7 @@ from mptcore.specs.families.vae.models import (
 )
 from mptcore.specs.masks import FixedSize, TrainSchedule
 from mptcore.specs.train import EpochSchedule, one_or_more
+from mptcore.specs.vectors import DataSource
 
 MAX_STARTS = 20
 """Maximum number of starting points from which a proposal is fitted to an observation at once."""
