@@ -17,7 +17,7 @@ from mptcore.data import texts, upload_limits, uploads
 from mptcore.data.tables import index_columns
 from mptcore.data.uploads import Inspection, as_json
 from mptcore.runtime.process import be_expendable
-from mptcore.specs.vectors import DEFAULTS, TableOptions
+from mptcore.specs.vectors import DEFAULT_TABLE_OPTIONS, TableOptions
 
 CPU_S = 120
 OPEN_FILES = 64
@@ -28,7 +28,7 @@ MAX_FOUND_BYTES = 2**20
 def look(
     path: Path,
     max_cells: int = upload_limits.MAX_CELLS,
-    options: TableOptions = DEFAULTS,
+    options: TableOptions = DEFAULT_TABLE_OPTIONS,
 ) -> Inspection:
     """Return the contents of a file, or the problem that it has too many columns or that their
     description is too long."""
@@ -52,7 +52,7 @@ def _look(path: Path, max_cells: int, options: TableOptions) -> Inspection:
             return Inspection(path.suffix.lstrip("."), problems=[problem])
     if path.suffix in (".txt", ".jsonl"):
         return texts.inspect(path)
-    if path.suffix == ".parquet" and options == DEFAULTS and _is_text(path):
+    if path.suffix == ".parquet" and options == DEFAULT_TABLE_OPTIONS and _is_text(path):
         return texts.inspect(path)
     return uploads.inspect(path, options)
 

@@ -12,7 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from mptcore.specs.vectors import DEFAULTS, TableOptions
+from mptcore.specs.vectors import DEFAULT_TABLE_OPTIONS, TableOptions
 
 MAX_CELLS = 200_000_000
 """Rows × columns of all arrays of a file."""
@@ -65,7 +65,9 @@ class Declared:
             raise TooLargeError(f"{declared}; {detail}, more from one that is not compressed")
 
 
-def excess(path: Path, max_cells: int = MAX_CELLS, options: TableOptions = DEFAULTS) -> str | None:
+def excess(
+    path: Path, max_cells: int = MAX_CELLS, options: TableOptions = DEFAULT_TABLE_OPTIONS
+) -> str | None:
     """Return the limit that a file exceeds by its declared sizes, or None. For a malformed file,
     raises the error of numpy, zipfile or Arrow."""
     try:

@@ -24,7 +24,7 @@ from mptcore.data.tables import read_table
 from mptcore.protocol.records import RunError
 from mptcore.runtime.inputs import InputError, MissingInput, input_file
 from mptcore.specs import UploadData
-from mptcore.specs.vectors import DEFAULTS, OPTIONS_FILE, TableOptions
+from mptcore.specs.vectors import DEFAULT_TABLE_OPTIONS, OPTIONS_FILE, TableOptions
 
 MAX_REPORTED = 5
 MAX_NAMED = 10
@@ -88,7 +88,7 @@ class _Content:
     table: Table | None = None
 
 
-def inspect(path: Path, options: TableOptions = DEFAULTS) -> Inspection:
+def inspect(path: Path, options: TableOptions = DEFAULT_TABLE_OPTIONS) -> Inspection:
     """Return the contents of a file, and its problems."""
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in FORMATS:
@@ -172,7 +172,7 @@ def _stored_options(dataset: str) -> TableOptions:
     try:
         file = input_file(name, f"datasets/{name}")
     except MissingInput:
-        return DEFAULTS
+        return DEFAULT_TABLE_OPTIONS
     except InputError as error:
         raise UnreadableError(f"{OPTIONS_FILE}: {error}") from error
     return TableOptions.model_validate_json(file.read_bytes())

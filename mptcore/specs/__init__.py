@@ -46,7 +46,7 @@ from mptcore.specs.parsing.json_text import parse_json
 from mptcore.specs.parsing.problems import parse_spec, spec_error, validate_spec
 from mptcore.specs.stored import stored_spec
 from mptcore.specs.text import GlueText, PlainText, TextSource
-from mptcore.specs.texts import OF_MUTATIONS, TextScore, TextScores
+from mptcore.specs.text_scores import OF_MUTATIONS, TextScore, TextScores
 from mptcore.specs.train import Train
 from mptcore.specs.union import ExperimentSpec
 from mptcore.specs.vectors import (

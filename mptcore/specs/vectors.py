@@ -264,7 +264,7 @@ class TableOptions(Spec):
         the same options in versions that decide in another way what is not given."""
         if format not in TABLE_FORMATS:
             return ""
-        text = f"{RULES} {self.model_dump_json(exclude_defaults=True)}"
+        text = f"{HEADER_RULES} {self.model_dump_json(exclude_defaults=True)}"
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -276,7 +276,7 @@ class TableOptions(Spec):
     def problems(self, format: str) -> list[Problem]:
         """Return the contradictions between the options, and with the format of a file."""
         problems = []
-        if self != DEFAULTS and format not in TABLE_FORMATS:
+        if self != DEFAULT_TABLE_OPTIONS and format not in TABLE_FORMATS:
             problems.append(Problem("", f"a .{format} file has no columns: {ONLY_TABLES}"))
         elif self.is_for_text and format == "parquet":
             problems.append(Problem("", f"a .parquet file has its own types: {ONLY_TEXT}"))
@@ -285,14 +285,14 @@ class TableOptions(Spec):
         return problems
 
 
-RULES = 1
+HEADER_RULES = 1
 """Version of the rules that decide what the options leave open: headers, columns without names."""
 OPTIONS_FILE = "reading.json"
 """Name of the file beside a stored table with the options that it is read with."""
 SEPARATORS = {"csv": ",", "tsv": "\t"}
 """Separators of the cells in text files."""
 TABLE_FORMATS = (*SEPARATORS, "parquet")
-DEFAULTS = TableOptions()
+DEFAULT_TABLE_OPTIONS = TableOptions()
 ONLY_TABLES = "index, drop_non_numeric, header, sep, decimal and thousands are for tables"
 ONLY_TEXT = "header, sep, decimal and thousands are for .csv and .tsv files"
 

@@ -10,7 +10,7 @@ from mptcore.specs.evaluate import max_masks_problems, target_problems
 from mptcore.specs.experiment import Experiment
 from mptcore.specs.masks import Rate
 from mptcore.specs.text import PlainText, TextSource
-from mptcore.specs.texts import TextScores
+from mptcore.specs.text_scores import TextScores
 
 PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
 """1 %, 2 %, … 99 %: the rates of Table 2 and Fig. 5 (right)."""
