@@ -8,10 +8,9 @@ from pydantic import BaseModel, ValidationError
 
 from mptcore.specs.base import MAX_PROBLEMS, Problem, SpecError
 from mptcore.specs.compute import Limits
-from mptcore.specs.parsing.fields import meant_field
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
 from mptcore.specs.parsing.sentences import ONE_OF, QUOTED, UNION, not_given, one_of, sentence
-from mptcore.specs.parsing.suggestions import meant
+from mptcore.specs.parsing.suggestions import meant, meant_field
 from mptcore.specs.union import ExperimentSpec, adapter, models_of
 
 
