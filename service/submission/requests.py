@@ -13,7 +13,6 @@ from pydantic import Field, PlainSerializer, PlainValidator
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from mptcore.specs.parsing.long_lists import first_errors
 from mptcore.specs.stored import in_present_form
 from service.accounts import audit
 from service.accounts.permissions import find_own
@@ -22,6 +21,7 @@ from service.datasets.sizes import is_incomplete
 from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.experiments.store import actions, wrong_state
+from service.long_lists import first_errors
 from service.queue import quota
 from service.refusals import ApiError, invalid
 from service.schemas import MAX_BODY_BYTES, RequestModel, ResponseModel
