@@ -13,7 +13,7 @@ import torch
 
 from benchmarks import direct
 from benchmarks.table import Benchmark, Row, SkippedError
-from mptcore.data.arrays import Dataset, load_arrays
+from mptcore.data.dataset import Dataset, load_arrays
 from mptcore.estimation.masks import draw_masks
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for

@@ -6,7 +6,7 @@ from typing import NamedTuple, assert_never
 import torch
 from torch import Tensor
 
-from mptcore.data.arrays import Dataset
+from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted, Likelihood, iterate
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.moments import second_moment

@@ -6,8 +6,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mptcore.data.arrays import load_arrays
-from mptcore.data.dataset import Dataset, copies_warning, refuse_extreme, refuse_missing
+from mptcore.data.dataset import (
+    Dataset,
+    copies_warning,
+    load_arrays,
+    refuse_extreme,
+    refuse_missing,
+)
 from mptcore.data.ids import keep_heldout_rows
 from mptcore.data.kept import (
     header_of,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mptcore.data.arrays import load_arrays
-from mptcore.data.dataset import refuse_missing
+from mptcore.data.dataset import load_arrays, refuse_missing
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import TractableModel
 from mptcore.runtime.state import RunState, TrainingState, Work

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.data.dataset import Dataset, refuse_missing
-from mptcore.data.prepare import binarized, scaling_of, standardized
+from mptcore.data.dataset import Dataset, binarized, refuse_missing, scaling_of, standardized
 from mptcore.families.linear_gaussian import em
 from mptcore.families.linear_gaussian.factor_analysis import (
     refuse_constant_columns,
