@@ -13,9 +13,9 @@ from mptcore.data.dataset import (
     refuse_extreme,
     refuse_missing,
 )
-from mptcore.data.ids import keep_heldout_rows
-from mptcore.data.kept import (
+from mptcore.data.saved_facts import (
     header_of,
+    keep_heldout_rows,
     kept_of,
     kept_scaling,
     refuse_other_columns,

@@ -1,13 +1,17 @@
-"""Facts on the data in a weights file: their columns, their shift and scale, and which observations
-of an upload were held out."""
+"""Facts on the data that a run saves. In a weights file: their columns, their shift and scale, and
+which observations of an upload were held out. In its tables: the ids of the rows."""
 
+import csv
+import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset, Scaling
-from mptcore.protocol.records import RunError
+from mptcore.protocol.records import Artifact, RunError
+from mptcore.runtime.artifacts import keep
 from mptcore.runtime.tensor_files import load_weights
 from mptcore.specs.vectors import DataSource, MeasuredData, UploadData
 
@@ -81,3 +85,37 @@ def kept_scaling(
             raise RunError("invalid", f"experiment {experiment} {detail}")
         return Scaling(tensors[CENTER], tensors[SCALE])
     return None
+
+
+HELDOUT_FILE = "heldout_rows.csv"
+ROW = "row"
+"""Column with the place of an observation in the source, from 0."""
+
+
+def id_columns(
+    ids: Mapping[str, Sequence[str]] | None, others: Collection[str]
+) -> dict[str, Sequence[str]]:
+    """Return the id columns of a file with `others` by their names there: `_id` is added to the
+    name of one of the others, and to an empty name."""
+    ids = ids or {}
+    columns: dict[str, Sequence[str]] = {}
+    for column, values in ids.items():
+        name = column
+        while not name or name in others or (name != column and name in {*ids, *columns}):
+            name += "_id"
+        columns[name] = values
+    return columns
+
+
+def keep_heldout_rows(data: Dataset, folder: Path | None) -> Artifact | None:
+    """Write the places and ids of the held-out observations under `folder`, if there are any."""
+    if folder is None or data.heldout_rows is None or data.ids is None:
+        return None
+    rows = data.heldout_rows.tolist()
+    ids = id_columns(data.ids, [ROW])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((ROW, *ids))
+    writer.writerows(zip(rows, *([v[row] for row in rows] for v in ids.values()), strict=True))
+    content = text.getvalue().encode()
+    return keep(folder, HELDOUT_FILE, "text/csv", lambda: [content])
