@@ -53,7 +53,7 @@ class Dataset:
     columns: Sequence[str] | None = None
     """Names of the dimensions of a table."""
     heldout_rows: Tensor | None = None  # (H,)
-    """Places of the held-out observations among all, from 0."""
+    """Row numbers of the held-out observations among all, from 0."""
     scaling: Scaling | None = None
     """Shift and scale that were applied."""
     ids: Mapping[str, Sequence[str]] | None = None
@@ -73,10 +73,10 @@ class Dataset:
     def constant(self) -> list[str]:
         """Names or indices of the columns whose observed values are all the same."""
         missing = self.x.isnan()
-        one = self.x.gather(0, missing.byte().argmin(0, keepdim=True))  # an observed value, (1, D)
-        places = ((self.x == one) | missing).all(0).nonzero().flatten().tolist()
+        value = self.x.gather(0, missing.byte().argmin(0, keepdim=True))  # an observed one, (1, D)
+        constant = ((self.x == value) | missing).all(0).nonzero().flatten().tolist()
         names = self.columns or [*map(str, range(self.dim))]
-        return [names[c] for c in places]
+        return [names[c] for c in constant]
 
     @property
     def scale(self) -> Tensor:  # (D,)
@@ -136,8 +136,8 @@ def refuse_extreme(data: Dataset, dtype: torch.dtype) -> None:
         for column in columns.nonzero().flatten().tolist()[:1]:
             name = names[column] + ("" if data.columns else " (counted from 0)")
             values = f"has values up to {largest[column].item():.3g} in size"
-            cure = "multiply the column by a constant, or set data.standardize=columns"
-            raise RunError("invalid", f"column {name} {values}, {detail} in {precision}: {cure}")
+            advice = "multiply the column by a constant, or set data.standardize=columns"
+            raise RunError("invalid", f"column {name} {values}, {detail} in {precision}: {advice}")
 
 
 def refuse_missing(data: Dataset, refusal: str | None) -> None:
@@ -148,8 +148,8 @@ def refuse_missing(data: Dataset, refusal: str | None) -> None:
         return
     names = data.columns or [*map(str, range(data.dim))]
 
-    def named(places: Tensor) -> list[str]:
-        return [names[c] for c in places.nonzero().flatten().tolist()]
+    def named(is_chosen: Tensor) -> list[str]:
+        return [names[c] for c in is_chosen.nonzero().flatten().tolist()]
 
     missing = named(torch.stack([part.isnan().any(0) for part in parts]).any(0))
     if missing and refusal is not None:
@@ -187,8 +187,8 @@ def load_arrays(
         dataset = binarized(dataset, spec)
     dataset = dataset.held_out(spec.heldout_n, seed)
     if spec.standardize:
-        own = scaling or scaling_of(dataset, spec.standardize == "columns")
-        dataset = standardized(dataset, own)
+        scaling = scaling or scaling_of(dataset, spec.standardize == "columns")
+        dataset = standardized(dataset, scaling)
     return dataset
 
 
@@ -237,10 +237,10 @@ DIGITS_FILE = "datasets/data/digits.csv.gz"
 def digits() -> Dataset:
     """Return all 1797 images as rows of 64 pixels, 0 to 16. The file is read directly, because
     importing scikit-learn takes nearly a second."""
-    found = find_spec("sklearn")
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    table = np.loadtxt(Path(found.submodule_search_locations[0], DIGITS_FILE), delimiter=",")
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    table = np.loadtxt(Path(package.submodule_search_locations[0], DIGITS_FILE), delimiter=",")
     return Dataset(torch.from_numpy(table[:, :-1].copy()))  # the last column is the digit
 
 
@@ -264,8 +264,8 @@ def _pixels(spec: MnistData | FashionMnistData) -> torch.Tensor:  # (60000, 28, 
     except RuntimeError as error:
         if "Dataset not found" not in str(error):
             raise
-        cure = "put it there, or set MPT_ALLOW_DOWNLOAD=1"
-        raise RunError("invalid", f"MPT_DATA_DIR has no {spec.source}: {cure}") from error
+        advice = "put it there, or set MPT_ALLOW_DOWNLOAD=1"
+        raise RunError("invalid", f"MPT_DATA_DIR has no {spec.source}: {advice}") from error
     place = f"MPT_DATA_DIR/{spec.class_name}, the pixels of its training images"
     inputs.note_used(place, hashlib.sha256(pixels.numpy().tobytes()).hexdigest())
     return pixels
@@ -284,9 +284,9 @@ def binarized(data: Dataset, spec: MeasuredData) -> Dataset:
 def standardized(data: Dataset, scaling: Scaling) -> Dataset:
     """Shift and scale data, held-out observations too. Raises RunError for another number of
     dimensions."""
-    known = scaling.scale.numel()
-    if known not in (1, data.dim):
-        detail = f"the model was fitted to standardized data of {known} dimensions, not {data.dim}"
+    dims = scaling.scale.numel()
+    if dims not in (1, data.dim):
+        detail = f"the model was fitted to standardized data of {dims} dimensions, not {data.dim}"
         raise RunError("invalid", detail)
     half = Scaling(scaling.center / 2, scaling.scale / 2)  # differences would overflow
     x, heldout = (
@@ -315,12 +315,12 @@ def scaling_of(data: Dataset, by_column: bool) -> Scaling:
 
 
 def _binary(x: Tensor, spec: MeasuredData) -> Tensor:
-    least, largest = spec.value_range
-    if x.min() < least or x.max() > largest:
+    lowest, highest = spec.value_range
+    if x.min() < lowest or x.max() > highest:
         values = f"from {x.min().item():.4g} to {x.max().item():.4g}"
-        detail = f"data.binarize needs values from {least:g} to {largest:g}"
+        detail = f"data.binarize needs values from {lowest:g} to {highest:g}"
         raise RunError("invalid", f"{detail}; these are {values}")
-    share = (x - least) / (largest - least)
+    share = (x - lowest) / (highest - lowest)
     if spec.binarize == "threshold":
         return (share > 0.5).to(x)
     generator = generator_for(spec.seed, "binarize")

@@ -24,12 +24,12 @@ MAX_NAMED = 20
 
 def kept_of(data: Dataset, spec: DataSource) -> Mapping[str, Tensor]:
     """Return the tensors of the data that are saved beside a model's own."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     if data.scaling is not None:
-        found |= {CENTER: data.scaling.center, SCALE: data.scaling.scale}
+        tensors |= {CENTER: data.scaling.center, SCALE: data.scaling.scale}
     if data.heldout_rows is not None and isinstance(spec, UploadData):
-        found[HELDOUT_ROWS] = data.heldout_rows
-    return found
+        tensors[HELDOUT_ROWS] = data.heldout_rows
+    return tensors
 
 
 def header_of(data: Dataset) -> Mapping[str, str]:
@@ -44,12 +44,12 @@ def refuse_other_columns(
     """Raises RunError if a model was fitted to columns of other names, or in another order, than
     these. Columns without names are not compared."""
     for experiment in experiments:
-        known = None if experiment is None else load_weights(family, experiment)[1].get(COLUMNS)
-        if known is None or columns is None or json.loads(known) == [*columns]:
+        saved = None if experiment is None else load_weights(family, experiment)[1].get(COLUMNS)
+        if saved is None or columns is None or json.loads(saved) == [*columns]:
             continue
-        fitted = ", ".join(json.loads(known)[:MAX_NAMED])
+        fitted = ", ".join(json.loads(saved)[:MAX_NAMED])
         detail = f"has a model of other columns, or of another order: give data.columns {fitted}"
-        more = " …" if len(json.loads(known)) > MAX_NAMED else ""
+        more = " …" if len(json.loads(saved)) > MAX_NAMED else ""
         raise RunError("invalid", f"experiment {experiment} {detail}{more}")
 
 
@@ -61,10 +61,10 @@ def unnamed_columns_warning(
     for experiment in experiments:
         if experiment is None:
             continue
-        known = load_weights(family, experiment)[1].get(COLUMNS)
-        if (known is None) == (columns is None):
+        saved = load_weights(family, experiment)[1].get(COLUMNS)
+        if (saved is None) == (columns is None):
             continue
-        names = [*columns] if columns is not None else json.loads(known or "[]")
+        names = [*columns] if columns is not None else json.loads(saved or "[]")
         listed = ", ".join(names[:MAX_NAMED]) + (", …" if len(names) > MAX_NAMED else "")
         without = f"the data of experiment {experiment}" if columns is not None else "these data"
         return f"{without} have no names of columns: the columns are taken in this order: {listed}"
@@ -108,7 +108,7 @@ def id_columns(
 
 
 def keep_heldout_rows(data: Dataset, folder: Path | None) -> Artifact | None:
-    """Write the places and ids of the held-out observations under `folder`, if there are any."""
+    """Write the row numbers and ids of held-out observations under `folder`, if there are any."""
     if folder is None or data.heldout_rows is None or data.ids is None:
         return None
     rows = data.heldout_rows.tolist()

@@ -20,8 +20,8 @@ from mptcore.data.table_columns import (
     Table,
     add_nameless,
     add_numbers,
+    existing_columns,
     is_numeric,
-    known,
     refuse_duplicates,
 )
 from mptcore.specs.vectors import TableOptions
@@ -46,7 +46,7 @@ def read_separated(path: Path, options: TableOptions) -> Table:
     """Return the numbers of a .csv or .tsv file. Raises UnreadableError and Arrow's errors."""
     file = _text_file(path, options)
     refuse_duplicates(file.names)
-    ids = known(options.index, file.names)
+    ids = existing_columns(options.index, file.names)
     measured = [name for name in file.names if name not in ids]
     if not measured:
         raise UnreadableError("it has no column of numbers")

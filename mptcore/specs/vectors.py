@@ -35,11 +35,11 @@ class Data(Source):
         return []
 
     def binary_problems(
-        self, model: str, pointer: str = "/data/source", cure: str = "use another source"
+        self, model: str, pointer: str = "/data/source", advice: str = "use another source"
     ) -> list[Problem]:
-        """Return the reasons why the values are not 0 and 1, which a model needs. `cure` changes
+        """Return the reasons why the values are not 0 and 1, which a model needs. `advice` changes
         the field at `pointer` if the source has no such values."""
-        detail = f"{model} needs data of 0 and 1; {self.source} has others: {cure}"
+        detail = f"{model} needs data of 0 and 1; {self.source} has others: {advice}"
         return [Problem(pointer, detail)]
 
     @property
@@ -107,7 +107,7 @@ class MeasuredData(Data):
         return problems
 
     def binary_problems(
-        self, model: str, pointer: str = "/data/source", cure: str = "use another source"
+        self, model: str, pointer: str = "/data/source", advice: str = "use another source"
     ) -> list[Problem]:
         needed = f"{model} needs data of 0 and 1"
         if self.binarize is None and not self._may_be_binary:

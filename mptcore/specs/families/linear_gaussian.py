@@ -163,8 +163,8 @@ class LinearGaussianExperiment(VectorExperiment):
     def missing_refusal(self) -> str | None:
         if self.train is None:
             return None
-        cure = "leave train out; init maximum_likelihood fits the observed values"
-        return f"train needs every value, so {cure}"
+        advice = "leave train out; init maximum_likelihood fits the observed values"
+        return f"train needs every value, so {advice}"
 
     @property
     def estimates_each_noise(self) -> bool:
@@ -241,8 +241,8 @@ class LinearGaussianExperiment(VectorExperiment):
     def _together_bytes(self) -> int:
         if self.device == "cpu":
             return self.compute.memory_bytes or 0
-        most = self.compute.memory_bytes or GPU_BATCH_BYTES
-        return min(most, self.evaluate.count(self.data.dim) * self._bytes_per_mask())
+        max_bytes = self.compute.memory_bytes or GPU_BATCH_BYTES
+        return min(max_bytes, self.evaluate.count(self.data.dim) * self._bytes_per_mask())
 
     def _bytes_per_mask(self) -> int:
         """Return the maximum memory of a mask."""
@@ -261,11 +261,11 @@ class LinearGaussianExperiment(VectorExperiment):
         target = self.evaluate.target_std_err is not None
         pointer = "/evaluate/max_masks" if target else "/evaluate/masks/per_size"
         lower = "max_masks" if target else "per_size"
-        masks, most = self.evaluate.count(self.data.dim), limits.mask_work
-        problems += self._work_problems(masks, most, SCORED_A_SECOND, pointer, lower)
-        masks, most = self.train_masks(), limits.train_work
+        masks, max_work = self.evaluate.count(self.data.dim), limits.mask_work
+        problems += self._work_problems(masks, max_work, SCORED_A_SECOND, pointer, lower)
+        masks, max_work = self.train_masks(), limits.train_work
         lower = "epochs or train.masks.per_size"
-        problems += self._work_problems(masks, most, TRAINED_A_SECOND, "/train/epochs", lower)
+        problems += self._work_problems(masks, max_work, TRAINED_A_SECOND, "/train/epochs", lower)
         return problems + self._memory_problems(limits) + super().limit_problems(limits)
 
     def _mask_work(self) -> int:
@@ -273,13 +273,13 @@ class LinearGaussianExperiment(VectorExperiment):
         return max(MIN_WORK, self.data.dim**2 * self._latent_dims())
 
     def _work_problems(
-        self, masks: int, most: int, a_second: float, pointer: str, lower: str
+        self, masks: int, max_work: int, a_second: float, pointer: str, lower: str
     ) -> list[Problem]:
-        """Return a problem if the masks take more than `most` multiplications."""
+        """Return a problem if the masks take more than `max_work` multiplications."""
         each = self._mask_work()
-        if masks * each <= most:
+        if masks * each <= max_work:
             return []
-        days, allowed = (number / a_second / 86_400 for number in (masks * each, most))
+        days, allowed = (number / a_second / 86_400 for number in (masks * each, max_work))
         detail = (
             f"{masks} masks of {each} multiplications (D² · K, at least {MIN_WORK}) take two "
             f"cores {days:.3g} days; at most {allowed:.3g} are accepted: lower {lower}"
@@ -290,8 +290,8 @@ class LinearGaussianExperiment(VectorExperiment):
         if (self.compute.memory_bytes or 0) > limits.memory_bytes:
             detail = f"at most {limits.memory_bytes >> 20}, as for the whole run"
             return [Problem("/compute/memory_mib", detail)]
-        cure = "N · D, D², D · K², the masks of a step and all scores count"
-        if problems := self.memory_problems(limits, cure):
+        advice = "N · D, D², D · K², the masks of a step and all scores count"
+        if problems := self.memory_problems(limits, advice):
             return problems
         one_mask = self._bytes_per_mask()
         if self.compute.memory_bytes is not None and self.compute.memory_bytes < one_mask:

@@ -145,8 +145,8 @@ def _as_object(value: object, members: Sequence[type[BaseModel]]) -> str:
         if isinstance(value, str) and value in _tags(member, name)
     )
     tag = next(tags, None) if len(members) > 1 else None
-    cure = "" if tag is None else f": {json.dumps({tag: value})}"
-    return f"{not_given(value)}{cure}"
+    advice = "" if tag is None else f": {json.dumps({tag: value})}"
+    return f"{not_given(value)}{advice}"
 
 
 def _or_null(error: Any, holder: type[BaseModel]) -> str:

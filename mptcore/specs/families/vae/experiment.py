@@ -243,8 +243,8 @@ class VaeExperiment(VectorExperiment):
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         draws = "nodes" if self.has_grid else "draws, samples, chains"
-        cure = f"lower {draws}, data.n, train.batch_size or the masks of a step"
-        if problems := self.element_problems(limits) or self.memory_problems(limits, cure):
+        advice = f"lower {draws}, data.n, train.batch_size or the masks of a step"
+        if problems := self.element_problems(limits) or self.memory_problems(limits, advice):
             return problems
         if self.work() > limits.latent_work:
             detail = (
