@@ -13,14 +13,14 @@ import torch
 
 from benchmarks import direct
 from benchmarks.table import Benchmark, Row, SkippedError
-from mptcore.data.arrays import Dataset, load_arrays
+from mptcore.data.dataset import Dataset, load_arrays
 from mptcore.estimation.masks import draw_masks
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric
 from mptcore.run import run
-from mptcore.specs import AllSizes, Evaluate, LinearGaussianExperiment
+from mptcore.specs import AllSizes, LinearGaussianExperiment, MaskEvaluation
 
 MEASURED_S = 2.0
 """Seconds for which a short run is repeated."""
@@ -71,7 +71,7 @@ def target(threads: int) -> Iterator[Row]:
     needed = 100 * (metrics["mpt"][1] / 0.03) ** 2
     form, timed, _ = _direct_part(spec, 100)
     per_mask = timed / _masks_timed(spec, 100)
-    wanted = spec.model_copy(update={"evaluate": Evaluate(target_std_err=0.03)})
+    wanted = spec.model_copy(update={"evaluate": MaskEvaluation(target_std_err=0.03)})
     seconds, reached = _fastest(wanted)
     baseline = per_mask * 200 * needed
     remark = f"{reached['masks'][0]:.0f} masks, reached {reached['mpt'][1]:.4f}"

@@ -45,7 +45,7 @@ from mptcore.run import resumable
 from mptcore.runtime.runner import SpecRunner
 from mptcore.runtime.state import RunState, TrainingState
 from mptcore.specs import ExperimentSpec
-from mptcore.specs.data.reading import OPTIONS_FILE
+from mptcore.specs.vectors import OPTIONS_FILE
 from tests.mptcore import test_goldens
 from tests.mptcore.test_goldens import (
     DIGITS,
@@ -198,18 +198,6 @@ SPECS: dict[str, dict[str, Any]] = {
         },
         "evaluate": {"masks": SIZES, "lml": {"method": "iwae", "samples": 6}},
         "seeds": [2],
-    },
-    "vae-masks-of-rows": {
-        "model": {**IMPORTANCE, "likelihood": VAE["likelihood"], "network": VAE["network"]},
-        "data": SQUARE,
-        "train": {
-            "objective": "mpt",
-            "epochs": 2,
-            "batch_size": 20,
-            "mask_each": True,
-            "lml_samples": 4,
-        },
-        "evaluate": {"masks": SIZES, "lml": {"method": "iwae", "samples": 6}},
     },
     "vae-target": {
         "model": {**IMPORTANCE, "likelihood": VAE["likelihood"], "network": VAE["network"]},

@@ -14,7 +14,7 @@ from mptcore.families.linear_gaussian.ppca import maximum_likelihood
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.protocol.records import Point
 from mptcore.runtime.state import RunState
-from mptcore.specs import Evaluate
+from mptcore.specs import MaskEvaluation
 from tests.support.runs import metric, records_of, std_err_of, value_of
 
 SEEDS = 1000
@@ -64,7 +64,7 @@ def ppca_of(x: Tensor, latent_dim: int, noise_precision: float | None) -> Model:
 def deviations(model: Model, target: float, seeds: int) -> tuple[Tensor, float, float]:
     """Return z of each seed (seeds,), the mean number of masks, and the largest error of a size
     that was enumerated."""
-    evaluate = Evaluate.model_validate({"target_std_err": target})
+    evaluate = MaskEvaluation.model_validate({"target_std_err": target})
     truths: dict[int, float] = {}
     z, masks, error = [], 0.0, 0.0
     for seed in range(seeds):

@@ -19,7 +19,7 @@ from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.presets import PRESETS
 from mptcore.protocol.records import Metric, Record
 from mptcore.runtime.state import Records, RunState
-from mptcore.specs import Evaluate, LinearGaussianExperiment, MaskedLmEvaluate
+from mptcore.specs import LinearGaussianExperiment, MaskedLmEvaluate, MaskEvaluation
 from tests.support import tiny_lm
 from tests.support.runs import records_of, result_of
 from tests.support.strata import sampled, spiked
@@ -106,7 +106,7 @@ def _vectors(
     truth = 0.0
     if spec.get("target") == "difference":
         name, truth = "score_difference", lml[0] - lml[1]
-    evaluate = Evaluate.model_validate({"target_std_err": std_err, **spec})
+    evaluate = MaskEvaluation.model_validate({"target_std_err": std_err, **spec})
     for seed in range(SEEDS):
         evaluation = Evaluation(evaluate, models, {}, RunState())
         yield _seed(evaluation.records(torch.Generator().manual_seed(seed)), name, truth)
@@ -115,10 +115,10 @@ def _vectors(
 def _one_size(models: Mapping[str, Model], target: float) -> Iterator[Seed]:
     """The truth is that of all masks of the size."""
     masks: dict[str, Any] = {"schedule": "fixed", "size": 8}
-    whole = Evaluate.model_validate({"masks": {**masks, "design": "exhaustive"}})
+    whole = MaskEvaluation.model_validate({"masks": {**masks, "design": "exhaustive"}})
     records = records_of(Evaluation(whole, models, {}, RunState()).records(torch.Generator()))
     truth = _metric(records, "biased_score")[0]
-    evaluate = Evaluate.model_validate({"target_std_err": target, "masks": masks})
+    evaluate = MaskEvaluation.model_validate({"target_std_err": target, "masks": masks})
     for seed in range(SEEDS):
         evaluation = Evaluation(evaluate, models, {}, RunState())
         yield _seed(evaluation.records(torch.Generator().manual_seed(seed)), "biased_score", truth)

@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from mptcore.data.arrays import load_arrays
+from mptcore.data.dataset import load_arrays
 from mptcore.families.masked_lm.masked_batch import MaskedBatch, Masker
 from mptcore.families.masked_lm.model import MaskedLm
 from mptcore.families.masked_lm.trainer import MaskedLmTrainer

@@ -6,27 +6,27 @@ import numpy as np
 
 from mptcore.data.files import Floats
 
-Places = np.ndarray[Any, np.dtype[np.int64]]
+RowNumbers = np.ndarray[Any, np.dtype[np.int64]]
 Bits = np.ndarray[Any, np.dtype[np.uint64]]
 NUMBERS_AT_ONCE = 2**18
 """Numbers that are hashed together, so that they stay in a processor's cache."""
 
 
-def repeated_rows(x: Floats) -> Places:
-    """Return the places of the rows (N, D) that are exact copies of earlier ones."""
+def repeated_rows(x: Floats) -> RowNumbers:
+    """Return the numbers of the rows (N, D) that are exact copies of earlier ones."""
     _, first, of_row = np.unique(_hashes(x), return_index=True, return_inverse=True)
     rows = np.flatnonzero(first[of_row] != np.arange(len(x)))
-    copies: Places = rows[_are_equal(x[rows], x[first[of_row[rows]]])]
+    copies: RowNumbers = rows[_are_equal(x[rows], x[first[of_row[rows]]])]
     return copies
 
 
-def copied_rows(x: Floats, others: Floats) -> Places:
-    """Return the places of the rows (N, D) that are exact copies of a row of others (M, D)."""
-    known, first = np.unique(_hashes(others), return_index=True)
+def copied_rows(x: Floats, others: Floats) -> RowNumbers:
+    """Return the numbers of the rows (N, D) that are exact copies of a row of others (M, D)."""
+    other_hashes, first = np.unique(_hashes(others), return_index=True)
     hashes = _hashes(x)
-    places = np.searchsorted(known, hashes).clip(max=len(known) - 1)
-    rows = np.flatnonzero(known[places] == hashes)
-    copies: Places = rows[_are_equal(x[rows], others[first[places[rows]]])]
+    indices = np.searchsorted(other_hashes, hashes).clip(max=len(other_hashes) - 1)
+    rows = np.flatnonzero(other_hashes[indices] == hashes)
+    copies: RowNumbers = rows[_are_equal(x[rows], others[first[indices[rows]]])]
     return copies
 
 

@@ -33,12 +33,12 @@ def stored_file(dataset: str, formats: Sequence[str]) -> Path:
     except InputError as error:
         raise UnreadableError(str(error)) from error
     if path.suffix.lstrip(".") not in formats:
-        known = ", ".join(formats)
-        raise UnreadableError(f"it is {path.suffix.lstrip('.')}, not one of {known}")
+        allowed = ", ".join(formats)
+        raise UnreadableError(f"it is {path.suffix.lstrip('.')}, not one of {allowed}")
     return path
 
 
-def told_of(path: Path, error: Exception) -> str:
+def error_text(path: Path, error: Exception) -> str:
     """Return an error's message about a file as one line, without its path."""
     return " ".join(str(error).replace(str(path), path.name).split())[:200]
 
@@ -55,8 +55,8 @@ def check_beginning(path: Path, suffix: str) -> None:
         raise UnreadableError("it is UTF-16 text: save it as UTF-8")
     if kind == suffix or (kind == "csv" and suffix in ("csv", "tsv")):
         return
-    found = f"begins as .{kind} does" if kind in BEGINNINGS else f"begins with {begin!r}"
+    content = f"begins as .{kind} does" if kind in BEGINNINGS else f"begins with {begin!r}"
     if kind == "npz" and suffix in ("csv", "tsv"):
-        found = "is a zip archive, as .npz and .xlsx are: save a spreadsheet as .csv"
-    cure = f"; {WRITERS[suffix]} writes one" if suffix in WRITERS else ""
-    raise UnreadableError(f"not a .{suffix} file: it {found if begin else 'is empty'}{cure}")
+        content = "is a zip archive, as .npz and .xlsx are: save a spreadsheet as .csv"
+    advice = f"; {WRITERS[suffix]} writes one" if suffix in WRITERS else ""
+    raise UnreadableError(f"not a .{suffix} file: it {content if begin else 'is empty'}{advice}")

@@ -7,7 +7,7 @@ from enum import Enum
 from itertools import pairwise
 
 from mptcore.data.files import MISSING, UnreadableError
-from mptcore.specs.data.reading import TableOptions
+from mptcore.specs.vectors import TableOptions
 
 MIN_NAMES = 3
 """Minimum number of distinct numbers in a line that may be names."""
@@ -23,7 +23,7 @@ MARKS = {
     *("inf", "infinity", "unknown", "#value!", "#div/0!", "#ref!", "#num!", "#name?", "#null!"),
 }
 """Cells that stand for a value that is missing or no number, in small letters."""
-CURE = "give --header or --no-header (in a request header=yes or header=no)"
+HEADER_ADVICE = "give --header or --no-header (in a request header=yes or header=no)"
 
 
 class Line(Enum):
@@ -58,8 +58,8 @@ def is_header(
     line = _decided(cells, below, options, quoted)
     if line == Line.EITHER:
         shown = ",".join(cells[:MAX_SHOWN])[:80] + (",…" if len(cells) > MAX_SHOWN else "")
-        told = "may be the names of the columns or data"
-        raise UnreadableError(f"the first line, {shown}, {told}: {CURE}")
+        message = "may be the names of the columns or data"
+        raise UnreadableError(f"the first line, {shown}, {message}: {HEADER_ADVICE}")
     return line == Line.NAMES
 
 

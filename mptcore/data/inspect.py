@@ -17,7 +17,7 @@ from mptcore.data import texts, upload_limits, uploads
 from mptcore.data.tables import index_columns
 from mptcore.data.uploads import Inspection, as_json
 from mptcore.runtime.process import be_expendable
-from mptcore.specs.data.reading import DEFAULTS, TableOptions
+from mptcore.specs.vectors import DEFAULT_TABLE_OPTIONS, TableOptions
 
 CPU_S = 120
 OPEN_FILES = 64
@@ -28,19 +28,19 @@ MAX_FOUND_BYTES = 2**20
 def look(
     path: Path,
     max_cells: int = upload_limits.MAX_CELLS,
-    options: TableOptions = DEFAULTS,
+    options: TableOptions = DEFAULT_TABLE_OPTIONS,
 ) -> Inspection:
     """Return the contents of a file, or the problem that it has too many columns or that their
     description is too long."""
-    found = _look(path, max_cells, options)
-    if (columns := len(found.columns or ())) > upload_limits.MAX_COLUMNS:
-        told = f"columns: the file has {columns}, at most {upload_limits.MAX_COLUMNS} are read"
-        return Inspection(found.format, problems=[f"{told}; an .npy file may have more"])
-    if (size := len(as_json(found))) > MAX_FOUND_BYTES:
-        told = "the names of its arrays and columns, of constant ones and those with missing values"
-        problem = f"{told} take {size} bytes; at most {MAX_FOUND_BYTES} are kept: shorten the names"
-        return Inspection(found.format, problems=[problem])
-    return found
+    inspection = _look(path, max_cells, options)
+    if (columns := len(inspection.columns or ())) > upload_limits.MAX_COLUMNS:
+        message = f"columns: the file has {columns}, at most {upload_limits.MAX_COLUMNS} are read"
+        return Inspection(inspection.format, problems=[f"{message}; an .npy file may have more"])
+    if (size := len(as_json(inspection))) > MAX_FOUND_BYTES:
+        text = "the names of its arrays and columns, of constant ones and those with missing values"
+        problem = f"{text} take {size} bytes; at most {MAX_FOUND_BYTES} are kept: shorten the names"
+        return Inspection(inspection.format, problems=[problem])
+    return inspection
 
 
 def _look(path: Path, max_cells: int, options: TableOptions) -> Inspection:
@@ -52,7 +52,7 @@ def _look(path: Path, max_cells: int, options: TableOptions) -> Inspection:
             return Inspection(path.suffix.lstrip("."), problems=[problem])
     if path.suffix in (".txt", ".jsonl"):
         return texts.inspect(path)
-    if path.suffix == ".parquet" and options == DEFAULTS and _is_text(path):
+    if path.suffix == ".parquet" and options == DEFAULT_TABLE_OPTIONS and _is_text(path):
         return texts.inspect(path)
     return uploads.inspect(path, options)
 
@@ -83,15 +83,15 @@ def _limit_itself(memory_bytes: int) -> None:
     """Limit the resources of this process: memory in addition to the program itself. The number of
     processes is not limited, because Linux counts all processes of the user."""
     os.environ.update(ARROW)
-    own = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    for limit, most in (
-        (resource.RLIMIT_DATA, own + memory_bytes),
+    program_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    for limit, maximum in (
+        (resource.RLIMIT_DATA, program_bytes + memory_bytes),
         (resource.RLIMIT_CPU, CPU_S),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(limit, (most, most))
+        resource.setrlimit(limit, (maximum, maximum))
 
 
 def main(path: str, max_cells: str = str(upload_limits.MAX_CELLS), options: str = "{}") -> int:
@@ -101,12 +101,12 @@ def main(path: str, max_cells: str = str(upload_limits.MAX_CELLS), options: str 
         _limit_itself(memory_bytes)
     try:
         chosen = TableOptions.model_validate_json(options)
-        found = look(Path(path), int(max_cells), chosen)
+        inspection = look(Path(path), int(max_cells), chosen)
     except MemoryError:
         detail = f"it takes more than {memory_bytes >> 20} MiB of memory, the maximum for a file of"
-        found = Inspection(problems=[f"{detail} {Path(path).stat().st_size} bytes: split it"])
-    print(as_json(found))  # noqa: T201
-    return 1 if found.problems else 0
+        inspection = Inspection(problems=[f"{detail} {Path(path).stat().st_size} bytes: split it"])
+    print(as_json(inspection))  # noqa: T201
+    return 1 if inspection.problems else 0
 
 
 if __name__ == "__main__":

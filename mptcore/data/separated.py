@@ -20,11 +20,11 @@ from mptcore.data.table_columns import (
     Table,
     add_nameless,
     add_numbers,
+    existing_columns,
     is_numeric,
-    known,
     refuse_duplicates,
 )
-from mptcore.specs.data.reading import TableOptions
+from mptcore.specs.vectors import TableOptions
 
 SAMPLE_LINES = 1000
 """Lines that decide whether the first one has names."""
@@ -46,7 +46,7 @@ def read_separated(path: Path, options: TableOptions) -> Table:
     """Return the numbers of a .csv or .tsv file. Raises UnreadableError and Arrow's errors."""
     file = _text_file(path, options)
     refuse_duplicates(file.names)
-    ids = known(options.index, file.names)
+    ids = existing_columns(options.index, file.names)
     measured = [name for name in file.names if name not in ids]
     if not measured:
         raise UnreadableError("it has no column of numbers")

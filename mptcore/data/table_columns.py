@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mptcore.data.files import Floats, UnreadableError
-from mptcore.specs.data.reading import TableOptions
+from mptcore.specs.vectors import TableOptions
 
 MAX_NAMED = 10
 MAX_CHECKED = 100_000
@@ -86,8 +86,8 @@ class Columns:
         left_out |= self.empty
         if len(self.values) < 2:
             reasons = [f"{name} is left out: {why}" for name, why in left_out.items()]
-            told = f"it has {len(self.values)} columns of numbers, and needs two"
-            raise UnreadableError("; ".join([told, *reasons[:MAX_NAMED]]))
+            message = f"it has {len(self.values)} columns of numbers, and needs two"
+            raise UnreadableError("; ".join([message, *reasons[:MAX_NAMED]]))
         x = np.column_stack([*self.values.values()])
         if self.header is not None:
             rows = np.flatnonzero(~np.isnan(x).all(1))
@@ -101,8 +101,8 @@ class Columns:
             self.ids[name] = _on_one_line(cells)
             is_empty = (self.ids[name].slice(0, 2)).to_pylist()
             if len(is_empty) == 2 and not is_empty[0].strip() and is_empty[1].strip():
-                told = f"the first row has no id in {name}: is it a second line of names?"
-                self.notes.append(told)
+                message = f"the first row has no id in {name}: is it a second line of names?"
+                self.notes.append(message)
         return Table(x, [*self.values], self.ids, self.header, left_out, self.notes, self.row_name)
 
 
@@ -114,8 +114,8 @@ def _check_ids(name: str, cells: Any) -> None:
     total = (compute.sum(lengths).as_py() or 0) + BYTES_OF_ID * len(cells)
     if (compute.max(lengths).as_py() or 0) > MAX_ID_BYTES or total > MAX_IDS_BYTES:
         limits = f"at most {MAX_ID_BYTES} bytes each and {MAX_IDS_BYTES >> 20} MiB in all"
-        cure = "leave the column out (--drop-non-numeric), or write the table without its index"
-        raise UnreadableError(f"column {name}: ids take {limits}: {cure}")
+        advice = "leave the column out (--drop-non-numeric), or write the table without its index"
+        raise UnreadableError(f"column {name}: ids take {limits}: {advice}")
 
 
 def _on_one_line(cells: Any) -> Any:
@@ -147,7 +147,7 @@ def refuse_duplicates(names: Sequence[str]) -> None:
         raise UnreadableError(f"several columns have the same name: {shown}; rename them")
 
 
-def known(names: Sequence[str], columns: Sequence[str]) -> list[str]:
+def existing_columns(names: Sequence[str], columns: Sequence[str]) -> list[str]:
     """Return these names. Raises UnreadableError if the table has no such column."""
     if missing := [name for name in names if name not in columns]:
         have = ", ".join(columns[:MAX_NAMED]) + (", …" if len(columns) > MAX_NAMED else "")
@@ -193,10 +193,10 @@ def add_nameless(columns: Columns, name: str, cells: Any, is_index: bool) -> Non
     is_level = name.startswith("__index_level_")  # a level of several, whose values recur
     is_distinct = values is None or len(cells.unique()) == len(cells)
     if not is_level and not (is_index and is_whole and is_distinct):
-        cure = f"name it, make it an id by --index '{name}'"
+        advice = f"name it, make it an id by --index '{name}'"
         if columns.header is not None:
-            cure += ", or give --no-header if the first line has data"
-        raise UnreadableError(f"{name} has no name: {cure}")
+            advice += ", or give --no-header if the first line has data"
+        raise UnreadableError(f"{name} has no name: {advice}")
     columns.values.pop(name, None)
     columns.not_numbers.pop(name, None)
     columns.ids[name if INDEX in columns.ids else INDEX] = cells

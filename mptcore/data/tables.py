@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mptcore.data.files import UnreadableError, told_of
+from mptcore.data.files import UnreadableError, error_text
 from mptcore.data.separated import read_separated
 from mptcore.data.table_columns import (
     SAVED_INDEX,
@@ -12,11 +12,11 @@ from mptcore.data.table_columns import (
     Table,
     add_nameless,
     add_numbers,
+    existing_columns,
     is_numeric,
-    known,
     refuse_duplicates,
 )
-from mptcore.specs.data.reading import TableOptions
+from mptcore.specs.vectors import TableOptions
 
 TOO_LONG = "a line is longer than 1 MiB: line breaks are missing, or the table is so wide: use .npy"
 
@@ -32,7 +32,7 @@ def read_table(path: Path, options: TableOptions) -> Table:
     except MemoryError:  # Arrow's is an ArrowException too
         raise
     except arrow.ArrowException as error:
-        reason = TOO_LONG if "straddling" in str(error) else told_of(path, error)
+        reason = TOO_LONG if "straddling" in str(error) else error_text(path, error)
         raise UnreadableError(f"not a readable {path.suffix} file: {reason}") from error
 
 
@@ -43,7 +43,7 @@ def _read_parquet(path: Path, options: TableOptions) -> Table:
     schema = file.schema_arrow
     refuse_duplicates(schema.names)
     pandas_index = index_columns(schema)
-    ids = [*dict.fromkeys([*known(options.index, schema.names), *pandas_index])]
+    ids = [*dict.fromkeys([*existing_columns(options.index, schema.names), *pandas_index])]
     nameless = [name for name in schema.names if SAVED_INDEX.fullmatch(name) and name not in ids]
     columns = Columns()
     kept = []

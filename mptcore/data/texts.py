@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
-from mptcore.data.files import UnreadableError, stored_file, told_of
+from mptcore.data.files import UnreadableError, error_text, stored_file
 from mptcore.data.uploads import Inspection
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.specs import GlueText, PlainText, SpecError, TextSource, parse_json
-from mptcore.specs.data.text import GLUE_HUB, UPLOAD_FORMATS
+from mptcore.specs.text import GLUE_HUB, UPLOAD_FORMATS
 
 NO_TEXT = ("label", "idx")
 """Columns of GLUE that hold no text. The other one or two do."""
@@ -181,7 +181,7 @@ def _arrow(path: Path, *, of_text: bool = False) -> Any:
     except MemoryError:  # Arrow's is an ArrowException too
         raise
     except (arrow.ArrowException, OSError, UnicodeDecodeError, KeyError) as error:
-        detail = f"not a readable {path.suffix} file: {told_of(path, error)}"
+        detail = f"not a readable {path.suffix} file: {error_text(path, error)}"
         raise UnreadableError(detail) from error
 
 
@@ -250,8 +250,9 @@ def _glue(spec: GlueText) -> Rows:
         found = datasets.load_dataset(GLUE_HUB, spec.subset, split=spec.split)
     except Exception as error:  # any cause: the hub, the network, the cache
         reason = " ".join(str(error).split())[:300]
-        cure = f"put {spec.split}.parquet into MPT_DATA_DIR/glue/{spec.subset}, or let this machine"
-        raise RunError("invalid", f"{what} is not here: {cure} reach the hub ({reason})") from error
+        file = f"{spec.split}.parquet into MPT_DATA_DIR/glue/{spec.subset}"
+        detail = f"{what} is not here: put {file}, or let this machine reach the hub ({reason})"
+        raise RunError("invalid", detail) from error
     names = tuple(name for name in found.column_names if name not in NO_TEXT)
     rows = _pairs(Table(names, [tuple(row[name] for name in names) for row in found]), what)
     inputs.note_used(f"{GLUE_HUB}/{spec.subset}/{spec.split}, the texts as JSON", _digest(rows))

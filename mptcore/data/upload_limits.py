@@ -12,7 +12,7 @@ from typing import IO
 
 import numpy as np
 
-from mptcore.specs.data.reading import DEFAULTS, TableOptions
+from mptcore.specs.vectors import DEFAULT_TABLE_OPTIONS, TableOptions
 
 MAX_CELLS = 200_000_000
 """Rows × columns of all arrays of a file."""
@@ -65,7 +65,9 @@ class Declared:
             raise TooLargeError(f"{declared}; {detail}, more from one that is not compressed")
 
 
-def excess(path: Path, max_cells: int = MAX_CELLS, options: TableOptions = DEFAULTS) -> str | None:
+def excess(
+    path: Path, max_cells: int = MAX_CELLS, options: TableOptions = DEFAULT_TABLE_OPTIONS
+) -> str | None:
     """Return the limit that a file exceeds by its declared sizes, or None. For a malformed file,
     raises the error of numpy, zipfile or Arrow."""
     try:
@@ -115,17 +117,17 @@ def _check_parquet(path: Path, max_cells: int) -> None:
         _require("bytes of footer", size, MAX_FOOTER_BYTES)
     from pyarrow import parquet  # which takes a sixth of a second to import
 
-    found = parquet.read_metadata(path)
-    columns, rows = found.num_columns, found.num_rows
+    metadata = parquet.read_metadata(path)
+    columns, rows = metadata.num_columns, metadata.num_rows
     _require("columns", columns, MAX_COLUMNS)
-    _require("row groups", found.num_row_groups, MAX_ROW_GROUPS)
-    chunks = [found.row_group(i) for i in range(found.num_row_groups)]
+    _require("row groups", metadata.num_row_groups, MAX_ROW_GROUPS)
+    chunks = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     _require("rows in its row groups", sum(chunk.num_rows for chunk in chunks), rows)
     declared = Declared(path, max_cells)
     for c in range(columns):
         values = sum(chunk.column(c).num_values for chunk in chunks)
         pages = sum(max(0, chunk.column(c).total_uncompressed_size) for chunk in chunks)
-        is_text = found.schema.column(c).physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
+        is_text = metadata.schema.column(c).physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
         cells = max(rows, values)
         declared.add(cells, cells * (TEXT_BYTES if is_text else CELL_BYTES) + pages * is_text)
 
@@ -144,6 +146,6 @@ def _pieces(path: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _require(what: str, found: int, most: int) -> None:
-    if found > most or found < 0:
-        raise TooLargeError(f"it declares {found} {what}; at most {most} are read")
+def _require(what: str, count: int, maximum: int) -> None:
+    if count > maximum or count < 0:
+        raise TooLargeError(f"it declares {count} {what}; at most {maximum} are read")

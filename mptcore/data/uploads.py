@@ -16,22 +16,22 @@ from mptcore.data.files import (
     Floats,
     UnreadableError,
     check_beginning,
+    error_text,
     stored_file,
-    told_of,
 )
 from mptcore.data.table_columns import EXACT, ROUNDED, Table
 from mptcore.data.tables import read_table
 from mptcore.protocol.records import RunError
 from mptcore.runtime.inputs import InputError, MissingInput, input_file
 from mptcore.specs import UploadData
-from mptcore.specs.data.reading import DEFAULTS, OPTIONS_FILE, TableOptions
+from mptcore.specs.vectors import DEFAULT_TABLE_OPTIONS, OPTIONS_FILE, TableOptions
 
 MAX_REPORTED = 5
 MAX_NAMED = 10
 MIN_ROWS = 5
 """Minimum number of rows of a column that is described as a counter, or as nearly constant."""
-CELL_CURE = "every cell is a finite number, or empty or NaN where a value is missing"
-EMPTY_CURE = "leave out rows and columns without any value (columns: --drop-non-numeric)"
+CELL_ADVICE = "every cell is a finite number, or empty or NaN where a value is missing"
+EMPTY_ADVICE = "leave out rows and columns without any value (columns: --drop-non-numeric)"
 TOO_LARGE = "numbers are at most 1.8e308, the largest of float64"
 OLDER = ". If it is from an earlier version, which read headers differently: upload it again"
 
@@ -88,7 +88,7 @@ class _Content:
     table: Table | None = None
 
 
-def inspect(path: Path, options: TableOptions = DEFAULTS) -> Inspection:
+def inspect(path: Path, options: TableOptions = DEFAULT_TABLE_OPTIONS) -> Inspection:
     """Return the contents of a file, and its problems."""
     suffix = path.suffix.lstrip(".").lower()
     if suffix not in FORMATS:
@@ -172,7 +172,7 @@ def _stored_options(dataset: str) -> TableOptions:
     try:
         file = input_file(name, f"datasets/{name}")
     except MissingInput:
-        return DEFAULTS
+        return DEFAULT_TABLE_OPTIONS
     except InputError as error:
         raise UnreadableError(f"{OPTIONS_FILE}: {error}") from error
     return TableOptions.model_validate_json(file.read_bytes())
@@ -197,7 +197,7 @@ def _read(path: Path, suffix: str, options: TableOptions) -> _Content:
     except UnreadableError:
         raise
     except UNREADABLE as error:
-        detail = f"not a readable .{suffix} file of numbers: {told_of(path, error)}"
+        detail = f"not a readable .{suffix} file of numbers: {error_text(path, error)}"
         raise UnreadableError(detail) from error
 
 
@@ -209,7 +209,7 @@ def _archive(path: Path) -> _Content:
             try:
                 content.arrays[name] = _matrix(name, archive[name], content.notes)
             except (UnreadableError, ValueError) as error:
-                content.left_out[name] = told_of(path, error)
+                content.left_out[name] = error_text(path, error)
     if not content.arrays:
         reasons = "; ".join(f"{name}: {why}" for name, why in content.left_out.items())
         raise UnreadableError(f"the archive has no array that can be used: {reasons or 'none'}")
@@ -258,7 +258,7 @@ def _problems(
     if (more := len(bad) - len(problems)) > 0:
         problems.append(f"and {more} cells more")
     if problems:
-        problems.append(CELL_CURE)
+        problems.append(CELL_ADVICE)
     missing = np.isnan(x)
     rows, empty = np.flatnonzero(missing.all(1)).tolist(), np.flatnonzero(missing.all(0)).tolist()
     within = f"{name}: " if name else ""
@@ -266,7 +266,7 @@ def _problems(
     lines += [f"{within}column {columns[c] if columns else c} has no value" for c in empty]
     more = len(rows) + len(empty) - MAX_REPORTED
     lines = [*lines[:MAX_REPORTED], *([f"and {more} more"] if more > 0 else [])]
-    return [*problems, *lines, *([EMPTY_CURE] if lines else [])]
+    return [*problems, *lines, *([EMPTY_ADVICE] if lines else [])]
 
 
 def _constant_and_missing(
@@ -279,8 +279,8 @@ def _constant_and_missing(
         names = columns or [*map(str, range(x.shape[1]))]
         counts = np.isnan(x).sum(0)
         least, largest = np.fmin.reduce(x, 0), np.fmax.reduce(x, 0)
-        if places := np.flatnonzero(least == largest).tolist():
-            constant[name] = [names[c] for c in places]
+        if indices := np.flatnonzero(least == largest).tolist():
+            constant[name] = [names[c] for c in indices]
         if counts.any():
             missing[name] = {names[c]: int(counts[c]) for c in np.flatnonzero(counts).tolist()}
     return constant or None, missing or None
@@ -315,9 +315,9 @@ def _warnings(
 
 
 def _listed(names: Sequence[str], chosen: Any) -> str:
-    places = np.flatnonzero(chosen).tolist()
-    shown = ", ".join(names[c] for c in places[:MAX_NAMED])
-    return f"column(s) {shown}{', …' if len(places) > MAX_NAMED else ''}"
+    indices = np.flatnonzero(chosen).tolist()
+    shown = ", ".join(names[c] for c in indices[:MAX_NAMED])
+    return f"column(s) {shown}{', …' if len(indices) > MAX_NAMED else ''}"
 
 
 def as_json(inspection: Inspection) -> str:

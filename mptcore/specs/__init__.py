@@ -3,20 +3,11 @@ them."""
 
 from mptcore.specs.base import MAX_PROBLEMS, Problem, Spec, SpecError
 from mptcore.specs.compute import Limits
-from mptcore.specs.data.arrays import (
-    DataSource,
-    DigitsData,
-    FashionMnistData,
-    MeasuredData,
-    MnistData,
-    PpcaData,
-    UploadData,
-)
-from mptcore.specs.data.text import GlueText, PlainText, TextSource
+from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.experiment import OutsideExperiment
-from mptcore.specs.families.linear_gaussian.experiment import Evaluate, LinearGaussianExperiment
-from mptcore.specs.families.linear_gaussian.models import (
+from mptcore.specs.families.linear_gaussian import (
     FactorAnalysisModel,
+    LinearGaussianExperiment,
     LinearGaussianSpec,
     PpcaModel,
 )
@@ -55,6 +46,16 @@ from mptcore.specs.masks import (
 from mptcore.specs.parsing.json_text import parse_json
 from mptcore.specs.parsing.problems import parse_spec, spec_error, validate_spec
 from mptcore.specs.stored import stored_spec, stored_spec_if_known
-from mptcore.specs.texts import OF_MUTATIONS, TextScore, TextScores
+from mptcore.specs.text import GlueText, PlainText, TextSource
+from mptcore.specs.text_scores import OF_MUTATIONS, TextScore, TextScores
 from mptcore.specs.train import Train
 from mptcore.specs.union import ExperimentSpec, known_families, missing_family
+from mptcore.specs.vectors import (
+    DataSource,
+    DigitsData,
+    FashionMnistData,
+    MeasuredData,
+    MnistData,
+    PpcaData,
+    UploadData,
+)

@@ -1,6 +1,6 @@
 """The experiments of the families of this project."""
 
-from mptcore.specs.families.linear_gaussian.experiment import LinearGaussianExperiment
+from mptcore.specs.families.linear_gaussian import LinearGaussianExperiment
 from mptcore.specs.families.masked_lm import MaskedLmExperiment
 from mptcore.specs.families.vae.experiment import VaeExperiment
 

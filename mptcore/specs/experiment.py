@@ -8,8 +8,8 @@ from pydantic import model_validator
 
 from mptcore.specs.base import Problem, Seeds, Spec, reject, seed_problems
 from mptcore.specs.compute import Compute, DeviceName, Limits, Machine
-from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
+from mptcore.specs.vectors import DataSource
 
 SERIES_OF_A_STEP = 6
 """Maximum number of series that a training records: loss, mpt, elbo, lml, and two of held-out
@@ -44,10 +44,10 @@ class PointCount:
             self.convergence: ("/evaluate/convergence", "lower per_size, or leave it out"),
             self.training: ("/train/evaluate_every", "raise it"),
         }
-        pointer, cure = by_size[max(by_size)]
+        pointer, advice = by_size[max(by_size)]
         detail = (
             f"an experiment writes at most {limits.points} points (MPT_LIMITS__POINTS); this one "
-            f"would write up to {self.total}: {cure}"
+            f"would write up to {self.total}: {advice}"
         )
         return [Problem(pointer, detail)]
 
@@ -100,8 +100,8 @@ class Experiment(Spec):
 
     @property
     def starts(self) -> int:
-        """Number of trainings: one for each seed and objective."""
-        return len(self.seeds) * (len(self.train.objective) if self.train else 1)
+        """Number of models that are trained or scored: one for each seed."""
+        return len(self.seeds)
 
     @property
     def curves(self) -> int:
@@ -148,13 +148,13 @@ class Experiment(Spec):
         free."""
         return 0
 
-    def memory_problems(self, limits: Limits, cure: str) -> list[Problem]:
+    def memory_problems(self, limits: Limits, advice: str) -> list[Problem]:
         """Return a problem if a run takes more memory than the limit."""
         needed = self.memory_estimate()
         if needed <= limits.memory_bytes:
             return []
         most = f"a run takes at most {limits.memory_bytes >> 20} MiB"
-        detail = f"{most}; this takes about {needed >> 20}: {cure}"
+        detail = f"{most}; this takes about {needed >> 20}: {advice}"
         return [Problem(self.memory_field, detail)]
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
@@ -200,8 +200,8 @@ class VectorExperiment(Experiment):
     @property
     def missing_refusal(self) -> str | None:
         """Reason why missing values are refused. None: they are used."""
-        cure = "fill these in, leave their rows or columns out, or use ppca or factor_analysis"
-        return f"this family needs every value, so {cure}"
+        advice = "fill these in, leave their rows or columns out, or use ppca or factor_analysis"
+        return f"this family needs every value, so {advice}"
 
     @property
     def sets(self) -> int:

@@ -66,13 +66,13 @@ class Masks(Spec):
         return [Problem(f"{pointer}/design", detail)]
 
 
-def masks_of_size(dim: int, size: int, most: int) -> int:
-    """Return C(D, m), or some number above `most` if it is larger than `most`: large binomials are
-    not computed."""
+def masks_of_size(dim: int, size: int, max_masks: int) -> int:
+    """Return C(D, m), or some number above `max_masks` if it is larger: large binomials are not
+    computed."""
     total = 1
     for i in range(min(size, dim - size)):
         total = total * (dim - i) // (i + 1)
-        if total > most:
+        if total > max_masks:
             break
     return total
 

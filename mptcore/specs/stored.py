@@ -27,7 +27,7 @@ def stored_spec_if_known(value: Any) -> ExperimentSpec | None:
 
 def in_present_form(value: Any) -> Any:
     """Return the spec with the present names of its fields."""
-    return _scores_of_texts(_fitted_proposals(_one_objective(value)))
+    return _without_constants(_scores_of_texts(_fitted_proposals(_one_objective(value))))
 
 
 def _one_objective(value: Any) -> Any:
@@ -53,4 +53,20 @@ def _scores_of_texts(value: Any) -> Any:
     match value:
         case {"evaluate": {"texts": {"target": _, **texts}, **evaluate}}:
             return {**value, "evaluate": {**evaluate, "texts": texts}}
+    return value
+
+
+def _without_constants(value: Any) -> Any:
+    """Drop fields of development versions of 0.2 that had one useful value: the exact LML of a
+    linear Gaussian, the objective of a language model, and masks for each observation of a VAE."""
+    match value:
+        case {
+            "model": {"family": "ppca" | "factor_analysis"},
+            "evaluate": {"lml": _, **evaluate},
+        }:
+            return {**value, "evaluate": evaluate}
+        case {"model": {"family": "masked_lm"}, "train": {"objective": _, **train}}:
+            return {**value, "train": train}
+        case {"train": {"mask_each": _, **train}}:
+            return {**value, "train": train}
     return value

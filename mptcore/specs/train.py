@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field
 
 from mptcore.specs.base import Problem, Spec
-from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.masks import AllSizes, TrainSchedule
+from mptcore.specs.vectors import DataSource
 
 DEFAULT_MASKS = AllSizes(per_size=1)
 ExactObjective = Literal["mpt", "lml"]

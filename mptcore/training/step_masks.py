@@ -38,8 +38,18 @@ class StepMasks:
         self._ready: _Ready | None = None
 
     def draw(self, fraction: float) -> Tensor:  # (S, B, D)
-        """Return the masks for a step at this fraction of the training."""
-        return self.draw_each(fraction, 1).squeeze(2)
+        """Return the masks for a step at this fraction of the training. A mask covers the
+        dimensions with the smallest random keys."""
+        sizes = self._sizes(fraction)
+        shape = (sizes.shape[1], self.dim)
+        keys = torch.empty(len(self._generators), *shape, dtype=torch.float64)
+
+        def draw(first: int, end: int) -> None:
+            for own, generator in zip(keys[first:end], self._generators[first:end], strict=True):
+                random_keys(own, generator)
+
+        in_threads(draw, len(keys), max(1, MIN_KEYS // keys[0].numel()))
+        return smallest_masked(keys, sizes.expand(len(keys), -1))
 
     def draw_several(self, fractions: Sequence[float]) -> Tensor:  # (S, E, B, D)
         """Return the masks for E steps, as repeated calls of `draw` would."""
@@ -106,33 +116,13 @@ class StepMasks:
         for generator, state in zip(self._generators, states, strict=True):
             generator.set_state(state)
 
-    def draw_each(self, fraction: float, observations: int) -> Tensor:  # (S, B, N, D)
-        """Draw B masks for each of N observations. A mask covers the dimensions with the smallest
-        random keys."""
-        sizes = self._sizes(fraction, observations)
-        shape = (sizes.shape[1], self.dim)
-        keys = torch.empty(len(self._generators), *shape, dtype=torch.float64)
-
-        def draw(first: int, end: int) -> None:
-            for own, generator in zip(keys[first:end], self._generators[first:end], strict=True):
-                random_keys(own, generator)
-
-        in_threads(draw, len(keys), max(1, MIN_KEYS // keys[0].numel()))
-        masks = smallest_masked(keys, sizes.expand(len(keys), -1))
-        per_size = self.spec.masks.per_size
-        split = masks.view(len(keys), -1, observations, per_size, self.dim)
-        return split.transpose(2, 3).flatten(1, 2)
-
-    def _sizes(self, fraction: float, observations: int) -> Tensor:  # (S or 1, B · N)
+    def _sizes(self, fraction: float) -> Tensor:  # (S or 1, B)
         masks = self.spec.masks
         if isinstance(masks, UniformSize):
-            drawn = [
-                torch.randint(1, self.dim + 1, (observations,), generator=g)
-                for g in self._generators
-            ]
+            drawn = [torch.randint(1, self.dim + 1, (1,), generator=g) for g in self._generators]
             return torch.stack(drawn).repeat_interleave(masks.per_size, dim=1)
         sizes = torch.tensor([self._given_sizes(fraction)])
-        return sizes.repeat_interleave(observations * masks.per_size, dim=1)
+        return sizes.repeat_interleave(masks.per_size, dim=1)
 
     def _given_sizes(self, fraction: float) -> list[int]:
         masks = self.spec.masks

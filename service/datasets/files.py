@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from mptcore.runtime.durable import sync_folder, write_durably
 from mptcore.specs import Problem
-from mptcore.specs.data.reading import DEFAULTS, OPTIONS_FILE, TableOptions
+from mptcore.specs.vectors import DEFAULT_TABLE_OPTIONS, OPTIONS_FILE, TableOptions
 from service.datasets.child_environment import run_environment
 from service.queue.quota import Room
 from service.refusals import ApiError, disk_full, invalid
@@ -81,7 +81,7 @@ def keep_options(folder: Path, reading: Mapping[str, Any] | None) -> None:
 
 
 def inspect(
-    file: Path, name: str, max_cells: int, options: TableOptions = DEFAULTS
+    file: Path, name: str, max_cells: int, options: TableOptions = DEFAULT_TABLE_OPTIONS
 ) -> dict[str, Any]:
     """Return the contents of a file that was uploaded under this name. Raises ApiError if it is
     neither numbers nor text, or does not match its extension."""

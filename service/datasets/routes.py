@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from uuid6 import uuid7
 
 from mptcore.specs import Problem
-from mptcore.specs.data.reading import TABLE_FORMATS, ColumnName, TableOptions
+from mptcore.specs.vectors import TABLE_FORMATS, ColumnName, TableOptions
 from service.accounts import audit
 from service.accounts.permissions import check_still_valid, find, find_own, newest
 from service.accounts.users import Caller

@@ -16,10 +16,10 @@ from mptcore.specs import (
     SpecError,
     UploadData,
 )
-from mptcore.specs.data.columns import missing_values
 from mptcore.specs.experiment import VectorExperiment
-from mptcore.specs.families.linear_gaussian.models import constant_columns
+from mptcore.specs.families.linear_gaussian import constant_columns
 from mptcore.specs.parsing.sentences import not_given
+from mptcore.specs.vectors import missing_values
 from service.accounts.permissions import readable_ones
 from service.datasets.models import Dataset, forget_contents
 from service.db.visibility import readable, reader

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mptcore.specs import ExperimentSpec, GlueText, MaskedLmModel, Problem
-from mptcore.specs.data.arrays import ImageData
-from mptcore.specs.data.source import Source
-from mptcore.specs.data.text import GLUE_HUB
+from mptcore.specs.base import Source
 from mptcore.specs.parsing.suggestions import meant
+from mptcore.specs.text import GLUE_HUB
+from mptcore.specs.vectors import ImageData
 from service.datasets.hub import hub_answers, hub_url
 from service.experiments.checkpoints import checkpoint_problem
 from service.settings import Settings

@@ -11,8 +11,8 @@ from sqlalchemy import case, select
 from sqlalchemy.orm import Session
 
 from mptcore.specs import ExperimentSpec, PlainText, Problem, SpecError, UploadData
-from mptcore.specs.data.reading import OPTIONS_FILE
-from mptcore.specs.data.text import too_few
+from mptcore.specs.text import too_few
+from mptcore.specs.vectors import OPTIONS_FILE
 from service.datasets.files import options_file
 from service.datasets.models import Dataset
 from service.datasets.sizes import NO_UPLOAD, SIZES, Uploads, listed, shape_of

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Row
 
+from mptcore.specs.stored import in_present_form
 from service.accounts.permissions import permitted
 from service.accounts.users import Caller
 from service.experiments.models import Artifact, Event, Experiment
@@ -31,7 +32,7 @@ def experiment_out(
 ) -> ExperimentOut:
     """Convert an experiment. `place` is the queue position of a queued one."""
     summary = dict(summary_out(experiment, place, title, reader))
-    return ExperimentOut.model_construct(**summary, spec=experiment.spec)
+    return ExperimentOut.model_construct(**summary, spec=in_present_form(experiment.spec))
 
 
 def summary_out(

@@ -21,7 +21,7 @@ from pathlib import Path
 from sqlalchemy import URL, inspect, make_url, select
 from sqlalchemy.orm import Session
 
-from mptcore.specs.data.reading import OPTIONS_FILE
+from mptcore.specs.vectors import OPTIONS_FILE
 from service.accounts import audit
 from service.datasets.files import options_file
 from service.datasets.models import Dataset

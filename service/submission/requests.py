@@ -13,7 +13,7 @@ from pydantic import Field, PlainSerializer, PlainValidator
 from sqlalchemy.orm import Session
 
 from mptcore.specs import Problem
-from mptcore.specs.parsing.long_lists import first_errors
+from mptcore.specs.stored import in_present_form
 from service.accounts import audit
 from service.accounts.permissions import find_own
 from service.accounts.users import Caller
@@ -21,6 +21,7 @@ from service.datasets.sizes import is_incomplete
 from service.experiments.models import Experiment
 from service.experiments.schemas import Submission
 from service.experiments.store import actions, wrong_state
+from service.long_lists import first_errors
 from service.queue import quota
 from service.refusals import ApiError, invalid
 from service.schemas import MAX_BODY_BYTES, RequestModel, ResponseModel
@@ -164,7 +165,8 @@ class AddedPoints(SubmissionRequest):
     def submissions(self, session: Session, settings: Settings, user: Caller) -> Submissions:
         sweep = find_own(session, user, Sweep, self.sweep_id)
         self._check(store.number_of_points(session, sweep.id))  # and again when they are stored
-        entries = _points(settings, sweep.spec, sweep.comes_after, self.more)
+        spec = in_present_form(sweep.spec)
+        entries = _points(settings, spec, sweep.comes_after, self.more)
         return Submissions(sweep.owner_id, entries)
 
     def sweep(self, session: Session, settings: Settings, user: Caller, count: int) -> Sweep:

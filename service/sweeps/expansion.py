@@ -17,8 +17,8 @@ from pydantic import Field, model_validator
 from mptcore.specs import Problem, SpecError
 from mptcore.specs.base import Seed, reject
 from mptcore.specs.parsing.json_text import pointer_token
-from mptcore.specs.parsing.long_lists import first_errors
 from mptcore.specs.parsing.problems import UNKNOWN_FIELD
+from service.long_lists import first_errors
 from service.refusals import invalid
 from service.schemas import RequestModel
 

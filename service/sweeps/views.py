@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from mptcore.specs import Problem
+from mptcore.specs.stored import in_present_form
 from service.db.engine import moment
 from service.experiments.schemas import Progress
 from service.experiments.titles import sweep_title, value_at
@@ -83,7 +84,7 @@ def sweep_out(
     return SweepOut.model_construct(
         **dict(summary),
         can=can,
-        spec=sweep.spec,
+        spec=in_present_form(sweep.spec),
         after=sweep.comes_after,
         progress=Progress(
             done=int(PER_RUN * (summary.ended + running)),

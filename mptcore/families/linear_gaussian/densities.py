@@ -7,7 +7,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from mptcore.data.arrays import Dataset
+from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.em import Fitted, fit_missing
 from mptcore.families.linear_gaussian.factor_analysis import factor_analysis, fit
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian

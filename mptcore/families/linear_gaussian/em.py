@@ -12,7 +12,7 @@ from mptcore.families.linear_gaussian.moments import patterns_of
 from mptcore.families.linear_gaussian.quasi_newton import Slope, climb
 from mptcore.protocol.records import RunError
 from mptcore.specs import FactorAnalysisModel, LinearGaussianSpec
-from mptcore.specs.families.linear_gaussian.experiment import MAX_ITERATIONS
+from mptcore.specs.families.linear_gaussian import MAX_ITERATIONS
 
 EM_ITERATIONS = 100
 """Iterations of EM before L-BFGS-B. EM is fast where the noise is small, where L-BFGS-B creeps."""

@@ -6,7 +6,7 @@ from typing import NamedTuple, assert_never
 import torch
 from torch import Tensor
 
-from mptcore.data.arrays import Dataset
+from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.em import MIN_SHARE, Fitted, Likelihood, iterate
 from mptcore.families.linear_gaussian.gaussian import LOG_2PI, LowRankGaussian
 from mptcore.families.linear_gaussian.moments import second_moment
@@ -16,7 +16,7 @@ from mptcore.families.linear_gaussian.starts import random_start
 from mptcore.families.linear_gaussian.weights import kept_density
 from mptcore.protocol.records import RunError
 from mptcore.specs import FactorAnalysisModel
-from mptcore.specs.families.linear_gaussian.models import constant_columns
+from mptcore.specs.families.linear_gaussian import constant_columns
 
 
 def factor_analysis(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mptcore.specs.families.linear_gaussian.experiment import MAX_RANK
+from mptcore.specs.families.linear_gaussian import MAX_RANK
 
 ROWS = 8192
 """Number of observations that are centred and multiplied at a time."""

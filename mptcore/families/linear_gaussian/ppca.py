@@ -6,7 +6,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from mptcore.data.arrays import Dataset
+from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import data_factor, second_moment
 from mptcore.families.linear_gaussian.starts import random_start

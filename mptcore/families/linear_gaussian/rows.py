@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mptcore.data.dataset import Dataset
-from mptcore.data.ids import ROW, id_columns
+from mptcore.data.saved_facts import ROW, id_columns
 from mptcore.families.linear_gaussian.densities import log_probs
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.unusual_columns import largest_residuals

@@ -6,11 +6,16 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from mptcore.data.arrays import Dataset, load_arrays
-from mptcore.data.dataset import copies_warning, refuse_extreme, refuse_missing
-from mptcore.data.ids import keep_heldout_rows
-from mptcore.data.kept import (
+from mptcore.data.dataset import (
+    Dataset,
+    copies_warning,
+    load_arrays,
+    refuse_extreme,
+    refuse_missing,
+)
+from mptcore.data.saved_facts import (
     header_of,
+    keep_heldout_rows,
     kept_of,
     kept_scaling,
     refuse_other_columns,
@@ -42,8 +47,8 @@ from mptcore.specs import (
     UploadData,
 )
 from mptcore.specs.compute import GPU_BATCH_BYTES
-from mptcore.specs.data.columns import columns_are
-from mptcore.specs.families.linear_gaussian.experiment import MAX_ITERATIONS
+from mptcore.specs.families.linear_gaussian import MAX_ITERATIONS
+from mptcore.specs.vectors import columns_are
 from mptcore.training.loop import train
 
 CPU = torch.device("cpu")

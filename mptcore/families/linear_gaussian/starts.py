@@ -4,7 +4,7 @@ import torch
 
 from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
-from mptcore.specs.families.linear_gaussian.models import LinearGaussian
+from mptcore.specs.families.linear_gaussian import LinearGaussian
 
 
 def random_start(

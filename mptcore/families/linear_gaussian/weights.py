@@ -8,7 +8,7 @@ from torch import Tensor
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.protocol.records import Artifact, Log, RunError
 from mptcore.runtime.tensor_files import keep_weights, load_weights
-from mptcore.specs.families.linear_gaussian.models import LinearGaussian
+from mptcore.specs.families.linear_gaussian import LinearGaussian
 
 FAMILY = "linear_gaussian"
 PARTS = ("loadings", "mean", "noise_variance")

@@ -22,7 +22,7 @@ from mptcore.families.masked_lm.text_groups import MaskErrors
 from mptcore.families.masked_lm.text_rounds import FOLDS, STRATA, Rounds
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import MaskPlan, Records, RunState
-from mptcore.specs.texts import MIN_TEXT_MASKS
+from mptcore.specs.text_scores import MIN_TEXT_MASKS
 
 ENUMERATED = 7
 """Maximum number of tokens of a text whose masks are all scored."""

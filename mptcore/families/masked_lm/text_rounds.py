@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import MIN_KURTOSIS
-from mptcore.specs.texts import MIN_TEXT_MASKS
+from mptcore.specs.text_scores import MIN_TEXT_MASKS
 
 STRATA = 4
 """Masks of a replicate: their sizes are drawn from as many equally likely parts of the sizes."""

@@ -6,11 +6,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mptcore.data.arrays import load_arrays
-from mptcore.data.dataset import Dataset, copies_warning, refuse_extreme, refuse_missing
-from mptcore.data.ids import keep_heldout_rows
-from mptcore.data.kept import (
+from mptcore.data.dataset import (
+    Dataset,
+    copies_warning,
+    load_arrays,
+    refuse_extreme,
+    refuse_missing,
+)
+from mptcore.data.saved_facts import (
     header_of,
+    keep_heldout_rows,
     kept_of,
     kept_scaling,
     refuse_other_columns,

@@ -92,9 +92,9 @@ class SampledVae(Vae):
         return torch.stack([self._step_score(x, mask, generator) for mask in masks]).mean()
 
     def _step_score(self, x: Tensor, mask: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the score of one mask (D,), or one for each observation (N, D), from the few draws
-        of a training step. Its gradient is ∇ log Σ w p(x_j | z) − ∇ log Σ w with z and its proposal
-        fixed: the model's parameters move the weights w ∝ p(z) p(x_R | z), too."""
+        """Return the score of one mask (D,) from the few draws of a training step. Its gradient is
+        ∇ log Σ w p(x_j | z) − ∇ log Σ w with z and its proposal fixed: the model's parameters move
+        the weights w ∝ p(z) p(x_R | z), too."""
         if isinstance(self.conditionals, Recursive):
             return self._by_recursion(x, mask, generator).mean()
         draws, steps = self.conditionals.train_draws, self.conditionals.train_steps

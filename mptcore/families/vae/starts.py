@@ -41,7 +41,7 @@ def likely_starts(fit: Fit, latent_dim: int, count: int, generator: torch.Genera
 @torch.no_grad()
 def surprised(fit: Fit, mask: Tensor, z: Tensor) -> Tensor:
     """Return which observations (N,) have a masked value that is far less likely given z (N, K)
-    than the mean there. `mask` is one mask (D,) or one for each observation (N, D)."""
+    than the mean there. `mask` is (D,)."""
     outputs = fit.decoder(z)
     expected = fit.likelihood.log_prob(fit.likelihood.mean(outputs), outputs)
     gaps = expected - fit.likelihood.log_prob(fit.x, outputs)

@@ -106,12 +106,7 @@ class VaeTrainer:
         """Return the loss of each start, and add its gradient to its parameters. Append the points
         of the step to `points` if it is given."""
         fraction = self.epoch / self.spec.epochs
-        if self.spec.mask_each:
-            first = self.starts[0]
-            observations = len(first.x[rows[first.seed]])
-            drawn = self.masks.draw_each(fraction, observations)  # (S, B, N, D)
-        else:
-            drawn = self.masks.draw(fraction)  # (S, B, D)
+        drawn = self.masks.draw(fraction)  # (S, B, D)
         masks = dict(zip(self.seeds, sent(drawn, self.device), strict=True))
         losses = []
         for start, generator in zip(self.starts, self.draws, strict=True):

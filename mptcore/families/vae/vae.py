@@ -45,8 +45,7 @@ class Vae(nn.Module, ABC):
     @abstractmethod
     def score(self, x: Tensor, masks: Tensor, generator: torch.Generator) -> Tensor:
         """Return the mean over observations, masks and masked j of log p(x_j | x_R), in nats: Eq.
-        (5) of the paper. Masks are (B, D), or (B, N, D) if each observation has its own (not with
-        grids and not with recursion). Differentiable."""
+        (5) of the paper. Masks are (B, D). Differentiable."""
 
     def elbo(self, x: Tensor, normal: Tensor) -> Tensor:
         """Return the evidence lower bound of each observation (N,) from one draw, given by

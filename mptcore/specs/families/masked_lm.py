@@ -6,12 +6,11 @@ from pydantic import AfterValidator, Field
 
 from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.compute import Limits, Machine
-from mptcore.specs.data.text import PlainText, TextSource
 from mptcore.specs.evaluate import max_masks_problems, target_problems
 from mptcore.specs.experiment import Experiment
 from mptcore.specs.masks import Rate
-from mptcore.specs.texts import TextScores
-from mptcore.specs.train import one_or_more
+from mptcore.specs.text import PlainText, TextSource
+from mptcore.specs.text_scores import TextScores
 
 PAPER_RATES = tuple(round(percent / 100, 2) for percent in range(1, 100))
 """1 %, 2 %, … 99 %: the rates of Table 2 and Fig. 5 (right)."""
@@ -29,7 +28,6 @@ these are less than GPU_SHARE of their memory: from 24 GB on for scores, from 80
 A smaller GPU gives GPU_SHARE. A few ten thousand tokens are enough for a GPU not to wait for its
 host (docs/speed.md)."""
 
-LmObjective = Literal["mpt"]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 
 
@@ -225,12 +223,6 @@ StepNumber = Annotated[int, Field(ge=0, le=100_000_000)]
 class MaskedLmTrain(Spec):
     """Training by AdamW on the masked score."""
 
-    objective: Annotated[
-        tuple[LmObjective, ...],
-        Field(min_length=1, max_length=1, strict=False),
-        one_or_more(LmObjective),
-    ] = ("mpt",)
-    """Objective that training maximizes."""
     steps: Annotated[int, Field(ge=1, le=100_000_000)]
     """Number of training steps."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 32

@@ -9,10 +9,9 @@ from pydantic import BaseModel, ValidationError
 from mptcore.specs.base import MAX_PROBLEMS, Problem, SpecError
 from mptcore.specs.compute import Limits
 from mptcore.specs.outside import models_of
-from mptcore.specs.parsing.fields import meant_field
 from mptcore.specs.parsing.json_text import parse_json, pointer_token
 from mptcore.specs.parsing.sentences import ONE_OF, QUOTED, UNION, not_given, one_of, sentence
-from mptcore.specs.parsing.suggestions import meant
+from mptcore.specs.parsing.suggestions import meant, meant_field
 from mptcore.specs.union import ExperimentSpec, adapter
 
 
@@ -147,8 +146,8 @@ def _as_object(value: object, members: Sequence[type[BaseModel]]) -> str:
         if isinstance(value, str) and value in _tags(member, name)
     )
     tag = next(tags, None) if len(members) > 1 else None
-    cure = "" if tag is None else f": {json.dumps({tag: value})}"
-    return f"{not_given(value)}{cure}"
+    advice = "" if tag is None else f": {json.dumps({tag: value})}"
+    return f"{not_given(value)}{advice}"
 
 
 def _or_null(error: Any, holder: type[BaseModel]) -> str:

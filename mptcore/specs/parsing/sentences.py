@@ -118,20 +118,20 @@ def not_given(value: object, kind: str = "") -> str:
 
 def one_of(listed: str, allowed: Sequence[str], given: object) -> str:
     """Return the list of allowed values, with the one that was probably meant."""
-    cure = ""
+    advice = ""
     if given in DATA_FORMATS and "upload" in allowed:
-        cure = "upload the file (mpt upload FILE), then use the source upload"
+        advice = "upload the file (mpt upload FILE), then use the source upload"
     elif isinstance(given, str):
-        cure = meant(given, allowed).strip()
+        advice = meant(given, allowed).strip()
     elif given is not None:
         listed += not_given(given)
-    return f"{ONE_OF}{listed}; {cure}" if cure else f"{ONE_OF}{listed}"
+    return f"{ONE_OF}{listed}; {advice}" if advice else f"{ONE_OF}{listed}"
 
 
 def _is_percentage(error: Any) -> bool:
     """Return whether a percentage was given for a fraction."""
-    most = error["ctx"].get("lt", error["ctx"].get("le"))
-    return bool(most == 1 and 2 < error["input"] <= 100)
+    maximum = error["ctx"].get("lt", error["ctx"].get("le"))
+    return bool(maximum == 1 and 2 < error["input"] <= 100)
 
 
 def _unquoted(error: Any) -> str:

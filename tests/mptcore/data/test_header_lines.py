@@ -6,7 +6,7 @@ import pytest
 
 from mptcore.data.files import UnreadableError
 from mptcore.data.headers import is_header
-from mptcore.specs.data.reading import TableOptions
+from mptcore.specs.vectors import TableOptions
 
 DECIMALS = ["0.11,0.52,0.93", "1.51,0.22,3.53"]
 WHOLE = ["4,1,9", "5,6,2"]

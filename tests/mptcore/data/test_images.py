@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mptcore.data.arrays import load_arrays
-from mptcore.data.dataset import Dataset
+from mptcore.data.dataset import Dataset, load_arrays
 from mptcore.data.vision import torchvision_datasets
 from mptcore.protocol.records import RunError
 from mptcore.specs import FashionMnistData, MnistData

@@ -8,11 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.data import images as images_module
-from mptcore.data.arrays import load_arrays
-from mptcore.data.dataset import Dataset, Scaling
-from mptcore.data.images import images
-from mptcore.data.prepare import binarized, scaling_of, standardized
+from mptcore.data import dataset
+from mptcore.data.dataset import (
+    Dataset,
+    Scaling,
+    binarized,
+    images,
+    load_arrays,
+    scaling_of,
+    standardized,
+)
 from mptcore.protocol.records import RunError
 from mptcore.runtime import inputs
 from mptcore.runtime.rng import generator_for
@@ -152,7 +157,7 @@ def torchvision(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool, bool]]
     sets = SimpleNamespace(
         MNIST=source("MNIST", PIXELS), FashionMNIST=source("Other", 250 - PIXELS)
     )
-    monkeypatch.setattr(images_module, "torchvision_datasets", lambda: sets)
+    monkeypatch.setattr(dataset, "torchvision_datasets", lambda: sets)
     monkeypatch.setenv("MPT_DATA_DIR", "/data")
     monkeypatch.delenv("MPT_ALLOW_DOWNLOAD", raising=False)
     inputs.locate(None)

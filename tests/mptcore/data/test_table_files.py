@@ -14,7 +14,7 @@ from mptcore.data.inspect import look
 from mptcore.data.uploads import Inspection, uploaded
 from mptcore.protocol.records import RunError
 from mptcore.specs import UploadData
-from mptcore.specs.data.reading import TableOptions
+from mptcore.specs.vectors import TableOptions
 
 arrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mptcore.data.files import told_of
+from mptcore.data.files import error_text
 from mptcore.data.inspect import look
 from mptcore.data.table_columns import LEAVE_OUT
-from mptcore.data.uploads import CELL_CURE, EMPTY_CURE, inspect, uploaded
+from mptcore.data.uploads import CELL_ADVICE, EMPTY_ADVICE, inspect, uploaded
 from mptcore.protocol.records import RunError
 from mptcore.specs import UploadData
 
@@ -101,7 +101,7 @@ def test_a_text_file_needs_no_header(tmp_path: Path, name: str, separator: str) 
     ("name", "told"),
     [
         ("data.npy", ["array[2, 1] is inf"]),
-        ("data.npz", ["first[2, 1] is inf", CELL_CURE, "second[2, 1] is inf"]),
+        ("data.npz", ["first[2, 1] is inf", CELL_ADVICE, "second[2, 1] is inf"]),
         ("data.csv", ["line 4, column b is inf"]),
         ("data.tsv", ["line 4, column b is inf"]),
         ("data.parquet", ["row 2, column b is inf"]),
@@ -112,7 +112,7 @@ def test_cells_that_are_not_numbers_are_named(name: str, told: list[str], tmp_pa
     array[2, 1] = np.inf
     *named, cure = inspect(written(tmp_path, name, array)).problems
     assert named == told
-    assert cure == CELL_CURE
+    assert cure == CELL_ADVICE
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -240,10 +240,10 @@ def test_rows_and_columns_without_any_value_are_named(
     (tmp_path / "datasets/a").mkdir(parents=True)
     path = tmp_path / "datasets/a/data.csv"
     path.write_text("a,b,c\n1,,2\n,,\n3,,nan\n")
-    told = ["line 3 has no value", "column b has no value", EMPTY_CURE]
+    told = ["line 3 has no value", "column b has no value", EMPTY_ADVICE]
     assert inspect(path).problems == told
     np.save(tmp_path / "data.npy", np.full((3, 4), np.nan))
-    assert inspect(tmp_path / "data.npy").problems[-2:] == ["and 2 more", EMPTY_CURE]
+    assert inspect(tmp_path / "data.npy").problems[-2:] == ["and 2 more", EMPTY_ADVICE]
     path.write_text("a,b,c\n1,,2\n,5,6\n3,4,nan\n")
     assert inspect(path).problems == []
     monkeypatch.setenv("MPT_STORE", str(tmp_path))
@@ -259,7 +259,7 @@ def test_errors_do_not_reveal_the_path_of_the_file(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1;")
     (told,) = inspect(path).problems
     assert told.startswith("not a readable .parquet file: ")
-    assert told_of(path, OSError(f"{path} is cut off")) == "data.parquet is cut off"
+    assert error_text(path, OSError(f"{path} is cut off")) == "data.parquet is cut off"
     assert str(tmp_path) not in told
     assert "separated by commas" not in told
 

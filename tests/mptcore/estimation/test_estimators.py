@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptcore.data.arrays import load_arrays
+from mptcore.data.dataset import load_arrays
 from mptcore.estimation.estimate import (
     ONE_DRAW,
     TOO_FEW,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from mptcore.data.arrays import load_arrays
+from mptcore.data.dataset import load_arrays
 from mptcore.estimation.estimate import PARTS
 from mptcore.families.linear_gaussian.densities import initial_density, log_probs
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian

@@ -162,7 +162,7 @@ def test_the_ids_of_held_out_rows_are_kept(
     def with_ids(spec: UploadData) -> Upload:
         return uploaded(spec)._replace(ids={"row": [f"s{i}" for i in range(ROWS)]})
 
-    monkeypatch.setattr("mptcore.data.arrays.uploaded", with_ids)
+    monkeypatch.setattr("mptcore.data.dataset.uploaded", with_ids)
     records = fit(store, {**FITS[fitted], "data": upload(store, "all", sample(), heldout=0.1)})
     assert "heldout_rows.csv" in [one.file for one in records if isinstance(one, Artifact)]
     rows = load_file(store / "artifacts/first/weights.safetensors")["data/heldout_rows"].tolist()

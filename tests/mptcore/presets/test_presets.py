@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from mptcore.data.arrays import load_arrays
+from mptcore.data.dataset import load_arrays
 from mptcore.estimation.masks import draw_masks
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.presets import PRESETS, Results

@@ -89,7 +89,6 @@ def test_no_steps_ahead_need_no_masks() -> None:
     assert torch.equal(several.draw_several([0.1])[:, 0], plain.draw(0.1))
 
 
-@pytest.mark.parametrize("observations", [1, 3])
 @pytest.mark.parametrize(
     ("schedule", "sizes"),
     [
@@ -98,46 +97,26 @@ def test_no_steps_ahead_need_no_masks() -> None:
         ({"schedule": "ramp", "start": 0.2, "end": 1.0, "per_size": 2}, [3]),
     ],
 )
-def test_masks_of_given_sizes(
-    schedule: dict[str, Any], sizes: list[int], observations: int
-) -> None:
-    """Halfway through the training. The P masks of each size and observation are adjacent."""
+def test_masks_of_given_sizes(schedule: dict[str, Any], sizes: list[int]) -> None:
+    """Halfway through the training. The P masks of each size are adjacent."""
     drawn, per_size = step_masks(**schedule), schedule["per_size"]
     own = generators()
     for _ in range(2):  # a step continues where the previous one ended
-        found = drawn.draw_each(0.5, observations)
-        assert found.shape == (2, per_size * len(sizes), observations, DIM)
-        for seed, generator in zip(found, own, strict=True):
-            order = [size for size in sizes for _ in range(observations * per_size)]
-            masks = iter(masks_of(order, generator))
-            for i in range(len(sizes)):
-                for n in range(observations):
-                    for p in range(per_size):
-                        assert torch.equal(seed[i * per_size + p, n], next(masks))
+        order = [size for size in sizes for _ in range(per_size)]
+        expected = torch.stack([masks_of(order, generator) for generator in own])
+        assert torch.equal(drawn.draw(0.5), expected)
 
 
 @pytest.mark.parametrize("per_size", [1, 3])
-def test_uniform_sizes_are_drawn_for_each_observation(per_size: int) -> None:
+def test_a_uniform_size_is_drawn_for_each_step(per_size: int) -> None:
     drawn, seen = step_masks(schedule="uniform", per_size=per_size), set[int]()
     own = generators()
     for _ in range(40):
-        found = drawn.draw_each(0.0, 2)
-        assert found.shape == (2, per_size, 2, DIM)
-        for seed, generator in zip(found, own, strict=True):
-            sizes = torch.randint(1, DIM + 1, (2,), generator=generator).tolist()
-            seen |= set(sizes)
-            masks = iter(masks_of([s for s in sizes for _ in range(per_size)], generator))
-            for n in range(2):
-                for p in range(per_size):
-                    assert torch.equal(seed[p, n], next(masks))
+        for masks, generator in zip(drawn.draw(0.0), own, strict=True):
+            size = int(torch.randint(1, DIM + 1, (1,), generator=generator))
+            seen.add(size)
+            assert torch.equal(masks, masks_of([size] * per_size, generator))
     assert seen == {1, 2, 3, 4, 5}
-
-
-def test_masks_for_all_observations_at_once() -> None:
-    drawn = step_masks(schedule="all", per_size=1)
-    assert torch.equal(
-        drawn.draw(0.0), step_masks(schedule="all", per_size=1).draw_each(0.0, 1)[:, :, 0]
-    )
 
 
 @pytest.mark.parametrize(("fraction", "size"), [(0.0, 1), (0.49, 2), (0.5, 3), (1.0, 5)])

@@ -6,8 +6,8 @@ import pytest
 
 from mptcore.specs import OutsideExperiment, validate_spec
 from mptcore.specs.base import Spec
-from mptcore.specs.data.text import too_few
 from mptcore.specs.experiment import VectorExperiment
+from mptcore.specs.text import too_few
 from service.datasets.models import Dataset
 from service.datasets.sizes import NO_UPLOAD, Uploads
 from service.db.engine import Database

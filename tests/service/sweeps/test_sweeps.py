@@ -115,6 +115,18 @@ def test_the_limit_of_a_sweep_holds(admin: TestClient) -> None:
     assert claim_next(database) is None
 
 
+def test_a_sweep_stored_by_an_earlier_version_gets_points(admin: TestClient) -> None:
+    """Its spec may have fields that a request may not have any more. It is shown without them, so
+    it can be submitted again."""
+    made = sweep(admin)
+    old = {**made["spec"], "evaluate": {**made["spec"]["evaluate"], "lml": {"method": "exact"}}}
+    with database_of(admin).transaction() as session:
+        session.execute(update(Sweep).values(spec=old))
+    assert admin.get(made["urls"]["self"]).json()["spec"] == made["spec"]
+    added = admin.post(made["urls"]["points"], json={"list": [{"data.n": 20}]})
+    assert added.json() == {"first": 6, "count": 1}
+
+
 def test_resumed_and_retried_points_wait_for_the_limit(admin: TestClient) -> None:
     made = sweep(admin, concurrency=1)
     database = database_of(admin)

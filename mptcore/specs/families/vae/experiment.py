@@ -6,10 +6,9 @@ from pydantic import Field
 
 from mptcore.specs.base import Problem, Spec
 from mptcore.specs.compute import GPU_BATCH_BYTES, Limits
-from mptcore.specs.data.arrays import DataSource
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.experiment import VectorExperiment
-from mptcore.specs.families.linear_gaussian.models import PpcaModel
+from mptcore.specs.families.linear_gaussian import PpcaModel
 from mptcore.specs.families.vae.models import (
     AnyGrid,
     Bernoulli,
@@ -25,6 +24,7 @@ from mptcore.specs.families.vae.models import (
 )
 from mptcore.specs.masks import FixedSize, TrainSchedule
 from mptcore.specs.train import EpochSchedule, one_or_more
+from mptcore.specs.vectors import DataSource
 
 MAX_STARTS = 20
 """Maximum number of starting points from which a proposal is fitted to an observation at once."""
@@ -87,9 +87,6 @@ class VaeTrain(EpochSchedule):
     """Learning rate of Adam."""
     masks: TrainSchedule = DEFAULT_MASKS
     """Masks of a training step."""
-    mask_each: bool = False
-    """True gives every observation of a step its own masks (with the conditionals `importance`).
-    False uses the same masks for all."""
     lml_samples: Annotated[int, Field(ge=2, le=1_000_000)] = 64
     """Draws of z for each observation in the recorded `lml`, which is always importance
     sampling."""
@@ -133,6 +130,11 @@ class VaeExperiment(VectorExperiment):
         return problems
 
     @property
+    def starts(self) -> int:
+        """Number of trainings: one for each seed and objective."""
+        return super().starts * (len(self.train.objective) if self.train else 1)
+
+    @property
     def has_grid(self) -> bool:
         return isinstance(self.model.conditionals, Grid)
 
@@ -145,9 +147,6 @@ class VaeExperiment(VectorExperiment):
 
     def _objective_problems(self, train: VaeTrain) -> list[Problem]:
         problems = []
-        if train.mask_each and not isinstance(self.model.conditionals, Importance):
-            detail = "masks of its own for each observation are for the conditionals importance"
-            problems.append(Problem("/train/mask_each", detail))
         for i, objective in enumerate(train.objective):
             if objective == "lml" and not self.has_grid:
                 detail = "lml is for a linear_vae whose conditionals are taken over a grid"
@@ -244,8 +243,8 @@ class VaeExperiment(VectorExperiment):
 
     def limit_problems(self, limits: Limits) -> list[Problem]:
         draws = "nodes" if self.has_grid else "draws, samples, chains"
-        cure = f"lower {draws}, data.n, train.batch_size or the masks of a step"
-        if problems := self.element_problems(limits) or self.memory_problems(limits, cure):
+        advice = f"lower {draws}, data.n, train.batch_size or the masks of a step"
+        if problems := self.element_problems(limits) or self.memory_problems(limits, advice):
             return problems
         if self.work() > limits.latent_work:
             detail = (

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field
 
 from mptcore.specs.base import ExperimentId, Problem, Spec
-from mptcore.specs.data.arrays import DataSource, Precision
+from mptcore.specs.vectors import DataSource, Precision
 
 MAX_GRID_DIMS = 3
 """Maximum number of latent dimensions that are integrated over a grid."""

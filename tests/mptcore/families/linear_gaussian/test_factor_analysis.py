@@ -26,7 +26,7 @@ from mptcore.protocol.records import Progress, Record, RunError
 from mptcore.run import resumable, run
 from mptcore.runtime.runner import SpecRunner
 from mptcore.specs import FactorAnalysisModel, LinearGaussianExperiment, SpecError
-from mptcore.specs.families.linear_gaussian.experiment import MAX_FIT_POINTS, MAX_ITERATIONS
+from mptcore.specs.families.linear_gaussian import MAX_FIT_POINTS, MAX_ITERATIONS
 from tests.support.runs import metric, points, spec_of, value_of
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.data.dataset import Dataset, refuse_missing
-from mptcore.data.prepare import binarized, scaling_of, standardized
+from mptcore.data.dataset import Dataset, binarized, refuse_missing, scaling_of, standardized
 from mptcore.families.linear_gaussian import em
 from mptcore.families.linear_gaussian.factor_analysis import (
     refuse_constant_columns,
@@ -19,7 +18,7 @@ from mptcore.families.linear_gaussian.run import NOT_CONVERGED
 from mptcore.protocol.records import Log, Record, RunError
 from mptcore.run import run
 from mptcore.specs import UploadData
-from mptcore.specs.families.linear_gaussian.experiment import MAX_FIT_POINTS
+from mptcore.specs.families.linear_gaussian import MAX_FIT_POINTS
 from tests.mptcore.families.linear_gaussian.test_missing import FACTOR_ANALYSIS, PPCA, sample
 from tests.support.runs import metric, points, spec_of, std_err_of, value_of
 

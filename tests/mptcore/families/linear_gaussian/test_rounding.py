@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mptcore.data.arrays import Dataset
+from mptcore.data.dataset import Dataset
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.residual_solver import ResidualSolver
 from mptcore.families.linear_gaussian.rounding import BY_RESIDUALS

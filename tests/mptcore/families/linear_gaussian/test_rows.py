@@ -72,7 +72,7 @@ def with_ids(
     def with_both(spec: UploadData) -> Upload:
         return Upload(uploaded(spec).x, tuple(columns), ids)
 
-    monkeypatch.setattr("mptcore.data.arrays.uploaded", with_both)
+    monkeypatch.setattr("mptcore.data.dataset.uploaded", with_both)
 
 
 def table(store: Path) -> list[dict[str, str]]:

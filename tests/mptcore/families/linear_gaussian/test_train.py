@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mptcore.data.arrays import Dataset, load_arrays
+from mptcore.data.dataset import Dataset, load_arrays
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.families.linear_gaussian import short_steps
 from mptcore.families.linear_gaussian.densities import initial_density

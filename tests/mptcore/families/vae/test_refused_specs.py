@@ -45,9 +45,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, Any, str]] = {
     "an objective of no experiment": (DEEP, "model/trained_by", "elbo", "/model/trained_by"),
     "memory for many masks": (DEEP, "compute/memory_mib", 100, "/compute/memory_mib"),
     "weights of no experiment": (DEEP, "model/init", "experiment", "/model/experiment"),
-    "masks for each, by recursion": (
-        {**DEEP, "train": {"objective": ["mpt"], "epochs": 1, "mask_each": True}}, "seeds", [1],
-        "/train/mask_each"),
     "no steps": (
         DEEP, "model/conditionals", {"method": "importance", "steps": 0},
         "/model/conditionals/steps"),

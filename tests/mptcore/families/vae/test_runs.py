@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mptcore.data.arrays import load_arrays
+from mptcore.data.dataset import load_arrays
 from mptcore.families.linear_gaussian.densities import initial_density
 from mptcore.families.vae.build import build_vae
 from mptcore.families.vae.trainer import VaeTrainer

@@ -333,17 +333,6 @@ def test_a_proposal_has_the_density_it_draws_from() -> None:
     assert len(found.log_shares) == 8  # five modes, two pilots, and the prior
 
 
-def test_each_observation_may_have_its_own_mask() -> None:
-    """The same mask for each gives the score of one for all."""
-    model = linear_gaussian(Importance(method="importance"), exact=False)
-    x, _ = simulated(model, N)
-    mask = torch.arange(DIM) < 5
-    each = mask.expand(1, N, DIM)
-    with torch.no_grad():
-        scores = [model.score(x, m, torch.Generator().manual_seed(1)) for m in (mask[None], each)]
-    assert scores[0].item() == pytest.approx(scores[1].item(), abs=1e-12)
-
-
 def test_a_training_step_has_the_gradient_of_the_true_conditional() -> None:
     """Compare with log p(x) − log p(x_R) from dense normal densities, in the biases of a linear
     decoder. Biases of observed dimensions change only the weights."""

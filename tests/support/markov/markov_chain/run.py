@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from markov_chain.spec import MarkovExperiment
-from mptcore.data.arrays import load_arrays
-from mptcore.data.dataset import refuse_missing
+from mptcore.data.dataset import load_arrays, refuse_missing
 from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Evidence, Model
 from mptcore.runtime.state import Records, RunState, TrainingState

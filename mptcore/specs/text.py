@@ -6,8 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from mptcore.specs.base import Problem, Seed, reject
-from mptcore.specs.data.source import Source
+from mptcore.specs.base import Problem, Seed, Source, reject
 
 MAX_LINE_CHARACTERS = 200_000
 """Maximum number of characters in the lines of a spec. Longer texts are uploaded."""

@@ -1,14 +1,15 @@
-"""Sources of vectors: N observations × D dimensions."""
+"""Sources of vectors, N observations × D dimensions, and options for reading their tables."""
 
+import hashlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from mptcore.specs.base import Problem, Seed
-from mptcore.specs.data.source import Source
+from mptcore.specs.base import Problem, Seed, Source, Spec
 
 Precision = Annotated[float, Field(gt=0, le=1e12)]
 """Inverse variance."""
@@ -34,11 +35,11 @@ class Data(Source):
         return []
 
     def binary_problems(
-        self, model: str, pointer: str = "/data/source", cure: str = "use another source"
+        self, model: str, pointer: str = "/data/source", advice: str = "use another source"
     ) -> list[Problem]:
-        """Return the reasons why the values are not 0 and 1, which a model needs. `cure` changes
+        """Return the reasons why the values are not 0 and 1, which a model needs. `advice` changes
         the field at `pointer` if the source has no such values."""
-        detail = f"{model} needs data of 0 and 1; {self.source} has others: {cure}"
+        detail = f"{model} needs data of 0 and 1; {self.source} has others: {advice}"
         return [Problem(pointer, detail)]
 
     @property
@@ -106,7 +107,7 @@ class MeasuredData(Data):
         return problems
 
     def binary_problems(
-        self, model: str, pointer: str = "/data/source", cure: str = "use another source"
+        self, model: str, pointer: str = "/data/source", advice: str = "use another source"
     ) -> list[Problem]:
         needed = f"{model} needs data of 0 and 1"
         if self.binarize is None and not self._may_be_binary:
@@ -232,3 +233,82 @@ DataSource = Annotated[
     PpcaData | DigitsData | MnistData | FashionMnistData | UploadData,
     Field(discriminator="source"),
 ]
+
+
+ColumnName = Annotated[str, Field(max_length=200)]
+
+
+class TableOptions(Spec):
+    """Options for reading a .csv, .tsv or .parquet file."""
+
+    header: bool | None = None
+    """True if the first line of a text file has the names of the columns. null: decided by its
+    cells."""
+    sep: Literal[",", ";", "tab", "|"] | None = None
+    """Separator of the cells in a text file. null: a comma in .csv, a tab in .tsv."""
+    decimal: Literal[".", ","] = "."
+    """Decimal separator of the numbers in a text file."""
+    thousands: Literal[",", ".", " ", "'", "_"] | None = None
+    """Separator of groups of three digits in a text file."""
+    index: Annotated[tuple[ColumnName, ...], Field(max_length=100, strict=False)] = ()
+    """Columns that identify the rows. They are no measurements: they are kept as ids."""
+    drop_non_numeric: bool = False
+    """True leaves out all columns that are not numbers."""
+
+    def separator(self, format: str) -> str:
+        """Return the separator of the cells in a text file."""
+        return {"tab": "\t"}.get(self.sep or "", self.sep or SEPARATORS[format])
+
+    def digest(self, format: str) -> str:
+        """Return a digest of the options, empty for formats that have none. It differs from that of
+        the same options in versions that decide in another way what is not given."""
+        if format not in TABLE_FORMATS:
+            return ""
+        text = f"{HEADER_RULES} {self.model_dump_json(exclude_defaults=True)}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def is_for_text(self) -> bool:
+        """Return whether an option is set that only text files have."""
+        of_text = ("header", "sep", "decimal", "thousands")
+        return any(getattr(self, name) != type(self).model_fields[name].default for name in of_text)
+
+    def problems(self, format: str) -> list[Problem]:
+        """Return the contradictions between the options, and with the format of a file."""
+        problems = []
+        if self != DEFAULT_TABLE_OPTIONS and format not in TABLE_FORMATS:
+            problems.append(Problem("", f"a .{format} file has no columns: {ONLY_TABLES}"))
+        elif self.is_for_text and format == "parquet":
+            problems.append(Problem("", f"a .parquet file has its own types: {ONLY_TEXT}"))
+        if self.thousands == self.decimal:
+            problems.append(Problem("/thousands", f"not the same as decimal, {self.decimal!r}"))
+        return problems
+
+
+HEADER_RULES = 1
+"""Version of the rules that decide what the options leave open: headers, columns without names."""
+OPTIONS_FILE = "reading.json"
+"""Name of the file beside a stored table with the options that it is read with."""
+SEPARATORS = {"csv": ",", "tsv": "\t"}
+"""Separators of the cells in text files."""
+TABLE_FORMATS = (*SEPARATORS, "parquet")
+DEFAULT_TABLE_OPTIONS = TableOptions()
+ONLY_TABLES = "index, drop_non_numeric, header, sep, decimal and thousands are for tables"
+ONLY_TEXT = "header, sep, decimal and thousands are for .csv and .tsv files"
+
+
+MAX_NAMED = 10
+
+
+def columns_are(columns: Sequence[str], are_names: bool, adjective: str) -> str:
+    """Return `column a is` or `columns 0, 2 are` with the adjective, and how columns are counted if
+    they have no names."""
+    listed = ", ".join(columns[:MAX_NAMED]) + (", …" if len(columns) > MAX_NAMED else "")
+    which = f"columns {listed} are" if len(columns) > 1 else f"column {listed} is"
+    return f"{which} {adjective}" + ("" if are_names else " (counted from 0)")
+
+
+def missing_values(columns: Sequence[str], are_names: bool, refusal: str) -> str:
+    """Return why data with missing values in these columns are refused."""
+    which = columns_are(columns, are_names, "incomplete")
+    return f"{which}, with values that are empty or NaN: {refusal}"

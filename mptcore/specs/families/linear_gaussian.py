@@ -1,19 +1,24 @@
-"""Experiments with PPCA and factor analysis."""
+"""Experiments with PPCA and factor analysis: their models, counts of masks and points, memory."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
-from mptcore.specs.base import Problem, Spec
+from pydantic import Field
+
+from mptcore.specs.base import ExperimentId, Problem, Spec
 from mptcore.specs.compute import GPU_BATCH_BYTES, DeviceName, Limits
-from mptcore.specs.data.arrays import DigitsData, UploadData
 from mptcore.specs.evaluate import MaskEvaluation
 from mptcore.specs.experiment import PointCount, VectorExperiment
-from mptcore.specs.families.linear_gaussian.models import (
-    FactorAnalysisModel,
-    LinearGaussianSpec,
-    constant_columns,
-)
 from mptcore.specs.train import Train
+from mptcore.specs.vectors import (
+    DataSource,
+    DigitsData,
+    PpcaData,
+    Precision,
+    UploadData,
+    columns_are,
+)
 
 SCORED_A_SECOND, TRAINED_A_SECOND = 1.2e10, 3e9
 """Approximate number of multiplications a second on two cores, in scoring and in training: see
@@ -34,18 +39,100 @@ BYTES_PER_SCORE = 32
 saved."""
 
 
-class ExactLml(Spec):
-    """Log marginal likelihood from the model's density."""
+def constant_columns(columns: Sequence[str], are_names: bool) -> str:
+    """Return why factor analysis cannot estimate its noise with these constant columns."""
+    which = columns_are(columns, are_names, "constant")
+    detail = "so factor analysis has no maximum: leave out constant columns, or use family ppca"
+    return f"{which}, {detail}"
 
-    method: Literal["exact"] = "exact"
-    """Method of computation."""
+
+LatentDimensions = Annotated[int, Field(ge=1, le=100_000)]
 
 
-class Evaluate(MaskEvaluation):
-    """Scores of masks, and the log marginal likelihood."""
+class LinearGaussian(Spec):
+    """x = W z + mu + e, z ~ N(0, I), with noise e independent per dimension."""
 
-    lml: ExactLml = ExactLml()
-    """Computation of the log marginal likelihood."""
+    family: str
+    """Family of the model."""
+    latent_dim: LatentDimensions
+    """Number of latent dimensions K, less than D."""
+    noise_precision: Precision | None = None
+    """1 / variance of the noise. null: estimated from the data, or read from `experiment`."""
+    init: str
+    """Source of the initial parameters."""
+    experiment: ExperimentId | None = None
+    """Id of the finished experiment that trained or fitted the model, with `init: experiment`. The
+    model is that of the same seed, or of its first seed if it did not have this seed."""
+
+    def problems(self, data: DataSource, pointer: str) -> list[Problem]:
+        """Return the problems of this model with the data."""
+        problems = []
+        if self.latent_dim >= data.dim:
+            detail = f"at most {data.dim - 1}, fewer than the data's {data.dim} dimensions"
+            problems.append(Problem(f"{pointer}/latent_dim", f"{detail}, not {self.latent_dim}"))
+        if self.init == "random" and self.noise_precision is None:
+            detail = "init random needs a number above 0: maximum_likelihood would estimate it"
+            problems.append(Problem(f"{pointer}/noise_precision", detail))
+        if self.init == "experiment" and self.noise_precision is not None:
+            detail = "init experiment brings its own: leave it null"
+            problems.append(Problem(f"{pointer}/noise_precision", detail))
+        if (self.init == "experiment") != (self.experiment is not None):
+            detail = "the id of the experiment whose weights are used; only with init experiment"
+            problems.append(Problem(f"{pointer}/experiment", detail))
+        return problems
+
+
+class PpcaModel(LinearGaussian):
+    """Probabilistic PCA: x = W z + mu + e, e ~ N(0, I / noise_precision)."""
+
+    family: Literal["ppca"]
+    """Family of the model."""
+    init: Literal["generator", "random", "maximum_likelihood", "experiment"] = "random"
+    """Source of the parameters. `random` draws W from N(0, 1), with the data's mean. `generator`
+    uses the parameters that generated the data. `maximum_likelihood` is the closed form of Tipping
+    & Bishop (1999), which estimates `noise_precision` if it is null. `experiment` uses the weights
+    of an earlier experiment."""
+
+    def problems(self, data: DataSource, pointer: str) -> list[Problem]:
+        problems = super().problems(data, pointer)
+        if self.init == "generator":
+            problems += self._unlike_generator(data, pointer)
+        return problems
+
+    def _unlike_generator(self, data: DataSource, pointer: str) -> list[Problem]:
+        if not isinstance(data, PpcaData):
+            detail = f"generator is for data.source ppca; {data.source} has no generator"
+            return [Problem(f"{pointer}/init", f"{detail}: use random or maximum_likelihood")]
+        return [
+            Problem(
+                f"{pointer}/{name}",
+                f"init generator takes the data's own {name}: {generated}",
+            )
+            for name in ("latent_dim", "noise_precision")
+            if getattr(self, name) != (generated := getattr(data, name))
+        ]
+
+
+class FactorAnalysisModel(LinearGaussian):
+    """Factor analysis: PPCA with a noise variance for each dimension, e ~ N(0, diag(psi))."""
+
+    family: Literal["factor_analysis"]
+    """Family of the model."""
+    init: Literal["random", "maximum_likelihood", "experiment"] = "random"
+    """Source of the parameters. `random` draws W from N(0, 1), with the data's mean and
+    `noise_precision` in every dimension. `maximum_likelihood` runs EM and L-BFGS-B until the
+    likelihood no longer changes, and estimates the noise variances. `experiment` uses the weights
+    of an earlier experiment."""
+
+    def problems(self, data: DataSource, pointer: str) -> list[Problem]:
+        problems = super().problems(data, pointer)
+        if self.init == "maximum_likelihood" and self.noise_precision is not None:
+            detail = "init maximum_likelihood estimates one for each dimension: leave it null"
+            problems.append(Problem(f"{pointer}/noise_precision", detail))
+        return problems
+
+
+LinearGaussianSpec = Annotated[PpcaModel | FactorAnalysisModel, Field(discriminator="family")]
 
 
 class LinearGaussianExperiment(VectorExperiment):
@@ -58,7 +145,7 @@ class LinearGaussianExperiment(VectorExperiment):
     """Second model for the same data and masks. Results then have the label `model`."""
     train: Train | None = None
     """Training before the scores. null: no training."""
-    evaluate: Evaluate = Evaluate()
+    evaluate: MaskEvaluation = MaskEvaluation()
     """Measurements of the model."""
 
     @property
@@ -76,8 +163,8 @@ class LinearGaussianExperiment(VectorExperiment):
     def missing_refusal(self) -> str | None:
         if self.train is None:
             return None
-        cure = "leave train out; init maximum_likelihood fits the observed values"
-        return f"train needs every value, so {cure}"
+        advice = "leave train out; init maximum_likelihood fits the observed values"
+        return f"train needs every value, so {advice}"
 
     @property
     def estimates_each_noise(self) -> bool:
@@ -154,8 +241,8 @@ class LinearGaussianExperiment(VectorExperiment):
     def _together_bytes(self) -> int:
         if self.device == "cpu":
             return self.compute.memory_bytes or 0
-        most = self.compute.memory_bytes or GPU_BATCH_BYTES
-        return min(most, self.evaluate.count(self.data.dim) * self._bytes_per_mask())
+        max_bytes = self.compute.memory_bytes or GPU_BATCH_BYTES
+        return min(max_bytes, self.evaluate.count(self.data.dim) * self._bytes_per_mask())
 
     def _bytes_per_mask(self) -> int:
         """Return the maximum memory of a mask."""
@@ -174,11 +261,11 @@ class LinearGaussianExperiment(VectorExperiment):
         target = self.evaluate.target_std_err is not None
         pointer = "/evaluate/max_masks" if target else "/evaluate/masks/per_size"
         lower = "max_masks" if target else "per_size"
-        masks, most = self.evaluate.count(self.data.dim), limits.mask_work
-        problems += self._work_problems(masks, most, SCORED_A_SECOND, pointer, lower)
-        masks, most = self.train_masks(), limits.train_work
+        masks, max_work = self.evaluate.count(self.data.dim), limits.mask_work
+        problems += self._work_problems(masks, max_work, SCORED_A_SECOND, pointer, lower)
+        masks, max_work = self.train_masks(), limits.train_work
         lower = "epochs or train.masks.per_size"
-        problems += self._work_problems(masks, most, TRAINED_A_SECOND, "/train/epochs", lower)
+        problems += self._work_problems(masks, max_work, TRAINED_A_SECOND, "/train/epochs", lower)
         return problems + self._memory_problems(limits) + super().limit_problems(limits)
 
     def _mask_work(self) -> int:
@@ -186,13 +273,13 @@ class LinearGaussianExperiment(VectorExperiment):
         return max(MIN_WORK, self.data.dim**2 * self._latent_dims())
 
     def _work_problems(
-        self, masks: int, most: int, a_second: float, pointer: str, lower: str
+        self, masks: int, max_work: int, a_second: float, pointer: str, lower: str
     ) -> list[Problem]:
-        """Return a problem if the masks take more than `most` multiplications."""
+        """Return a problem if the masks take more than `max_work` multiplications."""
         each = self._mask_work()
-        if masks * each <= most:
+        if masks * each <= max_work:
             return []
-        days, allowed = (number / a_second / 86_400 for number in (masks * each, most))
+        days, allowed = (number / a_second / 86_400 for number in (masks * each, max_work))
         detail = (
             f"{masks} masks of {each} multiplications (D² · K, at least {MIN_WORK}) take two "
             f"cores {days:.3g} days; at most {allowed:.3g} are accepted: lower {lower}"
@@ -203,8 +290,8 @@ class LinearGaussianExperiment(VectorExperiment):
         if (self.compute.memory_bytes or 0) > limits.memory_bytes:
             detail = f"at most {limits.memory_bytes >> 20}, as for the whole run"
             return [Problem("/compute/memory_mib", detail)]
-        cure = "N · D, D², D · K², the masks of a step and all scores count"
-        if problems := self.memory_problems(limits, cure):
+        advice = "N · D, D², D · K², the masks of a step and all scores count"
+        if problems := self.memory_problems(limits, advice):
             return problems
         one_mask = self._bytes_per_mask()
         if self.compute.memory_bytes is not None and self.compute.memory_bytes < one_mask:

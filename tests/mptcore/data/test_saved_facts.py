@@ -1,4 +1,4 @@
-"""Names of id columns in files that have columns of their own."""
+"""Ids of rows in files that have columns of their own."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mptcore.data.dataset import Dataset
-from mptcore.data.ids import id_columns, keep_heldout_rows
+from mptcore.data.saved_facts import id_columns, keep_heldout_rows
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Specs of PPCA and factor analysis."""
