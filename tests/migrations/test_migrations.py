@@ -21,7 +21,7 @@ from service.db.engine import Base, Database
 from service.db.revisions import FIRST, OlderTables
 from service.operations import backup
 from service.operations.backup import BackupFailed
-from service.operations.prepare import migrate
+from service.operations.prepare import migrate, prepare
 from service.settings import Settings
 from tests.support.archived_labs import empty_lab, put_in_place, unpack
 from tests.support.forks import fork
@@ -262,6 +262,13 @@ prepare.main()
 """
 
 
+def kill_migration(settings: Settings, words: str, number: int) -> None:
+    """Run `mpt migrate`, and kill it before the statement of that number with these words."""
+    code = KILLED.format(words=words, number=number)
+    killed = subprocess.run([sys.executable, "-c", code], env=environment(settings), check=False)
+    assert killed.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize(
     ("words", "number"),
     [("CREATE TABLE", 3), ("CREATE INDEX", 9), ("DROP TABLE", 3), ("UPDATE alembic_version", 1)],
@@ -271,10 +278,21 @@ def test_a_migration_that_was_killed_is_completed_by_the_next(
 ) -> None:
     """Nothing of the first one is left: it is one transaction."""
     before = content(old)
-    code = KILLED.format(words=words, number=number)
-    killed = subprocess.run([sys.executable, "-c", code], env=environment(old), check=False)
-    assert killed.returncode == -signal.SIGKILL
+    kill_migration(old, words, number)
     assert content(old) == before
     migrate(old.url)
     with closing(Database(old.url)) as database:
-        database.check_tables()
+        assert differences(database) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "number"), [("CREATE TABLE", 9), ("INSERT INTO alembic_version", 1)]
+)
+def test_a_store_whose_first_migration_was_killed_is_made_by_the_next(
+    empty: Settings, words: str, number: int
+) -> None:
+    kill_migration(empty, words, number)
+    prepare(empty)
+    with closing(Database(empty.url)) as database:
+        assert differences(database) == []
+    assert empty.key_file.exists()
