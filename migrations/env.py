@@ -3,10 +3,14 @@
 from contextlib import closing
 
 from alembic import context
+from alembic.operations import Operations
+from sqlalchemy import Connection, text
 
+from migrations import from_version_0_2
 from service.accounts.models import AuditEntry, User
 from service.datasets.models import Dataset
 from service.db.engine import NO_TIMEOUTS, Base, Database
+from service.db.revisions import FIRST, VERSION_0_2
 from service.experiments.models import Experiment
 from service.settings import Settings
 from service.webhooks.models import Webhook
@@ -32,8 +36,16 @@ def run() -> None:
             compare_type=True,
         )
         with context.begin_transaction():
+            _carry_over(connection)
             context.run_migrations()
         connection.commit()
+
+
+def _carry_over(connection: Connection) -> None:
+    """Bring tables of version 0.2 to the first revision. The migrations go on from there."""
+    if context.get_context().get_current_heads() == (VERSION_0_2,):
+        from_version_0_2.carry_over(Operations(context.get_context()))
+        connection.execute(text("UPDATE alembic_version SET version_num = :to"), {"to": FIRST})
 
 
 run()

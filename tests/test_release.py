@@ -1,16 +1,8 @@
 """Checklist of a release: what a lab relies on when it installs this version over an earlier one.
 
-The archives in `migrations/version_0_2` are backups that a lab of version 0.2 (commit 7cfc9dc) made
-with its own processes, on either database: experiments that had succeeded, one of a sweep among
-them, others that were running, queued and paused, an upload, a webhook, and the key of the user
-ann. A store of version 0.1 is carried over in `migrations/test_upgrade_from_0_1.py`.
+`migrations` tests the tables of earlier versions in detail.
 """
 
-import os
-import shutil
-import subprocess
-import tarfile
-import uuid
 from contextlib import closing
 from pathlib import Path
 
@@ -22,54 +14,32 @@ from mptlab import __version__
 from service.app import create_app
 from service.db.engine import Database
 from service.settings import Settings
+from tests.support.archived_labs import empty_lab, put_in_place, unpack
 from tests.support.forks import fork
 from tests.support.processes import embedded_service, environment, lab_processes, wait_until
-from tests.support.servers import PostgreSQL, Redis
-
-ARCHIVES = Path(__file__).parent / "migrations/version_0_2"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def archive(kind: str, tmp_path: Path) -> Path:
     """The folder of a backup of version 0.2."""
-    folder = tmp_path / "backup"
-    with tarfile.open(ARCHIVES / f"{request.param}.tar.gz") as file:
-        file.extractall(folder, filter="data")
-    return folder
+    return unpack("version_0_2", kind, tmp_path / "backup")
 
 
 @pytest.fixture
 def empty(
-    archive: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Settings:
-    """Settings of an empty database of the archive's kind, and of a store that does not exist."""
-    store = tmp_path / "store"
-    if (archive / "database.sqlite3").exists():
-        return Settings(store=store, database_url=None)
-    server: PostgreSQL = request.getfixturevalue("postgresql")
-    redis: Redis = request.getfixturevalue("redis")
-    name = f"release_{uuid.uuid4().hex}"
-    server.create(name)
-    folder = server.program("pg_restore").parent
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    url = server.url(name)
-    return Settings(store=store, database_url=url, redis_url=redis.new_url())
+    return empty_lab(kind, tmp_path / "store", request, monkeypatch)
 
 
 def run_mpt(settings: Settings, *words: str) -> None:
     output = settings.store.parent / "output"
     assert fork(words, environment(settings), output).wait() == 0, output.read_text()
-
-
-def put_in_place(archive: Path, settings: Settings) -> None:
-    """Lay out the store and the database as version 0.2 left them."""
-    shutil.copytree(archive / "store", settings.store)
-    if settings.database_url is None:
-        shutil.copy(archive / "database.sqlite3", settings.store / "mptlab.sqlite3")
-    else:
-        url = settings.database_url.replace("+psycopg", "")
-        dump = str(archive / "database.dump")
-        subprocess.run(["pg_restore", "--no-owner", "--dbname", url, dump], check=True)
 
 
 @pytest.mark.parametrize("way", ["store", "backup"])

@@ -47,7 +47,7 @@ from sqlalchemy.types import TypeEngine
 
 from service import timings
 from service.db.errors import DISK_FULL, TRANSIENT_DB_ERRORS, by_nature, write_trouble
-from service.db.revisions import NewerTables, NotMigrated, WrongEncoding, newest_revision
+from service.db.revisions import WrongEncoding, require_this_version
 
 MIN_FREE_BYTES = 1 << 20
 """Minimum free bytes on the disk of an SQLite database. With less, its transactions soon fail."""
@@ -178,14 +178,10 @@ class Database:
                 session.execute(select(table).limit(0))
 
     def check_revision(self) -> None:
-        """Raises NotMigrated if the tables are older than this version's, and NewerTables if they
-        are newer."""
+        """Raises NotMigrated, OlderTables or NewerTables if the tables are not this version's."""
         with self.snapshot() as session:
             revision = session.scalar(_REVISION)
-        if revision is None or revision < newest_revision():
-            raise NotMigrated
-        if revision > newest_revision():
-            raise NewerTables(revision)
+        require_this_version(revision)
 
     def check_encoding(self) -> None:
         """Raises WrongEncoding if the database cannot store all text."""

@@ -5,6 +5,13 @@ from pathlib import Path
 
 import migrations
 
+VERSION_0_1, VERSION_0_2 = "0008", "0029"
+FIRST = "0050"
+"""First of the revisions in `migrations/versions`. Tables of version 0.2 are carried over to it."""
+LAST_WITH_ALL_MIGRATIONS = "113547ae"
+"""Commit whose `mpt migrate` leads to the revision FIRST from version 0.1, and from any revision
+since version 0.2."""
+
 
 class NotMigrated(Exception):
     """The tables are not those of this version."""
@@ -26,6 +33,26 @@ class NewerTables(NotMigrated):
         )
 
 
+class OlderTables(NotMigrated):
+    """An earlier version has made the tables, and no migration leads from them to this version."""
+
+    def __init__(self, revision: str) -> None:
+        version = "version 0.1" if revision == VERSION_0_1 else "a development version"
+        is_migrated_there = revision == VERSION_0_1 or VERSION_0_2 < revision < FIRST
+        first = (
+            f"First run the `mpt migrate` of commit {LAST_WITH_ALL_MIGRATIONS} of MPT Lab, then "
+            "that of this version (docs/operations.md, Upgrade). Or start"
+            if is_migrated_there
+            else "Start"
+        )
+        super().__init__(
+            f"the database has the tables of revision {revision} ({version}), and this version "
+            f"reads only those of {' and '.join(migratable_revisions())}; nothing was changed. "
+            f"{first} the version that made them, and save each result by `mpt bundle` "
+            "(version 0.1: `mpt curves`)"
+        )
+
+
 class WrongEncoding(Exception):
     """A PostgreSQL database that cannot store all text."""
 
@@ -37,8 +64,24 @@ class WrongEncoding(Exception):
         )
 
 
-@cache
+def require_this_version(revision: str | None) -> None:
+    """Raises NotMigrated, OlderTables or NewerTables if the tables of that revision are not those
+    of this version. None: there are no tables."""
+    if revision == newest_revision():
+        return
+    if revision is None or revision in migratable_revisions():
+        raise NotMigrated
+    raise (NewerTables if revision > newest_revision() else OlderTables)(revision)
+
+
 def newest_revision() -> str:
     """Return the revision of this version's tables: that of its last migration."""
+    return migratable_revisions()[-1]
+
+
+@cache
+def migratable_revisions() -> tuple[str, ...]:
+    """Return the revisions whose tables `mpt migrate` brings to this version, in their order."""
     folder = Path(migrations.__file__).parent / "versions"
-    return max(path.name.partition("_")[0] for path in folder.glob("[0-9]*.py"))
+    files = sorted(path.name.partition("_")[0] for path in folder.glob("[0-9]*.py"))
+    return (VERSION_0_2, *files)

@@ -26,7 +26,7 @@ from service.accounts import audit
 from service.datasets.files import options_file
 from service.datasets.models import Dataset
 from service.db.engine import NO_TIMEOUTS, Database
-from service.db.revisions import NewerTables, WrongEncoding
+from service.db.revisions import NewerTables, OlderTables, WrongEncoding
 from service.experiments.models import Artifact
 from service.operations.prepare import migrate
 from service.operations.start import OWNER_ONLY, begin, restrict
@@ -98,7 +98,7 @@ def restore(settings: Settings, folder: Path, store_only: bool = False) -> list[
             _copy(folder / "store" / path, settings.store / path)
     try:
         migrate(settings.url)
-    except NewerTables as error:
+    except (NewerTables, OlderTables) as error:
         raise BackupFailed(f"this backup cannot be used: {error}") from None
     restrict(settings)
     with closing(Database(settings.url, timeouts=NO_TIMEOUTS)) as database:

@@ -17,7 +17,7 @@ from service.accounts.sign_in import session_key
 from service.accounts.users import LOCAL_USER, ensure_key
 from service.db.engine import NO_TIMEOUTS, Database
 from service.db.errors import TRANSIENT_DB_ERRORS, write_trouble
-from service.db.revisions import NewerTables, NotMigrated, WrongEncoding
+from service.db.revisions import NewerTables, NotMigrated, OlderTables, WrongEncoding
 from service.db.space import make_shrinkable
 from service.logs import logged_process
 from service.operations.start import OWNER_ONLY, restrict
@@ -30,13 +30,13 @@ PROCESS = "mpt migrate"
 
 
 def migrate(url: str) -> None:
-    """Migrate the database to the newest revision. Raises NewerTables if its revision is newer, and
-    WrongEncoding if it cannot store all text."""
+    """Migrate the database to the newest revision. Raises NewerTables or OlderTables if no
+    migration leads there, and WrongEncoding if the database cannot store all text."""
     with closing(Database(url, timeouts=NO_TIMEOUTS)) as database:
         database.check_encoding()
         try:
             database.check_revision()
-        except NewerTables:
+        except (NewerTables, OlderTables):
             raise
         except NotMigrated:
             pass
@@ -82,7 +82,7 @@ def main() -> None:
         prepare(settings)
         for line in over_limit(settings):
             sys.stdout.write(line + os.linesep)
-    except (NewerTables, WrongEncoding) as error:
+    except (NewerTables, OlderTables, WrongEncoding) as error:
         raise SystemExit(str(error)) from None
     except TRANSIENT_DB_ERRORS as error:
         trouble = write_trouble(error) or "the database does not answer"

@@ -1,398 +1,298 @@
-"""Migrations produce the schema of the models, and keep what version 0.1 stored."""
+"""Migrations produce the tables of the models, keep what version 0.2 stored, and refuse others."""
 
-import json
-import uuid
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import inspect, text
 
 import migrations
 import service.app  # noqa: F401  # knows all tables
-from service.accounts.models import ApiKey, User
 from service.db.engine import Base, Database
-from service.experiments.models import Attempt, Checkpoint, Usage
-from service.fair_share import FairShare
-from service.queue import ledger
-from service.queue.statistics import Statistics, statistics
-from service.submission.models import KeptRequest
-from service.vocabulary import ROLE_SCOPES, TERMINAL, Role, Scope, Status
+from service.db.revisions import FIRST, OlderTables
+from service.operations import backup
+from service.operations.backup import BackupFailed
+from service.operations.prepare import migrate, prepare
+from service.settings import Settings
+from tests.support.archived_labs import empty_lab, put_in_place, unpack
+from tests.support.forks import fork
+from tests.support.processes import environment
 
 DESCENDING = ("ix_experiments_startable_cpu", "ix_experiments_startable_gpu")
-VERSION_0_1, VERSION_0_2 = "0008", "0029"
+EARLIER = ("version_0_2", "revision_0050")
+"""Archives of earlier versions whose tables are carried over."""
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
-    """Configuration of an empty database."""
-    url = f"sqlite:///{tmp_path / 'db.sqlite3'}"
-    if request.param == "postgresql":
-        server = request.getfixturevalue("postgresql")
-        name = f"empty_{uuid.uuid4().hex}"
-        server.create(name)
-        url = server.url(name)
-    made = Config()
-    made.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    made.attributes["url"] = url
-    return made
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def test_up_finds_no_difference_and_down_ends_at_version_0_2(config: Config) -> None:
-    database = Database(config.attributes["url"])
-    for _ in range(2):
-        command.upgrade(config, "head")
-        with database.engine.connect() as connection:
-            context = MigrationContext.configure(connection, opts={"compare_type": True})
-            differences = compare_metadata(context, Base.metadata)
-            if connection.dialect.name == "sqlite":  # which does not report the order of columns
-                differences = [one for one in differences if one[1].name not in DESCENDING]
-            assert differences == []
-            for table in Base.metadata.sorted_tables:  # which autogenerate does not compare
-                key = inspect(connection).get_pk_constraint(table.name)["constrained_columns"]
-                assert set(key) == {column.name for column in table.primary_key}
-        command.downgrade(config, VERSION_0_2)
-    with pytest.raises(NotImplementedError, match="restore its backup"):
-        command.downgrade(config, VERSION_0_1)
+@pytest.fixture
+def empty(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Settings:
+    """Settings of an empty database, and of a store that does not exist."""
+    return empty_lab(kind, tmp_path / "store", request, monkeypatch)
 
 
-def upgraded(config: Config, *statements: str) -> Database:
-    """Insert rows into tables of version 0.1, and upgrade them."""
-    database = Database(config.attributes["url"])
-    command.upgrade(config, VERSION_0_1)
-    with database.transaction() as session:
-        for one in ("INSERT INTO users (id, name, created_at) VALUES (1, 'local', 0)", *statements):
-            session.execute(text(one))
-    command.upgrade(config, "head")
-    return database
+@pytest.fixture(params=["new", *EARLIER])
+def migrated(
+    request: pytest.FixtureRequest, kind: str, empty: Settings, tmp_path: Path
+) -> Iterator[Database]:
+    """A database that was migrated from nothing, or from the tables of an earlier version."""
+    if request.param == "new":
+        empty.store.mkdir()
+    else:
+        put_in_place(unpack(request.param, kind, tmp_path / "backup"), empty)
+    migrate(empty.url)
+    with closing(Database(empty.url)) as database:
+        yield database
 
 
-def experiment(name: str, spec: str = "{}", **columns: object) -> str:
-    """Return the statement that inserts an experiment of version 0.1; its id is the letter."""
-    values = {
-        "id": name * 32, "owner_id": 1, "tags": "[]", "priority": 0, "spec": spec,
-        "status": "queued", "desired_state": "run", "dispatch_no": 0, "attempt": 0, "lost": 0,
-        "created_at": 100.0, "last_seq": 0,
-    } | columns  # fmt: skip
-    literals = ", ".join(str(one) if isinstance(one, int | float) else f"'{one}'"
-                         for one in values.values())  # fmt: skip
-    return f"INSERT INTO experiments ({', '.join(values)}) VALUES ({literals})"
+@pytest.fixture
+def old(kind: str, empty: Settings, tmp_path: Path) -> Settings:
+    """A lab of version 0.2."""
+    put_in_place(unpack("version_0_2", kind, tmp_path / "backup"), empty)
+    return empty
 
 
-def test_the_device_and_the_family_of_before_are_read_from_specs(config: Config) -> None:
-    specs = ('{"compute": {"device": "cuda"}, "model": {"family": "vae"}}', "{}")
-    database = upgraded(
-        config, *(experiment(name, spec) for name, spec in zip("ab", specs, strict=True))
-    )
-    with database.snapshot() as session:
-        found = session.execute(text("SELECT device, family FROM experiments ORDER BY id"))
-        assert [tuple(row) for row in found] == [("cuda", "vae"), ("cpu", "ppca")]
-
-
-def test_auto_of_linear_gaussians_that_have_not_ended_is_the_cpu(config: Config) -> None:
-    """The estimate of their memory, which was that of a GPU, is dropped."""
-    families = {"a": "ppca", "b": "factor_analysis", "c": "vae", "d": "ppca"}
-    statuses = {"a": "paused", "b": "queued", "c": "queued", "d": "succeeded"}
-    database = Database(config.attributes["url"])
-    command.upgrade(config, VERSION_0_1)
-    with database.transaction() as session:
-        session.execute(text("INSERT INTO users (id, name, created_at) VALUES (1, 'local', 0)"))
-        for name, family in families.items():
-            spec = f'{{"model": {{"family": "{family}"}}}}'
-            session.execute(text(experiment(name, spec, status=statuses[name])))
-    command.upgrade(config, "0039")
-    with database.transaction() as session:
-        session.execute(text("UPDATE experiments SET memory_bytes = 9"))
-    command.upgrade(config, "head")
-    with database.snapshot() as session:
-        found = session.execute(text("SELECT device, memory_bytes FROM experiments ORDER BY id"))
-        on_cpu, kept = ("cpu", None), ("auto", 9)
-        assert [tuple(row) for row in found] == [on_cpu, on_cpu, kept, kept]
-
-
-def test_users_and_keys_of_before_may_do_what_they_could(config: Config) -> None:
-    """The local user becomes the first admin, and its keys may do everything."""
-    key = "INSERT INTO api_keys (id, user_id, secret_sha256, created_at) VALUES"
-    database = upgraded(
-        config,
-        "INSERT INTO users (id, name, created_at) VALUES (2, 'ann', 0)",
-        f"{key} ('local', 1, '', 0)",
-        f"{key} ('ann', 2, '', 0)",
-    )
-    with database.snapshot() as session:
-        roles = {user.name: user.role for user in session.scalars(select(User))}
-        assert roles == {"local": Role.ADMIN, "ann": Role.MEMBER}
-        keys = {key.id: set(key.scopes) for key in session.scalars(select(ApiKey))}
-        assert keys == {"local": {*Scope}, "ann": {*ROLE_SCOPES[Role.MEMBER]}}
-
-
-def test_counters_are_filled_from_experiments_of_before(config: Config) -> None:
-    ended: dict[str, Any] = {"finished_at": 200.0}
-    database = upgraded(
-        config,
-        experiment("a", status="succeeded", started_at=110.0, lost=0, **ended),
-        experiment("b", status="failed", failure_kind="oom", started_at=120.0, lost=1, **ended),
-        experiment("c", status="failed", failure_kind="error", started_at=140.0, lost=2, **ended),
-        experiment("d", status="cancelled", lost=3, **ended),
-        experiment("e", status="queued", lost=4),
-    )
-    there = {Status.SUCCEEDED: 1, Status.FAILED: 2, Status.CANCELLED: 1, Status.QUEUED: 1}
-    with database.snapshot() as session:
-        assert statistics(session) == Statistics(
-            by_status=Counter(dict.fromkeys(Status, 0) | there),
-            failures=Counter({"oom": 1, "error": 1}),
-            lost=0 + 1 + 2 + 3 + 4, waits=3, waits_s=10.0 + 20.0 + 40.0, runs=3,
-            runs_s=90.0 + 80.0 + 60.0,
-        )  # fmt: skip
-
-
-class Past(NamedTuple):
-    """An experiment of before `totals`, and its attempts: the outcome that they get, the event of
-    their end, and whether they are folded. Without an event they have not ended."""
-
-    columns: dict[str, Any]
-    attempts: Sequence[tuple[str | None, dict[str, Any] | None, bool]] = ()
-
-
-def end(outcome: str, folded: bool, **event: Any) -> tuple[str, dict[str, Any], bool]:
-    return outcome, event, folded
-
-
-RUNS = (None, None, False)
-PAST = {
-    "a": Past({"status": "succeeded"}, [end("succeeded", True, status="succeeded", attempt=1)]),
-    "b": Past(
-        {"status": "failed", "failure_kind": "oom", "lost": 1},
-        [
-            end("lost", True, status="queued", lost_attempt=1),
-            end("oom", False, status="failed", attempt=2),
-        ],
-    ),
-    "c": Past({"status": "succeeded"}, [end("succeeded", False, status="succeeded", attempt=1)]),
-    "d": Past(
-        {"status": "running", "lost": 1},
-        [end("lost", True, status="queued", lost_attempt=1), RUNS],
-    ),
-    "e": Past({"status": "running"}, [RUNS]),
-    "f": Past(
-        {"status": "queued", "lost": 1}, [end("lost", False, status="queued", lost_attempt=1)]
-    ),
-    "0": Past(
-        {"status": "paused"},
-        [
-            end("disk_full", True, status="queued", attempt=1, reason="disk_full"),
-            end("paused", True, status="paused", attempt=2),
-        ],
-    ),
-    "1": Past({"status": "cancelled", "started_at": None}),
-    "2": Past(
-        {"status": "failed", "failure_kind": "lost", "lost": 2},
-        [
-            end("lost", True, status="queued", lost_attempt=1),
-            end("lost", False, status="failed", lost_attempt=2),
-        ],
-    ),
-    "3": Past({"status": "cancelled"}, [end("paused", False, status="paused", attempt=1)]),
-    "4": Past({"status": "queued"}, [end("queued", True, status="queued", restored=True)]),
-    "5": Past(
-        {"status": "failed", "failure_kind": "error"},
-        [end("error", True, status="failed", attempt=1)],
-    ),
+INDEXES_AND_TRIGGERS = {
+    "sqlite": "SELECT sql FROM sqlite_master WHERE type IN ('index', 'trigger')",
+    "postgresql": "SELECT indexdef FROM pg_indexes WHERE schemaname = 'public' UNION ALL "
+    "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal",
 }
-PURGED = "5"
-"""An experiment that is purged before the migration."""
 
 
-def test_no_counter_changes_when_totals_replace_tallies(config: Config) -> None:
-    """Nor by the fold that follows: each attempt is counted once."""
-    rows: dict[str, dict[str, Any]] = {
-        name: {"started_at": 110.0 + i, "finished_at": 1024.0 * 2**i, "attempt": len(past.attempts)}
-        | past.columns
-        for i, (name, past) in enumerate(PAST.items())
-    }
-    begun = [row for row in rows.values() if row["started_at"] is not None]
-    ended = [row for row in begun if row["status"] in TERMINAL]
-    expected = Statistics(
-        Counter(row["status"] for name, row in rows.items() if name != PURGED),
-        Counter(row["failure_kind"] for row in ended if "failure_kind" in row),
-        lost=sum(row.get("lost", 0) for row in begun),
-        waits=len(begun), waits_s=sum(row["started_at"] - 100 for row in begun),
-        runs=len(ended), runs_s=sum(row["finished_at"] - row["started_at"] for row in ended),
-    )  # fmt: skip
-    database = Database(config.attributes["url"])
-    command.upgrade(config, VERSION_0_1)
-    with database.transaction() as session:
-        session.execute(text("INSERT INTO users (id, name, created_at) VALUES (1, 'local', 0)"))
-        for name in PAST:
-            session.execute(text(experiment(name)))
-    command.upgrade(config, "0040")
-    with database.transaction() as session:
-        for name, row in rows.items():
-            _add_past(session, name * 32, row, PAST[name])
-        for table, key in {"events": "experiment_id", "attempts": "experiment_id",
-                           "experiments": "id"}.items():  # fmt: skip
-            session.execute(text(f"DELETE FROM {table} WHERE {key} = '{PURGED * 32}'"))
-    command.upgrade(config, "head")
-    outcomes = defaultdict[str, list[str | None]](list)
-    with database.transaction() as session:
-        assert statistics(session) == expected
-        for line in session.scalars(select(Attempt).order_by(Attempt.attempt)):
-            outcomes[line.experiment_id[0]].append(line.outcome)
-        ledger.fold(session, FairShare())
-        assert statistics(session) == expected
-    assert outcomes == {
-        name: [outcome for outcome, *_ in past.attempts]
-        for name, past in PAST.items()
-        if past.attempts and name != PURGED
-    }
-
-
-def _add_past(session: Session, experiment_id: str, columns: dict[str, Any], past: Past) -> None:
-    """Bring a queued experiment where it was, with its attempts and their events."""
-    changes = ", ".join(f"{column} = :{column}" for column in columns)
-    change = text(f"UPDATE experiments SET {changes} WHERE id = '{experiment_id}'")
-    session.execute(change, columns)
-    for attempt, (_, event, folded) in enumerate(past.attempts, start=1):
-        session.execute(
-            text(
-                "INSERT INTO attempts (experiment_id, attempt, owner_id, queue, worker, family, "
-                f"started_at, ended_at, folded, handed_back) VALUES ('{experiment_id}', {attempt}, "
-                "1, 'cpu', 'w', 'ppca', 110, :ended_at, :folded, :handed_back)"
-            ),
+def schema(database: Database) -> tuple[dict[str, Any], set[str]]:
+    """Return the columns and keys of all tables, and the definitions of indexes and triggers. The
+    order of columns is left out."""
+    reflected = inspect(database.engine)
+    tables = {
+        table: (
             {
-                "ended_at": 120.0 if event else None,
-                "folded": folded,
-                "handed_back": event and event.get("reason"),
+                column["name"]: (
+                    str(column["type"]), column["nullable"], (column["default"] or "").strip("()")
+                )
+                for column in reflected.get_columns(table)
             },
+            reflected.get_pk_constraint(table),
+            sorted(map(str, reflected.get_foreign_keys(table))),
+            sorted(map(str, reflected.get_unique_constraints(table))),
         )
-        for data in ({"status": "running", "attempt": attempt}, event):
-            if data:
-                session.execute(
-                    text(
-                        "INSERT INTO events (experiment_id, at, kind, data) "
-                        f"VALUES ('{experiment_id}', 0, 'status', :data)"
-                    ),
-                    {"data": json.dumps(data)},
-                )
-
-
-def test_idempotency_keys_of_experiments_and_retries_are_moved(config: Config) -> None:
-    one, again = "a" * 32, "b" * 32
-    database = upgraded(
-        config,
-        experiment("a", idempotency_key="k1", submission_sha256="x", created_at=7.0),
-        experiment("b", idempotency_key="k2", submission_sha256="x", retry_of=one),
-        experiment("c"),
-    )
+        for table in reflected.get_table_names()
+    }  # fmt: skip
     with database.snapshot() as session:
-        found = {row.idempotency_key: row for row in session.scalars(select(KeptRequest))}
-    assert {key: (row.sha256, row.made) for key, row in found.items()} == {
-        "k1": ("POST /v1/experiments", [{"id": one, "cached_from": None}]),
-        "k2": (f"POST /v1/experiments/{one}:retry", [{"id": again, "cached_from": None}]),
-    }
-    assert found["k1"].created_at == 7.0
+        statement = INDEXES_AND_TRIGGERS[database.engine.dialect.name]
+        return tables, set(session.scalars(text(statement)))
 
 
-def test_current_runs_are_in_the_ledger_from_their_dispatch(config: Config) -> None:
-    times: dict[str, Any] = {"dispatched_at": 5.0, "started_at": 7.0}
-    database = upgraded(
-        config, experiment("a", status="running", attempt=2, worker="w", **times), experiment("b")
-    )
+def rows(database: Database) -> dict[str, list[str]]:
     with database.snapshot() as session:
-        (line,) = session.scalars(select(Attempt)).all()
-    assert (line.experiment_id, line.attempt, line.owner_id) == ("a" * 32, 2, 1)
-    assert (line.queue, line.worker, line.family) == ("cpu", "w", "ppca")
-    assert (line.started_at, line.ended_at, line.folded) == (5.0, None, False)
+        return {
+            table: sorted(map(str, session.execute(text(f"SELECT * FROM {table}"))))
+            for table in inspect(database.engine).get_table_names()
+        }
 
 
-def test_time_of_helpers_that_is_not_charged_stays_in_the_usage_of_its_owner(
-    config: Config,
-) -> None:
-    """Each help is (owner, start, end, end of its lease, charged)."""
-    helps = [
-        (1, 100.0, 130.0, 140.0, "true"),
-        (1, 100.0, 104.0, 140.0, "false"),
-        (1, 200.0, None, 208.0, "false"),
-        (1, None, None, None, "false"),
-        (2, 50.0, 66.0, 70.0, "false"),
-        (2, 60.0, 92.0, 95.0, "false"),
-    ]
-    database = Database(config.attributes["url"])
-    command.upgrade(config, VERSION_0_1)
-    with database.transaction() as session:
-        for number, name in ((1, "ann"), (2, "ben"), (3, "eve")):
-            values = f"({number}, '{name}', 0)"
-            session.execute(text(f"INSERT INTO users (id, name, created_at) VALUES {values}"))
-        session.execute(text(experiment("a")))
-    command.upgrade(config, "0035")
-    with database.transaction() as session:
-        session.execute(text("INSERT INTO usage VALUES (1, 1000.0, 90.0), (3, 7.0, 90.0)"))
-        for number, row in enumerate(helps):
-            owner, start, end, lease_end, charged = (
-                "NULL" if one is None else str(one) for one in row
-            )
-            session.execute(
-                text(
-                    "INSERT INTO helps (id, experiment_id, attempt, owner_id, queue, worker, "
-                    "dispatched_at, started_at, ended_at, lease_expires_at, must_stop, batches, "
-                    f"folded) VALUES ({number}, '{'a' * 32}', 1, {owner}, 'cpu', 'w', 0, {start}, "
-                    f"{end}, {lease_end}, false, 0, {charged})"
-                )
-            )
+def test_migrated_tables_are_those_of_the_models(migrated: Database) -> None:
+    assert differences(migrated) == []
+
+
+def differences(database: Database) -> list[Any]:
+    """Return the differences between the tables and the models."""
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        found: list[Any] = compare_metadata(context, Base.metadata)
+        if connection.dialect.name == "sqlite":  # which does not report the order of columns
+            found = [one for one in found if one[1].name not in DESCENDING]
+        for table in Base.metadata.sorted_tables:  # whose keys autogenerate does not compare
+            key = inspect(connection).get_pk_constraint(table.name)["constrained_columns"]
+            if set(key) != {column.name for column in table.primary_key}:
+                found.append(("primary key", table.name))
+    return found
+
+
+def test_down_ends_at_the_first_revision(empty: Settings) -> None:
+    empty.store.mkdir()
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    config.attributes["url"] = empty.url
     command.upgrade(config, "head")
-    with database.snapshot() as session:
-        found = {one.owner_id: (one.settled_s, one.as_of) for one in session.scalars(select(Usage))}
-    assert found == {1: (1000.0 + 4 + 8, 90.0), 2: (16.0 + 32, 92.0), 3: (7.0, 90.0)}
+    command.downgrade(config, FIRST)
+    with pytest.raises(NotImplementedError, match="restore its backup"):
+        command.downgrade(config, "base")
+    command.upgrade(config, "head")
+    with closing(Database(empty.url)) as database:
+        assert differences(database) == []
 
 
-def test_no_id_of_an_event_is_given_twice(config: Config) -> None:
-    database = upgraded(config, experiment("a"))
+@pytest.mark.parametrize("version", EARLIER)
+def test_tables_that_are_carried_over_equal_new_ones(
+    kind: str,
+    version: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    earlier, new = (
+        empty_lab(kind, tmp_path / name, request, monkeypatch) for name in ("earlier", "new")
+    )
+    put_in_place(unpack(version, kind, tmp_path / "backup"), earlier)
+    new.store.mkdir()
+    for settings in (earlier, new):
+        migrate(settings.url)
+    with closing(Database(earlier.url)) as carried, closing(Database(new.url)) as made:
+        assert schema(carried) == schema(made)
+
+
+def test_no_id_of_an_event_is_given_twice(migrated: Database) -> None:
+    experiment = (
+        "INSERT INTO experiments (id, owner_id, tags, priority, spec, device, family, status,"
+        " desired_state, attempt, lost, created_at, last_seq) VALUES ('a', 1, '[]', 0, '{}', 'cpu',"
+        " 'ppca', 'queued', 'run', 0, 0, 0, 0)"
+    )
     insert = (
         "INSERT INTO events (experiment_id, at, kind, data)"
-        f" VALUES ('{'a' * 32}', 0, 'status', '{{}}') RETURNING id"
+        " VALUES ('a', 0, 'status', '{}') RETURNING id"
     )
-    with database.transaction() as session:
+    with migrated.transaction() as session:
+        user = "INSERT INTO users (id, name, created_at) VALUES (1, 'a', 0) ON CONFLICT DO NOTHING"
+        for statement in (user, experiment):
+            session.execute(text(statement))
         first = session.scalar(text(insert))
         session.execute(text("DELETE FROM events"))
         assert session.scalar(text(insert)) > first
 
 
-def test_only_the_audit_has_triggers(config: Config) -> None:
-    database = upgraded(config)
+def test_only_the_audit_has_triggers(migrated: Database) -> None:
     names = {
         "sqlite": "SELECT DISTINCT tbl_name FROM sqlite_master WHERE type = 'trigger'",
         "postgresql": "SELECT DISTINCT event_object_table FROM information_schema.triggers",
-    }[database.engine.dialect.name]
-    with database.snapshot() as session:
+    }[migrated.engine.dialect.name]
+    with migrated.snapshot() as session:
         assert session.scalars(text(names)).all() == ["audit"]
+        assert session.execute(text("SELECT id, holder FROM controller")).all() == [(1, "")]
 
 
-def test_no_run_resumes_within_a_block(config: Config) -> None:
-    """Earlier versions cut it there."""
-    database = Database(config.attributes["url"])
-    command.upgrade(config, VERSION_0_1)
-    with database.transaction() as session:
-        session.execute(text("INSERT INTO users (id, name, created_at) VALUES (1, 'ann', 0)"))
-        session.execute(text(experiment("a")))
-    command.upgrade(config, "0045")
-    with database.transaction() as session:
-        session.execute(text(f"INSERT INTO series VALUES (1, '{'a' * 32}', 's', '{{}}')"))
-        block = (
-            "INSERT INTO blocks (series_id, first_seq, last_seq, count, x, value, std_err, n,"
-            " reason, reasons) VALUES (1, :first, :last, 1, :x, :x, :x, :x, :x, '[]')"
-        )
-        for first, last in ((1, 4), (5, 9)):
-            session.execute(text(block), {"first": first, "last": last, "x": b""})
-        for after in (4, 6, 9):
-            columns = {"experiment_id": "a" * 32, "attempt": 1, "file": f"{after}", "sha256": "0"}
-            session.add(Checkpoint(after_seq=after, created_at=0.0, **columns))
-    command.upgrade(config, "head")
-    with database.snapshot() as session:
-        assert sorted(session.scalars(select(Checkpoint.after_seq))) == [4, 9]
+def content(settings: Settings) -> tuple[dict[str, list[str]], dict[str, bytes]]:
+    """Return all rows and all files of a lab, without those of the database."""
+    files = {
+        str(path): path.read_bytes()
+        for path in settings.store.rglob("*")
+        if path.is_file() and "sqlite3" not in path.name
+    }
+    with closing(Database(settings.url)) as database:
+        return rows(database), files
+
+
+LEADS_THERE = ("First run the `mpt migrate` of commit 113547ae", "Or start the version")
+
+
+@pytest.mark.parametrize(
+    ("revision", "name", "remedies"),
+    [
+        ("0008", "version 0.1", LEADS_THERE),
+        ("0018", "a development version", ("Start the version that made them",)),
+        ("0049", "a development version", LEADS_THERE),
+    ],
+)
+def test_tables_of_other_earlier_versions_are_refused_and_not_changed(
+    old: Settings, tmp_path: Path, revision: str, name: str, remedies: Sequence[str]
+) -> None:
+    """`mpt migrate` and the start of a process name the revision and the remedy."""
+    with closing(Database(old.url)) as database, database.transaction() as session:
+        session.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
+    before = content(old)
+    output = tmp_path / "output"
+    assert fork(["migrate"], environment(old), output).wait(30) == 1
+    for words in (
+        f"revision {revision} ({name})",
+        "nothing was changed",
+        "`mpt bundle`",
+        *remedies,
+    ):
+        assert words in output.read_text()
+    assert "Traceback" not in output.read_text()
+    assert content(old) == before
+    with closing(Database(old.url)) as database, pytest.raises(OlderTables):
+        database.check_tables()
+
+
+def test_a_backup_of_another_earlier_version_is_refused(tmp_path: Path) -> None:
+    saved = unpack("version_0_2", "sqlite", tmp_path / "backup")
+    with closing(Database(f"sqlite:///{saved / 'database.sqlite3'}")) as database:
+        with database.transaction() as session:
+            session.execute(text("UPDATE alembic_version SET version_num = '0008'"))
+    with pytest.raises(BackupFailed, match="revision 0008"):
+        backup.restore(Settings(store=tmp_path / "store", database_url=None), saved)
+
+
+def test_mpt_serve_names_the_revision_that_it_refuses(tmp_path: Path) -> None:
+    settings = Settings(store=tmp_path / "store", database_url=None)
+    put_in_place(unpack("version_0_2", "sqlite", tmp_path / "backup"), settings)
+    with closing(Database(settings.url)) as database, database.transaction() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '0008'"))
+    output = tmp_path / "output"
+    assert fork(["serve", "--port", "0"], environment(settings), output).wait(60) == 1
+    assert "revision 0008 (version 0.1)" in output.read_text()
+
+
+KILLED = """
+import os, signal
+from sqlalchemy import Engine, event
+from service.operations import prepare
+statements = 0
+@event.listens_for(Engine, "before_cursor_execute")
+def kill(connection, cursor, statement, *_):
+    global statements
+    statements += {words!r} in statement
+    if statements == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+prepare.main()
+"""
+
+
+def kill_migration(settings: Settings, words: str, number: int) -> None:
+    """Run `mpt migrate`, and kill it before the statement of that number with these words."""
+    code = KILLED.format(words=words, number=number)
+    killed = subprocess.run([sys.executable, "-c", code], env=environment(settings), check=False)
+    assert killed.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [("CREATE TABLE", 3), ("CREATE INDEX", 9), ("DROP TABLE", 3), ("UPDATE alembic_version", 1)],
+)
+def test_a_migration_that_was_killed_is_completed_by_the_next(
+    old: Settings, words: str, number: int
+) -> None:
+    """Nothing of the first one is left: it is one transaction."""
+    before = content(old)
+    kill_migration(old, words, number)
+    assert content(old) == before
+    migrate(old.url)
+    with closing(Database(old.url)) as database:
+        assert differences(database) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "number"), [("CREATE TABLE", 9), ("INSERT INTO alembic_version", 1)]
+)
+def test_a_store_whose_first_migration_was_killed_is_made_by_the_next(
+    empty: Settings, words: str, number: int
+) -> None:
+    kill_migration(empty, words, number)
+    prepare(empty)
+    with closing(Database(empty.url)) as database:
+        assert differences(database) == []
+    assert empty.key_file.exists()
