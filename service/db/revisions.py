@@ -8,7 +8,7 @@ import migrations
 VERSION_0_1, VERSION_0_2 = "0008", "0029"
 FIRST = "0050"
 """First of the revisions in `migrations/versions`. Tables of version 0.2 are carried over to it."""
-LAST_WITH_ALL_MIGRATIONS = "113547ae"
+LAST_WITH_ALL_MIGRATIONS = "b6a2762a"
 """Commit whose `mpt migrate` leads to the revision FIRST from version 0.1, and from any revision
 since version 0.2."""
 

@@ -195,7 +195,7 @@ def content(settings: Settings) -> tuple[dict[str, list[str]], dict[str, bytes]]
         return rows(database), files
 
 
-LEADS_THERE = ("First run the `mpt migrate` of commit 113547ae", "Or start the version")
+LEADS_THERE = ("First run the `mpt migrate` of commit b6a2762a", "Or start the version")
 
 
 @pytest.mark.parametrize(

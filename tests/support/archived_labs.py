@@ -3,7 +3,8 @@
 - `version_0_2` (commit 7cfc9dc, revision 0029): made by the processes of a lab. Experiments that
   had succeeded, some of a sweep among them, others that were running, queued and paused, an upload,
   a webhook, and the key of the user ann.
-- `revision_0050` (commit 113547ae): made by `tests.migrations.record`, with the answers of the API.
+- `revision_0050` (the tables of commit b6a2762a): made by `tests.migrations.record`, with the
+  answers of the API.
 """
 
 import os
