@@ -50,6 +50,8 @@ def sentence(error: Any) -> str:
     match error["type"]:
         case "missing":
             return "this field is required"
+        case "none_required":
+            return "null: this family has no such part"
         case kind if kind == UNION:
             return _union_sentence(error)
         case "literal_error" | "enum" if " or " not in context["expected"]:
