@@ -94,7 +94,7 @@ def run(spec: ExperimentSpec) -> Iterator[Record]:
 def resumable(
     spec: ExperimentSpec, state: RunState, resumed: TrainingState | None = None
 ) -> Iterator[Record | None]:
-    """Yield records as `run` does, and None for each step without a record. The state may be
+    """Yield records as `run` does, and None after other work. The run may be
     saved wherever `state.at_safe_point` is true. The caller increments `state.seq` for every
     record except progress records."""
     keep_freed_memory()

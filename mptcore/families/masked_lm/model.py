@@ -292,7 +292,7 @@ def score_batches(
     meanwhile: Callable[[], None] = lambda: None,
     of_tokens: bool = False,
 ) -> Iterator[ScoredBatch[GivenT] | None]:
-    """Score batches in order; with `of_tokens` score each masked token. Yields a step for each part
+    """Score batches in order; with `of_tokens` score each masked token. Yields None for each part
     that the first model computes together, and each batch once all its parts are scored. On a GPU a
     batch is one part: all results are fetched at once, and `meanwhile` is called while it
     computes."""
