@@ -9,12 +9,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
 from mptcore.estimation.estimate import Estimate
-from mptcore.estimation.scores import SizeScores, cumulative_estimate, size_estimates, size_kurtosis
+from mptcore.estimation.scores import cumulative_estimate, size_estimates, size_kurtosis
 from mptcore.specs import AllSizes
 from mptcore.specs.masks import Design
 
@@ -90,8 +91,7 @@ def of_size(kind: str, size: int, per_size: int, repeats: int) -> Coverage:
     pool = torch.tensor([s for mask, s in scores_of(kind).items() if len(mask) == size]).double()
     masks, kurtosis = AllSizes(per_size=per_size), size_kurtosis(size, DIM)
     drawn = _drawn(pool, per_size, repeats)
-    sizes, kurtoses = [size] * len(drawn), [kurtosis] * len(drawn)
-    found = size_estimates(SizeScores(sizes, drawn), masks, kurtoses)
+    found = size_estimates(drawn[None], masks, repeat(kurtosis))
     return Coverage.of(found, pool.mean().item())
 
 
@@ -106,7 +106,7 @@ def of_sum(kind: str, design: Design, per_size: int, repeats: int) -> Coverage:
         table[sum(2**j for j in mask)] = score
     codes = (2**orders).cumsum(-1)  # of the first m of each order
     values = torch.stack([table[codes[:, m, :, m]] for m in range(DIM)], 1)  # (repeats, D, P)
-    found = [cumulative_estimate([SizeScores(range(1, DIM + 1), one)], masks) for one in values]
+    found = [cumulative_estimate([one[None]], masks) for one in values]
     sizes = [[s for mask, s in scores.items() if len(mask) == m] for m in range(1, DIM + 1)]
     return Coverage.of(found, sum(math.fsum(size) / len(size) for size in sizes))
 

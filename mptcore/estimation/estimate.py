@@ -1,7 +1,7 @@
 """Estimates with Monte Carlo errors, and the records that report them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,45 +32,6 @@ TOO_FEW = "its standard error would rest on too few replicates: "
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
-    """The number of values, their mean, unbiased variance and kurtosis."""
-
-    count: int
-    mean: float
-    variance: float
-    kurtosis: float
-
-    @classmethod
-    def of(cls, values: Tensor) -> "Moments":
-        """Compute the moments of values (R,)."""
-        return cls.of_each(values.cpu().numpy()[None])[0]
-
-    @classmethod
-    def of_each(cls, rows: NDArray[np.float64]) -> "list[Moments]":
-        """Compute the moments of each row (n, R). They do not depend on the other rows. Numpy takes
-        a third of torch's time on small arrays."""
-        count = rows.shape[1]
-        means = rows.sum(1) / count
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares = np.square(rows - means[:, None])
-            fourths = np.square(squares).sum(1)
-        if (fourths > MAX_FOURTH).any() and np.isfinite(rows).all():
-            sizes = np.abs(rows).max(1, keepdims=True).clip(min=1.0)
-            scaled = zip(cls.of_each(rows / sizes), sizes[:, 0].tolist(), strict=True)
-            return [cls(count, s * m.mean, s * s * m.variance, m.kurtosis) for m, s in scaled]
-        sums = means.tolist(), squares.sum(1).tolist(), fourths.tolist()
-        return [
-            cls(
-                count,
-                mean,
-                total / max(count - 1, 1),
-                count * fourth / total**2 if total > 0 else 0.0,
-            )
-            for mean, total, fourth in zip(*sums, strict=True)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
 class Estimate:
     """A mean with its Monte Carlo standard error, from n draws. The error is None if it cannot be
     estimated, for example from one draw.
@@ -85,23 +46,37 @@ class Estimate:
     n: int
     degrees: float = math.inf
     interval_degrees: float = math.inf
+    bias: float = 0.0
+    """Estimated bias of sampled scores."""
+    doubtful: float = 0.0
+    """Share of averaged terms with unreliable importance weights, of the worst mask size."""
+    doubt: float = 0.0
+    """Error that these weights may cause, in addition to `std_err`. It adds up over sizes."""
+    not_final_reason: str | None = None
+    """Reason not to quote the mean."""
 
     @classmethod
     def of(cls, values: Tensor, n: int | None = None, kurtosis: float = MIN_KURTOSIS) -> "Estimate":
         """Estimate the mean of independent values (R,), whose kurtosis may be as large as
         `kurtosis`. `n` is the number of draws, if that differs from R."""
-        return cls.of_moments(Moments.of(values), n, kurtosis)
+        return cls.of_rows(values.cpu().numpy()[None], [kurtosis], n)[0]
 
     @classmethod
-    def of_moments(
-        cls, moments: "Moments", n: int | None = None, kurtosis: float = MIN_KURTOSIS
-    ) -> "Estimate":
-        """Estimate the mean of independent values from their moments."""
-        count = moments.count
-        std_err = math.sqrt(moments.variance / count) if count > 1 else None
-        degrees = variance_degrees(count - 1, kurtosis)
-        measured = variance_degrees(count - 1, max(moments.kurtosis, NORMAL_KURTOSIS))
-        return cls(moments.mean, std_err, count if n is None else n, degrees, measured)
+    def of_rows(
+        cls, rows: NDArray[np.float64], kurtoses: Iterable[float], n: int | None = None
+    ) -> "list[Estimate]":
+        """Estimate the mean of each row of independent values (rows, R). An estimate does not
+        depend on the other rows."""
+        count = rows.shape[1]
+        estimates = []
+        for (mean, variance, measured), kurtosis in zip(_moments(rows), kurtoses, strict=False):
+            std_err = math.sqrt(variance / count) if count > 1 else None
+            degrees = variance_degrees(count - 1, kurtosis)
+            interval_degrees = variance_degrees(count - 1, max(measured, NORMAL_KURTOSIS))
+            estimates.append(
+                cls(mean, std_err, count if n is None else n, degrees, interval_degrees)
+            )
+        return estimates
 
     @property
     def half_interval(self) -> float | None:
@@ -128,17 +103,29 @@ class Estimate:
     def scaled(self, factor: float) -> "Estimate":
         """Return the estimate of `factor` times the quantity."""
         std_err = None if self.std_err is None else abs(factor) * self.std_err
-        return replace(self, mean=factor * self.mean, std_err=std_err)
+        return replace(
+            self,
+            mean=factor * self.mean,
+            std_err=std_err,
+            bias=factor * self.bias,
+            doubt=abs(factor) * self.doubt,
+        )
 
     def widened(self, error: float) -> "Estimate":
         """Return the estimate with another, independent error added."""
         std_err = None if self.std_err is None else math.hypot(self.std_err, error)
         return replace(self, std_err=std_err)
 
+    def with_doubts_of(self, other: "Estimate") -> "Estimate":
+        """Return the estimate with the bias and the doubt of another that rests on the same
+        scores."""
+        return replace(self, bias=other.bias, doubtful=other.doubtful, doubt=other.doubt)
+
     def beyond(self, other: Evidence) -> "Estimate":
-        """Return the difference from an independent estimate."""
-        std_err = None if self.std_err is None else math.hypot(self.std_err, other.std_err)
-        return replace(self, mean=self.mean - other.value, std_err=std_err)
+        """Return the difference from an independent estimate. It is not final if either is not."""
+        reason = self.not_final_reason or other.not_final_reason
+        difference = replace(self, mean=self.mean - other.value, not_final_reason=reason)
+        return difference.widened(other.std_err)
 
     def exponential(self) -> "Estimate":
         """Return the estimate of the quantity's exponential, by the delta method."""
@@ -153,34 +140,56 @@ def variance_degrees(known: float, kurtosis: float) -> float:
     return math.inf if kurtosis == CONSTANT else 2 * known / (kurtosis - 1)
 
 
+def _moments(rows: NDArray[np.float64]) -> list[tuple[float, float, float]]:
+    """Return the mean, the unbiased variance and the kurtosis of each row (rows, R). Numpy takes a
+    third of torch's time on small arrays."""
+    count = rows.shape[1]
+    means = rows.sum(1) / count
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.square(rows - means[:, None])
+        fourths = np.square(squares).sum(1)
+    if (fourths > MAX_FOURTH).any() and np.isfinite(rows).all():
+        scales = np.abs(rows).max(1, keepdims=True).clip(min=1.0)
+        scaled = zip(_moments(rows / scales), scales[:, 0].tolist(), strict=True)
+        return [(s * mean, s * s * variance, kurt) for (mean, variance, kurt), s in scaled]
+    sums = zip(means.tolist(), squares.sum(1).tolist(), fourths.tolist(), strict=True)
+    return [
+        (mean, total / max(count - 1, 1), count * fourth / total**2 if total > 0 else 0.0)
+        for mean, total, fourth in sums
+    ]
+
+
 def total_of(estimates: Sequence[Estimate]) -> Estimate:
     """Return the sum of independent estimates. One of them may contribute all of the variance, so
     the sum has the fewest `degrees` of any. `interval_degrees` follow from the variances (Welch
     1938, Satterthwaite 1946)."""
-    mean, n = math.fsum(one.mean for one in estimates), sum(one.n for one in estimates)
+    total = Estimate(
+        math.fsum(estimate.mean for estimate in estimates),
+        None,
+        sum(estimate.n for estimate in estimates),
+        bias=sum(estimate.bias for estimate in estimates),
+        doubtful=max((estimate.doubtful for estimate in estimates), default=0.0),
+        doubt=sum(estimate.doubt for estimate in estimates),
+    )
     errors = [estimate.std_err for estimate in estimates if estimate.std_err is not None]
     if len(errors) < len(estimates):
-        return Estimate(mean, None, n)
-    degrees = min((one.degrees for one in estimates), default=math.inf)
+        return total
+    degrees = min((estimate.degrees for estimate in estimates), default=math.inf)
     unit = max(errors, default=0.0) or 1.0  # fourth powers might overflow
     shares = [error / unit for error in errors]
     pairs = zip(shares, estimates, strict=True)
     parts = math.fsum(share**4 / estimate.interval_degrees for share, estimate in pairs)
-    measured = math.hypot(*shares) ** 4 / parts if parts else math.inf
-    return Estimate(mean, math.hypot(*errors), n, degrees, measured)
+    interval_degrees = math.hypot(*shares) ** 4 / parts if parts else math.inf
+    std_err = math.hypot(*errors)
+    return replace(total, std_err=std_err, degrees=degrees, interval_degrees=interval_degrees)
 
 
 def point(
-    series: SeriesName,
-    x: float,
-    estimate: Estimate,
-    labels: Labels,
-    not_final_reason: str | None = None,
-    reason: str = ONE_DRAW,
+    series: SeriesName, x: float, estimate: Estimate, labels: Labels, reason: str = ONE_DRAW
 ) -> Point:
-    """Return an estimate as a point of a series. An unconverged estimate has no standard error.
+    """Return an estimate as a point of a series. One that is not final has no standard error.
     `reason` says why the error is missing, if it is."""
-    why = not_final_reason or estimate.unknown_reason(reason)
+    why = estimate.not_final_reason or estimate.unknown_reason(reason)
     error = estimate.known_std_err if why is None else None
     return Point(series, x, estimate.mean, error, estimate.n, labels, why)
 
@@ -192,24 +201,23 @@ def metric(name: str, estimate: Estimate, labels: Labels, reason: str = ONE_DRAW
     return Metric(name, estimate.mean, estimate.known_std_err, labels, why)
 
 
-def final_metric(
-    name: str, estimate: Estimate, labels: Labels, not_final_reason: str | None
-) -> Iterator[Metric]:
-    """Yield an estimate as a metric, under another name if it has not converged. Half the width of
-    its 95 % interval follows if that is more than two standard errors."""
-    if not_final_reason is None:
+def final_metric(name: str, estimate: Estimate, labels: Labels) -> Iterator[Metric]:
+    """Yield an estimate as a metric, under another name if it is not final. Half the width of its
+    95 % interval follows if that is more than two standard errors."""
+    if estimate.not_final_reason is None:
         yield metric(name, estimate, labels)
         if estimate.half_interval is not None:
             yield Metric(f"{name}_half_interval", estimate.half_interval, 0.0, labels)
     else:
-        yield Metric(name, None, None, labels, not_final_reason)
+        yield Metric(name, None, None, labels, estimate.not_final_reason)
         yield metric(f"{name}_not_final", estimate, labels)
 
 
 def lml_metrics(name: str, evidence: Evidence, labels: Labels) -> Iterator[Metric]:
     """Yield a log marginal likelihood and the metrics of its quality."""
-    estimate = Estimate(evidence.value, evidence.std_err, 0)
-    yield from final_metric(name, estimate, labels, evidence.not_final_reason)
+    reason = evidence.not_final_reason
+    estimate = Estimate(evidence.value, evidence.std_err, 0, not_final_reason=reason)
+    yield from final_metric(name, estimate, labels)
     for quality, value in evidence.metrics.items():
         yield Metric(f"{name}_{quality}", value, 0.0, labels)
 
@@ -225,8 +233,8 @@ def over_observations(
     """Yield the held-out LML with its standard error over observations, from log p(x) of each
     (N,), and the LML of PARTS parts of them. Two models that have the same held-out observations
     are compared by the differences of their parts: most observations are hard or easy for both."""
-    population = Estimate.of(log_probs)
-    yield from final_metric("lml_heldout_population", population, labels, not_final_reason)
+    population = replace(Estimate.of(log_probs), not_final_reason=not_final_reason)
+    yield from final_metric("lml_heldout_population", population, labels)
     reason = not_final_reason or OF_ONE_PART
     for i, part in enumerate(log_probs.tensor_split(min(PARTS, len(log_probs)))):
         yield Point("lml_heldout_parts", i, part.mean().item(), None, len(part), labels, reason)

@@ -1,6 +1,5 @@
 """Score the models of one seed with masks, and yield the records."""
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,21 +20,21 @@ from mptcore.estimation.estimate import (
     lml_metrics,
     over_observations,
     point,
+    total_of,
 )
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Model
-from mptcore.estimation.quality import Grade, doubtful_reason, shift_reason
+from mptcore.estimation.not_final import judged
 from mptcore.estimation.rounds import Rounds
 from mptcore.estimation.scores import (
-    ScoredSizes,
     SizeScores,
-    by_model,
     convergence,
     cumulative_estimate,
-    score_masks,
+    score_sizes,
     size_estimates,
     size_kurtosis,
     with_difference,
+    with_doubt_of,
 )
 from mptcore.protocol.records import Labels, Log, Metric, Point, Record
 from mptcore.runtime.state import Records, RunState
@@ -51,16 +50,6 @@ OF_A_SET = (
 )  # fmt: skip
 """Names of the metrics to which others add a word, such as mpt_not_final."""
 DEPENDENT = "masks of one permutation depend on each other"
-
-
-@dataclass(frozen=True)
-class Graded:
-    """An estimate with the grade of the sampled scores behind it, and the reason not to quote it,
-    if there is one."""
-
-    estimate: Estimate
-    grade: Grade | None
-    reason: str | None
 
 
 @dataclass(frozen=True)
@@ -121,58 +110,56 @@ class Evaluation:
             yield from over_observations(values, self.labels_of(name), reason)
 
     def _score_all(self, generator: torch.Generator) -> Records[None]:
-        masks, models = self.spec.masks, list(self.models.values())
-        batches = draw_masks(masks, self.first.dim, generator, self.batch)
-        tractable = all(model.is_tractable for model in models)
+        masks, dim = self.spec.masks, self.first.dim
+        batches = draw_masks(masks, dim, generator, self.batch)
+        tractable = all(model.is_tractable for model in self.models.values())
         joint = isinstance(masks, FixedSize) and tractable
-
-        def points(scores: tuple[SizeScores, ...]) -> Iterator[Point]:
-            rows = [self._of_sizes(i, row) for i, row in enumerate(with_difference(scores))]
-            of_sizes = zip(scores[0].sizes, *rows, strict=True)
-            return itertools.chain.from_iterable(self._points(size, own) for size, *own in of_sizes)
-
-        curve = yield from score_masks(models, batches, self.state, joint, points)
+        curve = []
+        for scores in score_sizes(list(self.models.values()), batches, self.state, joint):
+            if scores is None:
+                yield None
+                continue
+            curve.append(scores)
+            kurtoses = self._kurtoses(scores)
+            rows = (size_estimates(values, masks, kurtoses) for values in scores.values)
+            for size, *estimates in zip(scores.sizes, *rows, strict=True):
+                yield from self._points(size, estimates)
         yield from self._conclusions(self._totals(curve), curve)
-
-    def _of_sizes(self, row: int, scores: SizeScores) -> list[Graded]:
-        """Return the estimate of each size."""
-        grades = Grade.of_each(scores) or itertools.repeat(None)
-        of_each = zip(scores.sizes, self._estimates(scores), grades, strict=False)
-        return [self._graded(row, one, [size], grade) for size, one, grade in of_each]
-
-    def _of_sum(
-        self, row: int, curve: Sequence[SizeScores], estimate: Estimate, factor: float = 1
-    ) -> Graded:
-        """Grade an estimate computed as `factor` times the scores of a curve."""
-        sizes = [size for scores in curve for size in scores.sizes]
-        return self._graded(row, estimate, sizes, Grade.of(curve, factor), factor)
-
-    def _estimates(self, scores: SizeScores) -> list[Estimate]:
-        return size_estimates(scores, self.spec.masks, self._kurtoses(scores))
 
     def _kurtoses(self, scores: SizeScores) -> list[float]:
         """Return the kurtosis that the scores of each size may have. There is only one mask of all
         dimensions, so its score varies only if it is sampled."""
         dim = self.first.dim
-        is_constant = scores.grades is None
         return [
-            CONSTANT if size == dim and is_constant else size_kurtosis(size, dim)
+            CONSTANT if size == dim and not scores.are_sampled else size_kurtosis(size, dim)
             for size in scores.sizes
         ]
 
-    def _totals(self, curve: ScoredSizes) -> list[Graded]:
+    def _totals(self, curve: Sequence[SizeScores]) -> list[Estimate]:
         """Return the sum that the schedule estimates for each model and for the difference; an
         empty list if the schedule has no sum."""
-        masks, dim = self.spec.masks, self.first.dim
-        rows = list(enumerate(zip(*map(with_difference, curve), strict=True)))
+        masks = self.spec.masks
+        rows = list(zip(*(scores.values for scores in curve), strict=True))
         match masks:
             case AllSizes():
-                return [self._of_sum(i, row, cumulative_estimate(row, masks)) for i, row in rows]
+                sizes = [size for scores in curve for size in scores.sizes]
+                totals = [cumulative_estimate(row, masks) for row in rows]
+                return [self._judged(i, total, sizes) for i, total in enumerate(totals)]
             case FixedSize():
-                sums = ((i, row, self._estimates(row[0])[0].scaled(dim)) for i, row in rows)
-                return [self._of_sum(i, row, total, dim) for i, row, total in sums]
+                (scores,) = curve
+                kurtoses, dim = self._kurtoses(scores), self.first.dim
+                totals = [size_estimates(row, masks, kurtoses)[0].scaled(dim) for (row,) in rows]
+                return [self._judged(i, e, scores.sizes, dim) for i, e in enumerate(totals)]
             case _:
                 return []
+
+    def _judged(
+        self, row: int, estimate: Estimate, sizes: Sequence[int], factor: float = 1
+    ) -> Estimate:
+        """Judge an estimate that is `factor` times the scores of some sizes, for a model or, in the
+        row after the models, for the difference."""
+        models = list(self.models.values())
+        return judged(estimate, models[row : row + 1] or models, sizes, factor)
 
     def _score_to_target(self, generator: torch.Generator, target: float) -> Records[None]:
         """Score masks until the sum has the target standard error. Each size is a stratum."""
@@ -196,19 +183,23 @@ class Evaluation:
             available,
             more_in_pilot=dim if uses_singles else 0,
         )
-        curve = _with_grades(sizes, torch.cat(rounds.values, 2), sample.strata)
-        for k, (size, estimates) in enumerate(zip(sizes, sample.estimates(), strict=True)):
-            rows = [
-                self._graded(i, one, [size], Grade.of([scores[i] for scores in curve[k : k + 1]]))
-                for i, one in enumerate(estimates)
+        values = with_difference(torch.cat(rounds.values, 2))  # (models + difference, R, masks)
+        curve = [
+            [
+                with_doubt_of(estimate, scores[:, sample.strata == stratum])
+                for estimate, scores in zip(estimates, values, strict=True)
             ]
-            yield from self._points(size, rows)
-        totals = [
-            self._graded(i, one, sizes, Grade.of([scores[i] for scores in curve], width), width)
-            for i, one in enumerate(sample.total_estimates())
+            for stratum, estimates in enumerate(sample.estimates())
         ]
-        estimate = totals[row].estimate
-        yield from target_records(estimate, sample.masks, target, self.labels)
+        for size, estimates in zip(sizes, curve, strict=True):
+            yield from self._points(size, estimates)
+        totals = [
+            self._judged(i, total.with_doubts_of(total_of(of_sizes).scaled(width)), sizes, width)
+            for i, (total, of_sizes) in enumerate(
+                zip(sample.total_estimates(), zip(*curve, strict=True), strict=True)
+            )
+        ]
+        yield from target_records(totals[row], sample.masks, target, self.labels)
         yield from self._conclusions(totals)
 
     def _uses_singles(self, available: Tensor, pilot: int) -> bool:
@@ -232,94 +223,83 @@ class Evaluation:
             dtype=torch.float64,
         )
 
-    def _graded(
-        self,
-        row: int,
-        estimate: Estimate,
-        sizes: Sequence[int],
-        grade: Grade | None,
-        factor: float = 1,
-    ) -> Graded:
-        """Return an estimate computed as `factor` times the scores of some sizes with its grade and
-        the reason not to quote it, for a model or, in the row after the models, for the
-        difference."""
-        models = list(self.models.values())
-        own = models[row : row + 1] or models
-        if grade is not None:
-            estimate = estimate.widened(grade.doubt)
-        reason = _reason(own, estimate, grade)
-        if reason is None:
-            reason = _quadrature_reason(own, estimate, sizes, factor)
-        return Graded(estimate, grade, reason)
-
-    def _points(self, size: int, rows: Sequence[Graded]) -> Iterator[Point]:
+    def _points(self, size: int, estimates: Sequence[Estimate]) -> Iterator[Point]:
         """Yield the points of one size, for each model and the difference."""
-        for (name, model), own in zip(self.models.items(), rows, strict=False):
+        estimates = [self._judged(row, estimate, [size]) for row, estimate in enumerate(estimates)]
+        for (name, model), estimate in zip(self.models.items(), estimates, strict=False):
             labels = self.labels_of(name)
-            yield point("score", size, own.estimate, labels, own.reason)
+            yield point("score", size, estimate, labels)
             if self.spec.bias:
-                lml = model.evidence()
-                gap = own.estimate.scaled(model.dim).beyond(lml)
-                yield point("bias", size, gap, labels, own.reason or lml.not_final_reason)
-        for paired in rows[len(self.models) :]:
-            yield point("score_difference", size, paired.estimate, self.labels, paired.reason)
+                gap = estimate.scaled(model.dim).beyond(model.evidence())
+                yield point("bias", size, gap, labels)
+        for difference in estimates[len(self.models) :]:
+            yield point("score_difference", size, difference, self.labels)
 
-    def _conclusions(self, totals: Sequence[Graded], curves: ScoredSizes = ()) -> Iterator[Record]:
-        """Yield the records that need all scores. `curves` hold the scores, size by size."""
+    def _conclusions(
+        self, totals: Sequence[Estimate], curve: Sequence[SizeScores] = ()
+    ) -> Iterator[Record]:
+        """Yield the records that need all scores."""
         for i, (name, model) in enumerate(self.models.items()):
             labels = self.labels_of(name)
             yield from lml_metrics("lml", model.evidence(), labels)
             if totals:
                 yield from self._total_metrics(totals[i], model, labels)
-                curve = [scores[i] for scores in curves]
-                yield from self._of_scores(curve, model, labels, totals[i].reason)
-        for paired in totals[len(self.models) :]:
-            reason = paired.reason
-            yield from final_metric("score_difference", paired.estimate, self.labels, reason)
+                if curve:
+                    reason = totals[i].not_final_reason
+                    yield from self._mask_records(curve, i, model, labels, reason)
+        for difference in totals[len(self.models) :]:
+            yield from final_metric("score_difference", difference, self.labels)
 
-    def _total_metrics(self, total: Graded, model: Model, labels: Labels) -> Iterator[Record]:
-        lml = model.evidence()
+    def _total_metrics(self, total: Estimate, model: Model, labels: Labels) -> Iterator[Record]:
         score, gap = _names(self.spec.masks)
-        yield from final_metric(score, total.estimate, labels, total.reason)
-        if total.grade is not None:
-            yield Metric(f"{score}_bias_estimate", total.grade.bias, 0.0, labels)
-            yield Metric(f"{score}_doubtful", total.grade.share, 0.0, labels)
+        yield from final_metric(score, total, labels)
+        if any(model.is_sampled for model in self.models.values()):
+            yield Metric(f"{score}_bias_estimate", total.bias, 0.0, labels)
+            yield Metric(f"{score}_doubtful", total.doubtful, 0.0, labels)
         if gap is not None:
-            reason = total.reason or lml.not_final_reason
-            yield from final_metric(gap, total.estimate.beyond(lml), labels, reason)
+            yield from final_metric(gap, total.beyond(model.evidence()), labels)
 
-    def _of_scores(
+    def _mask_records(
         self,
         curve: Sequence[SizeScores],
+        row: int,
         model: Model,
         labels: Labels,
         not_final_reason: str | None,
     ) -> Iterator[Record]:
         """Yield the records that need the score of each mask."""
-        if curve and curve[0].joint is not None:
-            (joint,) = self._estimates(SizeScores(curve[0].sizes, curve[0].joint))
-            yield from final_metric("joint_score", joint, labels, not_final_reason)
+        scores = curve[0].values[row]
+        if len(scores) == 2:
+            (joint,) = size_estimates(scores[1:], self.spec.masks, self._kurtoses(curve[0]))
+            yield from final_metric(
+                "joint_score", replace(joint, not_final_reason=not_final_reason), labels
+            )
         if self.spec.convergence:
-            factor = model.dim if isinstance(self.spec.masks, FixedSize) else 1
-            lml = model.evidence()
-            reason = not_final_reason or lml.not_final_reason
-            yield from self._convergence(curve, factor, lml.value, labels, reason)
+            yield from self._convergence(curve, row, model, labels, not_final_reason)
 
     def _convergence(
         self,
         curve: Sequence[SizeScores],
-        factor: float,
-        lml: float,
+        row: int,
+        model: Model,
         labels: Labels,
-        not_final_reason: str | None,
+        reason: str | None,
     ) -> Iterator[Point]:
-        alone = isinstance(self.spec.masks, FixedSize)
-        kurtosis = self._kurtoses(curve[0])[0] if alone else MIN_KURTOSIS
-        for p, estimate in enumerate(convergence(curve, self.spec.masks, kurtosis), 1):
-            scaled = estimate.scaled(factor)
-            gap = replace(scaled, mean=scaled.mean - lml)
-            missing = ONE_DRAW if p == 1 else DEPENDENT
-            yield point("convergence", p, gap, labels, not_final_reason, missing)
+        """Yield the difference from the LML after the first p masks of each size. `reason` says why
+        the sum is not final."""
+        masks, evidence = self.spec.masks, model.evidence()
+        kurtosis, factor = MIN_KURTOSIS, 1
+        if isinstance(masks, FixedSize):
+            kurtosis, factor = self._kurtoses(curve[0])[0], model.dim
+        values = torch.cat([scores.values[row, 0] for scores in curve])
+        for p, estimate in enumerate(convergence(values, masks, kurtosis), 1):
+            total = estimate.scaled(factor)
+            gap = replace(
+                total,
+                mean=total.mean - evidence.value,
+                not_final_reason=reason or evidence.not_final_reason,
+            )
+            yield point("convergence", p, gap, labels, ONE_DRAW if p == 1 else DEPENDENT)
 
 
 def labelled(labels: Labels) -> str:
@@ -342,47 +322,3 @@ def _heldout(name: str) -> str:
     """Return the name of a metric for held-out observations: mpt_heldout_not_final and so on."""
     base = next((one for one in OF_A_SET if name == one or name.startswith(f"{one}_")), name)
     return f"{base}_heldout{name.removeprefix(base)}"
-
-
-def _reason(models: Sequence[Model], estimate: Estimate, grade: Grade | None) -> str | None:
-    """Return why an estimate by these models should not be quoted."""
-    for model in models:
-        if model.is_sampled:
-            if model.not_final_reason is not None:
-                return model.not_final_reason
-            if grade is not None:
-                return doubtful_reason(grade.bias, estimate.std_err, grade.share, model.advice)
-    return None
-
-
-def _quadrature_reason(
-    models: Sequence[Model], estimate: Estimate, sizes: Sequence[int], factor: float
-) -> str | None:
-    """Return why an estimate that is `factor` times the scores of these sizes should not be quoted,
-    for models that integrate by quadrature. For all sizes together the estimate equals the LML by
-    the same quadrature, Eq. (5), so the check of the LML decides."""
-    for model in models:
-        if not model.is_tractable:
-            continue
-        if len(sizes) == model.dim:
-            reason = model.evidence().not_final_reason
-        else:
-            shift = factor * math.fsum(model.grid_shift(size) for size in sizes)
-            share = factor * len(sizes) / model.dim
-            reason = shift_reason(shift, share, estimate.known_std_err)
-        if reason is not None:
-            return reason
-    return None
-
-
-def _with_grades(
-    sizes: Sequence[int], values: Tensor, strata: Tensor
-) -> list[tuple[SizeScores, ...]]:
-    """Return the scores (models, R, masks) and the difference, size by size. An empty list if they
-    have no grades: the sample has their estimates."""
-    if values.shape[1] == 1:
-        return []
-    of_sizes = (values[:, :, None, strata == i] for i in range(len(sizes)))
-    return [
-        with_difference(by_model([size], own)) for size, own in zip(sizes, of_sizes, strict=True)
-    ]

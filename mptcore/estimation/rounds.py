@@ -59,15 +59,14 @@ class Rounds:
     def _score(self, masks: Iterable[MaskBatch]) -> Records[tuple[Tensor, list[Tensor]]]:
         """Return the scores and grades, (models, R, masks), and what single dimensions predict,
         (models, B) for each batch, once these are scored."""
-        found, predicted = [], []
-        for scored in score_batches(self.models, masks, self.state, first=self._scored):
-            if scored is None:
-                yield None
-                continue
-            batch, scores = scored
-            found.append(scores)
+        scores, predicted = [], []
+        batches = score_batches(self.models, masks, self.state, first=self._scored)
+        for batch, of_batch in batches:
+            scores.append(of_batch)
             if self._singles is not None:
                 predicted.append(self._singles.predictions(batch.masks))
-        scores = torch.cat(found, 2)
-        self._scored += scores.shape[2]
-        return scores, predicted
+            self.state.count(len(batch))
+            yield None
+        whole = torch.cat(scores, 2)
+        self._scored += whole.shape[2]
+        return whole, predicted

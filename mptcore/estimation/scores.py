@@ -1,97 +1,54 @@
-"""Compute estimates from scored masks: the MPT curve, its sum, and their standard errors."""
+"""Score batches of masks, and estimate from the scores the MPT curve and its sum."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import groupby, repeat
 
 import torch
 from torch import Tensor
 
-from mptcore.estimation.estimate import (
-    MIN_KURTOSIS,
-    Estimate,
-    Moments,
-    total_of,
-    variance_degrees,
-)
+from mptcore.estimation.estimate import MIN_KURTOSIS, Estimate, total_of, variance_degrees
 from mptcore.estimation.masks import MaskBatch
 from mptcore.estimation.model import Model
+from mptcore.estimation.not_final import DOUBTFUL_ERROR
 from mptcore.estimation.prefetch import Prefetch
-from mptcore.protocol.records import Record
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import in_halves
-from mptcore.runtime.state import Records, RunState, Shape
+from mptcore.runtime.state import RunState, Shape
 from mptcore.specs import Masks
-
-
-@dataclass(frozen=True)
-class SizeScores:
-    """The scores of equally many masks of each of some sizes, in the order they were drawn."""
-
-    sizes: Sequence[int]  # (S,)
-    values: Tensor  # (S, P), float64, on the CPU
-    joint: Tensor | None = None  # (S, P), the joint score of each mask, where asked for
-    grades: Tensor | None = (
-        None  # (3, S, P), where sampled: the bias, the doubtful share, the variance
-    )
-
-    @cached_property
-    def moments(self) -> list[Moments]:
-        """The moments of each size, which its point and the sum of all sizes need."""
-        return Moments.of_each(self.values.numpy())
-
-    def __sub__(self, other: "SizeScores") -> "SizeScores":
-        """Return the differences, mask by mask."""
-        values = self.values - other.values
-        if self.grades is None or other.grades is None:
-            return SizeScores(self.sizes, values)
-        bias = self.grades[0] - other.grades[0]
-        share = torch.maximum(self.grades[1], other.grades[1])
-        variance = self.grades[2] + other.grades[2]
-        return SizeScores(self.sizes, values, grades=torch.stack([bias, share, variance]))
-
 
 NESTED_KURTOSIS = 9.0
 """Kurtosis of the totals of nested masks if one dimension is much wider than the others: it adds
 −log u of a uniform place u in the permutation."""
-
-ScoredSizes = Sequence[tuple[SizeScores, ...]]
-"""The scores by each model, for all sizes in order."""
-
-
-def with_difference(scores: tuple[SizeScores, ...]) -> tuple[SizeScores, ...]:
-    """Return the scores by each model and, for two models, those of the first minus those of the
-    second."""
-    return (*scores, *(scores[0] - other for other in scores[1:]))
+SAMPLED_ROWS = 4
+"""Number of rows of sampled scores: the score, its bias, the doubtful share, the variance."""
 
 
-def score_masks(
-    models: Sequence[Model],
-    batches: Iterable[MaskBatch],
-    state: RunState,
-    joint: bool = False,
-    records_of: Callable[[tuple[SizeScores, ...]], Iterator[Record]] | None = None,
-) -> Records[ScoredSizes]:
-    """Score all masks by each model, size by size. With `joint`, compute the joint scores too.
-    `records_of` returns the records of sizes as soon as they are scored."""
-    curve: list[tuple[SizeScores, ...]] = []
+@dataclass(frozen=True)
+class SizeScores:
+    """The scores of equally many masks of each of some sizes, in the order they were drawn, on the
+    CPU. `values` are by model and, for two models, the first minus the second. Their R rows are the
+    score; the score and the joint score; or the SAMPLED_ROWS."""
+
+    sizes: Sequence[int]  # (S,)
+    values: Tensor  # (models + difference, R, S, P), float64
+
+    @property
+    def are_sampled(self) -> bool:
+        return self.values.shape[1] == SAMPLED_ROWS
+
+
+def score_sizes(
+    models: Sequence[Model], batches: Iterable[MaskBatch], state: RunState, joint: bool = False
+) -> Iterator[SizeScores | None]:
+    """Score all masks by each model. Yields the scores of sizes as soon as these are whole, and
+    None after each batch. With `joint`, the joint scores are computed too."""
     whole = WholeSizes()
-
-    def ended(sizes: Sequence[int], values: Tensor) -> Iterator[Record]:
-        curve.append(by_model(sizes, values, joint))
-        return records_of(curve[-1]) if records_of else iter(())
-
-    for scored in score_batches(models, batches, state, joint):
-        if scored is None:
-            yield None
-            continue
-        batch, scores = scored
-        for sizes, values in whole.add(batch.runs, scores):
-            yield from ended(sizes, values)
-    for sizes, values in whole.last():
-        yield from ended(sizes, values)
-    return curve
+    for batch, scores in score_batches(models, batches, state, joint):
+        yield from whole.add(batch.runs, scores)
+        state.count(len(batch))
+        yield None
+    yield from whole.last()
 
 
 def score_batches(
@@ -100,15 +57,58 @@ def score_batches(
     state: RunState,
     joint: bool = False,
     first: int = 0,
-) -> "Iterator[tuple[MaskBatch, Tensor] | None]":
-    """Score all masks by each model, batch by batch, after `first` others. Yields the scores of
-    each batch, as `Scorer.scores` returns them."""
-    drawn = Prefetch(_positioned(batches, first))
-    scorer = Scorer(models, joint, drawn.draw)
-    for scored in state.scored(drawn, scorer.scores, scorer.shape):
-        yield scored
-        state.count(len(scored[0]))
-        yield None
+) -> Iterator[tuple[MaskBatch, Tensor]]:
+    """Yield each batch of masks, which follow `first` others, with its scores by each model,
+    (models, R, B): R is 4 if any model is sampled, 2 with `joint`, else 1."""
+    prefetched = Prefetch(_positioned(batches, first))
+    is_sampled = any(model.is_sampled for model in models)
+    rows = SAMPLED_ROWS if is_sampled else 2 if joint else 1
+
+    @torch.no_grad()
+    def score(batch: MaskBatch) -> Tensor:
+        scores = [_in_parts(model, batch, rows) for model in models]
+        prefetched.draw()  # while a GPU computes
+        return torch.stack([of_model.cpu() for of_model in scores])
+
+    def shape(batch: MaskBatch) -> Shape:
+        return len(models), rows, len(batch)
+
+    return state.scored(prefetched, score, shape)
+
+
+def _positioned(batches: Iterable[MaskBatch], first: int) -> Iterator[MaskBatch]:
+    for batch in batches:
+        yield replace(batch, first=first)
+        first += len(batch)
+
+
+def _in_parts(model: Model, batch: MaskBatch, rows: int) -> Tensor:
+    """Score a batch by one model, in parts that fit in memory: (R, B)."""
+    first = batch.first
+
+    def too_large(part: Tensor) -> None:
+        model.masks_that_fit = -(-len(part) // 2)
+
+    def scored(part: Tensor) -> Tensor:
+        nonlocal first
+        scores = _scores(model, part, first, rows)
+        first += len(part)  # afterwards, because masks are scored again if memory runs out
+        return scores
+
+    masks = sent(batch.masks, model.device)
+    parts = torch.split(masks, model.masks_that_fit or len(masks))
+    scores = [in_halves(scored, part, too_large) for part in parts]
+    return scores[0] if len(scores) == 1 else torch.cat(scores, 1)
+
+
+def _scores(model: Model, masks: Tensor, first: int, rows: int) -> Tensor:  # (R, B)
+    if rows == SAMPLED_ROWS:
+        if model.is_sampled:
+            return model.sampled_scores(masks, first)
+        return torch.nn.functional.pad(model.scores(masks)[None], (0, 0, 0, SAMPLED_ROWS - 1))
+    if rows == 2:
+        return torch.stack([model.scores(masks), model.joint_scores(masks)])
+    return model.scores(masks)[None]
 
 
 class WholeSizes:
@@ -118,115 +118,46 @@ class WholeSizes:
         self._size = 0
         self._parts: list[Tensor] = []
 
-    def add(
-        self, runs: Sequence[tuple[int, int]], scores: Tensor
-    ) -> Iterator[tuple[Sequence[int], Tensor]]:
+    def add(self, runs: Sequence[tuple[int, int]], scores: Tensor) -> Iterator[SizeScores]:
         """Add the scores (models, R, B) of a batch, given each size and the number of its masks.
-        Yield sizes that are whole, those with equally many masks together, and their scores
-        (models, R, S, P)."""
-        (first, count), *rest = runs
+        Yield the scores of sizes that are whole, those with equally many masks together."""
+        (first, count), *others = runs
         if first != self._size:
             yield from self.last()
         self._size = first
         self._parts.append(scores[:, :, :count])
-        if not rest:
+        if not others:
             return
         yield from self.last()
-        self._size, in_last = rest.pop()
+        self._size, in_last = others.pop()
         end = scores.shape[2] - in_last
         self._parts.append(scores[:, :, end:])
         middle = scores[:, :, count:end]
-        for masks, alike in groupby(rest, lambda run: run[1]):
+        for masks, alike in groupby(others, lambda run: run[1]):
             sizes = [size for size, _ in alike]
-            own, middle = middle.tensor_split([masks * len(sizes)], 2)
-            yield sizes, own.view(*own.shape[:2], len(sizes), masks)
+            values, middle = middle.tensor_split([masks * len(sizes)], 2)
+            values = values.view(*values.shape[:2], len(sizes), masks)
+            yield SizeScores(sizes, with_difference(values))
 
-    def last(self) -> Iterator[tuple[Sequence[int], Tensor]]:
-        """Yield the last size, if there is one."""
+    def last(self) -> Iterator[SizeScores]:
+        """Yield the scores of the last size, if there is one."""
         if self._parts:
-            yield [self._size], torch.cat(self._parts, 2)[:, :, None]
+            values = torch.cat(self._parts, 2)[:, :, None]
+            yield SizeScores([self._size], with_difference(values))
             self._parts.clear()
 
 
-def by_model(sizes: Sequence[int], values: Tensor, joint: bool = False) -> tuple[SizeScores, ...]:
-    """Return the scores of each model, from (models, 1 to 4, S, P). The second row has joint scores
-    if `joint`; the last three of four rows have grades."""
-    has_grades = values.shape[1] == 4
-    return tuple(
-        SizeScores(sizes, own[0], own[1] if joint else None, own[1:] if has_grades else None)
-        for own in values
-    )
-
-
-def _positioned(batches: Iterable[MaskBatch], first: int) -> Iterator[MaskBatch]:
-    for batch in batches:
-        yield replace(batch, first=first)
-        first += len(batch)
-
-
-@dataclass(frozen=True)
-class Scorer:
-    """Scores batches of masks by each model: (models, 1, B), (models, 2, B) with the joint scores,
-    or (models, 4, B) with the grades of sampled models. `meanwhile` is called while a GPU computes
-    them."""
-
-    models: Sequence[Model]
-    joint: bool
-    meanwhile: Callable[[], None]
-
-    @property
-    def is_graded(self) -> bool:
-        return any(model.is_sampled for model in self.models)
-
-    def shape(self, batch: MaskBatch) -> Shape:
-        rows = 4 if self.is_graded else 2 if self.joint else 1
-        return len(self.models), rows, len(batch)
-
-    @torch.no_grad()
-    def scores(self, batch: MaskBatch) -> Tensor:
-        """Return the scores, which depend on the batch's position if they are sampled."""
-        scores_of = _scores_and_joint if self.joint else _scores_alone
-        if self.is_graded:
-            scores_of = _sampled_scores
-        found = []
-        for model in self.models:
-            masks = sent(batch.masks, model.device)
-            found.append(_in_parts(scores_of, model, masks, batch.first))
-        self.meanwhile()
-        return torch.stack([scores.cpu() for scores in found])
-
-
-def _in_parts(
-    scores_of: Callable[[Model, Tensor, int], Tensor], model: Model, masks: Tensor, first: int
-) -> Tensor:
-    """Score a batch (B, D) in parts that fit in memory: (R, B)."""
-
-    def too_large(part: Tensor) -> None:
-        model.masks_that_fit = -(-len(part) // 2)
-
-    def scored(part: Tensor) -> Tensor:
-        nonlocal first
-        scores = scores_of(model, part, first)
-        first += len(part)  # afterwards, because masks are scored again if memory runs out
-        return scores
-
-    parts = torch.split(masks, model.masks_that_fit or len(masks))
-    found = [in_halves(scored, part, too_large) for part in parts]
-    return found[0] if len(found) == 1 else torch.cat(found, 1)
-
-
-def _scores_alone(model: Model, masks: Tensor, first: int) -> Tensor:  # (1, B)
-    return model.scores(masks)[None]
-
-
-def _sampled_scores(model: Model, masks: Tensor, first: int) -> Tensor:  # (4, B)
-    if model.is_sampled:
-        return model.sampled_scores(masks, first)
-    return torch.nn.functional.pad(model.scores(masks)[None], (0, 0, 0, 3))
-
-
-def _scores_and_joint(model: Model, masks: Tensor, first: int) -> Tensor:  # (2, B)
-    return torch.stack([model.scores(masks), model.joint_scores(masks)])
+def with_difference(values: Tensor) -> Tensor:
+    """Return scores (models, R, ...) and, for two models, the first minus the second. The
+    difference of sampled scores is as doubtful as the more doubtful of the two, and has the
+    variance of both."""
+    if len(values) == 1:
+        return values
+    difference = values[:1] - values[1:]
+    if values.shape[1] == SAMPLED_ROWS:
+        difference[:, 2] = values[:, 2].amax(0)
+        difference[:, 3] = values[:, 3].sum(0)
+    return torch.cat([values, difference])
 
 
 def size_kurtosis(size: int, dim: int) -> float:
@@ -237,42 +168,64 @@ def size_kurtosis(size: int, dim: int) -> float:
 
 
 def size_estimates(
-    scores: SizeScores, masks: Masks, kurtoses: Iterable[float] = repeat(MIN_KURTOSIS)
+    scores: Tensor, masks: Masks, kurtoses: Iterable[float] = repeat(MIN_KURTOSIS)
 ) -> list[Estimate]:
-    """Estimate S(m) of each size, with the kurtosis that its scores may have. If all masks of a
-    size were scored, only sampled scores contribute an error."""
-    count = scores.values.shape[1]
-    if masks.design != "exhaustive":
-        is_each_a_replicate = masks.windows_per_permutation == 1
-        moments = scores.moments if is_each_a_replicate else _of_replicates(scores.values, masks)
-        pairs = zip(moments, kurtoses, strict=False)
-        return [Estimate.of_moments(own, count, kurtosis) for own, kurtosis in pairs]
-    errors = torch.zeros(len(scores.sizes), dtype=torch.float64)
-    if scores.grades is not None:
-        errors = scores.grades[2].sum(1).sqrt() / count
-    means = scores.values.mean(1).tolist()
+    """Estimate S(m) of each size from the scores (R, S, P) of one model, or of the difference, with
+    the kurtosis that the scores of each size may have."""
+    if masks.design == "exhaustive":
+        estimates = _enumerated(scores)
+    else:
+        estimates = _drawn(scores[0], masks, kurtoses)
+    of_sizes = zip(estimates, scores.unbind(1), strict=True)
+    return [with_doubt_of(estimate, of_size) for estimate, of_size in of_sizes]
+
+
+def with_doubt_of(estimate: Estimate, scores: Tensor) -> Estimate:
+    """Return an estimate with the mean bias and the doubtful share of the scores (R, P) on which it
+    rests."""
+    if len(scores) < SAMPLED_ROWS:
+        return estimate
+    bias, share = scores[1:3].mean(1).tolist()
+    return replace(estimate, bias=bias, doubtful=share, doubt=DOUBTFUL_ERROR * share)
+
+
+def _drawn(values: Tensor, masks: Masks, kurtoses: Iterable[float]) -> list[Estimate]:
+    """Estimate S(m) from the scores (S, P) of masks that were drawn. The means over the windows of
+    each permutation are independent."""
+    windows, count = masks.windows_per_permutation, values.shape[1]
+    if windows > 1:
+        values = values.view(len(values), -1, windows).mean(2)
+    return Estimate.of_rows(values.numpy(), kurtoses, count)
+
+
+def _enumerated(scores: Tensor) -> list[Estimate]:
+    """Return S(m) from the scores (R, S, P) of all masks. Only the variances of sampled scores
+    contribute an error."""
+    _, sizes, count = scores.shape
+    errors = torch.zeros(sizes, dtype=torch.float64)
+    if len(scores) == SAMPLED_ROWS:
+        errors = scores[3].sum(1).sqrt() / count
+    means = scores[0].mean(1).tolist()
     return [Estimate(mean, e, count) for mean, e in zip(means, errors.tolist(), strict=True)]
 
 
-def cumulative_estimate(curve: Sequence[SizeScores], masks: Masks) -> Estimate:
-    """Estimate the sum of S(m) over the sizes of a curve: Eq. (5) of the paper if the sizes are
-    1..D.
+def cumulative_estimate(curve: Sequence[Tensor], masks: Masks) -> Estimate:
+    """Estimate the sum of S(m) over the sizes of a curve, given as parts (R, S, P): Eq. (5) of the
+    paper if the sizes are 1..D.
 
     Sizes are independent, so their variances add up. In the nested design each permutation gives
     one total.
     """
-    if masks.design == "nested":
-        values = torch.cat([scores.values for scores in curve])  # (D, P)
-        return Estimate.of(values.sum(0), values.numel(), NESTED_KURTOSIS)
-    return total_of([one for scores in curve for one in size_estimates(scores, masks)])
+    total = total_of([e for scores in curve for e in size_estimates(scores, masks)])
+    if masks.design != "nested":
+        return total
+    values = torch.cat([scores[0] for scores in curve])  # (D, P)
+    return Estimate.of(values.sum(0), values.numel(), NESTED_KURTOSIS).with_doubts_of(total)
 
 
-def convergence(
-    curve: Sequence[SizeScores], masks: Masks, kurtosis: float = MIN_KURTOSIS
-) -> list[Estimate]:
-    """Estimate the sum of S(m) from the first p masks of each size, for p = 1..P. There are no
-    standard errors if the masks of one size are dependent."""
-    values = torch.cat([scores.values for scores in curve])  # (D, P)
+def convergence(values: Tensor, masks: Masks, kurtosis: float = MIN_KURTOSIS) -> list[Estimate]:
+    """Estimate the sum of S(m) from the scores (S, P) of the first p masks of each size, for p =
+    1..P. There are no standard errors if the masks of one size are dependent."""
     if masks.design == "nested":
         values, kurtosis = values.sum(0, keepdim=True), NESTED_KURTOSIS
     count = torch.arange(1, values.shape[1] + 1, dtype=torch.float64)
@@ -283,15 +236,8 @@ def convergence(
     drift = centred.cumsum(1) / count
     squares = (centred.square().cumsum(1) - count * drift.square()).clamp(min=0)
     errors = (squares / (count - 1) / count).sum(0).sqrt().tolist()  # NaN at p = 1
-    known = enumerate(zip(means[1:], errors[1:], strict=True), 2)
-    rest = [
-        Estimate(mean, error, p, variance_degrees(p - 1, kurtosis)) for p, (mean, error) in known
+    after_first = enumerate(zip(means[1:], errors[1:], strict=True), 2)
+    return [
+        Estimate(means[0], None, 1),
+        *(Estimate(m, e, p, variance_degrees(p - 1, kurtosis)) for p, (m, e) in after_first),
     ]
-    return [Estimate(means[0], None, 1), *rest]
-
-
-def _of_replicates(values: Tensor, masks: Masks) -> list[Moments]:
-    """Return the moments of the means over the windows of each permutation, which are independent,
-    for each size of (S, P)."""
-    means = values.view(len(values), -1, masks.windows_per_permutation).mean(2)
-    return Moments.of_each(means.numpy())

@@ -12,7 +12,7 @@ from torch import Tensor
 from mptcore.data.dataset import Dataset
 from mptcore.estimation.masks import MaskBatch
 from mptcore.estimation.model import Evidence, Model
-from mptcore.estimation.scores import score_masks
+from mptcore.estimation.scores import score_sizes
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.starts import random_start
@@ -24,7 +24,7 @@ from mptcore.runtime.state import RunState
 from mptcore.specs import PpcaModel, Train, UniformGrid
 from mptlab_contract import records
 from mptlab_contract.pretended_gpu import DEVICE, pretended_gpu
-from tests.support.runs import result_of, spec_of
+from tests.support.runs import spec_of
 
 CPU = torch.device("cpu")
 DIM = 12
@@ -56,7 +56,7 @@ def asked_for_masks(make: Callable[[], Model], count: int) -> dict[str, int]:
         model = make()
         for _ in range(2):
             gpu.reset()
-            result_of(score_masks([model], [batch], RunState()))
+            [*score_sizes([model], [batch], RunState())]
         return gpu.asked
 
 
@@ -83,7 +83,7 @@ def test_the_next_masks_of_vectors_are_drawn_while_the_device_has_work() -> None
     with pretended_gpu() as gpu:
         models = [gaussian(60), gaussian(5)]
         gpu.reset()
-        result_of(score_masks(models, drawn(), RunState(), joint=True))
+        [*score_sizes(models, drawn(), RunState(), joint=True)]
     assert fetched == [0, 0, 2]
     assert (gpu.to_host, gpu.to_device, gpu.waited) == (6, 6, 0)
 
@@ -176,7 +176,8 @@ def test_scores_with_too_little_memory_are_the_same() -> None:
     with pretended_gpu() as gpu:
         model, found = gaussian(60), []
         for gpu.most_numbers in (None, 700):
-            ((scores,),) = result_of(score_masks([model], [batch], RunState()))
+            _, scores = score_sizes([model], [batch], RunState())
+            assert scores is not None
             found.append(scores.values)
     torch.testing.assert_close(found[1], found[0])
 
@@ -187,5 +188,5 @@ def test_a_batch_size_that_did_not_fit_is_not_tried_again() -> None:
     with pretended_gpu() as gpu:
         model = gaussian(60)
         gpu.most_numbers = 700
-        result_of(score_masks([model], batches, RunState()))
+        [*score_sizes([model], batches, RunState())]
     assert gpu.refused == 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence
-from mptcore.estimation.quality import MIN_ESS, doubtful_reason
+from mptcore.estimation.not_final import MIN_ESS, doubtful_reason
 from mptcore.families.vae.pareto import khats
 
 GROUPS = 4

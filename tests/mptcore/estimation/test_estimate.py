@@ -1,6 +1,7 @@
 """Estimates against calculations by hand, and the records made from them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,13 +48,14 @@ def test_records_of_an_estimate() -> None:
 
 
 def test_records_of_an_unconverged_estimate() -> None:
-    assert list(final_metric("mpt", KNOWN, LABELS, None)) == [metric("mpt", KNOWN, LABELS)]
-    assert list(final_metric("mpt", KNOWN, LABELS, "not final: why")) == [
+    assert list(final_metric("mpt", KNOWN, LABELS)) == [metric("mpt", KNOWN, LABELS)]
+    unfinished = replace(KNOWN, not_final_reason="not final: why")
+    assert list(final_metric("mpt", unfinished, LABELS)) == [
         Metric("mpt", None, None, LABELS, "not final: why"),
         Metric("mpt_not_final", KNOWN.mean, 0.1, LABELS, None),
     ]
-    assert point("score", 3, KNOWN, LABELS, "not final") == Point(
-        "score", 3, KNOWN.mean, None, 5, LABELS, "not final"
+    assert point("score", 3, unfinished, LABELS) == Point(
+        "score", 3, KNOWN.mean, None, 5, LABELS, "not final: why"
     )
 
 

@@ -23,7 +23,7 @@ from mptcore.estimation.estimate import (
 )
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Evidence
-from mptcore.estimation.scores import SizeScores, convergence, cumulative_estimate, score_masks
+from mptcore.estimation.scores import convergence, cumulative_estimate, score_sizes
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import (
     DenseMoment,
@@ -40,7 +40,7 @@ from mptcore.runtime.state import RunState
 from mptcore.specs import AllSizes, LinearGaussianExperiment, parse_spec
 from mptcore.specs.masks import Design
 from mptlab_contract import records as resumable_records
-from tests.support.runs import result_of, spec_of, std_err_of, value_of
+from tests.support.runs import spec_of, std_err_of, value_of
 
 REPEATS = 200
 
@@ -159,8 +159,8 @@ def test_designs_are_unbiased_and_calibrated(model: Solver, design: Design) -> N
     estimates = []
     for seed in range(REPEATS):
         drawn = draw_masks(masks, 8, torch.Generator().manual_seed(seed), 2000)
-        found = result_of(score_masks([model], drawn, RunState()))
-        curve = [scores[0] for scores in found]
+        found = score_sizes([model], drawn, RunState())
+        curve = [scores.values[0] for scores in found if scores is not None]
         estimates.append(cumulative_estimate(curve, masks))
     _unbiased_and_calibrated(estimates, model.log_marginal_likelihood())
 
@@ -292,13 +292,13 @@ def test_an_interval_is_reported_for_few_degrees_of_freedom() -> None:
     """2.0860 is the quantile of Student's t with 20 degrees by the tables."""
     labels: Labels = {"seed": 1}
     known = Estimate(3.0, 0.5, 20, 20, 20)
-    value, half = final_metric("mpt", known, labels, None)
+    value, half = final_metric("mpt", known, labels)
     assert isinstance(half, Metric)
     assert (value.name, half.name, half.labels) == ("mpt", "mpt_half_interval", labels)
     assert half.value == pytest.approx(2.0860 * 0.5, rel=1e-4)
-    assert len(list(final_metric("mpt", Estimate(3.0, 0.5, 20, 20, 60), labels, None))) == 1
-    assert len(list(final_metric("mpt", Estimate(3.0, 0.5, 20, 6, 20), labels, None))) == 1
-    assert len(list(final_metric("mpt", Estimate(3.0, 0.0, 20, 20, 20), labels, None))) == 1
+    assert len(list(final_metric("mpt", Estimate(3.0, 0.5, 20, 20, 60), labels))) == 1
+    assert len(list(final_metric("mpt", Estimate(3.0, 0.5, 20, 6, 20), labels))) == 1
+    assert len(list(final_metric("mpt", Estimate(3.0, 0.0, 20, 20, 20), labels))) == 1
 
 
 @pytest.mark.parametrize(("sizes", "per_size"), [(1, 12), (7, 12), (10, 13)])
@@ -320,16 +320,15 @@ def test_reported_errors_follow_the_t_distribution(sizes: int, per_size: int) ->
 def test_convergence_by_hand() -> None:
     """Two sizes, three masks: the sum of the means, and Σ s² / p under the root."""
     values = torch.tensor([[1.0, 3.0, 2.0], [10.0, 14.0, 18.0]], dtype=torch.float64)
-    curve = [SizeScores([1, 2], values)]
-    first, second, third = convergence(curve, AllSizes(per_size=3))
+    first, second, third = convergence(values, AllSizes(per_size=3))
     assert (first.mean, first.std_err) == (11, None)
     assert (second.mean, second.degrees) == pytest.approx((14, 2 / 3))
     assert second.std_err == pytest.approx(math.sqrt((2 + 8) / 2))
     assert (third.mean, third.degrees) == pytest.approx((16, 4 / 3))
     assert third.std_err == pytest.approx(math.sqrt((1 + 16) / 3))
-    nested = convergence(curve, AllSizes(per_size=3, design="nested"))
+    nested = convergence(values, AllSizes(per_size=3, design="nested"))
     assert nested[2].std_err == pytest.approx(torch.tensor([11.0, 17, 20]).std().item() / 3**0.5)
-    dependent = convergence(curve, AllSizes(per_size=4, design="balanced"))
+    dependent = convergence(values, AllSizes(per_size=4, design="balanced"))
     assert [one.std_err for one in dependent] == [None, None, None]
 
 
@@ -338,7 +337,7 @@ def test_a_mean_by_hand() -> None:
     found = Estimate.of(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
     assert (found.mean, found.n, found.degrees) == pytest.approx((3, 3, 4 / 3))
     assert found.std_err == pytest.approx(math.sqrt(7 / 3))
-    nested = SizeScores([1, 2], torch.tensor([[1.0, 0, 2], [0, 2, 4]], dtype=torch.float64))
+    nested = torch.tensor([[[1.0, 0, 2], [0, 2, 4]]], dtype=torch.float64)
     total = cumulative_estimate([nested], AllSizes(per_size=3, design="nested"))
     assert (total.mean, total.degrees) == (3, 2 * 2 / (9 - 1))
     assert total.std_err == pytest.approx(math.sqrt(7 / 3))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mptcore.estimation.evaluate import Evaluation, _with_grades
+from mptcore.estimation.evaluate import Evaluation
 from mptcore.estimation.model import Evidence, Model
 from mptcore.protocol.records import Log, Metric, Point, Record
 from mptcore.runtime.state import RunState
@@ -424,17 +424,27 @@ def test_sampled_masks_are_drawn_again_for_their_variance() -> None:
     assert 390 <= sampled.masks_scored <= 400
 
 
-def test_each_size_has_its_own_scores_and_grades() -> None:
-    """Both models and the difference have them. Scores without grades are not needed."""
-    first = torch.arange(12, dtype=torch.float64).view(4, 3)
-    values, strata = torch.stack([first, 10 * first]), torch.tensor([1, 0, 1])
-    five, seven = _with_grades([5, 7], values, strata)
-    assert [row.sizes for row in seven] == [[7]] * 3
-    assert [row.values.tolist() for row in seven] == [[[0, 2]], [[0, 20]], [[0, -18]]]
-    assert [row.values.tolist() for row in five] == [[[1]], [[10]], [[-9]]]
-    assert [None if row.grades is None else row.grades.flatten().tolist() for row in five] == [
-        [4, 7, 10],
-        [40, 70, 100],
-        [-36, 70, 110],
-    ]
-    assert _with_grades([5, 7], values[:1, :1], strata) == []
+class BiasedAtTwo(Sampled):
+    """Sampled scores of which those of two masked dimensions have a bias of 3 nats."""
+
+    def sampled_scores(self, masks: Tensor, first: int) -> Tensor:
+        rows = super().sampled_scores(masks, first)
+        rows[1] = 3.0 * (masks.sum(1) == 2)
+        return rows
+
+
+@pytest.mark.parametrize("target", [{}, TARGET])
+def test_each_size_has_the_bias_of_its_own_scores(target: dict[str, Any]) -> None:
+    """For the model and for its difference from another, whether all sizes are scored in turn or in
+    rounds."""
+    models: dict[str, Model] = {"model": BiasedAtTwo(), "baseline": Exact()}
+    records = evaluated(models, masks={"schedule": "all", "per_size": 20}, **target)
+    final = {
+        (record.series, record.x)
+        for record in records
+        if isinstance(record, Point)
+        and record.labels.get("model") != "baseline"
+        and not str(record.reason).startswith("not final")
+    }
+    assert final == {(series, x) for series in ("score", "score_difference") for x in (1, 3)}
+    assert metric(records, "mpt_bias_estimate", model="model").value == pytest.approx(3)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from mptcore import run
-from mptcore.estimation import scores
-from mptcore.estimation.model import Model
+from mptcore.families.linear_gaussian.moment_solvers import MomentSolver
 from mptcore.protocol.code import core_digest
 from mptcore.protocol.orders import Assignment, Input, Resume
 from mptcore.runtime import checkpoint
@@ -112,15 +111,15 @@ def test_a_run_resumed_with_fewer_threads_logs_it(
 
 def test_a_run_that_was_short_of_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment is sent again. The next run of this process has enough memory."""
-    scores_alone, refused = scores._scores_alone, [True]
+    scores, refused = MomentSolver.scores, [True]
 
-    def once_too_large(model: Model, masks: Tensor, first: int) -> Tensor:
+    def once_too_large(solver: MomentSolver, masks: Tensor) -> Tensor:
         if refused:
             refused.clear()
             raise MemoryError
-        return scores_alone(model, masks, first)
+        return scores(solver, masks)
 
-    monkeypatch.setattr(scores, "_scores_alone", once_too_large)
+    monkeypatch.setattr(MomentSolver, "scores", once_too_large)
     for told in ([False, True], [False]):
         found = environments(ppca_spec(compute=COMPUTE))
         assert [one["memory_was_short"] for one in found] == told
@@ -130,14 +129,14 @@ def test_a_run_that_was_short_of_memory_says_so(monkeypatch: pytest.MonkeyPatch)
 def test_a_run_that_is_always_short_of_memory_says_so_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scores_alone = scores._scores_alone
+    scores = MomentSolver.scores
 
-    def too_large(model: Model, masks: Tensor, first: int) -> Tensor:
+    def too_large(solver: MomentSolver, masks: Tensor) -> Tensor:
         if len(masks) > 1:
             raise MemoryError
-        return scores_alone(model, masks, first)
+        return scores(solver, masks)
 
-    monkeypatch.setattr(scores, "_scores_alone", too_large)
+    monkeypatch.setattr(MomentSolver, "scores", too_large)
     found = environments(ppca_spec(seeds=[4, 44], compute=COMPUTE))
     assert [one["memory_was_short"] for one in found] == [False, True]
 
@@ -147,14 +146,14 @@ def test_a_run_that_was_short_of_memory_before_it_resumed_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, was_short: bool
 ) -> None:
     """The scores of its checkpoint are kept."""
-    spec, scores_alone, refused = ppca_spec(compute=COMPUTE), scores._scores_alone, [was_short]
+    spec, scores, refused = ppca_spec(compute=COMPUTE), MomentSolver.scores, [was_short]
 
-    def once_too_large(model: Model, masks: Tensor, first: int) -> Tensor:
+    def once_too_large(solver: MomentSolver, masks: Tensor) -> Tensor:
         if refused.pop() if refused else False:
             raise MemoryError
-        return scores_alone(model, masks, first)
+        return scores(solver, masks)
 
-    monkeypatch.setattr(scores, "_scores_alone", once_too_large)
+    monkeypatch.setattr(MomentSolver, "scores", once_too_large)
     records(spec_of(spec), tmp_path, stop_after=4)
     resume = Resume(files=[str(path) for path in checkpoint.files(tmp_path)], after=1)
     assert [one["memory_was_short"] for one in environments(spec, resume=resume)] == [was_short]

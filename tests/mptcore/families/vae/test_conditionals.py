@@ -11,7 +11,7 @@ from benchmarks.calibration import digits, two_modes
 from benchmarks.calibration.vae import Case, needles
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Evidence
-from mptcore.estimation.scores import score_masks, size_estimates
+from mptcore.estimation.scores import score_sizes, size_estimates
 from mptcore.families.vae import conditionals, sampler
 from mptcore.families.vae.conditionals import (
     Conditionals,
@@ -31,7 +31,6 @@ from tests.mptcore.families.vae.test_sampling import (
     ppca_of,
     simulated,
 )
-from tests.support.runs import result_of
 
 
 @pytest.mark.parametrize(("size", "count"), [(40, 1), (39, 6)])
@@ -185,8 +184,9 @@ def test_exhaustive_masks_have_the_error_of_the_draws() -> None:
     for seed in range(8):
         scored = model.scored_on(x, seed, Evidence(0.0))
         batches = draw_masks(spec, 12, torch.Generator(), 12)
-        ((scores,),) = result_of(score_masks([scored], batches, RunState()))
-        (found,) = size_estimates(scores, spec)
+        _, scores = score_sizes([scored], batches, RunState())
+        assert scores is not None
+        (found,) = size_estimates(scores.values[0], spec)
         assert found.n == 12
         assert found.std_err
         masks = torch.eye(12, dtype=torch.bool)

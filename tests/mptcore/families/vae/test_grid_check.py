@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.calibration.grids import DIM, final_gaps, grid_and_truth
-from mptcore.estimation.quality import shift_reason
+from mptcore.estimation.not_final import shift_reason
 from mptcore.families.vae.grid import Nodes, nodes_of
 from mptcore.families.vae.grid_check import checked_sizes, score_shift, scores_over
 from mptcore.families.vae.grid_vae import grid_evidence

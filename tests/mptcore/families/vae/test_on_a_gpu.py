@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mptcore.estimation.masks import MaskBatch
 from mptcore.estimation.model import Evidence, Model
-from mptcore.estimation.scores import score_masks
+from mptcore.estimation.scores import score_sizes
 from mptcore.families.vae import grid_vae, pareto
 from mptcore.families.vae.grid_vae import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
@@ -65,7 +65,8 @@ def masks(count: int) -> Tensor:
 def scored(gpu: PretendedGpu, model: Model, masked: Tensor) -> Tensor:
     gpu.reset()
     batch = MaskBatch([(3, len(masked))], masked)
-    ((scores,),) = result_of(score_masks([model], [batch], RunState()))
+    _, scores = score_sizes([model], [batch], RunState())
+    assert scores is not None
     return scores.values
 
 
