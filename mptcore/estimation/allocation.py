@@ -50,8 +50,8 @@ class StratifiedSample:
     drawn: Tensor  # (strata,), number of values of each stratum
     counts: Tensor  # (strata,), without the pilot, whose λ is 0
     means: Tensor  # (rows, strata)
-    left: Tensor  # (strata,), the part of λ that is not assigned yet
-    spread: Tensor  # (strata,), Σ_k λ_k² / n_k, without those that were enumerated
+    remaining_weight: Tensor  # (strata,), the part of λ that is not assigned yet
+    variance_factor: Tensor  # (strata,), Σ_k λ_k² / n_k, without those that were enumerated
     masks: int
     """Number of masks scored so far, including the pilot."""
 
@@ -80,16 +80,16 @@ class StratifiedSample:
             drawn=self.drawn + counts,
             counts=self.counts + counts,
             means=self.means + share * sums / drawn,
-            left=self.left - share,
-            spread=self.spread + share.square() / drawn * ~enumerated,
+            remaining_weight=self.remaining_weight - share,
+            variance_factor=self.variance_factor + share.square() / drawn * ~enumerated,
             masks=self.masks + len(strata),
         )
 
     @property
-    def least(self) -> Tensor:  # (strata,)
+    def min_counts(self) -> Tensor:  # (strata,)
         """Minimum number of masks still to draw from each stratum. Every stratum gets at least two
         in all, so that the first draw contributes to the variance."""
-        return (self.left > 0).long() + (self.counts == 0)
+        return (self.remaining_weight > 0).long() + (self.counts == 0)
 
     @cached_property
     def variances(self) -> tuple[Tensor, Tensor]:
@@ -106,18 +106,19 @@ class StratifiedSample:
 
         squares = (self.values - means(self.values)[:, self.strata]).square()
         second, fourth = means(squares), means(squares.square())
-        known = (self.drawn - 1).clamp(min=1)
-        own = second * (known + 1) / known
-        near = smoothed(torch.cat([fourth, second.square(), own])).tensor_split(3)
-        kurtosis = (near[0] / near[1].clamp(min=1e-300)).clamp(min=MIN_KURTOSIS)
-        degrees = 2 * known / (kurtosis - 1)
-        pooled = degrees * own + PRIOR_DEGREES * near[2]
+        others = (self.drawn - 1).clamp(min=1)
+        unbiased = second * (others + 1) / others
+        rows = torch.cat([fourth, second.square(), unbiased])
+        near_fourth, near_square, near_variance = smoothed(rows).tensor_split(3)
+        kurtosis = (near_fourth / near_square.clamp(min=1e-300)).clamp(min=MIN_KURTOSIS)
+        degrees = 2 * others / (kurtosis - 1)
+        pooled = degrees * unbiased + PRIOR_DEGREES * near_variance
         return pooled / (degrees + PRIOR_DEGREES), kurtosis
 
     def estimates(self) -> list[list[Estimate]]:
         """Return the estimates, by stratum and row. Their standard errors also use the pilot's
         scores and the variances of neighbouring strata."""
-        errors = (self.variances[0] * self.spread).sqrt().T.tolist()
+        errors = (self.variances[0] * self.variance_factor).sqrt().T.tolist()
         means, counts = self.means.T.tolist(), self.counts.tolist()
         return [
             [Estimate(mean, error, n) for mean, error in zip(*rows, strict=True)]
@@ -127,25 +128,24 @@ class StratifiedSample:
     def estimates_so_far(self) -> list[list[Estimate]]:
         """Return interim estimates of each stratum for each row, from the weight λ assigned so
         far."""
-        given = (1 - self.left).tolist()
+        weights = (1 - self.remaining_weight).tolist()
         return [
-            [one.scaled(1 / share) for one in rows]
-            for share, rows in zip(given, self.estimates(), strict=True)
+            [estimate.scaled(1 / weight) for estimate in rows]
+            for weight, rows in zip(weights, self.estimates(), strict=True)
         ]
 
     def total_estimates(self) -> list[Estimate]:
         """Return the estimate of the sum over strata for each row."""
         variances, kurtosis = self.variances
         means = (self.means * self.widths).sum(1).tolist()
-        parts = self.widths.square() * variances * self.spread
-        moves = (kurtosis - 1) / self.drawn
+        parts = self.widths.square() * variances * self.variance_factor
+        relative = (kurtosis - 1) / self.drawn
         total = parts.sum(1)
-        degrees = 2 * total.square() / (parts.square() * moves).sum(1)
+        degrees = 2 * total.square() / (parts.square() * relative).sum(1)
         n = int(self.counts.sum())
-        found = zip(
-            means, total.sqrt().tolist(), degrees.nan_to_num(torch.inf).tolist(), strict=True
-        )
-        return [Estimate(mean, error, n, known, known) for mean, error, known in found]
+        errors, of_rows = total.sqrt().tolist(), degrees.nan_to_num(torch.inf).tolist()
+        rows = zip(means, errors, of_rows, strict=True)
+        return [Estimate(mean, error, n, degree, degree) for mean, error, degree in rows]
 
 
 def sample_to_target(
@@ -180,17 +180,17 @@ def sample_to_target(
     sample = StratifiedSample.of_pilot(widths, first, counts, enumerated)
     sample = replace(sample, masks=sample.masks + more_in_pilot)
     for share in SHARES:
-        if not sample.least.any():
+        if not sample.min_counts.any():
             break
         wanted = _planned(sample, row, target**2, max_masks)
         enumerated = wanted >= available
         wanted = torch.where(enumerated, available, wanted).long()
         plan.planned = sample.masks + int(wanted.sum())
         counts = torch.where(enumerated, wanted, (share * wanted).ceil().long())
-        weight = sample.left * (counts / wanted.clamp(min=1))
+        weight = sample.remaining_weight * (counts / wanted.clamp(min=1))
         values = yield from draw(counts, enumerated)
         sample = sample.with_round(values, counts, weight, enumerated)
-        if sample.least.any():
+        if sample.min_counts.any():
             yield from interim(sample)
     plan.planned = sample.masks
     return sample
@@ -199,19 +199,19 @@ def sample_to_target(
 def _planned(sample: StratifiedSample, row: int, target: float, max_masks: int) -> Tensor:
     """Return how many more masks of each stratum to draw, (strata,)."""
     wanted = _wanted(sample, row, target)
-    return affordable(wanted, sample.least, max_masks - sample.masks)
+    return affordable(wanted, sample.min_counts, max_masks - sample.masks)
 
 
 def _wanted(sample: StratifiedSample, row: int, target: float) -> Tensor:
     """Return how many masks of each stratum are still needed for the variance `target`,
     (strata,)."""
     variances, kurtosis = (of_rows[row] for of_rows in sample.variances)
-    spent = (sample.widths.square() * variances * sample.spread).sum()
-    deviations = sample.widths * sample.left * variances.sqrt()
+    spent = (sample.widths.square() * variances * sample.variance_factor).sum()
+    deviations = sample.widths * sample.remaining_weight * variances.sqrt()
 
     def counts(variance: float | Tensor) -> Tensor:
-        rest = (variance - spent).clamp(min=MIN_LEFT * target)
-        return torch.maximum(neyman(deviations, rest), sample.least)
+        remaining = (variance - spent).clamp(min=MIN_LEFT * target)
+        return torch.maximum(neyman(deviations, remaining), sample.min_counts)
 
     exact = counts(target)
     return counts(target / (1 + SAFETY * _uncertainty(sample, variances, kurtosis, exact)))
@@ -222,11 +222,11 @@ def _uncertainty(
 ) -> Tensor:
     """Return the relative standard deviation that `counts` more masks of each stratum (strata,) add
     to the estimated variance of the sum."""
-    known = sample.drawn
-    spread = sample.spread + sample.left.square() / counts.clamp(min=1)
-    parts = sample.widths.square() * variances * spread
-    moves = (kurtosis - 1) * (1 / known - 1 / (known + counts))
-    return (parts.square() * moves).sum().sqrt() / parts.sum().clamp(min=1e-300)
+    drawn = sample.drawn
+    factor = sample.variance_factor + sample.remaining_weight.square() / counts.clamp(min=1)
+    parts = sample.widths.square() * variances * factor
+    relative = (kurtosis - 1) * (1 / drawn - 1 / (drawn + counts))
+    return (parts.square() * relative).sum().sqrt() / parts.sum().clamp(min=1e-300)
 
 
 def target_records(total: Estimate, masks: int, target: float, labels: Labels) -> Iterator[Record]:
@@ -236,9 +236,9 @@ def target_records(total: Estimate, masks: int, target: float, labels: Labels) -
     yield Metric("masks", masks, 0.0, labels)
     yield Metric("target_reached", float(reached), 0.0, labels)
     if not reached:
-        found = "too few large scores for an error" if std_err is None else f"{std_err:.3g}"
-        cure = "raise max_masks, or a slightly smaller target if masks were left"
-        detail = f"{found} after {masks} masks: {cure}"
+        error = "too few large scores for an error" if std_err is None else f"{std_err:.3g}"
+        advice = "raise max_masks, or a slightly smaller target if masks were left"
+        detail = f"{error} after {masks} masks: {advice}"
         yield Log("warning", f"target_std_err {target} was not reached: {detail}")
 
 
@@ -247,13 +247,13 @@ def neyman(deviations: Tensor, variance: float | Tensor) -> Tensor:
     return (deviations * deviations.sum() / variance).clamp(max=1e15).ceil().long()
 
 
-def affordable(counts: Tensor, least: Tensor, most: int) -> Tensor:
-    """Return counts whose sum is at most `most`. The part above each stratum's minimum is reduced
-    in proportion."""
-    spare, total = most - int(least.sum()), int((counts - least).sum())
-    if total <= spare:
+def affordable(counts: Tensor, min_counts: Tensor, max_masks: int) -> Tensor:
+    """Return counts whose sum is at most `max_masks`. The part above each stratum's minimum is
+    reduced in proportion."""
+    spare, wanted = max_masks - int(min_counts.sum()), int((counts - min_counts).sum())
+    if wanted <= spare:
         return counts
-    return least + ((counts - least).double() * (spare / total)).floor().long()
+    return min_counts + ((counts - min_counts).double() * (spare / wanted)).floor().long()
 
 
 def smoothed(values: Tensor, over: int = NEIGHBOURS) -> Tensor:

@@ -1,16 +1,12 @@
 """Score the models of one seed with masks, and yield the records."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mptcore.estimation.allocation import (
-    sample_to_target,
-    target_records,
-)
+from mptcore.estimation.allocation import target_records
 from mptcore.estimation.estimate import (
     CONSTANT,
     MIN_KURTOSIS,
@@ -25,7 +21,6 @@ from mptcore.estimation.estimate import (
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Model
 from mptcore.estimation.not_final import judged
-from mptcore.estimation.rounds import Rounds
 from mptcore.estimation.scores import (
     SizeScores,
     convergence,
@@ -36,11 +31,11 @@ from mptcore.estimation.scores import (
     with_difference,
     with_doubt_of,
 )
+from mptcore.estimation.target import TargetSampler
 from mptcore.protocol.records import Labels, Log, Metric, Point, Record
 from mptcore.runtime.state import Records, RunState
 from mptcore.specs import AllSizes, FixedSize, Masks
-from mptcore.specs.evaluate import MaskEvaluation, pilot_masks
-from mptcore.specs.masks import masks_of_size
+from mptcore.specs.evaluate import MaskEvaluation
 
 BATCH_BYTES = 4 * 2**20
 """Memory budget of a batch of masks, about the size of a CPU's caches."""
@@ -162,28 +157,12 @@ class Evaluation:
         return judged(estimate, models[row : row + 1] or models, sizes, factor)
 
     def _score_to_target(self, generator: torch.Generator, target: float) -> Records[None]:
-        """Score masks until the sum has the target standard error. Each size is a stratum."""
-        spec, dim = self.spec, self.first.dim
-        sizes = spec.masks.mask_sizes(dim)
-        width = dim if isinstance(spec.masks, FixedSize) else 1
-        widths = torch.full((len(sizes),), width, dtype=torch.float64)
-        row = len(self.models) if spec.target == "difference" else 0
-        pilot = pilot_masks(len(sizes), spec.max_masks)
-        available = self._available(sizes)
-        uses_singles = self._uses_singles(available, pilot)
+        """Score masks until the sum has the target standard error."""
         models = list(self.models.values())
-        rounds = Rounds(models, sizes, generator, self.batch, self.state, uses_singles)
-        sample = yield from sample_to_target(
-            rounds.draw,
-            self.state.plan(spec.max_masks),
-            widths,
-            target,
-            pilot,
-            row,
-            available,
-            more_in_pilot=dim if uses_singles else 0,
-        )
-        values = with_difference(torch.cat(rounds.values, 2))  # (models + difference, R, masks)
+        sampler = TargetSampler(models, self.spec, generator, self.batch, self.state)
+        sample = yield from sampler.sample(target)
+        sizes, width = sampler.sizes, sampler.width
+        values = with_difference(torch.cat(sampler.scores, 2))  # (models + difference, R, masks)
         curve = [
             [
                 with_doubt_of(estimate, scores[:, sample.strata == stratum])
@@ -193,35 +172,13 @@ class Evaluation:
         ]
         for size, estimates in zip(sizes, curve, strict=True):
             yield from self._points(size, estimates)
+        sums = zip(sample.total_estimates(), zip(*curve, strict=True), strict=True)
         totals = [
-            self._judged(i, total.with_doubts_of(total_of(of_sizes).scaled(width)), sizes, width)
-            for i, (total, of_sizes) in enumerate(
-                zip(sample.total_estimates(), zip(*curve, strict=True), strict=True)
-            )
+            self._judged(i, total.with_doubts_of(total_of(row).scaled(width)), sizes, width)
+            for i, (total, row) in enumerate(sums)
         ]
-        yield from target_records(totals[row], sample.masks, target, self.labels)
+        yield from target_records(totals[sampler.row], sample.masks, target, self.labels)
         yield from self._conclusions(totals)
-
-    def _uses_singles(self, available: Tensor, pilot: int) -> bool:
-        """Return whether masks of single dimensions are scored too, given the number of masks that
-        exist of each size: if they cost no more than the pilot, leave the masks that each size
-        needs, and if not all sizes are enumerated."""
-        dim, strata = self.first.dim, len(available)
-        fits = dim <= strata * pilot and dim + strata * (pilot + 2) <= self.spec.max_masks
-        return fits and bool((available > pilot + 2).any())
-
-    def _available(self, sizes: Sequence[int]) -> Tensor:
-        """Return the number of masks that exist of each size; infinity if there are more than may
-        be scored. Sampled scores vary between evaluations, so their sizes are never enumerated."""
-        most, sampled = (
-            self.spec.max_masks,
-            any(model.is_sampled for model in self.models.values()),
-        )
-        found = (masks_of_size(self.first.dim, size, most) for size in sizes)
-        return torch.tensor(
-            [math.inf if sampled or total > most else total for total in found],
-            dtype=torch.float64,
-        )
 
     def _points(self, size: int, estimates: Sequence[Estimate]) -> Iterator[Point]:
         """Yield the points of one size, for each model and the difference."""

@@ -58,9 +58,9 @@ def test_the_pilot_has_weight_zero() -> None:
     sample = pilot()
     assert sample.masks == 12
     assert sample.counts.tolist() == [0, 0]
-    assert sample.left.tolist() == [1, 1]
-    assert sample.least.tolist() == [2, 2]
-    assert sample.spread.tolist() == [0, 0]
+    assert sample.remaining_weight.tolist() == [1, 1]
+    assert sample.min_counts.tolist() == [2, 2]
+    assert sample.variance_factor.tolist() == [0, 0]
     assert sample.means.tolist() == [[0, 0], [0, 0]]
     assert sample.means.dtype == torch.float64
 
@@ -69,9 +69,9 @@ def test_a_pilot_that_enumerates_gives_the_mean() -> None:
     sample = pilot(torch.tensor([True, False]))
     assert sample.masks == 12
     assert sample.counts.tolist() == [10, 0]
-    assert sample.left.tolist() == [0, 1]
-    assert sample.least.tolist() == [0, 2]
-    assert sample.spread.tolist() == [0, 0]
+    assert sample.remaining_weight.tolist() == [0, 1]
+    assert sample.min_counts.tolist() == [0, 2]
+    assert sample.variance_factor.tolist() == [0, 0]
     assert sample.means.tolist() == [[1, 0], [-2, 0]]
 
 
@@ -79,15 +79,15 @@ def test_a_round_adds_its_share() -> None:
     sample = one_round()
     assert sample.masks == 15
     assert sample.counts.tolist() == [1, 2]
-    assert sample.left.tolist() == [0.75, 0.5]
-    assert sample.least.tolist() == [1, 1]
-    assert sample.spread.tolist() == SPREAD
+    assert sample.remaining_weight.tolist() == [0.75, 0.5]
+    assert sample.min_counts.tolist() == [1, 1]
+    assert sample.variance_factor.tolist() == SPREAD
     assert sample.means.tolist() == [[1, 1], [-2, -2]]
     shares = torch.tensor([0.75, 0.5]).double()
     sample = sample.with_round(*rows([5.0], [7.0]), shares, NONE)
     assert sample.means.tolist() == [[4.75, 4.5], [-9.5, -9]]
     assert sample.counts.tolist() == [2, 3]
-    assert sample.least.tolist() == [0, 0]
+    assert sample.min_counts.tolist() == [0, 0]
     assert sample.values[0, sample.strata == 1].tolist() == [0, 2, 7]
     assert sample.drawn.tolist() == [11, 3]
 
@@ -258,7 +258,7 @@ def test_rounds_of_one_stratum_by_hand(target: float, max_masks: int, row: int) 
     assert seen.planned == [*planned, len(values)]
     assert sample.masks == len(values) <= max_masks
     assert sample.means.tolist() == [[pytest.approx(mean)], [pytest.approx(-2 * mean)]]
-    assert sample.left.tolist() == [0]
+    assert sample.remaining_weight.tolist() == [0]
 
 
 def test_the_first_plan_of_two_strata_by_hand() -> None:
@@ -285,7 +285,7 @@ def test_a_pilot_enumerates_strata_with_at_most_two_masks_more(available: int, f
     assert seen.counts[0] == [first, 4]
     assert seen.counts[1][0] == (7 if first == 4 else 0)
     assert seen.counts[2][0] == 0
-    assert sample.spread[0] == 0
+    assert sample.variance_factor[0] == 0
     assert sample.means[0, 0] == fmean(PATTERN[i % 2] for i in range(available))
     assert sample.masks == sum(map(sum, seen.counts)) == seen.planned[-1]
 
@@ -327,7 +327,7 @@ def test_an_error_equal_to_the_target_reaches_it() -> None:
     one = pilot(~NONE)
     sample = replace(
         one,
-        spread=torch.tensor([0.01, 0.01], dtype=torch.float64),
+        variance_factor=torch.tensor([0.01, 0.01], dtype=torch.float64),
         values=one.values.repeat(1, 50),
         strata=one.strata.repeat(50),
         drawn=50 * one.drawn,

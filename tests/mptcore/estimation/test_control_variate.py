@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mptcore.estimation import evaluate as evaluation
+from mptcore.estimation import target
 from mptcore.estimation.allocation import NEIGHBOURS
-from mptcore.estimation.single_scores import SingleScores
+from mptcore.estimation.control_variate import ControlVariate
 from mptcore.protocol.records import Metric, Point
 from mptcore.run import run
 from mptlab_contract import masks_of
@@ -21,15 +21,15 @@ DIGITS: dict[str, Any] = {
 }
 
 
-def singles(models: int = 2) -> SingleScores:
+def singles(models: int = 2) -> ControlVariate:
     generator = torch.Generator().manual_seed(1)
-    return SingleScores(torch.randn(models, DIM, generator=generator, dtype=torch.float64))
+    return ControlVariate(torch.randn(models, DIM, generator=generator, dtype=torch.float64))
 
 
 def test_predictions_are_means_of_single_scores() -> None:
     values = torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 3.0]], dtype=torch.float64)
     masks = torch.tensor([[True, False, False], [True, False, True]])
-    found = SingleScores(values).predictions(masks)
+    found = ControlVariate(values).predictions(masks)
     assert found.tolist() == [[1 - 3, 3.5 - 3], [0 - 1, 1.5 - 1]]
 
 
@@ -81,7 +81,7 @@ def test_what_does_not_vary_predicts_nothing() -> None:
 def test_rounding_predicts_nothing() -> None:
     """Eleven equal scores and one that no mask of the pilot contains: predictions are equal but for
     rounding, and a later mask that contains it keeps its score."""
-    single = SingleScores(torch.tensor([[1.0] + [0.1] * 11], dtype=torch.float64))
+    single = ControlVariate(torch.tensor([[1.0] + [0.1] * 11], dtype=torch.float64))
     orders = torch.rand(40, 11, generator=torch.Generator().manual_seed(4)).argsort(1)
     masks = torch.zeros(40, 12, dtype=torch.bool)
     for row, size in enumerate([3, 5, 7, 9] * 10):
@@ -100,7 +100,7 @@ def test_differences_far_below_the_scores_keep_their_mean_of_zero() -> None:
     """The mean of scores about 1.7 is rounded to 1e-16; that of predictions of 1e-10 is exacter."""
     generator = torch.Generator().manual_seed(0)
     values = 1e-9 * torch.rand(1, DIM, generator=generator, dtype=torch.float64) - 1.7
-    found = SingleScores(values).predictions(torch.eye(DIM, dtype=torch.bool))
+    found = ControlVariate(values).predictions(torch.eye(DIM, dtype=torch.bool))
     assert abs(found.mean().item()) < 1e-23
 
 
@@ -121,7 +121,7 @@ def test_a_target_on_digits_needs_a_fifth_of_the_masks(monkeypatch: pytest.Monke
     assert std_err_of(metric(found, "mpt")) <= 0.05
     difference = metric(found, "difference")
     assert abs(value_of(difference)) < 4 * std_err_of(difference)
-    monkeypatch.setattr(SingleScores, "residuals", lambda self, values, *_: values)
+    monkeypatch.setattr(ControlVariate, "residuals", lambda self, values, *_: values)
     assert used < masks_used(ran())[0] / 5
 
 
@@ -140,7 +140,7 @@ def test_single_dimensions_cost_no_more_than_the_pilot(
     sizes: list[int], extra: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pilot of 60 masks, or of 64."""
-    monkeypatch.setattr(evaluation, "pilot_masks", lambda strata, _: 60 if strata == 1 else 32)
+    monkeypatch.setattr(target, "pilot_masks", lambda strata, _: 60 if strata == 1 else 32)
     found = ran(masks={"schedule": "sizes", "sizes": sizes})
     used, of_sizes = masks_used(found)
     assert used - of_sizes == (60 if len(sizes) == 1 else 64) + extra

@@ -1,4 +1,4 @@
-"""Reduce the variance of scores by the part that single dimensions explain (a control variate)."""
+"""Reduce the variance of scores by the part that single dimensions explain."""
 
 import torch
 from torch import Tensor
@@ -6,8 +6,8 @@ from torch import Tensor
 from mptcore.estimation.allocation import smoothed
 
 
-class SingleScores:
-    """The scores f_j of the masks {j}, of which those of other masks are predicted.
+class ControlVariate:
+    """Predicts the scores of masks from the scores f_j of the masks {j}.
 
     The score of a mask M is a mean over j in M, and differs from that of another mask mainly by
     which dimensions these are. The mean f(M) of f_j over j in M has the mean f̄ over all masks of
