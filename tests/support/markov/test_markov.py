@@ -21,6 +21,12 @@ class TestMarkovChain(TractableContract):
     def model(self, device: torch.device, memory_bytes: int | None = None) -> MarkovChain:
         return MarkovChain(0.8, torch.from_numpy(OBSERVATIONS).to(device))
 
+    def log_prob(self, observed: torch.Tensor) -> float:
+        chains = np.indices([2] * 7).reshape(7, -1).T  # all of them, (128, 7)
+        prior = np.where(chains[:, 1:] == chains[:, :-1], 0.8, 0.2).prod(1) / 2
+        agrees = (chains[:, None, observed] == OBSERVATIONS[:, observed]).all(2)  # (128, 9)
+        return float(np.log(prior @ agrees).mean())
+
     @pytest.fixture
     def spec(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExperimentSpec:
         (tmp_path / "datasets/chain").mkdir(parents=True)

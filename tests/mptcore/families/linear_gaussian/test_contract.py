@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from mptcore.estimation.model import Model
@@ -45,13 +46,22 @@ class LinearGaussianContract(TractableContract):
     def noise(self, generator: torch.Generator) -> Tensor:  # (D,)
         raise NotImplementedError
 
-    def model(self, device: torch.device, memory_bytes: int | None = None) -> Model:
+    def density_and_data(self) -> tuple[LowRankGaussian, Tensor]:
         generator = torch.Generator().manual_seed(7)
         loadings = torch.randn(DIM, 2, generator=generator, dtype=torch.float64)
         mean = torch.randn(DIM, generator=generator, dtype=torch.float64)
         density = LowRankGaussian(loadings, mean, self.noise(generator))
-        x = torch.randn(9, DIM, generator=generator, dtype=torch.float64)
-        return solver_for(density, x, device)
+        return density, torch.randn(9, DIM, generator=generator, dtype=torch.float64)
+
+    def model(self, device: torch.device, memory_bytes: int | None = None) -> Model:
+        return solver_for(*self.density_and_data(), device)
+
+    def log_prob(self, observed: Tensor) -> float:
+        density, x = self.density_and_data()
+        covariance = density.loadings @ density.loadings.T + density.noise_variance.diag()
+        covariance = covariance[observed][:, observed]
+        dense = multivariate_normal(density.mean[observed].numpy(), covariance.numpy())
+        return float(dense.logpdf(x[:, observed].numpy()).mean())
 
     @pytest.fixture
     def spec(self) -> ExperimentSpec:

@@ -46,15 +46,28 @@ class TestGridVae(TractableContract):
         "lml_samples": 4,
     }
 
-    def model(self, device: torch.device, memory_bytes: int | None = None) -> Model:
+    def vae(self) -> GridVae:
         torch.manual_seed(3)
         grid = UniformGrid(method="uniform_grid", nodes=9)
         vae = GridVae(None, linear_decoder(DIM, 2), BernoulliLikelihood(), 2, grid)
         with torch.no_grad():
             for parameter in vae.parameters():
                 parameter.mul_(4)
-        vae = vae.double().to(device)
-        x = binary(device)
+        return vae.double()
+
+    def log_prob(self, observed: Tensor) -> float:
+        """The paper's grid by hand: points of a square with normal weights."""
+        decoder, x = self.vae().decoder, binary(torch.device("cpu"))[:, observed]
+        axis = torch.linspace(-6, 6, 9, dtype=torch.float64)
+        nodes = torch.cartesian_prod(axis, axis)  # (81, 2)
+        weights = (-nodes.square().sum(1) / 2).softmax(0)
+        with torch.no_grad():
+            rates = decoder(nodes)[:, observed].sigmoid()
+        terms = torch.where(x[:, None] == 1, rates, 1 - rates).prod(2)  # (N, 81)
+        return (terms @ weights).log().mean().item()
+
+    def model(self, device: torch.device, memory_bytes: int | None = None) -> Model:
+        vae, x = self.vae().to(device), binary(device)
         return vae.scored_on(x, 4, Evidence(vae.log_marginal(x).mean().item()))
 
     @pytest.fixture

@@ -1,1 +1,0 @@
-"""A family for MPT Lab: a binary Markov chain over the dimensions."""

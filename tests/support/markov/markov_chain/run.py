@@ -1,5 +1,4 @@
-"""The model and the run. Two dimensions at a distance d are equal with probability (1 + λ^d) / 2,
-λ = 2 stay − 1."""
+"""The model and the run: dimensions at a distance d are equal with probability (1 + λ^d) / 2."""
 
 from dataclasses import dataclass
 
@@ -49,14 +48,11 @@ class MarkovChain(Model):
         before[:, 0] = -1
         reach = torch.where(before < 0, 0.0, self.decay ** (places - before).double())
         alike = self.signs * self.signs[:, before.clamp(min=0)].transpose(0, 1)  # (B, N, D)
-        steps = ((1 + reach[:, None] * alike) / 2).log()
-        return (steps * observed[:, None]).sum(2).mean(1)
+        return (((1 + reach[:, None] * alike) / 2).log() * observed[:, None]).sum(2).mean(1)
 
 
 @dataclass
 class MarkovRun:
-    """Run of an experiment with a Markov chain."""
-
     spec: MarkovExperiment
     state: RunState
     device: torch.device
