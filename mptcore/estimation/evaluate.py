@@ -61,8 +61,8 @@ class Evaluation:
     """
 
     @property
-    def first(self) -> Model:
-        return next(iter(self.models.values()))
+    def dim(self) -> int:
+        return next(iter(self.models.values())).dim
 
     @property
     def batch(self) -> int:
@@ -70,22 +70,36 @@ class Evaluation:
         models = self.models.values()
         if self.memory_bytes is not None:
             return max(1, self.memory_bytes // max(model.bytes_per_mask for model in models))
-        return min(max(one.efficient_batch, BATCH_BYTES // one.bytes_per_mask) for one in models)
+        return min(
+            max(model.efficient_batch, BATCH_BYTES // model.bytes_per_mask) for model in models
+        )
 
     def labels_of(self, model: str) -> Labels:
         """Return the label `model` if there are several models."""
         return self.labels if len(self.models) == 1 else {**self.labels, "model": model}
 
     def records(self, generator: torch.Generator) -> Records[None]:
-        """Score masks drawn from the generator, and yield the scores and the metrics derived from
-        them."""
+        """Score masks drawn from the generator. Yields the points of each size as soon as all its
+        masks are scored, None after each batch, and at the end the metrics."""
         for name, model in self.models.items():
             if model.note is not None:
                 yield Log("info", f"{labelled(self.labels_of(name))}: {model.note}")
-        if self.spec.target_std_err is None:
-            yield from self._score_all(generator)
-        else:
+        if self.spec.target_std_err is not None:
             yield from self._score_to_target(generator, self.spec.target_std_err)
+            return
+        models, masks, curve = list(self.models.values()), self.spec.masks, []
+        batches = draw_masks(masks, self.dim, generator, self.batch)
+        joint = isinstance(masks, FixedSize) and all(model.is_tractable for model in models)
+        for scores in score_sizes(models, batches, self.state, joint):
+            if scores is None:
+                yield None
+                continue
+            curve.append(scores)
+            kurtoses = self._kurtoses(scores)
+            rows = (size_estimates(values, masks, kurtoses) for values in scores.values)
+            for size, *estimates in zip(scores.sizes, *rows, strict=True):
+                yield from self._points(size, estimates)
+        yield from self._conclusions(self._totals(curve), curve)
 
     def heldout_records(
         self, generator: torch.Generator, log_probs: Mapping[str, Tensor] | None = None
@@ -104,27 +118,10 @@ class Evaluation:
             reason = self.models[name].evidence().not_final_reason
             yield from over_observations(values, self.labels_of(name), reason)
 
-    def _score_all(self, generator: torch.Generator) -> Records[None]:
-        masks, dim = self.spec.masks, self.first.dim
-        batches = draw_masks(masks, dim, generator, self.batch)
-        tractable = all(model.is_tractable for model in self.models.values())
-        joint = isinstance(masks, FixedSize) and tractable
-        curve = []
-        for scores in score_sizes(list(self.models.values()), batches, self.state, joint):
-            if scores is None:
-                yield None
-                continue
-            curve.append(scores)
-            kurtoses = self._kurtoses(scores)
-            rows = (size_estimates(values, masks, kurtoses) for values in scores.values)
-            for size, *estimates in zip(scores.sizes, *rows, strict=True):
-                yield from self._points(size, estimates)
-        yield from self._conclusions(self._totals(curve), curve)
-
     def _kurtoses(self, scores: SizeScores) -> list[float]:
         """Return the kurtosis that the scores of each size may have. There is only one mask of all
         dimensions, so its score varies only if it is sampled."""
-        dim = self.first.dim
+        dim = self.dim
         return [
             CONSTANT if size == dim and not scores.are_sampled else size_kurtosis(size, dim)
             for size in scores.sizes
@@ -142,7 +139,7 @@ class Evaluation:
                 return [self._judged(i, total, sizes) for i, total in enumerate(totals)]
             case FixedSize():
                 (scores,) = curve
-                kurtoses, dim = self._kurtoses(scores), self.first.dim
+                kurtoses, dim = self._kurtoses(scores), self.dim
                 totals = [size_estimates(row, masks, kurtoses)[0].scaled(dim) for (row,) in rows]
                 return [self._judged(i, e, scores.sizes, dim) for i, e in enumerate(totals)]
             case _:

@@ -66,7 +66,9 @@ def score_batches(
 
     @torch.no_grad()
     def score(batch: MaskBatch) -> Tensor:
-        scores = [_in_parts(model, batch, rows) for model in models]
+        scores = []
+        for model in models:
+            scores.append(_scores_in_parts(model, batch, rows))
         prefetched.draw()  # while a GPU computes
         return torch.stack([of_model.cpu() for of_model in scores])
 
@@ -82,33 +84,31 @@ def _positioned(batches: Iterable[MaskBatch], first: int) -> Iterator[MaskBatch]
         first += len(batch)
 
 
-def _in_parts(model: Model, batch: MaskBatch, rows: int) -> Tensor:
-    """Score a batch by one model, in parts that fit in memory: (R, B)."""
+def _scores_in_parts(model: Model, batch: MaskBatch, rows: int) -> Tensor:
+    """Return the scores of a batch by one model, computed in parts that fit in memory: (R, B)."""
     first = batch.first
+
+    def scores_of(part: Tensor) -> Tensor:
+        nonlocal first
+        if rows == SAMPLED_ROWS and model.is_sampled:
+            scores = model.sampled_scores(part, first)
+        else:
+            scores = model.scores(part)[None]
+            if rows == 2:
+                scores = torch.cat([scores, model.joint_scores(part)[None]])
+            elif rows == SAMPLED_ROWS:  # exact
+                scores = torch.nn.functional.pad(scores, (0, 0, 0, SAMPLED_ROWS - 1))
+        first += len(part)  # afterwards, because masks are scored again if memory runs out
+        return scores
 
     def too_large(part: Tensor) -> None:
         model.masks_that_fit = -(-len(part) // 2)
 
-    def scored(part: Tensor) -> Tensor:
-        nonlocal first
-        scores = _scores(model, part, first, rows)
-        first += len(part)  # afterwards, because masks are scored again if memory runs out
-        return scores
-
     masks = sent(batch.masks, model.device)
-    parts = torch.split(masks, model.masks_that_fit or len(masks))
-    scores = [in_halves(scored, part, too_large) for part in parts]
+    scores = []
+    for part in torch.split(masks, model.masks_that_fit or len(masks)):
+        scores.append(in_halves(scores_of, part, too_large))
     return scores[0] if len(scores) == 1 else torch.cat(scores, 1)
-
-
-def _scores(model: Model, masks: Tensor, first: int, rows: int) -> Tensor:  # (R, B)
-    if rows == SAMPLED_ROWS:
-        if model.is_sampled:
-            return model.sampled_scores(masks, first)
-        return torch.nn.functional.pad(model.scores(masks)[None], (0, 0, 0, SAMPLED_ROWS - 1))
-    if rows == 2:
-        return torch.stack([model.scores(masks), model.joint_scores(masks)])
-    return model.scores(masks)[None]
 
 
 class WholeSizes:
