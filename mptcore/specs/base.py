@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError
 
 INT64_MAX = 2**63 - 1
 MAX_PROBLEMS = 100
@@ -17,13 +17,32 @@ Seed = Annotated[int, Field(ge=0, le=INT64_MAX)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1, max_length=1000, strict=False)]
 
 
+def _accept_lists_for_tuples(schema: object) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") == "tuple":
+            schema["strict"] = False
+        schema = [*schema.values()]
+    if isinstance(schema, list):
+        for part in schema:
+            _accept_lists_for_tuples(part)
+
+
 class Spec(BaseModel):
-    """Base class of specs and other input: immutable, no unknown fields, no coercion, no NaN or
-    infinity. The docstring below a field is its description in the JSON schema."""
+    """Base class of specs and other input: immutable, no unknown fields, no NaN or infinity, no
+    coercion, but that a tuple is given as a list: JSON has no tuples. The docstring below a field
+    is its description in the JSON schema."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        schema = handler(source)
+        _accept_lists_for_tuples(schema)
+        return schema
 
 
 @dataclass(frozen=True, slots=True)

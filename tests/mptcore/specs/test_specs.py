@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from mptcore.protocol.orders import parse_assignment
 from mptcore.specs import (
@@ -19,6 +19,7 @@ from mptcore.specs import (
     stored_spec,
     validate_spec,
 )
+from mptcore.specs.base import Spec
 
 GOOD: dict[str, Any] = {
     "model": {"family": "ppca", "latent_dim": 2, "noise_precision": 5.0, "init": "generator"},
@@ -147,6 +148,19 @@ def test_masks_of_few_dimensions_count_the_cost_of_drawing_them() -> None:
 
 def test_a_spec_is_a_json_object() -> None:
     assert problems(b"[]") == {"": "a JSON object, not a list; "}
+
+
+class Weights(Spec):
+    weights: tuple[float, ...] | None = None
+    pairs: tuple[tuple[int, float], ...] = ()
+
+
+def test_a_tuple_is_given_as_a_list_of_strict_items() -> None:
+    value = Weights.model_validate({"weights": [0.5, 2], "pairs": [[1, 0.5], [2, 1.5]]})
+    assert (value.weights, value.pairs) == ((0.5, 2.0), ((1, 0.5), (2, 1.5)))
+    for wrong in ({"weights": "12"}, {"weights": ["1"]}, {"pairs": [[1.0, 2.0]]}):
+        with pytest.raises(ValidationError):
+            Weights.model_validate(wrong)
 
 
 LINEAR_VAE = {
