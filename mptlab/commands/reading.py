@@ -262,19 +262,32 @@ def datasets(context: CommandContext, limit: Limit = 50) -> None:
 @app.command()
 @with_context
 def workers(context: CommandContext) -> None:
-    """Show the live workers, with the memory that each run uses, of its GPU if it has one."""
+    """Show the live workers, with the memory that each run uses, of its GPU if it has one, and the
+    families that some of them do not run."""
     live = context.client.workers()
     shown = live
     if not context.as_json:
         shown = [
-            {**worker, **_memory_columns(worker), "drained": _drained(worker)} for worker in live
+            {
+                **worker,
+                **_memory_columns(worker),
+                "drained": _drained(worker),
+                "also_runs": ", ".join(sorted(_families(worker) - _families(*live))),
+            }
+            for worker in live
         ]
     of_gpu = ("gpu",) if any(worker["gpu"] for worker in live) else ()
     full = ("store_full",) if any(worker.get("store_full") for worker in live) else ()
     drained = ("drained",) if any(worker.get("drain") for worker in live) else ()
     hangs = ("looked_s",) if any(worker.get("hangs") for worker in live) else ()
-    beside = *full, *drained, *hangs, "experiment_id", "silent_s"
+    differ = ("also_runs",) if any(_families(worker) != _families(*live) for worker in live) else ()
+    beside = *full, *drained, *hangs, *differ, "experiment_id", "silent_s"
     context.show(shown, "host", "queue", *of_gpu, "memory", "busy", *beside)
+
+
+def _families(*workers: Json) -> set[str]:
+    """Return the families that all of these workers run."""
+    return set.intersection(*(set(worker.get("families", ())) for worker in workers))
 
 
 def _drained(worker: Json) -> str | None:

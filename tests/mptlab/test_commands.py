@@ -305,6 +305,19 @@ def test_the_workers_with_the_memory_that_each_run_uses(typed: Typed) -> None:
     assert "store full" in typed(full, "workers")[1]
 
 
+def test_families_that_some_workers_do_not_run_are_shown(typed: Typed) -> None:
+    plain = {"host": "a", "queue": "cpu", "gpu": None, "busy": False, "experiment_id": None,
+             "silent_s": 1.0, "families": ["ppca"]}  # fmt: skip
+    more = {**plain, "host": "b", "families": ["ppca", "markov"]}
+    assert "also runs" not in typed(Recording(workers=[plain, plain]), "workers")[1]
+    assert "also runs" not in typed(Recording(workers=[more]), "workers")[1]
+    assert typed(Recording(workers=[]), "workers")[0] == 0
+    _, shown, _ = typed(Recording(workers=[plain, more]), "workers")
+    lines = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
+    assert "also runs" in one_line(shown)
+    assert ("markov" in lines["a"], "markov" in lines["b"]) == (False, True)
+
+
 def test_few_scores_are_printed_beside_their_file(typed: Typed, tmp_path: Path) -> None:
     file = tmp_path / "s.csv"
     for count, is_printed in ((3, True), (100, False)):
