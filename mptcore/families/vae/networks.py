@@ -1,4 +1,4 @@
-"""Encoders and decoders."""
+"""Encoders and decoders, and the forward derivatives of decoders."""
 
 import math
 from itertools import pairwise
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mptcore.specs import Convolutional, Dense
 
 ACTIVATIONS = {"relu": nn.ReLU, "gelu": nn.GELU, "tanh": nn.Tanh}
+ELEMENTWISE = tuple(ACTIVATIONS.values())
 
 
 class Encoder(nn.Module):
@@ -122,6 +123,51 @@ def _stack(spec: Dense, widths: list[int]) -> nn.Sequential:
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), ACTIVATIONS[spec.activation]()]
     return nn.Sequential(*layers)
+
+
+def linearised(decoder: Decoder, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs (n, D) for z (n, K), and their derivatives (n, K, D), in forward mode. A
+    layer needs K products; reverse mode would need one pass for each of D outputs."""
+    values, slopes = linearised_body(decoder, z)
+    outputs, slopes = _through(decoder.last, values, slopes.flatten(0, 1))
+    return outputs, slopes.view(*z.shape, -1)
+
+
+def linearised_body(decoder: Decoder, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the input of a decoder's last layer (n, H) for z (n, K), and its derivatives (n, K,
+    H), for bodies whose outputs are vectors."""
+    n, latent_dim = z.shape
+    identity = torch.eye(latent_dim, dtype=z.dtype, device=z.device)
+    values, slopes = _through(decoder.body, z, identity.repeat(n, 1))
+    return values, slopes.view(n, latent_dim, -1)
+
+
+def _through(module: nn.Module, values: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply a module to values (n, ...) and to their slopes (n · K, ...)."""
+    match module:
+        case nn.Sequential():
+            for layer in module:
+                values, slopes = _through(layer, values, slopes)
+            return values, slopes
+        case Leading():
+            return _through(module.module, values, slopes)
+        case Biased():
+            values, slopes = _through(module.module, values, slopes)
+            return values + module.bias, slopes
+        case _ if isinstance(module, ELEMENTWISE):
+            outputs, derivative = _elementwise(module, values)
+            each = slopes.view(len(values), -1, *values.shape[1:]) * derivative[:, None]
+            return outputs, each.flatten(0, 1)
+        case _:  # an affine one
+            return module(values), module(slopes) - module(torch.zeros_like(slopes[:1]))
+
+
+def _elementwise(module: nn.Module, values: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        values = values.detach().requires_grad_()
+        outputs = module(values)
+        (derivative,) = torch.autograd.grad(outputs.sum(), values)
+    return outputs.detach(), derivative
 
 
 def draw_normal(

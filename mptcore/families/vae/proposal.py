@@ -12,8 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from mptcore.families.vae.likelihoods import GaussianLikelihood, Likelihood
-from mptcore.families.vae.linearised import linearised, linearised_body
-from mptcore.families.vae.networks import Decoder, draw_normal, draw_uniform
+from mptcore.families.vae.networks import (
+    Decoder,
+    draw_normal,
+    draw_uniform,
+    linearised,
+    linearised_body,
+)
 from mptcore.families.vae.variational import log_prior
 from mptcore.runtime.out_of_memory import by_rows
 

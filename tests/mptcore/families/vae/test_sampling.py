@@ -15,8 +15,7 @@ from mptcore.families.linear_gaussian.solver import Solver
 from mptcore.families.vae.ais import Annealing
 from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood
-from mptcore.families.vae.linearised import linearised
-from mptcore.families.vae.networks import convolutional, dense, linear
+from mptcore.families.vae.networks import convolutional, dense, linear, linearised
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.sampled_vae import Plan, SampledVae
 from mptcore.specs import Ais, Convolutional, Dense, Importance, Recursive
