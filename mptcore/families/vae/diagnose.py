@@ -14,7 +14,7 @@ from mptcore.families.vae.importance import WeightSummary, summary_of, weight_ev
 from mptcore.families.vae.networks import Encoder, draw_normal
 from mptcore.families.vae.sampled_vae import SampledVae
 from mptcore.families.vae.trainer import TrainingStart
-from mptcore.families.vae.variational import ACTIVE, ROWS, divergence
+from mptcore.families.vae.vae import ACTIVE, ROWS, divergence
 from mptcore.protocol.records import Labels, Log, Metric, Record
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import Records

@@ -19,7 +19,7 @@ from mptcore.families.vae.networks import (
     linearised,
     linearised_body,
 )
-from mptcore.families.vae.variational import log_prior
+from mptcore.families.vae.vae import log_prior
 from mptcore.runtime.out_of_memory import by_rows
 
 FREEDOM = 5

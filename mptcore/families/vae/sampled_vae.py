@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence, Model
-from mptcore.families.vae.ascent import ascend
 from mptcore.families.vae.conditionals import (
     Conditionals,
     Ratio,
@@ -24,8 +23,7 @@ from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.proposal import Fit, Proposal
 from mptcore.families.vae.sampler import HARD, Sampler
 from mptcore.families.vae.starts import likely_starts, surprised
-from mptcore.families.vae.vae import Vae
-from mptcore.families.vae.variational import log_prior, sample_posterior
+from mptcore.families.vae.vae import Vae, ascend, log_prior, sample_posterior
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import Records
 from mptcore.specs import Importance, Iwae, Recursive

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mptcore.families.vae.importance import WeightSummary, doubtful, summary_of
 from mptcore.families.vae.proposal import Fit, Proposal
-from mptcore.families.vae.variational import log_prior
+from mptcore.families.vae.vae import log_prior
 from mptcore.runtime.out_of_memory import by_rows
 
 RETRIES, REFITS, MORE_DRAWS = 2, 3, 2

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from mptcore.data.dataset import Dataset
 from mptcore.estimation.estimate import ONE_DRAW, Estimate, point
-from mptcore.families.vae.ascent import ascend
-from mptcore.families.vae.vae import Vae
-from mptcore.families.vae.variational import ROWS
+from mptcore.families.vae.vae import ROWS, Vae, ascend
 from mptcore.protocol.records import Labels, Point, SeriesName
 from mptcore.runtime.device import sent
 from mptcore.runtime.out_of_memory import by_rows

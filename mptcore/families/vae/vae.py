@@ -1,6 +1,10 @@
-"""Interface of all VAEs, with any method of integration over z."""
+"""Interface of all VAEs, with any method of integration over z: their prior, their ELBO, and the
+ascent of an objective in parts that fit in memory."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -8,12 +12,17 @@ from torch import Tensor, nn
 from mptcore.estimation.model import Evidence, Model
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
-from mptcore.families.vae.variational import elbo
+from mptcore.runtime.out_of_memory import cut_alike, in_smaller_parts
 from mptcore.runtime.state import Records
 from mptcore.specs.compute import GPU_BATCH_BYTES
 
 CHUNK_BYTES = 2**27
 """Memory for draws × dimensions on a CPU."""
+ROWS = 4096
+"""Number of observations encoded together."""
+LOG_2PI = math.log(2 * math.pi)
+ACTIVE = 0.01
+"""KL divergence in nats below which a latent dimension carries no information about the data."""
 
 
 class Vae(nn.Module, ABC):
@@ -48,10 +57,14 @@ class Vae(nn.Module, ABC):
         (5) of the paper. Masks are (B, D). Differentiable."""
 
     def elbo(self, x: Tensor, normal: Tensor) -> Tensor:
-        """Return the evidence lower bound of each observation (N,) from one draw, given by
-        `normal`."""
+        """Return the ELBO in nats of each observation (N,) from one draw, given by standard normal
+        numbers (N, K). It is E_q[log p(x | z)] minus KL(q || prior) in closed form (Kingma &
+        Welling 2014, Eq. 10)."""
         assert self.encoder is not None
-        return elbo(self.encoder, self.decoder, self.likelihood, x, normal)
+        mean, log_variance = self.encoder(x)
+        z = mean + (log_variance / 2).exp() * normal
+        log_probs = self.likelihood.log_prob(x, self.decoder(z)).sum(-1)
+        return log_probs - divergence(mean, log_variance).sum(-1)
 
     def normal(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Draw standard normal numbers (N, K), one draw of z for each observation."""
@@ -83,3 +96,42 @@ class Vae(nn.Module, ABC):
     @abstractmethod
     def scored_on(self, x: Tensor, seed: int, evidence: Evidence) -> Model:
         """Return the model together with data whose evidence is known."""
+
+
+def sample_posterior(mean: Tensor, log_variance: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw z from the posterior, differentiably (reparametrisation)."""
+    return mean + (log_variance / 2).exp() * draw_normal(mean.shape, mean, generator)
+
+
+def divergence(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """Return KL(q || prior) of each latent dimension."""
+    return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance)
+
+
+def log_prior(z: Tensor) -> Tensor:
+    """Return log p(z), summed over latent dimensions."""
+    return -0.5 * (LOG_2PI + z.square()).sum(-1)
+
+
+def ascend(
+    objective: Callable[..., Tensor],
+    rows: tuple[Tensor, ...],
+    module: nn.Module,
+    reset_draws: Callable[[], object] = lambda: None,
+) -> Tensor:
+    """Return an objective that is a mean over the rows of tensors (B, ...), and add the gradient of
+    its descent to a module's parameters. If memory is short, it is computed in parts. `reset_draws`
+    is called before each attempt, so that all have the same random draws."""
+
+    def of_parts(parts: list[Tensor]) -> Tensor:
+        reset_draws()
+        module.zero_grad(set_to_none=True)
+        values = []
+        for some in cut_alike(rows, parts):
+            share, value = len(some[0]) / len(rows[0]), objective(*some)
+            descent = (-share * value).sum()  # a given gradient would import torch's compiler
+            descent.backward()  # type: ignore[no-untyped-call]
+            values.append(share * value.detach())
+        return reduce(torch.add, values)
+
+    return in_smaller_parts(of_parts, [torch.arange(len(rows[0]))])

@@ -12,14 +12,15 @@ from mptcore.estimation.model import Evidence
 from mptcore.families.vae import diagnose, likelihoods, networks
 from mptcore.families.vae.conditionals import Conditionals, _regressed
 from mptcore.families.vae.diagnose import _by_chains
+from mptcore.families.vae.grid_vae import GridVae
 from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import Encoder
 from mptcore.families.vae.proposal import PRIOR_SHARE, TRUSTED, Proposal
 from mptcore.families.vae.sampled_vae import SampledVaeModel
-from mptcore.families.vae.variational import divergence, elbo, log_prior, sample_posterior
+from mptcore.families.vae.vae import divergence, log_prior, sample_posterior
 from mptcore.protocol.records import Log, Metric
-from mptcore.specs import Convolutional, Dense
+from mptcore.specs import Convolutional, Dense, UniformGrid
 
 N, G, D = 4, 3, 5
 LIKELIHOODS = [BernoulliLikelihood(), GaussianLikelihood(2.5)]
@@ -158,13 +159,13 @@ def test_the_bound_and_its_parts_are_those_of_normal_distributions() -> None:
     assert torch.allclose(divergence(mean, log_variance), gap)
     assert torch.allclose(log_prior(z), prior.log_prob(z).sum(-1))  # type: ignore[no-untyped-call]
     encoder, decoder = networks.linear(5, 2)
-    encoder, decoder = encoder.double(), decoder.double()
-    x, noise, likelihood = normal(4, 5), normal(4, 2, seed=3), GaussianLikelihood(2.5)
-    found = elbo(encoder, decoder, likelihood, x, noise)
+    grid = UniformGrid(method="uniform_grid", nodes=2)
+    vae = GridVae(encoder, decoder, GaussianLikelihood(2.5), 2, grid).double()
+    x, noise = normal(4, 5), normal(4, 2, seed=3)
     mean, log_variance = encoder(x)
     drawn = mean + (log_variance / 2).exp() * noise
-    expected = distribution(likelihood, decoder(drawn)).log_prob(x).sum(-1)
-    assert torch.allclose(found, expected - divergence(mean, log_variance).sum(-1))
+    expected = distribution(vae.likelihood, decoder(drawn)).log_prob(x).sum(-1)
+    assert torch.allclose(vae.elbo(x, noise), expected - divergence(mean, log_variance).sum(-1))
 
 
 def test_doubtful_chains_add_nothing_to_the_error() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from benchmarks.calibration import ascent
 from mptcore.data.dataset import Dataset
 from mptcore.estimation.estimate import ONE_DRAW
-from mptcore.families.vae.ascent import ascend
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
+from mptcore.families.vae.vae import ascend
 from mptcore.specs import Importance, Recursive, VaeTrain
 from tests.mptcore.families.vae.test_sampling import linear_gaussian, simulated
 from tests.support.runs import std_err_of, value_of
