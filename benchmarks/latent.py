@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.table import Benchmark, Row
-from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood
 from mptcore.families.vae.networks import Decoder, linear_decoder
 from mptcore.runtime.process import keep_freed_memory

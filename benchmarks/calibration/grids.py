@@ -13,7 +13,7 @@ from mptcore.estimation.masks import enumerate_masks
 from mptcore.families.linear_gaussian.moment_solvers import MomentSolver
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.linear_gaussian.routes import moment_solver
-from mptcore.families.vae.grid_vae import GridVae, GridVaeModel, grid_evidence
+from mptcore.families.vae.grid import GridVae, GridVaeModel, grid_evidence
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import linear_decoder
 from mptcore.protocol.records import Point

@@ -15,7 +15,7 @@ from mptcore.estimation.model import Model
 from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.moments import moment_of
 from mptcore.families.linear_gaussian.routes import moment_solver
-from mptcore.families.vae.grid_vae import GridVae, grid_evidence
+from mptcore.families.vae.grid import GridVae, grid_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, dense, linear
 from mptcore.families.vae.sampled_vae import SampledVae

@@ -17,7 +17,7 @@ from mptcore.families.linear_gaussian.gaussian import LowRankGaussian
 from mptcore.families.linear_gaussian.routes import solver_for
 from mptcore.families.linear_gaussian.starts import random_start
 from mptcore.families.linear_gaussian.trainer import LinearGaussianTrainer
-from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood
 from mptcore.families.vae.networks import linear_decoder
 from mptcore.runtime.state import RunState

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.families.vae import networks
-from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.likelihoods import likelihood_of
 from mptcore.families.vae.networks import Decoder, Encoder
 from mptcore.families.vae.sampled_vae import SampledVae

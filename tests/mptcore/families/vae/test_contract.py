@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence, Model
-from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from mptcore.families.vae.networks import dense, linear_decoder
 from mptcore.families.vae.sampled_vae import SampledVae

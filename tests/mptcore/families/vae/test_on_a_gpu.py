@@ -11,8 +11,8 @@ from torch import Tensor
 from mptcore.estimation.masks import MaskBatch
 from mptcore.estimation.model import Evidence, Model
 from mptcore.estimation.scores import score_sizes
-from mptcore.families.vae import grid_vae, pareto
-from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae import pareto
+from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import linear_decoder
 from mptcore.families.vae.pareto import khats
@@ -267,7 +267,8 @@ def test_masks_scored_together_have_the_same_scores_as_on_a_cpu(
     likelihood: Likelihood, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a grid: a few at a time, and with values that are nearly impossible."""
-    monkeypatch.setattr(grid_vae, "CHUNK_BYTES", 8 * 8 * 9 * 25 * 3)  # of three masks
+    of_three_masks = 8 * 8 * 9 * 25 * 3
+    monkeypatch.setattr("mptcore.families.vae.grid.CHUNK_BYTES", of_three_masks)
     x = (torch.arange(9 * DIM).view(9, DIM) % 3 == 0).double()
     found = []
     with pretended_gpu() as gpu:

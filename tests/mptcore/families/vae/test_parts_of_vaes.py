@@ -12,7 +12,7 @@ from mptcore.estimation.model import Evidence
 from mptcore.families.vae import diagnose, likelihoods, networks
 from mptcore.families.vae.conditionals import Conditionals, _regressed
 from mptcore.families.vae.diagnose import _by_chains
-from mptcore.families.vae.grid_vae import GridVae
+from mptcore.families.vae.grid import GridVae
 from mptcore.families.vae.importance import summary_of, weight_evidence
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import Encoder
