@@ -22,7 +22,7 @@ from mptcore.families.vae.conditionals import (
     ratio_of,
 )
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
-from mptcore.families.vae.starts import likely_starts, surprised
+from mptcore.families.vae.proposal import likely_starts, surprised
 from mptcore.runtime.state import RunState
 from mptcore.specs import FixedSize, Importance
 from tests.mptcore.families.vae.test_sampling import (

@@ -12,9 +12,8 @@ from mptcore.families.vae.conditionals import _regressed
 from mptcore.families.vae.diagnose import AGREE, CURE, compared
 from mptcore.families.vae.likelihoods import GaussianLikelihood
 from mptcore.families.vae.networks import draw_normal, draw_uniform
-from mptcore.families.vae.proposal import Fit
+from mptcore.families.vae.proposal import LIKELIEST, Fit, likely_starts
 from mptcore.families.vae.sampled_vae import SampledVae
-from mptcore.families.vae.starts import LIKELIEST, likely_starts
 from tests.mptcore.families.vae.test_modes import relu_vae
 
 
