@@ -12,10 +12,10 @@ from mptcore.families.vae.importance import (
     debiased,
     doubtful,
     grouped,
+    khats,
     log_mean_variance,
     uneven,
 )
-from mptcore.families.vae.pareto import khats
 
 ENOUGH_ESS, MIN_USE = 40, 5
 """Expected effective sample size from which a term needs no separate draws, and from which the term

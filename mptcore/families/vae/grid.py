@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from mptcore.estimation.model import Evidence, Model
-from mptcore.families.vae.importance import WeightSummary, weight_evidence
+from mptcore.families.vae.importance import Sampler, WeightSummary, weight_evidence
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder
 from mptcore.families.vae.proposal import Fit
-from mptcore.families.vae.sampler import Sampler
 from mptcore.families.vae.vae import Vae
 from mptcore.runtime.out_of_memory import by_rows
 from mptcore.runtime.state import Records

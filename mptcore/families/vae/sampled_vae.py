@@ -17,11 +17,10 @@ from mptcore.families.vae.conditionals import (
     expected_ess,
     ratio_of,
 )
-from mptcore.families.vae.importance import WeightSummary, weight_evidence
+from mptcore.families.vae.importance import HARD, Sampler, WeightSummary, weight_evidence
 from mptcore.families.vae.likelihoods import Likelihood
 from mptcore.families.vae.networks import Decoder, Encoder, draw_normal
 from mptcore.families.vae.proposal import Fit, Proposal, likely_starts, surprised
-from mptcore.families.vae.sampler import HARD, Sampler
 from mptcore.families.vae.vae import Vae, ascend, log_prior, sample_posterior
 from mptcore.runtime.rng import generator_for
 from mptcore.runtime.state import Records

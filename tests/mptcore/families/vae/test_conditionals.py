@@ -12,7 +12,7 @@ from benchmarks.calibration.vae import Case, needles
 from mptcore.estimation.masks import draw_masks
 from mptcore.estimation.model import Evidence
 from mptcore.estimation.scores import score_sizes, size_estimates
-from mptcore.families.vae import conditionals, sampler
+from mptcore.families.vae import conditionals, importance
 from mptcore.families.vae.conditionals import (
     Conditionals,
     Ratio,
@@ -215,8 +215,8 @@ def test_doubtful_conditionals_are_drawn_again(
     """The proposal is refitted to trial draws, and there are more draws."""
     case, doubts = several_modes, []
     masks = torch.eye(3, dtype=torch.bool)
-    for retries in (0, sampler.RETRIES):
-        monkeypatch.setattr(sampler, "RETRIES", retries)
+    for retries in (0, importance.RETRIES):
+        monkeypatch.setattr(importance, "RETRIES", retries)
         model = case.vae.scored_on(case.x, 1, Evidence(0.0))
         doubts.append(model.sampled_scores(masks.repeat(3, 1), 0)[2].mean().item())
     assert doubts[0] > 0.1

@@ -11,11 +11,11 @@ from torch import Tensor
 from mptcore.estimation.masks import MaskBatch
 from mptcore.estimation.model import Evidence, Model
 from mptcore.estimation.scores import score_sizes
-from mptcore.families.vae import pareto
+from mptcore.families.vae import importance
 from mptcore.families.vae.grid import GridVae
+from mptcore.families.vae.importance import khats
 from mptcore.families.vae.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from mptcore.families.vae.networks import linear_decoder
-from mptcore.families.vae.pareto import khats
 from mptcore.families.vae.run import VaeRun
 from mptcore.families.vae.trainer import TrainingStart, VaeTrainer
 from mptcore.runtime.rng import generator_for, restore_generator
@@ -104,7 +104,7 @@ def test_a_fit_of_tails_is_the_same_in_few_launches() -> None:
         found = khats(there).cpu()
     assert gpu.launches <= 60
     with pretended_gpu(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pareto, "GPU_BATCH_BYTES", 1)
+        patch.setattr(importance, "GPU_BATCH_BYTES", 1)
         torch.testing.assert_close(khats(weights.to(DEVICE)).cpu(), expected)
     torch.testing.assert_close(found, expected)
 

@@ -8,11 +8,15 @@ from arviz_stats.base.array import array_stats
 from torch import Tensor
 
 from benchmarks.calibration.vae import Case
-from mptcore.families.vae import sampler
-from mptcore.families.vae.importance import doubtful, summary_of, weight_evidence
-from mptcore.families.vae.pareto import khats
+from mptcore.families.vae import importance
+from mptcore.families.vae.importance import (
+    Sampler,
+    doubtful,
+    khats,
+    summary_of,
+    weight_evidence,
+)
 from mptcore.families.vae.proposal import Proposal
-from mptcore.families.vae.sampler import Sampler
 
 
 def uniform(*shape: int) -> Tensor:
@@ -98,8 +102,8 @@ def test_doubtful_weights_are_drawn_again(
     in fifteen is in doubt at first."""
     case = several_modes
     found = {}
-    for retries in (0, sampler.RETRIES):
-        monkeypatch.setattr(sampler, "RETRIES", retries)
+    for retries in (0, importance.RETRIES):
+        monkeypatch.setattr(importance, "RETRIES", retries)
         parts = [
             case.vae.log_marginals(case.x, 200, torch.Generator().manual_seed(seed))
             for seed in range(10)
@@ -109,7 +113,7 @@ def test_doubtful_weights_are_drawn_again(
     assert sum(first) / 10 > 0.05
     assert sum(again) < sum(first) / 2
     truth = case.truth.evidence().value
-    z = torch.tensor([(one.value - truth) / one.std_err for one in found[sampler.RETRIES]])
+    z = torch.tensor([(one.value - truth) / one.std_err for one in found[importance.RETRIES]])
     assert z.mean().abs() < 4 / math.sqrt(len(z))
 
 
